@@ -1,0 +1,9 @@
+"""The one exception that stands for bad input.
+
+The command line prints its message as a single line and exits with code 2; every message names the offending value and
+what to do about it. Everything else that escapes is a defect of the suite and keeps its traceback.
+"""
+
+
+class InputError(ValueError):
+    """Something the caller gave cannot be used; the message names the value and the remedy."""

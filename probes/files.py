@@ -1,0 +1,45 @@
+"""Writing files so that an interruption leaves either the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path in the same folder; on success it takes the place of `path`, on failure it is removed.
+
+    Raises:
+        InputError: the folder cannot be made or written to, or the disk is full.
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # mkstemp's files are private; results are as public as any other file
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write '{path}' ({error.strerror or error}); choose a folder with room and permission") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write JSON, indented, atomically."""
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

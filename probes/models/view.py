@@ -1,0 +1,236 @@
+"""What a probe may ask of a model: one short protocol and the plain data it is made of.
+
+Every probe in this package is written against `View` alone. Adapters (`huggingface`, `lens`) implement it for models
+made elsewhere, `toy` for models made here. One layout is fixed: patterns are `[batch, head, query, key]`; queries and
+keys are the tensors whose product is taken, after rotation and after key heads are repeated.
+
+Shapes in docstrings: B prompts, T positions, d width, H query heads, G key-value heads, c head width, f feed-forward width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+PositionalEncoding = Literal["rope", "learned", "none"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The architecture in the field's terms; tuples have one entry per block."""
+
+    family: str  # transformers' model_type: "llama", "qwen2", "gpt2", ...
+    blocks: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+    vocabulary: int
+    positional: tuple[PositionalEncoding, ...]
+    windows: tuple[int | None, ...]  # how many positions a query sees, itself included; None: all before it
+    max_length: int | None  # positions the checkpoint was made for
+    initializer_range: float | None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which weights these are; enters every result's attributes."""
+
+    name: str
+    revision: str | None
+    condition: str  # "pretrained", "init", or "init-nope" (fresh weights, no positional encoding)
+    weights: str  # SHA-256 over names, shapes and values
+    config: str  # canonical JSON of the configuration
+    backend: str
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalization as it acts: `weight * (x - mean) / rms + bias`, the mean only for LayerNorm."""
+
+    kind: Literal["rms", "layer"]
+    weight: Float[Tensor, " d"]
+    bias: Float[Tensor, " d"] | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`x @ weight.T + bias`."""
+
+    weight: Float[Tensor, "output input"]
+    bias: Float[Tensor, " output"] | None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A block taken apart: what the linearized block and the theory of random models are computed from.
+
+    Sequential blocks add attention to the stream before the feed-forward reads it; `parallel` ones (GPT-NeoX) feed both
+    from the block's input. All tensors are the model's own, not copies, except where a family stores them fused.
+    """
+
+    attention_norm: Norm
+    mlp_norm: Norm
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    gate: Linear | None  # None: a plain feed-forward, `down(act(up(x)))`
+    up: Linear
+    down: Linear
+    activation: Callable[[Tensor], Tensor]
+    scale: float  # of the logits
+    softcap: float | None = None  # logits become softcap * tanh(logits / softcap)
+    window: int | None = None
+    q_norm: Norm | None = None  # per head, before rotation (Qwen3)
+    k_norm: Norm | None = None
+    post_attention_norm: Norm | None = None  # on the branch's output, before it is added (Gemma-2)
+    post_mlp_norm: Norm | None = None
+    parallel: bool = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What one block's attention multiplied: q, k `[B, H, T, c]` after rotation, v alike, and the scale of q.k."""
+
+    query: Float[Tensor, "batch head position c"]
+    key: Float[Tensor, "batch head position c"]
+    value: Float[Tensor, "batch head position c"]
+    scale: float
+    softcap: float | None
+    window: int | None
+
+    def pattern(self) -> Float[Tensor, "batch head query key"]:
+        """The full attention pattern; for small T, since it holds B H T T numbers."""
+        length = self.query.shape[-2]
+        logits = self.query @ self.key.transpose(-1, -2) * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits.masked_fill(~causal_mask(length, self.window, logits.device), float("-inf")).softmax(-1)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One forward pass, recorded.
+
+    `residual[l]` is the stream that block l reads, `residual[blocks]` what the final norm reads. `blocks[l]` is the block
+    as a function of its input, under the masks and rotations of this pass; it takes `[n, T, d]` for any n when the pass
+    had one prompt, and is differentiable. `rotary[l]` is (cos, sin), each `[T, rotated]`, or None.
+    """
+
+    residual: tuple[Float[Tensor, "batch position d"], ...]
+    blocks: tuple[Callable[[Tensor], Tensor], ...]
+    rotary: tuple[tuple[Tensor, Tensor] | None, ...]
+    attention: tuple[Attention, ...] = ()
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Change what flows: `function` receives the tensor at `site` of block `layer` and returns its replacement.
+
+    `site` is "residual" (the stream the block reads, `[B, T, d]`) or "query", "key", "value" (`[B, H, T, c]`, after
+    rotation, keys and values per key-value head).
+    """
+
+    site: Literal["residual", "query", "key", "value"]
+    layer: int
+    function: Callable[[Tensor], Tensor]
+
+
+@runtime_checkable
+class View(Protocol):
+    """A model as the probes see it. Nothing here changes the model it was made from."""
+
+    spec: Spec
+    identity: Identity
+    tokenizer: Any | None
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def bos(self) -> int | None:
+        """The id that training put first, or None where there was none (Qwen2)."""
+        ...
+
+    def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
+        """The input of block 0: token embeddings, scaled if the family scales them, plus added positional ones."""
+        ...
+
+    def trace(
+        self,
+        embeddings: Float[Tensor, "batch position d"],
+        *,
+        attention: bool = False,
+        edits: Sequence[Edit] = (),
+    ) -> Trace:
+        """Run the blocks on `embeddings` without gradients and record the pass; with `attention`, q, k and v too.
+
+        Raises:
+            RuntimeError: a site did not fire, naming the block and the site.
+        """
+        ...
+
+    def residual(
+        self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
+    ) -> Float[Tensor, "batch position d"]:
+        """The stream after the last block, differentiable with respect to `embeddings`."""
+        ...
+
+    def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
+        """The final norm, differentiable."""
+        ...
+
+    def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
+        """Next-token logits of normed rows, soft-cap included, differentiable."""
+        ...
+
+    def parts(self, layer: int) -> Parts | None:
+        """The block taken apart, or None where this model is not known well enough for that."""
+        ...
+
+    def reinitialized(self, seed: int, *, positional: bool = True) -> View:
+        """Fresh weights of the same configuration; without `positional`, no positional encoding reaches the blocks.
+
+        Then rotations are the identity and learned positional embeddings are zero. Fresh weights are what the
+        configuration gives today, not the step 0 of the run that made a published checkpoint; where that exists, load it
+        by its revision.
+        """
+        ...
+
+
+def causal_mask(length: int, window: int | None, device: torch.device | str = "cpu") -> Tensor:
+    """Boolean [query, key], true where the query may look: keys up to itself, the last `window` of them if given."""
+    query = torch.arange(length, device=device)[:, None]
+    key = torch.arange(length, device=device)[None, :]
+    allowed = key <= query
+    return allowed if window is None else allowed & (key > query - window)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A named point of the forward pass that either fired or did not; used by adapters to raise by name."""
+
+    name: str
+    layer: int
+    fired: list[Tensor] = field(default_factory=list)
+
+    def value(self, family: str) -> Tensor:
+        """The last tensor seen here.
+
+        Raises:
+            RuntimeError: nothing passed this site.
+        """
+        if not self.fired:
+            raise RuntimeError(
+                f"{family}: site '{self.name}' of block {self.layer} never fired; this family runs its attention "
+                "elsewhere and is not supported by this probe"
+            )
+        return self.fired[-1]

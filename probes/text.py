@@ -1,0 +1,137 @@
+"""Documents of plain text from wherever text comes: a file, a folder, a `datasets` name, the running CPython's library.
+
+A document is a pair (name, text). Nothing here knows about tokens; `prompts` cuts windows for probing and
+`toy.pretrain` packs training streams from the same documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from .errors import InputError
+
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
+HELDOUT = Path(__file__).parent / "checkpoints" / "heldout.jsonl"
+
+# Library modules that are no prose and no program: character tables, and build settings that differ between machines.
+_STDLIB_LEFT_OUT = ("encodings", "_sysconfigdata", "__phello__", "test")
+
+
+class Document(NamedTuple):
+    """One text and where it came from."""
+
+    name: str
+    text: str
+
+
+def read_documents(path: str | Path) -> list[Document]:
+    """Read a text file, a `.jsonl` file with a `text` field per line, or every text file below a folder.
+
+    Raises:
+        InputError: the path does not exist, holds no text files, is not UTF-8 text, or a JSON line has no `text`.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"text '{path}' does not exist; give a text file or a folder of text files")
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES)
+        if not files:
+            raise InputError(f"folder '{path}' holds no text files; it needs files ending in {', '.join(TEXT_SUFFIXES)}")
+        documents = [document for file in files for document in _read_file(file, file.relative_to(path).as_posix())]
+    else:
+        documents = list(_read_file(path, path.name))
+    if not any(document.text.strip() for document in documents):
+        raise InputError(f"text '{path}' is empty; give a file with some text in it")
+    return documents
+
+
+def _read_file(file: Path, name: str) -> Iterator[Document]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"'{file}' is not UTF-8 text (byte {error.start}); convert it or leave it out") from None
+    except OSError as error:
+        raise InputError(f"'{file}' cannot be read ({error.strerror}); check the path and its permissions") from None
+    if "\0" in text:
+        raise InputError(f"'{file}' holds NUL bytes and is no text file; give plain UTF-8 text")
+    if file.suffix != ".jsonl":
+        yield Document(name, text)
+        return
+    # Not splitlines(): JSON strings may hold raw U+2028 and the like, which are no line ends of JSON lines.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            yield Document(str(record.get("name", f"{name}:{number}")), str(record["text"]))
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            raise InputError(f"'{file}' line {number} is no JSON object with a 'text' field; mend that line") from None
+
+
+def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> Iterator[Document]:
+    """Stream documents of a `datasets` name (`owner/name` or `owner/name:config`) without downloading the whole of it.
+
+    A local folder or file that `datasets` can open (parquet, json, csv, arrow) works too. Dataset scripts are never run.
+
+    Raises:
+        InputError: the name is unknown, cannot be reached, has no such split, or its rows have no such column.
+    """
+    import datasets
+
+    name, _, config = name.partition(":")
+    try:
+        rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+        for number, row in enumerate(rows):
+            if column not in row:
+                raise InputError(
+                    f"dataset '{name}' has no column '{column}'; it has {', '.join(map(repr, row))}: name one of them"
+                )
+            yield Document(f"{name}[{number}]", str(row[column]))
+    except InputError:
+        raise
+    except Exception as error:  # datasets raises dozens of types; every one of them means: this name gave no rows
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise InputError(f"dataset '{name}' cannot be streamed ({reason}); check name, split and network, or use text files") from None
+
+
+def stdlib_documents() -> list[Document]:
+    """The pure-Python sources of the running interpreter's standard library, without tests and tables, in name order."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    documents = []
+    for file in sorted(root.rglob("*.py")):
+        parts = file.relative_to(root).parts
+        top = parts[0].removesuffix(".py")
+        if top not in sys.stdlib_module_names or top.startswith(_STDLIB_LEFT_OUT):
+            continue
+        if any(part in ("test", "tests") for part in parts):
+            continue
+        documents.append(Document("/".join(parts), file.read_text(encoding="utf-8", errors="replace")))
+    return documents
+
+
+def stdlib_name() -> str:
+    """How results name that text: it changes with the interpreter."""
+    return f"CPython {platform.python_version()} standard library"
+
+
+def split_heldout(documents: list[Document], *, characters: int) -> tuple[list[Document], list[Document]]:
+    """Split into (training, held out), whole documents, by the hash of their names: the same on every machine.
+
+    Documents are taken in hash order until `characters` are held out; one that would take more than a fifth of that
+    is left in training, so that the held-out text has many authors.
+    """
+    by_hash = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
+    heldout, size = [], 0
+    for document in by_hash:
+        if 0 < len(document.text) <= characters / 5 and size + len(document.text) <= characters:
+            heldout.append(document)
+            size += len(document.text)
+    names = {document.name for document in heldout}
+    return [document for document in documents if document.name not in names], heldout

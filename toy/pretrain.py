@@ -1,0 +1,394 @@
+"""Pretrain a small language model: the program that made the bundled checkpoints (`headwater pretrain`).
+
+A transformers model is built from a config and trained on packed documents with AdamW (warm-up, then cosine decay to a
+tenth), gradient clipping and a fixed data order. What a step sees depends on the seed and the step's number alone, so an
+interrupted run continues exactly where it stopped, and models that share seed and data see the same text in the same
+order. Weights are rounded to bfloat16 before the first step: the step-0 checkpoint is the true start, not a copy of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from probes.errors import InputError
+from probes.files import atomic, write_json
+from probes.text import Document
+
+BOS, EOS = "<|bos|>", "<|eos|>"  # ids 0 and 1; EOS stands between packed documents
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to train; all of it enters the fingerprint that a resumed run must match."""
+
+    steps: int = 2400
+    batch: int = 16
+    length: int = 256
+    peak_lr: float = 3e-3
+    warmup: int = 100
+    weight_decay: float = 0.1  # matrices only; decay is known to help sinks form [Gu, section 4]
+    clip: float = 1.0
+    seed: int = 0
+    bos: bool = True
+    compute: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast; weights and optimizer stay float32
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "warmup"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)} is not positive; give a whole number of at least 1")
+        if self.length < 2:
+            raise InputError(f"length={self.length} leaves nothing to predict; give at least 2")
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then cosine decay to a tenth of the peak at the last step."""
+        if step < self.warmup:
+            return self.peak_lr * (step + 1) / self.warmup
+        fraction = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.peak_lr * (0.1 + 0.45 * (1 + math.cos(math.pi * fraction)))
+
+
+def train_tokenizer(documents: Sequence[Document], *, vocabulary: int, bos: bool):
+    """Byte-level BPE over `documents`, wrapped for transformers; with `bos`, encoding puts BOS first as Llama's does."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((document.text for document in documents), trainer=trainer)
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS if bos else None, eos_token=EOS)
+
+
+def pack(tokenizer: Any, documents: Sequence[Document]) -> np.ndarray:
+    """All documents as one stream of token ids, int64 [tokens], EOS after each document."""
+    encoded = tokenizer(
+        [document.text for document in documents], add_special_tokens=False, return_attention_mask=False, verbose=False
+    )
+    return np.concatenate([np.asarray([*ids, tokenizer.eos_token_id], dtype=np.int64) for ids in encoded["input_ids"]])
+
+
+class Windows:
+    """The training windows in their fixed order: a function of seed and step, the same for models with and without BOS.
+
+    Each pass over the stream cuts it at a fresh random phase into windows of `length`, and shuffles them. With BOS the
+    input is BOS and all but the last token of a window; without, the window itself. Both predict `length` tokens.
+    """
+
+    def __init__(self, stream: np.ndarray, *, length: int, seed: int, bos: int | None) -> None:
+        self.per_pass = (len(stream) - 1) // length - 1
+        if self.per_pass < 1:
+            raise InputError(f"the text has {len(stream)} tokens, too few for windows of {length}; give more text")
+        self.stream, self.length, self.seed, self.bos = stream, length, seed, bos
+
+    def starts(self, first: int, count: int) -> list[int]:
+        """Where windows number `first` to `first + count` begin in the stream."""
+        found = []
+        for index in range(first, first + count):
+            epoch, place = divmod(index, self.per_pass)
+            random = np.random.default_rng([self.seed, epoch])
+            phase = int(random.integers(self.length))
+            found.append(phase + self.length * int(random.permutation(self.per_pass)[place]))
+        return found
+
+    def at(self, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """(inputs, targets), both [window, length]."""
+        cut = torch.from_numpy(np.stack([self.stream[start : start + self.length + 1] for start in starts]))
+        if self.bos is None:
+            return cut[:, :-1], cut[:, 1:]
+        first = torch.full((len(starts), 1), self.bos)
+        return torch.cat([first, cut[:, : self.length - 1]], dim=1), cut[:, : self.length]
+
+
+def sequential_starts(stream: np.ndarray, length: int) -> list[int]:
+    """Windows side by side over the whole stream: what validation reads, whatever the model's BOS policy."""
+    return list(range(0, len(stream) - length - 1, length))
+
+
+@torch.no_grad()
+def validation_loss(model: Any, windows: Windows, *, batch: int = 32) -> float:
+    """Mean next-token loss in nats over the windows side by side."""
+    starts = sequential_starts(windows.stream, windows.length)
+    device = next(model.parameters()).device
+    total = 0.0
+    for at in range(0, len(starts), batch):
+        inputs, targets = windows.at(starts[at : at + batch])
+        logits = model(input_ids=inputs.to(device), use_cache=False).logits.float()
+        total += functional.cross_entropy(logits.flatten(0, 1), targets.to(device).flatten(), reduction="sum").item()
+    return total / (len(starts) * windows.length)
+
+
+def bigram_loss(training: np.ndarray, heldout: Windows, vocabulary: int) -> float:
+    """Nats per token of the best bigram model on the held-out windows' targets.
+
+    Counts from the training stream, interpolated with the unigram: p(b|a) = (n_ab + k p_b) / (n_a + k). The k is the
+    one that does best on the held-out text itself, which favours the bigram, not us.
+    """
+    pairs = np.zeros((vocabulary, vocabulary))
+    np.add.at(pairs, (training[:-1], training[1:]), 1)
+    unigram = (np.bincount(training, minlength=vocabulary) + 1) / (len(training) + vocabulary)
+    starts = sequential_starts(heldout.stream, heldout.length)
+    cut = np.stack([heldout.stream[start : start + heldout.length + 1] for start in starts])
+    before, after = cut[:, :-1].ravel(), cut[:, 1:].ravel()
+    totals = pairs.sum(1)
+    losses = [
+        -np.log((pairs[before, after] + k * unigram[after]) / (totals[before] + k)).mean()
+        for k in (1.0, 3.0, 10.0, 30.0, 100.0)
+    ]
+    return float(min(losses))
+
+
+@torch.no_grad()
+def position0_weights(model: Any, inputs: Tensor) -> list[list[float]]:
+    """Mean attention weight on position 0, [layer][head], over the queries after 0 that may look at it."""
+    device = next(model.parameters()).device
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # this is our own model, fresh from training, and it is set back
+    try:
+        patterns = model(input_ids=inputs.to(device), use_cache=False, output_attentions=True).attentions
+    finally:
+        model.set_attn_implementation(before)
+    window = getattr(model.config, "sliding_window", None) or inputs.shape[1]
+    return [layer[:, :, 1:window, 0].float().mean((0, 2)).tolist() for layer in patterns]
+
+
+def fingerprint(config: Any, options: Options, stream: np.ndarray) -> dict[str, Any]:
+    """What a resumed run must share with the one it continues."""
+    described = {key: value for key, value in config.to_dict().items() if key not in ("transformers_version", "dtype")}
+    return {
+        "config": json.loads(json.dumps(described, default=str)),
+        "options": asdict(options),
+        "data": hashlib.sha256(stream.tobytes()).hexdigest(),
+    }
+
+
+def pretrain(
+    config: Any,
+    out: str | Path,
+    *,
+    training: Sequence[Document],
+    heldout: Sequence[Document],
+    options: Options = Options(),  # noqa: B008 (frozen)
+    keep_steps: Sequence[int] = (0,),
+    save_every: int = 200,
+    device: str = "cpu",
+    compile: bool = False,
+) -> dict[str, Any]:
+    """Train a fresh model of `config` and write it to the folder `out`; continue a run that was interrupted there.
+
+    Args:
+        config: a transformers config of a causal language model; its vocabulary size decides the tokenizer's.
+        out: receives the model, its tokenizer, `training.json` (everything that was measured), `log.jsonl` (loss at
+            every tenth step) and a folder `stepN` for each of `keep_steps`.
+        training, heldout: documents; the held-out ones are only ever evaluated on.
+        options: see `Options`.
+        save_every: steps between resumable states (removed at the end).
+        compile: pass the forward pass through `torch.compile`.
+
+    Returns:
+        What `training.json` holds.
+
+    Raises:
+        InputError: too little text, or `out` holds a run with other settings (the message says which).
+    """
+    from transformers import AutoModelForCausalLM
+
+    out = Path(out)
+    tokenizer = train_tokenizer(training, vocabulary=config.vocab_size, bos=options.bos)
+    if len(tokenizer) != config.vocab_size:
+        raise InputError(
+            f"the text yields {len(tokenizer)} tokens, the config wants vocab_size={config.vocab_size}; "
+            "give more text or a config with the smaller vocabulary"
+        )
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id, None
+    stream, held = pack(tokenizer, training), pack(tokenizer, heldout)
+    windows = Windows(stream, length=options.length, seed=options.seed, bos=tokenizer.bos_token_id)
+    validation = Windows(held, length=options.length, seed=options.seed, bos=tokenizer.bos_token_id)
+
+    torch.manual_seed(options.seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    model.to(device).train()
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=options.peak_lr,
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    identity = fingerprint(config, options, stream)
+    state = _State(out / "state", identity)
+    step, seconds = state.restore(model, optimizer, names)
+    log = _read_log(out / "log.jsonl", below=step)
+    forward = torch.compile(model) if compile else model
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("loss {task.fields[loss]}")) as progress:
+        task = progress.add_task(f"pretrain {out.name}", total=options.steps, completed=step, loss="-")
+        began, clock = step, time.monotonic()
+        while step < options.steps:
+            if step in keep_steps:
+                _save_model(model, tokenizer, out / f"step{step}")
+            inputs, targets = windows.at(windows.starts(step * options.batch, options.batch))
+            for group in optimizer.param_groups:
+                group["lr"] = options.learning_rate(step)
+            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=options.compute == "bfloat16"):
+                logits = forward(input_ids=inputs.to(device), use_cache=False).logits
+            loss = functional.cross_entropy(logits.float().flatten(0, 1), targets.to(device).flatten())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % 10 == 0 or step == options.steps - 1:
+                value = loss.item()
+                if not math.isfinite(value):
+                    raise InputError(f"loss is {value} at step {step}; lower peak_lr={options.peak_lr}")
+                log.append({"step": step, "loss": round(value, 4), "lr": round(options.learning_rate(step), 7)})
+                progress.update(task, loss=f"{value:.3f}")
+            step += 1
+            progress.update(task, completed=step)
+            if step % save_every == 0 and step < options.steps:
+                state.save(model, optimizer, names, step, seconds + time.monotonic() - clock)
+                _write_log(out / "log.jsonl", log)
+        seconds += time.monotonic() - clock if step > began else 0.0
+    _write_log(out / "log.jsonl", log)
+
+    # Everything is measured on the weights that are shipped, rounded to bfloat16, not on the better ones in memory.
+    model.eval().to(torch.bfloat16).to(torch.float32)
+    inputs, _ = validation.at(sequential_starts(held, options.length)[:64])
+    weights = position0_weights(model, inputs)
+    report = {
+        **identity,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "training_documents": len(training),
+        "training_tokens": len(stream),
+        "tokens_seen": options.steps * options.batch * options.length,
+        "heldout_documents": len(heldout),
+        "heldout_tokens": len(held),
+        "seconds": round(seconds, 1),
+        "final_training_loss": log[-1]["loss"],
+        "validation_loss": round(validation_loss(model, validation), 4),
+        "bigram_validation_loss": round(bigram_loss(stream, validation, config.vocab_size), 4),
+        "position0_weight": [[round(w, 4) for w in layer] for layer in weights],
+        "sample": sample(model, tokenizer, length=min(options.length, 120), seed=options.seed),
+    }
+    _save_model(model, tokenizer, out)
+    write_json(out / "training.json", report)
+    state.remove()
+    return report
+
+
+@torch.no_grad()
+def sample(model: Any, tokenizer: Any, *, length: int, seed: int, temperature: float = 0.7) -> str:
+    """Text drawn from the model, `length` tokens, started from BOS (or from a line's start where there is none)."""
+    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    ids = [first]
+    for _ in range(length):
+        logits = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -1].float().cpu()
+        ids.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)))
+    return tokenizer.decode(ids[1:])
+
+
+class _State:
+    """A resumable state: safetensors for the tensors, JSON for the rest, and the run's fingerprint to check on return."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder, self.identity = folder, identity
+
+    def save(self, model: Any, optimizer: Any, names: dict[Any, str], step: int, seconds: float) -> None:
+        tensors = {f"model.{name}": parameter.detach() for parameter, name in names.items()}
+        for parameter, moments in optimizer.state.items():
+            for key, value in moments.items():
+                tensors[f"optimizer.{key}.{names[parameter]}"] = value
+        with atomic(self.folder / "state.safetensors") as temporary:
+            metadata = {"step": str(step), "seconds": str(seconds), "identity": json.dumps(self.identity)}
+            save_file(tensors, temporary, metadata=metadata)
+
+    def restore(self, model: Any, optimizer: Any, names: dict[Any, str]) -> tuple[int, float]:
+        from safetensors import safe_open
+
+        file = self.folder / "state.safetensors"
+        if not file.exists():
+            return 0, 0.0
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata()
+        previous = json.loads(metadata["identity"])
+        for part, value in self.identity.items():
+            if previous[part] == value:
+                continue
+            changed = [key for key in value if previous[part].get(key) != value[key]] if isinstance(value, dict) else [part]
+            raise InputError(
+                f"'{self.folder.parent}' holds an unfinished run with other {', '.join(changed)}; "
+                "give the same settings to continue it, or another folder"
+            )
+        tensors = load_file(file)
+        with torch.no_grad():
+            for parameter, name in names.items():
+                parameter.copy_(tensors[f"model.{name}"])
+                optimizer.state[parameter] = {
+                    key: tensors[f"optimizer.{key}.{name}"].to("cpu" if key == "step" and parameter.device.type == "cpu" else parameter.device)
+                    for key in ("step", "exp_avg", "exp_avg_sq")
+                }
+        return int(metadata["step"]), float(metadata["seconds"])
+
+    def remove(self) -> None:
+        (self.folder / "state.safetensors").unlink(missing_ok=True)
+        if self.folder.exists():
+            self.folder.rmdir()
+
+
+def _save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """A transformers folder in bfloat16: weights last, so that a folder with weights is a whole one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    config = model.config.to_dict() | {"dtype": "bfloat16"}
+    type(model.config).from_dict(config).save_pretrained(folder)
+    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    tensors = {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name not in tied
+    }
+    with atomic(folder / "model.safetensors") as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+
+
+def _read_log(file: Path, *, below: int) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if row["step"] < below]
+
+
+def _write_log(file: Path, rows: list[dict[str, Any]]) -> None:
+    with atomic(file) as temporary:
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,72 @@
+"""The bundled models as recipes: one shape, four rows, each differing from `tiny-llama` in the one thing it is named for.
+
+The shape fits a fully trained model and its step-0 weights, for all four, in 25 MB of bfloat16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+CONTEXT = 256  # long enough for a middle that is neither primacy nor recency, short enough for two CPU cores
+VOCABULARY = 1024  # at about 3 characters a token, 256 tokens are some 800 characters: several functions of code
+
+SHAPE: dict[str, Any] = dict(
+    hidden_size=128,
+    intermediate_size=256,  # twice the width, not 8/3: eleven checkpoints have to fit in 25 MB
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=CONTEXT,
+    vocab_size=VOCABULARY,
+    tie_word_embeddings=True,
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One bundled model: what to build, whether windows start with BOS, and which steps to keep."""
+
+    model_type: str
+    difference: str  # for the model card
+    bos: bool = True
+    config: MappingProxyType[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    keep_steps: tuple[int, ...] = (0,)
+
+
+RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
+    {
+        "tiny-llama": Recipe(
+            "llama",
+            "standard RoPE, BOS first in every window; the model the others are compared with",
+            keep_steps=(0, 100, 300, 1000),  # before, during and after the loss's first fall
+        ),
+        "tiny-llama-ntk": Recipe(
+            "llama",
+            "RoPE scaled by wavelength (llama3 type): long wavelengths stretched 8 times, short ones kept",
+            config=MappingProxyType(
+                {
+                    "rope_parameters": {
+                        "rope_type": "llama3",
+                        "rope_theta": 10000.0,
+                        "factor": 8.0,
+                        "low_freq_factor": 1.0,
+                        "high_freq_factor": 4.0,
+                        "original_max_position_embeddings": CONTEXT // 8,
+                    }
+                }
+            ),
+        ),
+        "tiny-mistral-window": Recipe(
+            "mistral",
+            "sliding-window attention over the last 32 positions, an eighth of the context, in every block",
+            config=MappingProxyType({"sliding_window": CONTEXT // 8}),
+        ),
+        "tiny-qwen2": Recipe(
+            "qwen2",
+            "no BOS, as in Qwen2 checkpoints: position 0 holds ordinary text (and q, k, v have biases, zero at step 0)",
+            bos=False,
+        ),
+    }
+)
