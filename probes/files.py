@@ -33,10 +33,26 @@ def atomic(path: str | Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~mask)  # mkstemp's files are private; results are as public as any other file
         temporary.replace(path)
     except OSError as error:
-        raise InputError(f"cannot write '{path}' ({error.strerror or error}); choose a folder with room and permission") from error
+        reason = error.strerror or error
+        raise InputError(f"cannot write '{path}' ({reason}); choose a folder with room and permission") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def require_writable(folder: str | Path) -> None:
+    """Check before long work that `folder` can be made and written to; nothing is made.
+
+    Raises:
+        InputError: it, or the nearest folder above it that exists, is no folder or may not be written to.
+    """
+    nearest = Path(folder).absolute()
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise InputError(f"cannot write to '{folder}' ('{nearest}' is no folder); choose another folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write to '{folder}' ('{nearest}' gives no permission); choose another folder")
 
 
 def write_json(path: str | Path, value: Any) -> None:

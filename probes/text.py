@@ -18,6 +18,15 @@ from typing import NamedTuple
 from .errors import InputError
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
+# What `datasets` calls the readers of single files.
+_DATASET_FILES = {
+    ".parquet": "parquet",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".arrow": "arrow",
+    ".txt": "text",
+}
 HELDOUT = Path(__file__).parent / "checkpoints" / "heldout.jsonl"
 
 # Library modules that are no prose and no program: character tables, and build settings that differ between machines.
@@ -43,7 +52,7 @@ def read_documents(path: str | Path) -> list[Document]:
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES)
         if not files:
-            raise InputError(f"folder '{path}' holds no text files; it needs files ending in {', '.join(TEXT_SUFFIXES)}")
+            raise InputError(f"folder '{path}' holds no text files; give one with {', '.join(TEXT_SUFFIXES)} files")
         documents = [document for file in files for document in _read_file(file, file.relative_to(path).as_posix())]
     else:
         documents = list(_read_file(path, path.name))
@@ -78,31 +87,38 @@ def _read_file(file: Path, name: str) -> Iterator[Document]:
 def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> Iterator[Document]:
     """Stream documents of a `datasets` name (`owner/name` or `owner/name:config`) without downloading the whole of it.
 
-    A local folder or file that `datasets` can open (parquet, json, csv, arrow) works too. Dataset scripts are never run.
+    A local folder or file that `datasets` can open (parquet, json, csv, arrow) works too. No dataset's code is run.
 
     Raises:
         InputError: the name is unknown, cannot be reached, has no such split, or its rows have no such column.
     """
     import datasets
 
-    name, _, config = name.partition(":")
     try:
-        rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+        if Path(name).is_file():
+            reader = _DATASET_FILES.get(Path(name).suffix)
+            if reader is None:
+                raise InputError(f"dataset file '{name}' is none of {', '.join(_DATASET_FILES)}; convert it")
+            rows = datasets.load_dataset(reader, data_files=name, split=split, streaming=True)
+        else:
+            name, _, config = name.partition(":")
+            rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
         for number, row in enumerate(rows):
             if column not in row:
-                raise InputError(
-                    f"dataset '{name}' has no column '{column}'; it has {', '.join(map(repr, row))}: name one of them"
-                )
+                columns = ", ".join(map(repr, row))
+                raise InputError(f"dataset '{name}' has no column '{column}'; name one of those it has: {columns}")
             yield Document(f"{name}[{number}]", str(row[column]))
     except InputError:
         raise
     except Exception as error:  # datasets raises dozens of types; every one of them means: this name gave no rows
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise InputError(f"dataset '{name}' cannot be streamed ({reason}); check name, split and network, or use text files") from None
+        raise InputError(
+            f"dataset '{name}' cannot be streamed ({reason}); check name, split and network, or use text files"
+        ) from None
 
 
 def stdlib_documents() -> list[Document]:
-    """The pure-Python sources of the running interpreter's standard library, without tests and tables, in name order."""
+    """The Python sources of the running interpreter's standard library, without tests and tables, in name order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     documents = []
     for file in sorted(root.rglob("*.py")):

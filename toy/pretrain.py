@@ -1,16 +1,18 @@
 """Pretrain a small language model: the program that made the bundled checkpoints (`headwater pretrain`).
 
 A transformers model is built from a config and trained on packed documents with AdamW (warm-up, then cosine decay to a
-tenth), gradient clipping and a fixed data order. What a step sees depends on the seed and the step's number alone, so an
+tenth), gradient clipping and a fixed data order. What a step sees depends on the seed and the step's number, so an
 interrupted run continues exactly where it stopped, and models that share seed and data see the same text in the same
 order. Weights are rounded to bfloat16 before the first step: the step-0 checkpoint is the true start, not a copy of it.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,16 +21,22 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
 from probes.errors import InputError
-from probes.files import atomic, write_json
-from probes.text import Document
+from probes.files import atomic, require_writable, write_json
+from probes.text import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
+
+from .card import write_card
+from .recipes import RECIPES, SHAPE, Recipe
 
 BOS, EOS = "<|bos|>", "<|eos|>"  # ids 0 and 1; EOS stands between packed documents
+SMALLEST_VOCABULARY = 256 + 2  # byte-level BPE before its first merge, with BOS and EOS
+DATASET_CHARACTERS = 50_000_000  # some 12 million tokens; the default training sees 10 million
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,15 @@ class Options:
         for name in ("steps", "batch", "warmup"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)} is not positive; give a whole number of at least 1")
+        for name in ("peak_lr", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name}={getattr(self, name)} is not positive; give a number above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InputError(f"weight_decay={self.weight_decay} is no decay; give 0 or more")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed={self.seed} is out of range; give a whole number from 0 to {2**32 - 1}")
+        if self.compute not in ("float32", "bfloat16"):
+            raise InputError(f"compute={self.compute!r} is unknown; give 'float32' or 'bfloat16'")
         if self.length < 2:
             raise InputError(f"length={self.length} leaves nothing to predict; give at least 2")
 
@@ -61,8 +78,8 @@ class Options:
         return self.peak_lr * (0.1 + 0.45 * (1 + math.cos(math.pi * fraction)))
 
 
-def train_tokenizer(documents: Sequence[Document], *, vocabulary: int, bos: bool):
-    """Byte-level BPE over `documents`, wrapped for transformers; with `bos`, encoding puts BOS first as Llama's does."""
+def train_tokenizer(documents: Sequence[Document], *, vocabulary: int, bos: bool) -> Any:
+    """Byte-level BPE over `documents`, wrapped for transformers; with `bos`, encoding starts with BOS, as in Llama."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -101,7 +118,10 @@ class Windows:
     def __init__(self, stream: np.ndarray, *, length: int, seed: int, bos: int | None) -> None:
         self.per_pass = (len(stream) - 1) // length - 1
         if self.per_pass < 1:
-            raise InputError(f"the text has {len(stream)} tokens, too few for windows of {length}; give more text")
+            raise InputError(
+                f"text of {len(stream)} tokens is too short for windows of length={length}; "
+                "give more text or smaller windows"
+            )
         self.stream, self.length, self.seed, self.bos = stream, length, seed, bos
 
     def starts(self, first: int, count: int) -> list[int]:
@@ -147,16 +167,18 @@ def bigram_loss(training: np.ndarray, heldout: Windows, vocabulary: int) -> floa
     Counts from the training stream, interpolated with the unigram: p(b|a) = (n_ab + k p_b) / (n_a + k). The k is the
     one that does best on the held-out text itself, which favours the bigram, not us.
     """
-    pairs = np.zeros((vocabulary, vocabulary))
-    np.add.at(pairs, (training[:-1], training[1:]), 1)
+    # Pairs as single numbers: a full table would hold V V counts, nearly all of them zero.
+    pairs, counts = np.unique(training[:-1] * vocabulary + training[1:], return_counts=True)
     unigram = (np.bincount(training, minlength=vocabulary) + 1) / (len(training) + vocabulary)
     starts = sequential_starts(heldout.stream, heldout.length)
     cut = np.stack([heldout.stream[start : start + heldout.length + 1] for start in starts])
     before, after = cut[:, :-1].ravel(), cut[:, 1:].ravel()
-    totals = pairs.sum(1)
+    wanted = before * vocabulary + after
+    place = np.searchsorted(pairs, wanted).clip(max=len(pairs) - 1)
+    together = np.where(pairs[place] == wanted, counts[place], 0)
+    totals = np.bincount(training[:-1], minlength=vocabulary)
     losses = [
-        -np.log((pairs[before, after] + k * unigram[after]) / (totals[before] + k)).mean()
-        for k in (1.0, 3.0, 10.0, 30.0, 100.0)
+        -np.log((together + k * unigram[after]) / (totals[before] + k)).mean() for k in (1.0, 3.0, 10.0, 30.0, 100.0)
     ]
     return float(min(losses))
 
@@ -185,13 +207,39 @@ def fingerprint(config: Any, options: Options, stream: np.ndarray) -> dict[str, 
     }
 
 
+def _check(config: Any, options: Options, *, keep_steps: Sequence[int], save_every: int) -> None:
+    """Refuse before any work what would fail, or silently do nothing, after it."""
+    if config.vocab_size < SMALLEST_VOCABULARY:
+        raise InputError(
+            f"vocab_size={config.vocab_size} cannot hold the 256 bytes, BOS and EOS; give {SMALLEST_VOCABULARY} or more"
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and options.length > longest:
+        raise InputError(f"length={options.length} exceeds the config's max_position_embeddings={longest}; change one")
+    if save_every < 1:
+        raise InputError(f"save_every={save_every} is not positive; give a whole number of at least 1")
+    for step in keep_steps:
+        if not 0 <= step < options.steps:
+            raise InputError(f"keep_steps={step} is not before a step; give steps from 0 to {options.steps - 1}")
+
+
+def _fresh_model(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except ValueError as error:  # what transformers raises for a config class without a causal language model
+        reason = str(error).splitlines()[0][:200]
+        raise InputError(f"model_type '{config.model_type}' is no causal language model ({reason}); use one") from None
+
+
 def pretrain(
     config: Any,
     out: str | Path,
     *,
     training: Sequence[Document],
     heldout: Sequence[Document],
-    options: Options = Options(),  # noqa: B008 (frozen)
+    options: Options = Options(),
     keep_steps: Sequence[int] = (0,),
     save_every: int = 200,
     device: str = "cpu",
@@ -214,9 +262,10 @@ def pretrain(
     Raises:
         InputError: too little text, or `out` holds a run with other settings (the message says which).
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    out = Path(out)
+    out, config = Path(out), copy.deepcopy(config)
+    _check(config, options, keep_steps=keep_steps, save_every=save_every)
     tokenizer = train_tokenizer(training, vocabulary=config.vocab_size, bos=options.bos)
     if len(tokenizer) != config.vocab_size:
         raise InputError(
@@ -229,7 +278,7 @@ def pretrain(
     validation = Windows(held, length=options.length, seed=options.seed, bos=tokenizer.bos_token_id)
 
     torch.manual_seed(options.seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = _fresh_model(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
@@ -250,12 +299,14 @@ def pretrain(
     forward = torch.compile(model) if compile else model
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("loss {task.fields[loss]}")) as progress:
+    columns = (*columns, TextColumn("loss {task.fields[loss]}"))
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(f"pretrain {out.name}", total=options.steps, completed=step, loss="-")
         began, clock = step, time.monotonic()
         while step < options.steps:
             if step in keep_steps:
                 _save_model(model, tokenizer, out / f"step{step}")
+            torch.manual_seed((options.seed << 31) + step)  # dropout, if any, follows from seed and step as well
             inputs, targets = windows.at(windows.starts(step * options.batch, options.batch))
             for group in optimizer.param_groups:
                 group["lr"] = options.learning_rate(step)
@@ -298,11 +349,202 @@ def pretrain(
         "bigram_validation_loss": round(bigram_loss(stream, validation, config.vocab_size), 4),
         "position0_weight": [[round(w, 4) for w in layer] for layer in weights],
         "sample": sample(model, tokenizer, length=min(options.length, 120), seed=options.seed),
+        "device": device,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
     _save_model(model, tokenizer, out)
     write_json(out / "training.json", report)
     state.remove()
     return report
+
+
+def run(
+    recipe: str | None,
+    out: str | Path,
+    *,
+    config: str | Path | None = None,
+    text: str | Path | None = None,
+    dataset: str | None = None,
+    stdlib: bool = False,
+    split: str | None = None,
+    column: str | None = None,
+    characters: int | None = None,
+    heldout_characters: int = 240_000,
+    bos: bool | None = None,
+    keep_steps: Sequence[int] | None = None,
+    save_every: int = 200,
+    device: str = "auto",
+    compile: bool = False,
+    command: str | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """What `headwater pretrain` does: find config and text, train, write the model card.
+
+    Args:
+        recipe: a name of `RECIPES`; exactly one of it and `config`, a transformers `config.json`, is given.
+        out: an empty or new folder, or one that holds an unfinished run.
+        text, dataset, stdlib: the source, at most one; the standard library of the running CPython if none is given.
+        split, column, characters: of the dataset; reading stops after so many characters.
+        heldout_characters: kept out of training, for validation.
+        bos: start windows with BOS; the recipe's own policy if None (and yes for a config).
+        keep_steps: weights to keep; the recipe's own, as far as training goes, if None (and step 0 for a config).
+        command: how this was called, for the card.
+        settings: other fields of `Options`.
+
+    Raises:
+        InputError: anything given cannot be used. Nothing has been written then.
+    """
+    out = Path(out)
+    if (recipe is None) == (config is None):
+        given = "neither" if recipe is None else f"both '{recipe}' and '{config}'"
+        raise InputError(f"{given} given; give a recipe ({', '.join(RECIPES)}) or --config FILE")
+    if recipe is not None and recipe not in RECIPES:
+        raise InputError(f"recipe '{recipe}' is unknown; choose one of {', '.join(RECIPES)}")
+    row = RECIPES[recipe] if recipe is not None else None
+    options = Options(bos=bos if bos is not None else row is None or row.bos, **settings)
+    if keep_steps is None:
+        keep_steps = [step for step in (row.keep_steps if row else (0,)) if step < options.steps]
+    device = _device(device)
+    _check_out(out)
+    built = _recipe_config(row) if row is not None else _read_config(Path(str(config)))
+    _check(built, options, keep_steps=keep_steps, save_every=save_every)
+
+    documents, data = find_text(
+        text=text, dataset=dataset, stdlib=stdlib, split=split, column=column, characters=characters
+    )
+    training, heldout = hold_out(documents, characters=heldout_characters)
+    report = pretrain(
+        built,
+        out,
+        training=training,
+        heldout=heldout,
+        options=options,
+        keep_steps=keep_steps,
+        save_every=save_every,
+        device=device,
+        compile=compile,
+    )
+    write_card(out, data=data, difference=row.difference if row else None, command=command)
+    return report
+
+
+def hold_out(documents: list[Document], *, characters: int) -> tuple[list[Document], list[Document]]:
+    """(training, held out): whole documents where enough of them are short, else pieces of documents.
+
+    Raises:
+        InputError: there is too little text to hold out `characters` and train on at least as much.
+    """
+    if characters < 1:
+        raise InputError(f"heldout_characters={characters} is not positive; give a whole number of at least 1")
+    for candidates in (documents, [piece for document in documents for piece in _pieces(document, characters // 10)]):
+        training, heldout = split_heldout(candidates, characters=characters)
+        kept, held = (sum(len(document.text) for document in part) for part in (training, heldout))
+        if held >= characters / 2 and kept >= characters:
+            return training, heldout
+    total = sum(len(document.text) for document in documents)
+    raise InputError(
+        f"text of {total} characters is too short to hold out heldout_characters={characters}; "
+        "give more text or hold out less"
+    )
+
+
+def _pieces(document: Document, size: int) -> list[Document]:
+    """Cut a document into pieces of at most `size` characters, at line ends where there are any."""
+    pieces, start = [], 0
+    while start < len(document.text):
+        end = start + max(1, size)
+        if end < len(document.text):
+            end = document.text.rfind("\n", start + size // 2, end) + 1 or end
+        pieces.append(Document(f"{document.name}#{len(pieces)}", document.text[start:end]))
+        start = end
+    return pieces
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise InputError(f"device '{name}' is unknown; choose auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda' is not available here; choose cpu or auto")
+    return name
+
+
+def _check_out(out: Path) -> None:
+    """`out` is ours to write: new, empty, or an unfinished run."""
+    require_writable(out)
+    if not out.is_dir():
+        return
+    if (out / "training.json").exists():
+        raise InputError(f"'{out}' holds a finished model; give another folder, or remove this one to train it again")
+    found = sorted(entry.name for entry in out.iterdir())
+    if found and not any(name == "state" or re.fullmatch(r"step\d+", name) for name in found):
+        raise InputError(f"'{out}' holds other files ('{found[0]}' is one); give a new or an empty folder")
+
+
+def _recipe_config(recipe: Recipe) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[recipe.model_type](**(SHAPE | dict(recipe.config)))
+
+
+def _read_config(file: Path) -> Any:
+    """A transformers config from its JSON file; code that a config refers to is never run."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        described = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"config '{file}' is not readable ({error.strerror}); give a transformers config") from None
+    except ValueError as error:  # no UTF-8, or no JSON
+        raise InputError(f"config '{file}' is no JSON ({error}); give a transformers config.json") from None
+    model_type = described.get("model_type") if isinstance(described, dict) else None
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise InputError(f"config '{file}' has model_type={model_type!r}, unknown to transformers; name a known one")
+    try:
+        config = CONFIG_MAPPING[model_type].from_dict(described)
+    except Exception as error:  # each config class checks its values in its own way
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"config '{file}' is refused by transformers ({reason}); mend that entry") from None
+    if not isinstance(getattr(config, "vocab_size", None), int):
+        raise InputError(f"config '{file}' has no vocab_size of its own; give the config of a language model")
+    return config
+
+
+def find_text(
+    *,
+    text: str | Path | None = None,
+    dataset: str | None = None,
+    stdlib: bool = False,
+    split: str | None = None,
+    column: str | None = None,
+    characters: int | None = None,
+) -> tuple[list[Document], str]:
+    """The documents of the one source that is given, and what to call them; see `run`."""
+    sources = {"--text": text, "--dataset": dataset, "--stdlib": stdlib or None}
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} given; give one source of text")
+    if dataset is None:
+        for name, value in (("split", split), ("column", column), ("characters", characters)):
+            if value is not None:
+                raise InputError(f"{name}={value} is for --dataset only; leave it out or give --dataset NAME")
+    if text is not None:
+        return read_documents(text), f"text '{Path(text).name}'"
+    if dataset is None:
+        return stdlib_documents(), stdlib_name()
+    limit = DATASET_CHARACTERS if characters is None else characters
+    if limit < 1:
+        raise InputError(f"characters={limit} is not positive; give a whole number of at least 1")
+    documents, size = [], 0
+    for document in stream_dataset(dataset, split=split or "train", column=column or "text"):
+        documents.append(document)
+        size += len(document.text)
+        if size >= limit:
+            break
+    if not size:
+        raise InputError(f"dataset '{dataset}' has only empty text in '{column or 'text'}'; name another column")
+    return documents, f"dataset '{dataset}', split '{split or 'train'}'"
 
 
 @torch.no_grad()
@@ -319,7 +561,7 @@ def sample(model: Any, tokenizer: Any, *, length: int, seed: int, temperature: f
 
 
 class _State:
-    """A resumable state: safetensors for the tensors, JSON for the rest, and the run's fingerprint to check on return."""
+    """A resumable state: one safetensors file, with the run's fingerprint in it to check on return."""
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.folder, self.identity = folder, identity
@@ -345,7 +587,9 @@ class _State:
         for part, value in self.identity.items():
             if previous[part] == value:
                 continue
-            changed = [key for key in value if previous[part].get(key) != value[key]] if isinstance(value, dict) else [part]
+            changed = [part]
+            if isinstance(value, dict):
+                changed = sorted(k for k in {*value, *previous[part]} if previous[part].get(k) != value.get(k))
             raise InputError(
                 f"'{self.folder.parent}' holds an unfinished run with other {', '.join(changed)}; "
                 "give the same settings to continue it, or another folder"
@@ -355,7 +599,7 @@ class _State:
             for parameter, name in names.items():
                 parameter.copy_(tensors[f"model.{name}"])
                 optimizer.state[parameter] = {
-                    key: tensors[f"optimizer.{key}.{name}"].to("cpu" if key == "step" and parameter.device.type == "cpu" else parameter.device)
+                    key: tensors[f"optimizer.{key}.{name}"].to(parameter.device)
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
         return int(metadata["step"]), float(metadata["seconds"])
@@ -368,10 +612,13 @@ class _State:
 
 def _save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """A transformers folder in bfloat16: weights last, so that a folder with weights is a whole one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)
     config = model.config.to_dict() | {"dtype": "bfloat16"}
-    type(model.config).from_dict(config).save_pretrained(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(folder)
+        type(model.config).from_dict(config).save_pretrained(folder)
+    except OSError as error:
+        raise InputError(f"cannot write '{folder}' ({error.strerror}); choose a folder with room") from error
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()

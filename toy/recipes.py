@@ -1,4 +1,4 @@
-"""The bundled models as recipes: one shape, four rows, each differing from `tiny-llama` in the one thing it is named for.
+"""The bundled models as recipes: one shape, four rows, each unlike `tiny-llama` in the one thing it is named for.
 
 The shape fits a fully trained model and its step-0 weights, for all four, in 25 MB of bfloat16.
 """

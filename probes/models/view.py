@@ -87,6 +87,7 @@ class Parts:
     up: Linear
     down: Linear
     activation: Callable[[Tensor], Tensor]
+    head_dim: int
     scale: float  # of the logits
     softcap: float | None = None  # logits become softcap * tanh(logits / softcap)
     window: int | None = None

@@ -1,0 +1,38 @@
+# make env      a virtual environment in .venv with the tested set of packages
+# make test     all tests
+# make report   the Jacobian of the bundled models, in reports/jacobian
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.headwater-installed
+BUNDLED := tiny-llama tiny-llama-ntk tiny-mistral-window tiny-qwen2
+
+.PHONY: env test report lint bench clean
+.DEFAULT_GOAL := test
+
+env: $(STAMP)
+
+# Made again only when what is to be installed changes. The constraints ask for torch 2.13.0 itself: where a build of that
+# version is there already (+cpu, +cu130), pip keeps it; elsewhere the package index decides which build comes.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+test: env
+	$(BIN)/python -m pytest
+
+report: env
+	$(BIN)/headwater jacobian $(BUNDLED) --out reports/jacobian
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: env
+	set -e; for file in $(wildcard benchmarks/*.py); do $(BIN)/python $$file; done
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

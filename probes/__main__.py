@@ -1,0 +1,184 @@
+"""The command line `headwater`: options in, one call into the library, a line or two out.
+
+`headwater --help` has to answer at once, so torch, transformers, xarray and matplotlib are imported inside the commands
+that need them. This is also the one module of `probes` that knows `toy`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .errors import InputError
+
+BAD_INPUT = 2  # the exit code of usage errors everywhere
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+app = typer.Typer(
+    name="headwater",
+    help="Measure where the influence of a language model's early positions comes from.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _examples(*lines: str) -> str:
+    return "\n".join(["Examples:", *(f"  {line}" for line in lines)])
+
+
+def _print_version(wanted: bool | None) -> None:
+    if wanted:
+        print(f"headwater {version('headwater')}")
+        raise typer.Exit()
+
+
+@app.callback(
+    epilog=_examples("headwater pretrain --help", "headwater pretrain tiny-llama --out runs/tiny-llama"),
+)
+def _options(
+    wanted: Annotated[
+        bool | None,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave."),
+    ] = None,
+) -> None:
+    """Measure where the influence of a language model's early positions comes from."""
+
+
+def _steps(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise InputError(f"keep-steps '{text}' is no list of steps; give whole numbers, as in 0,100") from None
+
+
+@app.command(
+    epilog=_examples(
+        "headwater pretrain tiny-llama --out runs/tiny-llama",
+        "headwater pretrain tiny-qwen2 --steps 300 --text book.txt --out runs/book",
+        "headwater pretrain --config config.json --dataset owner/name --no-bos --device cuda --out runs/own",
+    ),
+)
+def pretrain(
+    out: Annotated[Path, typer.Option(help="New or empty folder; an unfinished run in it is continued.")],
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="tiny-llama, tiny-llama-ntk, tiny-mistral-window or tiny-qwen2."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Instead of a recipe: a transformers config.json.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Train on a text file, .jsonl file or folder of them.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Train on a dataset: owner/name, owner/name:config, or a parquet or JSON file.")
+    ] = None,
+    stdlib: Annotated[
+        bool, typer.Option("--stdlib", help="Train on the standard library of this Python (the default).")
+    ] = False,
+    split: Annotated[str | None, typer.Option(help="Of the dataset; 'train' if not given.")] = None,
+    column: Annotated[str | None, typer.Option(help="Of the dataset, holding the text; 'text' if not given.")] = None,
+    characters: Annotated[
+        int | None, typer.Option(help="Read so many characters of the dataset; 50 million if not given.")
+    ] = None,
+    heldout_characters: Annotated[int, typer.Option(help="Text kept out of training, for validation.")] = 240_000,
+    steps: Annotated[int, typer.Option(help="Updates of the weights.")] = 2400,
+    batch: Annotated[int, typer.Option(help="Windows per step.")] = 16,
+    length: Annotated[int, typer.Option(help="Tokens per window.")] = 256,
+    peak_lr: Annotated[float, typer.Option(help="Learning rate after warm-up; it decays to a tenth.")] = 3e-3,
+    warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 100,
+    weight_decay: Annotated[float, typer.Option(help="Of AdamW, on matrices only.")] = 0.1,
+    clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Decides fresh weights and the order of the data.")] = 0,
+    compute: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Weights stay float32; bfloat16 is autocast.")
+    ] = "float32",
+    keep_steps: Annotated[
+        str | None, typer.Option(help="Steps to keep the weights of, as in 0,100; the recipe's own if not given.")
+    ] = None,
+    save_every: Annotated[int, typer.Option(help="Steps between the states that a run continues from.")] = 200,
+    bos: Annotated[
+        bool | None,
+        typer.Option("--bos/--no-bos", help="Start windows with BOS; if not given as the recipe has it, else yes."),
+    ] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: cuda if there is one.")] = "auto",
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Pass the model through torch.compile: slow start, faster steps.")
+    ] = False,
+) -> None:
+    """Pretrain a small language model from fresh weights and write its model card.
+
+    The data order follows from seed and step alone: the same command, given again, continues an interrupted run to the
+    very weights it would have had.
+    """
+    from toy.pretrain import run
+
+    report = run(
+        recipe,
+        out,
+        config=config,
+        text=text,
+        dataset=dataset,
+        stdlib=stdlib,
+        split=split,
+        column=column,
+        characters=characters,
+        heldout_characters=heldout_characters,
+        bos=bos,
+        keep_steps=None if keep_steps is None else _steps(keep_steps),
+        save_every=save_every,
+        device=device,
+        compile=compile,
+        command=_given(),
+        steps=steps,
+        batch=batch,
+        length=length,
+        peak_lr=peak_lr,
+        warmup=warmup,
+        weight_decay=weight_decay,
+        clip=clip,
+        seed=seed,
+        compute=compute,
+    )
+    print(
+        f"{out}: validation loss {report['validation_loss']:.4f} nats per token "
+        f"(bigram {report['bigram_validation_loss']:.4f}), largest mean weight on position 0 "
+        f"{max(max(layer) for layer in report['position0_weight']):.4f}; model card in {out / 'README.md'}"
+    )
+
+
+def main() -> None:
+    """Run the application; bad input ends in one line and exit code 2, Ctrl-C in one line and 130."""
+    # The hub's client warns once per retry; the error that follows says it in one line. Read when it is first imported.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    try:
+        code = app(standalone_mode=False, prog_name="headwater")
+    except InputError as error:
+        code = _complain(str(error), BAD_INPUT)
+    except typer.TyperException as error:  # what typer itself refuses: unknown options, wrong types
+        context = getattr(error, "ctx", None)  # not every one of them has it
+        path = context.command_path if context else "headwater"
+        message = error.format_message().rstrip(".")
+        code = _complain(f"{message} (given: {_given()}); see {path} --help", BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer turns Ctrl-C within a command into this code
+        _complain("interrupted", INTERRUPTED)
+    sys.exit(code or 0)
+
+
+def _given() -> str:
+    return shlex.join(["headwater", *sys.argv[1:]])
+
+
+def _complain(message: str, code: int) -> int:
+    print("headwater:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

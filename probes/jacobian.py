@@ -1,0 +1,557 @@
+"""Jacobian-norm sensitivity of the output to each input position.
+
+Definition (science of the measurement: [Chowdhury], arXiv 2603.10123). With x_j the input of block 0 at position j and h the
+readout at the query position, J_j = dh/dx_j is a d x d matrix and
+
+    sensitivity_j = ||J_j||_F / sqrt(d),    ||J_j||_F^2 = sum over orthonormal output directions z of ||z^T J_j||^2.
+
+One vector-Jacobian product ("product") gives z^T J_j at every position j at once.
+
+`exact`: all d products. Each block is linearized once per prompt (`probes.linear`), and all directions are pulled back
+through it together; replicating the prompt per direction, as jacobian-lens does, repeats the forward pass instead.
+
+`sketch`: far fewer products, unbiased in ||J_j||_F^2. The output directions are split by an orthonormal basis Q of m
+directions: on Q the sum is exact, on its complement of dimension D = d - m it is estimated from p Haar-random orthonormal
+probes z_k as (D/p) sum_k ||z_k^T J_j||^2. With S_kl = z_k^T J_j J_j^T z_l, its variance is estimated without bias by
+2 D (D - p)/p times the mean of S_kl^2 over pairs k < l, which uses p (p - 1)/2 numbers where the probes' own scatter has p
+(the fourth moments of Haar frames: Var = 2 D (D - p)/(p (D - 1)(D + 2)) ||A - tr A/D||_F^2 for A = J J^T, and
+E S_kl^2 = ||A - tr A/D||_F^2/((D - 1)(D + 2))). At m + p = d nothing is left to estimate.
+
+Q decides the error. J J^T has a low effective rank, but the subspace differs from prompt to prompt, and sketching it with
+forward-mode products costs as many products as it has columns. It can be had almost for nothing: every path from an earlier
+position enters the query position through some block's attention, so that the output directions that matter are the images
+of those attention outputs under the query position's *own* path to the top. That path involves one position instead of T:
+all d directions of it cost about d/T products per block. Q spans the leading eigenvectors of
+
+    M = sum over blocks l and sampled positions i of  r_l^2 E_li E_li^T / (sum_l r_l^2 ||E_li||_F^2),
+
+where E_li is the derivative of the readout with respect to block l's stream at i through block l's attention alone and
+then the query position's own path, and r_l the stream's rms (how far the stream has grown since block 0). M depends on
+no probe, so the estimate stays unbiased whatever its quality. What M costs is counted in products and taken off the budget.
+
+`scalar`: one product with the all-ones direction, the surrogate used by [Chowdhury]; unbiased over random signs only, and
+without a standard error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .errors import InputError
+from .linear import AutogradBlock, Folded, LinearizedBlock, flops, local_flops
+from .models.view import Parts, Trace, View
+from .prompts import check_tokens
+from .results import dataset, provenance
+
+Method = Literal["exact", "sketch", "scalar"]
+Readout = Literal["residual", "normed", "logits"]
+Engine = Literal["auto", "parts", "autograd"]
+Progress = Callable[[float, float], None]  # (products done, products in all)
+
+PRODUCTS = 64  # the sketch's default budget per prompt
+LOCAL_POSITIONS = 16  # sampled positions i of M: more did not lower the error on the bundled models
+LOCAL_FEATURES = 32  # random combinations of each E_li's input directions kept for M's Gram matrix
+BASIS_SHARE = 0.625  # of the budget spent on Q, the rest on probes; flat optimum between 0.5 and 0.75
+LEAST_PROBES = 8  # below it the standard error rests on too few pairs
+CPU_ROWS = 2048  # rows of a matrix product at which it runs at full rate while cotangents stay in cache
+# The forward pass as taken apart may differ from the model's own by rounding only: transformers computes RMS norms in
+# float32 even in float64 models, hence the third number.
+OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-4, torch.float16: 2e-2}
+SLOPE_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 3e-1, torch.float64: 1e-3, torch.float16: 1e-1}
+
+
+def jacobian(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    method: Method = "exact",
+    products: int | Literal["auto"] | None = None,
+    relative_error: float = 0.02,
+    readout: Readout = "residual",
+    query: int = -1,
+    from_layer: int | Literal["all"] = 0,
+    engine: Engine = "auto",
+    seed: int = 0,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Sensitivity of the readout at one query position to the input at every position.
+
+    Args:
+        model: any view; it is not changed.
+        tokens: ids [prompt, position], position 0 included.
+        method: "exact", "sketch" or "scalar", see the module's text.
+        products: sketch only. Vector-Jacobian products per prompt, what finding Q costs included (64 unless given), or
+            "auto": add probes until the mean profile's relative standard error, rms over positions, is `relative_error`.
+        readout: "residual", the stream after the last block; "normed", after the final norm; "logits", next-token logits
+            (their norm is taken over the vocabulary, through the d x d Gram matrix; still divided by sqrt(d)).
+        query: the position read out; negative counts from the end. Later positions have sensitivity 0.
+        from_layer: differentiate with respect to this block's input instead of block 0's, or "all" for every block.
+        engine: "parts" for the linearized blocks, "autograd" for the model's own modules, "auto" for parts where the
+            model is known well enough and their output and slope agree with the model's own, else autograd.
+        seed: of the sketch's probes.
+        chunk: directions pulled back at once; chosen for speed and bounded memory unless given.
+        progress: called with (products done, products in all) as they are done.
+
+    Returns:
+        Dataset with `sensitivity` and `stderr` (one standard error of it: zero for exact, NaN for scalar), both
+        [prompt, position], or [prompt, layer, position] with `from_layer="all"`; `tokens`; `products [prompt]`, what was
+        spent on each prompt, with the share `basis_products` for finding Q; attributes that say what made it.
+
+    Raises:
+        InputError: tokens, query, layer, products or an option the model cannot take; values that are not finite.
+
+    Source: [Chowdhury], arXiv 2603.10123, section 3; estimators are ours, see the module's text.
+    """
+    check_tokens(model, tokens)
+    _check_choice("method", method, ("exact", "sketch", "scalar"))
+    _check_choice("readout", readout, ("residual", "normed", "logits"))
+    _check_choice("engine", engine, ("auto", "parts", "autograd"))
+    width, blocks, length = model.spec.width, model.spec.blocks, tokens.shape[1]
+    at = query + length if query < 0 else query
+    if not 0 <= at < length:
+        raise InputError(f"query {query} is outside the prompt of {length} tokens; give {-length} to {length - 1}")
+    if from_layer != "all" and not 0 <= from_layer < blocks:
+        raise InputError(f"from_layer {from_layer} does not exist; the model has blocks 0 to {blocks - 1}, or give 'all'")
+    if products is not None and method != "sketch":
+        raise InputError(f"products={products} goes with method 'sketch', not '{method}'; leave it out")
+    budget: int | Literal["auto"] = PRODUCTS if products is None else products
+    if isinstance(budget, int) and method == "sketch" and budget < 2:
+        raise InputError(f"products={budget} is too few for a sketch; give at least 2, or method 'scalar'")
+    if not relative_error > 0:
+        raise InputError(f"relative_error={relative_error} cannot be reached; give a positive number, as 0.02")
+    if chunk is not None and chunk < 1:
+        raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
+
+    lowest = 0 if from_layer == "all" else from_layer
+    layers = list(range(blocks)) if from_layer == "all" else [from_layer]
+    prompts = [
+        _Prompt(model, tokens[n : n + 1, : at + 1], readout, lowest, layers, engine, chunk, check=n == 0)
+        for n in range(len(tokens))
+    ]
+    shared: dict[int, Folded] = {}
+    generators = [np.random.SeedSequence([seed, n]).generate_state(1)[0] for n in range(len(tokens))]
+    estimates: list[_Estimate] = []
+    report = _Reporter(progress, len(tokens) * _expected(method, budget, width))
+    for prompt, state in zip(prompts, generators, strict=True):
+        generator = torch.Generator().manual_seed(int(state))
+        estimate = _Estimate(width, generator)
+        with prompt.linearized(shared):
+            if method == "exact":
+                estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64), report)
+            elif method == "scalar":
+                estimate.add_scalar(prompt, report)
+            else:
+                first = min(PRODUCTS // 2, width) if budget == "auto" else min(budget, width)
+                _sketch(estimate, prompt, first, report)
+        estimates.append(estimate)
+    if method == "sketch" and budget == "auto":
+        _refine(estimates, prompts, shared, relative_error, report)
+    report.finish()
+
+    squared = torch.stack([e.squared() for e in estimates])  # [prompt, layer, position]
+    variance = torch.stack([e.variance() for e in estimates])
+    if not torch.isfinite(squared).all():
+        raise InputError(
+            f"model '{model.identity.name}' gives sensitivities that are not finite; "
+            "check its weights, or use dtype float32 or float64"
+        )
+    sensitivity = (squared.clamp_min(0) / width).sqrt()
+    spread = torch.where(squared > 0, variance.sqrt() / (2 * sensitivity * width), torch.zeros_like(squared))
+    values = sensitivity.new_zeros(len(tokens), len(layers), length)
+    errors = torch.zeros_like(values)
+    values[..., : at + 1], errors[..., : at + 1] = sensitivity, spread
+    dims: tuple[str, ...] = ("prompt", "layer", "position")
+    if from_layer != "all":
+        dims, values, errors = ("prompt", "position"), values[:, 0], errors[:, 0]
+    unit = "1"
+    return dataset(
+        {
+            "sensitivity": (dims, values, {"long_name": "||J_j||_F / sqrt(d)", "units": unit}),
+            "stderr": (dims, errors, {"long_name": "standard error of the sensitivity", "units": unit}),
+            "products": (("prompt",), np.array([e.products for e in estimates]), {"units": "vector-Jacobian products"}),
+            "basis_products": (("prompt",), np.array([e.basis_cost for e in estimates]), {"units": "products"}),
+        },
+        tokens=tokens,
+        coords={"layer": layers} if from_layer == "all" else None,
+        attrs=provenance(
+            model,
+            tokens,
+            measurement="jacobian",
+            method=method,
+            products=budget if method == "sketch" else (width if method == "exact" else 1),
+            relative_error=relative_error if budget == "auto" and method == "sketch" else None,
+            readout=readout,
+            query=at,
+            from_layer=from_layer,
+            seed=seed,
+        )
+        | {"engine": _engines(prompts)},
+    )
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{name} '{value}' does not exist; use {', '.join(choices)}")
+
+
+def _expected(method: Method, budget: int | str, width: int) -> float:
+    if method == "exact":
+        return width
+    return 1 if method == "scalar" else min(width, PRODUCTS if budget == "auto" else int(budget))
+
+
+class _Reporter:
+    """Counts products; the total grows when "auto" asks for more."""
+
+    def __init__(self, progress: Progress | None, total: float) -> None:
+        self.progress, self.total, self.done = progress, float(total), 0.0
+
+    def __call__(self, products: float) -> None:
+        self.done += products
+        self.total = max(self.total, self.done)
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def finish(self) -> None:
+        if self.progress is not None:
+            self.progress(self.total, self.total)
+
+
+# ---------------------------------------------------------------------------------------------------- one prompt
+
+
+class _Prompt:
+    """One prompt, and how cotangents at its query position are pulled back to the sources."""
+
+    def __init__(
+        self,
+        model: View,
+        tokens: Tensor,
+        readout: Readout,
+        lowest: int,
+        layers: list[int],
+        engine: Engine,
+        chunk: int | None,
+        *,
+        check: bool,
+    ) -> None:
+        self.model, self.tokens, self.readout = model, tokens, readout
+        self.lowest, self.layers, self.engine, self.check = lowest, layers, engine, check
+        self.length = tokens.shape[1]
+        self.query = self.length - 1
+        self.used: set[str] = set()
+        self._blocks: dict[int, LinearizedBlock | AutogradBlock] = {}
+        self._parts = {layer: model.parts(layer) if engine != "autograd" else None for layer in range(lowest, model.spec.blocks)}
+        if engine == "parts" and None in self._parts.values():
+            raise InputError(
+                f"engine 'parts' does not know the blocks of '{model.identity.name}' "
+                f"({model.identity.backend}); use engine 'auto' or 'autograd'"
+            )
+        self.chunk = chunk or self._chunk()
+        self._trace: Trace | None = None
+        self._top: Tensor | None = None
+
+    def linearized(self, shared: dict[int, Folded]) -> _Open:
+        """Within this context the prompt's recorded pass and linearized blocks are held in memory."""
+        return _Open(self, shared)
+
+    def _chunk(self) -> int:
+        """Directions at once: full-rate matrix products on a CPU, a quarter of the free memory on a GPU."""
+        if self.model.device.type == "cpu":
+            return max(1, CPU_ROWS // self.length)
+        per_direction = max((_bytes_per_direction(p, self.length, self.model.dtype) for p in self._parts.values()), default=1)
+        free, _ = torch.cuda.mem_get_info(self.model.device)
+        return max(1, min(self.model.spec.width, free // 4 // per_direction))
+
+    def top(self) -> Float[Tensor, "d d"]:
+        """Rows: cotangents of the last stream at the query position for d orthonormal directions of the readout."""
+        if self._top is None:
+            assert self._trace is not None
+            self._top = _readout_rows(self.model, self._trace.residual[-1][0, self.query], self.readout)
+        return self._top
+
+    def block(self, layer: int, shared: dict[int, Folded]) -> LinearizedBlock | AutogradBlock:
+        if layer in self._blocks:
+            return self._blocks[layer]
+        assert self._trace is not None
+        stream, after = self._trace.residual[layer : layer + 2]
+        parts = self._parts[layer]
+        made: LinearizedBlock | AutogradBlock | None = None
+        own = AutogradBlock(self._trace.blocks[layer], stream)
+        if parts is not None:
+            if layer not in shared:
+                shared[layer] = Folded.of(parts)
+            made = LinearizedBlock(parts, stream, self._trace.rotary[layer], shared[layer])
+            if self.engine == "auto" and not self._agrees(made, own, after):
+                made = self._parts[layer] = None
+        if made is None:
+            made = own
+        self.used.add("parts" if isinstance(made, LinearizedBlock) else "autograd")
+        self._blocks[layer] = made
+        return made
+
+    def _agrees(self, made: LinearizedBlock, own: AutogradBlock, after: Tensor) -> bool:
+        """Does the block as taken apart do what the model did, and (first prompt) have its slope along one direction?"""
+        if not _close(made.output, after, OUTPUT_TOLERANCE[after.dtype]):
+            return False
+        if not self.check:
+            return True
+        generator = torch.Generator().manual_seed(0)
+        probe = torch.randn(after.shape, generator=generator).to(after)[None]
+        return _close(made.vjp(probe), own.vjp(probe), SLOPE_TOLERANCE[after.dtype])
+
+    def pull(self, cotangent: Tensor, shared: dict[int, Folded]) -> Float[Tensor, "layer k position d"]:
+        """Pull [k, d] cotangents at the query position back to the source layers."""
+        flowing, found = cotangent[:, None, None, :], {}
+        for layer in reversed(range(self.lowest, self.model.spec.blocks)):
+            top = layer == self.model.spec.blocks - 1
+            flowing = self.block(layer, shared).vjp(flowing, first=self.query if top else None)
+            if layer in self.layers:
+                found[layer] = flowing[:, 0]
+        return torch.stack([found[layer] for layer in self.layers])
+
+    def local_gram(self, shared: dict[int, Folded]) -> tuple[Tensor, float] | None:
+        """M of the module's text [d, d], and its cost in products; None where blocks are not taken apart."""
+        blocks = [self.block(layer, shared) for layer in range(self.lowest, self.model.spec.blocks)]
+        if not all(isinstance(block, LinearizedBlock) for block in blocks):
+            return None
+        assert self._trace is not None
+        spec = self.model.spec
+        positions = torch.linspace(0, self.query, min(LOCAL_POSITIONS, self.length)).round().long().unique()
+        positions = positions.to(self.model.device)
+        generator = torch.Generator().manual_seed(0)
+        keep = min(LOCAL_FEATURES, spec.width)
+        mixes = [
+            torch.linalg.qr(torch.randn(spec.width, keep, generator=generator))[0].to(self._trace.residual[0])
+            for _ in blocks
+        ]
+        rms = [self._trace.residual[layer].float().pow(2).mean().sqrt() for layer in range(self.lowest, spec.blocks)]
+        seen = []
+        for start in range(0, spec.width, self.chunk):
+            own = self.top()[start : start + self.chunk, None, None, :]
+            images = []
+            for block, mix, scale in zip(reversed(blocks), reversed(mixes), reversed(rms), strict=True):
+                reached, own = block.direct(own, self.query, positions)  # type: ignore[union-attr]
+                images.append(reached[:, 0] @ mix * scale.to(reached))
+            seen.append(torch.cat(images, -1))
+        images = torch.cat(seen).double()  # [d, positions, blocks * keep]
+        norms = images.pow(2).sum((0, 2), keepdim=True)
+        images = torch.where(norms > 0, images / norms.sqrt(), torch.zeros_like(images)).flatten(1)
+        cost = sum(local_flops(b.parts, length=self.length, positions=len(positions)) for b in blocks)  # type: ignore[union-attr]
+        return images @ images.T, spec.width * cost / self.product_flops()
+
+    def product_flops(self) -> int:
+        """Matrix-product operations of one product, as performed; needs parts."""
+        total = 0
+        for layer, parts in self._parts.items():
+            if parts is None:
+                raise ValueError(f"block {layer} is not taken apart; its operations are not known")
+            top = layer == self.model.spec.blocks - 1
+            total += flops(parts, length=self.length, rows=1 if top else None)
+        return total
+
+
+class _Open:
+    def __init__(self, prompt: _Prompt, shared: dict[int, Folded]) -> None:
+        self.prompt, self.shared = prompt, shared
+
+    def __enter__(self) -> None:
+        prompt = self.prompt
+        prompt._trace = prompt.model.trace(prompt.model.embed(prompt.tokens))
+        prompt.shared = self.shared  # type: ignore[attr-defined]
+
+    def __exit__(self, *_: object) -> None:
+        self.prompt._trace = self.prompt._top = None
+        self.prompt._blocks.clear()
+
+
+def _engines(prompts: list[_Prompt]) -> str:
+    used = set().union(*(prompt.used for prompt in prompts))
+    return "+".join(sorted(used))
+
+
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Largest difference against the largest value; false for anything not finite."""
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())
+
+
+def _bytes_per_direction(parts: Parts | None, length: int, dtype: torch.dtype) -> int:
+    if parts is None:
+        return 1 << 28
+    features = parts.q.weight.shape[0] + 2 * parts.k.weight.shape[0]
+    heads = parts.q.weight.shape[0] // parts.head_dim
+    row = 3 * parts.down.weight.shape[1] + 4 * features + 8 * parts.down.weight.shape[0] + 2 * heads * 128
+    return row * length * dtype.itemsize
+
+
+def _readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) -> Float[Tensor, "d d"]:
+    """[direction, d] cotangents of the stream for d orthonormal directions of the readout.
+
+    For logits W n the directions are those of the d x d factor R with R^T R = W^T W, which has the same norms.
+    """
+    identity = torch.eye(model.spec.width, dtype=residual.dtype, device=residual.device)
+    if readout == "residual":
+        return identity
+    repeated = residual.detach().expand_as(identity).clone().requires_grad_()
+    with torch.enable_grad():
+        normed = model.norm(repeated)
+        (rows,) = torch.autograd.grad(normed, repeated, identity)  # d normed_i / d residual
+    if readout == "normed":
+        return rows
+    normed = normed.detach()
+    with torch.no_grad():
+        _, columns = torch.func.jvp(model.unembed, (normed,), (identity,))  # [d, vocabulary]
+    values, vectors = torch.linalg.eigh((columns @ columns.T).double())
+    factor = (values.clamp_min(0).sqrt()[:, None] * vectors.T).to(rows)
+    return factor @ rows
+
+
+# ---------------------------------------------------------------------------------------------------- estimates
+
+
+@dataclass
+class _Estimate:
+    """What is known of ||J_j||_F^2 of one prompt, [layer, position]: an exact part and a probed one."""
+
+    width: int
+    generator: torch.Generator
+    basis: Tensor | None = None  # [d, m]: exact directions
+    probes: Tensor | None = None  # [d, p]: orthonormal, in the complement of the basis
+    exact: Tensor | None = None
+    probed: Tensor | None = None  # sum over probes
+    pairs: Tensor | None = None  # sum over pairs of S_kl^2
+    pair_count: int = 0
+    products: float = 0.0
+    basis_cost: float = 0.0
+    scalar: bool = field(default=False)
+
+    def add_exact(self, prompt: _Prompt, directions: Tensor, report: _Reporter) -> None:
+        """Add orthonormal directions [d, m] of the readout to the exact part."""
+        self.basis = directions if self.basis is None else torch.cat([self.basis, directions], 1)
+        for pulled in self._pull(prompt, directions, report):
+            squared = pulled.pow(2).sum((1, 3), dtype=torch.float64).cpu()
+            self.exact = squared if self.exact is None else self.exact + squared
+
+    def add_scalar(self, prompt: _Prompt, report: _Reporter) -> None:
+        """The all-ones direction alone; its squared norm stands for the whole."""
+        self.scalar = True
+        for pulled in self._pull(prompt, torch.ones(self.width, 1, dtype=torch.float64), report):
+            self.exact = pulled.pow(2).sum((1, 3), dtype=torch.float64).cpu()
+
+    def add_probes(self, prompt: _Prompt, count: int, report: _Reporter) -> None:
+        """Add Haar-random probes, orthonormal to the basis and to each other."""
+        known = [x for x in (self.basis, self.probes) if x is not None]
+        fresh = _orthonormal_to(torch.cat(known, 1) if known else None, self.width, count, self.generator)
+        self.probes = fresh if self.probes is None else torch.cat([self.probes, fresh], 1)
+        for pulled in self._pull(prompt, fresh, report):
+            # Gram matrices of a chunk's probes at every layer and position: [layer, position, k, k]
+            gram = torch.einsum("lkpd,lmpd->lpkm", pulled, pulled).double().cpu()
+            own = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+            others = (gram.pow(2).sum((-2, -1)) - gram.diagonal(dim1=-2, dim2=-1).pow(2).sum(-1)) / 2
+            self.probed = own if self.probed is None else self.probed + own
+            self.pairs = others if self.pairs is None else self.pairs + others
+            size = pulled.shape[1]
+            self.pair_count += size * (size - 1) // 2
+
+    def _pull(self, prompt: _Prompt, directions: Tensor, report: _Reporter):
+        top = prompt.top()
+        shared: dict[int, Folded] = prompt.shared  # type: ignore[attr-defined]
+        # Even chunks: a last chunk of one probe would have no pairs.
+        count = directions.shape[1]
+        pieces = math.ceil(count / prompt.chunk)
+        for piece in torch.tensor_split(directions, max(1, pieces), dim=1):
+            self.products += piece.shape[1]
+            yield prompt.pull(piece.T.to(top) @ top, shared)
+            report(piece.shape[1])
+
+    @property
+    def left(self) -> int:
+        """Directions neither in the basis nor probed."""
+        return self.width - sum(x.shape[1] for x in (self.basis, self.probes) if x is not None)
+
+    def squared(self) -> Tensor:
+        """The unbiased estimate of ||J_j||_F^2."""
+        total = torch.zeros(()) if self.exact is None else self.exact
+        if self.probed is None or self.probes is None:
+            return total
+        probes = self.probes.shape[1]
+        return total + self.probed * (self.left + probes) / probes
+
+    def variance(self) -> Tensor:
+        """Its estimated variance; zero when every direction was taken, NaN when nothing tells."""
+        like = self.squared()
+        if self.scalar:
+            return torch.full_like(like, math.nan)
+        if self.left == 0:
+            return torch.zeros_like(like)
+        if self.pairs is None or self.probes is None or self.pair_count == 0:
+            return torch.full_like(like, math.nan)
+        probes = self.probes.shape[1]
+        dimension = self.left + probes
+        return 2 * dimension * (dimension - probes) / probes * self.pairs / self.pair_count
+
+
+def _orthonormal_to(known: Tensor | None, width: int, count: int, generator: torch.Generator) -> Tensor:
+    """[width, count] Haar-distributed orthonormal columns in the complement of `known` (orthonormal columns)."""
+    fresh = torch.randn(width, count, generator=generator, dtype=torch.float64)
+    for _ in range(2):  # twice: one projection leaves rounding of the order of what it removed
+        if known is not None:
+            fresh = fresh - known @ (known.T @ fresh)
+        fresh, upper = torch.linalg.qr(fresh)
+        fresh = fresh * upper.diagonal().sign()  # Householder's signs are not Haar's
+    return fresh
+
+
+def _sketch(estimate: _Estimate, prompt: _Prompt, budget: int, report: _Reporter) -> None:
+    """Spend `budget` products on one prompt: basis from the query's own path, the rest on probes."""
+    width = estimate.width
+    if budget >= width:
+        estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64), report)
+        return
+    found = prompt.local_gram(prompt.shared)  # type: ignore[attr-defined]
+    if found is not None and budget - found[1] >= 2 * LEAST_PROBES:
+        gram, cost = found
+        estimate.basis_cost = cost
+        estimate.products += cost
+        report(cost)
+        budget -= math.ceil(cost)
+        size = min(round(BASIS_SHARE * budget), budget - LEAST_PROBES)
+        _, vectors = torch.linalg.eigh(gram.cpu())
+        estimate.add_exact(prompt, vectors[:, -size:], report)
+        budget -= size
+    estimate.add_probes(prompt, budget, report)
+
+
+def _refine(
+    estimates: list[_Estimate],
+    prompts: list[_Prompt],
+    shared: dict[int, Folded],
+    target: float,
+    report: _Reporter,
+) -> None:
+    """Add probes to all prompts in rounds until the mean profile's relative standard error is `target`."""
+    while True:
+        squared = torch.stack([e.squared() for e in estimates]).sum(0)
+        variance = torch.stack([e.variance() for e in estimates]).sum(0)
+        seen = squared > 0
+        reached = (variance[seen].sqrt() / (2 * squared[seen])).pow(2).mean().sqrt().item() if seen.any() else 0.0
+        open_ = [(e, p) for e, p in zip(estimates, prompts, strict=True) if e.left > 0]
+        if reached <= target or not open_:
+            return
+        # The error falls as 1/sqrt(probes) at least; what is missing is added at once, at most doubling the probes.
+        have = max(e.probes.shape[1] for e, _ in open_ if e.probes is not None)
+        more = min(have, math.ceil(have * ((reached / target) ** 2 - 1)))
+        report.total += sum(min(max(2, more), e.left) for e, _ in open_)
+        for estimate, prompt in open_:
+            with prompt.linearized(shared):
+                estimate.add_probes(prompt, min(max(2, more), estimate.left), report)

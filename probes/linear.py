@@ -1,0 +1,349 @@
+"""One block, linearized at a recorded stream: vector-Jacobian products for many output directions at once.
+
+For a block y = f(x) and cotangents G [K, B, T, d] this gives G J, J = df/dx, for all K directions in one pass. Two ways:
+
+`LinearizedBlock` writes the derivative out over the block's parts (norms, projections, attention, feed-forward). The
+forward quantities are computed once per prompt and shared by all directions, the directions are folded into the rows of
+every matrix product, and all that remains besides products are a few passes over the cotangents. Patterns are remade per
+band of queries from the log-sum-exp, so that nothing of size T x T outlives its band, and keys no query of the band can see
+are left out. Per direction: 2 T P multiply-adds for P weights of the block, and 4 T d per visible key of each query.
+
+`AutogradBlock` differentiates the model's own module, the stream repeated K times (as jacobian-lens does, but block by
+block): slower, and right for whatever the module does.
+
+A cotangent that is zero outside some query rows (at the top: all but one) is passed as those rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .models.view import Linear, Norm, Parts
+
+# Queries per band: bounds memory at B H band K T numbers, and skips half of the causal triangle for T much above it.
+QUERY_BAND = 128
+
+
+class Linearized(Protocol):
+    """A block's derivative at one recorded stream."""
+
+    def vjp(
+        self, cotangent: Float[Tensor, "k batch rows d"], first: int | None = None
+    ) -> Float[Tensor, "k batch position d"]:
+        """G J for cotangents on all positions, or on the rows from position `first` on, `rows` of them."""
+        ...
+
+
+@dataclass
+class AutogradBlock:
+    """The block's own module, differentiated by autograd for one prompt at a time."""
+
+    block: Callable[[Tensor], Tensor]
+    stream: Float[Tensor, "batch position d"]
+
+    def vjp(self, cotangent: Tensor, first: int | None = None) -> Tensor:
+        if self.stream.shape[0] != 1:
+            raise ValueError("masks of a recorded pass fit one prompt; trace prompts one by one for autograd")
+        repeated = self.stream.expand(cotangent.shape[0], -1, -1).detach().clone().requires_grad_()
+        with torch.enable_grad():
+            output = self.block(repeated)
+            if first is not None:
+                output = output[:, first : first + cotangent.shape[2]]
+            (gradient,) = torch.autograd.grad(output, repeated, cotangent[:, 0])
+        return gradient[:, None]
+
+
+class _Normalized:
+    """A norm at a recorded stream: output, and the derivative's transpose with the weight left to the caller."""
+
+    def __init__(self, norm: Norm, stream: Tensor) -> None:
+        self.layer = norm.kind == "layer"
+        self.weight = norm.weight
+        centred = stream - stream.mean(-1, keepdim=True) if self.layer else stream
+        self.inverse = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + norm.eps)  # [B, T, 1]
+        self.unit = centred * self.inverse  # [B, T, d]
+        self.output = self.unit * norm.weight if norm.bias is None else self.unit * norm.weight + norm.bias
+
+    def add_pullback(self, total: Tensor, weighted: Tensor, rows: slice | Tensor = slice(None)) -> None:
+        """total += ((g - unit <g, unit>/d [- mean g]) / rms), g the cotangent of `unit`; `weighted` is overwritten."""
+        unit, inverse = self.unit[:, rows], self.inverse[:, rows]
+        if self.layer:
+            weighted -= weighted.mean(-1, keepdim=True)
+        along = torch.linalg.vecdot(weighted, unit).unsqueeze(-1).mul_(inverse).div_(-unit.shape[-1])
+        total.addcmul_(weighted, inverse).addcmul_(along, unit)
+
+    def pullback(self, cotangent: Tensor, rows: slice = slice(None)) -> Tensor:
+        """The whole derivative's transpose, weight included, into a new tensor."""
+        total = torch.zeros_like(cotangent)
+        self.add_pullback(total, cotangent * self.weight, rows)
+        return total
+
+
+def _affine(linear: Linear, x: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, linear.weight, linear.bias)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
+    """Rotate the leading `cos.shape[-1]` features of x [..., T, c] as transformers does; `back` is the transpose."""
+    width = cos.shape[-1]
+    half = width // 2
+    first, second = x[..., :half], x[..., half:width]
+    out = torch.empty_like(x)
+    if back:
+        torch.mul(first, cos[..., :half], out=out[..., :half]).addcmul_(second, sin[..., half:])
+        torch.mul(second, cos[..., half:], out=out[..., half:width]).addcmul_(first, sin[..., :half], value=-1)
+    else:
+        torch.mul(first, cos[..., :half], out=out[..., :half]).addcmul_(second, sin[..., :half], value=-1)
+        torch.mul(second, cos[..., half:], out=out[..., half:width]).addcmul_(first, sin[..., half:])
+    out[..., width:] = x[..., width:]
+    return out
+
+
+class LinearizedBlock:
+    """A block's derivative from its parts. `output` is the block's own output, to be held against the recorded one.
+
+    Args:
+        parts: the block, taken apart.
+        stream: what it read, [B, T, d].
+        rotary: (cos, sin), each [T, rotated], or None.
+        folded: this block's `Folded.of(parts)`, if it was made before.
+    """
+
+    @torch.no_grad()
+    def __init__(self, parts: Parts, stream: Tensor, rotary: tuple[Tensor, Tensor] | None, folded: Folded | None = None) -> None:
+        self.parts, self.rotary, self.folded = parts, rotary, folded or Folded.of(parts)
+        self.stream_norm = _Normalized(parts.attention_norm, stream)
+        n1 = self.stream_norm.output
+
+        def split(linear: Linear) -> Tensor:  # [B, heads, T, c]
+            return _affine(linear, n1).unflatten(-1, (-1, parts.head_dim)).transpose(1, 2)
+
+        q, k, self.value = split(parts.q), split(parts.k), split(parts.v)
+        self.q_norm = None if parts.q_norm is None else _Normalized(parts.q_norm, q)
+        self.k_norm = None if parts.k_norm is None else _Normalized(parts.k_norm, k)
+        q = q if self.q_norm is None else self.q_norm.output
+        k = k if self.k_norm is None else self.k_norm.output
+        if rotary is not None:
+            q, k = _rotate(q, *rotary), _rotate(k, *rotary)
+        self.query, self.key = q * parts.scale, k  # the scale rides on the query from here on
+        self.groups = q.shape[1] // k.shape[1]
+        mixed = self._attend()  # [B, H, T, c], and log-sum-exps
+        self.mixed = mixed
+        branch = _affine(parts.o, mixed.transpose(1, 2).flatten(2))
+        self.post_attention = None
+        if parts.post_attention_norm is not None:
+            self.post_attention = _Normalized(parts.post_attention_norm, branch)
+            branch = self.post_attention.output
+        middle = stream + branch
+        self.mlp_norm = _Normalized(parts.mlp_norm, stream if parts.parallel else middle)
+        n2 = self.mlp_norm.output
+        up = _affine(parts.up, n2)
+        if parts.gate is None:
+            hidden, slope = _value_and_slope(parts.activation, up)
+            self.slopes = (slope,)
+        else:
+            gate = _affine(parts.gate, n2)
+            hidden, slope = _value_and_slope(parts.activation, gate)
+            self.slopes = (slope * up, hidden)  # derivatives of hidden * up by gate and by up
+            hidden = hidden * up
+        branch = _affine(parts.down, hidden)
+        self.post_mlp = None
+        if parts.post_mlp_norm is not None:
+            self.post_mlp = _Normalized(parts.post_mlp_norm, branch)
+            branch = self.post_mlp.output
+        self.output = middle + branch
+
+    # -- attention, band by band; grouped heads stay grouped: [B, G, H/G, ...] against keys [B, G, 1, ...]
+
+    def _grouped(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (-1, self.groups))
+
+    def _bands(self, length: int, first: int = 0, rows: int | None = None) -> list[tuple[slice, slice]]:
+        """(queries, the keys any of them can see), for queries from `first` on."""
+        end = length if rows is None else first + rows
+        bands = []
+        for at in range(first, end, QUERY_BAND):
+            stop = min(at + QUERY_BAND, end)
+            start = 0 if self.parts.window is None else max(0, at - self.parts.window + 1)
+            bands.append((slice(at, stop), slice(start, stop)))
+        return bands
+
+    def _logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
+        """Masked logits [B, G, H/G, queries, keys] of one band and, under a soft-cap, their slope."""
+        query, key = self._grouped(self.query)[..., queries, :], self.key[:, :, None, keys]
+        logits, slope = query @ key.transpose(-1, -2), None
+        if self.parts.softcap is not None:
+            squashed = torch.tanh(logits / self.parts.softcap)
+            slope = 1 - squashed**2
+            logits = squashed * self.parts.softcap
+        i = torch.arange(queries.start, queries.stop, device=logits.device)[:, None]
+        j = torch.arange(keys.start, keys.stop, device=logits.device)[None, :]
+        visible = j <= i if self.parts.window is None else (j <= i) & (j > i - self.parts.window)
+        return logits.masked_fill_(~visible, float("-inf")), slope
+
+    def _attend(self) -> Tensor:
+        outputs, sums = [], []
+        for queries, keys in self._bands(self.query.shape[2]):
+            logits, _ = self._logits(queries, keys)
+            sums.append(logits.logsumexp(-1, keepdim=True))
+            outputs.append((logits - sums[-1]).exp_() @ self.value[:, :, None, keys])
+        self.log_sum = torch.cat(sums, -2)  # [B, G, H/G, T, 1]
+        return torch.cat(outputs, -2).flatten(1, 2)
+
+    def _attention_pullback(self, d_mixed: Tensor, first: int) -> Tensor:
+        """Cotangents of q, k, v before bias, [K, B, T, (H + 2 G) c], from those of the heads' outputs [K, B, rows, H c].
+
+        Per head: dP = dO V^T, dS = P (dP - <dO, O>), dQ = dS K, dK = dS^T Q, dV = P^T dO.
+        """
+        count, batch, rows, _ = d_mixed.shape
+        _, heads, length, c = self.query.shape
+        kv = heads // self.groups
+        # Directions go next to the query rows, so that one product per head serves them all.
+        d_out = d_mixed.unflatten(-1, (kv, self.groups, c)).permute(1, 3, 4, 2, 0, 5).contiguous()  # [B,G,g,rows,K,c]
+        gone = self._grouped(self.mixed)[..., first : first + rows, :]
+        inner = torch.einsum("bghrkc,bghrc->bghrk", d_out, gone)
+        dq = d_out.new_zeros(batch, kv, self.groups, length, count, c)
+        dk = d_out.new_zeros(batch, kv, length, count * c)
+        dv = d_out.new_zeros(batch, kv, length, count * c)
+        for queries, keys in self._bands(length, first, rows):
+            at = slice(queries.start - first, queries.stop - first)
+            n, m = queries.stop - queries.start, keys.stop - keys.start
+            logits, slope = self._logits(queries, keys)
+            pattern = (logits - self.log_sum[..., queries, :]).exp_()  # [B, G, g, n, m]
+            out = d_out[..., at, :, :]
+            # All heads of a group write to the same keys: their query rows are stacked into one contraction.
+            stacked = out.reshape(batch, kv, self.groups * n, count * c)
+            dv[:, :, keys] += pattern.flatten(2, 3).transpose(-1, -2) @ stacked
+            ds = out.reshape(batch, kv, self.groups * n * count, c) @ self.value[:, :, keys].transpose(-1, -2)
+            ds = ds.view(batch, kv, self.groups, n, count, m)
+            ds -= inner[..., at, :, None]
+            ds *= (pattern if slope is None else pattern * slope).unsqueeze(-2)
+            flat = ds.view(batch, kv, self.groups * n * count, m)
+            dq[..., queries, :, :] = (flat @ self.key[:, :, keys]).view(batch, kv, self.groups, n, count, c)
+            query = self._grouped(self.query)[..., queries, :].reshape(batch, kv, self.groups * n, c)
+            # dK[j, k, c] = sum over stacked rows of dS[row, k, j] Q[row, c]
+            by_direction = ds.view(batch, kv, self.groups * n, count * m).transpose(-1, -2) @ query
+            dk[:, :, keys] += by_direction.view(batch, kv, count, m, c).transpose(2, 3).reshape(batch, kv, m, count * c)
+        dq *= self.parts.scale
+        dq = dq.flatten(1, 2).permute(3, 0, 1, 2, 4)  # [K, B, H, T, c]
+        dk, dv = (x.view(batch, kv, length, count, c).permute(3, 0, 1, 2, 4) for x in (dk, dv))
+        if self.rotary is not None:
+            dq, dk = _rotate(dq, *self.rotary, back=True), _rotate(dk, *self.rotary, back=True)
+        if self.q_norm is not None:
+            dq = self.q_norm.pullback(dq)
+        if self.k_norm is not None:
+            dk = self.k_norm.pullback(dk)
+        return torch.cat([x.transpose(2, 3).flatten(3) for x in (dq, dk, dv)], -1)
+
+    # -- the whole block
+
+    @torch.no_grad()
+    def vjp(self, cotangent: Tensor, first: int | None = None) -> Tensor:
+        length = self.query.shape[2]
+        start = 0 if first is None else first
+        rows = slice(start, start + cotangent.shape[2])
+        middle, d_up, d_qkv = self._to_inputs(cotangent, rows)
+        if rows.stop - rows.start == length:
+            total = middle
+        else:
+            total = middle.new_zeros(*middle.shape[:2], length, middle.shape[-1])
+            total[:, :, rows] = middle
+        self.stream_norm.add_pullback(total, d_qkv @ self.folded.attention)
+        if self.parts.parallel:
+            self.mlp_norm.add_pullback(total[:, :, rows], d_up @ self.folded.mlp, rows)
+        return total
+
+    @torch.no_grad()
+    def direct(self, cotangent: Tensor, row: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """What of one row's cotangent [K, B, 1, d] reaches the stream at `positions` through this block alone.
+
+        Returns ([K, B, positions, d], the cotangent of the row itself [K, B, 1, d]); `row` must be among `positions`.
+        Costs one row of the feed-forward, one query's attention and the projections at `positions`: see `local_flops`.
+        """
+        rows = slice(row, row + 1)
+        middle, d_up, d_qkv = self._to_inputs(cotangent, rows)
+        reached = middle.new_zeros(*middle.shape[:2], len(positions), middle.shape[-1])
+        self.stream_norm.add_pullback(reached, d_qkv[:, :, positions] @ self.folded.attention, positions)
+        own = reached[:, :, positions == row] + middle
+        if self.parts.parallel:
+            self.mlp_norm.add_pullback(own, d_up @ self.folded.mlp, rows)
+        return reached, own
+
+    def _to_inputs(self, cotangent: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Cotangents of the stream after attention [.., rows, d], of the feed-forward's first and of attention's first
+        matrix products (the latter at all positions)."""
+        parts = self.parts
+        d_branch = cotangent if self.post_mlp is None else self.post_mlp.pullback(cotangent, rows)
+        d_hidden = d_branch @ parts.down.weight
+        width = d_hidden.shape[-1]
+        if len(self.slopes) == 1:
+            d_up = d_hidden.mul_(self.slopes[0][:, rows])
+        else:
+            d_up = d_hidden.new_empty(*d_hidden.shape[:-1], 2 * width)
+            for part, slope in enumerate(self.slopes):
+                torch.mul(d_hidden, slope[:, rows], out=d_up[..., part * width : (part + 1) * width])
+        middle = cotangent.clone()
+        if not parts.parallel:
+            self.mlp_norm.add_pullback(middle, d_up @ self.folded.mlp, rows)
+        d_branch = middle if self.post_attention is None else self.post_attention.pullback(middle, rows)
+        return middle, d_up, self._attention_pullback(d_branch @ parts.o.weight, rows.start)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """First matrices of a block's branches, stacked, with the norms' weights folded in: one pass over cotangents less.
+
+    The same for every prompt, so that whoever linearizes a block at many streams makes it once.
+    """
+
+    mlp: Float[Tensor, "features d"]
+    attention: Float[Tensor, "features d"]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, parts: Parts) -> Folded:
+        first = [parts.up.weight] if parts.gate is None else [parts.gate.weight, parts.up.weight]
+        return cls(
+            torch.cat(first) * parts.mlp_norm.weight,
+            torch.cat([parts.q.weight, parts.k.weight, parts.v.weight]) * parts.attention_norm.weight,
+        )
+
+
+def _value_and_slope(activation: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """An elementwise function and its derivative at x, whatever the function."""
+    leaf = x.detach().requires_grad_()
+    with torch.enable_grad():
+        value = activation(leaf)
+        (slope,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), slope
+
+
+def flops(parts: Parts, *, length: int, rows: int | None = None) -> int:
+    """Floating-point operations of matrix products in one direction's `vjp` over one prompt, as performed."""
+    rows = length if rows is None else rows
+    visited = 0
+    for at in range(length - rows, length, QUERY_BAND):
+        stop = min(at + QUERY_BAND, length)
+        visited += (stop - at) * (stop - (0 if parts.window is None else max(0, at - parts.window + 1)))
+    features = parts.q.weight.shape[0]  # H c
+    mlp, qkv = _sizes(parts)
+    return 2 * (rows * (mlp + parts.o.weight.numel()) + length * qkv + 4 * features * visited)
+
+
+def local_flops(parts: Parts, *, length: int, positions: int) -> int:
+    """The same for one direction's `direct`."""
+    mlp, qkv = _sizes(parts)
+    visible = length if parts.window is None else min(length, parts.window)
+    return 2 * (mlp + parts.o.weight.numel() + positions * qkv + 4 * parts.q.weight.shape[0] * visible)
+
+
+def _sizes(parts: Parts) -> tuple[int, int]:
+    first = parts.up.weight.numel() + (0 if parts.gate is None else parts.gate.weight.numel())
+    qkv = parts.q.weight.numel() + parts.k.weight.numel() + parts.v.weight.numel()
+    return parts.down.weight.numel() + first, qkv

@@ -1,0 +1,543 @@
+"""Transformers models behind the view.
+
+The caller's model is never touched. A view works on a *shadow* of it: a structural copy whose parameters and buffers are
+the very same tensors, but whose modules, hooks and configuration are its own. Hooks and the attention function below live
+on the shadow, so there is nothing to put back after an error or an interruption.
+
+Where the families differ stands in one table, `FAMILIES`; the code below it has no branches by family.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from ..errors import InputError
+from .view import Attention, Edit, Identity, Linear, Norm, Parts, PositionalEncoding, Site, Spec, Trace
+
+ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
+
+
+# ---------------------------------------------------------------------------------------------------- families
+
+
+def _rms(module: Any, *, plus_one: bool = False) -> Norm:
+    eps = getattr(module, "variance_epsilon", None)
+    weight = module.weight
+    return Norm("rms", weight + 1 if plus_one else weight, None, module.eps if eps is None else eps)
+
+
+def _layer_norm(module: nn.LayerNorm) -> Norm:
+    return Norm("layer", module.weight, module.bias, module.eps)
+
+
+def _linear(module: Any) -> Linear:
+    return Linear(module.weight, module.bias)
+
+
+def _llama_parts(block: Any, *, plus_one: bool = False, **more: Any) -> Parts:
+    attention, mlp = block.self_attn, block.mlp
+    return Parts(
+        attention_norm=_rms(block.input_layernorm, plus_one=plus_one),
+        mlp_norm=more.pop("mlp_norm", None) or _rms(block.post_attention_layernorm, plus_one=plus_one),
+        q=_linear(attention.q_proj),
+        k=_linear(attention.k_proj),
+        v=_linear(attention.v_proj),
+        o=_linear(attention.o_proj),
+        gate=_linear(mlp.gate_proj),
+        up=_linear(mlp.up_proj),
+        down=_linear(mlp.down_proj),
+        activation=mlp.act_fn,
+        head_dim=attention.head_dim,
+        scale=attention.scaling,
+        **more,
+    )
+
+
+def _qwen3_parts(block: Any) -> Parts:
+    return _llama_parts(block, q_norm=_rms(block.self_attn.q_norm), k_norm=_rms(block.self_attn.k_norm))
+
+
+def _gemma_parts(block: Any) -> Parts:
+    return _llama_parts(block, plus_one=True)
+
+
+def _gemma2_parts(block: Any) -> Parts:
+    return _llama_parts(
+        block,
+        plus_one=True,
+        mlp_norm=_rms(block.pre_feedforward_layernorm, plus_one=True),
+        post_attention_norm=_rms(block.post_attention_layernorm, plus_one=True),
+        post_mlp_norm=_rms(block.post_feedforward_layernorm, plus_one=True),
+        softcap=block.self_attn.attn_logit_softcapping,
+    )
+
+
+def _gpt2_parts(block: Any) -> Parts:
+    attention, mlp = block.attn, block.mlp
+    # Conv1D stores [input, output], and q, k, v side by side.
+    weights, biases = attention.c_attn.weight.T.chunk(3), attention.c_attn.bias.chunk(3)
+    scale = attention.head_dim**-0.5 if attention.scale_attn_weights else 1.0
+    if attention.scale_attn_by_inverse_layer_idx:
+        scale /= attention.layer_idx + 1
+    return Parts(
+        attention_norm=_layer_norm(block.ln_1),
+        mlp_norm=_layer_norm(block.ln_2),
+        q=Linear(weights[0], biases[0]),
+        k=Linear(weights[1], biases[1]),
+        v=Linear(weights[2], biases[2]),
+        o=Linear(attention.c_proj.weight.T, attention.c_proj.bias),
+        gate=None,
+        up=Linear(mlp.c_fc.weight.T, mlp.c_fc.bias),
+        down=Linear(mlp.c_proj.weight.T, mlp.c_proj.bias),
+        activation=mlp.act,
+        head_dim=attention.head_dim,
+        scale=scale,
+    )
+
+
+def _gpt_neox_parts(block: Any) -> Parts:
+    attention, mlp = block.attention, block.mlp
+    fused = attention.query_key_value
+    # Rows are grouped by head: c of q, c of k, c of v, then the next head.
+    weight = fused.weight.unflatten(0, (-1, 3, attention.head_size))
+    bias = None if fused.bias is None else fused.bias.unflatten(0, (-1, 3, attention.head_size))
+    q, k, v = (Linear(weight[:, i].flatten(0, 1), None if bias is None else bias[:, i].flatten()) for i in range(3))
+    return Parts(
+        attention_norm=_layer_norm(block.input_layernorm),
+        mlp_norm=_layer_norm(block.post_attention_layernorm),
+        q=q,
+        k=k,
+        v=v,
+        o=_linear(attention.dense),
+        gate=None,
+        up=_linear(mlp.dense_h_to_4h),
+        down=_linear(mlp.dense_4h_to_h),
+        activation=mlp.act,
+        head_dim=attention.head_size,
+        scale=attention.scaling,
+        parallel=block.use_parallel_residual,
+    )
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where a family keeps what the view needs, and the block class that `parts` knows how to take apart."""
+
+    block: str
+    parts: Callable[[Any], Parts]
+    blocks: str = "layers"
+    final_norm: str = "norm"
+    attention: str = "self_attn"
+    positional: PositionalEncoding = "rope"
+    learned: str | None = None  # the embedding of absolute positions
+
+
+FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
+    {
+        "llama": Family("LlamaDecoderLayer", _llama_parts),
+        "mistral": Family("MistralDecoderLayer", _llama_parts),
+        "qwen2": Family("Qwen2DecoderLayer", _llama_parts),
+        "qwen3": Family("Qwen3DecoderLayer", _qwen3_parts),
+        "gemma": Family("GemmaDecoderLayer", _gemma_parts),
+        "gemma2": Family("Gemma2DecoderLayer", _gemma2_parts),
+        "gpt2": Family("GPT2Block", _gpt2_parts, "h", "ln_f", "attn", "learned", "wpe"),
+        "gpt_neox": Family("GPTNeoXLayer", _gpt_neox_parts, final_norm="final_layer_norm", attention="attention"),
+    }
+)
+
+
+def family_of(config: Any) -> Family:
+    """The table's row for a configuration.
+
+    Raises:
+        InputError: the model type is not in the table.
+    """
+    if config.model_type not in FAMILIES:
+        raise InputError(
+            f"model type '{config.model_type}' is not supported; supported families: {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[config.model_type]
+
+
+# ---------------------------------------------------------------------------------------------------- attention
+
+_Listener = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
+_listener: ContextVar[_Listener | None] = ContextVar("headwater_attention_listener", default=None)
+
+
+def _attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls in a shadow: lets a listener see and change q, k, v, then attends as the model would."""
+    listener = _listener.get()
+    if listener is not None:
+        query, key, value = listener(module, query, key, value, kwargs)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scale, softcap = kwargs.get("scaling"), kwargs.get("softcap")
+    if softcap is None:
+        causal = attention_mask is None and query.shape[2] > 1
+        output = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scale
+        )
+    else:
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        logits = softcap * torch.tanh(query @ key.transpose(-1, -2) * (scale / softcap))
+        if attention_mask is None:
+            attention_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+        output = logits.masked_fill(~attention_mask, float("-inf")).softmax(-1) @ value
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, _attention_forward)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+# ---------------------------------------------------------------------------------------------------- the view
+
+
+def shadow(model: Any) -> Any:
+    """A structural copy sharing every parameter and buffer with `model`: costs no memory, isolates hooks and config."""
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
+
+
+class _Reached(Exception):
+    """Ends a forward pass early, once what was wanted has been seen."""
+
+
+class HuggingFaceView:
+    """`View` over a transformers causal language model of a family in `FAMILIES`.
+
+    Args:
+        model: left as it is; this view works on a shadow.
+        tokenizer: optional; without it prompts must be given as token ids.
+        name, revision: for provenance.
+        condition: "pretrained", "init" or "init-nope".
+
+    Raises:
+        InputError: the family is not supported.
+    """
+
+    backend = "transformers"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        tokenizer: Any | None = None,
+        name: str | None = None,
+        revision: str | None = None,
+        condition: str = "pretrained",
+    ) -> None:
+        family_of(model.config)
+        self._wrap(shadow(model), model.config, tokenizer, name, revision, condition)
+        self._model.set_attn_implementation(ATTENTION)
+
+    def _wrap(
+        self, model: Any, config: Any, tokenizer: Any, name: str | None, revision: str | None, condition: str
+    ) -> None:
+        self._model = model.eval()
+        self._family = family_of(config)
+        self._decoder: Any = model.get_decoder()
+        self._blocks: nn.ModuleList = getattr(self._decoder, self._family.blocks)
+        self._final_norm: nn.Module = getattr(self._decoder, self._family.final_norm)
+        self._name = name or config.name_or_path or f"in-memory {config.model_type}"
+        self._revision, self._condition = revision, condition
+        self.tokenizer = tokenizer
+        self.spec = spec_of(config)
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+
+    @cached_property
+    def identity(self) -> Identity:
+        described = self._model.config.to_dict()
+        for key in ("transformers_version", "_attn_implementation", "_name_or_path", "dtype"):
+            described.pop(key, None)
+        return Identity(
+            name=self._name,
+            revision=self._revision,
+            condition=self._condition,
+            weights=weights_hash(self._model),
+            config=json.dumps(described, sort_keys=True, default=str),
+            backend=self.backend,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+        )
+
+    @cached_property
+    def bos(self) -> int | None:
+        """A token set aside for beginning texts: one the tokenizer prepends, or one that is not also the end token.
+
+        GPT-2 and Pythia name their end-of-text token as BOS, too, but put it between texts, not first in windows.
+        """
+        if self.tokenizer is None or self.tokenizer.bos_token_id is None:
+            return None
+        bos = int(self.tokenizer.bos_token_id)
+        prepends = self.tokenizer("a").input_ids[:1] == [bos]
+        return bos if prepends or bos != self.tokenizer.eos_token_id else None
+
+    # -- forward passes
+
+    def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
+        seen = Site("residual", 0)
+
+        def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.fired.append(_hidden(args, kwargs))
+            raise _Reached
+
+        handle = self._blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                self._decoder(input_ids=tokens.to(self.device), use_cache=False)
+        except _Reached:
+            pass
+        finally:
+            handle.remove()
+        return seen.value(self.spec.family)
+
+    def residual(
+        self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
+    ) -> Float[Tensor, "batch position d"]:
+        with self._passing(embeddings, edits) as (_, last):
+            self._forward(embeddings)
+        return last.value(self.spec.family)
+
+    @torch.no_grad()
+    def trace(
+        self,
+        embeddings: Float[Tensor, "batch position d"],
+        *,
+        attention: bool = False,
+        edits: Sequence[Edit] = (),
+    ) -> Trace:
+        sites = [Site("attention", layer) for layer in range(self.spec.blocks)]
+        with self._passing(embeddings, edits) as (calls, last), self._attending(sites if attention else None, edits):
+            self._forward(embeddings)
+        streams, blocks, rotary = [], [], []
+        for layer in range(self.spec.blocks):
+            if calls[layer] is None:
+                raise RuntimeError(f"{self.spec.family}: site 'residual' of block {layer} never fired")
+            args, kwargs = calls[layer]
+            stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs)
+            streams.append(stream)
+            blocks.append(block)
+            rotary.append(rotation)
+        recorded = tuple(site.value(self.spec.family) for site in sites) if attention else ()
+        return Trace((*streams, last.value(self.spec.family)), tuple(blocks), tuple(rotary), recorded)  # type: ignore[arg-type]
+
+    def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
+        return self._final_norm(residual)
+
+    def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
+        logits = self._model.get_output_embeddings()(normed)
+        cap = getattr(self._model.config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _forward(self, embeddings: Tensor) -> None:
+        # The hook at block 0 puts `embeddings` where the blocks begin, past any scaling or added positions. What the
+        # decoder itself is given only fixes the shape.
+        self._decoder(inputs_embeds=torch.zeros_like(embeddings), use_cache=False)
+
+    @contextmanager
+    def _passing(self, embeddings: Tensor, edits: Sequence[Edit]) -> Iterator[tuple[list[Any], Site]]:
+        """Hooks for one pass: inject at block 0, apply edits of the stream, record every block's call and the end."""
+        calls: list[Any] = [None] * self.spec.blocks
+        last = Site("final residual", self.spec.blocks)
+        _check_edits(edits, self.spec)
+        changes = [[e for e in edits if e.site == "residual" and e.layer == at] for at in range(self.spec.blocks)]
+
+        def before(layer: int) -> Callable[..., Any]:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                stream = embeddings if layer == 0 else _hidden(args, kwargs)
+                for edit in changes[layer]:
+                    stream = edit.function(stream)
+                args, kwargs = _with_hidden(stream, args, kwargs)
+                calls[layer] = (args, kwargs)
+                return args, kwargs
+
+            return hook
+
+        def at_end(module: nn.Module, args: tuple[Any, ...]) -> None:
+            last.fired.append(args[0])
+
+        handles = [block.register_forward_pre_hook(before(i), with_kwargs=True) for i, block in enumerate(self._blocks)]
+        handles.append(self._final_norm.register_forward_pre_hook(at_end))
+        try:
+            with self._attending(None, edits):
+                yield calls, last
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def _attending(self, sites: list[Site] | None, edits: Sequence[Edit]) -> Iterator[None]:
+        """Listen to the attention function: record q, k, v at `sites` and apply edits of them."""
+        changed = [edit for edit in edits if edit.site != "residual"]
+        if sites is None and not changed:
+            yield
+            return
+        layers = {id(getattr(block, self._family.attention)): i for i, block in enumerate(self._blocks)}
+
+        def listen(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            layer = layers[id(module)]
+            for edit in changed:
+                if edit.layer == layer:
+                    query, key, value = (
+                        edit.function(tensor) if edit.site == name else tensor
+                        for name, tensor in (("query", query), ("key", key), ("value", value))
+                    )
+            if sites is not None:
+                sites[layer].fired.append(self._attention(layer, query, key, value, kwargs))  # type: ignore[arg-type]
+            return query, key, value
+
+        token = _listener.set(listen)
+        try:
+            yield
+        finally:
+            _listener.reset(token)
+
+    def _attention(self, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> Attention:
+        groups = query.shape[1] // key.shape[1]
+        scale = kwargs.get("scaling")
+        return Attention(
+            query=query.detach(),
+            key=key.detach().repeat_interleave(groups, 1),
+            value=value.detach().repeat_interleave(groups, 1),
+            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+            softcap=kwargs.get("softcap"),
+            window=self.spec.windows[layer],
+        )
+
+    # -- taking apart and starting afresh
+
+    def parts(self, layer: int) -> Parts | None:
+        block = self._blocks[layer]
+        if type(block).__name__ != self._family.block:
+            return None
+        for module in block.modules():
+            if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+                return None  # somebody changed what this block computes
+            if type(module) not in (nn.Linear,) and isinstance(module, nn.Linear):
+                return None  # adapters and quantized layers are linear in another way
+        return replace(self._family.parts(block), window=self.spec.windows[layer])
+
+    def reinitialized(self, seed: int, *, positional: bool = True) -> HuggingFaceView:
+        return type(self)(
+            fresh_model(self._model.config, seed, positional=positional).to(self.device, self.dtype),
+            tokenizer=self.tokenizer,
+            name=self._name,
+            revision=self._revision,
+            condition="init" if positional else "init-nope",
+        )
+
+
+def fresh_model(config: Any, seed: int, *, positional: bool = True) -> PreTrainedModel:
+    """Fresh float32 weights from a configuration, drawn on the CPU so that a seed means the same on every device.
+
+    Without `positional`: rotations are replaced by the identity (times the scaling that some RoPE types apply to the
+    logits), learned positions by zeros.
+    """
+    config = copy.deepcopy(config)
+    config._attn_implementation = None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if positional:
+        return model
+    family = family_of(config)
+    decoder = model.get_decoder()
+    if family.learned is not None:
+        nn.init.zeros_(getattr(decoder, family.learned).weight)
+        return model
+
+    def unrotated(module: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        cos, sin = output
+        return torch.sqrt(cos**2 + sin**2), torch.zeros_like(sin)
+
+    decoder.rotary_emb.register_forward_hook(unrotated)
+    return model
+
+
+def spec_of(config: Any) -> Spec:
+    """The architecture a transformers configuration describes."""
+    family = family_of(config)
+    heads, blocks, width = config.num_attention_heads, config.num_hidden_layers, config.hidden_size
+    head_dim = getattr(config, "head_dim", None) or width // heads
+    window = getattr(config, "sliding_window", None)
+    if not getattr(config, "use_sliding_window", True):  # Qwen2 and Qwen3 carry the number without using it
+        window = None
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * blocks
+    return Spec(
+        family=config.model_type,
+        blocks=blocks,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=head_dim,
+        width=width,
+        vocabulary=config.vocab_size,
+        positional=(family.positional,) * blocks,
+        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        max_length=getattr(config, "max_position_embeddings", None),
+        initializer_range=getattr(config, "initializer_range", None),
+    )
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 over parameters in name order: name, dtype, shape and the bytes of the values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.named_parameters()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _check_edits(edits: Sequence[Edit], spec: Spec) -> None:
+    for edit in edits:
+        if edit.site not in ("residual", "query", "key", "value"):
+            raise InputError(f"edit site '{edit.site}' does not exist; use residual, query, key or value")
+        if not 0 <= edit.layer < spec.blocks:
+            raise InputError(f"edit of block {edit.layer}: the model has blocks 0 to {spec.blocks - 1}")
+
+
+def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def _with_hidden(stream: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    return ((stream, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": stream})
+
+
+def _recorded_block(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """(the stream it read, the block as a function of its stream, its rotation)."""
+
+    def block(stream: Tensor) -> Tensor:
+        given, named = _with_hidden(stream, args, kwargs)
+        output = module(*given, **named)
+        return output[0] if isinstance(output, tuple) else output
+
+    pair = kwargs.get("position_embeddings")
+    rotation = None if pair is None else (pair[0][0], pair[1][0])
+    return _hidden(args, kwargs).detach(), block, rotation
+
+
+Backend = Literal["transformers", "transformer_lens"]

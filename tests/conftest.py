@@ -1,0 +1,20 @@
+"""Settings that have to be made before anything is imported, and fixtures that several test files share."""
+
+import os
+
+# Nothing is downloaded in tests, and two threads suffice models this small: set before the first import reads them.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))

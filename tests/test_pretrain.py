@@ -1,0 +1,452 @@
+"""The pretraining program: order of the data, what is measured, continuation, what is written."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference import bigram_loss as reference_bigram_loss
+
+from probes.errors import InputError
+from probes.text import Document
+from toy.card import largest_position0, uniform_position0, write_card
+from toy.pretrain import (
+    Options,
+    Windows,
+    bigram_loss,
+    find_text,
+    hold_out,
+    pack,
+    position0_weights,
+    pretrain,
+    run,
+    sequential_starts,
+    train_tokenizer,
+    validation_loss,
+)
+
+VOCABULARY = 300
+SMALL = Options(steps=24, batch=4, length=32, warmup=4, peak_lr=1e-2)
+
+
+def text_documents() -> list[Document]:
+    """Made-up text that is easy to learn: lines of a few words in a fixed grammar."""
+    random = np.random.default_rng(0)
+    who, does, what = (
+        ("the river", "a stone", "this wind"),
+        ("moves", "finds", "keeps"),
+        ("the sea", "a valley", "time"),
+    )
+    lines = [f"{random.choice(who)} {random.choice(does)} {random.choice(what)}.\n" for _ in range(900)]
+    return [Document(f"part{i}", "".join(lines[30 * i : 30 * i + 30])) for i in range(30)]
+
+
+def small_config(model_type: str = "llama", **changes: Any) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    shape: dict[str, Any] = dict(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=True,
+    )
+    return CONFIG_MAPPING[model_type](**(shape | changes))
+
+
+def train(out: Path, options: Options = SMALL, config: Any = None, **more: Any) -> dict[str, Any]:
+    documents = text_documents()
+    return pretrain(
+        small_config() if config is None else config,
+        out,
+        training=documents[:-6],
+        heldout=documents[-6:],
+        options=options,
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> SimpleNamespace:
+    out = tmp_path_factory.mktemp("trained") / "model"
+    return SimpleNamespace(out=out, report=train(out, keep_steps=(0, 10), save_every=10))
+
+
+class Interrupted(Options):
+    """Options of the same values that stop the run, as Ctrl-C does, when step 17 asks for its learning rate."""
+
+    def learning_rate(self, step: int) -> float:
+        if step == 17:
+            raise KeyboardInterrupt
+        return super().learning_rate(step)
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_loss_falls_and_the_log_says_so(trained):
+    log = [json.loads(line) for line in (trained.out / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [0, 10, 20, 23]
+    assert abs(log[0]["loss"] - math.log(VOCABULARY)) < 0.2  # fresh weights know nothing
+    assert log[-1]["loss"] < log[0]["loss"] - 1
+    assert trained.report["validation_loss"] < math.log(VOCABULARY) - 1
+
+
+def test_report_is_what_training_json_holds_and_counts_right(trained):
+    report = trained.report
+    assert json.loads((trained.out / "training.json").read_text(encoding="utf-8")) == report
+    assert report["tokens_seen"] == 24 * 4 * 32
+    assert (report["training_documents"], report["heldout_documents"]) == (24, 6)
+    assert report["options"] == dataclasses.asdict(SMALL)
+    assert np.shape(report["position0_weight"]) == (2, 4)
+    assert not (trained.out / "state").exists()
+
+
+@pytest.mark.parametrize("config", [None, "dropout"])
+def test_interrupted_run_continues_to_the_same_bits(tmp_path, trained, config):
+    # With dropout the steps draw random numbers; those too have to follow from seed and step alone.
+    if config is None:
+        whole, built = trained.out, None
+    else:
+        whole = tmp_path / "whole"
+        built = small_config(attention_dropout=0.2)
+        train(whole, config=built, keep_steps=(0, 10), save_every=10)
+    out = tmp_path / "model"
+    with pytest.raises(KeyboardInterrupt):
+        train(out, Interrupted(**dataclasses.asdict(SMALL)), config=built, keep_steps=(0, 10), save_every=10)
+    assert not (out / "model.safetensors").exists()
+    assert (out / "state" / "state.safetensors").exists()
+    train(out, config=built, keep_steps=(0, 10), save_every=10)
+    for folder in (".", "step0", "step10"):
+        assert weights(out / folder) == weights(whole / folder)
+    assert (out / "log.jsonl").read_text() == (whole / "log.jsonl").read_text()
+    first, second = (json.loads((folder / "training.json").read_text()) for folder in (out, whole))
+    assert first | {"seconds": 0} == second | {"seconds": 0}
+
+
+def test_dropout_is_really_on(tmp_path, trained):
+    train(tmp_path / "dropout", config=small_config(attention_dropout=0.2), keep_steps=())
+    assert weights(tmp_path / "dropout") != weights(trained.out)
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "named"),
+    [
+        ({"seed": 1}, {}, "seed"),
+        ({"peak_lr": 2e-2, "clip": 0.5}, {}, "clip, peak_lr"),
+        ({}, {"rope_theta": 500.0}, "rope"),
+        ({}, {"intermediate_size": 64}, "intermediate_size"),
+        ({"bos": False}, {}, "bos"),
+    ],
+)
+def test_continuing_with_other_settings_is_refused_by_name(tmp_path_factory, changes, config, named):
+    out = tmp_path_factory.getbasetemp() / "unfinished"
+    if not out.exists():
+        with pytest.raises(KeyboardInterrupt):
+            train(out, Interrupted(**dataclasses.asdict(SMALL)), save_every=10)
+    before = (out / "state" / "state.safetensors").read_bytes()
+    with pytest.raises(InputError, match=rf"unfinished run with other .*{named}.*another folder"):
+        train(out, dataclasses.replace(SMALL, **changes), config=small_config(**config), save_every=10)
+    assert (out / "state" / "state.safetensors").read_bytes() == before
+
+
+def test_continuing_with_other_text_is_refused(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, Interrupted(**dataclasses.asdict(SMALL)), save_every=10)
+    documents = text_documents()
+    with pytest.raises(InputError, match="unfinished run with other data"):
+        pretrain(small_config(), tmp_path, training=documents[1:-6], heldout=documents[-6:], options=SMALL)
+
+
+def test_windows_with_and_without_bos_show_the_same_text_at_the_same_step():
+    stream = np.random.default_rng(0).integers(2, 50, size=1000)
+    plain, first = (Windows(stream, length=16, seed=3, bos=bos) for bos in (None, 0))
+    for step in (0, 5, 200):  # step 200 is many passes later
+        starts = plain.starts(step * 4, 4)
+        assert starts == first.starts(step * 4, 4)
+        (inputs, targets), (inputs_bos, targets_bos) = plain.at(starts), first.at(starts)
+        assert inputs.shape == targets.shape == inputs_bos.shape == targets_bos.shape == (4, 16)
+        assert (inputs[:, 1:] == targets[:, :-1]).all()
+        assert (inputs_bos[:, 0] == 0).all()
+        assert (inputs_bos[:, 1:] == inputs[:, :-1]).all()
+        assert (targets_bos == inputs).all()
+
+
+def test_each_pass_shows_every_window_once_in_another_order_and_phase():
+    stream = np.arange(1000)
+    windows = Windows(stream, length=16, seed=0, bos=None)
+    passes = [windows.starts(n * windows.per_pass, windows.per_pass) for n in range(3)]
+    for starts in passes:
+        assert len({start % 16 for start in starts}) == 1
+        assert len(set(starts)) == windows.per_pass
+        assert min(starts) >= 0
+        assert max(starts) + 16 < len(stream)
+    assert passes[0] != passes[1]
+    assert Windows(stream, length=16, seed=1, bos=None).starts(0, 5) != passes[0][:5]
+
+
+def test_windows_need_enough_text():
+    with pytest.raises(InputError, match=r"text of 20 tokens is too short for windows of length=16"):
+        Windows(np.arange(20), length=16, seed=0, bos=None)
+
+
+def test_bigram_loss_is_that_of_the_slow_twin():
+    random = np.random.default_rng(0)
+    training, held = random.integers(0, 20, size=400), random.integers(0, 25, size=150)  # some pairs never trained on
+    windows = Windows(held, length=12, seed=0, bos=None)
+    expected = reference_bigram_loss(training.tolist(), held.tolist(), length=12, vocabulary=25)
+    # Both are sums of about a hundred float64 logarithms, in another order.
+    assert bigram_loss(training, windows, 25) == pytest.approx(expected, rel=1e-12)
+
+
+def test_bigram_loss_finds_the_rule_of_a_text_that_has_one():
+    cycle = np.tile(np.arange(10), 300)
+    windows = Windows(cycle[:200], length=20, seed=0, bos=None)
+    assert bigram_loss(cycle, windows, 10) < 0.01
+
+
+def test_step0_is_the_bfloat16_rounded_start(trained):
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(SMALL.seed)
+    config = AutoModelForCausalLM.from_pretrained(trained.out / "step0").config
+    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32).state_dict()
+    saved = load_file(trained.out / "step0" / "model.safetensors")
+    assert set(fresh) - set(saved) == {"lm_head.weight"}  # tied to the embedding
+    for name, tensor in saved.items():
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, fresh[name].bfloat16()), name
+
+
+def test_saved_folder_loads_with_transformers_and_repeats_its_validation_loss(trained):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(trained.out, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(trained.out)
+    assert tokenizer("the river moves time.").input_ids[0] == tokenizer.bos_token_id == model.config.bos_token_id == 0
+    assert tokenizer.decode(tokenizer("the river – é").input_ids, skip_special_tokens=True) == "the river – é"
+    held = pack(tokenizer, text_documents()[-6:])
+    assert len(held) == trained.report["heldout_tokens"]
+    windows = Windows(held, length=32, seed=0, bos=0)
+    assert validation_loss(model, windows, batch=5) == pytest.approx(trained.report["validation_loss"], abs=1e-4)
+    inputs, _ = windows.at(sequential_starts(held, 32)[:64])
+    measured = position0_weights(model, inputs)
+    np.testing.assert_allclose(measured, trained.report["position0_weight"], atol=1e-4)  # stored with four digits
+    assert model.config._attn_implementation == "sdpa"  # set back
+
+
+def test_tokenizer_without_bos_adds_none():
+    tokenizer = train_tokenizer(text_documents(), vocabulary=VOCABULARY, bos=False)
+    assert tokenizer.bos_token_id is None
+    assert tokenizer.eos_token_id == 1
+    stream = pack(tokenizer, [Document("a", "time"), Document("b", "sea")])
+    assert (stream == 1).sum() == 2
+    assert stream[-1] == 1
+    assert tokenizer.decode(stream) == "time<|eos|>sea<|eos|>"
+
+
+def test_position0_weight_is_uniform_attention_s_where_attention_is_uniform():
+    from transformers import AutoModelForCausalLM
+
+    for window in (None, 5):
+        config = small_config("mistral", sliding_window=window)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        for layer in model.model.layers:
+            torch.nn.init.zeros_(layer.self_attn.q_proj.weight)  # every logit is 0
+        measured = position0_weights(model, torch.randint(0, VOCABULARY, (3, 16)))
+        np.testing.assert_allclose(measured, uniform_position0(16, window), rtol=1e-5)  # float32 softmax
+
+
+def test_callers_config_stays_as_it_was(tmp_path):
+    config = small_config()
+    before = config.to_dict()
+    train(tmp_path, Options(steps=1, batch=1, length=8, warmup=1), config=config, keep_steps=())
+    assert config.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("steps", 0),
+        ("batch", -1),
+        ("warmup", 0),
+        ("length", 1),
+        ("peak_lr", 0.0),
+        ("peak_lr", math.nan),
+        ("clip", -1.0),
+        ("weight_decay", -0.1),
+        ("seed", -1),
+        ("compute", "float16"),
+    ],
+)
+def test_unusable_option_is_refused_by_name_and_value(setting, value):
+    with pytest.raises(InputError, match=rf"^{setting}='?{value}"):
+        Options(**{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "says"),
+    [
+        ({"vocab_size": 257}, {}, "vocab_size=257"),
+        ({"vocab_size": 5000}, {}, r"vocab_size=5000; give more text"),
+        ({"max_position_embeddings": 16}, {}, "length=32 exceeds"),
+        ({}, {"keep_steps": (0, 24)}, "keep_steps=24"),
+        ({}, {"save_every": 0}, "save_every=0"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path, config, more, says):
+    with pytest.raises(InputError, match=says):
+        train(tmp_path / "out", config=small_config(**config), **more)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_learning_rate_rises_to_its_peak_and_decays_to_a_tenth():
+    options = Options(steps=1000, warmup=10, peak_lr=1.0)
+    rates = [options.learning_rate(step) for step in range(1001)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == rates[10] == 1.0
+    assert rates[505] == pytest.approx(0.55)
+    assert rates[1000] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("documents", [text_documents(), [Document("book", "".join(d.text for d in text_documents()))]])
+def test_hold_out_keeps_all_text_and_needs_no_short_documents(documents):
+    training, heldout = hold_out(documents, characters=5000)
+    assert 2500 <= sum(len(document.text) for document in heldout) <= 5000
+    assert sum(len(d.text) for d in training + heldout) == sum(len(d.text) for d in documents)
+    assert {line for d in training + heldout for line in d.text.splitlines()} == {
+        line for d in documents for line in d.text.splitlines()
+    }  # cut at line ends only
+
+
+def test_hold_out_refuses_too_little_text():
+    with pytest.raises(InputError, match=r"text of 12 characters .*heldout_characters=10"):
+        hold_out([Document("a", "abc\n" * 3)], characters=10)
+
+
+@pytest.fixture
+def source(tmp_path) -> SimpleNamespace:
+    """A config file and the same text as a folder, a parquet file and a jsonl file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    documents = text_documents()
+    (tmp_path / "text").mkdir()
+    for document in documents:
+        (tmp_path / "text" / f"{document.name}.txt").write_text(document.text)
+    texts = [document.text for document in documents]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    small_config().to_json_file(tmp_path / "config.json")
+    return SimpleNamespace(path=tmp_path, out=tmp_path / "out", config=tmp_path / "config.json")
+
+
+FEW: dict[str, Any] = dict(steps=2, batch=2, length=16, warmup=1, heldout_characters=3000, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "described"),
+    [
+        ({"text": "text"}, "text 'text'"),
+        ({"dataset": "rows.parquet"}, "rows.parquet', split 'train'"),
+        ({"dataset": "rows.jsonl", "column": "body"}, "rows.jsonl', split 'train'"),
+    ],
+)
+def test_run_trains_on_each_source_and_writes_a_card(source, given, described):
+    for kind in ("text", "dataset"):
+        if kind in given:
+            given = given | {kind: str(source.path / given[kind])}
+    report = run(None, source.out, config=source.config, bos=False, command="headwater pretrain ...", **given, **FEW)
+    assert report["options"]["bos"] is False
+    stored = json.loads((source.out / "training.json").read_text())
+    assert stored["data_description"].endswith(described)
+    card = (source.out / "README.md").read_text(encoding="utf-8")
+    assert stored["data_description"] in card
+    assert "no BOS" in card
+    assert "headwater pretrain ..." in card
+    assert f"{report['validation_loss']:.4f}" in card
+    with pytest.raises(InputError, match="holds a finished model"):
+        run(None, source.out, config=source.config, **given, **FEW)
+
+
+def test_dataset_is_read_up_to_the_wanted_characters(source):
+    whole, _ = find_text(dataset=str(source.path / "rows.parquet"))
+    assert [document.text for document in whole] == [document.text for document in text_documents()]
+    few, _ = find_text(dataset=str(source.path / "rows.parquet"), characters=2000)
+    assert few == whole[: len(few)]
+    assert sum(len(document.text) for document in few[:-1]) < 2000 <= sum(len(document.text) for document in few)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"text": "text", "stdlib": True}, "--text and --stdlib given"),
+        ({"text": "text", "split": "test"}, "split=test is for --dataset only"),
+        ({"text": "gone"}, "gone' does not exist"),
+        ({"text": "text", "heldout_characters": 10**6}, "heldout_characters=1000000"),
+        ({"text": "text", "config": "gone.json"}, r"gone\.json' is not readable"),
+        ({"text": "text", "config": "rows.jsonl"}, r"rows\.jsonl' is no JSON"),
+        ({"text": "text", "config": "odd.json"}, r"model_type='perceptron'"),
+        ({"text": "text", "config": "wrong.json"}, r"wrong\.json' is refused by transformers .*hidden_size"),
+        ({"text": "text", "config": "t5.json"}, "'t5' is no causal language model"),
+        ({"text": "text", "recipe": "tiny-llama"}, "both 'tiny-llama' and"),
+        (
+            {"text": "text", "recipe": "tiny-lama", "config": None},
+            "recipe 'tiny-lama' is unknown; choose one of tiny-llama,",
+        ),
+        ({"text": "text", "config": None}, r"neither given; give a recipe \(tiny-llama,"),
+        ({"text": "text", "device": "tpu"}, "device 'tpu'"),
+        ({"text": "text", "out": "text"}, r"text' holds other files \('part0\.txt' is one\)"),
+        ({"text": "text", "out": "config.json"}, r"config\.json' is no folder"),
+        ({"text": "text", "length": 2000}, "length=2000 exceeds"),
+        ({"dataset": "nobody/nothing"}, "nobody/nothing' cannot be streamed"),
+        ({"dataset": "rows.jsonl"}, "no column 'text'"),
+        ({"dataset": "rows.parquet", "characters": 0}, "characters=0"),
+    ],
+)
+def test_run_refuses_unusable_input_and_writes_nothing(source, monkeypatch, given, says):
+    monkeypatch.chdir(source.path)
+    Path("odd.json").write_text('{"model_type": "perceptron"}')
+    Path("wrong.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
+    Path("t5.json").write_text('{"model_type": "t5", "vocab_size": 300}')
+    before = sorted(source.path.rglob("*"))
+    given = {"recipe": None, "out": "out", "config": source.config} | FEW | given
+    recipe, out = given.pop("recipe"), given.pop("out")
+    with pytest.raises(InputError, match=says):
+        run(recipe, out, **given)
+    assert sorted(source.path.rglob("*")) == before
+
+
+def test_card_of_a_folder_from_its_training_json_alone(tmp_path, trained):
+    known = {key: value for key, value in trained.report.items() if key not in ("versions", "device")}
+    (tmp_path / "training.json").write_text(json.dumps(known | {"sample": "a ``` b"}))
+    with pytest.raises(InputError, match="data_description"):
+        write_card(tmp_path)
+    card = write_card(tmp_path, data="CPython 3.11.7 standard library", difference="nothing | much")
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == card
+    assert "PSF License" in card
+    assert "sets it apart: nothing | much." in card
+    assert "````text\na ``` b\n````" in card  # the fence is longer than what it holds
+    weight, block, head = largest_position0(known["position0_weight"])
+    assert weight == np.max(known["position0_weight"]) == known["position0_weight"][block][head]
+    assert f"{weight:.4f}, in block {block}, head {head} " in card
+    assert write_card(tmp_path) == card  # what was given is kept
+    with pytest.raises(InputError, match=r"training\.json' is not readable"):
+        write_card(tmp_path / "nowhere")
+
+
+@pytest.mark.gpu
+def test_training_on_cuda_follows_the_cpu(tmp_path, trained):
+    report = train(tmp_path, device="cuda", keep_steps=())
+    # Twenty-four steps let float32 differences between the two devices' matrix products grow.
+    assert report["validation_loss"] == pytest.approx(trained.report["validation_loss"], abs=0.05)

@@ -1,0 +1,261 @@
+"""Results: what they say about their making, round trips through files, damage, and joining runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from bigram import bigram
+
+from probes import results
+from probes.errors import InputError
+from probes.prompts import tokens_hash
+from probes.results import attributes, combine, dataset, load, provenance, save, set_command
+
+TOKENS = torch.arange(6).reshape(2, 3)
+
+
+def run(condition: str, seed: int | None, **changes) -> xr.Dataset:
+    """A small result, its values telling condition and seed apart."""
+    number = {"pretrained": 100.0, "init": 200.0, "init-nope": 300.0}[condition] + (seed or 0)
+    attrs = {"condition": condition, "weights": f"{condition}/{seed}", "config": "{}", "headwater": "0", "model": "m"}
+    attrs |= {} if seed is None else {"seed": seed}
+    variables = {
+        "sensitivity": (("prompt", "position"), np.full((2, 3), number, dtype=np.float32), {"units": "1"}),
+        "heads": (("position",), np.full(3, 7)),
+    }
+    return dataset(variables, tokens=changes.pop("tokens", TOKENS), attrs=attrs | changes)
+
+
+@pytest.fixture
+def command():
+    yield
+    results._command = ""
+
+
+def test_dataset_takes_tensors_and_numbers_its_dimensions():
+    ds = dataset(
+        {
+            "sensitivity": (("prompt", "position"), torch.ones(2, 3, dtype=torch.bfloat16, requires_grad=True)),
+            "share": (("lag",), [0.5, 0.25], {"long_name": "share of the norm", "units": "1"}),
+        },
+        tokens=TOKENS,
+        coords={"lag": [1, 4], "band": (("position",), ["early", "early", "late"])},
+        attrs={"none": None, "table": {"a": [1]}},
+    )
+    assert ds["sensitivity"].dtype == np.float32
+    assert ds["share"].attrs == {"long_name": "share of the norm", "units": "1"}
+    assert ds["tokens"].values.tolist() == TOKENS.tolist()
+    assert ds["tokens"].dims == ("prompt", "position")
+    assert ds["position"].values.tolist() == [0, 1, 2]
+    assert ds["prompt"].values.tolist() == [0, 1]
+    assert ds.sel(lag=4)["share"].item() == 0.25
+    assert ds["band"].dims == ("position",)
+    assert ds.attrs == {"none": "null", "table": '{"a": [1]}'}
+    assert "position" not in dataset({"share": (("lag",), [1.0])}).coords
+
+
+def test_attributes_keep_plain_values_and_write_the_rest_as_json():
+    values = {
+        "i": 3,
+        "f": 0.5,
+        "s": "é",
+        "n": np.int64(4),
+        "b": True,
+        "l": [1],
+        "p": Path("a/b"),
+        "t": torch.tensor([1, 2]),
+    }
+    found = attributes(values)
+    assert found == {"i": 3, "f": 0.5, "s": "é", "n": 4, "b": "true", "l": "[1]", "p": "a/b", "t": "[1, 2]"}
+    assert {type(value) for value in found.values()} == {int, float, str}
+
+
+def test_provenance_says_what_made_a_result(command):
+    model = bigram(bos=True)
+    found = provenance(model, TOKENS, method="sketch", products=32, chunk=None)
+    assert (found["model"], found["condition"], found["revision"]) == ("bigram", "pretrained", "null")
+    assert found["tokens_sha256"] == tokens_hash(TOKENS)
+    assert json.loads(str(found["options"])) == {"method": "sketch", "products": 32, "chunk": None}
+    assert found["torch"] == torch.__version__.split("+")[0] or found["torch"] == torch.__version__
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    age = datetime.now(UTC) - datetime.fromisoformat(str(found["created"]))
+    assert timedelta(seconds=-1) < age < timedelta(minutes=1)
+    assert found["command"] == ""
+    set_command(["jacobian", "a model", "--n", "4"])
+    assert provenance(model, TOKENS)["command"] == "headwater jacobian 'a model' --n 4"
+    twin = provenance(model.reinitialized(3), TOKENS)
+    assert twin["condition"] == "init"
+    assert twin["weights"] != found["weights"]
+
+
+def test_a_saved_result_comes_back_whole(tmp_path):
+    ds = run("pretrained", None, number=3, nothing=None, text="é\nü")
+    ds["scalar"] = ((), 1.5)
+    ds["mask"] = (("position",), np.array([True, False, True]))
+    path = tmp_path / "new" / "result.nc"
+    save(ds, path)
+    back = load(path)
+    xr.testing.assert_identical(back, ds)
+    assert type(back.attrs["number"]) is int
+    assert back["mask"].dtype == bool
+    path.unlink()
+    assert back["sensitivity"].values.sum() == 600  # in memory
+    save(back, path)  # what was loaded can be saved again
+    xr.testing.assert_identical(load(path), ds)
+    assert [p.name for p in path.parent.iterdir()] == ["result.nc"]
+
+
+def test_saving_leaves_the_result_alone_and_compresses(tmp_path):
+    ds = xr.Dataset({"x": (("a", "b"), np.zeros((300, 300)))}, attrs={"headwater": "0", "list": [1, 2]})
+    save(ds, tmp_path / "zeros.nc")
+    assert ds.attrs["list"] == [1, 2]
+    assert load(tmp_path / "zeros.nc").attrs["list"] == "[1, 2]"
+    assert (tmp_path / "zeros.nc").stat().st_size < 300 * 300 * 8 / 10
+    with h5py.File(tmp_path / "zeros.nc") as file:
+        assert file["x"].compression == "gzip"
+
+
+def test_a_failed_save_leaves_what_was_there(tmp_path):
+    path = tmp_path / "result.nc"
+    save(run("pretrained", None), path)
+    before = path.read_bytes()
+    bad = run("pretrained", None)
+    bad["mixed"] = (("position",), np.array([1, "a", None], dtype=object))
+    with pytest.raises((TypeError, ValueError)):
+        save(bad, path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path):
+    """In a process of its own, whose files may not grow beyond 20 kB."""
+    path = tmp_path / "result.nc"
+    path.write_bytes(b"before")
+    program = f"""
+import resource, sys
+import numpy as np, xarray as xr
+from probes.errors import InputError
+from probes.results import save
+ds = xr.Dataset({{"x": (("a", "b"), np.random.default_rng(0).random((200, 200)))}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    save(ds, {str(path)!r})
+except InputError as error:
+    sys.exit(str(error))
+"""
+    root = Path(results.__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "cannot write" in done.stderr
+    assert path.read_bytes() == b"before"
+    assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]
+
+
+def test_files_that_are_no_results_are_refused_in_one_line(tmp_path):
+    def refused(path) -> str:
+        with pytest.raises(InputError) as raised:
+            load(path)
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    assert "does not exist" in refused(tmp_path / "none.nc")
+    assert "does not exist" in refused(tmp_path)
+    (tmp_path / "text.nc").write_text("no NetCDF")
+    assert "cannot be read" in refused(tmp_path / "text.nc")
+    (tmp_path / "empty.nc").touch()
+    assert "cannot be read" in refused(tmp_path / "empty.nc")
+    xr.Dataset({"x": ("a", [1.0])}).to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
+    assert "was not written by headwater" in refused(tmp_path / "other.nc")
+
+
+def test_damage_anywhere_is_an_input_error_or_does_no_harm(tmp_path):
+    path = tmp_path / "result.nc"
+    ds = run("init", 1)
+    ds["noise"] = (("a", "b"), np.random.default_rng(0).random((50, 50)))
+    save(ds, path)
+    whole = path.read_bytes()
+    for kept in (10, len(whole) // 2, len(whole) - 10):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(InputError, match="cannot be read"):
+            load(path)
+    random = np.random.default_rng(1)
+    failures = 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        at = int(random.integers(len(whole) - 40))
+        damaged[at : at + 40] = random.bytes(40)
+        path.write_bytes(damaged)
+        try:
+            load(path)
+        except InputError:
+            failures += 1
+    assert failures > 50  # the others fell into unused bytes and attributes' text
+
+
+def test_combine_places_conditions_and_seeds():
+    runs = [run("init", 5), run("pretrained", None), run("init-nope", 5), run("init", 2)]
+    both = combine(runs)
+    assert both["sensitivity"].dims == ("condition", "seed", "prompt", "position")
+    assert both["sensitivity"].dtype == np.float32
+    assert both["sensitivity"].attrs == {"units": "1"}
+    assert both["condition"].values.tolist() == ["pretrained", "init", "init-nope"]
+    assert both["seed"].values.tolist() == [2, 5]
+    first = both["sensitivity"].isel(prompt=0, position=0).values
+    np.testing.assert_array_equal(first, [[100, np.nan], [202, 205], [np.nan, 305]])
+    assert both["runs"].values.tolist() == [1, 2, 1]
+    assert both["heads"].sel(condition="init", seed=2).values.tolist() == [7, 7, 7]
+    assert both["tokens"].dims == ("prompt", "position")
+    assert both["weights"].values.tolist() == [["pretrained/None", ""], ["init/2", "init/5"], ["", "init-nope/5"]]
+    assert both.attrs == {"config": "{}", "headwater": "0", "model": "m"}
+
+
+def test_combined_results_survive_a_file(tmp_path):
+    both = combine([run("pretrained", None), run("init", 0, created="then"), run("init", 1, created="now")])
+    assert both["created"].values.tolist() == [["", ""], ["then", "now"]]
+    save(both, tmp_path / "both.nc")
+    xr.testing.assert_equal(load(tmp_path / "both.nc"), both)
+    assert load(tmp_path / "both.nc").attrs == both.attrs
+
+
+def test_combine_of_full_conditions_keeps_integers():
+    both = combine([run("init", 0), run("init", 1)])
+    assert both["heads"].dtype.kind == "i"
+    assert combine([run("pretrained", None)])["seed"].values.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: run("init", 1, tokens=TOKENS + 1), "condition 'init', seed 1 was measured on other tokens"),
+        (lambda: run("init", 1).drop_vars("tokens"), "other tokens"),
+        (lambda: run("init", 1, config='{"width": 5}'), "another model config"),
+        (lambda: run("init", 0), "two results for condition 'init', seed 0"),
+        (lambda: run("init", None), "condition 'init' has seed None; set its attribute 'seed'"),
+        (lambda: run("init", 1).drop_vars("heads"), "differs from the first result in heads"),
+        (lambda: run("init", 1).assign_coords(position=[1, 2, 3]), "tokens|other values of 'position'"),
+        (lambda: run("init", 1).drop_attrs(), "no attribute 'condition'"),
+    ],
+)
+def test_combine_refuses(other, message):
+    with pytest.raises(InputError, match=message):
+        combine([run("init", 0), other()])
+
+
+def test_combine_refuses_nothing_and_text():
+    with pytest.raises(InputError, match="no results to combine"):
+        combine([])
+    texts = [run("init", seed).assign(names=("position", ["a", "b", "c"])) for seed in (0, 1)]
+    with pytest.raises(InputError, match="variable 'names' holds"):
+        combine(texts)

@@ -1,0 +1,122 @@
+"""Documents from files, folders, datasets and the standard library."""
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from probes.errors import InputError
+from probes.text import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content, encoding="utf-8")
+    return path
+
+
+def test_text_file_is_one_document_named_by_its_file(tmp_path):
+    file = write(tmp_path / "a.txt", "first line\nsecond – line\n")
+    assert read_documents(file) == [Document("a.txt", "first line\nsecond – line\n")]
+
+
+def test_folder_is_read_in_name_order_and_only_text_files(tmp_path):
+    write(tmp_path / "b.md", "b")
+    write(tmp_path / "sub" / "a.txt", "a")
+    write(tmp_path / "a.py", "pass")
+    write(tmp_path / "image.png", b"\x89PNG\0")
+    assert read_documents(tmp_path) == [Document("a.py", "pass"), Document("b.md", "b"), Document("sub/a.txt", "a")]
+
+
+def test_json_lines_give_names_and_skip_blank_lines(tmp_path):
+    lines = [{"name": "one", "text": "eins"}, {"text": "zwei\u2028still zwei"}]
+    text = "\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n"
+    file = write(tmp_path / "docs.jsonl", text)
+    assert read_documents(file) == [Document("one", "eins"), Document("docs.jsonl:3", "zwei\u2028still zwei")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("empty.txt", " \n", "empty.txt' is empty"),
+        ("latin.txt", b"caf\xe9", "not UTF-8 text (byte 3)"),
+        ("nul.txt", b"a\0b", "NUL bytes"),
+        ("rows.jsonl", '{"text": "a"}\n{"body": "b"}\n', "line 2"),
+        ("broken.jsonl", '{"text": "a"\n', "line 1"),
+        ("list.jsonl", "[1]\n", "line 1"),
+    ],
+)
+def test_unusable_file_is_refused_by_name(tmp_path, name, content, says):
+    file = write(tmp_path / name, content)
+    with pytest.raises(InputError) as raised:
+        read_documents(file)
+    assert name in str(raised.value)
+    assert says in str(raised.value)
+
+
+def test_missing_path_and_folder_without_text_are_refused(tmp_path):
+    with pytest.raises(InputError, match="nowhere' does not exist"):
+        read_documents(tmp_path / "nowhere")
+    write(tmp_path / "data" / "x.bin", b"1")
+    with pytest.raises(InputError, match=r"data' holds no text files"):
+        read_documents(tmp_path / "data")
+
+
+def test_datasets_are_read_from_local_parquet_jsonl_and_folders(tmp_path):
+    (tmp_path / "folder").mkdir()
+    table = pyarrow.table({"text": ["one", "two"], "id": [1, 2]})
+    for file in (tmp_path / "rows.parquet", tmp_path / "folder" / "rows.parquet"):
+        pyarrow.parquet.write_table(table, file)
+    lines = write(tmp_path / "rows.jsonl", '{"body": "one"}\n{"body": "two"}\n')
+    for name, column in ((tmp_path / "rows.parquet", "text"), (tmp_path / "folder", "text"), (lines, "body")):
+        documents = list(stream_dataset(str(name), column=column))
+        assert [document.text for document in documents] == ["one", "two"]
+        assert [document.name for document in documents] == [f"{name}[0]", f"{name}[1]"]
+
+
+def test_unusable_dataset_is_refused_by_name(tmp_path):
+    lines = write(tmp_path / "rows.jsonl", '{"body": "one"}\n')
+    with pytest.raises(InputError, match=r"no column 'text'; .*'body'"):
+        list(stream_dataset(str(lines)))
+    with pytest.raises(InputError, match=r"rows\.jsonl' cannot be streamed .*split"):
+        list(stream_dataset(str(lines), split="nope", column="body"))
+    with pytest.raises(InputError, match=r"nobody/nothing' cannot be streamed .*network"):
+        list(stream_dataset("nobody/nothing"))
+    other = write(tmp_path / "rows.xml", "<x/>")
+    with pytest.raises(InputError, match=r"rows\.xml' is none of \.parquet"):
+        list(stream_dataset(str(other)))
+
+
+def test_stdlib_is_source_of_this_interpreter_without_tests_and_tables():
+    documents = stdlib_documents()
+    texts = dict(documents)
+    assert texts["json/decoder.py"] == Path(json.decoder.__file__).read_text(encoding="utf-8")
+    assert list(texts) == [document.name for document in documents]  # no name twice
+    parts = {part for name in texts for part in name.split("/")}
+    assert not parts & {"test", "tests", "encodings", "site-packages"}
+    assert sum(map(len, texts.values())) > 5_000_000
+    assert stdlib_name() == f"CPython {'.'.join(map(str, sys.version_info[:3]))} standard library"
+
+
+def test_heldout_split_is_disjoint_complete_and_independent_of_order():
+    documents = [Document(f"d{i}", "x" * (20 + 7 * i % 50)) for i in range(200)] + [Document("long", "y" * 900)]
+    training, heldout = split_heldout(documents, characters=1000)
+    assert sorted(training + heldout) == sorted(documents)
+    assert 900 < sum(len(document.text) for document in heldout) <= 1000
+    assert "long" not in {document.name for document in heldout}  # more than a fifth of what is held out
+    assert [d for d in documents if d in training] == training
+    assert set(split_heldout(documents[::-1], characters=1000)[1]) == set(heldout)
+
+
+def test_heldout_split_grows_by_adding_documents_not_by_exchanging_them():
+    documents = [Document(f"d{i}", "x" * 10) for i in range(100)]
+    small, large = (set(split_heldout(documents, characters=size)[1]) for size in (100, 300))
+    assert len(small) == 10
+    assert len(large) == 30
+    assert small < large
