@@ -1,0 +1,71 @@
+"""headwater: where does a pretrained language model's sense of position come from?
+
+    import probes
+    model = probes.load("tiny-llama")
+    tokens = probes.prompts(model, n=16, length=256)
+    result = probes.jacobian(model, tokens, method="sketch")
+
+This file is a table of contents. Names are imported when they are first used, so that `import probes` costs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import InputError as InputError
+    from .jacobian import jacobian as jacobian
+    from .models.load import bundled as bundled
+    from .models.load import load as load
+    from .models.view import View as View
+    from .plots import jacobian_figure as jacobian_figure
+    from .prompts import prompts as prompts
+    from .results import combine as combine
+    from .results import load as load_result
+    from .results import save as save_result
+    from .summary import mean_profile as mean_profile
+    from .summary import ushape as ushape
+
+_WHERE = {
+    "InputError": ("errors", "InputError"),
+    "View": ("models.view", "View"),
+    "bundled": ("models.load", "bundled"),
+    "combine": ("results", "combine"),
+    "jacobian": ("jacobian", "jacobian"),
+    "jacobian_figure": ("plots", "jacobian_figure"),
+    "load": ("models.load", "load"),
+    "load_result": ("results", "load"),
+    "mean_profile": ("summary", "mean_profile"),
+    "prompts": ("prompts", "prompts"),
+    "save_result": ("results", "save"),
+    "ushape": ("summary", "ushape"),
+}
+
+__all__ = sorted(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'probes' has no attribute '{name}'")
+    module, attribute = _WHERE[name]
+    value = getattr(import_module(f".{module}", __name__), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})
+
+
+class _Package(ModuleType):
+    """Keeps `probes.jacobian` the function when the import system would put the submodule of that name in its place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _WHERE and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -59,9 +59,10 @@ Progress = Callable[[float, float], None]  # (products done, products in all)
 
 PRODUCTS = 64  # the sketch's default budget per prompt
 LOCAL_POSITIONS = 16  # sampled positions i of M: more did not lower the error on the bundled models
-LOCAL_FEATURES = 32  # random combinations of each E_li's input directions kept for M's Gram matrix
+LOCAL_FEATURES = 64  # random combinations of each E_li's input directions kept for M's Gram matrix
 BASIS_SHARE = 0.625  # of the budget spent on Q, the rest on probes; flat optimum between 0.5 and 0.75
 LEAST_PROBES = 8  # below it the standard error rests on too few pairs
+KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too
 CPU_ROWS = 2048  # rows of a matrix product at which it runs at full rate while cotangents stay in cache
 # The forward pass as taken apart may differ from the model's own by rounding only: transformers computes RMS norms in
 # float32 even in float64 models, hence the third number.
@@ -430,6 +431,7 @@ class _Estimate:
     exact: Tensor | None = None
     probed: Tensor | None = None  # sum over probes
     pairs: Tensor | None = None  # sum over pairs of S_kl^2
+    kept: list[Tensor] = field(default_factory=list)  # pulled probes, for pairs across chunks
     pair_count: int = 0
     products: float = 0.0
     basis_cost: float = 0.0
@@ -454,14 +456,18 @@ class _Estimate:
         fresh = _orthonormal_to(torch.cat(known, 1) if known else None, self.width, count, self.generator)
         self.probes = fresh if self.probes is None else torch.cat([self.probes, fresh], 1)
         for pulled in self._pull(prompt, fresh, report):
-            # Gram matrices of a chunk's probes at every layer and position: [layer, position, k, k]
-            gram = torch.einsum("lkpd,lmpd->lpkm", pulled, pulled).double().cpu()
-            own = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-            others = (gram.pow(2).sum((-2, -1)) - gram.diagonal(dim1=-2, dim2=-1).pow(2).sum(-1)) / 2
+            own = pulled.pow(2).sum((1, 3), dtype=torch.float64).cpu()
             self.probed = own if self.probed is None else self.probed + own
-            self.pairs = others if self.pairs is None else self.pairs + others
-            size = pulled.shape[1]
-            self.pair_count += size * (size - 1) // 2
+            # Pairs within the chunk (each once) and with earlier chunks: Gram matrices at every layer and position.
+            within = _gram_squares(pulled, pulled) - pulled.double().pow(2).sum(-1).pow(2).sum(1).cpu()
+            found = within / 2
+            for earlier in self.kept:
+                found = found + _gram_squares(pulled, earlier.to(pulled))
+            self.pairs = found if self.pairs is None else self.pairs + found
+            size, before = pulled.shape[1], sum(earlier.shape[1] for earlier in self.kept)
+            self.pair_count += size * (size - 1) // 2 + size * before
+            if (before + size) * pulled[:, 0].numel() * 4 <= KEPT_BYTES:
+                self.kept.append(pulled.cpu())
 
     def _pull(self, prompt: _Prompt, directions: Tensor, report: _Reporter):
         top = prompt.top()
@@ -499,6 +505,11 @@ class _Estimate:
         probes = self.probes.shape[1]
         dimension = self.left + probes
         return 2 * dimension * (dimension - probes) / probes * self.pairs / self.pair_count
+
+
+def _gram_squares(a: Tensor, b: Tensor) -> Float[Tensor, "layer position"]:
+    """Sum over k, m of (a_k . b_m)^2 at every layer and position, of [layer, k, position, d] each."""
+    return torch.einsum("lkpd,lmpd->lpkm", a, b).double().pow(2).sum((-2, -1)).cpu()
 
 
 def _orthonormal_to(known: Tensor | None, width: int, count: int, generator: torch.Generator) -> Tensor:

@@ -503,12 +503,16 @@ def spec_of(config: Any) -> Spec:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over parameters in name order: name, dtype, shape and the bytes of the values."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.named_parameters()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    """SHA-256 over the parameters' own hashes (dtype, shape, bytes of the values), sorted.
+
+    Names do not enter: the same weights have the same hash behind TransformerLens, which renames modules.
+    """
+    digests = []
+    for tensor in model.parameters():
+        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        digests.append(digest.digest())
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
 
 def _check_edits(edits: Sequence[Edit], spec: Spec) -> None:

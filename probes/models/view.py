@@ -44,7 +44,7 @@ class Identity:
     name: str
     revision: str | None
     condition: str  # "pretrained", "init", or "init-nope" (fresh weights, no positional encoding)
-    weights: str  # SHA-256 over names, shapes and values
+    weights: str  # SHA-256 over dtypes, shapes and values
     config: str  # canonical JSON of the configuration
     backend: str
     dtype: str

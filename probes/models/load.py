@@ -1,0 +1,249 @@
+"""From whatever names a model to a view of it: the only module that imports the adapters.
+
+Weights are read from safetensors alone, and code that a repository brings is run only if the caller says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..errors import InputError
+from .view import View
+
+CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+DType = Literal["auto", "float32", "float64", "bfloat16"]
+Backend = Literal["transformers", "transformer_lens"]
+
+
+def bundled() -> list[str]:
+    """Names of the pretrained models that come with the package."""
+    return sorted(folder.parent.name for folder in CHECKPOINTS.glob("*/config.json"))
+
+
+def load(
+    source: Any,
+    backend: Backend = "transformers",
+    *,
+    device: str = "auto",
+    dtype: DType = "auto",
+    revision: str | None = None,
+    tokenizer: Any | None = None,
+    trust_remote_code: bool = False,
+) -> View:
+    """A view of a model.
+
+    Args:
+        source: a bundled name ("tiny-llama"), a local folder in transformers' format, a hub id ("Qwen/Qwen2.5-0.5B"), a
+            transformers model in memory, a `TransformerBridge`, or a view (returned as it is). A name may carry its
+            revision: "tiny-llama@step0".
+        backend: who runs it. Both give the same numbers; TransformerLens is for models with a lens user's hooks.
+        device: "auto" takes CUDA if there is any, and leaves a model in memory where it is.
+        dtype: "auto" is float32, and a model in memory stays as it is.
+        revision: of a hub id; of a bundled model or folder, the subfolder that holds that step.
+        tokenizer: for models in memory.
+        trust_remote_code: run modelling code that comes with the checkpoint. Off unless asked for.
+
+    Raises:
+        InputError: the source cannot be found, reached, read or is of an unsupported family; weights are missing, of the
+            wrong shape, not finite, or not in safetensors; an option has an unknown value.
+    """
+    if backend not in ("transformers", "transformer_lens"):
+        raise InputError(f"backend '{backend}' does not exist; use transformers or transformer_lens")
+    if dtype != "auto" and dtype not in DTYPES:
+        raise InputError(f"dtype '{dtype}' does not exist; use auto, {', '.join(DTYPES)}")
+    place = _device(device)
+    if isinstance(source, (str, os.PathLike)):
+        model, found, name, revision = _from_name(os.fspath(source), revision, dtype, trust_remote_code)
+        model.to(place or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return _view(model, backend, tokenizer or found, name, revision, own=True)
+    if isinstance(source, View):
+        return source
+    return _from_memory(source, backend, place, dtype, tokenizer, revision)
+
+
+def _device(device: str) -> torch.device | None:
+    if device == "auto":
+        return None
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise InputError(f"device '{device}' cannot be used ({reason}); give cpu, cuda or auto") from None
+    return place
+
+
+def _from_memory(
+    source: Any, backend: Backend, place: torch.device | None, dtype: DType, tokenizer: Any, revision: str | None
+) -> View:
+    import copy
+
+    from transformers import PreTrainedModel
+
+    is_bridge = type(source).__name__ == "TransformerBridge"
+    if not is_bridge and not isinstance(source, PreTrainedModel):
+        raise InputError(
+            f"cannot load a {type(source).__name__}; give a name, a folder, a transformers model or a TransformerBridge"
+        )
+    if is_bridge and backend != "transformer_lens":
+        backend = "transformer_lens"  # a bridge is what TransformerLens runs, whatever the default says
+    wanted = DTYPES.get(dtype)
+    parameter = next(source.parameters())
+    moves = (place is not None and place != parameter.device) or (wanted is not None and wanted != parameter.dtype)
+    if moves:
+        source = copy.deepcopy(source).to(device=place, dtype=wanted)
+    _check_finite(source, type(source).__name__)
+    if is_bridge:
+        from .lens import LensView
+
+        return LensView(source, tokenizer=tokenizer, revision=revision)
+    name = source.config.name_or_path or f"in-memory {source.config.model_type}"
+    return _view(source, backend, tokenizer, name, revision, own=moves)
+
+
+def _view(model: Any, backend: Backend, tokenizer: Any, name: str, revision: str | None, *, own: bool) -> View:
+    from .huggingface import HuggingFaceView, family_of, shadow
+
+    family_of(model.config)
+    if backend == "transformers":
+        return HuggingFaceView(model, tokenizer=tokenizer, name=name, revision=revision)
+    from .lens import LensView, boot
+
+    bridge = boot(model if own else shadow(model), tokenizer, name)
+    return LensView(bridge, tokenizer=tokenizer, name=name, revision=revision)
+
+
+def _from_name(source: str, revision: str | None, dtype: DType, trust: bool) -> tuple[Any, Any, str, str | None]:
+    if not Path(source).exists() and "@" in source:
+        source, _, suffix = source.rpartition("@")
+        if revision not in (None, suffix):
+            raise InputError(f"'{source}@{suffix}' and revision '{revision}' name two revisions; give one")
+        revision = suffix
+    if not source:
+        raise InputError("the model's name is empty; give a bundled name, a folder or a hub id")
+    folder = CHECKPOINTS / source if source in bundled() else Path(source).expanduser()
+    if folder.is_dir():
+        # A folder goes by its own name: its path is this machine's affair, and the weights' hash tells folders apart.
+        return _from_folder(folder, source if source in bundled() else folder.resolve().name, revision, dtype, trust)
+    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or folder.is_file()
+    if looks_like_path:
+        raise InputError(f"model folder '{source}' does not exist; give a folder with config.json and *.safetensors")
+    if "/" not in source:
+        raise InputError(
+            f"model '{source}' is neither bundled ({', '.join(bundled())}) nor a folder; hub ids are written owner/name"
+        )
+    return _from_hub(source, revision, dtype, trust)
+
+
+def _from_folder(
+    folder: Path, name: str, revision: str | None, dtype: DType, trust: bool
+) -> tuple[Any, Any, str, str | None]:
+    if revision is not None:
+        steps = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        if revision not in steps:
+            raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps) or 'none'}")
+        folder = folder / revision
+    if not (folder / "config.json").is_file():
+        raise InputError(f"folder '{folder}' has no config.json; give a checkpoint in transformers' format")
+    if not list(folder.glob("*.safetensors")):
+        others = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt"))
+        reason = f"only {others[0]}, which may run code when read" if others else "no weights"
+        raise InputError(f"folder '{folder}' holds {reason}; convert the weights to *.safetensors")
+    model, tokenizer = _read(str(folder), None, dtype, trust, name)
+    return model, tokenizer, name, revision
+
+
+def _from_hub(
+    source: str, revision: str | None, dtype: DType, trust: bool
+) -> tuple[Any, Any, str, str | None]:
+    """A hub id: from the local cache if it is there, else over the network, asked once before the long way round."""
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    commit = revision
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=revision)
+        if not isinstance(cached, str):
+            commit = huggingface_hub.HfApi().model_info(source, revision=revision, timeout=10).sha
+    except HFValidationError:
+        raise InputError(f"'{source}' is no hub id; they are written owner/name, as Qwen/Qwen2.5-0.5B") from None
+    except RevisionNotFoundError:
+        raise InputError(f"'{source}' has no revision '{revision}'; look up its branches and tags") from None
+    except RepositoryNotFoundError:
+        raise InputError(f"'{source}' is not on the hub, or private; check the name, or log in") from None
+    except Exception as error:  # whatever the network does
+        reason = type(error).__name__
+        raise InputError(
+            f"'{source}' is not in the local cache and the hub cannot be reached ({reason}); "
+            "check the network, or give a folder"
+        ) from None
+    model, tokenizer = _read(source, revision, dtype, trust, source)
+    return model, tokenizer, source, getattr(model.config, "_commit_hash", None) or commit
+
+
+def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from .huggingface import family_of
+
+    given: dict[str, Any] = {"revision": revision} if revision is not None else {}
+    with _quiet():
+        try:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **given)
+            family_of(config)
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=DTYPES.get(dtype, torch.float32),
+                use_safetensors=True,
+                trust_remote_code=trust,
+                output_loading_info=True,
+                **given,
+            )
+        except InputError:
+            raise
+        except Exception as error:  # safetensors, json, transformers and the hub each raise their own
+            reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+            raise InputError(f"model '{name}' cannot be loaded ({reason}); check its files") from None
+        wrong = [*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])]
+        if wrong:
+            raise InputError(
+                f"model '{name}' lacks {len(wrong)} of its weights, or has them in another shape ({sorted(wrong)[0]}); "
+                "the files do not fit the config"
+            )
+        _check_finite(model, name)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, **given)
+        except Exception:  # a model can be probed without: prompts are then given as ids, and `prompts` says so
+            tokenizer = None
+    return model, tokenizer
+
+
+def _check_finite(model: Any, name: str) -> None:
+    for tensor_name, tensor in model.named_parameters():
+        if not torch.isfinite(tensor).all():
+            raise InputError(f"model '{name}' has weights that are not finite ({tensor_name}); check the checkpoint")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and notes; its errors come out as ours."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
