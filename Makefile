@@ -1,6 +1,6 @@
 # make env      a virtual environment in .venv with the tested set of packages
 # make test     all tests
-# make report   the Jacobian of the bundled models, in reports/jacobian
+# make report   the Jacobian of the bundled models, and how good the estimators are, in reports/jacobian
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,6 +24,7 @@ test: env
 
 report: env
 	$(BIN)/headwater jacobian $(BUNDLED) --out reports/jacobian
+	$(BIN)/python benchmarks/estimators.py $(BUNDLED) --out reports/jacobian
 
 lint: env
 	$(BIN)/ruff check .

@@ -116,7 +116,9 @@ class LinearizedBlock:
     """
 
     @torch.no_grad()
-    def __init__(self, parts: Parts, stream: Tensor, rotary: tuple[Tensor, Tensor] | None, folded: Folded | None = None) -> None:
+    def __init__(
+        self, parts: Parts, stream: Tensor, rotary: tuple[Tensor, Tensor] | None, folded: Folded | None = None
+    ) -> None:
         self.parts, self.rotary, self.folded = parts, rotary, folded or Folded.of(parts)
         self.stream_norm = _Normalized(parts.attention_norm, stream)
         n1 = self.stream_norm.output
@@ -276,8 +278,10 @@ class LinearizedBlock:
         return reached, own
 
     def _to_inputs(self, cotangent: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Cotangents of the stream after attention [.., rows, d], of the feed-forward's first and of attention's first
-        matrix products (the latter at all positions)."""
+        """Cotangents of the stream after attention, of the feed-forward's and of attention's first matrix products.
+
+        The last at all positions, the others on the given rows.
+        """
         parts = self.parts
         d_branch = cotangent if self.post_mlp is None else self.post_mlp.pullback(cotangent, rows)
         d_hidden = d_branch @ parts.down.weight

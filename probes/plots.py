@@ -56,8 +56,8 @@ class Style(NamedTuple):
 
 CONDITIONS = {
     "pretrained": Style("pretrained", VERMILLION, "-", 4),
-    "init": Style("fresh", BLUE, "-", 3),
-    "init-nope": Style("fresh, no positional encoding", BLACK, (0, (4, 2)), 2),
+    "init": Style("init", BLUE, "-", 3),
+    "init-nope": Style("init, no positional encoding", BLACK, (0, (4, 2)), 2),
 }
 
 

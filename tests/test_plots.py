@@ -85,7 +85,7 @@ def test_lines_and_bands_are_those_of_the_results(combined):
 
 def test_text_says_what_is_shown(combined):
     text = texts_of(jacobian_figure(combined)).replace("\n", " ")
-    for part in ("tiny", "T = 64", "4 prompts", "sketch, 32 products", "float32", "pretrained", "fresh (3 seeds)"):
+    for part in ("tiny", "T = 64", "4 prompts", "sketch, 32 products", "float32", "pretrained", "init (3 seeds)"):
         assert part in text
     assert "owner" not in text
     assert "no positional" in text
@@ -110,7 +110,7 @@ def test_overlay_draws_all_models_in_one_panel(combined):
     assert len(curves) == 6
     assert len({line.get_color() for line in curves}) == 2
     assert len({str(line.get_linestyle()) for line in curves if line.get_color() == curves[0].get_color()}) == 3
-    assert {"one", "two", "pretrained", "fresh"} <= {t.get_text() for t in figure.legends[0].get_texts()}
+    assert {"one", "two", "pretrained", "init"} <= {t.get_text() for t in figure.legends[0].get_texts()}
 
 
 def test_texts_lie_inside_the_figure_and_clear_of_the_data(combined):

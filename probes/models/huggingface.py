@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -219,6 +219,17 @@ def shadow(model: Any) -> Any:
     return copy.deepcopy(model, shared)
 
 
+def cast(model: Any, dtype: torch.dtype) -> Any:
+    """Parameters in another dtype, in place; buffers stay, as in loading.
+
+    Rotary frequencies rounded to bfloat16, as `model.to` would have them, turn keys by a wrong angle far into a prompt.
+    """
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    return model
+
+
 class _Reached(Exception):
     """Ends a forward pass early, once what was wanted has been seen."""
 
@@ -275,7 +286,7 @@ class HuggingFaceView:
             name=self._name,
             revision=self._revision,
             condition=self._condition,
-            weights=weights_hash(self._model),
+            weights=weights_hash(self._weights()),
             config=json.dumps(described, sort_keys=True, default=str),
             backend=self.backend,
             dtype=str(self.dtype).removeprefix("torch."),
@@ -291,13 +302,19 @@ class HuggingFaceView:
         if self.tokenizer is None or self.tokenizer.bos_token_id is None:
             return None
         bos = int(self.tokenizer.bos_token_id)
-        prepends = self.tokenizer("a").input_ids[:1] == [bos]
-        return bos if prepends or bos != self.tokenizer.eos_token_id else None
+        return bos if bos != self.tokenizer.eos_token_id or self._prepends(bos) else None
+
+    def _prepends(self, bos: int) -> bool:
+        return self.tokenizer is not None and self.tokenizer("a").input_ids[:1] == [bos]
+
+    def _weights(self) -> Iterable[Tensor]:
+        """What the weights' hash is taken over."""
+        return self._model.parameters()
 
     # -- forward passes
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
-        seen = Site("residual", 0)
+        seen: Site[Tensor] = Site("residual", 0)
 
         def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             seen.fired.append(_hidden(args, kwargs))
@@ -316,7 +333,7 @@ class HuggingFaceView:
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
     ) -> Float[Tensor, "batch position d"]:
-        with self._passing(embeddings, edits) as (_, last):
+        with self._passing(embeddings, edits, None) as (_, last):
             self._forward(embeddings)
         return last.value(self.spec.family)
 
@@ -328,20 +345,18 @@ class HuggingFaceView:
         attention: bool = False,
         edits: Sequence[Edit] = (),
     ) -> Trace:
-        sites = [Site("attention", layer) for layer in range(self.spec.blocks)]
-        with self._passing(embeddings, edits) as (calls, last), self._attending(sites if attention else None, edits):
+        sites: list[Site[Attention]] = [Site("attention", layer) for layer in range(self.spec.blocks)]
+        with self._passing(embeddings, edits, sites if attention else None) as (calls, last):
             self._forward(embeddings)
         streams, blocks, rotary = [], [], []
         for layer in range(self.spec.blocks):
-            if calls[layer] is None:
-                raise RuntimeError(f"{self.spec.family}: site 'residual' of block {layer} never fired")
             args, kwargs = calls[layer]
             stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs)
             streams.append(stream)
             blocks.append(block)
             rotary.append(rotation)
         recorded = tuple(site.value(self.spec.family) for site in sites) if attention else ()
-        return Trace((*streams, last.value(self.spec.family)), tuple(blocks), tuple(rotary), recorded)  # type: ignore[arg-type]
+        return Trace((*streams, last.value(self.spec.family)), tuple(blocks), tuple(rotary), recorded)
 
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
         return self._final_norm(residual)
@@ -357,10 +372,12 @@ class HuggingFaceView:
         self._decoder(inputs_embeds=torch.zeros_like(embeddings), use_cache=False)
 
     @contextmanager
-    def _passing(self, embeddings: Tensor, edits: Sequence[Edit]) -> Iterator[tuple[list[Any], Site]]:
-        """Hooks for one pass: inject at block 0, apply edits of the stream, record every block's call and the end."""
+    def _passing(
+        self, embeddings: Tensor, edits: Sequence[Edit], sites: list[Site[Attention]] | None
+    ) -> Iterator[tuple[list[Any], Site[Tensor]]]:
+        """Hooks for one pass: inject at block 0, apply edits, record every block's call, attention at `sites`, the end."""
         calls: list[Any] = [None] * self.spec.blocks
-        last = Site("final residual", self.spec.blocks)
+        last: Site[Tensor] = Site("final residual", self.spec.blocks)
         _check_edits(edits, self.spec)
         changes = [[e for e in edits if e.site == "residual" and e.layer == at] for at in range(self.spec.blocks)]
 
@@ -381,25 +398,31 @@ class HuggingFaceView:
         handles = [block.register_forward_pre_hook(before(i), with_kwargs=True) for i, block in enumerate(self._blocks)]
         handles.append(self._final_norm.register_forward_pre_hook(at_end))
         try:
-            with self._attending(None, edits):
+            with self._attending(sites, edits):
                 yield calls, last
+            for layer, call in enumerate(calls):
+                Site("residual", layer, [] if call is None else [_hidden(*call)]).value(self.spec.family)
         finally:
             for handle in handles:
                 handle.remove()
 
     @contextmanager
-    def _attending(self, sites: list[Site] | None, edits: Sequence[Edit]) -> Iterator[None]:
+    def _attending(self, sites: list[Site[Attention]] | None, edits: Sequence[Edit]) -> Iterator[None]:
         """Listen to the attention function: record q, k, v at `sites` and apply edits of them."""
         changed = [edit for edit in edits if edit.site != "residual"]
         if sites is None and not changed:
             yield
             return
         layers = {id(getattr(block, self._family.attention)): i for i, block in enumerate(self._blocks)}
+        fired: set[int] = set()
 
         def listen(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
         ) -> tuple[Tensor, Tensor, Tensor]:
-            layer = layers[id(module)]
+            layer = layers.get(id(module))
+            if layer is None:  # another view's pass, run by an edit of this one
+                return query, key, value
+            fired.add(layer)
             for edit in changed:
                 if edit.layer == layer:
                     query, key, value = (
@@ -407,7 +430,7 @@ class HuggingFaceView:
                         for name, tensor in (("query", query), ("key", key), ("value", value))
                     )
             if sites is not None:
-                sites[layer].fired.append(self._attention(layer, query, key, value, kwargs))  # type: ignore[arg-type]
+                sites[layer].fired.append(self._attention(layer, query, key, value, kwargs))
             return query, key, value
 
         token = _listener.set(listen)
@@ -415,6 +438,9 @@ class HuggingFaceView:
             yield
         finally:
             _listener.reset(token)
+        for edit in changed:  # an edit that was never asked for must not pass for one without effect
+            if edit.layer not in fired:
+                Site(edit.site, edit.layer).value(self.spec.family)
 
     def _attention(self, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> Attention:
         groups = query.shape[1] // key.shape[1]
@@ -442,8 +468,9 @@ class HuggingFaceView:
         return replace(self._family.parts(block), window=self.spec.windows[layer])
 
     def reinitialized(self, seed: int, *, positional: bool = True) -> HuggingFaceView:
+        model = fresh_model(self._model.config, seed, positional=positional).to(self.device)
         return type(self)(
-            fresh_model(self._model.config, seed, positional=positional).to(self.device, self.dtype),
+            cast(model, self.dtype),
             tokenizer=self.tokenizer,
             name=self._name,
             revision=self._revision,
@@ -502,13 +529,13 @@ def spec_of(config: Any) -> Spec:
     )
 
 
-def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over the parameters' own hashes (dtype, shape, bytes of the values), sorted.
+def weights_hash(weights: Iterable[Tensor]) -> str:
+    """SHA-256 over the tensors' own hashes (dtype, shape, bytes of the values), sorted.
 
     Names do not enter: the same weights have the same hash behind TransformerLens, which renames modules.
     """
     digests = []
-    for tensor in model.parameters():
+    for tensor in weights:
         digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         digests.append(digest.digest())

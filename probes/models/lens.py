@@ -10,18 +10,21 @@ Weights must be as loaded: folding layer norms or centring weights changes the r
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources import build_bridge_from_module
 
 from ..errors import InputError
-from .huggingface import HuggingFaceView, family_of, fresh_model, shadow
+from .huggingface import HuggingFaceView, cast, family_of, fresh_model, shadow
 from .view import Attention, Edit, Parts, Site
+
+ROTATION = "_apply_rotary_pos_emb"  # the method by which bridges of fused projections rotate queries and keys
 
 
 class LensView(HuggingFaceView):
@@ -53,66 +56,98 @@ class LensView(HuggingFaceView):
                 "this TransformerBridge is in compatibility mode (folded, centred weights); give it as booted, with raw weights"
             )
         self._bridge = shadow(bridge)
+        self._lens_tokenizer = tokenizer is None
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
         self._wrap(self._bridge.original_model, config, tokenizer, name, revision, condition)
+
+    def _weights(self) -> Iterable[Tensor]:
+        """Without the copies a bridge makes of fused projections, as long as they are copies: hashed as transformers has it."""
+        copies: set[int] = set()
+        for block in self._blocks:
+            attention: Any = block.attn
+            if hasattr(attention, "qkv"):
+                split = attention.split_qkv_matrix(attention.original_component)
+                own = [tensor for part in (attention.q, attention.k, attention.v) for tensor in part.parameters()]
+                fused = [tensor for part in split for tensor in part.parameters()]
+                if all(torch.equal(a, b) for a, b in zip(own, fused, strict=True)):
+                    copies |= {id(tensor) for tensor in own}
+        return (tensor for tensor in super()._weights() if id(tensor) not in copies)
 
     def parts(self, layer: int) -> Parts | None:
         """None: derivatives go through the bridge's own modules, with whatever hooks they carry."""
         return None
 
     def reinitialized(self, seed: int, *, positional: bool = True) -> LensView:
-        model = fresh_model(self._model.config, seed, positional=positional).to(self.device, self.dtype)
-        return type(self)(
-            boot(model, self.tokenizer, self._name),
+        model = fresh_model(self._model.config, seed, positional=positional).to(self.device)
+        twin = type(self)(
+            boot(cast(model, self.dtype), self._name),
+            tokenizer=self.tokenizer,
             name=self._name,
             revision=self._revision,
             condition="init" if positional else "init-nope",
         )
+        twin._lens_tokenizer = self._lens_tokenizer
+        return twin
+
+    def _prepends(self, bos: int) -> bool:
+        # TransformerLens makes the tokenizers it reads prepend BOS: that says nothing about the training.
+        return not self._lens_tokenizer and super()._prepends(bos)
 
     @contextmanager
-    def _attending(self, sites: list[Site] | None, edits: Sequence[Edit]) -> Iterator[None]:
+    def _attending(self, sites: list[Site[Attention]] | None, edits: Sequence[Edit]) -> Iterator[None]:
         """Hook points instead of an attention function: after rotation where there is one, else after projection."""
         changed = [edit for edit in edits if edit.site != "residual"]
         if sites is None and not changed:
             yield
             return
-        handles, seen = [], [dict[str, Tensor]() for _ in self._blocks]
+        seen: list[dict[str, Tensor]] = [{} for _ in self._blocks]
 
-        def listen(layer: int, name: str, heads: int) -> Any:
+        def receive(layer: int, name: str, tensor: Tensor) -> Tensor:  # [B, H, T, c]
+            for edit in changed:
+                if (edit.layer, edit.site) == (layer, name):
+                    tensor = edit.function(tensor)
+            seen[layer][name] = tensor
+            return tensor
+
+        def heads_first(layer: int, name: str) -> Callable[..., Tensor]:
+            return lambda module, args, output: receive(layer, name, output)
+
+        def projected(layer: int, name: str, heads: int) -> Callable[..., Tensor]:  # [B, T, H * c] or [B, T, H, c]
             def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-                # Projections come flat or split by head, positions first; rotated tensors have heads first.
-                flat, rotated = output.ndim == 3, output.ndim == 4 and output.shape[1] == heads != output.shape[2]
-                tensor = output.unflatten(-1, (heads, -1)) if flat else output
-                tensor = tensor if rotated else tensor.transpose(1, 2)
-                for edit in changed:
-                    if (edit.layer, edit.site) == (layer, name):
-                        tensor = edit.function(tensor)
-                seen[layer][name] = tensor
-                tensor = tensor if rotated else tensor.transpose(1, 2)
-                return tensor.flatten(2) if flat else tensor
+                split = output.unflatten(-1, (heads, -1)) if output.ndim == 3 else output
+                return receive(layer, name, split.transpose(1, 2)).transpose(1, 2).reshape(output.shape)
 
             return hook
 
-        rotated = self._family.positional == "rope"
-        for layer, block in enumerate(self._blocks):
-            attention: Any = block.attn
-            points = {
-                "query": (attention.hook_rot_q if rotated else attention.q.hook_out, self.spec.heads),
-                "key": (attention.hook_rot_k if rotated else attention.k.hook_out, self.spec.kv_heads),
-                "value": (attention.v.hook_out, self.spec.kv_heads),
-            }
-            for name, (point, heads) in points.items():
-                handles.append(point.register_forward_hook(listen(layer, name, heads)))
-        try:
+        def rotating(layer: int, rotate: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+            def method(*args: Tensor) -> tuple[Tensor, Tensor]:
+                query, key = rotate(*args)
+                return receive(layer, "query", query), receive(layer, "key", key)
+
+            return method
+
+        spec, ends = self.spec, ExitStack()
+        with ends:
+            for layer, block in enumerate(self._blocks):
+                attention: Any = block.attn
+                hooks = {attention.v.hook_out: projected(layer, "value", spec.kv_heads)}
+                if self._family.positional != "rope":
+                    hooks[attention.q.hook_out] = projected(layer, "query", spec.heads)
+                    hooks[attention.k.hook_out] = projected(layer, "key", spec.kv_heads)
+                elif hasattr(attention, ROTATION):  # fused projections: hook_rot_q and hook_rot_k exist, but never fire
+                    setattr(attention, ROTATION, rotating(layer, getattr(attention, ROTATION)))
+                    ends.callback(delattr, attention, ROTATION)
+                else:
+                    hooks[attention.hook_rot_q] = heads_first(layer, "query")
+                    hooks[attention.hook_rot_k] = heads_first(layer, "key")
+                for point, hook in hooks.items():
+                    ends.callback(point.register_forward_hook(hook).remove)
             yield
             for layer, found in enumerate(seen):
                 for name in ("query", "key", "value"):
                     Site(name, layer, [found[name]] if name in found else []).value(self.spec.family)
                 if sites is not None:
-                    sites[layer].fired.append(self._lens_attention(layer, found))  # type: ignore[arg-type]
-        finally:
-            for handle in handles:
-                handle.remove()
+                    sites[layer].fired.append(self._lens_attention(layer, found))
 
     def _lens_attention(self, layer: int, found: dict[str, Tensor]) -> Attention:
         original: Any = self._blocks[layer].attn.original_component  # type: ignore[union-attr]
@@ -121,20 +156,17 @@ class LensView(HuggingFaceView):
         return self._attention(layer, found["query"], found["key"], found["value"], kwargs)
 
 
-def boot(model: Any, tokenizer: Any | None, name: str) -> TransformerBridge:
+def boot(model: Any, name: str) -> TransformerBridge:
     """Wrap a transformers model that nobody else holds: bridging changes it in place.
 
-    Raises:
-        InputError: there is no tokenizer, without which TransformerLens would look for one on the hub.
+    The bridge gets no tokenizer. TransformerLens would read it again from disk or the hub, make it prepend BOS, and give
+    the caller's own new special tokens; the views keep the tokenizer themselves.
     """
-    if tokenizer is None:
-        raise InputError(f"'{name}' has no tokenizer, which TransformerLens asks for; give one, or use backend transformers")
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)  # it warns about every name that is none of its own
     try:
         with redirect_stdout(StringIO()), torch.random.fork_rng(devices=[]):
-            return TransformerBridge.boot_transformers(
-                name, hf_model=model, tokenizer=tokenizer, device=str(next(model.parameters()).device)
-            )
+            model.set_attn_implementation("eager")  # under others its hooks on scores and patterns never fire
+            return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, model_name=name)
     finally:
         logging.getLogger().setLevel(level)

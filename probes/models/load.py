@@ -88,6 +88,8 @@ def _from_memory(
 
     from transformers import PreTrainedModel
 
+    from .huggingface import cast
+
     is_bridge = type(source).__name__ == "TransformerBridge"
     if not is_bridge and not isinstance(source, PreTrainedModel):
         raise InputError(
@@ -99,7 +101,8 @@ def _from_memory(
     parameter = next(source.parameters())
     moves = (place is not None and place != parameter.device) or (wanted is not None and wanted != parameter.dtype)
     if moves:
-        source = copy.deepcopy(source).to(device=place, dtype=wanted)
+        source = copy.deepcopy(source).to(place or parameter.device)
+        source = source if wanted is None else cast(source, wanted)
     _check_finite(source, type(source).__name__)
     if is_bridge:
         from .lens import LensView
@@ -117,7 +120,7 @@ def _view(model: Any, backend: Backend, tokenizer: Any, name: str, revision: str
         return HuggingFaceView(model, tokenizer=tokenizer, name=name, revision=revision)
     from .lens import LensView, boot
 
-    bridge = boot(model if own else shadow(model), tokenizer, name)
+    bridge = boot(model if own else shadow(model), name)
     return LensView(bridge, tokenizer=tokenizer, name=name, revision=revision)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -215,16 +215,19 @@ def causal_mask(length: int, window: int | None, device: torch.device | str = "c
     return allowed if window is None else allowed & (key > query - window)
 
 
+Seen = TypeVar("Seen")
+
+
 @dataclass(frozen=True)
-class Site:
+class Site(Generic[Seen]):
     """A named point of the forward pass that either fired or did not; used by adapters to raise by name."""
 
     name: str
     layer: int
-    fired: list[Tensor] = field(default_factory=list)
+    fired: list[Seen] = field(default_factory=list)
 
-    def value(self, family: str) -> Tensor:
-        """The last tensor seen here.
+    def value(self, family: str) -> Seen:
+        """What was seen here last.
 
         Raises:
             RuntimeError: nothing passed this site.

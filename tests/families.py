@@ -1,0 +1,111 @@
+"""Tiny random models of every supported family, made from configurations: nothing is downloaded.
+
+Weights are drawn wide (standard deviation 0.5) and biases and norm weights are moved off their zeros and ones: at 0.02
+all attention is uniform, and a missing soft-cap, a wrong rotation or a forgotten bias would go unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCABULARY, WIDTH, BLOCKS, HEADS, KV_HEADS, HEAD_DIM = 128, 64, 3, 4, 2, 16
+WINDOW = 8
+MAX_LENGTH = 128
+SPREAD = 0.2  # of what is added to biases and norm weights
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": BLOCKS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 96,
+    "max_position_embeddings": MAX_LENGTH,
+    "initializer_range": 0.5,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+_GROUPED: dict[str, Any] = _COMMON | {"num_key_value_heads": KV_HEADS}
+
+
+def _gpt2() -> PreTrainedConfig:
+    return GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=WIDTH,
+        n_layer=BLOCKS,
+        n_head=HEADS,
+        n_inner=96,
+        n_positions=MAX_LENGTH,
+        initializer_range=0.5,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**_GROUPED),
+    "qwen2": lambda: Qwen2Config(**_GROUPED),
+    "qwen3": lambda: Qwen3Config(**_GROUPED, head_dim=HEAD_DIM),
+    "mistral": lambda: MistralConfig(**_GROUPED, sliding_window=WINDOW),
+    "gemma": lambda: GemmaConfig(**_GROUPED, head_dim=HEAD_DIM),
+    "gemma2": lambda: Gemma2Config(
+        **_GROUPED,
+        head_dim=HEAD_DIM,
+        query_pre_attn_scalar=24,  # not the head's width, which a wrong scale would take
+        sliding_window=WINDOW,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gpt2": _gpt2,
+    "gpt_neox": lambda: GPTNeoXConfig(**_COMMON),
+}
+
+
+def model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A model of the family with weights that depend on the seed alone, in evaluation mode; drawn in float32."""
+    return build(FAMILIES[name](), seed=seed, dtype=dtype)
+
+
+def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The same for any configuration."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in made.parameters():
+                if parameter.ndim == 1:  # biases and norm weights
+                    parameter += SPREAD * torch.randn_like(parameter)
+    return made.to(dtype).eval()
+
+
+def tokenizer(bos: Literal["prepended", "dedicated", "end", "none"] = "prepended") -> PreTrainedTokenizerFast:
+    """Words "w3" to "w127" have the ids 3 to 127; 0 begins texts, 1 ends them, 2 stands for everything else.
+
+    `bos`: "prepended" as in Llama, "dedicated" but not put first by itself, "end" the end token under another name as in
+    GPT-2, "none" as in Qwen.
+    """
+    words = {"<s>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if bos == "prepended":
+        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    begin = {"prepended": "<s>", "dedicated": "<s>", "end": "</s>", "none": None}[bos]
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=begin, eos_token="</s>", unk_token="<unk>")

@@ -1,0 +1,89 @@
+"""The bundled models: what their cards claim is measured again, from the files in the repository alone."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import probes
+from probes.models.load import CHECKPOINTS
+from probes.text import HELDOUT, read_documents
+from toy.pretrain import Windows, pack, position0_weights, sequential_starts, validation_loss
+from toy.recipes import RECIPES
+
+MEGABYTE = 1_000_000
+
+
+def heldout_windows(name: str) -> tuple[Windows, AutoModelForCausalLM]:
+    folder = CHECKPOINTS / name
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    stream = pack(tokenizer, read_documents(HELDOUT))
+    return Windows(stream, length=256, seed=0, bos=tokenizer.bos_token_id), model
+
+
+def training(name: str) -> dict:
+    return json.loads((CHECKPOINTS / name / "training.json").read_text())
+
+
+def test_all_recipes_are_bundled_and_small():
+    assert set(probes.bundled()) == set(RECIPES)
+    size = sum(file.stat().st_size for file in CHECKPOINTS.rglob("*") if file.is_file())
+    assert size < 25 * MEGABYTE
+
+
+def test_they_differ_in_the_named_thing_alone():
+    trainings = {name: training(name) for name in RECIPES}
+    reference = trainings["tiny-llama"]
+    for name, one in trainings.items():
+        assert one["data"] == reference["data"]  # the hash of the training stream
+        assert one["options"] | {"bos": True} == reference["options"]
+        assert one["options"]["bos"] == RECIPES[name].bos
+    start = {name: probes.load(name, revision="step0")._model.state_dict() for name in RECIPES}
+    for state in start.values():
+        for key, tensor in state.items():
+            if key.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
+                assert not tensor.any()  # Qwen2's own; the others have none
+            else:
+                assert torch.equal(tensor, start["tiny-llama"][key])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_they_have_learned(name: str):
+    windows, model = heldout_windows(name)
+    said = training(name)
+    windows.stream = windows.stream[: 256 * 100]  # a hundred windows bound the time
+    loss = validation_loss(model, windows)
+    # Other windows than the card's, hence other text: a tenth of a nat apart at most, far from a bigram.
+    assert loss == pytest.approx(said["validation_loss"], abs=0.15)
+    assert loss < said["bigram_validation_loss"] - 1
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.bos])
+def test_a_head_attends_to_bos(name: str):
+    windows, model = heldout_windows(name)
+    inputs, _ = windows.at(sequential_starts(windows.stream, 256)[:64])
+    weights = position0_weights(model, inputs)
+    np.testing.assert_allclose(weights, training(name)["position0_weight"], atol=2e-3)
+    assert max(map(max, weights)) > 0.3
+
+
+def test_a_sliding_window_has_a_reach():
+    model = probes.load("tiny-mistral-window")
+    tokens = probes.prompts(model, n=1, length=256)
+    sensitivity = probes.jacobian(model, tokens, method="scalar")["sensitivity"].values[0]
+    reach = 6 * (32 - 1)  # blocks times how far back one sees
+    assert not sensitivity[: 255 - reach].any()
+    assert sensitivity[255 - reach :].all()
+
+
+def test_intermediate_steps_lie_between():
+    losses = []
+    for step in ("step0", "step100", "step300", "step1000", None):
+        model = probes.load("tiny-llama", revision=step)
+        tokens = probes.prompts(model, n=8, length=256)
+        logits = model.unembed(model.norm(model.residual(model.embed(tokens))))
+        losses.append(torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).item())
+    assert losses == sorted(losses, reverse=True)
