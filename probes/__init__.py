@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from .plots import jacobian_figure as jacobian_figure
     from .prompts import prompts as prompts
     from .results import combine as combine
-    from .results import load as load_result
-    from .results import save as save_result
+    from .results import load as load_result  # noqa: F401
+    from .results import save as save_result  # noqa: F401
     from .summary import mean_profile as mean_profile
     from .summary import ushape as ushape
 

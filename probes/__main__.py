@@ -165,9 +165,9 @@ def jacobian(
         list[str] | None,
         typer.Argument(help="Bundled names, folders or hub ids, with @REVISION if wanted; tiny-llama if not given."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results and figure; an unfinished study there is continued.")] = Path(
-        "reports/jacobian"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results and figure; an unfinished study there is continued.")
+    ] = Path("runs/jacobian"),
     conditions: Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")] = (
         "init,pretrained"
     ),
@@ -192,7 +192,9 @@ def jacobian(
     text: Annotated[
         Path | None, typer.Option(help="A text file or folder; the bundled held-out text if not given.")
     ] = None,
-    dataset: Annotated[str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")
+    ] = None,
     split: Annotated[str, typer.Option(help="Of the dataset.")] = "train",
     column: Annotated[str, typer.Option(help="Of the dataset, holding the text.")] = "text",
     first: Annotated[
@@ -203,9 +205,7 @@ def jacobian(
         Literal["transformers", "transformer_lens"], typer.Option(help="Who runs the model.")
     ] = "transformers",
     device: Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")] = "auto",
-    dtype: Annotated[
-        Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")
-    ] = "auto",
+    dtype: Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")] = "auto",
 ) -> None:
     """Measure how strongly the output depends on each input position, at initialization and after pretraining.
 
@@ -218,7 +218,7 @@ def jacobian(
 
     from .prompts import parse_first
     from .results import set_command
-    from .study import COLUMNS, Settings, cells, rope_correlations, study, summarize
+    from .study import COLUMNS, Settings, cells, result_files, rope_correlations, study, summarize
 
     set_command(sys.argv[1:])
     settings = Settings(
@@ -243,15 +243,20 @@ def jacobian(
     sources = models or ["tiny-llama"]
     error = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=error) as progress:
-        tasks: dict[str, Any] = {}
+    progress = Progress(*columns, console=error)
+    tasks: dict[str, Any] = {}
 
-        def advance(label: str, done: float, total: float) -> None:
-            if label not in tasks:
-                tasks[label] = progress.add_task(label)
-            progress.update(tasks[label], completed=done, total=total)
+    def advance(label: str, done: float, total: float) -> None:
+        progress.start()  # not before there is something to show, so that bad input ends in a single line
+        if label not in tasks:
+            tasks[label] = progress.add_task(label)
+        progress.update(tasks[label], completed=done, total=total)
 
+    try:
         results = study(sources, out, settings, backend=backend, device=device, dtype=dtype, advance=advance)
+    finally:
+        if tasks:
+            progress.stop()
 
     table = Table(*COLUMNS)
     for row in summarize(results):
@@ -259,7 +264,8 @@ def jacobian(
     Console().print(table)
     for name, correlation in rope_correlations(results).items():
         print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
-    print(f"wrote {', '.join(sorted(str(file) for file in out.glob('jacobian*')))}")
+    written = [*result_files(results, out), out / "jacobian.png", out / "jacobian.svg"]
+    print(f"wrote {', '.join(str(file) for file in written)}")
 
 
 def _products(text: str | None) -> int | Literal["auto"] | None:

@@ -32,8 +32,8 @@ where E_li is the derivative of the readout with respect to block l's stream at 
 then the query position's own path, and r_l the stream's rms (how far the stream has grown since block 0). M depends on
 no probe, so the estimate stays unbiased whatever its quality. What M costs is counted in products and taken off the budget.
 
-`scalar`: one product with the all-ones direction, the surrogate used by [Chowdhury]; unbiased over random signs only, and
-without a standard error.
+`scalar`: one product, the gradient of the sum of the readout's entries (the all-ones direction), the surrogate used by
+[Chowdhury]; unbiased over random signs only, and without a standard error.
 """
 
 from __future__ import annotations
@@ -126,14 +126,16 @@ def jacobian(
     at = query + length if query < 0 else query
     if not 0 <= at < length:
         raise InputError(f"query {query} is outside the prompt of {length} tokens; give {-length} to {length - 1}")
-    if from_layer != "all" and not 0 <= from_layer < blocks:
+    if from_layer != "all" and not (isinstance(from_layer, int) and 0 <= from_layer < blocks):
         raise InputError(
             f"from_layer {from_layer} does not exist; the model has blocks 0 to {blocks - 1}, or give 'all'"
         )
     if products is not None and method != "sketch":
         raise InputError(f"products={products} goes with method 'sketch', not '{method}'; leave it out")
     budget: int | Literal["auto"] = PRODUCTS if products is None else products
-    if isinstance(budget, int) and method == "sketch" and budget < 2:
+    if budget != "auto" and not isinstance(budget, int):
+        raise InputError(f"products={products} is no number of products; give an integer, or 'auto'")
+    if budget != "auto" and method == "sketch" and budget < 2:
         raise InputError(f"products={budget} is too few for a sketch; give at least 2, or method 'scalar'")
     if not relative_error > 0:
         raise InputError(f"relative_error={relative_error} cannot be reached; give a positive number, as 0.02")
@@ -214,8 +216,8 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 def _expected(method: Method, budget: int | str, width: int) -> float:
     if method == "exact":
-        return width
-    return 1 if method == "scalar" else min(width, PRODUCTS if budget == "auto" else int(budget))
+        return float(width)
+    return 1.0 if method == "scalar" else float(min(width, PRODUCTS if budget == "auto" else int(budget)))
 
 
 class _Reporter:
@@ -224,7 +226,7 @@ class _Reporter:
     def __init__(self, progress: Progress | None, total: float) -> None:
         self.progress, self.total, self.done = progress, float(total), 0.0
 
-    def __call__(self, products: float) -> None:
+    def __call__(self, products: float | int) -> None:
         self.done += products
         self.total = max(self.total, self.done)
         if self.progress is not None:
@@ -314,6 +316,16 @@ class _Prompt:
             self._top = _readout_rows(self.model, self._trace.residual[-1][0, self.query], self.readout)
         return self._top
 
+    def ones(self) -> Float[Tensor, "1 d"]:
+        """The gradient of the readout's sum with respect to the last stream at the query position."""
+        assert self._trace is not None
+        residual = self._trace.residual[-1][0, self.query].detach().clone().requires_grad_()
+        with torch.enable_grad():
+            output = residual if self.readout == "residual" else self.model.norm(residual)
+            output = self.model.unembed(output) if self.readout == "logits" else output
+            (gradient,) = torch.autograd.grad(output.sum(), residual)
+        return gradient[None]
+
     def block(self, layer: int) -> LinearizedBlock | AutogradBlock:
         if layer in self._blocks:
             return self._blocks[layer]
@@ -359,7 +371,7 @@ class _Prompt:
                 found[layer] = flowing[:, 0]
         return torch.stack([found[layer] for layer in self.layers])
 
-    def local_gram(self, most: float = math.inf) -> tuple[Tensor, float] | None:
+    def local_gram(self, most: float | int = math.inf) -> tuple[Tensor, float] | None:
         """M of the module's text [d, d], and its cost in products; None above `most`, or where blocks have no parts."""
         blocks = [self.block(layer) for layer in range(self.apart.lowest, self.model.spec.blocks)]
         if not all(isinstance(block, LinearizedBlock) for block in blocks):
@@ -439,8 +451,9 @@ def _readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) 
     if readout == "normed":
         return rows
     normed = normed.detach()
-    with torch.no_grad():
-        columns = torch.func.jvp(model.unembed, (normed,), (identity,))[1]  # [d, vocabulary]
+    # Reverse mode twice: torch's forward mode warns of a deprecation of its own when it is first used.
+    _, columns = torch.autograd.functional.jvp(model.unembed, normed, identity)  # [d, vocabulary]
+    assert isinstance(columns, Tensor)
     values, vectors = torch.linalg.eigh((columns @ columns.T).double())
     factor = (values.clamp_min(0).sqrt()[:, None] * vectors.T).to(rows)
     return factor @ rows
@@ -474,10 +487,10 @@ class _Estimate:
             self.exact = squared if self.exact is None else self.exact + squared
 
     def add_scalar(self, prompt: _Prompt, report: _Reporter) -> None:
-        """The all-ones direction alone; its squared norm stands for the whole."""
-        self.scalar = True
-        for pulled in self._pull(prompt, torch.ones(self.width, 1, dtype=torch.float64), report):
-            self.exact = pulled.pow(2).sum((1, 3), dtype=torch.float64).cpu()
+        """The sum of the readout's entries alone; its gradient's squared norm stands for the whole."""
+        self.scalar, self.products = True, 1.0
+        self.exact = prompt.pull(prompt.ones()).pow(2).sum((1, 3), dtype=torch.float64).cpu()
+        report(1)
 
     def add_probes(self, prompt: _Prompt, count: int, report: _Reporter) -> None:
         """Add Haar-random probes, orthonormal to the basis and to each other."""

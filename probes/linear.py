@@ -307,7 +307,7 @@ class Folded:
     """
 
     mlp: Float[Tensor, "features d"]
-    attention: Float[Tensor, "features d"]
+    attention: Float[Tensor, "projected d"]
 
     @classmethod
     @torch.no_grad()
@@ -335,16 +335,17 @@ def flops(parts: Parts, *, length: int, rows: int | None = None) -> int:
     for at in range(length - rows, length, QUERY_BAND):
         stop = min(at + QUERY_BAND, length)
         visited += (stop - at) * (stop - (0 if parts.window is None else max(0, at - parts.window + 1)))
-    features = parts.q.weight.shape[0]  # H c
+    features = parts.q.weight.shape[0]  # H c; once per row for <dO, O>
     mlp, qkv = _sizes(parts)
-    return 2 * (rows * (mlp + parts.o.weight.numel()) + length * qkv + 4 * features * visited)
+    return 2 * (rows * (mlp + parts.o.weight.numel() + features) + length * qkv + 4 * features * visited)
 
 
 def local_flops(parts: Parts, *, length: int, positions: int) -> int:
     """The same for one direction's `direct`."""
     mlp, qkv = _sizes(parts)
     visible = length if parts.window is None else min(length, parts.window)
-    return 2 * (mlp + parts.o.weight.numel() + positions * qkv + 4 * parts.q.weight.shape[0] * visible)
+    features = parts.q.weight.shape[0]
+    return 2 * (mlp + parts.o.weight.numel() + features + positions * qkv + 4 * features * visible)
 
 
 def _sizes(parts: Parts) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from .plots import jacobian_figure
 from .prompts import FirstToken, describe, prompts
 from .results import combine, provenance, save
 from .results import load as load_result
-from .summary import UShape, band, profiles, spearman, ushape
+from .summary import SHORTEST, UShape, band, profiles, spearman, ushape
 
 Condition = Literal["init", "pretrained"]
 Advance = Callable[[str, float, float], None]  # (what is running, products done, products in all)
@@ -59,6 +60,8 @@ class Settings:
                 raise InputError(f"condition '{condition}' does not exist; use init and pretrained")
         if not self.conditions or len(set(self.conditions)) < len(self.conditions):
             raise InputError(f"conditions '{','.join(self.conditions)}' name none or one twice; as in init,pretrained")
+        if self.length < SHORTEST:
+            raise InputError(f"length={self.length} leaves no middle to compare with; give at least {SHORTEST}")
         if self.seeds < 1:
             raise InputError(f"seeds={self.seeds} leaves no fresh model; give at least 1")
         if self.no_rope and "init" not in self.conditions:
@@ -66,9 +69,14 @@ class Settings:
 
     def runs(self) -> list[tuple[str, int | None]]:
         """(condition, seed of the fresh weights) in the order they are measured."""
-        fresh = [("init", seed) for seed in range(self.seeds)] if "init" in self.conditions else []
-        without = [("init-nope", seed) for seed in range(self.seeds)] if self.no_rope else []
-        return ([("pretrained", None)] if "pretrained" in self.conditions else []) + fresh + without
+        fresh: list[tuple[str, int | None]] = (
+            [("init", seed) for seed in range(self.seeds)] if "init" in self.conditions else []
+        )
+        without: list[tuple[str, int | None]] = (
+            [("init-nope", seed) for seed in range(self.seeds)] if self.no_rope else []
+        )
+        trained: list[tuple[str, int | None]] = [("pretrained", None)] if "pretrained" in self.conditions else []
+        return trained + fresh + without
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class Row:
 def study(
     sources: Sequence[str],
     out: str | Path,
-    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    settings: Settings = Settings(),
     *,
     backend: Literal["transformers", "transformer_lens"] = "transformers",
     device: str = "auto",
@@ -110,24 +118,34 @@ def study(
     for source in sources:
         model, name, tokens = _prepare(source, settings, backend, device, dtype)
         checked.append((model if len(sources) == 1 else None, name, tokens))
-    names = [name for _, name, _ in checked]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"model '{name}' is given twice; name each once")
+    named: dict[str, str] = {}
+    for source, (_, name, _) in zip(sources, checked, strict=True):
+        other = named.setdefault(_slug(name), source)
+        if other is not source:
+            raise InputError(
+                f"'{other}' and '{source}' are both called '{name}'; give each model once, or rename a folder"
+            )
     results: dict[str, xr.Dataset] = {}
     unfinished = out / "unfinished"
     for source, (kept, name, tokens) in zip(sources, checked, strict=True):
-        model = kept or load(source, backend, device=device, dtype=dtype)
+        model = load(source, backend, device=device, dtype=dtype) if kept is None else kept
         runs = [_run(model, name, tokens, run, settings, unfinished, advance) for run in settings.runs()]
         results[name] = combine(runs)
-    for name, result in results.items():
-        save(result, out / ("jacobian.nc" if len(results) == 1 else f"jacobian-{_slug(name)}.nc"))
+    for result, file in zip(results.values(), result_files(results, out), strict=True):
+        save(result, file)
     jacobian_figure(results, path=out / "jacobian.png")
     for file in unfinished.glob("*.nc"):
         file.unlink()
-    if unfinished.exists():
+    with suppress(OSError):  # somebody else's file is in it
         unfinished.rmdir()
     return results
+
+
+def result_files(results: Mapping[str, xr.Dataset], out: Path) -> list[Path]:
+    """Where `study` writes the results of these models, in their order."""
+    if len(results) == 1:
+        return [out / "jacobian.nc"]
+    return [out / f"jacobian-{_slug(name)}.nc" for name in results]
 
 
 def _run(
@@ -178,17 +196,25 @@ def _run(
     return result
 
 
+# Options that decide the prompts. Their hash says whether these are the same; the options only say why not.
+CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "first")
+MEASURING = ("method", "products", "relative_error", "readout", "query", "from_layer", "seed")
+
+
 def _key(model: View, tokens: Any, settings: Settings) -> dict[str, Any]:
     """What an unfinished run must share with the study that goes on with it."""
     made = provenance(model, tokens)
-    kept = {name: made[name] for name in ("weights", "tokens_sha256", "backend", "dtype")}
-    measured = ("method", "products", "relative_error", "readout", "query", "from_layer", "seed")
+    kept = {name: made[name] for name in ("weights", "backend", "dtype", "tokens_sha256")}
     options = asdict(settings)
-    return kept | {name: options[name] for name in measured}
+    return kept | {name: options[name] for name in (*MEASURING, *CHOOSING)}
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
     changed = [name for name in now if before.get(name) != now[name]]
+    if "tokens_sha256" not in changed:
+        changed = [name for name in changed if name not in CHOOSING]
+    elif {*changed}.intersection({"seed", *CHOOSING}):
+        changed.remove("tokens_sha256")
     if changed:
         raise InputError(
             f"'{out}' holds an unfinished study with other {', '.join(changed)}; "
@@ -211,6 +237,10 @@ def _prepare(source: str, settings: Settings, backend: Any, device: str, dtype: 
         first=settings.first,
         seed=settings.seed,
     )
+    if settings.from_layer >= model.spec.blocks:  # another model may have it, and would be measured first
+        raise InputError(
+            f"from_layer {settings.from_layer} does not exist in {name}; it has blocks 0 to {model.spec.blocks - 1}"
+        )
     given = "@" in source and revision is not None  # a hub id has the commit as its revision, which names no curve
     return model, f"{name}@{source.rpartition('@')[2]}" if given else name, tokens
 

@@ -18,3 +18,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signatures are not checked, as outside pytest: for values that beartype would refuse before the suite can."""
+    from jaxtyping import config
+
+    monkeypatch.setattr(config, "jaxtyping_disable", True)

@@ -3,14 +3,20 @@
 import dataclasses
 import inspect
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import families
 import pytest
 
 from probes import __main__ as cli
 from probes.errors import InputError
+from probes.study import Settings, study
 from toy.pretrain import Options, run
 from toy.recipes import RECIPES
 
@@ -27,7 +33,10 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return code
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["pretrain", "--help"], ["--version"], ["pretrain", "--bogus"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["pretrain", "--help"], ["jacobian", "--help"], ["--version"], ["pretrain", "--bogus"], []],
+)
 def test_answers_that_need_no_library_import_none(arguments):
     program = (
         "import sys, probes.__main__ as cli\n"
@@ -158,3 +167,166 @@ def test_pretrain_from_the_command_line(monkeypatch, capsys, tmp_path):
     assert training["options"]["bos"] is False  # the recipe's own policy
     assert training["difference"] == RECIPES["tiny-qwen2"].difference
     assert f"headwater {' '.join(words)}\n" in (out / "README.md").read_text(encoding="utf-8")
+
+
+# -------------------------------------------------------------------------------------------------- headwater jacobian
+
+
+@pytest.fixture(scope="module")
+def ape(tmp_path_factory):
+    """A folder with a tiny model "ape" and a text for it."""
+    folder = tmp_path_factory.mktemp("models")
+    families.model("llama").save_pretrained(folder / "ape")
+    families.tokenizer().save_pretrained(folder / "ape")
+    (folder / "text.txt").write_text(" ".join(f"w{3 + i * i % 125}" for i in range(300)), encoding="utf-8")
+    return folder
+
+
+SMALL = "--prompts 2 --length 12 --products 8 --seeds 1 --device cpu"
+
+
+def test_jacobian_from_the_command_line(monkeypatch, capfd, tmp_path, ape):
+    monkeypatch.setenv("COLUMNS", "120")
+    out = tmp_path / "out"
+    words = f"jacobian {ape / 'ape'} --out {out} --text {ape / 'text.txt'} --no-rope {SMALL}".split()
+    assert call(monkeypatch, *words) == 0
+    shown = capfd.readouterr().out
+    assert [line.split()[1:4:2] for line in shown.splitlines() if line.startswith("│ ape")] == [
+        ["ape", "pretrained"],
+        ["ape", "init"],
+        ["ape", "init-nope"],
+    ]
+    assert "ape: rank correlation of init with and without positional encoding " in shown
+    written = [out / f"jacobian.{ending}" for ending in ("nc", "png", "svg")]
+    assert shown.endswith(f"wrote {', '.join(map(str, written))}\n")
+    assert sorted(out.iterdir()) == written
+    import probes
+
+    result = probes.load_result(out / "jacobian.nc")
+    assert result.attrs["command"] == f"headwater {' '.join(words)}"
+
+
+def test_jacobian_overlays_models_and_says_what_it_wrote(monkeypatch, capfd, tmp_path, ape):
+    (tmp_path / "jacobian-older.nc").touch()
+    monkeypatch.chdir(tmp_path)
+    words = f"jacobian {ape / 'ape'} tiny-llama --out . --first none --conditions pretrained {SMALL}"
+    words += f" --text {Path(__file__)}"
+    assert call(monkeypatch, *words.split()) == 0
+    said = capfd.readouterr().out.splitlines()[-1]
+    assert said == "wrote jacobian-ape.nc, jacobian-tiny-llama.nc, jacobian.png, jacobian.svg"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("/nowhere", "model folder '/nowhere' does not exist"),
+        ("tiny-lama", "model 'tiny-lama' is neither bundled"),
+        ("nobody/nothing", "'nobody/nothing' is not in the local cache"),
+        ("APE APE", "are both called 'ape'"),
+        ("APE --conditions trained", "condition 'trained' does not exist; use init and pretrained"),
+        ("APE --conditions ,", "name none or one twice"),
+        ("APE --conditions pretrained --no-rope", "--no-rope repeats the init condition"),
+        ("APE --products many", "products 'many' is no number; give a whole number, or auto"),
+        ("APE --products 1", "products=1 is too few for a sketch"),
+        ("APE --method exact --products 5", "products=5 goes with method 'sketch', not 'exact'"),
+        ("APE --method quick", "quick"),
+        ("APE --readout loss", "loss"),
+        ("APE --seeds 0", "seeds=0"),
+        ("APE --prompts 0", "n=0 prompts"),
+        ("APE --length 129", "length=129 is more than the 128 positions of ape"),
+        ("APE --length 7", "length=7 leaves no middle"),
+        ("APE --length long", "'--length': Input should be a valid integer"),
+        ("APE --text gone.txt", "'gone.txt' does not exist"),
+        ("APE --text TEXT --dataset a/b", "both text"),
+        ("APE --text SHORT", "gives 3 tokens; 16 windows of 12 need at least 27"),
+        ("APE --first begin", "first token 'begin' is unknown"),
+        ("APE --query 999 --text TEXT", "query 999 is outside the prompt"),
+        ("APE --from-layer 3 --text TEXT", "from_layer 3 does not exist"),
+        ("APE --device tpu", "device 'tpu' cannot be used"),
+        ("APE --device cuda:99", "device 'cuda:99' cannot be used"),
+        ("APE --dtype float16", "float16"),
+        ("APE --backend jax", "jax"),
+        ("APE@step9", "'ape' has no revision 'step9'; it has none"),
+        ("--out FILE/below APE", "is no folder"),
+    ],
+)
+def test_bad_input_to_jacobian_is_one_line_and_exit_code_2(
+    monkeypatch, capfd, tmp_path, ape, arguments, says, unchecked
+):
+    (tmp_path / "file").touch()
+    (tmp_path / "short").write_text("w3 w4 w5", encoding="utf-8")
+    if "--length" not in arguments:
+        arguments += " --length 12"
+    places = {
+        "APE": ape / "ape",
+        "TEXT": ape / "text.txt",
+        "SHORT": tmp_path / "short",
+        "FILE": tmp_path / "file",
+    }
+    for name, path in places.items():
+        arguments = arguments.replace(name, str(path))
+    out = "" if "--out" in arguments else f" --out {tmp_path / 'out'}"
+    assert call(monkeypatch, *f"jacobian {arguments}{out}".split()) == cli.BAD_INPUT
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("headwater: ")
+    assert shown.err.count("\n") == 1
+    assert says in shown.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "short"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("APE --length 100000", "length=100000 is more than the 128 positions of ape; ask for at most 128"),
+        ("/nowhere", "model folder '/nowhere' does not exist"),
+    ],
+)
+def test_bad_input_in_a_process_of_its_own(tmp_path, ape, arguments, says):
+    words = f"jacobian {arguments} --out {tmp_path / 'out'}".replace("APE", str(ape / "ape")).split()
+    done = subprocess.run([sys.executable, "-m", "probes", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_jacobian_ends_in_one_line_and_goes_on(monkeypatch, tmp_path, ape):
+    words = f"jacobian {ape / 'ape'} --out {tmp_path / 'out'} --text {ape / 'text.txt'} --device cpu".split()
+    words += ["--prompts", "2", "--length", "12", "--products", "32", "--seeds", "200", "--conditions", "init"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "probes", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    unfinished = tmp_path / "out" / "unfinished"
+    try:
+        while process.poll() is None and not list(unfinished.glob("ape-init-[0-9]*.nc")):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == cli.INTERRUPTED
+    assert out == ""
+    assert err.strip().splitlines()[-1] == "headwater: interrupted"
+    assert "Traceback" not in err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["unfinished"]
+    kept = len(list(unfinished.iterdir()))
+    assert kept >= 1
+    words[words.index("200")] = str(kept)
+    assert call(monkeypatch, *words) == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["jacobian.nc", "jacobian.png", "jacobian.svg"]
+
+
+def test_defaults_of_jacobian_are_those_of_the_library():
+    shown = {name: parameter.default for name, parameter in inspect.signature(cli.jacobian).parameters.items()}
+    settings: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
+    assert shown["conditions"] == ",".join(settings.pop("conditions"))
+    assert {name: shown[name] for name in settings} == settings
+    library = {name: p.default for name, p in inspect.signature(study).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    del library["advance"]
+    assert {name: shown[name] for name in library} == library

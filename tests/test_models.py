@@ -13,8 +13,17 @@ import pytest
 import torch
 from families import BLOCKS, FAMILIES, HEAD_DIM, HEADS, KV_HEADS, VOCABULARY, WIDTH, WINDOW
 from torch import Tensor, nn
-from transformers import BloomConfig, Gemma2Config, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig, Qwen2Config
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import (
+    BloomConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+)
 
 import probes
 from probes.errors import InputError
@@ -156,7 +165,7 @@ def test_one_changed_number_changes_the_weights_hash(name, backend):
     model = families.model(name)
     before = probes.load(model, backend).identity.weights
     assert before == probes.load(families.model(name), backend).identity.weights
-    query = [p for n, p in model.named_parameters() if "q_proj" in n or "c_attn" in n or "query_key_value" in n][0]
+    query = next(p for n, p in model.named_parameters() if "q_proj" in n or "c_attn" in n or "query_key_value" in n)
     with torch.no_grad():
         query.view(-1)[7] += 1e-3
     assert probes.load(model, backend).identity.weights != before
@@ -432,7 +441,7 @@ def test_edits_of_one_site_act_in_order_and_gradients_pass_them(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_edits_that_name_nothing_are_refused(backend):
+def test_edits_that_name_nothing_are_refused(backend, unchecked):
     seen = view("llama", backend)
     embeddings = seen.embed(IDS)
     for layer in (-1, BLOCKS):
@@ -454,7 +463,7 @@ def test_a_site_that_never_fires_is_named(backend):
     embeddings = seen.embed(IDS)
     assert torch.isfinite(seen.residual(embeddings)).all()
     assert len(seen.trace(embeddings).residual) == BLOCKS + 1
-    with pytest.raises(RuntimeError, match="llama: site '(attention|query)' of block 1 never fired"):
+    with pytest.raises(RuntimeError, match=r"llama: site '(attention|query)' of block 1 never fired"):
         seen.trace(embeddings, attention=True)
     for site in ("query", "key", "value"):
         with pytest.raises(RuntimeError, match=r"llama: site '\w+' of block 1 never fired"):
@@ -500,7 +509,9 @@ def use(seen: Any) -> Tensor:
         for call in (seen.residual, seen.trace):
             with pytest.raises(ZeroDivisionError):
                 call(embeddings, edits=[Edit(site, 1, fail)])
-    seen.identity, seen.bos, seen.parts(0)  # noqa: B018
+    assert seen.identity.weights
+    assert seen.bos in (None, 0)
+    seen.parts(0)
     seen.reinitialized(0, positional=False).residual(embeddings)
     return seen.residual(embeddings)
 
@@ -534,6 +545,15 @@ def test_a_bridge_given_stays_as_it_is(name):
     assert seen.identity.backend == "transformer_lens"
     own = view(name, "transformers")
     assert close(seen.residual(own.embed(IDS)), own.residual(own.embed(IDS)))
+
+
+def test_a_bridge_in_another_dtype_is_a_copy():
+    bridge: Any = boot(families.model("gemma"), "gemma")
+    before = state(bridge)
+    narrow = probes.load(bridge, dtype="bfloat16")
+    assert narrow.residual(narrow.embed(IDS)).dtype == torch.bfloat16
+    assert narrow.identity.dtype == "bfloat16"
+    assert state(bridge) == before
 
 
 def test_a_bridge_s_hooks_are_measured_with():

@@ -277,8 +277,12 @@ class HuggingFaceView:
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
 
-    @cached_property
+    @property
     def identity(self) -> Identity:
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> Identity:
         described = self._model.config.to_dict()
         for key in ("transformers_version", "_attn_implementation", "_name_or_path", "dtype"):
             described.pop(key, None)
@@ -293,7 +297,7 @@ class HuggingFaceView:
             device=str(self.device),
         )
 
-    @cached_property
+    @property
     def bos(self) -> int | None:
         """A token set aside for beginning texts: one the tokenizer prepends, or one that is not also the end token.
 

@@ -53,7 +53,8 @@ class LensView(HuggingFaceView):
         family_of(config)
         if getattr(bridge, "compatibility_mode", False):
             raise InputError(
-                "this TransformerBridge is in compatibility mode (folded, centred weights); give it as booted, with raw weights"
+                "this TransformerBridge is in compatibility mode (folded, centred weights); "
+                "give it as booted, with raw weights"
             )
         self._bridge = shadow(bridge)
         self._lens_tokenizer = tokenizer is None
@@ -61,7 +62,7 @@ class LensView(HuggingFaceView):
         self._wrap(self._bridge.original_model, config, tokenizer, name, revision, condition)
 
     def _weights(self) -> Iterable[Tensor]:
-        """Without the copies a bridge makes of fused projections, as long as they are copies: hashed as transformers has it."""
+        """Without a bridge's copies of fused projections, as long as they are copies: as transformers has the weights."""
         copies: set[int] = set()
         for block in self._blocks:
             attention: Any = block.attn

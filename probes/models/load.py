@@ -6,7 +6,8 @@ Weights are read from safetensors alone, and code that a repository brings is ru
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -73,12 +74,12 @@ def _device(device: str) -> torch.device | None:
     if device == "auto":
         return None
     try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
+        probe = torch.zeros(1, device=device)
+        probe.item()  # there, working, and holding values ("meta" holds none)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0][:120]
         raise InputError(f"device '{device}' cannot be used ({reason}); give cpu, cuda or auto") from None
-    return place
+    return probe.device  # with its index: "cuda" is where a model on "cuda:0" is
 
 
 def _from_memory(
@@ -99,15 +100,19 @@ def _from_memory(
         backend = "transformer_lens"  # a bridge is what TransformerLens runs, whatever the default says
     wanted = DTYPES.get(dtype)
     parameter = next(source.parameters())
+    if parameter.device.type == "meta":
+        raise InputError(f"the {type(source).__name__} has no weights (device meta); load them before it is measured")
     moves = (place is not None and place != parameter.device) or (wanted is not None and wanted != parameter.dtype)
     if moves:
-        source = copy.deepcopy(source).to(place or parameter.device)
-        source = source if wanted is None else cast(source, wanted)
+        source = copy.deepcopy(source)
+        source.to(place or parameter.device)
+        cast(source, wanted or parameter.dtype)
     _check_finite(source, type(source).__name__)
     if is_bridge:
         from .lens import LensView
 
-        return LensView(source, tokenizer=tokenizer, revision=revision)
+        bridge: Any = source
+        return LensView(bridge, tokenizer=tokenizer, revision=revision)
     name = source.config.name_or_path or f"in-memory {source.config.model_type}"
     return _view(source, backend, tokenizer, name, revision, own=moves)
 
@@ -164,9 +169,7 @@ def _from_folder(
     return model, tokenizer, name, revision
 
 
-def _from_hub(
-    source: str, revision: str | None, dtype: DType, trust: bool
-) -> tuple[Any, Any, str, str | None]:
+def _from_hub(source: str, revision: str | None, dtype: DType, trust: bool) -> tuple[Any, Any, str, str | None]:
     """A hub id: from the local cache if it is there, else over the network, asked once before the long way round."""
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -202,18 +205,25 @@ def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str)
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **given)
             family_of(config)
-            model, loading = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=config,
                 dtype=DTYPES.get(dtype, torch.float32),
                 use_safetensors=True,
                 trust_remote_code=trust,
+                ignore_mismatched_sizes=True,  # refused below, by name
                 output_loading_info=True,
                 **given,
             )
-        except InputError:
-            raise
+            model, loading = loaded
+        except InputError as error:
+            raise InputError(f"model '{name}' cannot be loaded: {error}") from None
         except Exception as error:  # safetensors, json, transformers and the hub each raise their own
+            if "trust_remote_code" in str(error):
+                raise InputError(
+                    f"model '{name}' brings code of its own, which is not run; "
+                    "read it, then call probes.load with trust_remote_code=True"
+                ) from None
             reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
             raise InputError(f"model '{name}' cannot be loaded ({reason}); check its files") from None
         wrong = [*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])]
@@ -222,12 +232,31 @@ def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str)
                 f"model '{name}' lacks {len(wrong)} of its weights, or has them in another shape ({sorted(wrong)[0]}); "
                 "the files do not fit the config"
             )
+        unread = _unread(model, loading["unexpected_keys"])
+        if unread:
+            raise InputError(
+                f"model '{name}' has {len(unread)} weights that its config has no place for ({unread[0]}); "
+                "the files do not fit the config"
+            )
         _check_finite(model, name)
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, **given)
         except Exception:  # a model can be probed without: prompts are then given as ids, and `prompts` says so
             tokenizer = None
     return model, tokenizer
+
+
+def _unread(model: Any, names: Iterable[str]) -> list[str]:
+    """Those of `names` that would be weights if the model had another block, or a bias.
+
+    Leftovers of other kinds, such as the stored masks of GPT-2 and the frequencies of GPT-NeoX, do no harm.
+    """
+
+    def module(name: str) -> str:
+        return re.sub(r"\.\d+\.", ".*.", name.rpartition(".")[0])
+
+    known = {module(name) for name, _ in model.named_parameters()}
+    return sorted(name for name in names if module(name) in known)
 
 
 def _check_finite(model: Any, name: str) -> None:

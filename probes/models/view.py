@@ -151,10 +151,14 @@ class View(Protocol):
     """A model as the probes see it. Nothing here changes the model it was made from."""
 
     spec: Spec
-    identity: Identity
     tokenizer: Any | None
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def identity(self) -> Identity:
+        """Which weights these are; not before it is asked for, since that takes reading them all."""
+        ...
 
     @property
     def bos(self) -> int | None:

@@ -1,0 +1,176 @@
+"""Blocks linearized from their parts, against slow twins in plain float64 and against the model's own modules."""
+
+import families
+import pytest
+import reference
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from probes import linear
+from probes.linear import AutogradBlock, LinearizedBlock
+from probes.models.huggingface import HuggingFaceView
+from probes.models.view import Norm, Trace
+
+LENGTH = 12  # longer than the window of 8
+BANDS = [3, 5, 128]  # ends inside a band, on its edge with another remainder, one band for all
+# Twin and code do the same sums in float64, in another order: rounding (1e-16) times a few thousand terms and the size of
+# what cancels, in models whose weights are fifty times the usual.
+ROUNDING = 1e-10
+# transformers computes RMS norms in float32 even in float64 models (6e-8), and a block amplifies that.
+OWN = {name: 1e-11 if name in ("gpt2", "gpt_neox") else 2e-5 for name in families.FAMILIES}
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def tokens(prompts: int, length: int = LENGTH) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(families.VOCABULARY, (prompts, length), generator=generator)
+
+
+def traced(name: str, prompts: int, length: int = LENGTH) -> tuple[HuggingFaceView, Trace]:
+    view = HuggingFaceView(families.model(name, dtype=torch.float64))
+    return view, view.trace(view.embed(tokens(prompts, length)))
+
+
+def linearized(view: HuggingFaceView, trace: Trace, layer: int) -> LinearizedBlock:
+    parts = view.parts(layer)
+    assert parts is not None
+    return LinearizedBlock(parts, trace.residual[layer], trace.rotary[layer])
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    """Largest difference against the largest value."""
+    assert got.shape == expected.shape
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+# ---------------------------------------------------------------------------------------------- against the twin
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_output_and_slope_are_the_twins_for_several_prompts_rows_and_bands(name, monkeypatch):
+    view, trace = traced(name, prompts=2)
+    for layer in (0, 1):  # Gemma-2: one with a window, one without
+        parts = view.parts(layer)
+        assert parts is not None
+        streams = [stream.clone().requires_grad_() for stream in trace.residual[layer]]
+        outputs = [reference.block(parts, stream, trace.rotary[layer]) for stream in streams]
+        for band, (first, rows) in zip(BANDS, [(None, LENGTH), (4, 5), (LENGTH - 1, 1)], strict=True):
+            monkeypatch.setattr(linear, "QUERY_BAND", band)
+            made = linearized(view, trace, layer)
+            assert error(made.output, torch.stack(outputs).detach()) < ROUNDING
+            cotangent = randn(3, 2, rows, families.WIDTH, seed=layer)
+            start = first or 0
+            expected = [
+                torch.stack(
+                    [
+                        torch.autograd.grad(output[start : start + rows], stream, one, retain_graph=True)[0]
+                        for output, stream, one in zip(outputs, streams, direction, strict=True)
+                    ]
+                )
+                for direction in cotangent
+            ]
+            before = cotangent.clone()
+            assert error(made.vjp(cotangent, first=first), torch.stack(expected)) < ROUNDING
+            torch.testing.assert_close(cotangent, before, rtol=0, atol=0)  # what is given stays as it is
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_direct_is_what_goes_through_this_blocks_attention_alone(name):
+    view, trace = traced(name, prompts=1)
+    layer, row = 0, LENGTH - 1
+    parts = view.parts(layer)
+    assert parts is not None
+    stream = trace.residual[layer][0].clone().requires_grad_()
+    attended = trace.residual[layer][0].clone().requires_grad_()
+    output = reference.block(parts, stream, trace.rotary[layer], attended)[row]
+    cotangent = randn(3, 1, 1, families.WIDTH)
+    positions = torch.tensor([0, 2, 5, 7, row])
+    reached, own = linearized(view, trace, layer).direct(cotangent, row, positions)
+    for k in range(3):
+        through, past = torch.autograd.grad(output, (attended, stream), cotangent[k, 0, 0], retain_graph=True)
+        assert error(reached[k, 0], through[positions]) < ROUNDING
+        assert error(own[k, 0, 0], through[row] + past[row]) < ROUNDING
+        assert not past[:row].any()  # the twin's other path stays at its position
+
+
+# ------------------------------------------------------------------------------------- against the model's modules
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_both_engines_give_the_explicit_jacobian_of_the_models_own_block(name):
+    view, trace = traced(name, prompts=1)
+    for layer in range(families.BLOCKS):
+        after = trace.residual[layer + 1]
+        own, made = AutogradBlock(trace.blocks[layer], trace.residual[layer]), linearized(view, trace, layer)
+        assert error(made.output, after) < OWN[name]
+        cotangent = randn(4, 1, LENGTH, families.WIDTH)
+        assert error(made.vjp(cotangent), own.vjp(cotangent)) < OWN[name]
+    own, made = AutogradBlock(trace.blocks[-1], trace.residual[-2]), linearized(view, trace, families.BLOCKS - 1)
+    stream = trace.residual[-2].clone().requires_grad_()
+    output = trace.blocks[-1](stream)[0, -2]
+    explicit = torch.stack([torch.autograd.grad(o, stream, retain_graph=True)[0] for o in output])
+    identity = torch.eye(families.WIDTH, dtype=torch.float64)[:, None, None]
+    assert error(own.vjp(identity, first=LENGTH - 2), explicit) < ROUNDING
+    assert error(made.vjp(identity, first=LENGTH - 2), explicit) < OWN[name]
+
+
+def test_autograd_refuses_several_prompts():
+    _, trace = traced("llama", prompts=2)
+    with pytest.raises(ValueError, match="one by one"):
+        AutogradBlock(trace.blocks[0], trace.residual[0]).vjp(randn(1, 2, LENGTH, families.WIDTH))
+
+
+# ------------------------------------------------------------------------------------------------------- pieces
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("rows", [slice(None), slice(3, 5)])
+def test_norms_derivative_is_autograds(kind, rows):
+    norm = Norm(kind, randn(7, seed=1), randn(7, seed=2) if kind == "layer" else None, 1e-3)
+    stream, cotangent = randn(2, 6, 7, seed=3).requires_grad_(), randn(4, 2, 6, 7, seed=4)[:, :, rows]
+    output = reference.normalized(norm, stream)
+    made = linear._Normalized(norm, stream.detach())
+    assert error(made.output, output.detach()) < 1e-14
+    for got, given in zip(made.pullback(cotangent, rows), cotangent, strict=True):
+        (expected,) = torch.autograd.grad(output[:, rows], stream, given, retain_graph=True)
+        assert error(got, expected[:, rows]) < 1e-13
+
+
+@pytest.mark.parametrize("rotated", [8, 4])  # all of a head's width, and half of it (GPT-NeoX)
+def test_rotation_is_the_twins_and_back_is_its_transpose(rotated):
+    x, y = randn(5, 8, seed=1), randn(5, 8, seed=2)
+    cos, sin = randn(5, rotated, seed=3), randn(5, rotated, seed=4)
+    turned = linear._rotate(x, cos, sin)
+    assert error(turned, reference.rotated(x, cos, sin)) < 1e-14
+    matrices = torch.stack([reference.rotated(row.expand(5, 8), cos, sin) for row in torch.eye(8, dtype=x.dtype)], -1)
+    assert error(linear._rotate(y, cos, sin, back=True), torch.einsum("pij,pi->pj", matrices, y)) < 1e-14
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("band", [5, 128])
+def test_flops_are_those_performed(name, band, monkeypatch):
+    monkeypatch.setattr(linear, "QUERY_BAND", band)
+    length = 20
+    view, trace = traced(name, prompts=1, length=length)
+    made, parts = linearized(view, trace, 0), view.parts(0)
+    assert parts is not None
+
+    def performed(call) -> float:
+        """Per direction: what does not grow with their number (a band's logits) is shared by all."""
+        counts = []
+        for directions in (2, 7):
+            with FlopCounterMode(display=False) as counter:
+                call(directions)
+            counts.append(counter.get_total_flops())
+        return (counts[1] - counts[0]) / 5
+
+    for rows in (length, 1):
+        got = performed(lambda k, rows=rows: made.vjp(randn(k, 1, rows, families.WIDTH), first=length - rows))
+        assert got == linear.flops(parts, length=length, rows=rows)
+    positions = torch.tensor([0, 9, length - 1])
+    got = performed(lambda k: made.direct(randn(k, 1, 1, families.WIDTH), length - 1, positions))
+    assert got == linear.local_flops(parts, length=length, positions=3)

@@ -1,0 +1,66 @@
+"""`import probes`: every name it lists is there, whatever is imported in whatever order."""
+
+import subprocess
+import sys
+
+import pytest
+
+import probes
+
+HEAVY = ("torch", "transformers", "xarray", "matplotlib", "numpy")
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_costs_nothing():
+    assert run(f"import sys, probes; print(*sorted(set(sys.modules) & set({HEAVY!r})))") == ""
+
+
+# Some names are those of the modules they come from; the import system puts a module into its package when it is loaded.
+@pytest.mark.parametrize(
+    "first",
+    [
+        "",
+        "import probes.jacobian, probes.prompts, probes.results, probes.models.load",
+        "import probes.__main__, probes.study",
+        "from probes import *; import probes.jacobian, probes.summary",
+    ],
+)
+def test_names_are_what_they_say(first):
+    program = f"""
+{first}
+import inspect, probes
+assert probes.__all__, "empty"
+for name in probes.__all__:
+    value = getattr(probes, name)
+    assert callable(value) and not inspect.ismodule(value), (name, value)
+    assert value is getattr(probes, name)
+    assert name in dir(probes)
+from probes.jacobian import jacobian
+from probes.prompts import prompts
+assert probes.jacobian is jacobian and probes.prompts is prompts
+print("ok")
+"""
+    assert run(program) == "ok"
+
+
+def test_names_agree_with_those_that_type_checkers_see():
+    source = (probes.__file__ or "").removesuffix("c")
+    with open(source, encoding="utf-8") as file:
+        text = file.read()
+    block = text[text.index("if TYPE_CHECKING:") : text.index("_WHERE = ")]
+    stated = {
+        line.partition("#")[0].rpartition(" as ")[2].strip()
+        for line in block.splitlines()
+        if line.strip().startswith("from")
+    }
+    assert stated == set(probes.__all__)
+
+
+def test_other_names_are_refused():
+    with pytest.raises(AttributeError, match="module 'probes' has no attribute 'jacobean'"):
+        probes.jacobean  # noqa: B018
