@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=probes.bundled())
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--draws", type=int, default=2)
+    parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("reports/jacobian"))
     given = parser.parse_args()

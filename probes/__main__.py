@@ -52,6 +52,135 @@ def _options(
     """Where does a pretrained language model's sense of position come from?"""
 
 
+@app.command(
+    epilog=_examples(
+        "headwater jacobian tiny-llama",
+        "headwater jacobian tiny-llama tiny-qwen2 --no-rope --out runs/two",
+        "headwater jacobian tiny-llama@step0 tiny-llama@step300 tiny-llama --conditions pretrained",
+        "headwater jacobian Qwen/Qwen2.5-0.5B --prompts 8 --length 1024 --text book.txt",
+        "headwater jacobian ./checkpoint --method exact --readout logits --first none",
+    ),
+)
+def jacobian(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Bundled names, folders or hub ids, with @REVISION if wanted; tiny-llama if not given."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for results and figure; an unfinished study there is continued.")
+    ] = Path("runs/jacobian"),
+    conditions: Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")] = (
+        "init,pretrained"
+    ),
+    no_rope: Annotated[
+        bool, typer.Option("--no-rope", help="Repeat init without rotation (or without learned positions).")
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="Fresh models per model.")] = 3,
+    prompts: Annotated[int, typer.Option(help="Windows of text.")] = 16,
+    length: Annotated[int, typer.Option(help="Tokens per window, position 0 included.")] = 256,
+    method: Annotated[
+        Literal["exact", "sketch", "scalar"], typer.Option(help="All products, few with an error bar, or a single one.")
+    ] = "sketch",
+    products: Annotated[
+        str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")
+    ] = None,
+    relative_error: Annotated[float, typer.Option(help="Where --products auto stops, for the mean profile.")] = 0.02,
+    readout: Annotated[
+        Literal["residual", "normed", "logits"], typer.Option(help="Before or after the final norm, or the logits.")
+    ] = "residual",
+    query: Annotated[int, typer.Option(help="The position read out; negative counts from the end.")] = -1,
+    from_layer: Annotated[int, typer.Option(help="Sensitivity to this block's input instead of the embeddings.")] = 0,
+    text: Annotated[
+        Path | None, typer.Option(help="A text file or folder; the bundled held-out text if not given.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Of the dataset.")] = "train",
+    column: Annotated[str, typer.Option(help="Of the dataset, holding the text.")] = "text",
+    first: Annotated[
+        str, typer.Option(help="Position 0: auto (BOS where the model has one), bos, none, or a token id.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option(help="Of the windows' places and the sketch's probes.")] = 0,
+    backend: Annotated[
+        Literal["transformers", "transformer_lens"], typer.Option(help="Who runs the model.")
+    ] = "transformers",
+    device: Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")] = "auto",
+    dtype: Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")] = "auto",
+) -> None:
+    """Measure how strongly the output depends on each input position, at initialization and after pretraining.
+
+    Writes jacobian.nc, jacobian.png, jacobian.svg and prints a summary: primacy (first 5 % of positions against the middle
+    half's median), recency (last position against it) and the trough's place. Interrupted, the same command goes on.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Table
+
+    from .prompts import parse_first
+    from .results import set_command
+    from .study import COLUMNS, Settings, cells, result_files, rope_correlations, study, summarize
+
+    set_command(sys.argv[1:])
+    settings = Settings(
+        conditions=tuple(part.strip() for part in conditions.split(",") if part.strip()),  # type: ignore[arg-type]
+        no_rope=no_rope,
+        seeds=seeds,
+        prompts=prompts,
+        length=length,
+        method=method,
+        products=_products(products),
+        relative_error=relative_error,
+        readout=readout,
+        query=query,
+        from_layer=from_layer,
+        text=None if text is None else str(text),
+        dataset=dataset,
+        split=split,
+        column=column,
+        first=parse_first(first),
+        seed=seed,
+    )
+    sources = models or ["tiny-llama"]
+    error = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=error)
+    tasks: dict[str, Any] = {}
+
+    def advance(label: str, done: float, total: float) -> None:
+        progress.start()  # not before there is something to show, so that bad input ends in a single line
+        if label not in tasks:
+            tasks[label] = progress.add_task(label)
+        progress.update(tasks[label], completed=done, total=total)
+
+    try:
+        results = study(sources, out, settings, backend=backend, device=device, dtype=dtype, advance=advance)
+    finally:
+        if tasks:
+            progress.stop()
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold")
+    for row in summarize(results):
+        table.add_row(*cells(row))
+    Console().print(table)
+    for name, correlation in rope_correlations(results).items():
+        print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
+    written = [*result_files(results, out), out / "jacobian.png", out / "jacobian.svg"]
+    print(f"wrote {', '.join(str(file) for file in written)}")
+
+
+def _products(text: str | None) -> int | Literal["auto"] | None:
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"products '{text}' is no number; give a whole number, or auto") from None
+
+
 def _steps(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
@@ -149,132 +278,6 @@ def pretrain(
         f"(bigram {report['bigram_validation_loss']:.4f}), largest mean weight on position 0 "
         f"{max(max(layer) for layer in report['position0_weight']):.4f}; model card in {out / 'README.md'}"
     )
-
-
-@app.command(
-    epilog=_examples(
-        "headwater jacobian tiny-llama",
-        "headwater jacobian tiny-llama tiny-qwen2 --no-rope --out runs/two",
-        "headwater jacobian tiny-llama@step0 tiny-llama@step300 tiny-llama --conditions pretrained",
-        "headwater jacobian Qwen/Qwen2.5-0.5B --prompts 8 --length 1024 --text book.txt",
-        "headwater jacobian ./checkpoint --method exact --readout logits --first none",
-    ),
-)
-def jacobian(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(help="Bundled names, folders or hub ids, with @REVISION if wanted; tiny-llama if not given."),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for results and figure; an unfinished study there is continued.")
-    ] = Path("runs/jacobian"),
-    conditions: Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")] = (
-        "init,pretrained"
-    ),
-    no_rope: Annotated[
-        bool, typer.Option("--no-rope", help="Repeat init without rotation (or without learned positions).")
-    ] = False,
-    seeds: Annotated[int, typer.Option(help="Fresh models per model.")] = 3,
-    prompts: Annotated[int, typer.Option(help="Windows of text.")] = 16,
-    length: Annotated[int, typer.Option(help="Tokens per window, position 0 included.")] = 256,
-    method: Annotated[
-        Literal["exact", "sketch", "scalar"], typer.Option(help="All products, few with an error bar, or a single one.")
-    ] = "sketch",
-    products: Annotated[
-        str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")
-    ] = None,
-    relative_error: Annotated[float, typer.Option(help="Where --products auto stops, for the mean profile.")] = 0.02,
-    readout: Annotated[
-        Literal["residual", "normed", "logits"], typer.Option(help="Before or after the final norm, or the logits.")
-    ] = "residual",
-    query: Annotated[int, typer.Option(help="The position read out; negative counts from the end.")] = -1,
-    from_layer: Annotated[int, typer.Option(help="Sensitivity to this block's input instead of the embeddings.")] = 0,
-    text: Annotated[
-        Path | None, typer.Option(help="A text file or folder; the bundled held-out text if not given.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="Of the dataset.")] = "train",
-    column: Annotated[str, typer.Option(help="Of the dataset, holding the text.")] = "text",
-    first: Annotated[
-        str, typer.Option(help="Position 0: auto (BOS where the model has one), bos, none, or a token id.")
-    ] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the windows' places and the sketch's probes.")] = 0,
-    backend: Annotated[
-        Literal["transformers", "transformer_lens"], typer.Option(help="Who runs the model.")
-    ] = "transformers",
-    device: Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")] = "auto",
-    dtype: Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")] = "auto",
-) -> None:
-    """Measure how strongly the output depends on each input position, at initialization and after pretraining.
-
-    Writes jacobian.nc, jacobian.png, jacobian.svg and prints a summary: primacy (first 5 % of positions against the middle
-    half's median), recency (last position against it) and the trough's place. Interrupted, the same command goes on.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.table import Table
-
-    from .prompts import parse_first
-    from .results import set_command
-    from .study import COLUMNS, Settings, cells, result_files, rope_correlations, study, summarize
-
-    set_command(sys.argv[1:])
-    settings = Settings(
-        conditions=tuple(part.strip() for part in conditions.split(",") if part.strip()),  # type: ignore[arg-type]
-        no_rope=no_rope,
-        seeds=seeds,
-        prompts=prompts,
-        length=length,
-        method=method,
-        products=_products(products),
-        relative_error=relative_error,
-        readout=readout,
-        query=query,
-        from_layer=from_layer,
-        text=None if text is None else str(text),
-        dataset=dataset,
-        split=split,
-        column=column,
-        first=parse_first(first),
-        seed=seed,
-    )
-    sources = models or ["tiny-llama"]
-    error = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=error)
-    tasks: dict[str, Any] = {}
-
-    def advance(label: str, done: float, total: float) -> None:
-        progress.start()  # not before there is something to show, so that bad input ends in a single line
-        if label not in tasks:
-            tasks[label] = progress.add_task(label)
-        progress.update(tasks[label], completed=done, total=total)
-
-    try:
-        results = study(sources, out, settings, backend=backend, device=device, dtype=dtype, advance=advance)
-    finally:
-        if tasks:
-            progress.stop()
-
-    table = Table(*COLUMNS)
-    for row in summarize(results):
-        table.add_row(*cells(row))
-    Console().print(table)
-    for name, correlation in rope_correlations(results).items():
-        print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
-    written = [*result_files(results, out), out / "jacobian.png", out / "jacobian.svg"]
-    print(f"wrote {', '.join(str(file) for file in written)}")
-
-
-def _products(text: str | None) -> int | Literal["auto"] | None:
-    if text is None or text == "auto":
-        return text  # type: ignore[return-value]
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"products '{text}' is no number; give a whole number, or auto") from None
 
 
 def main() -> None:

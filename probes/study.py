@@ -67,6 +67,10 @@ class Settings:
         if self.no_rope and "init" not in self.conditions:
             raise InputError("--no-rope repeats the init condition, which is not among the conditions; add init")
 
+    def source(self) -> dict[str, Any]:
+        """Where prompts come from, as `prompts` and `describe` take it."""
+        return {name: getattr(self, name) for name in ("text", "dataset", "split", "column", "first", "seed")}
+
     def runs(self) -> list[tuple[str, int | None]]:
         """(condition, seed of the fresh weights) in the order they are measured."""
         fresh: list[tuple[str, int | None]] = (
@@ -161,15 +165,6 @@ def _run(
     measured = model if seed is None else model.reinitialized(seed, positional=condition != "init-nope")
     label = f"{name} {condition}" + ("" if seed is None else f" {seed}")
     file = folder / f"{_slug(label)}.nc"
-    described = describe(
-        model,
-        text=settings.text,
-        dataset=settings.dataset,
-        split=settings.split,
-        column=settings.column,
-        first=settings.first,
-        seed=settings.seed,
-    )
     key = _key(measured, tokens, settings)
     if file.exists():
         before = load_result(file)
@@ -189,7 +184,7 @@ def _run(
         seed=settings.seed,
         progress=None if advance is None else lambda done, total: advance(label, done, total),
     )
-    result.attrs |= described
+    result.attrs |= describe(model, **settings.source())
     if seed is not None:
         result.attrs["seed"] = seed
     save(result.assign_attrs(study=json.dumps(key)), file)
@@ -226,17 +221,7 @@ def _prepare(source: str, settings: Settings, backend: Any, device: str, dtype: 
     """(the model, its name in results, its prompts)."""
     model = load(source, backend, device=device, dtype=dtype)
     name, revision = model.identity.name, model.identity.revision
-    tokens = prompts(
-        model,
-        n=settings.prompts,
-        length=settings.length,
-        text=settings.text,
-        dataset=settings.dataset,
-        split=settings.split,
-        column=settings.column,
-        first=settings.first,
-        seed=settings.seed,
-    )
+    tokens = prompts(model, n=settings.prompts, length=settings.length, **settings.source())
     if settings.from_layer >= model.spec.blocks:  # another model may have it, and would be measured first
         raise InputError(
             f"from_layer {settings.from_layer} does not exist in {name}; it has blocks 0 to {model.spec.blocks - 1}"
