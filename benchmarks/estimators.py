@@ -22,7 +22,7 @@ from probes.jacobian import _Apart, _Estimate, _Prompt, _Reporter
 from probes.models.view import View
 from probes.summary import rms_log_error, spearman
 
-BUDGETS = (24, 32, 48, 64, 96)
+BUDGETS = (32, 64, 96)
 
 
 def plain(model: View, tokens: torch.Tensor, products: int, kind: str, seed: int) -> np.ndarray:
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=probes.bundled())
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--draws", type=int, default=1)
+    parser.add_argument("--draws", type=int, default=2)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("reports/jacobian"))
     given = parser.parse_args()
