@@ -95,6 +95,11 @@ def _card(name: str, training: dict[str, Any]) -> str:
             f"cosine decay to a tenth, weight decay {options['weight_decay']:g} on matrices, "
             f"gradients clipped at {options['clip']:g}, compute in {options['compute']}, seed {options['seed']}",
         ),
+        (
+            "Tokenizer",
+            "byte-level BPE trained on the training text. Read it with `PreTrainedTokenizerFast`: for some model types "
+            "`AutoTokenizer` splits text by the family's own rules instead of the file's",
+        ),
         ("Held-out text", f"{training['heldout_documents']:,} documents, {training['heldout_tokens']:,} tokens"),
         (
             "Validation loss",

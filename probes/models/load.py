@@ -19,6 +19,7 @@ from .view import View
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
+GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 DType = Literal["auto", "float32", "float64", "bfloat16"]
 Backend = Literal["transformers", "transformer_lens"]
@@ -196,7 +197,8 @@ def _from_hub(source: str, revision: str | None, dtype: DType, trust: bool) -> t
 
 
 def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     from .huggingface import family_of
 
@@ -240,7 +242,11 @@ def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str)
             )
         _check_finite(model, name)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, **given)
+            declared = get_tokenizer_config(path, **given).get("tokenizer_class")
+            # For some model types (Qwen2) AutoTokenizer puts the family's splitting rules in the place of the file's
+            # own, and other ids come out than the model was trained on. A generic class means: as the file says.
+            kind = PreTrainedTokenizerFast if declared in GENERIC_TOKENIZERS else AutoTokenizer
+            tokenizer = kind.from_pretrained(path, trust_remote_code=trust, **given)
         except Exception:  # a model can be probed without: prompts are then given as ids, and `prompts` says so
             tokenizer = None
     return model, tokenizer
