@@ -162,7 +162,9 @@ def jacobian(
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1))
     for column in COLUMNS:
-        table.add_column(column, overflow="fold")
+        table.add_column(
+            column, overflow="fold", min_width=min(30, max(map(len, results))) if column == "model" else None
+        )
     for row in summarize(results):
         table.add_row(*cells(row))
     Console().print(table)
