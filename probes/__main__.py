@@ -167,7 +167,7 @@ def jacobian(
         )
     for row in summarize(results):
         table.add_row(*cells(row))
-    Console().print(table)
+    Console(width=max(100, Console().width)).print(table)  # whole numbers, also in a pipe
     for name, correlation in rope_correlations(results).items():
         print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
     written = [*result_files(results, out), out / "jacobian.png", out / "jacobian.svg"]

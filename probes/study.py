@@ -62,6 +62,9 @@ class Settings:
             raise InputError(f"conditions '{','.join(self.conditions)}' name none or one twice; as in init,pretrained")
         if self.length < SHORTEST:
             raise InputError(f"length={self.length} leaves no middle to compare with; give at least {SHORTEST}")
+        at = self.query + self.length if self.query < 0 else self.query
+        if 0 <= at < SHORTEST - 1:
+            raise InputError(f"query={self.query} leaves no middle to compare with; give at least {SHORTEST - 1}")
         if self.seeds < 1:
             raise InputError(f"seeds={self.seeds} leaves no fresh model; give at least 1")
         if self.no_rope and "init" not in self.conditions:
@@ -236,11 +239,12 @@ def _slug(name: str) -> str:
 
 
 def summarize(results: Mapping[str, xr.Dataset]) -> list[Row]:
-    """The U-shape of every model's conditions, from results."""
+    """The U-shape of every model's conditions, from results, over the positions up to the query."""
     rows = []
     for name, result in results.items():
+        end = json.loads(str(result.attrs["options"]))["query"] + 1
         for condition, runs in profiles(result).items():
-            curve = band([run.mean for run in runs]).centre
+            curve = band([run.mean[:end] for run in runs]).centre
             seen = runs[0].mean > 0
             error = float(np.sqrt(np.mean((runs[0].stderr[seen] / runs[0].mean[seen]) ** 2)))
             rows.append(Row(name, condition, len(runs), ushape(curve), error))
