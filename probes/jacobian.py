@@ -34,6 +34,12 @@ no probe, so the estimate stays unbiased whatever its quality. What M costs is c
 
 `scalar`: one product, the gradient of the sum of the readout's entries (the all-ones direction), the surrogate used by
 [Chowdhury]; unbiased over random signs only, and without a standard error.
+
+Pathways. J = J_value + J_score: `value` is the Jacobian with every block's attention pattern held constant, the sum over
+all paths through values, feed-forwards and the residual stream; `score` is the rest, all paths that pass at least once
+through a pattern's dependence on its queries and keys. Every direction is pulled back twice for `score`, and the
+difference of the two is what is squared, so that each of the three estimates stays exact or unbiased as above. Norms do not
+add: ||J||^2 = ||J_value||^2 + ||J_score||^2 + 2 <J_value, J_score>; at initialization the last term is small.
 """
 
 from __future__ import annotations
@@ -52,14 +58,15 @@ from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from .errors import InputError
-from .linear import AutogradBlock, Folded, LinearizedBlock, flops, local_flops
-from .models.view import Parts, Trace, View
+from .linear import AutogradBlock, Folded, LinearizedBlock, close, flops, local_flops
+from .models.view import Edit, Parts, Trace, View
 from .prompts import check_tokens
 from .results import dataset, provenance
 
 Method = Literal["exact", "sketch", "scalar"]
 Readout = Literal["residual", "normed", "logits"]
 Engine = Literal["auto", "parts", "autograd"]
+Pathway = Literal["total", "value", "score"]
 Progress = Callable[[float, float], None]  # (products done, products in all)
 
 PRODUCTS = 64  # the sketch's default budget per prompt
@@ -71,9 +78,9 @@ BASIS_SHARE = 0.625  # of the budget spent on Q, the rest on probes; the error h
 LEAST_PROBES = 8  # below it the standard error rests on too few pairs
 KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too
 CPU_ROWS = 2048  # rows of a matrix product at which it runs at full rate while cotangents stay in cache
-# The forward pass as taken apart may differ from the model's own by rounding only: transformers computes RMS norms in
-# float32 even in float64 models, hence the third number.
-OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-4, torch.float16: 2e-2}
+# Whether patterns are held constant, for each flow of cotangents that a pathway needs; of two, the difference counts.
+FROZEN: dict[Pathway, tuple[bool, ...]] = {"total": (False,), "value": (True,), "score": (False, True)}
+# Slopes, as `linear.OUTPUT_TOLERANCE` outputs, may differ by rounding only.
 SLOPE_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 3e-1, torch.float64: 1e-3, torch.float16: 1e-1}
 
 
@@ -85,6 +92,7 @@ def jacobian(
     products: int | Literal["auto"] | None = None,
     relative_error: float = 0.02,
     readout: Readout = "residual",
+    pathway: Pathway = "total",
     query: int = -1,
     from_layer: int | Literal["all"] = 0,
     engine: Engine = "auto",
@@ -102,6 +110,8 @@ def jacobian(
             "auto": add probes until the mean profile's relative standard error, rms over positions, is `relative_error`.
         readout: "residual", the stream after the last block; "normed", after the final norm; "logits", next-token logits
             (their norm is taken over the vocabulary, through the d x d Gram matrix; still divided by sqrt(d)).
+        pathway: "total"; "value", attention patterns held constant; "score", what is left, see the module's text.
+            A direction counts as one product in all three, although "score" pulls it back twice.
         query: the position read out; negative counts from the end. Later positions have sensitivity 0.
         from_layer: differentiate with respect to this block's input instead of block 0's, or "all" for every block.
         engine: "parts" for the linearized blocks, "autograd" for the model's own modules, "auto" for parts where the
@@ -120,18 +130,12 @@ def jacobian(
 
     Source: [Chowdhury], arXiv 2603.10123, section 3; estimators are ours, see the module's text.
     """
-    check_tokens(model, tokens)
-    _check_choice("method", method, ("exact", "sketch", "scalar"))
-    _check_choice("readout", readout, ("residual", "normed", "logits"))
-    _check_choice("engine", engine, ("auto", "parts", "autograd"))
-    width, blocks, length = model.spec.width, model.spec.blocks, tokens.shape[1]
-    at = query + length if query < 0 else query
-    if not 0 <= at < length:
-        raise InputError(f"query {query} is outside the prompt of {length} tokens; give {-length} to {length - 1}")
-    if from_layer != "all" and not (isinstance(from_layer, int) and 0 <= from_layer < blocks):
-        raise InputError(
-            f"from_layer {from_layer} does not exist; the model has blocks 0 to {blocks - 1}, or give 'all'"
-        )
+    at, layers = check_place(model, tokens, query, from_layer)
+    check_choice("method", method, ("exact", "sketch", "scalar"))
+    check_choice("readout", readout, ("residual", "normed", "logits"))
+    check_choice("engine", engine, ("auto", "parts", "autograd"))
+    check_choice("pathway", pathway, ("total", "value", "score"))
+    width, length = model.spec.width, tokens.shape[1]
     if products is not None and method != "sketch":
         raise InputError(f"products={products} goes with method 'sketch', not '{method}'; leave it out")
     budget: int | Literal["auto"] = PRODUCTS if products is None else products
@@ -144,11 +148,9 @@ def jacobian(
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
 
-    lowest = 0 if from_layer == "all" else from_layer
-    layers = list(range(blocks)) if from_layer == "all" else [from_layer]
-    apart = _Apart.of(model, lowest, engine)
+    apart = _Apart.of(model, layers[0], engine)
     prompts = [
-        _Prompt(model, tokens[n : n + 1, : at + 1], readout, layers, apart, chunk, check=n == 0)
+        _Prompt(model, tokens[n : n + 1, : at + 1], readout, layers, apart, chunk, pathway=pathway, check=n == 0)
         for n in range(len(tokens))
     ]
     generators = [np.random.SeedSequence([seed, n]).generate_state(1)[0] for n in range(len(tokens))]
@@ -203,6 +205,7 @@ def jacobian(
             products=budget if method == "sketch" else (width if method == "exact" else 1),
             relative_error=relative_error if budget == "auto" and method == "sketch" else None,
             readout=readout,
+            pathway=pathway,
             query=at,
             from_layer=from_layer,
             seed=seed,
@@ -211,7 +214,27 @@ def jacobian(
     )
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def check_place(
+    model: View, tokens: Int[Tensor, "prompt position"], query: int, from_layer: int | Literal["all"]
+) -> tuple[int, list[int]]:
+    """(the query counted from the front, the source blocks in rising order).
+
+    Raises:
+        InputError: tokens, query or block that the model cannot take.
+    """
+    check_tokens(model, tokens)
+    blocks, length = model.spec.blocks, tokens.shape[1]
+    at = query + length if query < 0 else query
+    if not 0 <= at < length:
+        raise InputError(f"query {query} is outside the prompt of {length} tokens; give {-length} to {length - 1}")
+    if from_layer != "all" and not (isinstance(from_layer, int) and 0 <= from_layer < blocks):
+        raise InputError(
+            f"from_layer {from_layer} does not exist; the model has blocks 0 to {blocks - 1}, or give 'all'"
+        )
+    return at, list(range(blocks)) if from_layer == "all" else [from_layer]
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InputError(f"{name} '{value}' does not exist; use {', '.join(choices)}")
 
@@ -279,9 +302,11 @@ class _Prompt:
         chunk: int | None,
         *,
         check: bool,
+        pathway: Pathway = "total",
     ) -> None:
         self.model, self.tokens, self.check = model, tokens, check
         self.readout: Readout = readout
+        self.pathway: Pathway = pathway
         self.layers, self.apart = layers, apart
         self.length = tokens.shape[1]
         self.query = self.length - 1
@@ -289,6 +314,7 @@ class _Prompt:
         self._blocks: dict[int, LinearizedBlock | AutogradBlock] = {}
         self.chunk = chunk or self._chunk()
         self._trace: Trace | None = None
+        self._frozen: Trace | None = None  # the same pass with constant patterns; made where autograd needs it
         self._top: Tensor | None = None
 
     @contextmanager
@@ -298,7 +324,7 @@ class _Prompt:
         try:
             yield
         finally:
-            self._trace = self._top = None
+            self._trace = self._frozen = self._top = None
             self._blocks.clear()
 
     def _chunk(self) -> int:
@@ -315,7 +341,7 @@ class _Prompt:
         """Rows: cotangents of the last stream at the query position for d orthonormal directions of the readout."""
         if self._top is None:
             assert self._trace is not None
-            self._top = _readout_rows(self.model, self._trace.residual[-1][0, self.query], self.readout)
+            self._top = readout_rows(self.model, self._trace.residual[-1][0, self.query], self.readout)
         return self._top
 
     def ones(self) -> Float[Tensor, "1 d"]:
@@ -349,28 +375,41 @@ class _Prompt:
                 made = self.apart.parts[layer] = None
         if made is None:
             made = own
+            if self.pathway != "total":
+                made.frozen_block = self._with_frozen_patterns().blocks[layer]
         self.used.add("parts" if isinstance(made, LinearizedBlock) else "autograd")
         self._blocks[layer] = made
         return made
 
+    def _with_frozen_patterns(self) -> Trace:
+        """The prompt's pass, its queries and keys cut off from what they were made of; the same numbers come out."""
+        if self._frozen is None:
+            assert self._trace is not None
+            sites: tuple[Literal["query", "key"], ...] = ("query", "key")
+            cut = [Edit(site, layer, Tensor.detach) for layer in range(self.model.spec.blocks) for site in sites]
+            self._frozen = self.model.trace(self._trace.residual[0], edits=cut)
+        return self._frozen
+
     def _agrees(self, made: LinearizedBlock, own: AutogradBlock, after: Tensor) -> bool:
         """Does the block as taken apart do what the model did, and (first prompt) have its slope along one direction?"""
-        if not _close(made.output, after, OUTPUT_TOLERANCE[after.dtype]):
+        if not made.gives(after):
             return False
         if not self.check:
             return True
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(after.shape, generator=generator).to(after)[None]
-        return _close(made.vjp(probe), own.vjp(probe), SLOPE_TOLERANCE[after.dtype])
+        return close(made.vjp(probe), own.vjp(probe), SLOPE_TOLERANCE[after.dtype])
 
     def pull(self, cotangent: Tensor) -> Float[Tensor, "layer k position d"]:
         """Pull [k, d] cotangents at the query position back to the source layers."""
-        flowing, found = cotangent[:, None, None, :], {}
+        found = {}
+        flows = {frozen: cotangent[:, None, None, :] for frozen in FROZEN[self.pathway]}
         for layer in reversed(range(self.apart.lowest, self.model.spec.blocks)):
-            top = layer == self.model.spec.blocks - 1
-            flowing = self.block(layer).vjp(flowing, first=self.query if top else None)
+            first = self.query if layer == self.model.spec.blocks - 1 else None
+            flows = {frozen: self.block(layer).vjp(flow, first, frozen=frozen) for frozen, flow in flows.items()}
             if layer in self.layers:
-                found[layer] = flowing[:, 0]
+                total, *value = (flow[:, 0] for flow in flows.values())
+                found[layer] = total - value[0] if value else total
         return torch.stack([found[layer] for layer in self.layers])
 
     def local_gram(self, most: float | int = math.inf) -> tuple[Tensor, float] | None:
@@ -428,11 +467,6 @@ def _engines(prompts: list[_Prompt]) -> str:
     return "+".join(sorted(used))
 
 
-def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Largest difference against the largest value; false for anything not finite."""
-    return bool((a - b).abs().max() <= tolerance * b.abs().max())
-
-
 def _bytes_per_direction(parts: Parts | None, length: int, dtype: torch.dtype) -> int:
     if parts is None:
         return 1 << 28
@@ -442,7 +476,7 @@ def _bytes_per_direction(parts: Parts | None, length: int, dtype: torch.dtype) -
     return row * length * dtype.itemsize
 
 
-def _readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) -> Float[Tensor, "d d"]:
+def readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) -> Float[Tensor, "d d"]:
     """[direction, d] cotangents of the stream for d orthonormal directions of the readout.
 
     For logits W n the directions are those of the d x d factor R with R^T R = W^T W, which has the same norms.

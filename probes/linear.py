@@ -12,6 +12,9 @@ are left out. Per direction: 2 T P multiply-adds for P weights of the block, and
 block): slower, and right for whatever the module does.
 
 A cotangent that is zero outside some query rows (at the top: all but one) is passed as those rows only.
+
+With `frozen` the patterns are held constant, as if they were weights: what flows through values alone (theory.py's value
+path). Nothing then goes back through queries and keys.
 """
 
 from __future__ import annotations
@@ -28,13 +31,16 @@ from .models.view import Linear, Norm, Parts
 
 # Queries per band: bounds memory at B H band K T numbers, and skips half of the causal triangle for T much above it.
 QUERY_BAND = 128
+# The forward pass as taken apart may differ from the model's own by rounding only: transformers computes RMS norms in
+# float32 even in float64 models, hence the third number.
+OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-4, torch.float16: 2e-2}
 
 
 class Linearized(Protocol):
     """A block's derivative at one recorded stream."""
 
     def vjp(
-        self, cotangent: Float[Tensor, "k batch rows d"], first: int | None = None
+        self, cotangent: Float[Tensor, "k batch rows d"], first: int | None = None, *, frozen: bool = False
     ) -> Float[Tensor, "k batch position d"]:
         """G J for cotangents on all positions, or on the rows from position `first` on, `rows` of them."""
         ...
@@ -42,24 +48,31 @@ class Linearized(Protocol):
 
 @dataclass
 class AutogradBlock:
-    """The block's own module, differentiated by autograd for one prompt at a time."""
+    """The block's own module, differentiated by autograd for one prompt at a time.
+
+    `frozen_block` is the same function with its patterns held constant; only `vjp(..., frozen=True)` needs it.
+    """
 
     block: Callable[[Tensor], Tensor]
     stream: Float[Tensor, "batch position d"]
+    frozen_block: Callable[[Tensor], Tensor] | None = None
 
-    def vjp(self, cotangent: Tensor, first: int | None = None) -> Tensor:
+    def vjp(self, cotangent: Tensor, first: int | None = None, *, frozen: bool = False) -> Tensor:
+        block = self.frozen_block if frozen else self.block
+        if block is None:
+            raise ValueError("no block with constant patterns was given")
         if self.stream.shape[0] != 1:
             raise ValueError("masks of a recorded pass fit one prompt; trace prompts one by one for autograd")
         repeated = self.stream.expand(cotangent.shape[0], -1, -1).detach().clone().requires_grad_()
         with torch.enable_grad():
-            output = self.block(repeated)
+            output = block(repeated)
             if first is not None:
                 output = output[:, first : first + cotangent.shape[2]]
             (gradient,) = torch.autograd.grad(output, repeated, cotangent[:, 0])
         return gradient[:, None]
 
 
-class _Normalized:
+class Normalized:
     """A norm at a recorded stream: output, and the derivative's transpose with the weight left to the caller."""
 
     def __init__(self, norm: Norm, stream: Tensor) -> None:
@@ -89,7 +102,7 @@ def _affine(linear: Linear, x: Tensor) -> Tensor:
     return torch.nn.functional.linear(x, linear.weight, linear.bias)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
     """Rotate the leading `cos.shape[-1]` features of x [..., T, c] as transformers does; `back` is the transpose."""
     width = cos.shape[-1]
     half = width // 2
@@ -120,19 +133,20 @@ class LinearizedBlock:
         self, parts: Parts, stream: Tensor, rotary: tuple[Tensor, Tensor] | None, folded: Folded | None = None
     ) -> None:
         self.parts, self.rotary, self.folded = parts, rotary, folded or Folded.of(parts)
-        self.stream_norm = _Normalized(parts.attention_norm, stream)
+        self.stream = stream
+        self.stream_norm = Normalized(parts.attention_norm, stream)
         n1 = self.stream_norm.output
 
         def split(linear: Linear) -> Tensor:  # [B, heads, T, c]
             return _affine(linear, n1).unflatten(-1, (-1, parts.head_dim)).transpose(1, 2)
 
         q, k, self.value = split(parts.q), split(parts.k), split(parts.v)
-        self.q_norm = None if parts.q_norm is None else _Normalized(parts.q_norm, q)
-        self.k_norm = None if parts.k_norm is None else _Normalized(parts.k_norm, k)
+        self.q_norm = None if parts.q_norm is None else Normalized(parts.q_norm, q)
+        self.k_norm = None if parts.k_norm is None else Normalized(parts.k_norm, k)
         q = q if self.q_norm is None else self.q_norm.output
         k = k if self.k_norm is None else self.k_norm.output
         if rotary is not None:
-            q, k = _rotate(q, *rotary), _rotate(k, *rotary)
+            q, k = rotate(q, *rotary), rotate(k, *rotary)
         self.query, self.key = q * parts.scale, k  # the scale rides on the query from here on
         self.groups = q.shape[1] // k.shape[1]
         mixed = self._attend()  # [B, H, T, c], and log-sum-exps
@@ -140,26 +154,30 @@ class LinearizedBlock:
         branch = _affine(parts.o, mixed.transpose(1, 2).flatten(2))
         self.post_attention = None
         if parts.post_attention_norm is not None:
-            self.post_attention = _Normalized(parts.post_attention_norm, branch)
+            self.post_attention = Normalized(parts.post_attention_norm, branch)
             branch = self.post_attention.output
-        middle = stream + branch
-        self.mlp_norm = _Normalized(parts.mlp_norm, stream if parts.parallel else middle)
+        self.middle = middle = stream + branch  # after attention
+        self.mlp_norm = Normalized(parts.mlp_norm, stream if parts.parallel else middle)
         n2 = self.mlp_norm.output
         up = _affine(parts.up, n2)
         if parts.gate is None:
-            hidden, slope = _value_and_slope(parts.activation, up)
+            hidden, slope = value_and_slope(parts.activation, up)
             self.slopes = (slope,)
         else:
             gate = _affine(parts.gate, n2)
-            hidden, slope = _value_and_slope(parts.activation, gate)
+            hidden, slope = value_and_slope(parts.activation, gate)
             self.slopes = (slope * up, hidden)  # derivatives of hidden * up by gate and by up
             hidden = hidden * up
         branch = _affine(parts.down, hidden)
         self.post_mlp = None
         if parts.post_mlp_norm is not None:
-            self.post_mlp = _Normalized(parts.post_mlp_norm, branch)
+            self.post_mlp = Normalized(parts.post_mlp_norm, branch)
             branch = self.post_mlp.output
         self.output = middle + branch
+
+    def gives(self, after: Tensor) -> bool:
+        """Is `after`, the stream that the model itself had after this block, what came out here, rounding aside?"""
+        return close(self.output, after, OUTPUT_TOLERANCE[after.dtype])
 
     # -- attention, band by band; grouped heads stay grouped: [B, G, H/G, ...] against keys [B, G, 1, ...]
 
@@ -198,21 +216,24 @@ class LinearizedBlock:
         self.log_sum = torch.cat(sums, -2)  # [B, G, H/G, T, 1]
         return torch.cat(outputs, -2).flatten(1, 2)
 
-    def _attention_pullback(self, d_mixed: Tensor, first: int) -> Tensor:
+    def _attention_pullback(self, d_mixed: Tensor, first: int, frozen: bool) -> Tensor:
         """Cotangents of q, k, v before bias, [K, B, T, (H + 2 G) c], from those of the heads' outputs [K, B, rows, H c].
 
-        Per head: dP = dO V^T, dS = P (dP - <dO, O>), dQ = dS K, dK = dS^T Q, dV = P^T dO.
+        Per head: dP = dO V^T, dS = P (dP - <dO, O>), dQ = dS K, dK = dS^T Q, dV = P^T dO. With `frozen`, dP counts as
+        zero and dV alone is returned, [K, B, T, G c].
         """
         count, batch, rows, _ = d_mixed.shape
         _, heads, length, c = self.query.shape
         kv = heads // self.groups
         # Directions go next to the query rows, so that one product per head serves them all.
         d_out = d_mixed.unflatten(-1, (kv, self.groups, c)).permute(1, 3, 4, 2, 0, 5).contiguous()  # [B,G,g,rows,K,c]
-        gone = self._grouped(self.mixed)[..., first : first + rows, :]
-        inner = torch.einsum("bghrkc,bghrc->bghrk", d_out, gone)
-        dq = d_out.new_zeros(batch, kv, self.groups, length, count, c)
-        dk = d_out.new_zeros(batch, kv, length, count * c)
         dv = d_out.new_zeros(batch, kv, length, count * c)
+        dq, dk, inner = dv, dv, dv  # not used where the pattern is constant
+        if not frozen:
+            gone = self._grouped(self.mixed)[..., first : first + rows, :]
+            inner = torch.einsum("bghrkc,bghrc->bghrk", d_out, gone)
+            dq = d_out.new_zeros(batch, kv, self.groups, length, count, c)
+            dk = torch.zeros_like(dv)
         for queries, keys in self._bands(length, first, rows):
             at = slice(queries.start - first, queries.stop - first)
             n, m = queries.stop - queries.start, keys.stop - keys.start
@@ -222,6 +243,8 @@ class LinearizedBlock:
             # All heads of a group write to the same keys: their query rows are stacked into one contraction.
             stacked = out.reshape(batch, kv, self.groups * n, count * c)
             dv[:, :, keys] += pattern.flatten(2, 3).transpose(-1, -2) @ stacked
+            if frozen:
+                continue
             ds = out.reshape(batch, kv, self.groups * n * count, c) @ self.value[:, :, keys].transpose(-1, -2)
             ds = ds.view(batch, kv, self.groups, n, count, m)
             ds -= inner[..., at, :, None]
@@ -232,11 +255,14 @@ class LinearizedBlock:
             # dK[j, k, c] = sum over stacked rows of dS[row, k, j] Q[row, c]
             by_direction = ds.view(batch, kv, self.groups * n, count * m).transpose(-1, -2) @ query
             dk[:, :, keys] += by_direction.view(batch, kv, count, m, c).transpose(2, 3).reshape(batch, kv, m, count * c)
+        dv = dv.view(batch, kv, length, count, c).permute(3, 0, 1, 2, 4)  # [K, B, G, T, c]
+        if frozen:
+            return dv.transpose(2, 3).flatten(3)
         dq *= self.parts.scale
         dq = dq.flatten(1, 2).permute(3, 0, 1, 2, 4)  # [K, B, H, T, c]
-        dk, dv = (x.view(batch, kv, length, count, c).permute(3, 0, 1, 2, 4) for x in (dk, dv))
+        dk = dk.view(batch, kv, length, count, c).permute(3, 0, 1, 2, 4)
         if self.rotary is not None:
-            dq, dk = _rotate(dq, *self.rotary, back=True), _rotate(dk, *self.rotary, back=True)
+            dq, dk = rotate(dq, *self.rotary, back=True), rotate(dk, *self.rotary, back=True)
         if self.q_norm is not None:
             dq = self.q_norm.pullback(dq)
         if self.k_norm is not None:
@@ -246,17 +272,17 @@ class LinearizedBlock:
     # -- the whole block
 
     @torch.no_grad()
-    def vjp(self, cotangent: Tensor, first: int | None = None) -> Tensor:
+    def vjp(self, cotangent: Tensor, first: int | None = None, *, frozen: bool = False) -> Tensor:
         length = self.query.shape[2]
         start = 0 if first is None else first
         rows = slice(start, start + cotangent.shape[2])
-        middle, d_up, d_qkv = self._to_inputs(cotangent, rows)
+        middle, d_up, d_attention = self._to_inputs(cotangent, rows, frozen)
         if rows.stop - rows.start == length:
             total = middle
         else:
             total = middle.new_zeros(*middle.shape[:2], length, middle.shape[-1])
             total[:, :, rows] = middle
-        self.stream_norm.add_pullback(total, d_qkv @ self.folded.attention)
+        self.stream_norm.add_pullback(total, d_attention @ self.folded.attention[-d_attention.shape[-1] :])
         if self.parts.parallel:
             self.mlp_norm.add_pullback(total[:, :, rows], d_up @ self.folded.mlp, rows)
         return total
@@ -277,10 +303,10 @@ class LinearizedBlock:
             self.mlp_norm.add_pullback(own, d_up @ self.folded.mlp, rows)
         return reached, own
 
-    def _to_inputs(self, cotangent: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def _to_inputs(self, cotangent: Tensor, rows: slice, frozen: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Cotangents of the stream after attention, of the feed-forward's and of attention's first matrix products.
 
-        The last at all positions, the others on the given rows.
+        The last at all positions, of values alone if `frozen`; the others on the given rows.
         """
         parts = self.parts
         d_branch = cotangent if self.post_mlp is None else self.post_mlp.pullback(cotangent, rows)
@@ -296,14 +322,15 @@ class LinearizedBlock:
         if not parts.parallel:
             self.mlp_norm.add_pullback(middle, d_up @ self.folded.mlp, rows)
         d_branch = middle if self.post_attention is None else self.post_attention.pullback(middle, rows)
-        return middle, d_up, self._attention_pullback(d_branch @ parts.o.weight, rows.start)
+        return middle, d_up, self._attention_pullback(d_branch @ parts.o.weight, rows.start, frozen)
 
 
 @dataclass(frozen=True)
 class Folded:
-    """First matrices of a block's branches, stacked, with the norms' weights folded in: one pass over cotangents less.
+    """First matrices of a block's branches (q, k, v; gate, up), stacked, the norms' weights folded in.
 
-    The same for every prompt, so that whoever linearizes a block at many streams makes it once.
+    One pass over cotangents less; and the same for every prompt, so that whoever linearizes a block at many streams makes
+    it once.
     """
 
     mlp: Float[Tensor, "features d"]
@@ -319,7 +346,12 @@ class Folded:
         )
 
 
-def _value_and_slope(activation: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Largest difference against the largest value; false for anything not finite."""
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())
+
+
+def value_and_slope(activation: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """An elementwise function and its derivative at x, whatever the function."""
     leaf = x.detach().requires_grad_()
     with torch.enable_grad():

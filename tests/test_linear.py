@@ -133,7 +133,7 @@ def test_norms_derivative_is_autograds(kind, rows):
     norm = Norm(kind, randn(7, seed=1), randn(7, seed=2) if kind == "layer" else None, 1e-3)
     stream, cotangent = randn(2, 6, 7, seed=3).requires_grad_(), randn(4, 2, 6, 7, seed=4)[:, :, rows]
     output = reference.normalized(norm, stream)
-    made = linear._Normalized(norm, stream.detach())
+    made = linear.Normalized(norm, stream.detach())
     assert error(made.output, output.detach()) < 1e-14
     for got, given in zip(made.pullback(cotangent, rows), cotangent, strict=True):
         (expected,) = torch.autograd.grad(output[:, rows], stream, given, retain_graph=True)
@@ -144,10 +144,10 @@ def test_norms_derivative_is_autograds(kind, rows):
 def test_rotation_is_the_twins_and_back_is_its_transpose(rotated):
     x, y = randn(5, 8, seed=1), randn(5, 8, seed=2)
     cos, sin = randn(5, rotated, seed=3), randn(5, rotated, seed=4)
-    turned = linear._rotate(x, cos, sin)
+    turned = linear.rotate(x, cos, sin)
     assert error(turned, reference.rotated(x, cos, sin)) < 1e-14
     matrices = torch.stack([reference.rotated(row.expand(5, 8), cos, sin) for row in torch.eye(8, dtype=x.dtype)], -1)
-    assert error(linear._rotate(y, cos, sin, back=True), torch.einsum("pij,pi->pj", matrices, y)) < 1e-14
+    assert error(linear.rotate(y, cos, sin, back=True), torch.einsum("pij,pi->pj", matrices, y)) < 1e-14
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2", "gpt_neox"])

@@ -25,10 +25,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.masking_utils import sdpa_mask
 
 from ..errors import InputError
-from .view import Attention, Edit, Identity, Linear, Norm, Parts, PositionalEncoding, Site, Spec, Trace
+from .view import Attention, Birth, Edit, Identity, Linear, Norm, Parts, PositionalEncoding, Site, Spec, Trace
 
 ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
 
@@ -135,6 +136,34 @@ def _gpt_neox_parts(block: Any) -> Parts:
     )
 
 
+def _gemma_born(config: Any) -> dict[str, Any]:
+    # Embeddings are multiplied by sqrt(d) in the forward pass.
+    return {"embedding": config.initializer_range * config.hidden_size**0.5}
+
+
+def _gemma2_born(config: Any) -> dict[str, Any]:
+    return _gemma_born(config) | {"activation": config.hidden_activation, "post_norm": True}
+
+
+def _gpt_neox_born(config: Any) -> dict[str, Any]:
+    plain = {"gate": None, "norm": "layer", "eps": config.layer_norm_eps}
+    return plain | {"parallel": config.use_parallel_residual}
+
+
+def _gpt2_born(config: Any) -> dict[str, Any]:
+    into_stream = config.initializer_range / (2 * config.n_layer) ** 0.5  # GPT-2's own scheme, per depth
+    return {
+        "gate": None,
+        "norm": "layer",
+        "eps": config.layer_norm_epsilon,
+        "positions": config.initializer_range,
+        "o": into_stream,
+        "down": into_stream,
+        "features": config.n_inner or 4 * config.n_embd,
+        "activation": config.activation_function,
+    }
+
+
 @dataclass(frozen=True)
 class Family:
     """Where a family keeps what the view needs, and the block class that `parts` knows how to take apart."""
@@ -146,6 +175,7 @@ class Family:
     attention: str = "self_attn"
     positional: PositionalEncoding = "rope"
     learned: str | None = None  # the embedding of absolute positions
+    born: Callable[[Any], dict[str, Any]] = lambda config: {}  # how fresh weights differ from Llama's
 
 
 FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
@@ -154,10 +184,16 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "mistral": Family("MistralDecoderLayer", _llama_parts),
         "qwen2": Family("Qwen2DecoderLayer", _llama_parts),
         "qwen3": Family("Qwen3DecoderLayer", _qwen3_parts),
-        "gemma": Family("GemmaDecoderLayer", _gemma_parts),
-        "gemma2": Family("Gemma2DecoderLayer", _gemma2_parts),
-        "gpt2": Family("GPT2Block", _gpt2_parts, "h", "ln_f", "attn", "learned", "wpe"),
-        "gpt_neox": Family("GPTNeoXLayer", _gpt_neox_parts, final_norm="final_layer_norm", attention="attention"),
+        "gemma": Family("GemmaDecoderLayer", _gemma_parts, born=_gemma_born),
+        "gemma2": Family("Gemma2DecoderLayer", _gemma2_parts, born=_gemma2_born),
+        "gpt2": Family("GPT2Block", _gpt2_parts, "h", "ln_f", "attn", "learned", "wpe", _gpt2_born),
+        "gpt_neox": Family(
+            "GPTNeoXLayer",
+            _gpt_neox_parts,
+            final_norm="final_layer_norm",
+            attention="attention",
+            born=_gpt_neox_born,
+        ),
     }
 )
 
@@ -357,10 +393,21 @@ class HuggingFaceView:
             args, kwargs = calls[layer]
             stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs)
             streams.append(stream)
-            blocks.append(block)
+            blocks.append(self._edited(block, [edit for edit in edits if edit.layer == layer]))
             rotary.append(rotation)
         recorded = tuple(site.value(self.spec.family) for site in sites) if attention else ()
         return Trace((*streams, last.value(self.spec.family)), tuple(blocks), tuple(rotary), recorded)
+
+    def _edited(self, block: Callable[[Tensor], Tensor], edits: Sequence[Edit]) -> Callable[[Tensor], Tensor]:
+        """A recorded block that keeps the pass's edits of its queries, keys and values."""
+        if all(edit.site == "residual" for edit in edits):
+            return block
+
+        def edited(stream: Tensor) -> Tensor:
+            with self._attending(None, edits):
+                return block(stream)
+
+        return edited
 
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
         return self._final_norm(residual)
@@ -531,6 +578,17 @@ def spec_of(config: Any) -> Spec:
         max_length=getattr(config, "max_position_embeddings", None),
         initializer_range=getattr(config, "initializer_range", None),
     )
+
+
+def birth_of(config: Any) -> Birth:
+    """What transformers draws fresh weights of this configuration from."""
+    sigma = config.initializer_range
+    found: dict[str, Any] = dict.fromkeys(("embedding", "v", "o", "gate", "up", "down"), sigma)
+    found |= {"positions": 0.0, "norm": "rms", "features": getattr(config, "intermediate_size", None)}
+    found |= {"eps": getattr(config, "rms_norm_eps", None), "activation": getattr(config, "hidden_act", None)}
+    found |= family_of(config).born(config)
+    found["activation"] = ACT2FN[found["activation"]]
+    return Birth(spec_of(config), **found)
 
 
 def weights_hash(weights: Iterable[Tensor]) -> str:

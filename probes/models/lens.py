@@ -128,9 +128,10 @@ class LensView(HuggingFaceView):
             return method
 
         spec, ends = self.spec, ExitStack()
+        watched = range(spec.blocks) if sites is not None else sorted({edit.layer for edit in changed})
         with ends:
-            for layer, block in enumerate(self._blocks):
-                attention: Any = block.attn
+            for layer in watched:
+                attention: Any = self._blocks[layer].attn
                 hooks = {attention.v.hook_out: projected(layer, "value", spec.kv_heads)}
                 if self._family.positional != "rope":
                     hooks[attention.q.hook_out] = projected(layer, "query", spec.heads)
@@ -144,7 +145,8 @@ class LensView(HuggingFaceView):
                 for point, hook in hooks.items():
                     ends.callback(point.register_forward_hook(hook).remove)
             yield
-            for layer, found in enumerate(seen):
+            for layer in watched:
+                found = seen[layer]
                 for name in ("query", "key", "value"):
                     Site(name, layer, [found[name]] if name in found else []).value(self.spec.family)
                 if sites is not None:

@@ -52,6 +52,29 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Birth:
+    """What fresh weights of a configuration are drawn from: standard deviations of independent normal entries, mean zero.
+
+    Biases start at zero and norm weights at one in all supported families.
+    """
+
+    spec: Spec
+    embedding: float  # of the embeddings as block 0 reads them, the family's scaling included
+    positions: float  # of added learned positions; 0 without
+    v: float
+    o: float
+    gate: float | None  # None: a plain feed-forward
+    up: float
+    down: float
+    features: int  # of the feed-forward
+    activation: Callable[[Tensor], Tensor]
+    norm: Literal["rms", "layer"]
+    eps: float
+    parallel: bool = False
+    post_norm: bool = False  # norms on the branches' outputs, too
+
+
+@dataclass(frozen=True)
 class Norm:
     """A normalization as it acts: `weight * (x - mean) / rms + bias`, the mean only for LayerNorm."""
 
@@ -123,8 +146,9 @@ class Trace:
     """One forward pass, recorded.
 
     `residual[l]` is the stream that block l reads, `residual[blocks]` what the final norm reads. `blocks[l]` is the block
-    as a function of its input, under the masks and rotations of this pass; it takes `[n, T, d]` for any n when the pass
-    had one prompt, and is differentiable. `rotary[l]` is (cos, sin), each `[T, rotated]`, or None.
+    as a function of its input, under the masks and rotations of this pass and its edits of queries, keys and values; it
+    takes `[n, T, d]` for any n when the pass had one prompt, and is differentiable. `rotary[l]` is (cos, sin), each
+    `[T, rotated]`, or None.
     """
 
     residual: tuple[Float[Tensor, "batch position d"], ...]
