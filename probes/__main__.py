@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,7 +43,11 @@ def _print_version(wanted: bool | None) -> None:
 
 
 @app.callback(
-    epilog=_examples("headwater jacobian tiny-llama", "headwater pretrain tiny-llama --out runs/tiny-llama"),
+    epilog=_examples(
+        "headwater jacobian tiny-llama",
+        "headwater theory tiny-llama",
+        "headwater pretrain tiny-llama --out runs/tiny-llama",
+    ),
 )
 def _options(
     wanted: Annotated[
@@ -50,6 +56,29 @@ def _options(
     ] = None,
 ) -> None:
     """Where does a pretrained language model's sense of position come from?"""
+
+
+# Options that several commands share.
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(help="Bundled names, folders or hub ids, with @REVISION if wanted; tiny-llama if not given."),
+]
+Conditions = Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")]
+Seeds = Annotated[int, typer.Option(help="Fresh models per model.")]
+Prompts = Annotated[int, typer.Option(help="Windows of text.")]
+Length = Annotated[int, typer.Option(help="Tokens per window, position 0 included.")]
+Method = Annotated[
+    Literal["exact", "sketch", "scalar"], typer.Option(help="All products, few with an error bar, or a single one.")
+]
+Products = Annotated[str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")]
+Text = Annotated[Path | None, typer.Option(help="A text file or folder; the bundled held-out text if not given.")]
+Dataset = Annotated[str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")]
+Split = Annotated[str, typer.Option(help="Of the dataset.")]
+Column = Annotated[str, typer.Option(help="Of the dataset, holding the text.")]
+First = Annotated[str, typer.Option(help="Position 0: auto (BOS where the model has one), bos, none, or a token id.")]
+Seed = Annotated[int, typer.Option(help="Of the windows' places and the sketch's probes.")]
+Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")]
+DTypes = Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")]
 
 
 @app.command(
@@ -62,69 +91,51 @@ def _options(
     ),
 )
 def jacobian(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(help="Bundled names, folders or hub ids, with @REVISION if wanted; tiny-llama if not given."),
-    ] = None,
+    models: Models = None,
     out: Annotated[
         Path, typer.Option(help="Folder for results and figure; an unfinished study there is continued.")
     ] = Path("runs/jacobian"),
-    conditions: Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")] = (
-        "init,pretrained"
-    ),
+    conditions: Conditions = "init,pretrained",
     no_rope: Annotated[
         bool, typer.Option("--no-rope", help="Repeat init without rotation (or without learned positions).")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="Fresh models per model.")] = 3,
-    prompts: Annotated[int, typer.Option(help="Windows of text.")] = 16,
-    length: Annotated[int, typer.Option(help="Tokens per window, position 0 included.")] = 256,
-    method: Annotated[
-        Literal["exact", "sketch", "scalar"], typer.Option(help="All products, few with an error bar, or a single one.")
-    ] = "sketch",
-    products: Annotated[
-        str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")
-    ] = None,
+    seeds: Seeds = 3,
+    prompts: Prompts = 16,
+    length: Length = 256,
+    method: Method = "sketch",
+    products: Products = None,
     relative_error: Annotated[float, typer.Option(help="Where --products auto stops, for the mean profile.")] = 0.02,
     readout: Annotated[
         Literal["residual", "normed", "logits"], typer.Option(help="Before or after the final norm, or the logits.")
     ] = "residual",
+    pathway: Annotated[
+        Literal["total", "value", "score"],
+        typer.Option(help="All paths, those with every attention pattern held constant, or the rest."),
+    ] = "total",
     query: Annotated[int, typer.Option(help="The position read out; negative counts from the end.")] = -1,
     from_layer: Annotated[int, typer.Option(help="Sensitivity to this block's input instead of the embeddings.")] = 0,
-    text: Annotated[
-        Path | None, typer.Option(help="A text file or folder; the bundled held-out text if not given.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="Of the dataset.")] = "train",
-    column: Annotated[str, typer.Option(help="Of the dataset, holding the text.")] = "text",
-    first: Annotated[
-        str, typer.Option(help="Position 0: auto (BOS where the model has one), bos, none, or a token id.")
-    ] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the windows' places and the sketch's probes.")] = 0,
+    text: Text = None,
+    dataset: Dataset = None,
+    split: Split = "train",
+    column: Column = "text",
+    first: First = "auto",
+    seed: Seed = 0,
     backend: Annotated[
         Literal["transformers", "transformer_lens"], typer.Option(help="Who runs the model.")
     ] = "transformers",
-    device: Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")] = "auto",
-    dtype: Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")] = "auto",
+    device: Device = "auto",
+    dtype: DTypes = "auto",
 ) -> None:
     """Measure how strongly the output depends on each input position, at initialization and after pretraining.
 
     Writes jacobian.nc, jacobian.png, jacobian.svg and prints a summary: primacy (first 5 % of positions against the middle
     half's median), recency (last position against it) and the trough's place. Interrupted, the same command goes on.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.table import Table
-
     from .prompts import parse_first
-    from .results import set_command
-    from .study import COLUMNS, Settings, cells, result_files, rope_correlations, study, summarize
+    from .study import COLUMNS, Settings, cells, rope_correlations, summarize
 
-    set_command(sys.argv[1:])
     settings = Settings(
-        conditions=tuple(part.strip() for part in conditions.split(",") if part.strip()),  # type: ignore[arg-type]
+        conditions=_conditions(conditions),
         no_rope=no_rope,
         seeds=seeds,
         prompts=prompts,
@@ -133,6 +144,7 @@ def jacobian(
         products=_products(products),
         relative_error=relative_error,
         readout=readout,
+        pathway=pathway,
         query=query,
         from_layer=from_layer,
         text=None if text is None else str(text),
@@ -142,35 +154,154 @@ def jacobian(
         first=parse_first(first),
         seed=seed,
     )
-    sources = models or ["tiny-llama"]
-    error = Console(stderr=True)
+    results = _study(models, out, settings, name="jacobian", backend=backend, device=device, dtype=dtype)
+    _print_table(COLUMNS, [list(cells(row)) for row in summarize(results)])
+    for name, correlation in rope_correlations(results).items():
+        print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
+    _print_written(results, out, "jacobian")
+
+
+@app.command(
+    epilog=_examples(
+        "headwater theory tiny-llama",
+        "headwater theory tiny-llama tiny-qwen2 --conditions init --seeds 5 --method exact",
+        "headwater theory ./checkpoint --prompts 2 --length 512",
+    ),
+)
+def theory(
+    models: Models = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for results and figure; an unfinished study there is continued.")
+    ] = Path("runs/theory"),
+    conditions: Conditions = "init,pretrained",
+    seeds: Seeds = 3,
+    prompts: Prompts = 4,
+    length: Length = 256,
+    method: Method = "sketch",
+    products: Products = None,
+    text: Text = None,
+    dataset: Dataset = None,
+    split: Split = "train",
+    column: Column = "text",
+    first: First = "auto",
+    seed: Seed = 0,
+    device: Device = "auto",
+    dtype: DTypes = "auto",
+) -> None:
+    """Hold measured profiles against theory: the second-moment kernel in four forms, and N^L with its best alpha.
+
+    Writes theory.nc, theory.png, theory.svg and prints each theory's mean relative error over positions (of N^L the RMS log
+    error, free scale), and the shares of the value path (patterns held constant) and of the score path in the norm. On
+    pretrained weights the kernel is the random-matrix baseline, and its error says how much training has changed.
+    """
+    from .prompts import parse_first
+    from .study import AGREEMENT_COLUMNS, Settings, agreement_cells, agreements
+
+    settings = Settings(
+        conditions=_conditions(conditions),
+        seeds=seeds,
+        prompts=prompts,
+        length=length,
+        method=method,
+        products=_products(products),
+        text=None if text is None else str(text),
+        dataset=dataset,
+        split=split,
+        column=column,
+        first=parse_first(first),
+        seed=seed,
+        theories=("uniform", "values", "score_path", "config"),
+        by_path=True,
+    )
+    results = _study(models, out, settings, name="theory", backend="transformers", device=device, dtype=dtype)
+    _print_table(AGREEMENT_COLUMNS, [list(agreement_cells(row)) for row in agreements(results)])
+    _print_written(results, out, "theory")
+
+
+@app.command("map", epilog=_examples("headwater map --quick", "headwater map --out reports/theory"))
+def map_(
+    out: Annotated[
+        Path, typer.Option(help="Folder for result and figure; an unfinished map there is continued.")
+    ] = Path("runs/map"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few small places within a minute; all take over an hour.")
+    ] = (False),
+    seeds: Annotated[int, typer.Option(help="Fresh models per place, each with its own prompt.")] = 2,
+    products: Annotated[int, typer.Option(help="Of the sketch, per prompt.")] = 64,
+) -> None:
+    """Map where the U-shape at birth holds: d sigma^2, depth, length, width, residual scale, RoPE, windows, usual models.
+
+    Writes map.nc, map.png, map.svg and prints, for every place, how far the ends stand above the middle and how far each
+    theory is off.
+    """
+    from .atlas import COLUMNS, atlas, cells, places, rows
+    from .plots import map_figure
+    from .results import set_command
+
+    set_command(sys.argv[1:])
+    with _progress() as advance:
+        result = atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance)
+    map_figure(result, path=out / "map.png")
+    _print_table(COLUMNS, [list(cells(row)) for row in rows(result)])
+    print(f"wrote {out / 'map.nc'}, {out / 'map.png'}, {out / 'map.svg'}")
+
+
+def _conditions(text: str) -> tuple[Any, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _study(models: list[str] | None, out: Path, settings: Any, **options: Any) -> Any:
+    """Run a study with its progress on stderr."""
+    from .results import set_command
+    from .study import study
+
+    set_command(sys.argv[1:])
+    with _progress() as advance:
+        return study(models or ["tiny-llama"], out, settings, advance=advance, **options)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float, float], None]]:
+    """A bar per label, shown once there is something to show, so that bad input ends in a single line."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=error)
+    progress = Progress(*columns, console=Console(stderr=True))
     tasks: dict[str, Any] = {}
 
     def advance(label: str, done: float, total: float) -> None:
-        progress.start()  # not before there is something to show, so that bad input ends in a single line
+        progress.start()
         if label not in tasks:
             tasks[label] = progress.add_task(label)
         progress.update(tasks[label], completed=done, total=total)
 
     try:
-        results = study(sources, out, settings, backend=backend, device=device, dtype=dtype, advance=advance)
+        yield advance
     finally:
         if tasks:
             progress.stop()
 
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table, every line of it whole, also in a pipe or a narrow terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    for column in COLUMNS:
-        table.add_column(
-            column, overflow="fold", min_width=min(30, max(map(len, results))) if column == "model" else None
-        )
-    for row in summarize(results):
-        table.add_row(*cells(row))
-    Console(width=max(100, Console().width)).print(table)  # whole numbers, also in a pipe
-    for name, correlation in rope_correlations(results).items():
-        print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
-    written = [*result_files(results, out), out / "jacobian.png", out / "jacobian.svg"]
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    widths = [max(map(len, cells)) + 3 for cells in zip(columns, *rows, strict=True)]
+    Console(width=sum(widths) + 2).print(table)
+
+
+def _print_written(results: Any, out: Path, name: str) -> None:
+    from .study import result_files
+
+    written = [*result_files(results, out, name), out / f"{name}.png", out / f"{name}.svg"]
     print(f"wrote {', '.join(str(file) for file in written)}")
 
 

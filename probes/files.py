@@ -59,3 +59,8 @@ def write_json(path: str | Path, value: Any) -> None:
     """Write JSON, indented, atomically."""
     with atomic(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def file_name(name: str) -> str:
+    """A file name for any name: a model's, which may be a path or a hub id, or a label."""
+    return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in name).strip("-.")

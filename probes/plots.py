@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from .atlas import Row, rows
 from .errors import InputError
 from .files import atomic
 from .summary import Profile, band, profiles
@@ -53,6 +54,16 @@ class Style(NamedTuple):
     line: Any  # matplotlib's line style
     order: int  # higher is drawn on top
 
+
+# The theories a figure may draw, in the order of its legend; `theory_` stands before their names in results.
+THEORIES = {
+    "score_path": Style("second-moment kernel", BLACK, (0, (1, 1.3)), 6),
+    "values": Style("kernel, values only", GREEN, (0, (3, 1, 1, 1)), 5),
+    "uniform": Style("kernel, uniform attention", ORANGE, (0, (4, 1.5)), 5),
+    "config": Style("kernel from the config alone", SKY, (0, (6, 1.5)), 4),
+    "cesaro": Style(r"$N^L$, best $\alpha$ [Chowdhury]", PURPLE, "-.", 4),
+}
+IN_JACOBIAN_FIGURE = ("score_path", "values")  # of theories; the others would crowd it
 
 CONDITIONS = {
     "pretrained": Style("pretrained", VERMILLION, "-", 4),
@@ -92,7 +103,7 @@ def jacobian_figure(
         columns = panels if panels <= 3 else 2 if panels == 4 else 3
         rows = -(-panels // columns)
         width = max(6.2, 3.3 * columns + 0.4)
-        handles = _overlay_legend(curves) if overlay else _condition_legend(curves)
+        handles = _overlay_legend(curves) if overlay else _condition_legend(curves) + _baseline_legend(results, curves)
         legend_columns = _legend_columns(handles, width)
         height = 2.6 * rows + 0.9 + 0.18 * -(-len(handles) // legend_columns)
         figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
@@ -107,6 +118,9 @@ def jacobian_figure(
                 if overlay:
                     style = style._replace(color=CYCLE[index % len(CYCLE)], line=_overlay_line(condition))
                 _draw_curve(cell, runs, style)
+                if not overlay:
+                    for theory in _theories(results[name], IN_JACOBIAN_FIGURE):
+                        _draw_theory(cell, _theory(results[name], theory, condition), _of_condition(theory, condition))
             if not overlay:
                 cell.set_title(name)
         for index, cell in enumerate(cells[:panels]):
@@ -158,7 +172,297 @@ def _draw_curve(cell: Axes, runs: Sequence[Profile], style: Style) -> None:
         zorder=style.order - 2,
     )
     cell.plot(x, positive, color=style.color, linestyle=style.line, linewidth=1.3, zorder=style.order)
-    cell.plot(x[[0, -1]], positive[[0, -1]], "o", color=style.color, markersize=3.6, zorder=style.order, clip_on=False)
+    cell.plot(x[[0, -1]], positive[[0, -1]], "o", color=style.color, markersize=3.6, zorder=style.order)
+
+
+def _theories(ds: xr.Dataset, wanted: Sequence[str]) -> list[str]:
+    return [name for name in wanted if f"theory_{name}" in ds]
+
+
+def _theory(ds: xr.Dataset, name: str, condition: str) -> np.ndarray:
+    """A theory's curve [position] for one condition: over prompts and seeds as the measured ones."""
+    if name == "cesaro":
+        return ds[f"theory_{name}"].sel(condition=condition).values
+    return band([profile.mean for profile in profiles(ds, f"theory_{name}")[condition]]).centre
+
+
+def _of_condition(theory: str, condition: str) -> Style:
+    """How a theory is drawn beside a condition's curve: in black where it predicts, in the curve's colour as a baseline."""
+    style = THEORIES[theory]
+    return style._replace(color=_style(condition).color) if condition == "pretrained" else style
+
+
+def _draw_theory(cell: Axes, curve: np.ndarray, style: Style) -> None:
+    x = np.linspace(0, 1, len(curve))
+    shown = np.where(curve > 0, curve, np.nan)
+    cell.plot(x, shown, color=style.color, linestyle=style.line, linewidth=1.2, zorder=style.order)
+    cell.plot(x[[0, -1]], shown[[0, -1]], "_", color=style.color, markersize=7, zorder=style.order)
+
+
+def _baseline_legend(
+    results: Mapping[str, xr.Dataset], curves: Mapping[str, Mapping[str, Sequence[Profile]]]
+) -> list[Line2D]:
+    """Theories in the figure of the Jacobian: predictions of fresh models, baselines of trained ones."""
+    handles = []
+    for theory in dict.fromkeys(t for ds in results.values() for t in _theories(ds, IN_JACOBIAN_FIGURE)):
+        conditions = {c for name, found in curves.items() if f"theory_{theory}" in results[name] for c in found}
+        style = THEORIES[theory]
+        if conditions - {"pretrained"}:
+            handles.append(_handle(style, style.label + ", predicted"))
+        if "pretrained" in conditions:
+            handles.append(_handle(_of_condition(theory, "pretrained"), style.label + " of the trained weights"))
+    return handles
+
+
+def _handle(style: Style, label: str) -> Line2D:
+    return Line2D([], [], color=style.color, linestyle=style.line, linewidth=1.6, label=label)
+
+
+def theory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
+    """Measured profiles of fresh models with all theories; below, measured against the kernel, at birth and trained.
+
+    One column per model. Above: sensitivity at birth, band and line as in `jacobian_figure`, and every theory in the
+    result. Below: the measured profile divided by the second-moment kernel with its score path, one where prediction is
+    right; for trained weights the ratio is what training has changed.
+
+    Args:
+        results: results of a study with theories, by the model's name; or one of them.
+        path: where to save; see `save_figure`.
+
+    Raises:
+        InputError: no results, or one without theories.
+    """
+    if isinstance(results, xr.Dataset):
+        results = {_short(str(results.attrs.get("model", "model"))): results}
+    if not results or not all(_theories(ds, tuple(THEORIES)) for ds in results.values()):
+        raise InputError("no theories in the results to draw; give results of headwater theory")
+    curves = {name: profiles(ds) for name, ds in results.items()}
+    theories = [t for t in THEORIES if any(f"theory_{t}" in ds for ds in results.values())]
+    with matplotlib.rc_context(STYLE):
+        columns = len(results)
+        width = max(6.2, 3.0 * columns + 0.4)
+        handles = _condition_legend(curves) + [_handle(THEORIES[t], THEORIES[t].label) for t in theories]
+        legend_columns = _legend_columns(handles, width)
+        figure = Figure(figsize=(width, 5.0 + 0.18 * -(-len(handles) // legend_columns)), dpi=DPI, layout="constrained")
+        axes = figure.subplots(2, columns, sharex=True, sharey="row", squeeze=False, height_ratios=(1.5, 1))
+        for (name, found), above, below in zip(curves.items(), axes[0], axes[1], strict=True):
+            above.set_title(name)
+            for condition, runs in found.items():
+                if condition == "init":
+                    _draw_curve(above, runs, _style(condition))
+                    for theory in _theories(results[name], theories):
+                        _draw_theory(above, _theory(results[name], theory, condition), THEORIES[theory])
+                if "theory_score_path" in results[name]:
+                    kernel = _theory(results[name], "score_path", condition)
+                    kernel = np.where(kernel > 0, kernel, np.nan)
+                    ratios = [Profile(run.mean / kernel, run.stderr / kernel, run.spread) for run in runs]
+                    _draw_curve(below, ratios, _style(condition))
+            below.axhline(1, color="#555555", linewidth=0.8, zorder=1)
+            _position_axis(above, below=False)
+            _position_axis(below, below=True)
+        axes[0, 0].set_ylabel(r"sensitivity at birth  $\|J_j\|_F\,/\,\sqrt{d}$")
+        axes[1, 0].set_ylabel("measured / kernel")
+        _log_axis(axes[0, 0])
+        _log_axis(axes[1, 0])
+        figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns)
+        figure.supxlabel(_caption(results, width), fontsize=7, color="#555555")
+        if path is not None:
+            save_figure(figure, path)
+    return figure
+
+
+DEPTH_COLORS = {4: SKY, 8: GREEN, 12: BLUE, 16: ORANGE, 32: VERMILLION}
+FAINTEST = 0.02  # a window's primacy; what is less is drawn there as an arrow
+STRENGTH_COLORS = (BLUE, GREEN, ORANGE, VERMILLION)
+
+
+def map_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
+    """Where the U-shape at birth holds, from a map of `atlas`: six panels over d sigma^2, depth, length and the rest.
+
+    Profiles over their middle; primacy and recency against d sigma^2 by depth, the usual models' places marked; how far
+    each theory is off; primacy against prompt length; what else is moved. Marks are measured, dotted lines the second-moment
+    kernel with its score path, the grey line is the factor above which an end counts as standing out.
+
+    Args:
+        ds: a map, quick or whole.
+        path: where to save; see `save_figure`.
+
+    Raises:
+        InputError: the result is no map.
+    """
+    if "place" not in ds.dims or "strength" not in ds.coords:
+        raise InputError("the result is no map; give one of headwater map")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10.5, 6.9), dpi=DPI, layout="constrained")
+        cells = figure.subplots(2, 3)
+        base = max({int(b) for b in ds["blocks"].values if b <= 12})
+        _map_profiles(cells[0, 0], rows(ds, group="depth", blocks=base))
+        for cell, end in ((cells[0, 1], "primacy"), (cells[0, 2], "recency")):
+            _map_ends(cell, ds, end)
+        _map_errors(cells[1, 0], rows(ds, group="depth", blocks=base), rows(ds, group="model"))
+        _map_lengths(cells[1, 1], ds, base)
+        _map_others(cells[1, 2], ds, base)
+        facts = (
+            f"{base} blocks, width {int(rows(ds, group='depth', blocks=base)[0]['width'])} and "
+            f"T = {int(rows(ds, group='depth', blocks=base)[0]['length'])} unless moved; "
+            f"{ds.attrs['seeds']} fresh models each; sketch, {ds.attrs['products']} products; float32; marks and solid "
+            "lines: measured; dotted: second-moment kernel, score path included, no fitted parameter; "
+            "d σ² = width · initializer_range²"
+        )
+        figure.supxlabel(textwrap.fill(facts, width=170), fontsize=7, color="#555555")
+        if path is not None:
+            save_figure(figure, path)
+    return figure
+
+
+def _map_profiles(cell: Axes, places: Sequence[Row]) -> None:
+    cell.set_title("a  fresh models' profiles", loc="left")
+    wanted = [0.05, 0.36, 1.0, 2.0]
+    chosen = [row for row in places if row["strength"] in wanted] or list(places)
+    for row, color in zip(sorted(chosen, key=lambda row: row["strength"]), STRENGTH_COLORS, strict=False):
+        middle = row.shape.middle
+        _draw_map_line(cell, row["measured"] / middle, color, "-", f"d σ² = {row['strength']:g}")
+        _draw_map_line(cell, row["score_path"] / middle, BLACK, (0, (1, 1.3)), None)
+    cell.set_yscale("log")
+    _position_axis(cell, below=True)
+    cell.set_ylabel("sensitivity / middle")
+    cell.legend(loc="upper center", handlelength=1.4)
+
+
+def _draw_map_line(cell: Axes, curve: np.ndarray, color: str, line: Any, label: str | None) -> None:
+    x = np.linspace(0, 1, len(curve))
+    shown = np.where(curve > 0, curve, np.nan)
+    cell.plot(x, shown, color=color, linestyle=line, linewidth=1.2, label=label)
+    cell.plot(x[[0, -1]], shown[[0, -1]], "o" if line == "-" else "_", color=color, markersize=3.4)
+
+
+def _map_ends(cell: Axes, ds: xr.Dataset, end: str) -> None:
+    cell.set_title(f"{'b' if end == 'primacy' else 'c'}  {end} against d σ²", loc="left")
+    for blocks in sorted({int(row["blocks"]) for row in rows(ds, group="depth")}):
+        places = sorted(rows(ds, group="depth", blocks=blocks), key=lambda row: row["strength"])
+        x = [row["strength"] for row in places]
+        color = DEPTH_COLORS.get(blocks, PURPLE)
+        cell.plot(
+            x, [getattr(row.shape, end) for row in places], "o", color=color, markersize=4, label=f"{blocks} blocks"
+        )
+        cell.plot(
+            x, [getattr(row.predicted, end) for row in places], color=color, linestyle=(0, (1, 1.3)), linewidth=1.2
+        )
+    for row, marker in zip(rows(ds, group="model"), ("*", "D", "s"), strict=False):
+        cell.plot(
+            [row["strength"]], [getattr(row.shape, end)], marker, color=BLACK, markersize=7 if marker == "*" else 4.5
+        )
+        cell.annotate(
+            f"{row['name']}, T = {row['length']}" if end == "primacy" else row["name"],
+            (row["strength"], getattr(row.shape, end)),
+            xytext=(4, 5),
+            textcoords="offset points",
+            fontsize=6.5,
+        )
+    _strength_axis(cell)
+    cell.set_yscale("log")
+    _plain_ticks(cell)
+    cell.axhline(float(ds.attrs["factor"]), color="#777777", linewidth=0.8)
+    cell.axhline(1, color="#cccccc", linewidth=0.8)
+    cell.set_ylabel(f"{end}: end / middle")
+    if end == "primacy":
+        cell.legend(loc="lower left", fontsize=7.5, handletextpad=0.2)
+
+
+def _map_errors(cell: Axes, places: Sequence[Row], models: Sequence[Row]) -> None:
+    cell.set_title("d  theories against measurement", loc="left")
+    ordered = sorted(places, key=lambda row: row["strength"])
+    x = [row["strength"] for row in ordered]
+    for name, style in THEORIES.items():
+        errors = [row.cesaro_error if name == "cesaro" else row.error(name) for row in ordered]
+        cell.plot(
+            x,
+            errors,
+            marker="o",
+            markersize=3,
+            color=style.color,
+            linestyle=style.line,
+            linewidth=1.2,
+            label=style.label,
+        )
+    for row, marker in zip(models, ("*", "D", "s"), strict=False):
+        cell.plot(
+            [row["strength"]], [row.error("score_path")], marker, color=BLACK, markersize=7 if marker == "*" else 4.5
+        )
+    _strength_axis(cell)
+    cell.set_yscale("log")
+    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.1%}" if value < 0.01 else f"{value:.0%}"))
+    cell.axhline(0.05, color="#777777", linewidth=0.8)
+    cell.set_ylabel("mean relative error of the norm")
+    cell.legend(loc="upper left", fontsize=7, handlelength=2.4)
+
+
+def _map_lengths(cell: Axes, ds: xr.Dataset, base: int) -> None:
+    cell.set_title("e  primacy against prompt length", loc="left")
+    lengths = rows(ds, group="length")
+    strengths = sorted({row["strength"] for row in lengths})
+    for strength, color in zip(strengths, (BLUE, GREEN, VERMILLION), strict=False):
+        places = [row for row in [*lengths, *rows(ds, group="depth", blocks=base)] if row["strength"] == strength]
+        places.sort(key=lambda row: row["length"])
+        x = [row["length"] for row in places]
+        cell.plot(
+            x, [row.shape.primacy for row in places], "o", color=color, markersize=4, label=f"d σ² = {strength:g}"
+        )
+        cell.plot(x, [row.predicted.primacy for row in places], color=color, linestyle=(0, (1, 1.3)), linewidth=1.2)
+    cell.set_xscale("log", base=2)
+    cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    cell.set_yscale("log")
+    _plain_ticks(cell)
+    cell.axhline(float(ds.attrs["factor"]), color="#777777", linewidth=0.8)
+    cell.set_xlabel("prompt length $T$")
+    cell.set_ylabel("primacy: first 5 % / middle")
+    cell.legend(loc="upper left", fontsize=7.5, handletextpad=0.2)
+
+
+def _map_others(cell: Axes, ds: xr.Dataset, base: int) -> None:
+    cell.set_title("f  the rest, moved one at a time", loc="left")
+    strengths = sorted({row["strength"] for row in rows(ds, group="window")})
+    labels: dict[str, list[Row]] = {}
+    for row in rows(ds, group="depth", blocks=base):
+        if row["strength"] in strengths:
+            labels.setdefault("as in a", []).append(row)
+    for group in ("no RoPE", "width", "residual", "window"):
+        for row in rows(ds, group=group):
+            labels.setdefault(row.label.rpartition(", d sigma")[0], []).append(row)
+    for height, places in enumerate(reversed(labels.values())):
+        for row in places:
+            color = (BLUE, GREEN, VERMILLION)[strengths.index(row["strength"]) % 3]
+            primacy, recency = row.shape.primacy, row.shape.recency
+            off = primacy < FAINTEST
+            cell.plot([max(primacy, FAINTEST)], [height + 0.12], "<" if off else "o", color=color, markersize=4.5)
+            cell.plot([recency], [height - 0.12], "D", color=color, markersize=3.8, fillstyle="none")
+    cell.set_yticks(range(len(labels)), list(reversed(labels)))
+    cell.set_xscale("log")
+    cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    cell.axvline(float(ds.attrs["factor"]), color="#777777", linewidth=0.8)
+    cell.grid(axis="y", color="#dddddd", linewidth=0.6)
+    cell.set_xlabel("end / middle")
+    handles = [
+        Line2D([], [], marker="o", linestyle="", color="#555555", markersize=4.5, label="primacy"),
+        Line2D([], [], marker="D", linestyle="", color="#555555", markersize=3.8, fillstyle="none", label="recency"),
+    ]
+    handles += [
+        Line2D([], [], marker="s", linestyle="", color=color, markersize=5, label=f"d σ² = {strength:g}")
+        for strength, color in zip(strengths, (BLUE, GREEN, VERMILLION), strict=False)
+    ]
+    cell.legend(handles=handles, fontsize=7, loc="lower left", handletextpad=0.2)
+
+
+def _plain_ticks(cell: Axes) -> None:
+    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    cell.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _strength_axis(cell: Axes) -> None:
+    cell.set_xscale("log")
+    cell.set_xticks([0.05, 0.1, 0.2, 0.5, 1, 2], ["0.05", "0.1", "0.2", "0.5", "1", "2"])
+    cell.xaxis.set_minor_formatter(NullFormatter())
+    cell.set_xlabel("d σ², about the deviation of the logits")
 
 
 def _style(condition: str) -> Style:

@@ -50,27 +50,36 @@ def provenance(model: View, tokens: Int[Tensor, "prompt position"], **options: A
     `command` (empty when called from Python); `created` (UTC, ISO 8601).
     """
     identity = model.identity
-    return attributes(
-        {
-            "model": identity.name,
-            "revision": identity.revision,
-            "condition": identity.condition,
-            "weights": identity.weights,
-            "config": identity.config,
-            "backend": identity.backend,
-            "dtype": identity.dtype,
-            "device": identity.device,
-            "tokens_sha256": tokens_hash(tokens),
-            "options": options,
-            "headwater": _version("headwater"),
-            "torch": _version("torch"),
-            "transformers": _version("transformers"),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "command": _command,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+    return (
+        attributes(
+            {
+                "model": identity.name,
+                "revision": identity.revision,
+                "condition": identity.condition,
+                "weights": identity.weights,
+                "config": identity.config,
+                "backend": identity.backend,
+                "dtype": identity.dtype,
+                "device": identity.device,
+                "tokens_sha256": tokens_hash(tokens),
+                "options": options,
+            }
+        )
+        | made_with()
     )
+
+
+def made_with() -> dict[str, Attribute]:
+    """The part of `provenance` that belongs to no model: versions, platform, command and time."""
+    return {
+        "headwater": _version("headwater"),
+        "torch": _version("torch"),
+        "transformers": _version("transformers"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "command": _command,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def attributes(values: Mapping[str, Any]) -> dict[str, Attribute]:

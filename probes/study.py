@@ -1,7 +1,9 @@
-"""The study behind `headwater jacobian`: models x conditions x seeds, kept run by run, so that it can be interrupted.
+"""The study behind `headwater jacobian` and `headwater theory`: models x conditions x seeds, kept run by run.
 
 Every finished run is a file in the folder `unfinished` of the output; the same study started again reads what is there and
 goes on. At the end the runs of a model become one result, and the folder is removed.
+
+Predictions stand beside the measurement in the same result, as variables `theory_NAME` [prompt, position].
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,23 +21,25 @@ import xarray as xr
 from torch import Tensor
 
 from .errors import InputError
-from .files import require_writable
-from .jacobian import Method, Readout, jacobian
+from .files import file_name, require_writable
+from .jacobian import Method, Pathway, Readout, jacobian
 from .models.load import DType, load
 from .models.view import View
-from .plots import jacobian_figure
+from .plots import jacobian_figure, theory_figure
 from .prompts import FirstToken, describe, prompts
 from .results import combine, provenance, save
 from .results import load as load_result
-from .summary import SHORTEST, UShape, band, profiles, spearman, ushape
+from .summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
+from .theory import fit_alpha, second_moment, second_moment_from_config
 
 Condition = Literal["init", "pretrained"]
+Theory = Literal["uniform", "values", "score_path", "config"]
 Advance = Callable[[str, float, float], None]  # (what is running, products done, products in all)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured on every model; the fields are the options of `headwater jacobian`."""
+    """What is measured on every model; most fields are options of `headwater jacobian`."""
 
     conditions: tuple[Condition, ...] = ("init", "pretrained")
     no_rope: bool = False
@@ -53,6 +58,9 @@ class Settings:
     column: str = "text"
     first: FirstToken | int = "auto"
     seed: int = 0
+    pathway: Pathway = "total"
+    theories: tuple[Theory, ...] | None = None  # None: what belongs to the pathway, for models that can be taken apart
+    by_path: bool = False  # measure the value and the score path, too
 
     def __post_init__(self) -> None:
         for condition in self.conditions:
@@ -67,6 +75,9 @@ class Settings:
             raise InputError(f"query={self.query} leaves no middle to compare with; give at least {SHORTEST - 1}")
         if self.seeds < 1:
             raise InputError(f"seeds={self.seeds} leaves no fresh model; give at least 1")
+        at_end = self.query in (-1, self.length - 1) and self.from_layer == 0 and self.readout == "residual"
+        if "config" in (self.theories or ()) and not at_end:
+            raise InputError("the theory 'config' knows the last position's residual stream only; leave it out")
         if self.no_rope and "init" not in self.conditions:
             raise InputError("--no-rope repeats the init condition, which is not among the conditions; add init")
 
@@ -102,6 +113,7 @@ def study(
     out: str | Path,
     settings: Settings = Settings(),
     *,
+    name: Literal["jacobian", "theory"] = "jacobian",
     backend: Literal["transformers", "transformer_lens"] = "transformers",
     device: str = "auto",
     dtype: DType = "auto",
@@ -109,8 +121,8 @@ def study(
 ) -> dict[str, xr.Dataset]:
     """Measure every model under every condition, write results and the figure, return the results by model name.
 
-    Writes `jacobian.nc` for one model or `jacobian-NAME.nc` for each of several, `jacobian.png` and
-    `jacobian.svg`; all of it at the end.
+    Writes `NAME.nc` for one model or `NAME-MODEL.nc` for each of several, `NAME.png` and `NAME.svg`, where NAME is the
+    figure's; all of it at the end.
 
     Raises:
         InputError: bad input, or an unfinished study with other settings in `out` (the message says which).
@@ -123,24 +135,24 @@ def study(
     # two large ones need not fit into memory together.
     checked: list[tuple[View | None, str, Tensor]] = []
     for source in sources:
-        model, name, tokens = _prepare(source, settings, backend, device, dtype)
-        checked.append((model if len(sources) == 1 else None, name, tokens))
+        model, called, tokens = _prepare(source, settings, backend, device, dtype)
+        checked.append((model if len(sources) == 1 else None, called, tokens))
     named: dict[str, str] = {}
-    for source, (_, name, _) in zip(sources, checked, strict=True):
-        other = named.setdefault(_slug(name), source)
+    for source, (_, called, _) in zip(sources, checked, strict=True):
+        other = named.setdefault(file_name(called), source)
         if other is not source:
             raise InputError(
-                f"'{other}' and '{source}' are both called '{name}'; give each model once, or rename a folder"
+                f"'{other}' and '{source}' are both called '{called}'; give each model once, or rename a folder"
             )
     results: dict[str, xr.Dataset] = {}
     unfinished = out / "unfinished"
-    for source, (kept, name, tokens) in zip(sources, checked, strict=True):
+    for source, (kept, called, tokens) in zip(sources, checked, strict=True):
         model = load(source, backend, device=device, dtype=dtype) if kept is None else kept
-        runs = [_run(model, name, tokens, run, settings, unfinished, advance) for run in settings.runs()]
-        results[name] = combine(runs)
-    for result, file in zip(results.values(), result_files(results, out), strict=True):
+        runs = [_run(model, called, tokens, run, settings, unfinished, advance) for run in settings.runs()]
+        results[called] = _with_fits(combine(runs), model)
+    for result, file in zip(results.values(), result_files(results, out, name), strict=True):
         save(result, file)
-    jacobian_figure(results, path=out / "jacobian.png")
+    FIGURES[name](results, path=out / f"{name}.png")
     for file in unfinished.glob("*.nc"):
         file.unlink()
     with suppress(OSError):  # somebody else's file is in it
@@ -148,11 +160,35 @@ def study(
     return results
 
 
-def result_files(results: Mapping[str, xr.Dataset], out: Path) -> list[Path]:
+FIGURES = {"jacobian": jacobian_figure, "theory": theory_figure}
+
+
+def result_files(results: Mapping[str, xr.Dataset], out: Path, name: str = "jacobian") -> list[Path]:
     """Where `study` writes the results of these models, in their order."""
     if len(results) == 1:
-        return [out / "jacobian.nc"]
-    return [out / f"jacobian-{_slug(name)}.nc" for name in results]
+        return [out / f"{name}.nc"]
+    return [out / f"{name}-{file_name(model)}.nc" for model in results]
+
+
+def _with_fits(result: xr.Dataset, model: View) -> xr.Dataset:
+    """Add [Chowdhury]'s N^L, alpha fitted to the mean profile: `theory_cesaro` [condition, position] and its `alpha`."""
+    at, lowest = _options(result)["query"], _options(result)["from_layer"]
+    windows = model.spec.windows[lowest:]
+    curves = np.full((result.sizes["condition"], result.sizes["position"]), np.nan, dtype=np.float32)
+    alphas = np.full(result.sizes["condition"], np.nan)
+    found = profiles(result)
+    for number, condition in enumerate(result["condition"].values):
+        mean = band([run.mean for run in found[str(condition)]]).centre
+        if np.count_nonzero(mean[: at + 1]) >= SHORTEST:
+            fit = fit_alpha(mean, len(windows), window=windows, query=at)
+            curves[number], alphas[number] = fit.curve, fit.alpha
+    result["theory_cesaro"] = ("condition", "position"), curves, {"long_name": "N^L, fitted", "units": "1"}
+    result["alpha"] = ("condition",), alphas, {"long_name": "alpha of N^L", "units": "1"}
+    return result
+
+
+def _options(result: xr.Dataset) -> dict[str, Any]:
+    return json.loads(str(result.attrs["options"]))
 
 
 def _run(
@@ -167,7 +203,7 @@ def _run(
     condition, seed = run
     measured = model if seed is None else model.reinitialized(seed, positional=condition != "init-nope")
     label = f"{name} {condition}" + ("" if seed is None else f" {seed}")
-    file = folder / f"{_slug(label)}.nc"
+    file = folder / f"{file_name(label)}.nc"
     key = _key(measured, tokens, settings)
     if file.exists():
         before = load_result(file)
@@ -175,18 +211,7 @@ def _run(
         if advance is not None:
             advance(label, 1.0, 1.0)
         return before
-    result = jacobian(
-        measured,
-        tokens,
-        method=settings.method,
-        products=settings.products,
-        relative_error=settings.relative_error,
-        readout=settings.readout,
-        query=settings.query,
-        from_layer=settings.from_layer,
-        seed=settings.seed,
-        progress=None if advance is None else lambda done, total: advance(label, done, total),
-    )
+    result = _measure(measured, tokens, settings, None if advance is None else partial(advance, label))
     result.attrs |= describe(model, **settings.source())
     if seed is not None:
         result.attrs["seed"] = seed
@@ -194,16 +219,72 @@ def _run(
     return result
 
 
+def _measure(
+    model: View, tokens: Tensor, settings: Settings, progress: Callable[[float, float], None] | None
+) -> xr.Dataset:
+    """The measurement of one model with its theories."""
+    place: dict[str, Any] = {name: getattr(settings, name) for name in ("readout", "query", "from_layer")}
+    chosen: dict[str, Any] = {
+        name: getattr(settings, name) for name in ("method", "products", "relative_error", "seed")
+    }
+    paths = tuple(dict.fromkeys((settings.pathway, *(("value", "score") if settings.by_path else ()))))
+    runs: dict[Pathway, xr.Dataset] = {}
+    for number, path in enumerate(paths):
+
+        def report(done: float, total: float, number: int = number) -> None:
+            if progress is not None:
+                progress(number * total + done, len(paths) * total)
+
+        runs[path] = jacobian(model, tokens, pathway=path, progress=report, **chosen, **place)
+    result = runs.pop(settings.pathway)
+    for path, ds in runs.items():
+        result[path] = ds["sensitivity"].assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
+    for name in _theories(model, settings):
+        predicted = (
+            second_moment_from_config(model, tokens=tokens)
+            if name == "config"
+            else second_moment(model, tokens, **KERNELS[name], **place)
+        )
+        result[f"theory_{name}"] = predicted["sensitivity"].astype(np.float32)
+    return result
+
+
+KERNELS: dict[str, dict[str, Any]] = {
+    "uniform": {"attention": "uniform"},
+    "values": {"attention": "measured"},
+    "score_path": {"attention": "measured", "score_path": True},
+}
+OF_PATHWAY: dict[Pathway, tuple[Theory, ...]] = {"total": ("score_path",), "value": ("values",), "score": ()}
+
+
+def _theories(model: View, settings: Settings) -> tuple[Theory, ...]:
+    if settings.theories is not None:
+        return settings.theories
+    apart = all(model.parts(layer) is not None for layer in range(model.spec.blocks))
+    return OF_PATHWAY[settings.pathway] if apart else ()
+
+
 # Options that decide the prompts. Their hash says whether these are the same; the options only say why not.
 CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "first")
-MEASURING = ("method", "products", "relative_error", "readout", "query", "from_layer", "seed")
+MEASURING = (
+    "method",
+    "products",
+    "relative_error",
+    "readout",
+    "query",
+    "from_layer",
+    "seed",
+    "pathway",
+    "theories",
+    "by_path",
+)
 
 
 def _key(model: View, tokens: Any, settings: Settings) -> dict[str, Any]:
     """What an unfinished run must share with the study that goes on with it."""
     made = provenance(model, tokens)
     kept = {name: made[name] for name in ("weights", "backend", "dtype", "tokens_sha256")}
-    options = asdict(settings)
+    options = json.loads(json.dumps(asdict(settings)))  # as it comes back from a file
     return kept | {name: options[name] for name in (*MEASURING, *CHOOSING)}
 
 
@@ -233,16 +314,11 @@ def _prepare(source: str, settings: Settings, backend: Any, device: str, dtype: 
     return model, f"{name}@{source.rpartition('@')[2]}" if given else name, tokens
 
 
-def _slug(name: str) -> str:
-    """A file name for a model's name, which may be a path or a hub id."""
-    return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in name).strip("-.")
-
-
 def summarize(results: Mapping[str, xr.Dataset]) -> list[Row]:
     """The U-shape of every model's conditions, from results, over the positions up to the query."""
     rows = []
     for name, result in results.items():
-        end = json.loads(str(result.attrs["options"]))["query"] + 1
+        end = _options(result)["query"] + 1
         for condition, runs in profiles(result).items():
             curve = band([run.mean[:end] for run in runs]).centre
             seen = runs[0].mean > 0
@@ -271,3 +347,71 @@ def cells(row: Row) -> Iterator[str]:
 
 
 COLUMNS = ("model", "condition", "seeds", "primacy", "recency", "trough", "error")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far theories are from the measured profile of one condition of a model; all profiles are means over seeds."""
+
+    model: str
+    condition: str
+    errors: dict[str, float]  # by theory, mean over positions of |predicted / measured - 1|
+    alpha: float  # of the best-fitting N^L
+    cesaro: float  # its RMS log error, free scale
+    shares: dict[str, float]  # by pathway, mean over positions of its norm against the whole
+
+
+def agreements(results: Mapping[str, xr.Dataset]) -> list[Agreement]:
+    """Theories against measurement, from the results of a study with theories, over the positions up to the query."""
+    rows = []
+    for name, result in results.items():
+        end = _options(result)["query"] + 1
+        for number, (condition, runs) in enumerate(profiles(result).items()):
+            measured = band([run.mean[:end] for run in runs]).centre
+
+            def mean(variable: str, condition: str = condition, end: int = end, result: xr.Dataset = result) -> Any:
+                return band([run.mean[:end] for run in profiles(result, variable)[condition]]).centre
+
+            theories = [v for v in map(str, result.data_vars) if v.startswith("theory_") and v != "theory_cesaro"]
+            fitted = result["theory_cesaro"].values[number, :end]
+            seen = (measured > 0) & (fitted > 0)
+            rows.append(
+                Agreement(
+                    name,
+                    condition,
+                    {v.removeprefix("theory_"): relative_error(mean(v), measured) for v in theories},
+                    float(result["alpha"].values[number]),
+                    rms_log_error(fitted[seen], measured[seen], free_scale=True),
+                    {
+                        path: float(np.mean(mean(path)[measured > 0] / measured[measured > 0]))
+                        for path in ("value", "score")
+                        if path in result
+                    },
+                )
+            )
+    return rows
+
+
+AGREEMENT_COLUMNS = (
+    "model",
+    "condition",
+    "uniform",
+    "values",
+    "score path",
+    "config",
+    "N^L",
+    "alpha",
+    "value",
+    "score",
+)
+
+
+def agreement_cells(row: Agreement) -> Iterator[str]:
+    """A row as text, in the order of `AGREEMENT_COLUMNS`; shares of the paths come last."""
+    yield from (row.model, row.condition)
+    for theory in ("uniform", "values", "score_path", "config"):
+        yield f"{row.errors[theory]:.1%}" if theory in row.errors else "-"
+    yield f"{row.cesaro:.1%}"
+    yield f"{row.alpha:.2f}"
+    for path in ("value", "score"):
+        yield f"{row.shares[path]:.3f}" if path in row.shares else "-"

@@ -116,6 +116,23 @@ def rms_log_error(a: ArrayLike, b: ArrayLike, *, free_scale: bool = False) -> fl
     return math.sqrt(np.mean(log**2))
 
 
+def relative_error(predicted: ArrayLike, measured: ArrayLike) -> float:
+    """Mean over positions of `|predicted / measured - 1|`, over positions where `measured` is not zero.
+
+    Infinite where something is predicted for a position that has nothing; NaN where either is NaN or nothing is measured.
+
+    Raises:
+        InputError: the curves differ in length or have fewer than 2 points.
+    """
+    x, y = _curve(predicted, "the prediction"), _curve(measured, "the measurement")
+    if len(x) != len(y) or len(x) < 2:
+        raise InputError(f"the curves have {len(x)} and {len(y)} points; compare curves of one length, at least 2")
+    if np.any((y == 0) & (x > 0)):
+        return math.inf
+    seen = y != 0
+    return float(np.mean(np.abs(x[seen] / y[seen] - 1))) if np.any(seen) else math.nan
+
+
 def mean_profile(sensitivity: ArrayLike, stderr: ArrayLike | None = None) -> Profile:
     """Average a sensitivity [prompt, position] over prompts.
 
@@ -160,27 +177,30 @@ def band(curves: ArrayLike) -> Band:
     return Band(centre, values.min(axis=0), values.max(axis=0))
 
 
-def profiles(ds: xr.Dataset) -> dict[str, list[Profile]]:
+def profiles(ds: xr.Dataset, variable: str = "sensitivity") -> dict[str, list[Profile]]:
     """The curves of a result of `jacobian`, single or combined: by condition, one per seed, in the result's order.
 
+    `variable` may be another of its variables [..., prompt, position]; standard errors are those of the sensitivity alone.
+
     Raises:
-        InputError: the result holds no `sensitivity` [..., prompt, position].
+        InputError: the result holds no such variable.
     """
-    if "sensitivity" not in ds or not {"prompt", "position"} <= set(ds["sensitivity"].dims):
+    if variable not in ds or not {"prompt", "position"} <= set(ds[variable].dims):
         raise InputError(
-            f"the result has {', '.join(map(str, ds.data_vars)) or 'nothing'}, no sensitivity; give one of jacobian"
+            f"the result has {', '.join(map(str, ds.data_vars)) or 'nothing'}, no {variable}; give one of jacobian"
         )
-    if "condition" not in ds["sensitivity"].dims:
+    if "condition" not in ds[variable].dims:
         ds = ds.drop_vars(["condition", "seed"], errors="ignore")
         ds = ds.expand_dims({"condition": [str(ds.attrs.get("condition", "pretrained"))], "seed": [0]})
     found: dict[str, list[Profile]] = {}
     for condition in ds["condition"].values:
         for index in range(ds.sizes["seed"]):
             run = ds.sel(condition=condition).isel(seed=index)
-            values = run["sensitivity"].transpose("prompt", "position").values
+            values = run[variable].transpose("prompt", "position").values
             if np.all(np.isnan(values)):
                 continue
-            errors = run["stderr"].transpose("prompt", "position").values if "stderr" in run else None
+            has_errors = variable == "sensitivity" and "stderr" in run
+            errors = run["stderr"].transpose("prompt", "position").values if has_errors else None
             found.setdefault(str(condition), []).append(mean_profile(values, errors))
     return found
 

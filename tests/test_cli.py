@@ -327,6 +327,7 @@ def test_defaults_of_jacobian_are_those_of_the_library():
     shown = {name: parameter.default for name, parameter in inspect.signature(cli.jacobian).parameters.items()}
     settings: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
     assert shown["conditions"] == ",".join(settings.pop("conditions"))
+    assert (settings.pop("theories"), settings.pop("by_path")) == (None, False)  # those of `headwater theory`
     assert {name: shown[name] for name in settings} == settings
     library = {name: p.default for name, p in inspect.signature(study).parameters.items() if p.kind is p.KEYWORD_ONLY}
     del library["advance"]

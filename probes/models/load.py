@@ -5,17 +5,19 @@ Weights are read from safetensors alone, and code that a repository brings is ru
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 
 from ..errors import InputError
-from .view import View
+from .view import Birth, View
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
@@ -69,6 +71,84 @@ def load(
     if isinstance(source, View):
         return source
     return _from_memory(source, backend, place, dtype, tokenizer, revision)
+
+
+def born(config: Any) -> Birth:
+    """What fresh weights of a configuration are drawn from; no weights are made or read.
+
+    Args:
+        config: a transformers configuration, a dictionary or config.json of one, a folder that holds that file, a bundled
+            name, or a view.
+
+    Raises:
+        InputError: nothing of that kind, or a family that is not supported.
+    """
+    from .huggingface import birth_of
+
+    return birth_of(_configuration(config))
+
+
+def fresh(config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional: bool = True) -> View:
+    """A model with fresh weights, from its configuration alone; on the CPU, in float32, without a tokenizer.
+
+    Args:
+        config: as in `born`.
+        seed: of the weights.
+        residual_scale: what the matrices that write to the residual stream (W_O and W_down) are multiplied by.
+        positional: without it no positional encoding reaches the blocks.
+
+    Raises:
+        InputError: nothing of that kind, or a family that is not supported.
+    """
+    from .huggingface import HuggingFaceView, fresh_model
+
+    view = HuggingFaceView(
+        fresh_model(_configuration(config), seed, positional=positional),
+        name=None if not isinstance(config, (str, os.PathLike)) else Path(os.fspath(config)).name,
+        condition="init" if positional else "init-nope",
+    )
+    if residual_scale != 1:
+        with torch.no_grad():
+            for layer in range(view.spec.blocks):
+                parts = view.parts(layer)
+                assert parts is not None  # nobody else holds this model
+                parts.o.weight.mul_(residual_scale)
+                parts.down.weight.mul_(residual_scale)
+    return view
+
+
+def _configuration(config: Any) -> Any:
+    """A transformers configuration from whatever describes one."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    from .huggingface import HuggingFaceView, family_of
+
+    if isinstance(config, HuggingFaceView):
+        config = json.loads(config.identity.config)
+    if isinstance(config, PreTrainedConfig):
+        family_of(config)
+        return config
+    if isinstance(config, (str, os.PathLike)):
+        path = Path(os.fspath(config))
+        path = CHECKPOINTS / path if str(path) in bundled() else path.expanduser()
+        file = path / "config.json" if path.is_dir() else path
+        try:
+            described = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise InputError(
+                f"config '{config}' cannot be read ({type(error).__name__}); "
+                f"give a config.json, a folder with one, or a bundled name ({', '.join(bundled())})"
+            ) from None
+        return _configuration(described)
+    if not isinstance(config, Mapping):
+        raise InputError(
+            f"cannot read a {type(config).__name__} as a config; give a transformers config or config.json"
+        )
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise InputError("the config names no model_type; give a transformers config.json")
+    family_of(SimpleNamespace(model_type=kind))
+    return AutoConfig.for_model(**config)
 
 
 def _device(device: str) -> torch.device | None:

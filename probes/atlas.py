@@ -1,0 +1,323 @@
+"""Where the U-shape at birth holds: measured profiles of fresh models over a map of configurations, with theory beside them.
+
+What decides is d sigma^2, width times the square of the initializer range: about the standard deviation of the attention
+logits of a fresh model, and with it how far patterns are from uniform and how much flows through queries and keys instead
+of values (`theory.py`). The map moves it from 0.05 to 2 and, one at a time, everything else: depth, prompt length, width at
+equal d sigma^2, residual scale, rotation, sliding windows; and it holds the usual models' own configurations.
+
+Every place is measured on its own and kept as a file, so that the map can be interrupted and gone on with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+
+from .errors import InputError
+from .files import file_name, require_writable
+from .jacobian import jacobian
+from .models.load import fresh
+from .results import dataset, load, made_with, save
+from .summary import UShape, mean_profile, relative_error, rms_log_error, ushape
+from .theory import fit_alpha, second_moment, second_moment_from_config
+
+Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
+Advance = Callable[[str, float, float], None]  # ("map", places done, places in all)
+
+PRODUCTS = 64  # of the sketch; its error is then about 1 %
+FACTOR = 2.0  # how far an end has to stand above the middle to count
+STRENGTHS = (0.05, 0.1, 0.2, 0.36, 0.6, 1.0, 1.64, 2.0)  # d sigma^2; 0.36 is Qwen2.5-0.5B's, 1.64 that of width 4096
+WIDTH, BLOCKS, LENGTH = 256, 12, 256  # of places where they are not what is moved
+CURVES = ("measured", "uniform", "values", "score_path", "config", "cesaro", "value")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One configuration of the map, a Qwen2 (with a window a Mistral) unless `config` says otherwise."""
+
+    group: Group
+    strength: float  # d sigma^2
+    width: int = WIDTH
+    blocks: int = BLOCKS
+    length: int = LENGTH
+    residual_scale: float = 1.0
+    rope: bool = True
+    window: int | None = None
+    name: str = ""
+    config: str = ""  # JSON; empty: as the other fields say
+
+    def configuration(self) -> dict[str, Any]:
+        """As transformers takes it."""
+        if self.config:
+            return json.loads(self.config)
+        made = {
+            "vocab_size": 4096,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.blocks,
+            "num_attention_heads": self.width // 64,
+            "num_key_value_heads": max(1, self.width // 128),
+            "intermediate_size": 3 * self.width,
+            "initializer_range": math.sqrt(self.strength / self.width),
+            "max_position_embeddings": 2048,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        }
+        if self.window is None:
+            return {"model_type": "qwen2"} | made
+        return {"model_type": "mistral", "sliding_window": self.window} | made
+
+    def label(self) -> str:
+        """What is moved here, as progress and file names say it."""
+        if self.name:
+            return self.name
+        changed = {
+            "depth": f"{self.blocks} blocks",
+            "length": f"T = {self.length}",
+            "width": f"width {self.width}",
+            "residual": f"branches times {self.residual_scale:g}",
+            "no RoPE": "no RoPE",
+            "window": f"window {self.window}",
+        }
+        return f"{changed[self.group]}, d sigma^2 {self.strength:g}"
+
+
+def _model(name: str, width: int, blocks: int, length: int, config: Mapping[str, Any]) -> Place:
+    sizes = ("n_embd", "n_layer") if config["model_type"] == "gpt2" else ("hidden_size", "num_hidden_layers")
+    described = json.dumps({**dict(zip(sizes, (width, blocks), strict=True)), **config})
+    return Place("model", width * 0.02**2, width, blocks, length, name=name, config=described)
+
+
+# Configurations as published; the 7B one with fewer blocks than its 32, which would not fit.
+MODELS = (
+    _model("GPT-2", 768, 12, 256, {"model_type": "gpt2", "n_head": 12}),
+    _model(
+        "Qwen2.5-0.5B",
+        896,
+        24,
+        256,
+        {
+            "model_type": "qwen2",
+            "vocab_size": 151936,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "intermediate_size": 4864,
+            "max_position_embeddings": 32768,
+            "rope_theta": 1e6,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+        },
+    ),
+    _model(
+        "Llama-7B width",
+        4096,
+        4,
+        128,
+        {
+            "model_type": "llama",
+            "vocab_size": 32000,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "intermediate_size": 11008,
+            "max_position_embeddings": 4096,
+        },
+    ),
+)
+
+
+def places(*, quick: bool = False) -> list[Place]:
+    """The map's places in the order they are measured; `quick` is a few small ones that show the same within a minute."""
+    if quick:
+        small = [Place("depth", s, 128, 4, 64) for s in (0.05, 0.36, 1.64)]
+        return [*small, Place("length", 0.05, 128, 4, 128), Place("window", 0.05, 128, 4, 64, window=16)]
+    some = (0.05, 0.36, 1.64)
+    found = [Place("depth", s) for s in STRENGTHS]
+    found += MODELS
+    found += [Place("length", s, length=length) for length in (64, 128, 512, 1024) for s in some]
+    found += [Place("window", s, window=window) for window in (32, 128) for s in some]
+    found += [Place("residual", s, residual_scale=scale) for scale in (0.2, 0.5, 2.0) for s in some]
+    found += [Place("no RoPE", s, rope=False) for s in some]
+    found += [Place("width", s, width=width) for width in (128, 512) for s in some]
+    return found + [Place("depth", s, blocks=blocks) for blocks in (4, 8, 16, 32) for s in STRENGTHS]
+
+
+def atlas(
+    chosen: Sequence[Place],
+    out: str | Path,
+    *,
+    seeds: int = 2,
+    products: int = PRODUCTS,
+    advance: Advance | None = None,
+) -> xr.Dataset:
+    """Measure every place and its theories; write `map.nc`; return it.
+
+    Args:
+        chosen: as `places` gives them.
+        out: folder; places measured before are read from its `unfinished`.
+        seeds: fresh models per place, each with its own prompt of random tokens.
+        products: of the sketch, per prompt.
+        advance: called before every place.
+
+    Returns:
+        Dataset with, for every `place`, curves over `position` (NaN beyond the place's length): `measured` and its
+        `stderr`, the second-moment kernel with `uniform` patterns, with measured ones (`values`), with the `score_path`,
+        from the `config` alone, the best-fitting `cesaro` row, and, where depth is moved and for the usual models, `value`,
+        the measured Jacobian with constant patterns. All are root mean squares over seeds. `alpha` of the fit; the fields
+        of `Place` as coordinates.
+
+    Raises:
+        InputError: no places, or a folder that cannot be written to.
+    """
+    out = Path(out)
+    require_writable(out)
+    if not chosen:
+        raise InputError("no places on the map; give at least one")
+    if seeds < 1:
+        raise InputError(f"seeds={seeds} leaves no fresh model; give at least 1")
+    files = []
+    for number, place in enumerate(chosen):
+        if advance is not None:
+            advance("map", number, len(chosen))
+        key = json.dumps(asdict(place) | {"seeds": seeds, "products": products}, sort_keys=True)
+        file = out / "unfinished" / f"{file_name(place.label())}.nc"
+        if not (file.exists() and load(file).attrs.get("place") == key):
+            save(_measure(place, seeds, products).assign_attrs(place=key), file)
+        files.append(file)
+    result = _join(chosen, [load(file) for file in files], seeds, products)
+    save(result, out / "map.nc")
+    for file in files:
+        file.unlink(missing_ok=True)
+    with suppress(OSError):  # somebody else's file is in it
+        (out / "unfinished").rmdir()
+    if advance is not None:
+        advance("map", len(chosen), len(chosen))
+    return result
+
+
+def _measure(place: Place, seeds: int, products: int) -> xr.Dataset:
+    config = place.configuration()
+    found: dict[str, list[np.ndarray]] = {}
+    errors = []
+    for seed in range(seeds):
+        model = fresh(config, seed, residual_scale=place.residual_scale, positional=place.rope)
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(2, model.spec.vocabulary, (1, place.length), generator=generator)
+        sketch: Any = {"method": "sketch", "products": products, "seed": seed}
+        measured = jacobian(model, tokens, **sketch)
+        results = {
+            "measured": measured,
+            "uniform": second_moment(model, tokens),
+            "values": second_moment(model, tokens, attention="measured"),
+            "score_path": second_moment(model, tokens, attention="measured", score_path=True),
+        }
+        if place.group in ("depth", "model"):  # elsewhere d sigma^2 says it
+            results["value"] = jacobian(model, tokens, pathway="value", **sketch)
+        if place.residual_scale == 1:  # a configuration has no such number
+            results["config"] = second_moment_from_config(config, tokens=tokens)
+        for name, ds in results.items():
+            found.setdefault(name, []).append(ds["sensitivity"].values[0])
+        errors.append(measured["stderr"].values[0])
+    curves = {name: mean_profile(np.stack(values)).mean for name, values in found.items()}
+    fit = fit_alpha(curves["measured"], place.blocks, window=place.window)
+    curves["cesaro"] = fit.curve
+    curves["stderr"] = mean_profile(np.stack(found["measured"]), np.stack(errors)).stderr
+    variables: dict[str, tuple[Any, ...]] = {name: (("position",), curve) for name, curve in curves.items()}
+    return dataset(variables | {"alpha": ((), np.array(fit.alpha))}, attrs=made_with())
+
+
+def _join(chosen: Sequence[Place], rows: Sequence[xr.Dataset], seeds: int, products: int) -> xr.Dataset:
+    longest = max(place.length for place in chosen)
+    variables: dict[str, tuple[Any, ...]] = {}
+    for name in (*CURVES, "stderr"):
+        values = np.full((len(rows), longest), np.nan, dtype=np.float32)
+        for row, ds in zip(values, rows, strict=True):
+            if name in ds:
+                row[: ds.sizes["position"]] = ds[name].values
+        variables[name] = (("place", "position"), values, {"long_name": name, "units": "1"})
+    variables["alpha"] = (("place",), np.array([float(ds["alpha"]) for ds in rows]), {"units": "1"})
+    fields = ("group", "strength", "width", "blocks", "length", "residual_scale", "rope", "name")
+    coords: dict[str, Any] = {field: (("place",), [getattr(place, field) for place in chosen]) for field in fields}
+    coords["window"] = (("place",), [place.window or 0 for place in chosen], {"comment": "0: none"})
+    coords["label"] = (("place",), [place.label() for place in chosen])
+    coords["place"] = list(range(len(chosen)))
+    attrs = made_with() | {"measurement": "map", "seeds": seeds, "products": products, "factor": FACTOR}
+    return dataset(variables, coords=coords, attrs=attrs)
+
+
+class Row(Mapping[str, Any]):
+    """One place of a map, its curves cut to its length."""
+
+    def __init__(self, ds: xr.Dataset) -> None:
+        self._ds = ds
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._ds[name].values
+        return value[: int(self._ds["length"])] if value.ndim else value.item()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*map(str, self._ds.data_vars), *map(str, self._ds.coords)])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def error(self, theory: str) -> float:
+        """Mean over positions of |predicted / measured - 1|; NaN where that theory was not computed."""
+        return relative_error(self[theory], self["measured"])
+
+    @property
+    def cesaro_error(self) -> float:
+        """RMS log error of N^L with its best alpha, free scale, where both reach."""
+        fitted, measured = self["cesaro"], self["measured"]
+        seen = (fitted > 0) & (measured > 0)
+        return rms_log_error(fitted[seen], measured[seen], free_scale=True)
+
+    @property
+    def label(self) -> str:
+        """What was moved at this place."""
+        return str(self["label"])
+
+    @property
+    def shape(self) -> UShape:
+        """Of the measured profile."""
+        return ushape(self["measured"])
+
+    @property
+    def predicted(self) -> UShape:
+        """Of the second-moment kernel with its score path."""
+        return ushape(self["score_path"])
+
+    @property
+    def value_share(self) -> float:
+        """Mean over positions of the value path's norm against the whole."""
+        seen = self["measured"] > 0
+        return float(np.mean(self["value"][seen] / self["measured"][seen]))
+
+
+def rows(ds: xr.Dataset, **where: Any) -> list[Row]:
+    """The places of a map with the given coordinates, as in `rows(ds, group="depth", blocks=12)`."""
+    found = [ds.isel(place=i) for i in range(ds.sizes["place"])]
+    return [Row(one) for one in found if all(one[name].item() == value for name, value in where.items())]
+
+
+COLUMNS = ("place", "primacy", "recency", "U", "uniform", "values", "score path", "config", "N^L", "value share")
+
+
+def cells(row: Row) -> Iterator[str]:
+    """A place as text, in the order of `COLUMNS`; "U" where both ends stand `FACTOR` times above the middle."""
+    shape = row.shape
+    yield row.label
+    for value in (shape.primacy, shape.recency):
+        yield "no middle" if not math.isfinite(value) else f"{value:.3g}"
+    yield "U" if min(shape.primacy, shape.recency) >= FACTOR else "-"
+    for theory in ("uniform", "values", "score_path", "config"):
+        yield "-" if math.isnan(row.error(theory)) else f"{row.error(theory):.1%}"
+    yield f"{row.cesaro_error:.1%}"
+    yield "-" if math.isnan(row.value_share) else f"{row.value_share:.3f}"
