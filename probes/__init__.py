@@ -16,17 +16,22 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import theory as theory
     from .errors import InputError as InputError
     from .jacobian import jacobian as jacobian
     from .models.load import bundled as bundled
+    from .models.load import fresh as fresh
     from .models.load import load as load
     from .models.view import View as View
     from .plots import jacobian_figure as jacobian_figure
+    from .plots import map_figure as map_figure
+    from .plots import theory_figure as theory_figure
     from .prompts import prompts as prompts
     from .results import combine as combine
     from .results import load as load_result  # noqa: F401
     from .results import save as save_result  # noqa: F401
     from .summary import mean_profile as mean_profile
+    from .summary import relative_error as relative_error
     from .summary import ushape as ushape
 
 _WHERE = {
@@ -34,13 +39,18 @@ _WHERE = {
     "View": ("models.view", "View"),
     "bundled": ("models.load", "bundled"),
     "combine": ("results", "combine"),
+    "fresh": ("models.load", "fresh"),
     "jacobian": ("jacobian", "jacobian"),
     "jacobian_figure": ("plots", "jacobian_figure"),
     "load": ("models.load", "load"),
     "load_result": ("results", "load"),
+    "map_figure": ("plots", "map_figure"),
     "mean_profile": ("summary", "mean_profile"),
     "prompts": ("prompts", "prompts"),
+    "relative_error": ("summary", "relative_error"),
     "save_result": ("results", "save"),
+    "theory": ("theory", None),  # the module itself
+    "theory_figure": ("plots", "theory_figure"),
     "ushape": ("summary", "ushape"),
 }
 
@@ -51,7 +61,8 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'probes' has no attribute '{name}'")
     module, attribute = _WHERE[name]
-    value = getattr(import_module(f".{module}", __name__), attribute)
+    value = import_module(f".{module}", __name__)
+    value = value if attribute is None else getattr(value, attribute)
     globals()[name] = value
     return value
 
@@ -64,7 +75,7 @@ class _Package(ModuleType):
     """Keeps `probes.jacobian` the function when the import system would put the submodule of that name in its place."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _WHERE and isinstance(value, ModuleType)):
+        if not (name in _WHERE and isinstance(value, ModuleType)) or _WHERE[name][1] is None:
             super().__setattr__(name, value)
 
 

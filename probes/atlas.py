@@ -36,6 +36,7 @@ Advance = Callable[[str, float, float], None]  # ("map", places done, places in 
 PRODUCTS = 64  # of the sketch; its error is then about 1 %
 FACTOR = 2.0  # how far an end has to stand above the middle to count
 STRENGTHS = (0.05, 0.1, 0.2, 0.36, 0.6, 1.0, 1.64, 2.0)  # d sigma^2; 0.36 is Qwen2.5-0.5B's, 1.64 that of width 4096
+SOME = (0.05, 0.36, 1.64)  # of them, where something else is moved
 WIDTH, BLOCKS, LENGTH = 256, 12, 256  # of places where they are not what is moved
 CURVES = ("measured", "uniform", "values", "score_path", "config", "cesaro", "value")
 
@@ -138,15 +139,14 @@ def places(*, quick: bool = False) -> list[Place]:
     if quick:
         small = [Place("depth", s, 128, 4, 64) for s in (0.05, 0.36, 1.64)]
         return [*small, Place("length", 0.05, 128, 4, 128), Place("window", 0.05, 128, 4, 64, window=16)]
-    some = (0.05, 0.36, 1.64)
     found = [Place("depth", s) for s in STRENGTHS]
     found += MODELS
-    found += [Place("length", s, length=length) for length in (64, 128, 512, 1024) for s in some]
-    found += [Place("window", s, window=window) for window in (32, 128) for s in some]
-    found += [Place("residual", s, residual_scale=scale) for scale in (0.2, 0.5, 2.0) for s in some]
-    found += [Place("no RoPE", s, rope=False) for s in some]
-    found += [Place("width", s, width=width) for width in (128, 512) for s in some]
-    return found + [Place("depth", s, blocks=blocks) for blocks in (4, 8, 16, 32) for s in STRENGTHS]
+    found += [Place("length", s, length=length) for length in (64, 512, 1024) for s in SOME]
+    found += [Place("window", s, window=window) for window in (32, 128) for s in SOME]
+    found += [Place("residual", s, residual_scale=scale) for scale in (0.2, 2.0) for s in SOME]
+    found += [Place("no RoPE", s, rope=False) for s in SOME]
+    found += [Place("width", s, width=width) for width in (128, 512) for s in SOME]
+    return found + [Place("depth", s, blocks=blocks) for blocks in (4, 8, 16, 32) for s in (0.05, 0.36, 1.0, 2.0)]
 
 
 def atlas(
@@ -169,9 +169,9 @@ def atlas(
     Returns:
         Dataset with, for every `place`, curves over `position` (NaN beyond the place's length): `measured` and its
         `stderr`, the second-moment kernel with `uniform` patterns, with measured ones (`values`), with the `score_path`,
-        from the `config` alone, the best-fitting `cesaro` row, and, where depth is moved and for the usual models, `value`,
-        the measured Jacobian with constant patterns. All are root mean squares over seeds. `alpha` of the fit; the fields
-        of `Place` as coordinates.
+        from the `config` alone, and the best-fitting `cesaro` row with its `alpha`; where depth is moved up to 12 blocks
+        and for the usual models also `value`, the measured Jacobian with constant patterns. All are root mean squares over
+        seeds. The fields of `Place` are coordinates.
 
     Raises:
         InputError: no places, or a folder that cannot be written to.
@@ -218,7 +218,7 @@ def _measure(place: Place, seeds: int, products: int) -> xr.Dataset:
             "values": second_moment(model, tokens, attention="measured"),
             "score_path": second_moment(model, tokens, attention="measured", score_path=True),
         }
-        if place.group in ("depth", "model"):  # elsewhere d sigma^2 says it
+        if place.name or (place.group == "depth" and place.blocks <= BLOCKS):  # elsewhere d sigma^2 says it
             results["value"] = jacobian(model, tokens, pathway="value", **sketch)
         if place.residual_scale == 1:  # a configuration has no such number
             results["config"] = second_moment_from_config(config, tokens=tokens)

@@ -48,7 +48,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -66,7 +66,8 @@ from .results import dataset, provenance
 Method = Literal["exact", "sketch", "scalar"]
 Readout = Literal["residual", "normed", "logits"]
 Engine = Literal["auto", "parts", "autograd"]
-Pathway = Literal["total", "value", "score"]
+Pathway = Literal["total", "value", "score", "all"]
+PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
 Progress = Callable[[float, float], None]  # (products done, products in all)
 
 PRODUCTS = 64  # the sketch's default budget per prompt
@@ -79,7 +80,12 @@ LEAST_PROBES = 8  # below it the standard error rests on too few pairs
 KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too
 CPU_ROWS = 2048  # rows of a matrix product at which it runs at full rate while cotangents stay in cache
 # Whether patterns are held constant, for each flow of cotangents that a pathway needs; of two, the difference counts.
-FROZEN: dict[Pathway, tuple[bool, ...]] = {"total": (False,), "value": (True,), "score": (False, True)}
+FROZEN: dict[Pathway, tuple[bool, ...]] = {
+    "total": (False,),
+    "value": (True,),
+    "score": (False, True),
+    "all": (False, True),
+}
 # Slopes, as `linear.OUTPUT_TOLERANCE` outputs, may differ by rounding only.
 SLOPE_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 3e-1, torch.float64: 1e-3, torch.float16: 1e-1}
 
@@ -110,8 +116,8 @@ def jacobian(
             "auto": add probes until the mean profile's relative standard error, rms over positions, is `relative_error`.
         readout: "residual", the stream after the last block; "normed", after the final norm; "logits", next-token logits
             (their norm is taken over the vocabulary, through the d x d Gram matrix; still divided by sqrt(d)).
-        pathway: "total"; "value", attention patterns held constant; "score", what is left, see the module's text.
-            A direction counts as one product in all three, although "score" pulls it back twice.
+        pathway: "total"; "value", attention patterns held constant; "score", what is left, see the module's text; or "all"
+            three from the same directions. Each direction counts as one product, although the last two pull it back twice.
         query: the position read out; negative counts from the end. Later positions have sensitivity 0.
         from_layer: differentiate with respect to this block's input instead of block 0's, or "all" for every block.
         engine: "parts" for the linearized blocks, "autograd" for the model's own modules, "auto" for parts where the
@@ -122,8 +128,9 @@ def jacobian(
 
     Returns:
         Dataset with `sensitivity` and `stderr` (one standard error of it: zero for exact, NaN for scalar), both
-        [prompt, position], or [prompt, layer, position] with `from_layer="all"`; `tokens`; `products [prompt]`, what was
-        spent on each prompt, with the share `basis_products` for finding Q; attributes that say what made it.
+        [prompt, position]; with `from_layer="all"` there is `layer` before `position`, with `pathway="all"` `pathway` in
+        front; `tokens`; `products [prompt]`, what was spent on each prompt, with the share `basis_products` for finding
+        Q; attributes that say what made it.
 
     Raises:
         InputError: tokens, query, layer, products or an option the model cannot take; values that are not finite.
@@ -134,7 +141,7 @@ def jacobian(
     check_choice("method", method, ("exact", "sketch", "scalar"))
     check_choice("readout", readout, ("residual", "normed", "logits"))
     check_choice("engine", engine, ("auto", "parts", "autograd"))
-    check_choice("pathway", pathway, ("total", "value", "score"))
+    check_choice("pathway", pathway, (*PATHWAYS, "all"))
     width, length = model.spec.width, tokens.shape[1]
     if products is not None and method != "sketch":
         raise InputError(f"products={products} goes with method 'sketch', not '{method}'; leave it out")
@@ -181,22 +188,29 @@ def jacobian(
         )
     sensitivity = (squared.clamp_min(0) / width).sqrt()
     spread = torch.where(squared > 0, variance.sqrt() / (2 * sensitivity * width), torch.zeros_like(squared))
-    values = sensitivity.new_zeros(len(tokens), len(layers), length)
-    errors = torch.zeros_like(values)
-    values[..., : at + 1], errors[..., : at + 1] = sensitivity, spread
-    dims: tuple[str, ...] = ("prompt", "layer", "position")
-    if from_layer != "all":
-        dims, values, errors = ("prompt", "position"), values[:, 0], errors[:, 0]
+    pathways = PATHWAYS if pathway == "all" else (pathway,)
+    # Sources are layers by pathways; [pathway, prompt, layer, position] with the positions after the query as zeros.
+    sensitivity, spread = (
+        torch.nn.functional.pad(x.unflatten(1, (len(layers), -1)).permute(2, 0, 1, 3), (0, length - at - 1))
+        for x in (sensitivity, spread)
+    )
+    dims: tuple[str, ...] = ("pathway", "prompt", "layer", "position")
+    coords: dict[str, list[Any]] = {"pathway": list(pathways), "layer": layers}
+    for dim, kept in (("layer", from_layer == "all"), ("pathway", pathway == "all")):
+        if not kept:
+            sensitivity, spread = (x.select(dims.index(dim), 0) for x in (sensitivity, spread))
+            dims = tuple(name for name in dims if name != dim)
+            del coords[dim]
     unit = "1"
     return dataset(
         {
-            "sensitivity": (dims, values, {"long_name": "||J_j||_F / sqrt(d)", "units": unit}),
-            "stderr": (dims, errors, {"long_name": "standard error of the sensitivity", "units": unit}),
+            "sensitivity": (dims, sensitivity, {"long_name": "||J_j||_F / sqrt(d)", "units": unit}),
+            "stderr": (dims, spread, {"long_name": "standard error of the sensitivity", "units": unit}),
             "products": (("prompt",), np.array([e.products for e in estimates]), {"units": "vector-Jacobian products"}),
             "basis_products": (("prompt",), np.array([e.basis_cost for e in estimates]), {"units": "products"}),
         },
         tokens=tokens,
-        coords={"layer": layers} if from_layer == "all" else None,
+        coords=coords,
         attrs=provenance(
             model,
             tokens,
@@ -214,9 +228,7 @@ def jacobian(
     )
 
 
-def check_place(
-    model: View, tokens: Int[Tensor, "prompt position"], query: int, from_layer: int | Literal["all"]
-) -> tuple[int, list[int]]:
+def check_place(model: View, tokens: Any, query: int, from_layer: Any) -> tuple[int, list[int]]:
     """(the query counted from the front, the source blocks in rising order).
 
     Raises:
@@ -400,8 +412,8 @@ class _Prompt:
         probe = torch.randn(after.shape, generator=generator).to(after)[None]
         return close(made.vjp(probe), own.vjp(probe), SLOPE_TOLERANCE[after.dtype])
 
-    def pull(self, cotangent: Tensor) -> Float[Tensor, "layer k position d"]:
-        """Pull [k, d] cotangents at the query position back to the source layers."""
+    def pull(self, cotangent: Tensor) -> Float[Tensor, "source k position d"]:
+        """Pull [k, d] cotangents at the query position back to the source layers, each by every pathway asked for."""
         found = {}
         flows = {frozen: cotangent[:, None, None, :] for frozen in FROZEN[self.pathway]}
         for layer in reversed(range(self.apart.lowest, self.model.spec.blocks)):
@@ -409,8 +421,9 @@ class _Prompt:
             flows = {frozen: self.block(layer).vjp(flow, first, frozen=frozen) for frozen, flow in flows.items()}
             if layer in self.layers:
                 total, *value = (flow[:, 0] for flow in flows.values())
-                found[layer] = total - value[0] if value else total
-        return torch.stack([found[layer] for layer in self.layers])
+                score = [total - value[0]] if value else []
+                found[layer] = [total, *value, *score] if self.pathway == "all" else (score or [total])
+        return torch.stack([pulled for layer in self.layers for pulled in found[layer]])
 
     def local_gram(self, most: float | int = math.inf) -> tuple[Tensor, float] | None:
         """M of the module's text [d, d], and its cost in products; None above `most`, or where blocks have no parts."""

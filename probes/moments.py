@@ -72,6 +72,7 @@ class MeasuredBlock:
         self.heads = parts.q.weight.shape[0] // self.head_dim
         self.kv = parts.k.weight.shape[0] // self.head_dim
 
+    @torch.no_grad()
     def down(self, moments: Moments) -> Moments:
         """Moments below the block, from those above it."""
         block, stream, middle = self.block, self.block.stream[0], self.block.middle[0]

@@ -416,7 +416,8 @@ def _map_lengths(cell: Axes, ds: xr.Dataset, base: int) -> None:
     cell.axhline(float(ds.attrs["factor"]), color="#777777", linewidth=0.8)
     cell.set_xlabel("prompt length $T$")
     cell.set_ylabel("primacy: first 5 % / middle")
-    cell.legend(loc="upper left", fontsize=7.5, handletextpad=0.2)
+    if lengths:
+        cell.legend(loc="upper left", fontsize=7.5, handletextpad=0.2)
 
 
 def _map_others(cell: Axes, ds: xr.Dataset, base: int) -> None:

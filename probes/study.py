@@ -66,6 +66,10 @@ class Settings:
         for condition in self.conditions:
             if condition not in ("init", "pretrained"):
                 raise InputError(f"condition '{condition}' does not exist; use init and pretrained")
+        if self.pathway == "all":
+            raise InputError(
+                "pathway 'all' is three curves in one; give total, value or score, or by_path=True with one"
+            )
         if not self.conditions or len(set(self.conditions)) < len(self.conditions):
             raise InputError(f"conditions '{','.join(self.conditions)}' name none or one twice; as in init,pretrained")
         if self.length < SHORTEST:
@@ -227,18 +231,13 @@ def _measure(
     chosen: dict[str, Any] = {
         name: getattr(settings, name) for name in ("method", "products", "relative_error", "seed")
     }
-    paths = tuple(dict.fromkeys((settings.pathway, *(("value", "score") if settings.by_path else ()))))
-    runs: dict[Pathway, xr.Dataset] = {}
-    for number, path in enumerate(paths):
-
-        def report(done: float, total: float, number: int = number) -> None:
-            if progress is not None:
-                progress(number * total + done, len(paths) * total)
-
-        runs[path] = jacobian(model, tokens, pathway=path, progress=report, **chosen, **place)
-    result = runs.pop(settings.pathway)
-    for path, ds in runs.items():
-        result[path] = ds["sensitivity"].assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
+    pathway: Pathway = "all" if settings.by_path else settings.pathway
+    result = jacobian(model, tokens, pathway=pathway, progress=progress, **chosen, **place)
+    if settings.by_path:
+        apart = {path: result.sel(pathway=path, drop=True) for path in ("value", "score")}
+        result = result.sel(pathway=settings.pathway, drop=True)
+        for path, ds in apart.items():
+            result[path] = ds["sensitivity"].assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
     for name in _theories(model, settings):
         predicted = (
             second_moment_from_config(model, tokens=tokens)

@@ -1,6 +1,8 @@
 """Slow obvious twins: each written from its formula, in plain Python or float64, to test the fast code against."""
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -82,10 +84,18 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def block(parts: Parts, stream: Tensor, rotary: tuple[Tensor, Tensor] | None, attended: Tensor | None = None) -> Tensor:
+def block(
+    parts: Parts,
+    stream: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    attended: Tensor | None = None,
+    *,
+    frozen: bool = False,
+) -> Tensor:
     """A block [position, d] -> [position, d], head by head and query by query.
 
     `attended` is what attention reads, the stream unless given: so that its derivative can be had apart from the rest.
+    With `frozen` the attention weights are numbers that have no derivative.
     """
 
     def affine(linear: Linear, x: Tensor) -> Tensor:
@@ -110,7 +120,8 @@ def block(parts: Parts, stream: Tensor, rotary: tuple[Tensor, Tensor] | None, at
             if parts.softcap is not None:
                 logits = parts.softcap * torch.tanh(logits / parts.softcap)
             weights = torch.exp(logits - logits.max())
-            rows.append(weights / weights.sum() @ v[seen, shared])
+            weights = weights / weights.sum()
+            rows.append((weights.detach() if frozen else weights) @ v[seen, shared])
         outputs.append(torch.stack(rows))
     middle = stream + rms_or_as_is(parts.post_attention_norm, affine(parts.o, torch.cat(outputs, 1)))
     n2 = normalized(parts.mlp_norm, stream if parts.parallel else middle)
@@ -128,6 +139,25 @@ def jacobian_norms(outputs: Tensor, source: Tensor) -> Tensor:
     return total.sqrt()
 
 
+def pathway_norms(
+    parts: list[Parts], rotary: Sequence[tuple[Tensor, Tensor] | None], stream: Tensor, top: Tensor
+) -> dict[str, Tensor]:
+    """||J_j||_F for every pathway, J = top J_total or top J_value, or the difference of the two.
+
+    `stream` [position, d] is what the first of the blocks reads, `top` [output, d] the derivative of the readout with
+    respect to the last position's stream after the last one.
+    """
+    rows = {}
+    for frozen in (False, True):
+        source = stream.detach().clone().requires_grad_()
+        x = source
+        for one, turn in zip(parts, rotary, strict=True):
+            x = block(one, x, turn, frozen=frozen)
+        (rows[frozen],) = torch.autograd.grad(x[-1], source, top, is_grads_batched=True)  # [output, position, d]
+    found = {"total": rows[False], "value": rows[True], "score": rows[False] - rows[True]}
+    return {pathway: jacobian.pow(2).sum((0, 2)).sqrt() for pathway, jacobian in found.items()}
+
+
 def linear_stack_norms(mixing: Tensor, weight: Tensor, blocks: int) -> Tensor:
     """||J_j||_F of x_i -> x_i + sum_j mixing_ij W x_j, `blocks` times: J_j = sum_k C(L, k) (mixing^k)_{T-1, j} W^k."""
     norms = []
@@ -138,3 +168,190 @@ def linear_stack_norms(mixing: Tensor, weight: Tensor, blocks: int) -> Tensor:
             matrix += math.comb(blocks, k) * paths * torch.linalg.matrix_power(weight, k)
         norms.append(torch.linalg.matrix_norm(matrix))
     return torch.stack(norms)
+
+
+# ---------------------------------------------------------------------------------- the theory's step (theory, moments)
+
+
+def second_moment_step(
+    parts: Parts,
+    stream: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    gram: Tensor,
+    radial: Tensor,
+    *,
+    measured: bool,
+    scores: bool,
+) -> tuple[Tensor, Tensor]:
+    """(G, S) above a block -> (G, S) below it, from the formulas at the top of theory.py, one pair of positions at a time.
+
+    G is [position, position], S [position]; `measured` takes the block's own patterns, `scores` adds the score path.
+    """
+    length, d = stream.shape
+    c = parts.head_dim
+    heads = parts.q.weight.shape[0] // c
+    groups = parts.q.weight.shape[0] // parts.k.weight.shape[0]
+
+    def rms(norm: Norm, x: Tensor) -> Tensor:
+        centred = x - x.mean() if norm.kind == "layer" else x
+        return torch.sqrt((centred**2).mean() + norm.eps)
+
+    def projector(norm: Norm, x: Tensor) -> Tensor:
+        """P, for one row of a stream (or of one head's queries)."""
+        size = len(x)
+        centred = x - x.mean() if norm.kind == "layer" else x
+        unit = centred / rms(norm, x)
+        left = torch.eye(size, dtype=x.dtype) - torch.outer(unit, unit) / size
+        return left - torch.ones(size, size, dtype=x.dtype) / size if norm.kind == "layer" else left
+
+    def affine(linear: Linear, x: Tensor) -> Tensor:
+        return linear.weight @ x if linear.bias is None else linear.weight @ x + linear.bias
+
+    def turn(position: int) -> Tensor:
+        """R, as a matrix."""
+        if rotary is None:
+            return torch.eye(c, dtype=stream.dtype)
+        cos, sin = rotary[0][position : position + 1], rotary[1][position : position + 1]
+        return torch.stack([rotated(column[None], cos, sin)[0] for column in torch.eye(c, dtype=stream.dtype)], 1)
+
+    # What the block computes on the way up.
+    middle = attention_output(parts, stream, rotary)
+    read = stream if parts.parallel else middle
+    after = block(parts, stream, rotary)
+
+    # Feed-forward: K_ik = tr(F_i F_k^T) / d, cross terms of two features left out.
+    norm = parts.mlp_norm
+    down = parts.down.weight
+    if parts.post_mlp_norm is not None:
+        down = parts.post_mlp_norm.weight[:, None] * down
+    slopes, branch = [], []
+    for x in read:
+        n = normalized(norm, x)
+        up = affine(parts.up, n)
+        if parts.gate is None:
+            slopes.append([slope(parts.activation, up)])
+            hidden = parts.activation(up)
+        else:
+            gate = affine(parts.gate, n)
+            slopes.append([up * slope(parts.activation, gate), parts.activation(gate)])
+            hidden = parts.activation(gate) * up
+        branch.append(affine(parts.down, hidden))
+    firsts = [one.weight * norm.weight for one in ([parts.up] if parts.gate is None else [parts.gate, parts.up])]
+    projectors, sizes = [projector(norm, x) for x in read], [rms(norm, x) for x in read]
+    kernel = torch.zeros_like(gram)
+    for i in range(length):
+        for k in range(length):
+            for which, first in enumerate(firsts):
+                lengths = (down**2).sum(0) * (first**2).sum(1)  # |W_down,f|^2 |W_first,f|^2, [f]
+                kernel[i, k] += (slopes[i][which] * slopes[k][which] * lengths).sum()
+            kernel[i, k] *= (projectors[i] @ projectors[k]).trace() / d / (d * sizes[i] * sizes[k])
+            if parts.post_mlp_norm is not None:
+                kernel[i, k] /= rms(parts.post_mlp_norm, branch[i]) * rms(parts.post_mlp_norm, branch[k])
+    between = gram + gram * kernel
+    if parts.parallel:
+        above, g, s = after, gram, radial
+    else:
+        above, g = middle, between
+        s = turned(radial, gram, after, middle)
+
+    # Attention.
+    norm = parts.attention_norm
+    n1 = [normalized(norm, x) for x in stream]
+    projectors, sizes = [projector(norm, x) for x in stream], [rms(norm, x) for x in stream]
+    turns = [turn(position) for position in range(length)]
+    post = [torch.ones((), dtype=stream.dtype)] * length
+    weight = torch.ones(d, dtype=stream.dtype)
+    if parts.post_attention_norm is not None:
+        added = attention_output(parts, stream, rotary, branch=True)
+        post, weight = [rms(parts.post_attention_norm, x) for x in added], parts.post_attention_norm.weight
+    spread = torch.zeros_like(gram)
+    through = torch.zeros_like(radial)
+    g = torch.stack([torch.stack([g[i, k] / (post[i] * post[k]) for k in range(length)]) for i in range(length)])
+    s = torch.stack([s[i] / post[i] ** 2 for i in range(length)])
+    joint = torch.zeros(d, d, dtype=stream.dtype)
+    pattern = torch.zeros_like(gram)
+    for head in range(heads):
+        own, shared = slice(head * c, (head + 1) * c), slice(head // groups * c, (head // groups + 1) * c)
+        w_o = weight[:, None] * parts.o.weight[:, own]
+        w_q, w_k, w_v = (w * norm.weight for w in (parts.q.weight[own], parts.k.weight[shared], parts.v.weight[shared]))
+        joint += w_o @ w_v
+        # Rotated queries and keys, and their derivative by the normed stream without the norm's weight.
+        queries, keys, values, by_query, by_key = [], [], [], [], []
+        for j, x in enumerate(n1):
+            q, k, v = (affine(one, x) for one in (parts.q, parts.k, parts.v))
+            q, k = q[own], k[shared]
+            dq, dk = w_q, w_k
+            if parts.q_norm is not None and parts.k_norm is not None:
+                dq = torch.diag(parts.q_norm.weight) @ projector(parts.q_norm, q) / rms(parts.q_norm, q) @ dq
+                dk = torch.diag(parts.k_norm.weight) @ projector(parts.k_norm, k) / rms(parts.k_norm, k) @ dk
+                q, k = normalized(parts.q_norm, q), normalized(parts.k_norm, k)
+            queries.append(turns[j] @ q)
+            keys.append(turns[j] @ k)
+            values.append(v[shared])
+            by_query.append(turns[j] @ dq)
+            by_key.append(turns[j] @ dk)
+        pattern, steep = torch.zeros_like(gram), torch.zeros_like(gram)
+        for i in range(length):
+            seen = [j for j in range(i + 1) if parts.window is None or j > i - parts.window]
+            if not measured:
+                pattern[i, seen] = 1 / len(seen)
+                continue
+            logits = torch.stack([parts.scale * queries[i] @ keys[j] for j in seen])
+            steepness = torch.ones_like(logits)
+            if parts.softcap is not None:
+                steepness = 1 - torch.tanh(logits / parts.softcap) ** 2
+                logits = parts.softcap * torch.tanh(logits / parts.softcap)
+            pattern[i, seen] = logits.softmax(0)
+            steep[i, seen] = pattern[i, seen] * steepness
+        if measured:
+            spread += (w_o @ w_v).pow(2).sum() / d * (pattern.T @ g @ pattern)
+        if not scores:
+            continue
+        for i in range(length):
+            x, o = above[i], sum(pattern[i, j] * values[j] for j in range(length))
+
+            def felt(u: Tensor, i: int = i, x: Tensor = x) -> Tensor:
+                """|J_i u|^2 / d."""
+                along = (u @ x) ** 2 / (x @ x)
+                return g[i, i] * (u @ u - along) + s[i] * along
+
+            moved = torch.zeros(d, d, dtype=stream.dtype)  # sum_m u_im (scale W_Q^T R_i^T k_m)^T
+            for j in range(length):
+                u = steep[i, j] * w_o @ (values[j] - o)
+                through[j] += felt(u) * (parts.scale * by_key[j].T @ queries[i]).pow(2).sum() / (d * sizes[j] ** 2)
+                moved += torch.outer(u, parts.scale * by_query[i].T @ keys[j])
+            through[i] += sum(felt(column) for column in moved.T) / (d * sizes[i] ** 2)
+    if not measured:
+        spread = joint.pow(2).sum() / d * (pattern.T @ g @ pattern)
+    for j in range(length):
+        for k in range(length):
+            spread[j, k] *= (projectors[j] @ projectors[k]).trace() / d / (sizes[j] * sizes[k])
+    if parts.parallel:
+        below = turned(radial, gram, after, stream)
+    else:
+        below = turned(turned(radial, gram, after, middle), between, middle, stream)
+    return between + spread + torch.diag(through), below
+
+
+def attention_output(
+    parts: Parts, stream: Tensor, rotary: tuple[Tensor, Tensor] | None, *, branch: bool = False
+) -> Tensor:
+    """The stream after attention was added; or attention's branch alone, before any norm on it."""
+    silent = replace(parts, down=Linear(torch.zeros_like(parts.down.weight), None), post_mlp_norm=None)
+    if not branch:
+        return block(silent, stream, rotary)
+    return block(replace(silent, post_attention_norm=None), stream, rotary) - stream
+
+
+def turned(radial: Tensor, gram: Tensor, above: Tensor, below: Tensor) -> Tensor:
+    """S_below = c^2 S_above + (1 - c^2) G_above,ii, c the cosine between the stream below and above a branch."""
+    found = []
+    for i, (x, y) in enumerate(zip(above, below, strict=True)):
+        squared = (x @ y) ** 2 / ((x @ x) * (y @ y))
+        found.append(squared * radial[i] + (1 - squared) * gram[i, i])
+    return torch.stack(found)
+
+
+def slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """f'(x), elementwise."""
+    return torch.autograd.functional.jacobian(function, x).diagonal()

@@ -12,13 +12,26 @@ from typing import Any
 import families
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 import probes
 from probes.errors import InputError
 from probes.jacobian import jacobian
 from probes.prompts import prompts, tokens_hash
-from probes.study import COLUMNS, Settings, cells, rope_correlations, study, summarize
+from probes.study import (
+    AGREEMENT_COLUMNS,
+    COLUMNS,
+    Settings,
+    agreement_cells,
+    agreements,
+    cells,
+    rope_correlations,
+    study,
+    summarize,
+)
+from probes.summary import band, profiles
+from probes.theory import fit_alpha, second_moment, second_moment_from_config
 
 LENGTH = 12
 
@@ -407,3 +420,89 @@ def test_an_older_result_survives_an_error(folder, settings, tmp_path):
         study([ape(folder)], tmp_path, settings, advance=stopping_at("ape pretrained"))
     assert files(tmp_path) == ["jacobian.nc"]
     assert (tmp_path / "jacobian.nc").read_bytes() == b"older"
+
+
+# ------------------------------------------------------------------------------------------------------------- theories
+
+
+def test_the_kernel_stands_beside_the_measurement(whole, folder):
+    _, result = whole
+    assert result["theory_score_path"].dims == ("condition", "seed", "prompt", "position")
+    model = probes.load(ape(folder))
+    for condition, seed, view in (("pretrained", 0, model), ("init", 1, model.reinitialized(1))):
+        one = result.sel(condition=condition).isel(seed=seed)
+        expected = second_moment(view, torch.tensor(one["tokens"].values), attention="measured", score_path=True)
+        np.testing.assert_allclose(one["theory_score_path"], expected["sensitivity"], rtol=1e-5)  # float32
+
+
+def test_n_to_the_l_is_fitted_to_the_mean_profile(whole):
+    _, result = whole
+    for number, condition in enumerate(("pretrained", "init")):
+        mean = band([run.mean for run in profiles(result)[condition]]).centre
+        fit = fit_alpha(mean, families.BLOCKS)
+        assert float(result["alpha"][number]) == pytest.approx(fit.alpha)
+        np.testing.assert_allclose(result["theory_cesaro"][number], fit.curve, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def theories(folder: Path, settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, xr.Dataset]:
+    out = tmp_path_factory.mktemp("theories") / "out"
+    every = replace(settings, theories=("uniform", "values", "score_path", "config"), by_path=True)
+    return out, study([ape(folder)], out, every, name="theory")["ape"]
+
+
+def test_a_study_of_theories(theories, whole, folder):
+    out, result = theories
+    assert files(out) == ["theory.nc", "theory.png", "theory.svg"]
+    same = whole[1]["sensitivity"].values  # the same directions were pulled
+    np.testing.assert_allclose(result["sensitivity"].values, same, rtol=1e-5)  # in float32, in other batches
+    assert {"theory_uniform", "theory_values", "theory_score_path", "theory_config", "value", "score"} <= set(result)
+    model = probes.load(ape(folder))
+    one = result.sel(condition="pretrained").isel(seed=0)
+    tokens = torch.tensor(one["tokens"].values)
+    for path in ("value", "score"):
+        expected = jacobian(model, tokens, method="sketch", products=8, pathway=path)
+        np.testing.assert_allclose(one[path], expected["sensitivity"], rtol=1e-4)  # float32
+    from_config = second_moment_from_config(model, tokens=tokens)["sensitivity"]
+    np.testing.assert_allclose(one["theory_config"], from_config, rtol=1e-5)
+
+
+def test_agreements_are_computed_from_the_result(theories):
+    _, result = theories
+    found = {row.condition: row for row in agreements({"ape": result})}
+    assert list(found) == ["pretrained", "init"]
+    for condition, row in found.items():
+        measured = band([run.mean for run in profiles(result)[condition]]).centre
+        for theory, error in row.errors.items():
+            predicted = band([run.mean for run in profiles(result, f"theory_{theory}")[condition]]).centre
+            assert error == pytest.approx(np.mean(np.abs(predicted / measured - 1)))
+        value = band([run.mean for run in profiles(result, "value")[condition]]).centre
+        assert row.shares["value"] == pytest.approx(np.mean(value / measured))
+        assert row.cesaro > 0
+        assert len(list(agreement_cells(row))) == len(AGREEMENT_COLUMNS)
+    bare = result.drop_vars(["theory_config", "score"])
+    (first, _) = agreements({"ape": bare})
+    assert "config" not in first.errors
+    assert list(agreement_cells(first)).count("-") == 2
+
+
+def test_pathways_have_the_theory_that_belongs_to_them(folder, settings, tmp_path):
+    value = study([ape(folder)], tmp_path / "value", replace(settings, seeds=1, pathway="value"))["ape"]
+    assert "theory_values" in value
+    assert "theory_score_path" not in value
+    score = study([ape(folder)], tmp_path / "score", replace(settings, seeds=1, pathway="score"))["ape"]
+    assert [name for name in score if str(name).startswith("theory_")] == ["theory_cesaro"]
+    one = score.sel(condition="pretrained").isel(seed=0)
+    expected = jacobian(
+        probes.load(ape(folder)), torch.tensor(one["tokens"].values), method="sketch", products=8, pathway="score"
+    )
+    np.testing.assert_allclose(one["sensitivity"], expected["sensitivity"], rtol=1e-6)
+
+
+def test_models_that_cannot_be_taken_apart_are_measured_without_theory(folder, settings, tmp_path):
+    short = replace(settings, seeds=1, prompts=1)
+    lens = study([ape(folder)], tmp_path, short, backend="transformer_lens")["ape"]
+    assert "theory_score_path" not in lens
+    wanted = replace(short, theories=("uniform",))
+    with pytest.raises(InputError, match=r"block 0 of 'ape' .* cannot be taken apart"):
+        study([ape(folder)], tmp_path / "two", wanted, backend="transformer_lens")

@@ -1,0 +1,126 @@
+"""Notebooks: committed as they ran, fit to be read without running them, and still running from top to bottom."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LARGEST = 1_000_000  # bytes
+MACHINE = re.compile(r"(?<![\w.])/(?:tmp|home|work|root|Users)\b")  # where absolute paths begin
+SHOWING = {"display", "print", "show"}
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def source_of(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def shows_something(source: str) -> bool:
+    """Does the code end in an expression, or call `display`, `print` or `show` outside the functions it defines?"""
+    found = ast.parse(source).body
+    if found and isinstance(found[-1], ast.Expr):
+        return True
+    while found:
+        node = found.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SHOWING:
+            return True
+        found.extend(ast.iter_child_nodes(node))  # pyright: ignore[reportArgumentType]
+    return False
+
+
+def kinds(cell: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What a cell has put out, without the values."""
+    return [(out["output_type"], *sorted(out.get("data", {}))) for out in cell["outputs"]]
+
+
+def without_images(node: Any) -> Any:
+    """The notebook without its figures' bytes, in which anything might be spelled."""
+    if isinstance(node, dict):
+        return {key: without_images(value) for key, value in node.items() if not key.startswith("image/")}
+    return [without_images(value) for value in node] if isinstance(node, list) else node
+
+
+def test_there_are_notebooks():
+    assert "theory" in {path.stem for path in NOTEBOOKS}
+
+
+@pytest.mark.parametrize(
+    ("source", "shows"),
+    [
+        ("x = 1\nx", True),
+        ("for x in (1, 2):\n    print(x)", True),
+        ("display(1)\nx = 2", True),
+        ("def f():\n    print(1)\n\n\nx = f", False),
+        ("import math\nx = math.sqrt(2)", False),
+        ("", False),
+    ],
+)
+def test_what_counts_as_showing_something(source, shows):
+    assert shows_something(source) is shows
+
+
+@every_notebook
+def test_committed_as_it_ran(path):
+    """Every cell was run, in order and once; what shows something has its output; nothing failed or warned."""
+    cells = code_cells(json.loads(path.read_text(encoding="utf-8")))
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        types = {out["output_type"] for out in cell["outputs"]}
+        assert "error" not in types, cell["id"]
+        assert not any(out.get("name") == "stderr" for out in cell["outputs"]), cell["id"]
+        assert bool(types) == shows_something(source_of(cell)), cell["id"]
+
+
+@every_notebook
+def test_committed_without_traces_of_a_machine(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert path.stat().st_size < LARGEST
+    assert MACHINE.findall(json.dumps(without_images(notebook))) == []
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    assert "version" not in notebook["metadata"].get("language_info", {})  # of the Python that happened to run it
+    assert not any("execution" in cell["metadata"] for cell in notebook["cells"])  # times of day
+
+
+@every_notebook
+def test_cells_have_names(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    names = [cell.get("id") for cell in notebook["cells"]]
+    assert all(names)
+    assert len(set(names)) == len(names)
+    nbformat.validate(notebook)
+
+
+@pytest.mark.slow
+@every_notebook
+def test_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
+    """In an empty folder, from a copy: it fails nowhere, writes nothing there, and shows what the committed one shows."""
+    home = tmp_path / "home"
+    empty = tmp_path / "empty"
+    home.mkdir()
+    empty.mkdir()
+    for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(variable, str(home / variable.lower()))
+    committed = json.loads(path.read_text(encoding="utf-8"))
+    notebook = nbformat.read(path, as_version=4)
+    for cell in code_cells(notebook):
+        cell["outputs"] = []
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(empty)}}).execute()
+    assert list(empty.iterdir()) == []
+    for before, after in zip(code_cells(committed), code_cells(notebook), strict=True):
+        assert kinds(after) == kinds(before), before["id"]
