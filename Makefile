@@ -1,6 +1,7 @@
 # make env      a virtual environment in .venv with the tested set of packages
 # make test     all tests
-# make report   the Jacobian of the bundled models, and how good the estimators are, in reports/jacobian
+# make report   the Jacobian of the bundled models and how good the estimators are, in reports/jacobian; theories against
+#               measurement, in reports/theory (its map, of over an hour, is made by `headwater map --out reports/theory`)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,6 +25,7 @@ test: env
 
 report: env
 	$(BIN)/headwater jacobian $(BUNDLED) --out reports/jacobian
+	$(BIN)/headwater theory $(BUNDLED) --prompts 2 --out reports/theory
 	$(BIN)/python benchmarks/estimators.py $(BUNDLED) --out reports/jacobian
 
 lint: env

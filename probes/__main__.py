@@ -190,12 +190,13 @@ def theory(
 ) -> None:
     """Hold measured profiles against theory: the second-moment kernel in four forms, and N^L with its best alpha.
 
-    Writes theory.nc, theory.png, theory.svg and prints each theory's mean relative error over positions (of N^L the RMS log
-    error, free scale), and the shares of the value path (patterns held constant) and of the score path in the norm. On
-    pretrained weights the kernel is the random-matrix baseline, and its error says how much training has changed.
+    Writes theory.nc, theory.png, theory.svg, theory.md and prints each theory's mean relative error over positions (of
+    N^L the RMS log error, free scale), and the shares of the value path (patterns held constant) and of the score path in
+    the norm. On pretrained weights the kernel is the random-matrix baseline; its error says what training has changed.
     """
+    from .files import write_table
     from .prompts import parse_first
-    from .study import AGREEMENT_COLUMNS, Settings, agreement_cells, agreements
+    from .study import AGREEMENT_COLUMNS, Settings, agreement_cells, agreements, described
 
     settings = Settings(
         conditions=_conditions(conditions),
@@ -214,8 +215,11 @@ def theory(
         by_path=True,
     )
     results = _study(models, out, settings, name="theory", backend="transformers", device=device, dtype=dtype)
-    _print_table(AGREEMENT_COLUMNS, [list(agreement_cells(row)) for row in agreements(results)])
-    _print_written(results, out, "theory")
+    rows = [list(agreement_cells(row)) for row in agreements(results)]
+    _print_table(AGREEMENT_COLUMNS, rows)
+    lines = [f"`{_given()}`", described(results)]
+    write_table(out / "theory.md", "Theories against measured profiles", lines, AGREEMENT_COLUMNS, rows)
+    _print_written(results, out, "theory", "theory.md")
 
 
 @app.command("map", epilog=_examples("headwater map --quick", "headwater map --out reports/theory"))
@@ -231,10 +235,11 @@ def map_(
 ) -> None:
     """Map where the U-shape at birth holds: d sigma^2, depth, length, width, residual scale, RoPE, windows, usual models.
 
-    Writes map.nc, map.png, map.svg and prints, for every place, how far the ends stand above the middle and how far each
-    theory is off.
+    Writes map.nc, map.png, map.svg, map.md and prints, for every place, how far the ends stand above the middle and how
+    far each theory is off.
     """
-    from .atlas import COLUMNS, atlas, cells, places, rows
+    from .atlas import COLUMNS, atlas, cells, described, places, rows
+    from .files import write_table
     from .plots import map_figure
     from .results import set_command
 
@@ -242,8 +247,11 @@ def map_(
     with _progress() as advance:
         result = atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance)
     map_figure(result, path=out / "map.png")
-    _print_table(COLUMNS, [list(cells(row)) for row in rows(result)])
-    print(f"wrote {out / 'map.nc'}, {out / 'map.png'}, {out / 'map.svg'}")
+    table = [list(cells(row)) for row in rows(result)]
+    _print_table(COLUMNS, table)
+    lines = [f"`{_given()}`", described(result)]
+    write_table(out / "map.md", "Where the U-shape at birth holds", lines, COLUMNS, table)
+    print(f"wrote {', '.join(str(out / f'map.{end}') for end in ('nc', 'png', 'svg', 'md'))}")
 
 
 def _conditions(text: str) -> tuple[Any, ...]:
@@ -298,10 +306,10 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console(width=sum(widths) + 2).print(table)
 
 
-def _print_written(results: Any, out: Path, name: str) -> None:
+def _print_written(results: Any, out: Path, name: str, *more: str) -> None:
     from .study import result_files
 
-    written = [*result_files(results, out, name), out / f"{name}.png", out / f"{name}.svg"]
+    written = [*result_files(results, out, name), *(out / file for file in (f"{name}.png", f"{name}.svg", *more))]
     print(f"wrote {', '.join(str(file) for file in written)}")
 
 

@@ -185,7 +185,7 @@ def atlas(
     files = []
     for number, place in enumerate(chosen):
         if advance is not None:
-            advance("map", number, len(chosen))
+            advance("map", float(number), float(len(chosen)))
         key = json.dumps(asdict(place) | {"seeds": seeds, "products": products}, sort_keys=True)
         file = out / "unfinished" / f"{file_name(place.label())}.nc"
         if not (file.exists() and load(file).attrs.get("place") == key):
@@ -198,7 +198,7 @@ def atlas(
     with suppress(OSError):  # somebody else's file is in it
         (out / "unfinished").rmdir()
     if advance is not None:
-        advance("map", len(chosen), len(chosen))
+        advance("map", float(len(chosen)), float(len(chosen)))
     return result
 
 
@@ -308,6 +308,16 @@ def rows(ds: xr.Dataset, **where: Any) -> list[Row]:
 
 
 COLUMNS = ("place", "primacy", "recency", "U", "uniform", "values", "score path", "config", "N^L", "value share")
+
+
+def described(ds: xr.Dataset) -> str:
+    """What the rows of a map's table are."""
+    return (
+        f"{ds.attrs['seeds']} fresh models per place, sketch of {ds.attrs['products']} products, float32, random tokens; "
+        f"width {WIDTH}, {BLOCKS} blocks and T = {LENGTH} unless the place says otherwise. Primacy and recency: the ends "
+        f"against the middle; U: both at least {ds.attrs['factor']:g}. Theories: mean over positions of |predicted / "
+        "measured - 1|; N^L: RMS log error with its best alpha and a free scale."
+    )
 
 
 def cells(row: Row) -> Iterator[str]:

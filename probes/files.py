@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,3 +64,17 @@ def write_json(path: str | Path, value: Any) -> None:
 def file_name(name: str) -> str:
     """A file name for any name: a model's, which may be a path or a hub id, or a label."""
     return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in name).strip("-.")
+
+
+def write_table(
+    path: str | Path, title: str, lines: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """A page in Markdown: a title, lines of text under it, one table.
+
+    Raises:
+        InputError: the path cannot be written to.
+    """
+    table = [columns, ["---"] * len(columns), *rows]
+    text = [f"# {title}", "", *(f"{line}\n" for line in lines), *(f"| {' | '.join(row)} |" for row in table)]
+    with atomic(path) as temporary:
+        temporary.write_text("\n".join(text) + "\n", encoding="utf-8")

@@ -204,6 +204,8 @@ class LinearizedBlock:
             logits = squashed * self.parts.softcap
         i = torch.arange(queries.start, queries.stop, device=logits.device)[:, None]
         j = torch.arange(keys.start, keys.stop, device=logits.device)[None, :]
+        if self.parts.slopes is not None:
+            logits = logits - self.parts.slopes.view(-1, self.groups, 1, 1) * (i - j)
         visible = j <= i if self.parts.window is None else (j <= i) & (j > i - self.parts.window)
         return logits.masked_fill_(~visible, float("-inf")), slope
 

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .linear import LinearizedBlock, Normalized, rotate, value_and_slope
-from .models.view import Birth, causal_mask
+from .models.view import Birth, causal_mask, contentless_patterns
 
 Patterns = Literal["uniform", "measured"]
 
@@ -117,24 +117,16 @@ class MeasuredBlock:
             [n * self.head_dim for n in (self.heads, self.kv, self.kv)]
         )
         q, k, v = (w.unflatten(0, (-1, self.head_dim)) for w in (q, k, v))  # [heads, c, d]
-        if self.attention == "uniform":
+        if self.attention == "uniform" and block.parts.slopes is None:
             repeated = v.repeat_interleave(self.heads // self.kv, 0).flatten(0, 1)  # [H c, d]
             joined = out.transpose(0, 1).flatten(1)  # [d, H c]
             strength = ((joined.T @ joined) * (repeated @ repeated.T)).sum() / self.width  # ||W_O W_V||_F^2 / d
             return self._through(block.stream_norm, strength * spread_uniformly(gram, block.parts.window))
         value, score = torch.zeros_like(gram), torch.zeros_like(radial)
         direction = _direction(above).to(self.dtype)
-        mask = causal_mask(len(gram), block.parts.window, gram.device)
         for head in range(self.heads):
             own = head // (self.heads // self.kv)
-            logits = (
-                block.query[0, head].to(self.dtype) @ block.key[0, own].to(self.dtype).T
-            )  # the scale is the query's
-            slope = None
-            if block.parts.softcap is not None:
-                squashed = torch.tanh(logits / block.parts.softcap)
-                logits, slope = squashed * block.parts.softcap, 1 - squashed**2
-            pattern = logits.masked_fill_(~mask, -math.inf).softmax(-1)
+            pattern, slope = self._pattern(head)
             inner = out[head].T @ out[head]  # [c, c]
             value += ((inner @ v[own]) * v[own]).sum() / self.width * (pattern.T @ gram @ pattern)
             if self.score_path:
@@ -144,6 +136,23 @@ class MeasuredBlock:
         if self.score_path:
             value = value + torch.diag(score * block.stream_norm.inverse[0, :, 0].to(self.dtype).pow(2) / self.width)
         return value
+
+    def _pattern(self, head: int) -> tuple[Float[Tensor, "query key"], Tensor | None]:
+        """One head's pattern, and the slope of its soft-cap if there is one."""
+        block, parts, length = self.block, self.block.parts, len(self.after)
+        rates = None if parts.slopes is None else parts.slopes[head : head + 1].to(self.dtype)
+        if self.attention == "uniform":
+            return contentless_patterns(length, parts.window, rates, self.after.device)[0].to(self.dtype), None
+        own = head // (self.heads // self.kv)
+        logits = block.query[0, head].to(self.dtype) @ block.key[0, own].to(self.dtype).T  # the scale is the query's
+        slope = None
+        if parts.softcap is not None:
+            squashed = torch.tanh(logits / parts.softcap)
+            logits, slope = squashed * parts.softcap, 1 - squashed**2
+        if rates is not None:
+            place = torch.arange(length, device=logits.device)
+            logits = logits - rates * (place[:, None] - place[None, :])
+        return logits.masked_fill_(~causal_mask(length, parts.window, logits.device), -math.inf).softmax(-1), slope
 
     def _score(
         self,
@@ -214,6 +223,10 @@ class BornBlock:
         normed = _normed(stream, birth.eps)
         features = spec.heads * spec.head_dim
         self.strength = spec.width * features * birth.o**2 * birth.v**2  # E ||W_O W_V||_F^2 / d
+        self.patterns = None  # of each head, where they differ
+        if birth.slopes is not None:
+            rates = torch.tensor(birth.slopes, dtype=stream.dtype)
+            self.patterns = contentless_patterns(len(stream), self.window, rates, stream.device)
         branch = self.strength * self._mixed(normed)
         self.attention_scale = _post_scale(branch, birth)
         attention = _outer(branch, self.attention_scale)
@@ -223,9 +236,10 @@ class BornBlock:
         self.after = stream + attention + _outer(branch, self.mlp_scale)
 
     def _mixed(self, normed: Tensor) -> Tensor:
-        """A N A^T for the uniform pattern A."""
-        pattern = causal_mask(len(normed), self.window, normed.device).to(normed)
-        pattern /= pattern.sum(-1, keepdim=True)
+        """A N A^T, mean over heads."""
+        if self.patterns is not None:
+            return (self.patterns @ normed @ self.patterns.mT).mean(0)
+        pattern = contentless_patterns(len(normed), self.window, None, normed.device)[0]
         return pattern @ normed @ pattern.T
 
     def _mlp(self, normed: Tensor) -> tuple[Tensor, Tensor]:
@@ -245,8 +259,12 @@ class BornBlock:
         """G below the block, from G above it."""
         mlp = _outer(gram * self.kernel, self.mlp_scale * self._inverse(self.middle))
         above = gram if self.birth.parallel else gram + mlp
-        attended = self.strength * spread_uniformly(_outer(above, self.attention_scale), self.window)
-        added = _outer(attended, self._inverse(self.stream))
+        seen = _outer(above, self.attention_scale)
+        if self.patterns is None:
+            attended = spread_uniformly(seen, self.window)
+        else:
+            attended = (self.patterns.mT @ seen @ self.patterns).mean(0)
+        added = _outer(self.strength * attended, self._inverse(self.stream))
         return above + added + (mlp if self.birth.parallel else 0)
 
     def _inverse(self, covariance: Tensor) -> Tensor:

@@ -405,6 +405,18 @@ AGREEMENT_COLUMNS = (
 )
 
 
+def described(results: Mapping[str, xr.Dataset]) -> str:
+    """What the rows of `agreements` are."""
+    ds = next(iter(results.values()))
+    seeds = int(ds["runs"].max())
+    return (
+        f"T = {ds.sizes['position']}, {ds.sizes['prompt']} prompts, {seeds} fresh models each, {_options(ds)['method']}, "
+        f"{ds.attrs['dtype']}, {ds.attrs['device']}. Theories: mean over positions of |predicted / measured - 1|; N^L: RMS "
+        "log error with its best alpha and a free scale. Value and score: norm of that path against the whole, mean over "
+        "positions. Means over prompts and seeds are taken first."
+    )
+
+
 def agreement_cells(row: Agreement) -> Iterator[str]:
     """A row as text, in the order of `AGREEMENT_COLUMNS`; shares of the paths come last."""
     yield from (row.model, row.condition)

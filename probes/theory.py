@@ -55,6 +55,9 @@ one which every norm above removes. S_i = |J_i x_i|^2 / |x_i|^2 is therefore car
 so S changes only as the stream turns: S_below = c^2 S_above + (1 - c^2) G_above,ii, c the cosine between the stream below
 and above the branch. At d sigma^2 = 1.6 (width 256, 8 blocks, T = 64) this takes the error from 4.0 to 2.8 %.
 
+Under ALiBi the pattern without content is each head's own decay, softmax of -slope (i - j), and takes the place of the
+uniform one; measured patterns have it in them.
+
 Blocks whose branches both read the stream (GPT-NeoX) take both steps from the same G. A norm on a branch's output (Gemma-2)
 multiplies W_O and W_down by its weight and divides G by the branch's rms.
 
@@ -157,7 +160,7 @@ def second_moment(
     Args:
         model: any view whose blocks can be taken apart; fresh weights for a prediction, trained ones for the baseline.
         tokens: ids [prompt, position], position 0 included.
-        attention: "uniform" over what the mask shows, or the "measured" pattern of every head.
+        attention: "uniform" over what the mask shows (under ALiBi its decay alone), or the "measured" pattern of every head.
         score_path: add the paths through queries and keys; needs measured patterns.
         readout, query, from_layer: as in `probes.jacobian`.
         progress: called with (blocks done, blocks in all).
@@ -228,8 +231,8 @@ def second_moment_from_config(
     Uniform attention, the residual stream at the last position, the input of block 0.
 
     Args:
-        config: a transformers configuration, a dictionary or config.json of one, a folder with that file, a bundled name, or
-            a view.
+        config: a transformers configuration, a dictionary or config.json of one, a folder with that file, a bundled name, a
+            view, or a `Birth` that says what weights are drawn from.
         length: positions; taken from `tokens` if those are given.
         tokens: ids [prompt, position]. Only which of them are equal matters: equal tokens have equal embeddings. Without
             them all are taken to differ.

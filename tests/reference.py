@@ -119,6 +119,8 @@ def block(
             logits = parts.scale * keys[seen] @ queries[i]
             if parts.softcap is not None:
                 logits = parts.softcap * torch.tanh(logits / parts.softcap)
+            if parts.slopes is not None:
+                logits = logits - parts.slopes[head] * torch.tensor([float(i - j) for j in range(i + 1)])[seen]
             weights = torch.exp(logits - logits.max())
             weights = weights / weights.sum()
             rows.append((weights.detach() if frozen else weights) @ v[seen, shared])

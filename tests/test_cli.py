@@ -15,6 +15,7 @@ import families
 import pytest
 
 from probes import __main__ as cli
+from probes.atlas import Place
 from probes.errors import InputError
 from probes.study import Settings, study
 from toy.pretrain import Options, run
@@ -36,7 +37,16 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["pretrain", "--help"], ["jacobian", "--help"], ["--version"], ["pretrain", "--bogus"], []],
+    [
+        ["--help"],
+        ["pretrain", "--help"],
+        ["jacobian", "--help"],
+        ["theory", "--help"],
+        ["map", "--help"],
+        ["--version"],
+        ["pretrain", "--bogus"],
+        [],
+    ],
 )
 def test_answers_that_need_no_library_import_none(arguments):
     program = (
@@ -332,3 +342,39 @@ def test_defaults_of_jacobian_are_those_of_the_library():
     library = {name: p.default for name, p in inspect.signature(study).parameters.items() if p.kind is p.KEYWORD_ONLY}
     del library["advance"], library["name"]
     assert {name: shown[name] for name in library} == library
+
+
+def test_theory_from_the_command_line(monkeypatch, capfd, tmp_path, ape):
+    words = [
+        "theory",
+        str(ape / "ape"),
+        "--text",
+        str(ape / "text.txt"),
+        "--out",
+        str(tmp_path / "out"),
+        *SMALL.split(),
+    ]
+    assert call(monkeypatch, *words) == 0
+    shown = capfd.readouterr().out
+    written = ["theory.md", "theory.nc", "theory.png", "theory.svg"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == written
+    assert all(name in shown for name in written)
+    rows = [line.split() for line in shown.splitlines() if line.strip().startswith("ape")]
+    assert [row[1] for row in rows] == ["pretrained", "init"]
+    table = (tmp_path / "out" / "theory.md").read_text(encoding="utf-8").splitlines()
+    assert table[0].startswith("# ")
+    assert table[2].startswith("`headwater theory ")
+    assert [line.strip("| ").split(" | ") for line in table if line.startswith("| ape")] == rows
+
+
+def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):
+    small = [Place("depth", strength, 64, 2, 16) for strength in (0.05, 1.64)]
+    monkeypatch.setattr("probes.atlas.places", lambda *, quick: small if quick else pytest.fail("not asked for"))
+    assert call(monkeypatch, "map", "--quick", "--out", str(tmp_path), "--seeds", "1", "--products", "16") == 0
+    shown = capfd.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["map.md", "map.nc", "map.png", "map.svg"]
+    assert all(place.label() in shown for place in small)
+    assert call(monkeypatch, "map", "--quick", "--out", str(tmp_path / "x"), "--seeds", "0") == 2
+    assert capfd.readouterr().err == "headwater: seeds=0 leaves no fresh model; give at least 1\n"
+    assert call(monkeypatch, "map", "--quick", "--out", str(tmp_path / "x"), "--products", "1") == 2
+    assert capfd.readouterr().err.splitlines()[-1].startswith("headwater: products=1 is too few for a sketch")

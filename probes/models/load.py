@@ -78,13 +78,15 @@ def born(config: Any) -> Birth:
 
     Args:
         config: a transformers configuration, a dictionary or config.json of one, a folder that holds that file, a bundled
-            name, or a view.
+            name, or a view; a `Birth` is returned as it is.
 
     Raises:
         InputError: nothing of that kind, or a family that is not supported.
     """
     from .huggingface import birth_of
 
+    if isinstance(config, Birth):
+        return config
     return birth_of(_configuration(config))
 
 

@@ -72,6 +72,7 @@ class Birth:
     eps: float
     parallel: bool = False
     post_norm: bool = False  # norms on the branches' outputs, too
+    slopes: tuple[float, ...] | None = None  # ALiBi's, one per head; the same in all blocks
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class Parts:
     scale: float  # of the logits
     softcap: float | None = None  # logits become softcap * tanh(logits / softcap)
     window: int | None = None
+    slopes: Float[Tensor, " H"] | None = None  # ALiBi: each head's logits lose slope * (i - j)
     q_norm: Norm | None = None  # per head, before rotation (Qwen3)
     k_norm: Norm | None = None
     post_attention_norm: Norm | None = None  # on the branch's output, before it is added (Gemma-2)
@@ -233,6 +235,16 @@ class View(Protocol):
         by its revision.
         """
         ...
+
+
+def contentless_patterns(
+    length: int, window: int | None, slopes: Float[Tensor, " H"] | None, device: torch.device | str = "cpu"
+) -> Float[Tensor, "H query key"]:
+    """Patterns of logits without content: uniform over what the mask shows, one for all; under ALiBi each head's decay."""
+    mask = causal_mask(length, window, device)
+    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
+    rates = torch.zeros(1, dtype=torch.float64, device=device) if slopes is None else slopes.to(device)
+    return (-rates[:, None, None] * distance).masked_fill(~mask, float("-inf")).softmax(-1)
 
 
 def causal_mask(length: int, window: int | None, device: torch.device | str = "cpu") -> Tensor:
