@@ -1,17 +1,16 @@
-"""How far theories are from the exact Jacobian norm of fresh models, by family and by d sigma^2; and what each costs.
+"""How far theories are from the exact Jacobian norm of fresh models, by family and by d sigma^2.
 
-    python benchmarks/theory.py [--seeds 4] [--out reports/theory]
+    python benchmarks/theory.py [families] [strengths] [--seeds 4] [--out reports/theory]
 
 Errors are means over positions of |predicted / measured - 1|, prediction and measurement averaged over the seeds first; of
 N^L ([Chowdhury], arXiv 2603.10123), whose alpha is fitted and scale is free, the RMS log error. Tokens are random. Writes
-`errors.md`.
+`families.md` and `strengths.md`.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from machine import describe
 import probes
 from probes.files import atomic
 from probes.models.load import fresh
-from probes.models.view import View
 from probes.summary import relative_error, rms_log_error, spearman, ushape
 from probes.theory import fit_alpha, second_moment, second_moment_from_config
 
@@ -66,38 +64,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 class Measured:
-    """Exact profiles of fresh models of one configuration and all theories', averaged over seeds."""
+    """Profiles of fresh models of one configuration by pathway, and all theories', averaged over seeds."""
 
-    def __init__(self, config: Mapping[str, Any], seeds: int, length: int) -> None:
-        sums: dict[str, Any] = {}
-        self.seconds: dict[str, float] = {}
+    def __init__(self, config: Mapping[str, Any], seeds: int, length: int, **sketch: Any) -> None:
+        self.curves: dict[str, Any] = {}
         for seed in range(seeds):
             model = fresh(config, seed)
             generator = torch.Generator().manual_seed(seed)
             tokens = torch.randint(2, model.spec.vocabulary, (1, length), generator=generator)
-            for name, profile in self._profiles(model, tokens, config):
-                sums[name] = sums.get(name, 0) + profile / seeds
+            measured = probes.jacobian(model, tokens, pathway="all", **sketch)["sensitivity"]
+            profiles = {path: measured.sel(pathway=path) for path in ("total", "value", "score")}
+            profiles |= {name: second_moment(model, tokens, **more)["sensitivity"] for name, more in KERNELS.items()}
+            profiles["config only"] = second_moment_from_config(dict(config), tokens=tokens)["sensitivity"]
             bare = fresh(config, seed, positional=False)
-            sums["bare"] = sums.get("bare", 0) + probes.jacobian(bare, tokens)["sensitivity"].values[0] / seeds
-        self.curves = sums
-        self.spec = model.spec
-        self.fit = fit_alpha(sums["total"], self.spec.blocks, window=self.spec.windows)
-
-    def _profiles(
-        self, model: View, tokens: torch.Tensor, config: Mapping[str, Any]
-    ) -> Iterable[tuple[str, np.ndarray]]:
-        began = time.perf_counter()
-        exact = probes.jacobian(model, tokens, pathway="all")["sensitivity"]
-        self.seconds["exact, by pathway"] = time.perf_counter() - began
-        for path in ("total", "value", "score"):
-            yield path, exact.sel(pathway=path).values[0]
-        for name, options in KERNELS.items():
-            began = time.perf_counter()
-            yield name, second_moment(model, tokens, **options)["sensitivity"].values[0]
-            self.seconds[name] = time.perf_counter() - began
-        began = time.perf_counter()
-        yield "config only", second_moment_from_config(dict(config), tokens=tokens)["sensitivity"].values[0]
-        self.seconds["config only"] = time.perf_counter() - began
+            profiles["bare"] = probes.jacobian(bare, tokens, **sketch)["sensitivity"]
+            for name, profile in profiles.items():
+                self.curves[name] = self.curves.get(name, 0) + profile.values[0] / seeds
+        self.fit = fit_alpha(self.curves["total"], model.spec.blocks, window=model.spec.windows)
 
     def errors(self) -> str:
         """The cells of `HEAD`."""
@@ -114,57 +97,71 @@ class Measured:
         return f"{shape.primacy:.3g} | {shape.recency:.3g} | {spearman(self.curves['total'], self.curves['bare']):.3f}"
 
 
-def main() -> None:
-    """Measure, print and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--out", type=Path, default=Path("reports/theory"))
-    given = parser.parse_args()
-
+def families(seeds: int) -> list[str]:
+    """Lines of the table by family."""
     lines = [
-        "# Theories against the exact Jacobian norm of fresh models",
-        "",
-        f"`python benchmarks/theory.py --seeds {given.seeds}`",
-        "",
-        f"Mean over positions of |predicted / measured - 1|, averaged over {given.seeds} seeds first; N^L: RMS log error "
-        "with fitted alpha and free scale. Value share: norm of the value path (patterns constant) against the whole, mean "
-        "over positions. Random tokens, float32.",
-        "",
-        f"## Families: 12 blocks, width 256, initializer range 0.02, T = {LENGTH}",
+        f"Eight families, 12 blocks, width 256, initializer range 0.02, T = {LENGTH}, exact.",
         "",
         f"| family | {HEAD} |",
         "|---" * 7 + "|",
     ]
     for name, config in FAMILIES.items():
-        found = Measured(config, given.seeds, LENGTH)
-        lines.append(f"| {name} | {found.errors()} |")
+        lines.append(f"| {name} | {Measured(config, seeds, LENGTH).errors()} |")
         print(lines[-1], flush=True)
-        if name == "Qwen2":
-            timed = found.seconds
-    lines += [
-        "",
-        "Seconds on the first of them, one prompt: " + ", ".join(f"{name} {s:.2f}" for name, s in timed.items()) + ".",
-        "",
-        "## d sigma^2: Qwen2, 8 blocks (width 896: 6), T = 64",
-        "",
-        "Primacy and recency as in `headwater jacobian`; RoPE: rank correlation of the profiles with and without rotation.",
+    return lines
+
+
+def strengths(seeds: int) -> list[str]:
+    """Lines of the table by d sigma^2."""
+    lines = [
+        "Qwen2, 8 blocks, T = 64, exact; at width 896 6 blocks and a sketch of 128 products. Primacy and recency as in "
+        "`headwater jacobian`; RoPE: rank correlation of the profiles with and without rotation.",
         "",
         f"| width, initializer range | d sigma^2 | {HEAD} | primacy | recency | RoPE |",
         "|---" * 11 + "|",
     ]
-    for width, blocks, sigma in ((256, 8, 0.02), (896, 6, 0.02), (256, 8, 0.04), (256, 8, 0.06), (256, 8, 0.08)):
-        found = Measured(grouped("qwen2", width=width, blocks=blocks, sigma=sigma), given.seeds, 64)
-        strength = width * sigma**2
-        lines.append(f"| {width}, {sigma:g} | {strength:.2g} | {found.errors()} | {found.shape()} |")
-        print(lines[-1], flush=True)
-    found = Measured(grouped("qwen3", blocks=8, head_dim=64), given.seeds, 64)
-    lines.append(
-        f"| 256, 0.02, queries and keys normed | 0.1, logits of order 1 | {found.errors()} | {found.shape()} |"
-    )
-    print(lines[-1], flush=True)
-    lines += ["", f"Machine: {describe('cpu')}.", ""]
-    with atomic(given.out / "errors.md") as temporary:
-        temporary.write_text("\n".join(lines), encoding="utf-8")
+    rows: list[tuple[str, str, Measured]] = []
+    for sigma in (0.02, 0.04, 0.06, 0.08):
+        found = Measured(grouped("qwen2", blocks=8, sigma=sigma), seeds, 64)
+        rows.append((f"256, {sigma:g}", f"{256 * sigma**2:.2g}", found))
+    wide = grouped("qwen2", width=896, blocks=6)
+    rows.insert(1, ("896, 0.02", "0.36", Measured(wide, seeds, 64, method="sketch", products=128)))
+    normed = grouped("qwen3", blocks=8, head_dim=64)
+    rows.append(("256, 0.02, queries and keys normed (Qwen3)", "0.1, logits of order 1", Measured(normed, seeds, 64)))
+    return lines + [f"| {name} | {strength} | {row.errors()} | {row.shape()} |" for name, strength, row in rows]
+
+
+TABLES = {"families": families, "strengths": strengths}
+
+
+def main() -> None:
+    """Measure, print and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", default=list(TABLES))
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=Path("reports/theory"))
+    given = parser.parse_args()
+    for table in given.tables:
+        if table not in TABLES:
+            parser.error(f"table '{table}' does not exist; use {', '.join(TABLES)}")
+    for table in given.tables:
+        lines = [
+            "# Theories against the Jacobian norm of fresh models",
+            "",
+            f"`python benchmarks/theory.py {table} --seeds {given.seeds}`",
+            "",
+            f"Mean over positions of |predicted / measured - 1|, averaged over {given.seeds} seeds first; N^L: RMS log "
+            "error with fitted alpha and free scale. Value share: norm of the value path (patterns constant) against the "
+            "whole, mean over positions. Random tokens, float32.",
+            "",
+            *TABLES[table](given.seeds),
+            "",
+            f"Machine: {describe('cpu')}.",
+            "",
+        ]
+        print("\n".join(lines))
+        with atomic(given.out / f"{table}.md") as temporary:
+            temporary.write_text("\n".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

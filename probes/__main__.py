@@ -190,9 +190,9 @@ def theory(
 ) -> None:
     """Hold measured profiles against theory: the second-moment kernel in four forms, and N^L with its best alpha.
 
-    Writes theory.nc, theory.png, theory.svg, theory.md and prints each theory's mean relative error over positions (of
-    N^L the RMS log error, free scale), and the shares of the value path (patterns held constant) and of the score path in
-    the norm. On pretrained weights the kernel is the random-matrix baseline; its error says what training has changed.
+    Writes theory.nc, theory.png, theory.svg, theory.md and prints each kernel's mean relative error over positions, how far
+    its shape and that of N^L are off (RMS log error, free scale), and the shares of the value path (patterns held constant)
+    and of the score path in the norm. On pretrained weights the kernel is the random-matrix baseline.
     """
     from .files import write_table
     from .prompts import parse_first

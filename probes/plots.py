@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from .atlas import Row, rows
 from .errors import InputError
 from .files import atomic
-from .summary import Profile, band, profiles
+from .summary import Profile, band, profiles, smooth
 
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 PURPLE, SKY, BLACK, YELLOW = "#CC79A7", "#56B4E9", "#000000", "#F0E442"
@@ -31,6 +31,7 @@ CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)  # for models in o
 
 DECADES = 4  # what the axis spans at most: the rim of a sliding window's reach fades to nothing and is cut off
 CHARACTERS = 17  # of small print per inch
+WIDEST = 1500  # pixels across a figure of many curves and columns, for 300 kB
 DPI = 180  # a two-column figure stays sharp at full page width and below 300 kB
 STYLE: Any = {
     "font.size": 9,
@@ -135,7 +136,7 @@ def jacobian_figure(
     return figure
 
 
-def save_figure(figure: Figure, path: str | Path) -> tuple[Path, Path]:
+def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> tuple[Path, Path]:
     """Save as PNG and SVG next to each other; whatever suffix `path` has is replaced. Returns both paths.
 
     Raises:
@@ -146,7 +147,7 @@ def save_figure(figure: Figure, path: str | Path) -> tuple[Path, Path]:
     saved = base.with_name(base.name + ".png"), base.with_name(base.name + ".svg")
     with matplotlib.rc_context(STYLE):
         with atomic(saved[0]) as temporary:
-            figure.savefig(temporary, format="png", dpi=DPI)
+            figure.savefig(temporary, format="png", dpi=dpi)
         with atomic(saved[1]) as temporary:
             figure.savefig(temporary, format="svg", metadata={"Date": None})
     return saved
@@ -267,19 +268,23 @@ def theory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
         figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns)
         figure.supxlabel(_caption(results, width), fontsize=7, color="#555555")
         if path is not None:
-            save_figure(figure, path)
+            save_figure(figure, path, dpi=min(DPI, int(WIDEST / width)))
     return figure
 
 
 DEPTH_COLORS = {4: SKY, 8: GREEN, 12: BLUE, 16: ORANGE, 32: VERMILLION}
-FAINTEST = 0.02  # a window's primacy; what is less is drawn there as an arrow
 STRENGTH_COLORS = (BLUE, GREEN, ORANGE, VERMILLION)
+STRENGTH = r"$d\,\sigma^2$"
+MODEL_MARKERS = {"*": 8.0, "D": 5.0, "s": 5.0}  # and their sizes, for the usual models in the map's order
+DOTTED: Any = (0, (1, 1.3))
+FAINTEST = 0.02  # a window's primacy; what is less is drawn there as an arrow
+MAP_DPI = 120  # a wide figure with many marks stays below 300 kB
 
 
 def map_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
     """Where the U-shape at birth holds, from a map of `atlas`: six panels over d sigma^2, depth, length and the rest.
 
-    Profiles over their middle; primacy and recency against d sigma^2 by depth, the usual models' places marked; how far
+    Profiles over their middle; primacy and recency against d sigma^2 by depth, with the usual models' own places; how far
     each theory is off; primacy against prompt length; what else is moved. Marks are measured, dotted lines the second-moment
     kernel with its score path, the grey line is the factor above which an end counts as standing out.
 
@@ -292,178 +297,153 @@ def map_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
     """
     if "place" not in ds.dims or "strength" not in ds.coords:
         raise InputError("the result is no map; give one of headwater map")
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 6.9), dpi=DPI, layout="constrained")
-        cells = figure.subplots(2, 3)
-        base = max({int(b) for b in ds["blocks"].values if b <= 12})
-        _map_profiles(cells[0, 0], rows(ds, group="depth", blocks=base))
-        for cell, end in ((cells[0, 1], "primacy"), (cells[0, 2], "recency")):
-            _map_ends(cell, ds, end)
-        _map_errors(cells[1, 0], rows(ds, group="depth", blocks=base), rows(ds, group="model"))
-        _map_lengths(cells[1, 1], ds, base)
-        _map_others(cells[1, 2], ds, base)
-        facts = (
-            f"{base} blocks, width {int(rows(ds, group='depth', blocks=base)[0]['width'])} and "
-            f"T = {int(rows(ds, group='depth', blocks=base)[0]['length'])} unless moved; "
-            f"{ds.attrs['seeds']} fresh models each; sketch, {ds.attrs['products']} products; float32; marks and solid "
-            "lines: measured; dotted: second-moment kernel, score path included, no fitted parameter; "
-            "d σ² = width · initializer_range²"
+    depths = rows(ds, group="depth")
+    base = max((int(row["blocks"]) for row in depths if row["blocks"] <= 12), default=0)
+    usual = sorted((row for row in depths if row["blocks"] == base), key=lambda row: row["strength"])
+    if not usual:
+        raise InputError(
+            "the map has no places of group 'depth' with 12 blocks or fewer; there is no curve to start from"
         )
-        figure.supxlabel(textwrap.fill(facts, width=170), fontsize=7, color="#555555")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10.5, 6.9), dpi=MAP_DPI, layout="constrained")
+        halves: Any = figure.subfigures(2, 1)  # the long labels of f leave the row above alone
+        upper, lower = halves
+        profiles_, primacy, recency = upper.subplots(1, 3)
+        errors, lengths, others = lower.subplots(1, 3)
+        _map_profiles(profiles_, usual)
+        _map_ends(primacy, ds, "primacy", "b")
+        _map_ends(recency, ds, "recency", "c")
+        _map_errors(errors, usual, rows(ds, group="model"))
+        _map_lengths(lengths, [*usual, *rows(ds, group="length")], float(ds.attrs["factor"]))
+        _map_others(others, usual, ds)
+        facts = (
+            f"{base} blocks, width {usual[0]['width']} and T = {usual[0]['length']} unless moved; {ds.attrs['seeds']} fresh "
+            f"models each; sketch, {ds.attrs['products']} products; float32; marks and solid lines: measured; dotted: "
+            "second-moment kernel with score path, no fitted parameter; a: smoothed over 5 % of positions; grey: factor "
+            f"{ds.attrs['factor']:g} above the middle (d: 5 %); σ: initializer range"
+        )
+        lower.supxlabel(textwrap.fill(facts, width=170), fontsize=7, color="#555555")
         if path is not None:
-            save_figure(figure, path)
+            save_figure(figure, path, dpi=MAP_DPI)
     return figure
 
 
-def _map_profiles(cell: Axes, places: Sequence[Row]) -> None:
+def _map_profiles(cell: Axes, usual: Sequence[Row]) -> None:
     cell.set_title("a  fresh models' profiles", loc="left")
-    wanted = [0.05, 0.36, 1.0, 2.0]
-    chosen = [row for row in places if row["strength"] in wanted] or list(places)
-    for row, color in zip(sorted(chosen, key=lambda row: row["strength"]), STRENGTH_COLORS, strict=False):
-        middle = row.shape.middle
-        _draw_map_line(cell, row["measured"] / middle, color, "-", f"d σ² = {row['strength']:g}")
-        _draw_map_line(cell, row["score_path"] / middle, BLACK, (0, (1, 1.3)), None)
-    cell.set_yscale("log")
+    chosen = [row for row in usual if row["strength"] in (0.05, 0.36, 1.0, 2.0)] or usual
+    for row, color in zip(chosen, STRENGTH_COLORS, strict=False):
+        for name, line, shade in (("measured", "-", color), ("score_path", DOTTED, BLACK)):
+            curve = smooth(row[name]) / row.shape.middle
+            label = f"{STRENGTH} = {row['strength']:g}" if name == "measured" else None
+            x = np.linspace(0, 1, len(curve))
+            cell.plot(x, np.where(curve > 0, curve, np.nan), color=shade, linestyle=line, linewidth=1.2, label=label)
+            cell.plot(x[[0, -1]], curve[[0, -1]], "o" if name == "measured" else "_", color=shade, markersize=3.6)
     _position_axis(cell, below=True)
+    _log_axis(cell)
     cell.set_ylabel("sensitivity / middle")
     cell.legend(loc="upper center", handlelength=1.4)
 
 
-def _draw_map_line(cell: Axes, curve: np.ndarray, color: str, line: Any, label: str | None) -> None:
-    x = np.linspace(0, 1, len(curve))
-    shown = np.where(curve > 0, curve, np.nan)
-    cell.plot(x, shown, color=color, linestyle=line, linewidth=1.2, label=label)
-    cell.plot(x[[0, -1]], shown[[0, -1]], "o" if line == "-" else "_", color=color, markersize=3.4)
-
-
-def _map_ends(cell: Axes, ds: xr.Dataset, end: str) -> None:
-    cell.set_title(f"{'b' if end == 'primacy' else 'c'}  {end} against d σ²", loc="left")
+def _map_ends(cell: Axes, ds: xr.Dataset, end: str, letter: str) -> None:
+    cell.set_title(f"{letter}  {end} against {STRENGTH}", loc="left")
     for blocks in sorted({int(row["blocks"]) for row in rows(ds, group="depth")}):
         places = sorted(rows(ds, group="depth", blocks=blocks), key=lambda row: row["strength"])
-        x = [row["strength"] for row in places]
         color = DEPTH_COLORS.get(blocks, PURPLE)
-        cell.plot(
-            x, [getattr(row.shape, end) for row in places], "o", color=color, markersize=4, label=f"{blocks} blocks"
-        )
-        cell.plot(
-            x, [getattr(row.predicted, end) for row in places], color=color, linestyle=(0, (1, 1.3)), linewidth=1.2
-        )
-    for row, marker in zip(rows(ds, group="model"), ("*", "D", "s"), strict=False):
-        cell.plot(
-            [row["strength"]], [getattr(row.shape, end)], marker, color=BLACK, markersize=7 if marker == "*" else 4.5
-        )
-        cell.annotate(
-            f"{row['name']}, T = {row['length']}" if end == "primacy" else row["name"],
-            (row["strength"], getattr(row.shape, end)),
-            xytext=(4, 5),
-            textcoords="offset points",
-            fontsize=6.5,
-        )
+        _map_marks(cell, places, "strength", end, color, f"{blocks} blocks")
+    for row, (marker, size) in zip(rows(ds, group="model"), MODEL_MARKERS.items(), strict=False):
+        label = f"{row['name']} ({row['blocks']} blocks, T = {row['length']})"
+        cell.plot([row["strength"]], [getattr(row.shape, end)], marker, color=BLACK, markersize=size, label=label)
     _strength_axis(cell)
-    cell.set_yscale("log")
-    _plain_ticks(cell)
+    _log_axis(cell)
+    cell.set_ylim(bottom=0.9)
     cell.axhline(float(ds.attrs["factor"]), color="#777777", linewidth=0.8)
-    cell.axhline(1, color="#cccccc", linewidth=0.8)
     cell.set_ylabel(f"{end}: end / middle")
-    if end == "primacy":
-        cell.legend(loc="lower left", fontsize=7.5, handletextpad=0.2)
+    # Depths are explained in b, models in c.
+    handles, labels = cell.get_legend_handles_labels()
+    shown = [i for i, label in enumerate(labels) if label.endswith("blocks") == (letter == "b")]
+    corner = "upper right" if letter == "b" else "lower left"
+    place = {"bbox_to_anchor": (0, 0.25)} if letter == "c" else {}
+    cell.legend(
+        [handles[i] for i in shown], [labels[i] for i in shown], loc=corner, fontsize=7.5, handletextpad=0.2, **place
+    )
 
 
-def _map_errors(cell: Axes, places: Sequence[Row], models: Sequence[Row]) -> None:
+def _map_marks(cell: Axes, places: Sequence[Row], by: str, end: str, color: str, label: str) -> None:
+    """One end of several places: measured as dots, predicted as a dotted line."""
+    x = [row[by] for row in places]
+    cell.plot(x, [getattr(row.shape, end) for row in places], "o", color=color, markersize=4, label=label)
+    cell.plot(x, [getattr(row.predicted, end) for row in places], color=color, linestyle=DOTTED, linewidth=1.2)
+
+
+def _map_errors(cell: Axes, usual: Sequence[Row], models: Sequence[Row]) -> None:
     cell.set_title("d  theories against measurement", loc="left")
-    ordered = sorted(places, key=lambda row: row["strength"])
-    x = [row["strength"] for row in ordered]
+    x = [row["strength"] for row in usual]
     for name, style in THEORIES.items():
-        errors = [row.cesaro_error if name == "cesaro" else row.error(name) for row in ordered]
-        cell.plot(
-            x,
-            errors,
-            marker="o",
-            markersize=3,
-            color=style.color,
-            linestyle=style.line,
-            linewidth=1.2,
-            label=style.label,
-        )
-    for row, marker in zip(models, ("*", "D", "s"), strict=False):
-        cell.plot(
-            [row["strength"]], [row.error("score_path")], marker, color=BLACK, markersize=7 if marker == "*" else 4.5
-        )
+        errors = [row.cesaro_error if name == "cesaro" else row.error(name) for row in usual]
+        given: Any = {"color": style.color, "linestyle": style.line, "label": style.label}
+        cell.plot(x, errors, marker="o", markersize=3, linewidth=1.2, **given)
+    for row, (marker, size) in zip(models, MODEL_MARKERS.items(), strict=False):
+        cell.plot([row["strength"]], [row.error("score_path")], marker, color=BLACK, markersize=size)
     _strength_axis(cell)
     cell.set_yscale("log")
-    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.1%}" if value < 0.01 else f"{value:.0%}"))
+    cell.set_ylim(top=20)  # room for the legend
+    cell.set_yticks([0.01, 0.1, 1], ["1 %", "10 %", "100 %"])
     cell.axhline(0.05, color="#777777", linewidth=0.8)
     cell.set_ylabel("mean relative error of the norm")
     cell.legend(loc="upper left", fontsize=7, handlelength=2.4)
 
 
-def _map_lengths(cell: Axes, ds: xr.Dataset, base: int) -> None:
+def _map_lengths(cell: Axes, places: Sequence[Row], factor: float) -> None:
     cell.set_title("e  primacy against prompt length", loc="left")
-    lengths = rows(ds, group="length")
-    strengths = sorted({row["strength"] for row in lengths})
+    strengths = sorted({row["strength"] for row in places if row["group"] == "length"})
     for strength, color in zip(strengths, (BLUE, GREEN, VERMILLION), strict=False):
-        places = [row for row in [*lengths, *rows(ds, group="depth", blocks=base)] if row["strength"] == strength]
-        places.sort(key=lambda row: row["length"])
-        x = [row["length"] for row in places]
-        cell.plot(
-            x, [row.shape.primacy for row in places], "o", color=color, markersize=4, label=f"d σ² = {strength:g}"
-        )
-        cell.plot(x, [row.predicted.primacy for row in places], color=color, linestyle=(0, (1, 1.3)), linewidth=1.2)
+        chosen = sorted((row for row in places if row["strength"] == strength), key=lambda row: row["length"])
+        _map_marks(cell, chosen, "length", "primacy", color, f"{STRENGTH} = {strength:g}")
     cell.set_xscale("log", base=2)
     cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    cell.set_yscale("log")
-    _plain_ticks(cell)
-    cell.axhline(float(ds.attrs["factor"]), color="#777777", linewidth=0.8)
+    _log_axis(cell)
+    cell.axhline(factor, color="#777777", linewidth=0.8)
     cell.set_xlabel("prompt length $T$")
     cell.set_ylabel("primacy: first 5 % / middle")
-    if lengths:
+    if strengths:
         cell.legend(loc="upper left", fontsize=7.5, handletextpad=0.2)
 
 
-def _map_others(cell: Axes, ds: xr.Dataset, base: int) -> None:
+def _map_others(cell: Axes, usual: Sequence[Row], ds: xr.Dataset) -> None:
     cell.set_title("f  the rest, moved one at a time", loc="left")
     strengths = sorted({row["strength"] for row in rows(ds, group="window")})
-    labels: dict[str, list[Row]] = {}
-    for row in rows(ds, group="depth", blocks=base):
-        if row["strength"] in strengths:
-            labels.setdefault("as in a", []).append(row)
+    colors = dict(zip(strengths, (BLUE, GREEN, VERMILLION), strict=False))
+    labels: dict[str, list[Row]] = {"nothing moved": [row for row in usual if row["strength"] in strengths]}
     for group in ("no RoPE", "width", "residual", "window"):
         for row in rows(ds, group=group):
             labels.setdefault(row.label.rpartition(", d sigma")[0], []).append(row)
     for height, places in enumerate(reversed(labels.values())):
         for row in places:
-            color = (BLUE, GREEN, VERMILLION)[strengths.index(row["strength"]) % 3]
-            primacy, recency = row.shape.primacy, row.shape.recency
-            off = primacy < FAINTEST
-            cell.plot([max(primacy, FAINTEST)], [height + 0.12], "<" if off else "o", color=color, markersize=4.5)
-            cell.plot([recency], [height - 0.12], "D", color=color, markersize=3.8, fillstyle="none")
+            primacy, color = row.shape.primacy, colors.get(row["strength"], PURPLE)
+            marker = "<" if primacy < FAINTEST else "o"
+            cell.plot([max(primacy, FAINTEST)], [height + 0.12], marker, color=color, markersize=4.5)
+            cell.plot([row.shape.recency], [height - 0.12], "D", color=color, markersize=3.8, fillstyle="none")
     cell.set_yticks(range(len(labels)), list(reversed(labels)))
     cell.set_xscale("log")
+    cell.set_xlim(left=FAINTEST / 2)
     cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     cell.axvline(float(ds.attrs["factor"]), color="#777777", linewidth=0.8)
     cell.grid(axis="y", color="#dddddd", linewidth=0.6)
     cell.set_xlabel("end / middle")
-    handles = [
-        Line2D([], [], marker="o", linestyle="", color="#555555", markersize=4.5, label="primacy"),
-        Line2D([], [], marker="D", linestyle="", color="#555555", markersize=3.8, fillstyle="none", label="recency"),
-    ]
-    handles += [
-        Line2D([], [], marker="s", linestyle="", color=color, markersize=5, label=f"d σ² = {strength:g}")
-        for strength, color in zip(strengths, (BLUE, GREEN, VERMILLION), strict=False)
-    ]
-    cell.legend(handles=handles, fontsize=7, loc="lower left", handletextpad=0.2)
 
+    def mark(label: str, marker: str, color: str = "#555555", **more: Any) -> Line2D:
+        return Line2D([], [], marker=marker, linestyle="", color=color, markersize=4.5, label=label, **more)
 
-def _plain_ticks(cell: Axes) -> None:
-    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    cell.yaxis.set_minor_formatter(NullFormatter())
+    handles = [mark("primacy", "o"), mark("recency", "D", fillstyle="none")]
+    handles += [mark(f"{STRENGTH} = {strength:g}", "s", color) for strength, color in colors.items()]
+    cell.legend(handles=handles, fontsize=7, loc="upper left", handletextpad=0.2)
 
 
 def _strength_axis(cell: Axes) -> None:
     cell.set_xscale("log")
     cell.set_xticks([0.05, 0.1, 0.2, 0.5, 1, 2], ["0.05", "0.1", "0.2", "0.5", "1", "2"])
     cell.xaxis.set_minor_formatter(NullFormatter())
-    cell.set_xlabel("d σ², about the deviation of the logits")
+    cell.set_xlabel(f"{STRENGTH}, about the deviation of the logits")
 
 
 def _style(condition: str) -> Style:

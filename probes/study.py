@@ -355,8 +355,8 @@ class Agreement:
     model: str
     condition: str
     errors: dict[str, float]  # by theory, mean over positions of |predicted / measured - 1|
-    alpha: float  # of the best-fitting N^L
-    cesaro: float  # its RMS log error, free scale
+    shapes: dict[str, float]  # by theory, RMS log error with a free scale; "cesaro": the best-fitting N^L
+    alpha: float  # of that N^L
     shares: dict[str, float]  # by pathway, mean over positions of its norm against the whole
 
 
@@ -372,15 +372,16 @@ def agreements(results: Mapping[str, xr.Dataset]) -> list[Agreement]:
                 return band([run.mean[:end] for run in profiles(result, variable)[condition]]).centre
 
             theories = [v for v in map(str, result.data_vars) if v.startswith("theory_") and v != "theory_cesaro"]
-            fitted = result["theory_cesaro"].values[number, :end]
-            seen = (measured > 0) & (fitted > 0)
+            curves = {v.removeprefix("theory_"): mean(v) for v in theories}
+            errors = {theory: relative_error(curve, measured) for theory, curve in curves.items()}
+            curves["cesaro"] = result["theory_cesaro"].values[number, :end].astype(np.float64)
             rows.append(
                 Agreement(
                     name,
                     condition,
-                    {v.removeprefix("theory_"): relative_error(mean(v), measured) for v in theories},
+                    errors,
+                    {theory: _shape_error(curve, measured) for theory, curve in curves.items()},
                     float(result["alpha"].values[number]),
-                    rms_log_error(fitted[seen], measured[seen], free_scale=True),
                     {
                         path: float(np.mean(mean(path)[measured > 0] / measured[measured > 0]))
                         for path in ("value", "score")
@@ -391,6 +392,12 @@ def agreements(results: Mapping[str, xr.Dataset]) -> list[Agreement]:
     return rows
 
 
+def _shape_error(curve: np.ndarray, measured: np.ndarray) -> float:
+    """Where both reach: float32 rounds a prediction far out in a window's reach to zero."""
+    seen = (measured > 0) & (curve > 0)
+    return rms_log_error(curve[seen], measured[seen], free_scale=True) if np.count_nonzero(seen) > 1 else float("nan")
+
+
 AGREEMENT_COLUMNS = (
     "model",
     "condition",
@@ -398,7 +405,8 @@ AGREEMENT_COLUMNS = (
     "values",
     "score path",
     "config",
-    "N^L",
+    "kernel's shape",
+    "N^L's shape",
     "alpha",
     "value",
     "score",
@@ -411,9 +419,9 @@ def described(results: Mapping[str, xr.Dataset]) -> str:
     seeds = int(ds["runs"].max())
     return (
         f"T = {ds.sizes['position']}, {ds.sizes['prompt']} prompts, {seeds} fresh models each, {_options(ds)['method']}, "
-        f"{ds.attrs['dtype']}, {ds.attrs['device']}. Theories: mean over positions of |predicted / measured - 1|; N^L: RMS "
-        "log error with its best alpha and a free scale. Value and score: norm of that path against the whole, mean over "
-        "positions. Means over prompts and seeds are taken first."
+        f"{ds.attrs['dtype']}, {ds.attrs['device']}. Kernels: mean over positions of |predicted / measured - 1|. Shapes: "
+        "RMS log error with a free scale, of the kernel with its score path and of N^L with its best alpha. Value and "
+        "score: norm of that path against the whole, mean over positions. Means over prompts and seeds are taken first."
     )
 
 
@@ -421,8 +429,10 @@ def agreement_cells(row: Agreement) -> Iterator[str]:
     """A row as text, in the order of `AGREEMENT_COLUMNS`; shares of the paths come last."""
     yield from (row.model, row.condition)
     for theory in ("uniform", "values", "score_path", "config"):
-        yield f"{row.errors[theory]:.1%}" if theory in row.errors else "-"
-    yield f"{row.cesaro:.1%}"
+        error = row.errors.get(theory, float("nan"))
+        yield "-" if np.isnan(error) else f"{error:.1%}" if error < 10 else f"{error:.1g}-fold"
+    for theory in ("score_path", "cesaro"):
+        yield f"{row.shapes[theory]:.3f}" if theory in row.shapes else "-"
     yield f"{row.alpha:.2f}"
     for path in ("value", "score"):
         yield f"{row.shares[path]:.3f}" if path in row.shares else "-"

@@ -295,3 +295,16 @@ def test_a_fresh_model_of_a_changed_configuration():
     wide = fresh(made.to_dict() | {"num_hidden_layers": 5, "initializer_range": 0.1})
     assert wide.spec.blocks == 5
     assert float(every_part(wide)[4].up.weight.detach().std()) == pytest.approx(0.1, rel=DRAWN)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "gpt2", "n_embd": 256, "n_layer": 2}, "no model can be made of this gpt2 config .*divisible"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "the llama config is refused by transformers"),
+    ],
+)
+def test_configurations_of_which_no_model_can_be_made(config, says):
+    with pytest.raises(InputError, match=says) as raised:
+        fresh(config)
+    assert "\n" not in str(raised.value)

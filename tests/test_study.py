@@ -478,7 +478,13 @@ def test_agreements_are_computed_from_the_result(theories):
             assert error == pytest.approx(np.mean(np.abs(predicted / measured - 1)))
         value = band([run.mean for run in profiles(result, "value")[condition]]).centre
         assert row.shares["value"] == pytest.approx(np.mean(value / measured))
-        assert row.cesaro > 0
+        np.testing.assert_allclose(
+            row.shapes["score_path"],
+            np.std(
+                np.log(band([run.mean for run in profiles(result, "theory_score_path")[condition]]).centre / measured)
+            ),
+        )
+        assert row.shapes["cesaro"] > 0
         assert len(list(agreement_cells(row))) == len(AGREEMENT_COLUMNS)
     bare = result.drop_vars(["theory_config", "score"])
     (first, _) = agreements({"ape": bare})

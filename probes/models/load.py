@@ -104,8 +104,14 @@ def fresh(config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional
     """
     from .huggingface import HuggingFaceView, fresh_model
 
+    described = _configuration(config)
+    try:
+        model = fresh_model(described, seed, positional=positional)
+    except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:  # whatever its shapes run into
+        reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+        raise InputError(f"no model can be made of this {described.model_type} config ({reason}); check it") from None
     view = HuggingFaceView(
-        fresh_model(_configuration(config), seed, positional=positional),
+        model,
         name=None if not isinstance(config, (str, os.PathLike)) else Path(os.fspath(config)).name,
         condition="init" if positional else "init-nope",
     )
@@ -150,7 +156,11 @@ def _configuration(config: Any) -> Any:
     if not isinstance(kind, str):
         raise InputError("the config names no model_type; give a transformers config.json")
     family_of(SimpleNamespace(model_type=kind))
-    return AutoConfig.for_model(**config)
+    try:
+        return AutoConfig.for_model(**config)
+    except Exception as error:  # transformers checks fields with errors of several libraries
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"the {kind} config is refused by transformers ({reason}); check it") from None
 
 
 def _device(device: str) -> torch.device | None:
