@@ -50,7 +50,8 @@ class Moments:
         The branch does not see that direction, its norm takes it out; the direction above has turned by what the branch
         added.
         """
-        cosine = (_direction(above) * _direction(below)).sum(-1).to(self.radial).pow(2)
+        above, below = above.to(self.radial), below.to(self.radial)
+        cosine = (_direction(above) * _direction(below)).sum(-1).pow(2)
         return cosine * self.radial + (1 - cosine) * self.gram.diagonal()
 
 
@@ -123,7 +124,7 @@ class MeasuredBlock:
             strength = ((joined.T @ joined) * (repeated @ repeated.T)).sum() / self.width  # ||W_O W_V||_F^2 / d
             return self._through(block.stream_norm, strength * spread_uniformly(gram, block.parts.window))
         value, score = torch.zeros_like(gram), torch.zeros_like(radial)
-        direction = _direction(above).to(self.dtype)
+        direction = _direction(above.to(self.dtype))
         for head in range(self.heads):
             own = head // (self.heads // self.kv)
             pattern, slope = self._pattern(head)

@@ -518,7 +518,7 @@ def _short(name: str) -> str:
 
 def _caption(results: Mapping[str, xr.Dataset], width: float) -> str:
     """What the figure rests on; values that differ between results are all given, in their order."""
-    lengths, prompts, methods, dtypes = {}, {}, {}, {}
+    lengths, prompts, methods, dtypes, places = {}, {}, {}, {}, {}
     for ds in results.values():
         lengths[ds.sizes["position"]] = prompts[ds.sizes["prompt"]] = None
         dtypes.update(dict.fromkeys(_recorded(ds, "dtype")))
@@ -526,13 +526,29 @@ def _caption(results: Mapping[str, xr.Dataset], width: float) -> str:
             method, products = options.get("method"), options.get("products")
             if method is not None:
                 methods[f"{method}, {products} products" if method == "sketch" and products else str(method)] = None
+            places.update(dict.fromkeys(_place(options, ds.sizes["position"])))
     facts = [f"T = {' / '.join(map(str, lengths))}", f"{' / '.join(map(str, prompts))} prompts"]
     facts += [" / ".join(methods)] * bool(methods) + [" / ".join(dtypes)] * bool(dtypes)
+    facts += [*places]
     facts += [
         "line: root mean square over prompts, geometric mean over seeds",
         "band: smallest to largest seed, or two standard errors of a single estimate",
     ]
     return textwrap.fill("; ".join(facts), width=int(width * CHARACTERS), break_on_hyphens=False)
+
+
+def _place(options: Mapping[str, Any], length: int) -> list[str]:
+    """What was read out and by which paths, where it is not the usual."""
+    found = []
+    if options.get("readout", "residual") != "residual":
+        found.append(f"readout: {options['readout']}")
+    if options.get("pathway", "total") not in ("total", "all"):
+        found.append(f"{options['pathway']} path")
+    if options.get("query", length - 1) != length - 1:
+        found.append(f"query at {options['query']}")
+    if options.get("from_layer", 0) != 0:
+        found.append(f"from block {options['from_layer']}")
+    return found
 
 
 def _recorded(ds: xr.Dataset, name: str) -> list[str]:

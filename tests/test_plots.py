@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import xml.etree.ElementTree as ElementTree
 
@@ -17,7 +18,7 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
 from probes.errors import InputError
-from probes.plots import BLUE, CONDITIONS, DECADES, VERMILLION, jacobian_figure, save_figure
+from probes.plots import BLACK, BLUE, CONDITIONS, DECADES, VERMILLION, jacobian_figure, save_figure, theory_figure
 from probes.results import combine, dataset
 from probes.summary import band, profiles
 
@@ -101,6 +102,55 @@ def test_one_panel_per_model_on_shared_axes(combined, models, rows, columns):
     assert len({round(axes.get_position().y0, 2) for axes in shown}) == rows
     assert len({round(axes.get_position().x0, 2) for axes in shown}) == columns
     assert len({axes.get_ylim() for axes in shown}) == 1
+
+
+def test_an_unusual_place_is_named(combined):
+    usual = str(jacobian_figure(combined).get_supxlabel()).replace("\n", " ")
+    assert not any(word in usual for word in ("readout", "path", "query", "block"))
+    options = {"method": "exact", "readout": "logits", "pathway": "value", "query": 5, "from_layer": 2}
+    moved = combined.assign_attrs(options=json.dumps(options))
+    text = str(jacobian_figure(moved).get_supxlabel()).replace("\n", " ")
+    for words in ("readout: logits", "value path", "query at 5", "from block 2"):
+        assert words in text
+
+
+def test_theories_are_drawn_beside_what_they_predict(combined):
+    curve = combined["sensitivity"] * 1.1
+    fitted = ("condition", "position"), np.ones((3, 64))
+    with_theory = combined.assign(theory_score_path=curve, theory_cesaro=fitted, theory_config=2 * curve)
+    figure = jacobian_figure(with_theory)
+    expected = band([p.mean for p in profiles(with_theory, "theory_score_path")["init"]]).centre
+    drawn = [np.asarray(line.get_ydata()) for line in lines_of_theory(figure.axes[0], BLACK)]
+    assert any(np.allclose(one, expected) for one in drawn)
+    baseline = band([p.mean for p in profiles(with_theory, "theory_score_path")["pretrained"]]).centre
+    drawn = [np.asarray(line.get_ydata()) for line in lines_of_theory(figure.axes[0], VERMILLION)]
+    assert any(np.allclose(one, baseline) for one in drawn)
+    labels = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert "second-moment kernel, predicted" in labels
+    assert "second-moment kernel of the trained weights" in labels
+    assert len(curves_in(jacobian_figure(with_theory, overlay=True).axes[0])) == len(
+        curves_in(jacobian_figure(combined, overlay=True).axes[0])
+    )
+
+
+def test_the_figure_of_theories(combined, tmp_path):
+    curve = combined["sensitivity"] * 1.1
+    fitted = ("condition", "position"), np.ones((3, 64))
+    with_theory = combined.assign(theory_score_path=curve, theory_cesaro=fitted)
+    figure = theory_figure({"one": with_theory, "two": with_theory}, path=tmp_path / "theory")
+    assert len(figure.axes) == 4
+    below = figure.axes[2]
+    init = [p.mean for p in profiles(combined)["init"]]
+    kernel = band([p.mean for p in profiles(with_theory, "theory_score_path")["init"]]).centre
+    ratio = band([mean / kernel for mean in init]).centre
+    assert any(np.allclose(one, ratio) for one in lines_of(below, BLUE))
+    assert (tmp_path / "theory.png").stat().st_size < 300_000
+    with pytest.raises(InputError, match="no theories in the results to draw"):
+        theory_figure(combined)
+
+
+def lines_of_theory(axes: Axes, color: str) -> list[Line2D]:
+    return [line for line in curves_in(axes) if line.get_color() == color and line.is_dashed()]
 
 
 def test_overlay_draws_all_models_in_one_panel(combined):
