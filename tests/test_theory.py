@@ -457,7 +457,7 @@ def test_fresh_models_are_predicted(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3", "gemma", "gemma2"])
 def test_fresh_models_of_other_families_are_predicted_with_scores(name):
-    measured, values, scores = measured_and_predicted(config(name), 96, VALUES, SCORES)
+    measured, values, scores = measured_and_predicted(config(name, blocks=6), 96, VALUES, SCORES)
     assert deviation(scores, measured) < 0.05
     if name == "qwen3":  # normed queries and keys make logits of order one at birth, whatever the weights' size
         assert deviation(values, measured) > 0.15
@@ -489,10 +489,10 @@ def test_a_small_model_with_wide_weights_needs_the_score_path():
 @pytest.mark.slow
 def test_a_wide_model_is_predicted():
     # d sigma^2 = 0.36 at transformers' 0.02 and this width: a tenth of the last positions' sensitivity is the score path's.
-    made = config("qwen2", width=896, blocks=4)
+    made = config("qwen2", width=896, blocks=3)
     how = {"method": "sketch", "products": 96}
-    measured, uniform, scores = measured_and_predicted(made, 96, UNIFORM, SCORES, **how)
-    from_config = second_moment_from_config(made, 96).sensitivity.values
+    measured, uniform, scores = measured_and_predicted(made, 64, UNIFORM, SCORES, **how)
+    from_config = second_moment_from_config(made, 64).sensitivity.values
     assert deviation(scores, measured) < 0.03  # two sketches' own error is 1 to 2 %
     assert deviation(uniform, measured) < 0.12
     assert deviation(from_config, measured) < 0.12
@@ -547,9 +547,10 @@ def test_a_configurations_result_says_what_made_it():
     got = second_moment_from_config(config("mistral", blocks=2), 7)
     assert got.sensitivity.dims == ("position",)
     assert got.sizes["position"] == 7
-    assert got.attrs["measurement"] == "second_moment_from_config"
-    assert json.loads(got.attrs["spec"])["windows"] == [32, 32]
-    assert float(got.attrs["eps"]) == 1e-6
+    options = json.loads(got.attrs["options"])
+    assert (options["measurement"], options["length"]) == ("second_moment_from_config", 7)
+    assert options["spec"]["windows"] == [32, 32]
+    assert got.attrs["headwater"]
     assert got.sensitivity.attrs["long_name"]
 
 
