@@ -244,13 +244,17 @@ def map_(
     from .results import set_command
 
     set_command(sys.argv[1:])
+    tables: list[list[list[str]]] = []
+
+    def finish(result: Any) -> None:
+        map_figure(result, path=out / "map.png")
+        tables.append([list(cells(row)) for row in rows(result)])
+        lines = [f"`{_given()}`", described(result)]
+        write_table(out / "map.md", "Where the U-shape at birth holds", lines, COLUMNS, tables[0])
+
     with _progress() as advance:
-        result = atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance)
-    map_figure(result, path=out / "map.png")
-    table = [list(cells(row)) for row in rows(result)]
-    _print_table(COLUMNS, table)
-    lines = [f"`{_given()}`", described(result)]
-    write_table(out / "map.md", "Where the U-shape at birth holds", lines, COLUMNS, table)
+        atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance, finish=finish)
+    _print_table(COLUMNS, tables[0])
     print(f"wrote {', '.join(str(out / f'map.{end}') for end in ('nc', 'png', 'svg', 'md'))}")
 
 

@@ -156,6 +156,7 @@ def atlas(
     seeds: int = 2,
     products: int = PRODUCTS,
     advance: Advance | None = None,
+    finish: Callable[[xr.Dataset], object] | None = None,
 ) -> xr.Dataset:
     """Measure every place and its theories; write `map.nc`; return it.
 
@@ -165,6 +166,7 @@ def atlas(
         seeds: fresh models per place, each with its own prompt of random tokens.
         products: of the sketch, per prompt.
         advance: called before every place.
+        finish: called with the result before the places' own files are removed: an interruption in it costs nothing.
 
     Returns:
         Dataset with, for every `place`, curves over `position` (NaN beyond the place's length): `measured` and its
@@ -193,6 +195,8 @@ def atlas(
         files.append(file)
     result = _join(chosen, [load(file) for file in files], seeds, products)
     save(result, out / "map.nc")
+    if finish is not None:
+        finish(result)
     for file in files:
         file.unlink(missing_ok=True)
     with suppress(OSError):  # somebody else's file is in it
@@ -312,12 +316,28 @@ COLUMNS = ("place", "primacy", "recency", "U", "uniform", "values", "score path"
 
 def described(ds: xr.Dataset) -> str:
     """What the rows of a map's table are."""
+    usual = usual_places(ds)[0]
     return (
         f"{ds.attrs['seeds']} fresh models per place, sketch of {ds.attrs['products']} products, float32, random tokens; "
-        f"width {WIDTH}, {BLOCKS} blocks and T = {LENGTH} unless the place says otherwise. Primacy and recency: the ends "
-        f"against the middle; U: both at least {ds.attrs['factor']:g}. Theories: mean over positions of |predicted / "
-        "measured - 1|; N^L: RMS log error with its best alpha and a free scale."
+        f"width {usual['width']}, {usual['blocks']} blocks and T = {usual['length']} unless the place says otherwise. "
+        f"Primacy and recency: the ends against the middle; U: both at least {ds.attrs['factor']:g}. Kernels: mean over "
+        "positions of |predicted / measured - 1|; N^L: RMS log error with its best alpha and a free scale."
     )
+
+
+def usual_places(ds: xr.Dataset) -> list[Row]:
+    """The places where only d sigma^2 is moved, in its order: those of the deepest column of at most 12 blocks.
+
+    Raises:
+        InputError: there are none.
+    """
+    depths = [row for row in rows(ds, group="depth") if row["blocks"] <= BLOCKS]
+    if not depths:
+        raise InputError(
+            "the map has no places of group 'depth' with 12 blocks or fewer; there is no curve to start from"
+        )
+    base = max(row["blocks"] for row in depths)
+    return sorted((row for row in depths if row["blocks"] == base), key=lambda row: row["strength"])
 
 
 def cells(row: Row) -> Iterator[str]:

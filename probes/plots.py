@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from .atlas import Row, rows
+from .atlas import Row, rows, usual_places
 from .errors import InputError
 from .files import atomic
 from .summary import Profile, band, profiles, smooth
@@ -297,13 +297,7 @@ def map_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
     """
     if "place" not in ds.dims or "strength" not in ds.coords:
         raise InputError("the result is no map; give one of headwater map")
-    depths = rows(ds, group="depth")
-    base = max((int(row["blocks"]) for row in depths if row["blocks"] <= 12), default=0)
-    usual = sorted((row for row in depths if row["blocks"] == base), key=lambda row: row["strength"])
-    if not usual:
-        raise InputError(
-            "the map has no places of group 'depth' with 12 blocks or fewer; there is no curve to start from"
-        )
+    usual = usual_places(ds)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10.5, 6.9), dpi=MAP_DPI, layout="constrained")
         halves: Any = figure.subfigures(2, 1)  # the long labels of f leave the row above alone
@@ -316,11 +310,13 @@ def map_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
         _map_errors(errors, usual, rows(ds, group="model"))
         _map_lengths(lengths, [*usual, *rows(ds, group="length")], float(ds.attrs["factor"]))
         _map_others(others, usual, ds)
+        base = usual[0]
         facts = (
-            f"{base} blocks, width {usual[0]['width']} and T = {usual[0]['length']} unless moved; {ds.attrs['seeds']} fresh "
-            f"models each; sketch, {ds.attrs['products']} products; float32; marks and solid lines: measured; dotted: "
-            "second-moment kernel with score path, no fitted parameter; a: smoothed over 5 % of positions; grey: factor "
-            f"{ds.attrs['factor']:g} above the middle (d: 5 %); σ: initializer range"
+            f"{base['blocks']} blocks, width {base['width']} and T = {base['length']} unless moved; {ds.attrs['seeds']} "
+            f"fresh models each; sketch, {ds.attrs['products']} products; float32; random tokens; marks and solid lines: "
+            "measured; dotted, and the models' marks in d: second-moment kernel with score path, no fitted parameter; "
+            f"a: smoothed over 5 % of positions; grey: factor {ds.attrs['factor']:g} above the middle (d: 5 %); σ: "
+            "initializer range"
         )
         lower.supxlabel(textwrap.fill(facts, width=170), fontsize=7, color="#555555")
         if path is not None:
@@ -389,7 +385,7 @@ def _map_errors(cell: Axes, usual: Sequence[Row], models: Sequence[Row]) -> None
     cell.set_ylim(top=20)  # room for the legend
     cell.set_yticks([0.01, 0.1, 1], ["1 %", "10 %", "100 %"])
     cell.axhline(0.05, color="#777777", linewidth=0.8)
-    cell.set_ylabel("mean relative error of the norm")
+    cell.set_ylabel(r"mean relative error ($N^L$: RMS log)")
     cell.legend(loc="upper left", fontsize=7, handlelength=2.4)
 
 
@@ -503,7 +499,7 @@ def _overlay_line(condition: str) -> Any:
 
 def _legend_columns(handles: Sequence[Line2D], width: float) -> int:
     """As many columns as fit side by side; matplotlib fills them one after the other."""
-    inches = [0.065 * len(str(handle.get_label())) + 0.6 for handle in handles]
+    inches = [0.072 * len(str(handle.get_label())) + 0.6 for handle in handles]
     for columns in range(len(inches), 1, -1):
         rows = -(-len(inches) // columns)
         if sum(max(inches[i : i + rows]) for i in range(0, len(inches), rows)) <= width:

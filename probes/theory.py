@@ -19,9 +19,11 @@ above it, E F_i = 0, and E tr(J_i F_i F_k^T J_k^T) = G_ik tr(F_i F_k^T), hence
     G <- G * (1 + K),   K_ik = tr(F_i F_k^T) / d                                                        (elementwise)
       = sum_f |W_down,f|^2 (a1_if a1_kf |W_gate,f|^2 + a2_if a2_kf |W_up,f|^2) / (d r_i r_k) * p_ik,
 
-a1 = up silu'(gate), a2 = silu(gate); for a plain feed-forward one term with a = act'(up). Cross terms of two features have
-mean zero. r_i is the rms in the norm's denominator, and the norm's derivative is P_i / r_i with P_i = I - n_i n_i^T / d (and
-- 1 1^T / d for LayerNorm), n_i the normed stream: p_ik = tr(P_i P_k) / d = 1 - (2 - (n_i.n_k / d)^2) / d, for RMSNorm.
+f over the hidden features, with pre-activations up and gate, a1 = up silu'(gate), a2 = silu(gate); for a plain
+feed-forward one term with a = act'(up). Biases move activations and patterns, and nothing else. Cross terms of two features
+have mean zero. r_i is the rms in the norm's denominator, and the norm's derivative is P_i / r_i with
+P_i = I - n_i n_i^T / d (and - 1 1^T / d for LayerNorm), n_i the normed stream; for RMSNorm
+p_ik = tr(P_i P_k) / d = 1 - (2 - (n_i.n_k / d)^2) / d.
 
 Attention, values. With patterns A_h held constant, J_j becomes J_j + sum_h sum_i A_h,ij J_i W_O,h W_V,h P_j / r_j. The
 W_O of different heads are independent, so
@@ -39,7 +41,10 @@ do_i / ds_ij = A_ij (v_j - o_i). With u_ij = A_ij W_O (v_j - o_i), s_ij = scale 
     through keys:     sum_i J_i u_ij (scale W_K^T R_j^T q_i)^T P_j / r_j,
     through queries:  sum_m J_i u_im (scale W_Q^T R_i^T k_m)^T P_i / r_i    at j = i.
 
-W_K and W_Q are independent of W_O W_V and of each other, so all cross terms have mean zero, and the diagonal of G gains
+(q_i and k_j after rotation.) W_K and W_Q are independent of W_O W_V and of each other, so cross terms between values, keys
+and queries have mean zero. Terms of two queries that reach j through the same W_K do not; summed exactly they change the
+error of a profile by less than 0.1 percentage points (6 to 8 blocks, T = 64, d sigma^2 up to 1.6) and are left out, as is
+P_j, an effect of 1/d. The diagonal of G gains
 
     sum_i |J_i u_ij|^2 |scale W_K^T R_j^T q_i|^2 / (d r_j^2),   and   |J_i W_O C_i R_i W_Q scale|_F^2 / (d r_i^2)
 
@@ -52,7 +57,7 @@ The stream's own direction. For a random direction |J_i u|^2 = G_ii |u|^2, but u
 blocks, where the stream is little but what attention wrote, it leans towards the stream itself, and that direction is the
 one which every norm above removes. S_i = |J_i x_i|^2 / |x_i|^2 is therefore carried along with G, and
 |J_i u|^2 = G_ii (|u|^2 - (u.x_i)^2 / |x_i|^2) + S_i (u.x_i)^2 / |x_i|^2. Branches do not see the direction of their input,
-so S changes only as the stream turns: S_below = c^2 S_above + (1 - c^2) G_above,ii, c the cosine between the stream below
+so S changes only as the stream turns: S_below = cos^2 S_above + (1 - cos^2) G_above,ii, cos between the stream below
 and above the branch. At d sigma^2 = 1.6 (width 256, 8 blocks, T = 64) this takes the error from 4.0 to 2.8 %.
 
 Under ALiBi the pattern without content is each head's own decay, softmax of -slope (i - j), and takes the place of the
@@ -75,6 +80,7 @@ Costs, per block: uniform O(T^2 f); measured 4 T^3 per head; the score path 3 T^
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal
@@ -246,10 +252,18 @@ def second_moment_from_config(
     Source: ours, see the module's text.
     """
     birth = born(config)
+    whole: Any = tokens  # may be anything where types are not checked
+    if tokens is not None and not (isinstance(whole, Tensor) and whole.ndim == 2 and not whole.is_floating_point()):
+        raise InputError("tokens are no ids [prompt, position]; give a torch tensor of int64 with two dimensions")
     if tokens is not None and length not in (None, tokens.shape[1]):
         raise InputError(f"length={length} and prompts of {tokens.shape[1]} tokens differ; leave length out")
-    if tokens is None and (length is None or length < 1):
+    if tokens is None and not (isinstance(length, int) and length >= 1):
         raise InputError(f"length={length} is no number of positions; give at least 1, or tokens")
+    positions = int(length or 0) if tokens is None else tokens.shape[1]
+    if birth.positions and positions > (birth.spec.max_length or math.inf):
+        raise InputError(
+            f"{positions} positions are more than the {birth.spec.max_length} that are learned; give fewer"
+        )
     profiles = []
     for prompt in [None] if tokens is None else tokens.cpu():
         stream = born_stream(birth, length if prompt is None else len(prompt), prompt)  # type: ignore[arg-type]

@@ -302,9 +302,21 @@ def test_a_fresh_model_of_a_changed_configuration():
     [
         ({"model_type": "gpt2", "n_embd": 256, "n_layer": 2}, "no model can be made of this gpt2 config .*divisible"),
         ({"model_type": "llama", "hidden_size": "wide"}, "the llama config is refused by transformers"),
+        ({"model_type": "gpt2", "n_layers": 4}, "a gpt2 config has no field 'n_layers'; check its spelling"),
+        ({"model_type": "llama", "n_layer": 4}, "a llama config has no field 'n_layer'"),
+        ({"model_type": "gpt2", "n_layer": 0}, "num_hidden_layers=0; give at least 1"),
+        ({"model_type": "llama", "num_key_value_heads": 3}, "32 query heads cannot share 3 key heads evenly"),
+        ({"model_type": "gpt2", "initializer_range": -0.02}, "initializer_range=-0.02; give a positive number"),
+        ({"model_type": "gpt2", "activation_function": "gleu"}, "activation 'gleu' is none of transformers'"),
     ],
 )
 def test_configurations_of_which_no_model_can_be_made(config, says):
     with pytest.raises(InputError, match=says) as raised:
         fresh(config)
     assert "\n" not in str(raised.value)
+
+
+def test_fields_that_a_file_has_from_elsewhere_do_no_harm(tmp_path):
+    made = {"model_type": "gpt2", "n_layer": 1, "n_embd": 24, "n_head": 2, "vocab_size": 50, "their_own_note": 1}
+    (tmp_path / "config.json").write_text(json.dumps(made), encoding="utf-8")
+    assert born(tmp_path).spec.blocks == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -703,3 +704,20 @@ class Doubled(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * functional.linear(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"length": 7.5}, "length=7.5 is no number of positions"),
+        ({"length": 0}, "length=0 is no number of positions"),
+        ({"length": 2000}, "2000 positions are more than the 1024 that are learned"),
+        ({"tokens": torch.zeros(4, dtype=torch.int64)}, r"tokens are no ids \[prompt, position\]"),
+        ({"tokens": torch.zeros(1, 4)}, r"tokens are no ids \[prompt, position\]"),
+        ({"tokens": [[1, 2]]}, r"tokens are no ids \[prompt, position\]"),
+    ],
+)
+def test_lengths_and_tokens_a_configuration_cannot_have(given, says):
+    plain = inspect.unwrap(second_moment_from_config)  # without the types' own check
+    with pytest.raises(InputError, match=says):
+        plain({"model_type": "gpt2", "n_layer": 1}, **given)

@@ -580,15 +580,43 @@ def spec_of(config: Any) -> Spec:
     )
 
 
+def check_sizes(config: Any) -> None:
+    """Refuse what transformers would take and no model can be made of, or none with fresh weights.
+
+    Raises:
+        InputError: a size that is not positive, heads that do not share keys evenly, no initializer range, an activation
+            that transformers does not have.
+    """
+    family_of(config)
+    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    for name in sizes:
+        value = getattr(config, name, None)
+        if value is not None and value < 1:
+            raise InputError(f"the config has {name}={value}; give at least 1")
+    spec = spec_of(config)
+    if spec.heads % spec.kv_heads:
+        raise InputError(f"{spec.heads} query heads cannot share {spec.kv_heads} key heads evenly; give a divisor")
+    if not (spec.initializer_range or 0) > 0:
+        raise InputError(f"the config has initializer_range={spec.initializer_range}; give a positive number, as 0.02")
+    activation = _born(config)["activation"]
+    if activation not in ACT2FN:
+        raise InputError(f"the config's activation '{activation}' is none of transformers'; give one, as gelu or silu")
+
+
 def birth_of(config: Any) -> Birth:
     """What transformers draws fresh weights of this configuration from."""
+    found = _born(config)
+    found["activation"] = ACT2FN[found["activation"]]
+    return Birth(spec_of(config), **found)
+
+
+def _born(config: Any) -> dict[str, Any]:
+    """The fields of `Birth` but its spec, the activation by name."""
     sigma = config.initializer_range
     found: dict[str, Any] = dict.fromkeys(("embedding", "v", "o", "gate", "up", "down"), sigma)
     found |= {"positions": 0.0, "norm": "rms", "features": getattr(config, "intermediate_size", None)}
     found |= {"eps": getattr(config, "rms_norm_eps", None), "activation": getattr(config, "hidden_act", None)}
-    found |= family_of(config).born(config)
-    found["activation"] = ACT2FN[found["activation"]]
-    return Birth(spec_of(config), **found)
+    return found | family_of(config).born(config)
 
 
 def weights_hash(weights: Iterable[Tensor]) -> str:

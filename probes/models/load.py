@@ -73,6 +73,9 @@ def load(
     return _from_memory(source, backend, place, dtype, tokenizer, revision)
 
 
+OLDER_FIELDS = ("rope_theta", "rope_scaling", "torch_dtype")  # what transformers still takes and stores elsewhere
+
+
 def born(config: Any) -> Birth:
     """What fresh weights of a configuration are drawn from; no weights are made or read.
 
@@ -107,7 +110,7 @@ def fresh(config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional
     described = _configuration(config)
     try:
         model = fresh_model(described, seed, positional=positional)
-    except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:  # whatever its shapes run into
+    except (ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError) as error:  # whatever it runs into
         reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
         raise InputError(f"no model can be made of this {described.model_type} config ({reason}); check it") from None
     view = HuggingFaceView(
@@ -126,41 +129,59 @@ def fresh(config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional
 
 
 def _configuration(config: Any) -> Any:
-    """A transformers configuration from whatever describes one."""
-    from transformers import AutoConfig, PreTrainedConfig
+    """A transformers configuration from whatever describes one, of a model that can be made."""
+    from transformers import PreTrainedConfig
 
-    from .huggingface import HuggingFaceView, family_of
+    from .huggingface import HuggingFaceView, check_sizes, family_of
 
-    if isinstance(config, HuggingFaceView):
-        config = json.loads(config.identity.config)
     if isinstance(config, PreTrainedConfig):
         family_of(config)
-        return config
-    if isinstance(config, (str, os.PathLike)):
+        made = config
+    elif isinstance(config, HuggingFaceView):
+        made = _from_fields(json.loads(config.identity.config), strict=False)
+    elif isinstance(config, (str, os.PathLike)):
         path = Path(os.fspath(config))
         path = CHECKPOINTS / path if str(path) in bundled() else path.expanduser()
         file = path / "config.json" if path.is_dir() else path
         try:
-            described = json.loads(file.read_text(encoding="utf-8"))
+            fields = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise InputError(
                 f"config '{config}' cannot be read ({type(error).__name__}); "
                 f"give a config.json, a folder with one, or a bundled name ({', '.join(bundled())})"
             ) from None
-        return _configuration(described)
-    if not isinstance(config, Mapping):
+        made = _from_fields(fields, strict=False)
+    else:
+        made = _from_fields(config, strict=True)
+    check_sizes(made)
+    return made
+
+
+def _from_fields(fields: Any, *, strict: bool) -> Any:
+    """A configuration from its fields; `strict` refuses names it does not know, which files of other origin may have."""
+    from transformers import AutoConfig
+
+    from .huggingface import family_of
+
+    if not isinstance(fields, Mapping):
         raise InputError(
-            f"cannot read a {type(config).__name__} as a config; give a transformers config or config.json"
+            f"cannot read a {type(fields).__name__} as a config; give a transformers config or config.json"
         )
-    kind = config.get("model_type")
+    kind = fields.get("model_type")
     if not isinstance(kind, str):
         raise InputError("the config names no model_type; give a transformers config.json")
     family_of(SimpleNamespace(model_type=kind))
     try:
-        return AutoConfig.for_model(**config)
+        made = AutoConfig.for_model(**fields)
+        plain = AutoConfig.for_model(kind)
     except Exception as error:  # transformers checks fields with errors of several libraries
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"the {kind} config is refused by transformers ({reason}); check it") from None
+    known = {*plain.to_dict(), *OLDER_FIELDS}
+    unknown = sorted(name for name in fields if not hasattr(plain, name) and name not in known)
+    if strict and unknown:
+        raise InputError(f"a {kind} config has no field '{unknown[0]}'; check its spelling")
+    return made
 
 
 def _device(device: str) -> torch.device | None:
