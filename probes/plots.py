@@ -32,7 +32,7 @@ CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)  # for models in o
 DECADES = 4  # what the axis spans at most: the rim of a sliding window's reach fades to nothing and is cut off
 CHARACTERS = 17  # of small print per inch
 WIDEST = 1500  # pixels across a figure of many curves and columns, for 300 kB
-DPI = 180  # a two-column figure stays sharp at full page width and below 300 kB
+DPI = 170  # a two-column figure stays sharp at full page width and below 300 kB
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,

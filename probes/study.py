@@ -430,7 +430,7 @@ def agreement_cells(row: Agreement) -> Iterator[str]:
     yield from (row.model, row.condition)
     for theory in ("uniform", "values", "score_path", "config"):
         error = row.errors.get(theory, float("nan"))
-        yield "-" if np.isnan(error) else f"{error:.1%}" if error < 10 else f"{error:.1g}-fold"
+        yield "-" if np.isnan(error) else f"{error:.1%}" if error < 10 else f"{error:.0f}-fold"
     for theory in ("score_path", "cesaro"):
         yield f"{row.shapes[theory]:.3f}" if theory in row.shapes else "-"
     yield f"{row.alpha:.2f}"
