@@ -12,24 +12,23 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.masking_utils import sdpa_mask
 
 from ..errors import InputError
-from .view import Attention, Birth, Edit, Identity, Linear, Norm, Parts, PositionalEncoding, Site, Spec, Trace
+from .fused import attend
+from .view import Attention, Birth, Edit, Identity, Linear, Norm, Parts, PositionalEncoding, Site, Spec, Trace, Watcher
 
 ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
 
@@ -173,6 +172,7 @@ class Family:
     blocks: str = "layers"
     final_norm: str = "norm"
     attention: str = "self_attn"
+    output: str = "o_proj"  # of the attention
     positional: PositionalEncoding = "rope"
     learned: str | None = None  # the embedding of absolute positions
     born: Callable[[Any], dict[str, Any]] = lambda config: {}  # how fresh weights differ from Llama's
@@ -186,12 +186,13 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "qwen3": Family("Qwen3DecoderLayer", _qwen3_parts),
         "gemma": Family("GemmaDecoderLayer", _gemma_parts, born=_gemma_born),
         "gemma2": Family("Gemma2DecoderLayer", _gemma2_parts, born=_gemma2_born),
-        "gpt2": Family("GPT2Block", _gpt2_parts, "h", "ln_f", "attn", "learned", "wpe", _gpt2_born),
+        "gpt2": Family("GPT2Block", _gpt2_parts, "h", "ln_f", "attn", "c_proj", "learned", "wpe", _gpt2_born),
         "gpt_neox": Family(
             "GPTNeoXLayer",
             _gpt_neox_parts,
             final_norm="final_layer_norm",
             attention="attention",
+            output="dense",
             born=_gpt_neox_born,
         ),
     }
@@ -213,8 +214,22 @@ def family_of(config: Any) -> Family:
 
 # ---------------------------------------------------------------------------------------------------- attention
 
-_Listener = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], tuple[Tensor, Tensor, Tensor]]
+
+class _Listener(Protocol):
+    """Who listens to a pass: sees and changes q, k, v as projected, then sees what was attended."""
+
+    watched: bool  # whether `attended` wants the log-sum-exp
+
+    def receive(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def attended(self, module: nn.Module, attention: Attention) -> None: ...
+
+
 _listener: ContextVar[_Listener | None] = ContextVar("headwater_attention_listener", default=None)
+# Of whom a pass was asked to be watched, by view: a view's passes may be run inside another's watcher.
+_watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("headwater_watchers", default=MappingProxyType({}))
 
 
 def _attention_forward(
@@ -223,27 +238,32 @@ def _attention_forward(
     """What transformers calls in a shadow: lets a listener see and change q, k, v, then attends as the model would."""
     listener = _listener.get()
     if listener is not None:
-        query, key, value = listener(module, query, key, value, kwargs)
+        query, key, value = listener.receive(module, query, key, value)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scale, softcap = kwargs.get("scaling"), kwargs.get("softcap")
-    if softcap is None:
-        causal = attention_mask is None and query.shape[2] > 1
-        output = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scale
-        )
-    else:
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        logits = softcap * torch.tanh(query @ key.transpose(-1, -2) * (scale / softcap))
-        if attention_mask is None:
-            attention_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
-        output = logits.masked_fill(~attention_mask, float("-inf")).softmax(-1) @ value
-    return output.transpose(1, 2).contiguous(), None
+    scale = kwargs.get("scaling")
+    given = Attention(
+        query=query,
+        key=key,
+        value=value,
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        softcap=kwargs.get("softcap"),
+        window=kwargs.get("sliding_window"),
+    )
+    attention = attend(given, normalizer=listener is not None and listener.watched)
+    if listener is not None:
+        listener.attended(module, attention)
+    assert attention.output is not None
+    return attention.output.transpose(1, 2).contiguous(), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """Masks follow from positions here: causal, within the window that the attention function is told; no padding."""
 
 
 AttentionInterface.register(ATTENTION, _attention_forward)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+AttentionMaskInterface.register(ATTENTION, _no_mask)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------------- the view
@@ -268,6 +288,43 @@ def cast(model: Any, dtype: torch.dtype) -> Any:
 
 class _Reached(Exception):
     """Ends a forward pass early, once what was wanted has been seen."""
+
+
+class _Listening:
+    """One view's pass, listened to."""
+
+    def __init__(
+        self,
+        modules: Mapping[int, int],
+        edits: Sequence[Edit],
+        sites: list[Site[Attention]] | None,
+        watcher: Watcher | None,
+    ) -> None:
+        self._modules, self._edits, self._sites, self._watcher = modules, edits, sites, watcher
+        self.watched = watcher is not None
+        self.fired: set[int] = set()
+
+    def receive(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        layer = self._modules.get(id(module))
+        if layer is None:  # another view's pass, run by an edit or a watcher of this one
+            return query, key, value
+        self.fired.add(layer)
+        for edit in self._edits:
+            if edit.layer == layer:
+                query, key, value = (
+                    edit.function(tensor) if edit.site == name else tensor
+                    for name, tensor in (("query", query), ("key", key), ("value", value))
+                )
+        return query, key, value
+
+    def attended(self, module: nn.Module, attention: Attention) -> None:
+        layer = self._modules.get(id(module))
+        if layer is None:
+            return
+        if self._sites is not None:
+            self._sites[layer].fired.append(detached(attention))
+        if self._watcher is not None:
+            self._watcher(layer, detached(attention))
 
 
 class HuggingFaceView:
@@ -373,7 +430,7 @@ class HuggingFaceView:
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
     ) -> Float[Tensor, "batch position d"]:
-        with self._passing(embeddings, edits, None) as (_, last):
+        with self._passing(embeddings, edits, None, record=False) as (_, last):
             self._forward(embeddings)
         return last.value(self.spec.family)
 
@@ -393,21 +450,21 @@ class HuggingFaceView:
             args, kwargs = calls[layer]
             stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs)
             streams.append(stream)
-            blocks.append(self._edited(block, [edit for edit in edits if edit.layer == layer]))
+            blocks.append(self._listened(layer, block, [edit for edit in edits if edit.layer == layer]))
             rotary.append(rotation)
         recorded = tuple(site.value(self.spec.family) for site in sites) if attention else ()
         return Trace((*streams, last.value(self.spec.family)), tuple(blocks), tuple(rotary), recorded)
 
-    def _edited(self, block: Callable[[Tensor], Tensor], edits: Sequence[Edit]) -> Callable[[Tensor], Tensor]:
-        """A recorded block that keeps the pass's edits of its queries, keys and values."""
-        if all(edit.site == "residual" for edit in edits):
-            return block
+    def _listened(
+        self, layer: int, block: Callable[[Tensor], Tensor], edits: Sequence[Edit]
+    ) -> Callable[[Tensor], Tensor]:
+        """A recorded block that keeps the pass's edits of its queries, keys and values, and can be watched."""
 
-        def edited(stream: Tensor) -> Tensor:
-            with self._attending(None, edits):
+        def listened(stream: Tensor) -> Tensor:
+            with self._attending(None, edits, (layer,)):
                 return block(stream)
 
-        return edited
+        return listened
 
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
         return self._final_norm(residual)
@@ -424,9 +481,12 @@ class HuggingFaceView:
 
     @contextmanager
     def _passing(
-        self, embeddings: Tensor, edits: Sequence[Edit], sites: list[Site[Attention]] | None
+        self, embeddings: Tensor, edits: Sequence[Edit], sites: list[Site[Attention]] | None, *, record: bool = True
     ) -> Iterator[tuple[list[Any], Site[Tensor]]]:
-        """Hooks for one pass: inject at block 0, apply edits, record every block's call, attention at `sites`, the end."""
+        """Hooks for one pass: inject at block 0, apply edits, record every block's call, attention at `sites`, the end.
+
+        Without `record` only that a block was called is kept, not its stream.
+        """
         calls: list[Any] = [None] * self.spec.blocks
         last: Site[Tensor] = Site("final residual", self.spec.blocks)
         _check_edits(edits, self.spec)
@@ -438,7 +498,7 @@ class HuggingFaceView:
                 for edit in changes[layer]:
                     stream = edit.function(stream)
                 args, kwargs = _with_hidden(stream, args, kwargs)
-                calls[layer] = (args, kwargs)
+                calls[layer] = (args, kwargs) if record else True
                 return args, kwargs
 
             return hook
@@ -449,61 +509,52 @@ class HuggingFaceView:
         handles = [block.register_forward_pre_hook(before(i), with_kwargs=True) for i, block in enumerate(self._blocks)]
         handles.append(self._final_norm.register_forward_pre_hook(at_end))
         try:
-            with self._attending(sites, edits):
+            with self._attending(sites, edits, range(self.spec.blocks)):
                 yield calls, last
             for layer, call in enumerate(calls):
-                Site("residual", layer, [] if call is None else [_hidden(*call)]).value(self.spec.family)
+                Site("residual", layer, [] if call is None else [call]).value(self.spec.family)
         finally:
             for handle in handles:
                 handle.remove()
 
     @contextmanager
-    def _attending(self, sites: list[Site[Attention]] | None, edits: Sequence[Edit]) -> Iterator[None]:
-        """Listen to the attention function: record q, k, v at `sites` and apply edits of them."""
-        changed = [edit for edit in edits if edit.site != "residual"]
-        if sites is None and not changed:
+    def watching(self, watcher: Watcher) -> Iterator[None]:
+        token = _watchers.set(MappingProxyType({**_watchers.get(), id(self): watcher}))
+        try:
+            yield
+        finally:
+            _watchers.reset(token)
+
+    def _watcher(self) -> Watcher | None:
+        return _watchers.get().get(id(self))
+
+    @contextmanager
+    def _attending(
+        self, sites: list[Site[Attention]] | None, edits: Sequence[Edit], layers: Sequence[int]
+    ) -> Iterator[None]:
+        """Listen to the attention of `layers`: record it at `sites`, apply edits, call the watcher if there is one."""
+        changed, watcher = [edit for edit in edits if edit.site != "residual"], self._watcher()
+        if sites is None and not changed and watcher is None:
             yield
             return
-        layers = {id(getattr(block, self._family.attention)): i for i, block in enumerate(self._blocks)}
-        fired: set[int] = set()
-
-        def listen(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
-        ) -> tuple[Tensor, Tensor, Tensor]:
-            layer = layers.get(id(module))
-            if layer is None:  # another view's pass, run by an edit of this one
-                return query, key, value
-            fired.add(layer)
-            for edit in changed:
-                if edit.layer == layer:
-                    query, key, value = (
-                        edit.function(tensor) if edit.site == name else tensor
-                        for name, tensor in (("query", query), ("key", key), ("value", value))
-                    )
-            if sites is not None:
-                sites[layer].fired.append(self._attention(layer, query, key, value, kwargs))
-            return query, key, value
-
-        token = _listener.set(listen)
+        modules = {id(getattr(self._blocks[layer], self._family.attention)): layer for layer in layers}
+        listening = _Listening(modules, changed, sites, watcher)
+        token = _listener.set(listening)
         try:
             yield
         finally:
             _listener.reset(token)
+        for layer in layers if watcher is not None else ():
+            Site("attention", layer, [True] if layer in listening.fired else []).value(self.spec.family)
         for edit in changed:  # an edit that was never asked for must not pass for one without effect
-            if edit.layer not in fired:
+            if edit.layer not in listening.fired:
                 Site(edit.site, edit.layer).value(self.spec.family)
 
-    def _attention(self, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> Attention:
-        groups = query.shape[1] // key.shape[1]
-        scale = kwargs.get("scaling")
-        return Attention(
-            query=query.detach(),
-            key=key.detach().repeat_interleave(groups, 1),
-            value=value.detach().repeat_interleave(groups, 1),
-            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-            softcap=kwargs.get("softcap"),
-            window=self.spec.windows[layer],
-        )
+    def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
+        return _columns_of(self._output_projection(layer), self.spec, self.device, self.dtype)
+
+    def _output_projection(self, layer: int) -> nn.Module:
+        return getattr(getattr(self._blocks[layer], self._family.attention), self._family.output)
 
     # -- taking apart and starting afresh
 
@@ -630,6 +681,21 @@ def weights_hash(weights: Iterable[Tensor]) -> str:
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
         digests.append(digest.digest())
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
+
+
+def detached(attention: Attention) -> Attention:
+    """The same without its history."""
+    tensors = ("query", "key", "value", "output", "normalizer")
+    values = {name: getattr(attention, name) for name in tensors}
+    return replace(attention, **{name: None if x is None else x.detach() for name, x in values.items()})
+
+
+@torch.no_grad()
+def _columns_of(projection: nn.Module, spec: Spec, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A projection's matrix by head, [H, c, d], asked of the module itself: adapters and other storage count, too."""
+    ones = torch.eye(spec.heads * spec.head_dim, device=device, dtype=dtype)[None]  # [1, H c, H c]
+    nothing = projection(torch.zeros_like(ones[:, :1]))
+    return (projection(ones) - nothing)[0].unflatten(0, (spec.heads, spec.head_dim))
 
 
 def _check_edits(edits: Sequence[Edit], spec: Spec) -> None:

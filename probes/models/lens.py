@@ -24,6 +24,7 @@ from ..errors import InputError
 from .huggingface import HuggingFaceView, cast, family_of, fresh_model, shadow
 from .view import Attention, Edit, Parts, Site
 
+_SEEN = torch.empty(0)  # in the place of what was seen and is no longer needed
 ROTATION = "_apply_rotary_pos_emb"  # the method by which bridges of fused projections rotate queries and keys
 
 
@@ -95,10 +96,12 @@ class LensView(HuggingFaceView):
         return not self._lens_tokenizer and super()._prepends(bos)
 
     @contextmanager
-    def _attending(self, sites: list[Site[Attention]] | None, edits: Sequence[Edit]) -> Iterator[None]:
+    def _attending(
+        self, sites: list[Site[Attention]] | None, edits: Sequence[Edit], layers: Sequence[int]
+    ) -> Iterator[None]:
         """Hook points instead of an attention function: after rotation where there is one, else after projection."""
-        changed = [edit for edit in edits if edit.site != "residual"]
-        if sites is None and not changed:
+        changed, watcher = [edit for edit in edits if edit.site != "residual"], self._watcher()
+        if sites is None and not changed and watcher is None:
             yield
             return
         seen: list[dict[str, Tensor]] = [{} for _ in self._blocks]
@@ -127,8 +130,20 @@ class LensView(HuggingFaceView):
 
             return method
 
+        def attended(layer: int) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                attention = self._lens_attention(layer, seen[layer])
+                if sites is not None:
+                    sites[layer].fired.append(attention)
+                if watcher is not None:
+                    watcher(layer, attention)
+                if not changed:  # not needed any more: the next block's take their place
+                    seen[layer] = dict.fromkeys(seen[layer], _SEEN)
+
+            return hook
+
         spec, ends = self.spec, ExitStack()
-        watched = range(spec.blocks) if sites is not None else sorted({edit.layer for edit in changed})
+        watched = layers if sites is not None or watcher is not None else sorted({edit.layer for edit in changed})
         with ends:
             for layer in watched:
                 attention: Any = self._blocks[layer].attn
@@ -144,19 +159,32 @@ class LensView(HuggingFaceView):
                     hooks[attention.hook_rot_k] = heads_first(layer, "key")
                 for point, hook in hooks.items():
                     ends.callback(point.register_forward_hook(hook).remove)
+                ends.callback(attention.register_forward_hook(attended(layer)).remove)
             yield
             for layer in watched:
-                found = seen[layer]
-                for name in ("query", "key", "value"):
-                    Site(name, layer, [found[name]] if name in found else []).value(self.spec.family)
-                if sites is not None:
-                    sites[layer].fired.append(self._lens_attention(layer, found))
+                self._check_seen(layer, seen[layer])
+
+    def _check_seen(self, layer: int, found: dict[str, Tensor]) -> None:
+        for name in ("query", "key", "value"):
+            Site(name, layer, [True] if name in found else []).value(self.spec.family)
 
     def _lens_attention(self, layer: int, found: dict[str, Tensor]) -> Attention:
+        self._check_seen(layer, found)
         original: Any = self._blocks[layer].attn.original_component  # type: ignore[union-attr]
         scale = getattr(original, "scaling", None)
-        kwargs = {"scaling": scale, "softcap": getattr(original, "attn_logit_softcapping", None)}
-        return self._attention(layer, found["query"], found["key"], found["value"], kwargs)
+        query, key, value = (found[name].detach() for name in ("query", "key", "value"))
+        groups = query.shape[1] // key.shape[1]
+        return Attention(
+            query=query,
+            key=key.repeat_interleave(groups, 1),
+            value=value.repeat_interleave(groups, 1),
+            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+            softcap=getattr(original, "attn_logit_softcapping", None),
+            window=self.spec.windows[layer],
+        )
+
+    def _output_projection(self, layer: int) -> nn.Module:
+        return self._blocks[layer].attn.o  # type: ignore[union-attr, return-value]
 
 
 def boot(model: Any, name: str) -> TransformerBridge:

@@ -10,6 +10,7 @@ Shapes in docstrings: B prompts, T positions, d width, H query heads, G key-valu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -125,7 +126,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Attention:
-    """What one block's attention multiplied: q, k `[B, H, T, c]` after rotation, v alike, and the scale of q.k."""
+    """What one block's attention multiplied: q, k `[B, H, T, c]` after rotation, v alike, and the scale of q.k.
+
+    `output` and `normalizer` are what the kernel that ran gave, `sum_j A_ij v_j` and `log Z_i` (the log-sum-exp of a
+    query's logits over the keys it sees); None where the kernel that ran does not give them.
+    """
 
     query: Float[Tensor, "batch head position c"]
     key: Float[Tensor, "batch head position c"]
@@ -133,14 +138,41 @@ class Attention:
     scale: float
     softcap: float | None
     window: int | None
+    slopes: Float[Tensor, " head"] | None = None  # ALiBi: logits lose slope * (i - j)
+    output: Float[Tensor, "batch head position c"] | None = None
+    normalizer: Float[Tensor, "batch head position"] | None = None
+
+    def first_key(self, start: int) -> int:
+        """The first key that any query from `start` on sees."""
+        return 0 if self.window is None else max(0, start - self.window + 1)
+
+    def logits(self, start: int = 0, stop: int | None = None) -> Float[Tensor, "batch head query key"]:
+        """Scaled logits of queries start to stop against keys `first_key(start)` to stop, in at least float32.
+
+        Soft-cap and ALiBi's slopes are in them; what a query does not see is minus infinity. They hold
+        B H (stop - start) (stop - first_key) numbers.
+        """
+        length = self.query.shape[-2]
+        stop = length if stop is None else stop
+        first = self.first_key(start)
+        exact = torch.promote_types(self.query.dtype, torch.float32)
+        query, key = (self.query[..., start:stop, :].to(exact) * self.scale, self.key[..., first:stop, :].to(exact))
+        logits = query @ key.transpose(-1, -2)
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        queries = torch.arange(start, stop, device=logits.device)[:, None]
+        keys = torch.arange(first, stop, device=logits.device)[None, :]
+        if self.slopes is not None:
+            logits = logits - self.slopes.to(logits)[:, None, None] * (queries - keys)
+        # In place: this is the largest tensor of any statistic that goes block by block.
+        logits[..., start - first :].masked_fill_((keys > queries)[:, start - first :], float("-inf"))
+        if self.window is not None:
+            logits.masked_fill_(keys <= queries - self.window, float("-inf"))
+        return logits
 
     def pattern(self) -> Float[Tensor, "batch head query key"]:
         """The full attention pattern; for small T, since it holds B H T T numbers."""
-        length = self.query.shape[-2]
-        logits = self.query @ self.key.transpose(-1, -2) * self.scale
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return logits.masked_fill(~causal_mask(length, self.window, logits.device), float("-inf")).softmax(-1)
+        return self.logits().softmax(-1).to(self.query.dtype)
 
 
 @dataclass(frozen=True)
@@ -170,6 +202,9 @@ class Edit:
     site: Literal["residual", "query", "key", "value"]
     layer: int
     function: Callable[[Tensor], Tensor]
+
+
+Watcher = Callable[[int, Attention], None]  # (block, what its attention multiplied)
 
 
 @runtime_checkable
@@ -213,6 +248,22 @@ class View(Protocol):
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
     ) -> Float[Tensor, "batch position d"]:
         """The stream after the last block, differentiable with respect to `embeddings`."""
+        ...
+
+    def watching(self, watcher: Watcher) -> AbstractContextManager[None]:
+        """Inside, `watcher(layer, attention)` is called as each block attends, in `residual`, `trace` and traced blocks.
+
+        It sees queries, keys and values after edits, and the kernel's output and log-sum-exp where there are any. Nothing
+        is kept but what the watcher keeps: no more than one block's tensors live at a time. Inside another's `with`, only
+        the innermost watcher is called.
+
+        Raises:
+            RuntimeError: on leaving a pass in which some block's attention was not seen, naming the block.
+        """
+        ...
+
+    def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
+        """W_O by head: what a head adds to the branch's output is `(sum_j A_ij v_j) W_O[head]`, before any post-norm."""
         ...
 
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:

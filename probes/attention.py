@@ -1,0 +1,179 @@
+"""Statistics of attention patterns that never hold a pattern, let alone one for every head and block.
+
+Two ways, both exact up to rounding:
+
+- A few entries: `A_ij = exp(s_ij - log Z_i)` with the log-sum-exp `log Z_i` that the fused kernel returns while the model
+  runs (`View.watching`). Any few columns or diagonals of a pattern cost T numbers each, beside a plain forward pass.
+- All entries: block of queries by block of queries (`pattern_blocks`), each of a few MiB, reduced before the next is made.
+
+What has to see several prompts before it can go on (`by_layer`: leakage subtracts means over prompts) runs all of them
+through one block at a time, and holds the queries and keys of that block alone.
+
+Sources: science of the measurement, sections 3 and 4; sinks in `probes.sinks`, leakage in `probes.leakage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .errors import InputError
+from .models.fused import attend, query_blocks
+from .models.view import Attention, View
+
+
+class PatternBlock(NamedTuple):
+    """Rows `start` to `stop` of a pattern: `weights [B, H, rows, keys]` of keys `first` to `stop`; no query sees others."""
+
+    start: int
+    stop: int
+    first: int
+    weights: Float[Tensor, "batch head query key"]
+
+
+class ColumnStatistics(NamedTuple):
+    """Of every key, over the queries from it on: both [B, H, key]."""
+
+    total: Float[Tensor, "batch head key"]  # sum of the weights on it
+    over: Float[Tensor, "batch head key"]  # number of queries with a weight on it above the threshold
+
+
+def normalizers(attention: Attention) -> Float[Tensor, "batch head query"]:
+    """`log Z_i`, the log-sum-exp of a query's logits: the kernel's own where it gave one, else from another pass of it."""
+    found = attention.normalizer if attention.normalizer is not None else attend(attention, normalizer=True).normalizer
+    assert found is not None
+    return found
+
+
+def outputs(attention: Attention) -> Float[Tensor, "batch head query c"]:
+    """`sum_j A_ij v_j`: the kernel's own where it gave one, else from another pass of it."""
+    found = attention.output if attention.output is not None else attend(attention).output
+    assert found is not None
+    return found
+
+
+def completed(attention: Attention) -> Attention:
+    """The same with output and log-sum-exp, so that neither is computed twice."""
+    if attention.output is not None and attention.normalizer is not None:
+        return attention
+    return attend(attention, normalizer=True)
+
+
+def pairs(
+    attention: Attention, queries: Sequence[int] | Tensor, keys: Sequence[int] | Tensor
+) -> Float[Tensor, "batch head pair"]:
+    """Logits of (query, key) pairs, as in `Attention.logits`; what the query does not see is minus infinity."""
+    device = attention.query.device
+    i, j = (torch.as_tensor(x, device=device) for x in (queries, keys))
+    exact = torch.promote_types(attention.query.dtype, torch.float32)
+    query, key = attention.query[..., i, :].to(exact), attention.key[..., j, :].to(exact)
+    return _capped(attention, (query * key).sum(-1) * attention.scale, i, j)
+
+
+def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch head query chosen"]:
+    """The pattern's columns of the chosen keys, zero where a query does not see one.
+
+    Raises:
+        InputError: a key outside the prompt.
+    """
+    length = attention.query.shape[-2]
+    wrong = [key for key in keys if not 0 <= key < length]
+    if wrong:
+        raise InputError(f"key {wrong[0]} is outside the prompt; positions run from 0 to {length - 1}")
+    device = attention.query.device
+    exact = torch.promote_types(attention.query.dtype, torch.float32)
+    j = torch.tensor(list(keys), device=device)
+    i = torch.arange(length, device=device)
+    # Scaling the few keys instead of the many queries spares a copy of the queries.
+    chosen = attention.key[..., j, :].to(exact) * attention.scale
+    products = attention.query.to(exact) @ chosen.transpose(-1, -2)  # [B, H, T, K]
+    logits = _capped(attention, products, i[:, None], j[None, :])
+    return logits.sub_(normalizers(attention)[..., None]).exp_()
+
+
+def diagonals(attention: Attention, lags: Sequence[int]) -> Float[Tensor, "batch head lag query"]:
+    """Logits `s_{i, i - lag}`, minus infinity where there is no such key or the query does not see it."""
+    length = attention.query.shape[-2]
+    i = torch.arange(length, device=attention.query.device)
+    found = []
+    for lag in lags:
+        logits = pairs(attention, i[lag:], i[: length - lag]) if lag < length else attention.scale * i.new_empty(0)
+        empty = logits.new_full((*attention.query.shape[:2], min(lag, length)), float("-inf"))
+        found.append(torch.cat([empty, logits], -1) if lag < length else empty)
+    return torch.stack(found, -2)
+
+
+def pattern_blocks(attention: Attention, *, numbers: int | None = None) -> Iterator[PatternBlock]:
+    """The pattern in blocks of queries, of about `numbers` weights each; at most one is alive at a time."""
+    log_z = normalizers(attention)
+    given = {} if numbers is None else {"numbers": numbers}
+    for start, stop in query_blocks(attention, **given):
+        weights = attention.logits(start, stop).sub_(log_z[..., start:stop, None]).exp_()
+        yield PatternBlock(start, stop, attention.first_key(start), weights)
+
+
+def column_statistics(attention: Attention, threshold: float) -> ColumnStatistics:
+    """Sums and counts above `threshold` of every column, in one pass over the pattern."""
+    shape, log_z = attention.query.shape[:-1], normalizers(attention)
+    total, over = (torch.zeros(shape, dtype=torch.float64, device=log_z.device) for _ in range(2))
+    for start, stop, first, weights in pattern_blocks(replace(attention, normalizer=log_z)):
+        ones = weights.new_ones(1, stop - start)
+        # A product with ones is the fastest sum over rows there is; float32 counts exactly up to 2^24.
+        total[..., first:stop] += (ones @ weights).squeeze(-2)
+        over[..., first:stop] += (ones @ weights.gt_(threshold)).squeeze(-2)
+    return ColumnStatistics(total, over)
+
+
+def by_layer(
+    model: View, embeddings: Float[Tensor, "prompt position d"], *, chunk: int = 1
+) -> Iterator[tuple[int, list[Attention]]]:
+    """Run all prompts through block after block, `chunk` prompts at a time: (block, each chunk's attention).
+
+    Queries, keys and log-sum-exps of one block are held at a time, and the stream of all prompts; values and outputs are not.
+    """
+    trace = model.trace(embeddings[:1])
+    streams = list(embeddings.split(chunk))
+    for layer, block in enumerate(trace.blocks):
+        found: list[Attention] = []
+        with (
+            model.watching(lambda _, attention, found=found: found.append(_without_values(attention))),
+            torch.no_grad(),
+        ):
+            for n, stream in enumerate(streams):
+                streams[n] = block(stream)
+        yield layer, found
+
+
+def run_watched(
+    model: View, embeddings: Float[Tensor, "prompt position d"], watcher: Callable[[int, Attention], None]
+) -> None:
+    """One pass without gradients in which `watcher` sees every block's attention, with log-sum-exp and output."""
+
+    def watch(layer: int, attention: Attention) -> None:
+        watcher(layer, completed(attention))
+
+    with model.watching(watch), torch.no_grad():
+        model.residual(embeddings)
+
+
+def _without_values(attention: Attention) -> Attention:
+    log_z = normalizers(attention)
+    return replace(attention, value=attention.value[..., :0, :], output=None, normalizer=log_z)
+
+
+def _capped(attention: Attention, logits: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Soft-cap, slopes and mask on scaled products [B, H, ...] of queries and keys (positions that broadcast to ...)."""
+    if attention.softcap is not None:
+        logits = attention.softcap * torch.tanh(logits / attention.softcap)
+    if attention.slopes is not None:
+        distance = (queries - keys).to(logits)
+        logits = logits - attention.slopes.to(logits).reshape(-1, *[1] * distance.ndim) * distance
+    hidden = keys > queries
+    if attention.window is not None:
+        hidden = hidden | (keys <= queries - attention.window)
+    return logits.masked_fill(hidden, float("-inf"))
