@@ -357,3 +357,242 @@ def turned(radial: Tensor, gram: Tensor, above: Tensor, below: Tensor) -> Tensor
 def slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """f'(x), elementwise."""
     return torch.autograd.functional.jacobian(function, x).diagonal()
+
+
+# ------------------------------------------------------------------------------------------- sinks (probes.sinks)
+
+
+def sinks(
+    patterns: Sequence[Sequence[Tensor]],
+    keys: Sequence[Sequence[Tensor]],
+    values: Sequence[Sequence[Tensor]],
+    weights: Sequence[Tensor],
+    windows: Sequence[int | None],
+    *,
+    chosen: Sequence[int],
+    threshold: float,
+    tau: float,
+) -> dict[str, Tensor]:
+    """Sink metrics and reading of position 0, entry by entry: patterns, keys, values by prompt and block, W_O by block."""
+    prompts, blocks, heads, length = len(patterns), len(weights), len(weights[0]), patterns[0][0].shape[-1]
+    alpha = torch.zeros(prompts, blocks, heads, len(chosen), dtype=torch.float64)
+    over, found = torch.zeros(blocks, heads, len(chosen), dtype=torch.float64), {}
+    names = ("attends", "reads", "reads_along", "value_norm", "key_norm", "written_norm")
+    found = {n: torch.zeros(blocks, heads, *[2] * n.endswith("norm"), dtype=torch.float64) for n in names}
+    for l in range(blocks):  # noqa: E741
+        reach = length if windows[l] is None else windows[l]
+        assert reach is not None
+        for h in range(heads):
+            weight_sum = from_0 = along = whole = 0.0
+            queries = 0
+            norms: dict[str, list[list[float]]] = {n: [[], []] for n in names if n.endswith("norm")}
+            for p in range(prompts):
+                a, k, v = (x[p][l][h].double() for x in (patterns, keys, values))
+                written = v @ weights[l][h].double()
+                for n, key in enumerate(chosen):
+                    alpha[p, l, h, n] = sum(a[i, key].item() for i in range(key, length)) / (length - key)
+                    seeing = [i for i in range(key, length) if i - key < reach]
+                    over[l, h, n] += sum(a[i, key].item() > tau for i in seeing) / len(seeing) / prompts
+                for i in range(1, min(length, reach)):
+                    one, all_of_it = a[i, 0] * written[0], sum(a[i, j] * written[j] for j in range(i + 1))
+                    assert isinstance(all_of_it, Tensor)
+                    weight_sum += a[i, 0].item()
+                    from_0 += one.pow(2).sum().item()
+                    along += (one @ all_of_it).item()
+                    whole += all_of_it.pow(2).sum().item()
+                    queries += 1
+                for name, rows in (("value_norm", v), ("key_norm", k), ("written_norm", written)):
+                    norms[name][0].append(rows[0].norm().item())
+                    norms[name][1] += [row.norm().item() for row in rows[1:]]
+            found["attends"][l, h] = weight_sum / queries
+            found["reads"][l, h] = math.sqrt(from_0 / whole)
+            found["reads_along"][l, h] = along / whole
+            for name, both in norms.items():
+                for place in range(2):
+                    found[name][l, h, place] = sum(both[place]) / len(both[place])
+    sink = (alpha > threshold).double()
+    found |= {"alpha": alpha, "over_tau": over, "over_tau_of_model": over.mean((0, 1))}
+    return found | {"sink_rate": sink.mean((0, 2)), "sink_rate_of_model": sink.mean((0, 1, 2))}
+
+
+def uniform_alpha(length: int, key: int, window: int | None) -> float:
+    """alpha of a key where every query spreads its attention evenly over what it sees."""
+    seen = [min(i + 1, window or length) for i in range(length)]
+    return sum(1 / seen[i] for i in range(key, length) if i - key < (window or length)) / (length - key)
+
+
+def reaction(before: Tensor, after: Tensor, window: int | None) -> tuple[float, float]:
+    """Total variation over keys >= 1 of one head's rows i >= 2 that see position 0: as they are, and renormalized."""
+    moved, among = [], []
+    for i in range(2, min(before.shape[-1], window or before.shape[-1])):
+        a, b = before[i, 1 : i + 1].double(), after[i, 1 : i + 1].double()
+        moved.append((a - b).abs().sum().item() / 2)
+        among.append((a / a.sum() - b / b.sum()).abs().sum().item() / 2)
+    return sum(moved) / len(moved), sum(among) / len(among)
+
+
+# -------------------------------------------------------------------------------------- attention (attention, models.fused)
+
+
+def attention_logits(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    *,
+    softcap: float | None = None,
+    window: int | None = None,
+    slopes: Tensor | None = None,
+) -> Tensor:
+    """Logits [B, H, T, T] of q, k [B, H, T, c], one query at a time; minus infinity where it does not look."""
+    prompts, heads, length, _ = query.shape
+    every = []
+    for b in range(prompts):
+        for h in range(heads):
+            rows = []
+            for i in range(length):
+                first = 0 if window is None else max(0, i + 1 - window)
+                row = (key[b, h, first : i + 1] * query[b, h, i]).sum(-1) * scale
+                if softcap is not None:
+                    row = softcap * torch.tanh(row / softcap)
+                if slopes is not None:
+                    row = row - slopes[h] * torch.arange(i - first, -1, -1, dtype=row.dtype)
+                before, after = row.new_full((first,), -math.inf), row.new_full((length - i - 1,), -math.inf)
+                rows.append(torch.cat([before, row, after]))
+            every.append(torch.stack(rows))
+    return torch.stack(every).view(prompts, heads, length, length)
+
+
+# ---------------------------------------------------------------------------------------------------- leakage (leakage)
+
+
+def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[str, float]:
+    """Both forms for one head from its logits [prompt, query, key] (minus infinity where hidden), entry by entry.
+
+    Every mean, Toeplitz average and log-sum-exp is written out; the two halves of the prompts are taken apart first.
+    """
+    count, length = len(logits), logits.shape[-1]
+    queries = range(first, last + 1)
+    quantities: list[dict[str, list[list[float]]]] = []
+    for half in (range(count // 2), range(count // 2, count)):
+        size = len(half)
+        mean = {
+            (i, j): sum(float(logits[n, i, j]) for n in half) / size
+            for i in range(length)
+            for j in range(i + 1)
+            if math.isfinite(float(logits[half[0], i, j]))
+        }
+        by_lag: dict[int, list[float]] = {}
+        for (i, j), value in mean.items():
+            if j > 0:
+                by_lag.setdefault(i - j, []).append(value)
+        t = {lag: sum(values) / len(values) for lag, values in by_lag.items()}
+        for lag in range(max(t) + 1, length):
+            t[lag] = t[max(by_lag)]
+
+        def made(n: int, i: int, j: int, mean: dict = mean, t: dict = t) -> float:
+            return float(logits[n, i, j]) - mean[i, j] + t[i - j]
+
+        def log_sum(values: list[float]) -> float:
+            return math.log(sum(math.exp(value) for value in values))
+
+        seen = {i: [j for j in range(i + 1) if (i, j) in mean] for i in queries}
+        z = {(n, i): log_sum([float(logits[n, i, j]) for j in seen[i]]) for n in half for i in queries}
+        m = {(n, i): log_sum([made(n, i, j) for j in seen[i]]) for n in half for i in queries}
+        k = {
+            (n, i): log_sum([float(logits[n, i, j]) if j == 0 else made(n, i, j) for j in seen[i]])
+            for n in half
+            for i in queries
+        }
+        mean_z = {i: sum(z[n, i] for n in half) / size for i in queries}
+        mean_m = {i: sum(m[n, i] for n in half) / size for i in queries}
+        level_z, level_m = (sum(x.values()) / len(x) for x in (mean_z, mean_m))
+        found: dict[str, list[list[float]]] = {}
+        for lag in lags:
+            rows: dict[str, list[float]] = {}
+            for i in queries:
+                s = mean[i, i - lag]
+                mean_k = sum(k[n, i] for n in half) / size
+                weights: dict[str, float] = dict.fromkeys(
+                    ("both", "w_mask", "w_residual", "t_residual", "neither"), 0.0
+                )
+                for n in half:
+                    own, toeplitz = float(logits[n, i, i - lag]), made(n, i, i - lag)
+                    weights["both"] += math.exp(own - z[n, i]) / size
+                    weights["w_mask"] += math.exp(toeplitz - m[n, i]) / size
+                    weights["w_residual"] += math.exp(own - z[n, i] + mean_z[i] - level_z) / size
+                    weights["t_residual"] += math.exp(own - z[n, i] + mean_m[i] - level_m) / size
+                    weights["neither"] += math.exp(toeplitz - m[n, i] + mean_m[i] - level_m) / size
+                values = {"S": s, "M": mean_m[i], "D": mean_z[i] - mean_m[i], "l": s - mean_z[i]}
+                values |= {"X": s - mean_z[i] + mean_m[i], "K": mean_k - mean_m[i], "R": mean_z[i] - mean_k}
+                for name, value in (values | weights).items():
+                    rows.setdefault(name, []).append(value)
+            for name, row in rows.items():
+                found.setdefault(name, []).append(row)
+        quantities.append(found)
+
+    def covariance(x: str, y: str) -> float:
+        total = 0.0
+        for at in range(len(lags)):
+            for a, b in ((0, 1), (1, 0)):
+                one, other = quantities[a][x][at], quantities[b][y][at]
+                mean_one, mean_other = sum(one) / len(one), sum(other) / len(other)
+                products = [(p - mean_one) * (q - mean_other) for p, q in zip(one, other, strict=True)]
+                total += sum(products) / len(products) / 2
+        return total / len(lags)
+
+    whole = [
+        [(a + b) / 2 for a, b in zip(one, other, strict=True)]
+        for one, other in zip(quantities[0]["l"], quantities[1]["l"], strict=True)
+    ]
+    uncorrected = sum(sum((v - sum(row) / len(row)) ** 2 for v in row) / len(row) for row in whole) / len(whole)
+    shared = covariance("X", "M")
+    both, only_mask, only_residual, no_terms, neither = (
+        covariance(cell, cell) for cell in ("both", "w_mask", "w_residual", "t_residual", "neither")
+    )
+    return {
+        "total": covariance("l", "l"),
+        "logits": covariance("S", "S"),
+        "mask": covariance("M", "M"),
+        "denominator": covariance("D", "D"),
+        "covariance": 2 * (covariance("M", "D") - covariance("S", "M") - covariance("S", "D")),
+        "log mask": covariance("M", "M") - shared,
+        "log residual": covariance("X", "X") - shared,
+        "noise": uncorrected - covariance("l", "l"),
+        "sink": covariance("K", "K"),
+        "rest": covariance("R", "R"),
+        "both": both,
+        "only mask": only_mask,
+        "only residual": only_residual,
+        "neither": neither,
+        "weight mask": (only_mask - neither + both - only_residual) / 2,
+        "weight residual": (only_residual - neither + both - only_mask) / 2,
+        "terms mask": (only_mask - neither + both - no_terms) / 2,
+        "terms residual": (no_terms - neither + both - only_mask) / 2,
+    }
+
+
+# ------------------------------------------------------------------------------------------ position 0 (trajectory)
+
+
+def pair_cosines(vectors: list[list[float]]) -> list[float]:
+    """Cosine of every pair of vectors, each pair once."""
+    found = []
+    for i, x in enumerate(vectors):
+        for y in vectors[:i]:
+            inner = sum(a * b for a, b in zip(x, y, strict=True))
+            found.append(inner / math.sqrt(sum(a * a for a in x)) / math.sqrt(sum(b * b for b in y)))
+    return found
+
+
+def massive_dimensions(streams: list[list[list[float]]], least: float, medians: float) -> tuple[float, float, float]:
+    """One layer's [prompt][position][d]: median |h|; dimensions above at position 0, and most elsewhere, mean by prompt."""
+    magnitudes = sorted(abs(x) for prompt in streams for row in prompt for x in row)
+    half = len(magnitudes) // 2
+    median = magnitudes[half] if len(magnitudes) % 2 else (magnitudes[half - 1] + magnitudes[half]) / 2
+
+    def above(row: list[float]) -> int:
+        return sum(abs(x) > least and abs(x) > medians * median for x in row)
+
+    first = sum(above(prompt[0]) for prompt in streams) / len(streams)
+    others = sum(max(above(row) for row in prompt[1:]) for prompt in streams) / len(streams)
+    return median, first, others

@@ -1,0 +1,511 @@
+"""Absolute position in attention patterns, and where it comes from: the causal mask or the residual stream.
+
+A rotary pattern "should" depend on how far back a key stands, not on where the query stands. It does depend on it, in two
+ways. The **causal mask** gives a later query more keys to share its attention among. The **residual stream** carries
+position: what blocks below wrote differs between early and late positions, and so do queries and keys. This file measures
+how much a head's attention depends on absolute position and splits it exactly into the two.
+
+Setting. Prompts n are windows cut at random offsets behind one first token, so that what a token is says nothing about
+where it stands. `s_ij` are a head's scaled logits after rotation, soft-cap and slopes; `log Z_i` the log-sum-exp over the
+keys that query i sees; `A_ij = exp(s_ij - log Z_i)`. Queries i run over a band B, lags over a few small ones, keys i - lag
+are never position 0. `E` is the mean over prompts, `V` the variance over i in B, averaged over lags; `C` the covariance.
+
+**Log form** (primary). `l_i(lag) = E log A_{i,i-lag}`. Attention that depends on the lag alone has V(l) = 0. Otherwise
+
+    l = S - M - D,     S_i(lag) = E s_{i,i-lag},     M_i = E log Z~_i,     D_i = E log Z_i - M_i,
+    V(l) = V(S) + V(M) + V(D) + [2 C(M, D) - 2 C(S, M) - 2 C(S, D)]
+    total  logits  mask  denominator        covariance
+
+where `Z~` belongs to *Toeplitz-made* logits: `s~_ij = s_ij - (E s_ij - t(i - j))`, `t(lag)` the mean of `E s_{i,i-lag}` over
+all queries and keys other than 0. Means then depend on the lag alone, every prompt keeps its own deviations, and what is
+left in M is that a later query has more terms. Rotary logits of streams whose statistics do not depend on position are
+Toeplitz in the mean, so whatever `S` and `D` show has come in through the residual stream: `S` directly, `D` through the
+denominator. As two sources, `X = S - D` (residual) and `-M` (mask), with Shapley values of the variance game:
+
+    residual = V(X) - C(X, M),     mask = V(M) - C(X, M),     their sum = V(l).
+
+D splits once more, D = K + R: K is what position 0 adds (its own logit in the place of `t(i)`; the sink), R is the rest.
+With both sources removed l is `t(lag)` less a constant: exactly 0 (`log_neither`, rounding).
+
+**Weight form**. The same on A itself, as a 2 x 2 design. `residual` off: logits are made Toeplitz as above, in the
+denominator, too. `mask` off: each query's E log Z_i is replaced by its mean over the band's queries; as with the logits,
+every prompt keeps its own deviation (to replace each prompt's own log Z_i would take a query with one high logit to
+"weights" of many thousands). With W the variance `V(E A_{i,i-lag})` of each of the four cells,
+
+    mask = [W(mask) - W(neither) + W(both) - W(residual)] / 2,      spread = W(neither),
+    residual = [W(residual) - W(neither) + W(both) - W(mask)] / 2,  mask + residual + spread = W(both).
+
+`spread` is what single prompts' deviations alone leave, since E exp is not exp E: 0 where patterns are the same in all
+prompts. Here `mask` stands for all of the denominator: D goes with it, shows only when both are on, and is shared equally;
+a bias that all keys of a query share, which cancels in the softmax, is charged to the residual stream and taken off the
+mask. `terms_form` and `terms_source` are the same with M alone made constant, the number of terms, as in the log form.
+
+Noise. Every V and C above is a covariance between two halves of the prompts (the mean of both orders), each half with its
+own E and its own t: sampling noise, which V of an estimated mean would count as leakage, cancels in expectation, and
+values may come out slightly negative. `log_noise` is what the uncorrected variance over all prompts would have added.
+Intervals: prompts are drawn again with replacement within each half; the means subtracted inside `s~`, and those of
+log Z_i in the weight form, stay as they were estimated.
+
+Assumptions. (1) Text statistics do not depend on position behind position 0: windows at random offsets. (2) The positional
+encoding itself gives logits that depend on the lag alone (RoPE, ALiBi, none): with learned absolute positions everything
+they do counts as residual stream, since that is where they are. (3) First-order: "made Toeplitz" acts on means. If the
+*spread* of logits depends on position, that part of M and of `spread` is the residual stream's second order.
+(4) Subtracting a half's own mean shrinks its deviations by (1 - 1/n): at 16 prompts a half, 3 % in standard deviation.
+
+Null tests (in `tests/test_leakage.py`, on every bundled model). In block 0 streams carry no position, so V(S) and, behind a
+first token like any other, V(D) and the residual source are 0 within noise; behind BOS only R is, K being what BOS is.
+`log_neither` is 0 up to rounding. Patterns of known answer are recovered: equal logits (all mask, V(M) = Var log(i + 1));
+logits with an absolute bias under fixed denominators (all residual).
+
+What the definition cannot tell: whether a stream's positional content was itself made by the masks of blocks below. "Mask"
+is this block's own mask; in block 0 that is all there is, and deeper the residual stream carries on what masks began.
+
+Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the split and the correction are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .attention import by_layer, diagonals, normalizers
+from .errors import InputError
+from .jacobian import Progress
+from .models.view import Attention, View
+from .prompts import check_tokens
+from .results import dataset, provenance
+
+LAGS = tuple(range(1, 9))
+EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
+LEAST_PROMPTS = 4  # two in each half, or no prompt has a deviation of its own
+TOKENS_AT_ONCE = 8192  # of prompts run through a block together
+LOGITS_AT_ONCE = 1 << 23  # of all prompts of a half, heads and keys: 32 MiB in float32
+INTERVAL = (2.5, 97.5)  # percentiles of the bootstrap
+PARTS = ("total", "logits", "mask", "denominator", "covariance")
+SOURCES = ("mask", "residual", "spread")
+CELLS = ("both", "mask", "residual", "neither")  # which sources are on
+
+Band = tuple[int, int]  # first and last query
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What leakage needs of one block, prompt by prompt, at the queries `first` to `first` + Q."""
+
+    first: int
+    logits: Float[Tensor, "prompt head lag query"]  # s_{i, i-lag}
+    toeplitz: Float[Tensor, "prompt head lag query"]  # s~_{i, i-lag}
+    normalizer: Float[Tensor, "prompt head query"]  # log Z_i
+    with_sink: Float[Tensor, "prompt head query"]  # log Z~_i, but position 0 with its own logits
+    of_mask: Float[Tensor, "prompt head query"]  # log Z~_i
+
+
+def leakage(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    bands: Any = None,
+    lags: Any = LAGS,
+    bootstrap: int = 400,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """How much attention to the token `lag` back depends on where the query stands, and through which source.
+
+    Args:
+        model: any view; it is not changed.
+        tokens: ids [prompt, position], at least 4 prompts: one first token, then windows of text cut at random offsets
+            (`probes.prompts`). The two halves are the first and the second half of them.
+        bands: (first, last) query of each band; 9-31, 32-63, 64-127, ... unless given (from the longest lag + 1).
+        lags: how far back the keys stand, at least 1; shorter than every window and than a band's first query.
+        bootstrap: resamples of the prompts for the intervals (95 %, percentiles); 0 for none.
+        seed: of the resampling.
+        progress: called with (blocks done, blocks in all).
+
+    Returns:
+        Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats (log form) or squared
+        weights (weight form): `log_form [part, layer, head, band]`, parts total = logits + mask + denominator +
+        covariance; `log_source [source, ...]`; `log_noise`, `log_sink` = V(K), `log_rest` = V(R), `log_neither`;
+        `weight_form [cell, ...]`; `weight_source [source, ...]`; `terms_form` and `terms_source` alike. Means over heads
+        are `..._by_block [..., layer, band]`, over the whole model `..._of_model [..., band]`; sources divided by their
+        total are `log_share_of_model`, `weight_share_of_model`, `terms_share_of_model`. `..._low` and `..._high` are the
+        intervals. Attributes say what made it.
+
+    Raises:
+        InputError: too few prompts, bands or lags that do not fit the prompts or a window, values that are not finite.
+
+    Source: ours, see the module's text; the question is [Ruscio]'s, arXiv 2606.06160.
+    """
+    bands, lags = check(model, tokens, bands, lags)
+    if not isinstance(bootstrap, int) or bootstrap < 0:
+        raise InputError(f"bootstrap={bootstrap} is no number of resamples; give 0 or more")
+    if not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed={seed} is no seed; give a whole number, 0 or more")
+    weights = resampling(len(tokens), bootstrap, seed)
+    found: list[dict[str, Float[Tensor, "resample entry head band"]]] = []
+    for layer, samples in sampled(model, tokens, bands, lags):
+        found.append(log_form(samples, bands, weights) | weight_form(samples, bands, weights))
+        if progress is not None:
+            progress(layer + 1, model.spec.blocks)
+    names = {name: torch.stack([block[name] for block in found], 2).numpy() for name in found[0]}
+    if not all(np.isfinite(values).all() for values in names.values()):
+        raise InputError(
+            f"model '{model.identity.name}' gives attention logits that are not finite; "
+            "check its weights, or use dtype float32"
+        )
+    variables: dict[str, tuple[Any, ...]] = {}
+    for name, values in names.items():  # [resample, entry, layer, head, band]
+        entry, units = ENTRIES[name]
+        of_model = values.mean((2, 3))
+        levels: dict[str, tuple[tuple[str, ...], Any]] = {name: ((*entry, "layer", "head", "band"), values)}
+        if entry:
+            levels[f"{name}_by_block"] = ((*entry, "layer", "band"), values.mean(3))
+            levels[f"{name}_of_model"] = ((*entry, "band"), of_model)
+        if entry == ("source",):
+            total = of_model.sum(1, keepdims=True)
+            shares = np.divide(of_model, total, out=np.full_like(of_model, np.nan), where=total > 0)
+            levels[f"{name.removesuffix('_source')}_share_of_model"] = ((*entry, "band"), shares)
+        for level, (dims, at) in levels.items():
+            described = {"long_name": DESCRIBED[name], "units": "1" if "share" in level else units}
+            at = at if entry else at[:, 0]
+            variables[level] = (dims, at[0], described)
+            if bootstrap and entry:
+                low, high = np.nanpercentile(at[1:], INTERVAL, axis=0) if len(at) > 1 else (at[0], at[0])
+                variables[f"{level}_low"] = (dims, low, described)
+                variables[f"{level}_high"] = (dims, high, described)
+    options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed}
+    return dataset(
+        variables,
+        tokens=tokens,
+        coords={
+            "part": list(PARTS),
+            "source": list(SOURCES),
+            "cell": list(CELLS),
+            "layer": range(model.spec.blocks),
+            "head": range(model.spec.heads),
+            **band_coordinates(bands),
+        },
+        attrs=provenance(model, tokens, **options),
+    )
+
+
+ENTRIES: dict[str, tuple[tuple[str, ...], str]] = {
+    "log_form": (("part",), "nat^2"),
+    "log_source": (("source",), "nat^2"),
+    "log_noise": ((), "nat^2"),
+    "log_sink": ((), "nat^2"),
+    "log_rest": ((), "nat^2"),
+    "log_neither": ((), "nat^2"),
+    "weight_form": (("cell",), "1"),
+    "weight_source": (("source",), "1"),
+    "terms_form": (("cell",), "1"),
+    "terms_source": (("source",), "1"),
+}
+DESCRIBED = {
+    "log_form": "leakage, log form, and its parts",
+    "log_source": "leakage, log form, Shapley value of each source",
+    "log_noise": "sampling noise that an uncorrected variance would add",
+    "log_sink": "variance of what position 0 adds to the log-denominator",
+    "log_rest": "variance of what the rest of the residual stream adds to the log-denominator",
+    "log_neither": "leakage, log form, with both sources removed",
+    "weight_form": "leakage, weight form, by the sources that are on",
+    "weight_source": "leakage, weight form, Shapley value of each source and what is left without",
+    "terms_form": "leakage, weight form, the mask taken as the number of terms alone, by the sources that are on",
+    "terms_source": "leakage, weight form, the mask taken as the number of terms alone, Shapley values",
+}
+
+
+# ---------------------------------------------------------------------------------------------------- bands and lags
+
+
+def usual_bands(length: int, lags: Sequence[int]) -> tuple[Band, ...]:
+    """From the longest lag + 1 to 31, then doubling: 32-63, 64-127, ...; those of at least two queries."""
+    first, last = max(lags) + 1, EARLY - 1
+    bands = []
+    while first < length:
+        bands.append((first, min(last, length - 1)))
+        first, last = max(first, last + 1), 2 * (last + 1) - 1
+    return tuple((a, b) for a, b in bands if b > a)
+
+
+def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, ...], tuple[int, ...]]:
+    """Bands and lags that fit model and prompts.
+
+    Raises:
+        InputError: as `leakage` does.
+    """
+    check_tokens(model, tokens)
+    count, length = tokens.shape
+    if count < LEAST_PROMPTS:
+        raise InputError(f"{count} prompts cannot be split in two halves of several; give at least {LEAST_PROMPTS}")
+    lags = tuple(lags)
+    if not lags or len(set(lags)) < len(lags) or any(not isinstance(lag, int) or lag < 1 for lag in lags):
+        raise InputError(f"lags {list(lags)} are none, repeated or below 1; give some, as 1-8")
+    window = min((w for w in model.spec.windows if w is not None), default=length)
+    if max(lags) >= window:
+        raise InputError(f"lag {max(lags)} is out of the window of {window} positions; give lags up to {window - 1}")
+    bands = usual_bands(length, lags) if bands is None else tuple((int(a), int(b)) for a, b in bands)
+    if not bands:
+        raise InputError(
+            f"prompts of {length} positions leave no queries behind lag {max(lags)}; give longer prompts or shorter lags"
+        )
+    for first, last in bands:
+        if first <= max(lags) or last >= length or last <= first:
+            raise InputError(
+                f"band {first}-{last} does not fit lags up to {max(lags)} and {length} positions; "
+                f"give at least two queries within {max(lags) + 1}-{length - 1}"
+            )
+    if len(set(bands)) < len(bands):
+        raise InputError(f"bands {', '.join(map(name_of, bands))} repeat one; give each once")
+    return bands, lags
+
+
+def name_of(band: Band) -> str:
+    """As in 9-31."""
+    return f"{band[0]}-{band[1]}"
+
+
+def band_coordinates(bands: Sequence[Band]) -> dict[str, Any]:
+    """Coordinates of the dimension `band`."""
+    return {
+        "band": [name_of(band) for band in bands],
+        "band_first": (("band",), [first for first, _ in bands]),
+        "band_last": (("band",), [last for _, last in bands]),
+    }
+
+
+def parse_lags(text: str) -> tuple[int, ...]:
+    """Read 1-8 or 1,2,4; ranges are inclusive.
+
+    Raises:
+        InputError: it is neither.
+    """
+    found: list[int] = []
+    for first, last in _ranges(text, "lags", "1-8 or 1,2,4"):
+        found += range(first, last + 1)
+    return tuple(found)
+
+
+def parse_bands(text: str) -> tuple[Band, ...]:
+    """Read 9-31,32-63, inclusive.
+
+    Raises:
+        InputError: it is no list of ranges.
+    """
+    return tuple(_ranges(text, "bands", "9-31,32-63"))
+
+
+def _ranges(text: str, what: str, example: str) -> list[Band]:
+    found = []
+    for part in text.split(","):
+        ends = part.strip().split("-")
+        if len(ends) > 2 or not all(end.strip().isdecimal() for end in ends):
+            raise InputError(f"{what} '{text}' is no list of ranges; write it as {example}")
+        first, last = int(ends[0]), int(ends[-1])
+        if last < first:
+            raise InputError(f"{what} '{text}' has a range that ends before it begins; write it as {example}")
+        found.append((first, last))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+
+
+def sampled(
+    model: View, tokens: Int[Tensor, "prompt position"], bands: Sequence[Band], lags: Sequence[int]
+) -> Iterator[tuple[int, Samples]]:
+    """Block by block: (layer, samples), with all prompts run through each block before the next."""
+    embeddings = torch.cat([model.embed(tokens[n : n + 1]) for n in range(len(tokens))])
+    chunk = max(1, TOKENS_AT_ONCE // tokens.shape[1])
+    for layer, attentions in by_layer(model, embeddings, chunk=chunk):
+        yield layer, samples_of(_joined(attentions), bands, lags)
+
+
+def samples_of(attention: Attention, bands: Sequence[Band], lags: Sequence[int]) -> Samples:
+    """The samples of one block from the attention of all prompts; the first half of the batch is the first half."""
+    first, last = min(a for a, _ in bands), max(b for _, b in bands)
+    halves = [_half(attention, index) for index in halves_of(len(attention.query))]
+    parts = [_samples_of_half(half, first, last + 1, lags) for half in halves]
+    return Samples(first, *(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+
+
+def halves_of(count: int) -> tuple[slice, slice]:
+    """The two halves of the prompts."""
+    return slice(0, count // 2), slice(count // 2, count)
+
+
+def _samples_of_half(attention: Attention, first: int, stop: int, lags: Sequence[int]) -> tuple[Tensor, ...]:
+    """`logits`, `toeplitz`, `normalizer`, `with_sink`, `of_mask` of one half's prompts, queries `first` to `stop`."""
+    means = _lag_means(attention)  # [head, lag]
+    count, heads, _, _ = attention.query.shape
+    logits = diagonals(attention, lags)[..., first:stop].double()
+    centred = logits - logits.mean(0) + means[:, torch.tensor(lags, device=means.device), None]
+    others, zeros, own = [], [], []
+    for start in range(first, stop, _rows(attention, stop)):
+        end = min(start + _rows(attention, stop), stop)
+        left = attention.first_key(start)
+        block = attention.logits(start, end)  # [prompt, head, query, key]
+        queries, keys = torch.arange(start, end)[:, None], torch.arange(left, end)[None, :]
+        distance = (queries - keys).clamp_min(0).to(block.device)
+        # A hidden entry stays hidden: minus infinity less a finite shift. Its own mean is no number, so it has none.
+        shift = means.to(block)[:, distance] - block.mean(0)
+        made = block + torch.where(torch.isfinite(shift), shift, torch.zeros_like(shift))
+        sees_zero = left == 0
+        others.append(made[..., 1:].logsumexp(-1) if sees_zero else made.logsumexp(-1))
+        nothing = made.new_full((count, heads, end - start), float("-inf"))
+        zeros.append(made[..., 0] if sees_zero else nothing)
+        own.append(block[..., 0] if sees_zero else nothing)
+    rest, zero, actual = (torch.cat(pieces, -1).double() for pieces in (others, zeros, own))
+    normalizer = normalizers(attention)[..., first:stop].double()
+    return logits, centred, normalizer, torch.logaddexp(rest, actual), torch.logaddexp(rest, zero)
+
+
+def _lag_means(attention: Attention) -> Float[Tensor, "head lag"]:
+    """`t(lag)`, the mean logit over prompts, all queries and keys other than 0, for every lag below T.
+
+    The longest lags have one pair or none; those without any take the last one that has.
+    """
+    _, heads, length, _ = attention.query.shape
+    device = attention.query.device
+    sums = torch.zeros(heads, length, dtype=torch.float64, device=device)
+    counts = torch.zeros(length, dtype=torch.float64, device=device)
+    step = _rows(attention, length)
+    for start in range(1, length, step):
+        end = min(start + step, length)
+        left = attention.first_key(start)
+        mean = attention.logits(start, end).double().mean(0)  # [head, query, key]
+        queries = torch.arange(start, end, device=device)[:, None]
+        keys = torch.arange(left, end, device=device)[None, :]
+        counted = torch.isfinite(mean[0]) & (keys > 0)
+        lag = (queries - keys)[counted]
+        sums.index_add_(1, lag, mean[:, counted])
+        counts.index_add_(0, lag, torch.ones_like(lag, dtype=torch.float64))
+    longest = int(counts.nonzero().max())
+    means = sums / counts.clamp_min(1)
+    means[:, longest + 1 :] = means[:, longest : longest + 1]
+    return means
+
+
+def _rows(attention: Attention, keys: int) -> int:
+    count, heads = attention.query.shape[:2]
+    return max(1, LOGITS_AT_ONCE // (count * heads * keys))
+
+
+def _half(attention: Attention, index: slice) -> Attention:
+    tensors = {name: getattr(attention, name)[index] for name in ("query", "key", "value")}
+    return replace(attention, **tensors, output=None, normalizer=normalizers(attention)[index])
+
+
+def _joined(attentions: Sequence[Attention]) -> Attention:
+    first = attentions[0]
+    if len(attentions) == 1:
+        return first
+    tensors = {name: torch.cat([getattr(a, name) for a in attentions]) for name in ("query", "key", "value")}
+    return replace(first, **tensors, output=None, normalizer=torch.cat([normalizers(a) for a in attentions]))
+
+
+# ---------------------------------------------------------------------------------------------------- summing up
+
+
+def resampling(prompts: int, count: int, seed: int) -> Float[Tensor, "resample half prompt"]:
+    """Weights of the prompts in each half's mean: first the halves as they are, then `count` resamples within each."""
+    random = np.random.default_rng(seed)
+    weights = np.zeros((1 + count, 2, prompts))
+    for half, index in enumerate(halves_of(prompts)):
+        size = index.stop - index.start
+        weights[0, half, index] = 1 / size
+        weights[1:, half, index] = random.multinomial(size, np.full(size, 1 / size), size=count) / size
+    return torch.from_numpy(weights)
+
+
+def log_form(
+    samples: Samples, bands: Sequence[Band], weights: Float[Tensor, "resample half prompt"]
+) -> dict[str, Float[Tensor, "resample entry head band"]]:
+    """The log form of one block under each resampling of its prompts, by the names of `leakage`'s variables."""
+    found: dict[str, list[Tensor]] = {}
+    for band in bands:
+        at = slice(band[0] - samples.first, band[1] + 1 - samples.first)
+        s, neither = (_mean(x[..., at], weights) for x in (samples.logits, samples.toeplitz))
+        z, sink, m = (
+            _mean(x[..., at], weights)[:, :, :, None] for x in (samples.normalizer, samples.with_sink, samples.of_mask)
+        )
+        d, x = z - m, s - (z - m)
+        total, logits, mask, denominator = (_covariance(y, y) for y in (s - z, s, m, d))
+        shared = _covariance(x, m)
+        residual = _covariance(x, x) - shared
+        band_found = {
+            "log_form": (total, logits, mask, denominator, total - logits - mask - denominator),
+            "log_source": (mask - shared, residual, torch.zeros_like(mask)),
+            "log_noise": (_variance((s - z).mean(1)) - total,),
+            "log_sink": (_covariance(sink - m, sink - m),),
+            "log_rest": (_covariance(z - sink, z - sink),),
+            "log_neither": (_covariance(neither - m.mean(-1, keepdim=True), neither - m.mean(-1, keepdim=True)),),
+        }
+        for name, values in band_found.items():
+            found.setdefault(name, []).append(torch.stack(values, 1))
+    return {name: torch.stack(values, -1) for name, values in found.items()}
+
+
+def weight_form(
+    samples: Samples, bands: Sequence[Band], weights: Float[Tensor, "resample half prompt"]
+) -> dict[str, Float[Tensor, "resample entry head band"]]:
+    """The weight form of one block under each resampling of its prompts, by the names of `leakage`'s variables."""
+    found: dict[str, list[Tensor]] = {}
+    for band in bands:
+        at = slice(band[0] - samples.first, band[1] + 1 - samples.first)
+        terms = _of_own_half(samples.of_mask[..., at])
+        whole = _of_own_half(samples.normalizer[..., at])
+        with_stream, without = (
+            (samples.logits[..., at], samples.normalizer[..., at]),
+            (samples.toeplitz[..., at], samples.of_mask[..., at]),
+        )
+        both, only_mask = (_variance_of_weights(*on, None, weights) for on in (with_stream, without))
+        neither = _variance_of_weights(*without, terms, weights)
+        for name, removed in (("weight", whole), ("terms", terms)):
+            only_residual = _variance_of_weights(*with_stream, removed, weights)
+            mask = (only_mask - neither + both - only_residual) / 2
+            residual = (only_residual - neither + both - only_mask) / 2
+            cells, sources = (both, only_mask, only_residual, neither), (mask, residual, neither)
+            found.setdefault(f"{name}_form", []).append(torch.stack(cells, 1))
+            found.setdefault(f"{name}_source", []).append(torch.stack(sources, 1))
+    return {name: torch.stack(values, -1) for name, values in found.items()}
+
+
+def _variance_of_weights(
+    logits: Float[Tensor, "prompt head lag query"],
+    log_z: Float[Tensor, "prompt head query"],
+    removed: Float[Tensor, "prompt head query"] | None,
+    weights: Float[Tensor, "resample half prompt"],
+) -> Float[Tensor, "resample head"]:
+    """`V(E exp(s - log Z))`, of the denominators' means only the part `removed` made constant over the band."""
+    if removed is not None:
+        log_z = log_z - removed + removed.mean(-1, keepdim=True)
+    mean = _mean((logits - log_z[:, :, None]).exp(), weights)
+    return _covariance(mean, mean)
+
+
+def _of_own_half(values: Tensor) -> Tensor:
+    """For every prompt [prompt, ...] the mean over its half."""
+    return torch.cat([values[index].mean(0).expand_as(values[index]) for index in halves_of(len(values))])
+
+
+def _mean(values: Tensor, weights: Float[Tensor, "resample half prompt"]) -> Tensor:
+    """Means over prompts of [prompt, ...] under each resampling: [resample, half, ...]."""
+    return (weights.to(values) @ values.flatten(1)).unflatten(-1, values.shape[1:]).cpu()
+
+
+def _covariance(x: Float[Tensor, "resample 2 head lag query"], y: Tensor) -> Float[Tensor, "resample head"]:
+    """Covariance over queries between the halves, mean of both orders and over lags."""
+    x, y = (values - values.mean(-1, keepdim=True) for values in (x, y))
+    return ((x[:, 0] * y[:, 1] + x[:, 1] * y[:, 0]) / 2).mean((-2, -1))
+
+
+def _variance(x: Float[Tensor, "resample head lag query"]) -> Float[Tensor, "resample head"]:
+    return (x - x.mean(-1, keepdim=True)).square().mean((-2, -1))
