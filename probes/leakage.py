@@ -24,6 +24,9 @@ denominator. As two sources, `X = S - D` (residual) and `-M` (mask), with Shaple
 
     residual = V(X) - C(X, M),     mask = V(M) - C(X, M),     their sum = V(l).
 
+V(X) alone is the *residual component*: how far the residual stream moves log-weights with the query's place. Its Shapley
+value falls below zero where the stream works against the mask, as a sink that steadies denominators does.
+
 D splits once more, D = K + R: K is what position 0 adds (its own logit in the place of `t(i)`; the sink), R is the rest.
 With both sources removed l is `t(lag)` less a constant: exactly 0 (`log_neither`, rounding).
 
@@ -132,11 +135,11 @@ def leakage(
     Returns:
         Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats (log form) or squared
         weights (weight form): `log_form [part, layer, head, band]`, parts total = logits + mask + denominator +
-        covariance; `log_source [source, ...]`; `log_noise`, `log_sink` = V(K), `log_rest` = V(R), `log_neither`;
-        `weight_form [cell, ...]`; `weight_source [source, ...]`; `terms_form` and `terms_source` alike. Means over heads
-        are `..._by_block [..., layer, band]`, over the whole model `..._of_model [..., band]`; sources divided by their
-        total are `log_share_of_model`, `weight_share_of_model`, `terms_share_of_model`. `..._low` and `..._high` are the
-        intervals. Attributes say what made it.
+        covariance; `log_source [source, ...]`; `log_stream` = V(X), the *residual component*; `log_noise`; `log_sink` =
+        V(K), `log_rest` = V(R); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`; `terms_form` and
+        `terms_source` alike. Means over heads are `..._by_block [..., layer, band]`, over the whole model `..._of_model
+        [..., band]`; sources divided by their total are `log_share_of_model`, `weight_share_of_model` and
+        `terms_share_of_model`. `..._low` and `..._high` are the intervals. Attributes say what made it.
 
     Raises:
         InputError: too few prompts, bands or lags that do not fit the prompts or a window, values that are not finite.
@@ -164,22 +167,22 @@ def leakage(
     for name, values in names.items():  # [resample, entry, layer, head, band]
         entry, units = ENTRIES[name]
         of_model = values.mean((2, 3))
-        levels: dict[str, tuple[tuple[str, ...], Any]] = {name: ((*entry, "layer", "head", "band"), values)}
-        if entry:
-            levels[f"{name}_by_block"] = ((*entry, "layer", "band"), values.mean(3))
-            levels[f"{name}_of_model"] = ((*entry, "band"), of_model)
+        levels: dict[str, tuple[tuple[str, ...], Any]] = {
+            name: (("layer", "head", "band"), values),
+            f"{name}_by_block": (("layer", "band"), values.mean(3)),
+            f"{name}_of_model": (("band",), of_model),
+        }
         if entry == ("source",):
             total = of_model.sum(1, keepdims=True)
             shares = np.divide(of_model, total, out=np.full_like(of_model, np.nan), where=total > 0)
-            levels[f"{name.removesuffix('_source')}_share_of_model"] = ((*entry, "band"), shares)
+            levels[f"{name.removesuffix('_source')}_share_of_model"] = (("band",), shares)
         for level, (dims, at) in levels.items():
             described = {"long_name": DESCRIBED[name], "units": "1" if "share" in level else units}
-            at = at if entry else at[:, 0]
+            dims, at = (entry + dims, at) if entry else (dims, at[:, 0])
             variables[level] = (dims, at[0], described)
-            if bootstrap and entry:
-                low, high = np.nanpercentile(at[1:], INTERVAL, axis=0) if len(at) > 1 else (at[0], at[0])
-                variables[f"{level}_low"] = (dims, low, described)
-                variables[f"{level}_high"] = (dims, high, described)
+            if bootstrap:
+                low, high = np.nanpercentile(at[1:], INTERVAL, axis=0)
+                variables[f"{level}_low"], variables[f"{level}_high"] = (dims, low, described), (dims, high, described)
     options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed}
     return dataset(
         variables,
@@ -199,6 +202,7 @@ def leakage(
 ENTRIES: dict[str, tuple[tuple[str, ...], str]] = {
     "log_form": (("part",), "nat^2"),
     "log_source": (("source",), "nat^2"),
+    "log_stream": ((), "nat^2"),
     "log_noise": ((), "nat^2"),
     "log_sink": ((), "nat^2"),
     "log_rest": ((), "nat^2"),
@@ -211,6 +215,7 @@ ENTRIES: dict[str, tuple[tuple[str, ...], str]] = {
 DESCRIBED = {
     "log_form": "leakage, log form, and its parts",
     "log_source": "leakage, log form, Shapley value of each source",
+    "log_stream": "variance of what the residual stream adds to the log-weights",
     "log_noise": "sampling noise that an uncorrected variance would add",
     "log_sink": "variance of what position 0 adds to the log-denominator",
     "log_rest": "variance of what the rest of the residual stream adds to the log-denominator",
@@ -443,6 +448,7 @@ def log_form(
         band_found = {
             "log_form": (total, logits, mask, denominator, total - logits - mask - denominator),
             "log_source": (mask - shared, residual, torch.zeros_like(mask)),
+            "log_stream": (_covariance(x, x),),
             "log_noise": (_variance((s - z).mean(1)) - total,),
             "log_sink": (_covariance(sink - m, sink - m),),
             "log_rest": (_covariance(z - sink, z - sink),),

@@ -555,6 +555,7 @@ def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[
         "mask": covariance("M", "M"),
         "denominator": covariance("D", "D"),
         "covariance": 2 * (covariance("M", "D") - covariance("S", "M") - covariance("S", "D")),
+        "stream": covariance("X", "X"),
         "log mask": covariance("M", "M") - shared,
         "log residual": covariance("X", "X") - shared,
         "noise": uncorrected - covariance("l", "l"),

@@ -59,6 +59,7 @@ def compare(found: dict[str, torch.Tensor], head: int, expected: dict[str, float
         "mask": log[2],
         "denominator": log[3],
         "covariance": log[4],
+        "stream": found["log_stream"][0, head, 0],
         "log mask": found["log_source"][0, head, 0],
         "log residual": found["log_source"][1, head, 0],
         "noise": found["log_noise"][0, head, 0],
@@ -266,10 +267,10 @@ def test_block_0_has_no_position_in_its_residual_stream(name, first):
     tokens = probes.prompts(model, n=256, length=64, first=first)
     ds = leakage(model, tokens, bootstrap=0)
     block = ds.sel(layer=0)
-    noise = block.log_noise.mean("head")
+    noise = block.log_noise_by_block
     # Noise is what one draw of these prompts puts on a variance; what is left of it after halving has its size at most.
     assert (abs(block.log_form_by_block.sel(part="logits")) < noise).all()
-    assert (abs(block.log_rest.mean("head")) < noise).all()
+    assert (abs(block.log_rest_by_block) < noise).all()
     if first == "none":  # behind BOS, position 0 is no token like the others, in block 0 as anywhere
         assert (abs(block.log_form_by_block.sel(part="denominator")) < noise).all()
         assert (abs(block.log_source_by_block.sel(source="residual")) < 2 * noise).all()
