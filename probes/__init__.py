@@ -17,31 +17,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import theory as theory
+    from .bos import bos_swap as bos_swap
+    from .bos import swapped as swapped
     from .errors import InputError as InputError
     from .jacobian import jacobian as jacobian
+    from .leakage import leakage as leakage
     from .models.load import bundled as bundled
     from .models.load import fresh as fresh
     from .models.load import load as load
     from .models.view import View as View
+    from .plots import bos_figure as bos_figure
     from .plots import jacobian_figure as jacobian_figure
+    from .plots import leakage_figure as leakage_figure
     from .plots import map_figure as map_figure
+    from .plots import sinks_figure as sinks_figure
     from .plots import theory_figure as theory_figure
+    from .plots import trajectory_figure as trajectory_figure
     from .prompts import prompts as prompts
     from .results import combine as combine
     from .results import load as load_result  # noqa: F401
     from .results import save as save_result  # noqa: F401
+    from .sinks import sinks as sinks
     from .summary import mean_profile as mean_profile
     from .summary import relative_error as relative_error
     from .summary import ushape as ushape
+    from .trajectory import trajectory as trajectory
 
 _WHERE = {
     "InputError": ("errors", "InputError"),
     "View": ("models.view", "View"),
+    "bos_figure": ("plots", "bos_figure"),
+    "bos_swap": ("bos", "bos_swap"),
     "bundled": ("models.load", "bundled"),
     "combine": ("results", "combine"),
     "fresh": ("models.load", "fresh"),
     "jacobian": ("jacobian", "jacobian"),
     "jacobian_figure": ("plots", "jacobian_figure"),
+    "leakage": ("leakage", "leakage"),
+    "leakage_figure": ("plots", "leakage_figure"),
     "load": ("models.load", "load"),
     "load_result": ("results", "load"),
     "map_figure": ("plots", "map_figure"),
@@ -49,8 +62,13 @@ _WHERE = {
     "prompts": ("prompts", "prompts"),
     "relative_error": ("summary", "relative_error"),
     "save_result": ("results", "save"),
+    "sinks": ("sinks", "sinks"),
+    "sinks_figure": ("plots", "sinks_figure"),
+    "swapped": ("bos", "swapped"),
     "theory": ("theory", None),  # the module itself
     "theory_figure": ("plots", "theory_figure"),
+    "trajectory": ("trajectory", "trajectory"),
+    "trajectory_figure": ("plots", "trajectory_figure"),
     "ushape": ("summary", "ushape"),
 }
 

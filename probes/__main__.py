@@ -9,15 +9,38 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from . import options as read
+from .console import print_report, print_table, print_written, progress, remark
 from .errors import InputError
+from .options import (
+    Backends,
+    Bands,
+    Bootstrap,
+    Column,
+    Conditions,
+    Dataset,
+    Device,
+    DTypes,
+    First,
+    Lags,
+    Length,
+    Method,
+    Models,
+    Out,
+    Products,
+    Prompts,
+    Seed,
+    Seeds,
+    Split,
+    Text,
+)
 
 BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -46,6 +69,8 @@ def _print_version(wanted: bool | None) -> None:
     epilog=_examples(
         "headwater jacobian tiny-llama",
         "headwater theory tiny-llama",
+        "headwater sinks tiny-llama",
+        "headwater leakage tiny-llama tiny-llama-ntk tiny-mistral-window",
         "headwater pretrain tiny-llama --out runs/tiny-llama",
     ),
 )
@@ -56,29 +81,6 @@ def _options(
     ] = None,
 ) -> None:
     """Where does a pretrained language model's sense of position come from?"""
-
-
-# Options that several commands share.
-Models = Annotated[
-    list[str] | None,
-    typer.Argument(help="Bundled names, folders or hub ids, with @REVISION if wanted; tiny-llama if not given."),
-]
-Conditions = Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")]
-Seeds = Annotated[int, typer.Option(help="Fresh models per model.")]
-Prompts = Annotated[int, typer.Option(help="Windows of text.")]
-Length = Annotated[int, typer.Option(help="Tokens per window, position 0 included.")]
-Method = Annotated[
-    Literal["exact", "sketch", "scalar"], typer.Option(help="All products, few with an error bar, or a single one.")
-]
-Products = Annotated[str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")]
-Text = Annotated[Path | None, typer.Option(help="A text file or folder; the bundled held-out text if not given.")]
-Dataset = Annotated[str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")]
-Split = Annotated[str, typer.Option(help="Of the dataset.")]
-Column = Annotated[str, typer.Option(help="Of the dataset, holding the text.")]
-First = Annotated[str, typer.Option(help="Position 0: auto (BOS where the model has one), bos, none, or a token id.")]
-Seed = Annotated[int, typer.Option(help="Of the windows' places and the sketch's probes.")]
-Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")]
-DTypes = Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")]
 
 
 @app.command(
@@ -92,9 +94,7 @@ DTypes = Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Opti
 )
 def jacobian(
     models: Models = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for results and figure; an unfinished study there is continued.")
-    ] = Path("runs/jacobian"),
+    out: Out = Path("runs/jacobian"),
     conditions: Conditions = "init,pretrained",
     no_rope: Annotated[
         bool, typer.Option("--no-rope", help="Repeat init without rotation (or without learned positions).")
@@ -120,9 +120,7 @@ def jacobian(
     column: Column = "text",
     first: First = "auto",
     seed: Seed = 0,
-    backend: Annotated[
-        Literal["transformers", "transformer_lens"], typer.Option(help="Who runs the model.")
-    ] = "transformers",
+    backend: Backends = "transformers",
     device: Device = "auto",
     dtype: DTypes = "auto",
 ) -> None:
@@ -132,16 +130,17 @@ def jacobian(
     half's median), recency (last position against it) and the trough's place. Interrupted, the same command goes on.
     """
     from .prompts import parse_first
+    from .runs import written_files
     from .study import COLUMNS, Settings, cells, rope_correlations, summarize
 
     settings = Settings(
-        conditions=_conditions(conditions),
+        conditions=read.conditions(conditions),
         no_rope=no_rope,
         seeds=seeds,
         prompts=prompts,
         length=length,
         method=method,
-        products=_products(products),
+        products=read.products(products),
         relative_error=relative_error,
         readout=readout,
         pathway=pathway,
@@ -155,10 +154,10 @@ def jacobian(
         seed=seed,
     )
     results = _study(models, out, settings, name="jacobian", backend=backend, device=device, dtype=dtype)
-    _print_table(COLUMNS, [list(cells(row)) for row in summarize(results)])
+    print_table(COLUMNS, [list(cells(row)) for row in summarize(results)])
     for name, correlation in rope_correlations(results).items():
         print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
-    _print_written(results, out, "jacobian")
+    print_written(written_files(results, out, "jacobian"))
 
 
 @app.command(
@@ -170,9 +169,7 @@ def jacobian(
 )
 def theory(
     models: Models = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for results and figure; an unfinished study there is continued.")
-    ] = Path("runs/theory"),
+    out: Out = Path("runs/theory"),
     conditions: Conditions = "init,pretrained",
     seeds: Seeds = 3,
     prompts: Prompts = 4,
@@ -196,15 +193,16 @@ def theory(
     """
     from .files import write_table
     from .prompts import parse_first
+    from .runs import written_files
     from .study import AGREEMENT_COLUMNS, Settings, agreement_cells, agreements, described
 
     settings = Settings(
-        conditions=_conditions(conditions),
+        conditions=read.conditions(conditions),
         seeds=seeds,
         prompts=prompts,
         length=length,
         method=method,
-        products=_products(products),
+        products=read.products(products),
         text=None if text is None else str(text),
         dataset=dataset,
         split=split,
@@ -216,17 +214,15 @@ def theory(
     )
     results = _study(models, out, settings, name="theory", backend="transformers", device=device, dtype=dtype)
     rows = [list(agreement_cells(row)) for row in agreements(results)]
-    _print_table(AGREEMENT_COLUMNS, rows)
+    print_table(AGREEMENT_COLUMNS, rows)
     lines = [f"`{_given()}`", described(results)]
     write_table(out / "theory.md", "Theories against measured profiles", lines, AGREEMENT_COLUMNS, rows)
-    _print_written(results, out, "theory", "theory.md")
+    print_written(written_files(results, out, "theory", "theory.md"))
 
 
 @app.command("map", epilog=_examples("headwater map --quick", "headwater map --out reports/theory"))
 def map_(
-    out: Annotated[
-        Path, typer.Option(help="Folder for result and figure; an unfinished map there is continued.")
-    ] = Path("runs/map"),
+    out: Out = Path("runs/map"),
     quick: Annotated[
         bool, typer.Option("--quick", help="A few small places within a minute; all take over an hour.")
     ] = (False),
@@ -252,14 +248,10 @@ def map_(
         lines = [f"`{_given()}`", described(result)]
         write_table(out / "map.md", "Where the U-shape at birth holds", lines, COLUMNS, tables[0])
 
-    with _progress() as advance:
-        atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance, finish=finish)
-    _print_table(COLUMNS, tables[0])
-    print(f"wrote {', '.join(str(out / f'map.{end}') for end in ('nc', 'png', 'svg', 'md'))}")
-
-
-def _conditions(text: str) -> tuple[Any, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    with progress() as advance:
+        atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance, told=remark, finish=finish)
+    print_table(COLUMNS, tables[0])
+    print_written([out / f"map.{end}" for end in ("nc", "png", "svg", "md")])
 
 
 def _study(models: list[str] | None, out: Path, settings: Any, **options: Any) -> Any:
@@ -268,69 +260,209 @@ def _study(models: list[str] | None, out: Path, settings: Any, **options: Any) -
     from .study import study
 
     set_command(sys.argv[1:])
-    with _progress() as advance:
-        return study(models or ["tiny-llama"], out, settings, advance=advance, **options)
+    with progress() as advance:
+        return study(models or ["tiny-llama"], out, settings, advance=advance, told=remark, **options)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float, float], None]]:
-    """A bar per label, shown once there is something to show, so that bad input ends in a single line."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+@app.command(
+    epilog=_examples(
+        "headwater sinks tiny-llama",
+        "headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5 --threshold 0.2",
+        "headwater sinks ./checkpoint --keys all --reacts off --pictures 0 --length 1024",
+    ),
+)
+def sinks(
+    models: Models = None,
+    out: Out = Path("runs/sinks"),
+    keys: Annotated[
+        str | None, typer.Option(help="Positions that may be sinks: all, 0-7, 0,5; the first 8 if not given.")
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="alpha above it is a sink [Gu].")] = 0.3,
+    tau: Annotated[float, typer.Option(help="Weights above it are counted [Wu].")] = 0.2,
+    reacts: Annotated[
+        str, typer.Option(help="What to put at position 0: mean, zero, random, a token id, or off.")
+    ] = "mean",
+    pictures: Annotated[int, typer.Option(help="Patterns to keep and draw, of the heads with the highest score.")] = 3,
+    top: Annotated[int, typer.Option(min=0, help="Heads of each model in the table.")] = 10,
+    prompts: Prompts = 32,
+    length: Length = 256,
+    text: Text = None,
+    dataset: Dataset = None,
+    split: Split = "train",
+    column: Column = "text",
+    first: First = "auto",
+    seed: Seed = 0,
+    backend: Backends = "transformers",
+    device: Device = "auto",
+    dtype: DTypes = "auto",
+) -> None:
+    """Find attention sinks, and the heads that read position 0.
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True))
-    tasks: dict[str, Any] = {}
+    Writes sinks.nc, sinks.png, sinks.svg, sinks.md and prints the sink rate of the first keys beside uniform attention and
+    Wu's fraction, how many heads attend to, read and react to position 0, and the heads that do so most.
+    """
+    from .bos import parse_replacement
+    from .sinks import parse_keys
 
-    def advance(label: str, done: float, total: float) -> None:
-        progress.start()
-        if label not in tasks:
-            tasks[label] = progress.add_task(label)
-        progress.update(tasks[label], completed=done, total=total)
-
-    try:
-        yield advance
-    finally:
-        if tasks:
-            progress.stop()
-
-
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table, every line of it whole, also in a pipe or a narrow terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    widths = [max(map(len, cells)) + 3 for cells in zip(columns, *rows, strict=True)]
-    Console(width=sum(widths) + 2).print(table)
-
-
-def _print_written(results: Any, out: Path, name: str, *more: str) -> None:
-    from .study import result_files
-
-    written = [*result_files(results, out, name), *(out / file for file in (f"{name}.png", f"{name}.svg", *more))]
-    print(f"wrote {', '.join(str(file) for file in written)}")
-
-
-def _products(text: str | None) -> int | Literal["auto"] | None:
-    if text is None or text == "auto":
-        return text  # type: ignore[return-value]
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"products '{text}' is no number; give a whole number, or auto") from None
+    options = {
+        "threshold": threshold,
+        "tau": tau,
+        "reacts": None if reacts == "off" else parse_replacement(reacts),
+        "pictures": pictures,
+    }
+    if keys is not None:  # the default is as many of the first as a prompt has
+        options["keys"] = parse_keys(keys)
+    _survey("sinks", locals(), options, top=top)
 
 
-def _steps(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise InputError(f"keep-steps '{text}' is no list of steps; give whole numbers, as in 0,100") from None
+@app.command(
+    epilog=_examples(
+        "headwater trajectory tiny-llama",
+        "headwater trajectory tiny-llama tiny-qwen2 --starts 128 --out runs/two",
+    ),
+)
+def trajectory(
+    models: Models = None,
+    out: Out = Path("runs/trajectory"),
+    starts: Annotated[int, typer.Option(help="Tokens whose paths from position 0 are compared.")] = 64,
+    prompts: Prompts = 32,
+    length: Length = 256,
+    text: Text = None,
+    dataset: Dataset = None,
+    split: Split = "train",
+    column: Column = "text",
+    first: First = "auto",
+    seed: Seed = 0,
+    backend: Backends = "transformers",
+    device: Device = "auto",
+    dtype: DTypes = "auto",
+) -> None:
+    """Follow position 0 through the blocks, which no later token can reach.
+
+    Writes trajectory.nc, trajectory.png, trajectory.svg, trajectory.md and prints, block by block, its norm against other
+    positions, its massive activations, and how alike different first tokens have become.
+    """
+    _survey("trajectory", locals(), {"starts": starts, "seed": seed})
+
+
+@app.command(
+    epilog=_examples(
+        "headwater leakage tiny-llama tiny-llama-ntk tiny-mistral-window",
+        "headwater leakage tiny-qwen2 --bands 9-31 --lags 1,2,4 --prompts 128",
+    ),
+)
+def leakage(
+    models: Models = None,
+    out: Out = Path("runs/leakage"),
+    bands: Bands = None,
+    lags: Lags = "1-8",
+    bootstrap: Bootstrap = 400,
+    prompts: Prompts = 32,
+    length: Length = 256,
+    text: Text = None,
+    dataset: Dataset = None,
+    split: Split = "train",
+    column: Column = "text",
+    first: First = "auto",
+    seed: Seed = 0,
+    backend: Backends = "transformers",
+    device: Device = "auto",
+    dtype: DTypes = "auto",
+) -> None:
+    """Split the absolute position in attention patterns into the causal mask's part and the residual stream's.
+
+    Writes leakage.nc, leakage.png, leakage.svg, leakage.md and prints the shares of the early band with intervals, the
+    order of the models, the null checks, and both forms block by block.
+    """
+    from .leakage import parse_bands, parse_lags
+
+    options = {
+        "bands": None if bands is None else parse_bands(bands),
+        "lags": parse_lags(lags),
+        "bootstrap": bootstrap,
+        "seed": seed,
+    }
+    _survey("leakage", locals(), options)
+
+
+@app.command(
+    "bos-swap",
+    epilog=_examples(
+        "headwater bos-swap tiny-llama",
+        "headwater bos-swap tiny-llama tiny-qwen2 --replace mean,zero,random,17",
+        "headwater bos-swap ./checkpoint --bands 9-31 --profile-prompts 2",
+    ),
+)
+def bos_swap(
+    models: Models = None,
+    out: Out = Path("runs/bos-swap"),
+    replace: Annotated[
+        str, typer.Option(help="What to put at position 0, one after another: mean, zero, random, token ids.")
+    ] = "mean",
+    bands: Bands = None,
+    lags: Lags = "1-8",
+    bootstrap: Bootstrap = 400,
+    profile_prompts: Annotated[int, typer.Option(help="Prompts of the Jacobian profile.")] = 4,
+    products: Annotated[int, typer.Option(help="Of its sketch, per prompt.")] = 64,
+    prompts: Prompts = 32,
+    length: Length = 256,
+    text: Text = None,
+    dataset: Dataset = None,
+    split: Split = "train",
+    column: Column = "text",
+    first: First = "auto",
+    seed: Seed = 0,
+    backend: Backends = "transformers",
+    device: Device = "auto",
+    dtype: DTypes = "auto",
+) -> None:
+    """Put something else at position 0 and see what changes.
+
+    Writes bos-swap.nc, bos-swap.png, bos-swap.svg, bos-swap.md and prints, for every replacement, the fraction of the
+    residual component of leakage that it removes in each band, and sink rate, loss and Jacobian profile before and after.
+    """
+    from .bos import parse_replacement
+    from .leakage import parse_bands, parse_lags
+
+    options = {
+        "replacement": [parse_replacement(part.strip()) for part in replace.split(",")],
+        "bands": None if bands is None else parse_bands(bands),
+        "lags": parse_lags(lags),
+        "bootstrap": bootstrap,
+        "seed": seed,
+        "profile_prompts": profile_prompts,
+        "products": products,
+    }
+    _survey("bos-swap", locals(), options)
+
+
+# What the commands above take beside options of their own, handed to `probes.survey.survey` as it is.
+COMMON = ("prompts", "length", "dataset", "split", "column", "seed", "backend", "device", "dtype")
+
+
+def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **reporting: Any) -> None:
+    """Run a survey with its progress on stderr, and print its report; `given` are the command's arguments by name."""
+    from .prompts import parse_first
+    from .results import set_command
+    from .runs import written_files
+    from .survey import PROBES, survey
+
+    set_command(sys.argv[1:])
+    with progress() as advance:
+        results = survey(
+            given["models"] or ["tiny-llama"],
+            given["out"],
+            probe,
+            options=options,
+            reporting=reporting,
+            text=None if given["text"] is None else str(given["text"]),
+            first=parse_first(given["first"]),
+            advance=advance,
+            told=remark,
+            **{name: given[name] for name in COMMON},
+        )
+    print_report(PROBES[probe].report(results, **reporting))
+    print_written(written_files(results, given["out"], probe, f"{probe}.md"))
 
 
 @app.command(
@@ -403,7 +535,7 @@ def pretrain(
         characters=characters,
         heldout_characters=heldout_characters,
         bos=bos,
-        keep_steps=None if keep_steps is None else _steps(keep_steps),
+        keep_steps=None if keep_steps is None else read.steps(keep_steps),
         save_every=save_every,
         device=device,
         compile=compile,

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,15 +23,15 @@ import torch
 import xarray as xr
 
 from .errors import InputError
-from .files import file_name, require_writable
 from .jacobian import jacobian
 from .models.load import fresh
-from .results import dataset, load, made_with, save
+from .results import dataset, made_with, save
+from .runs import require_free
 from .summary import UShape, mean_profile, relative_error, rms_log_error, ushape
 from .theory import fit_alpha, second_moment, second_moment_from_config
+from .unfinished import Advance, Unfinished
 
 Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
-Advance = Callable[[str, float, float], None]  # ("map", places done, places in all)
 
 PRODUCTS = 64  # of the sketch; its error is then about 1 %
 FACTOR = 2.0  # how far an end has to stand above the middle to count
@@ -156,6 +156,7 @@ def atlas(
     seeds: int = 2,
     products: int = PRODUCTS,
     advance: Advance | None = None,
+    told: Callable[[str], object] | None = None,
     finish: Callable[[xr.Dataset], object] | None = None,
 ) -> xr.Dataset:
     """Measure every place and its theories; write `map.nc`; return it.
@@ -165,7 +166,8 @@ def atlas(
         out: folder; places measured before are read from its `unfinished`.
         seeds: fresh models per place, each with its own prompt of random tokens.
         products: of the sketch, per prompt.
-        advance: called before every place.
+        advance: called before every place, with ("map", places done, places in all).
+        told: called with one line where places of an interrupted map are gone on with.
         finish: called with the result before the places' own files are removed: an interruption in it costs nothing.
 
     Returns:
@@ -176,31 +178,32 @@ def atlas(
         seeds. The fields of `Place` are coordinates.
 
     Raises:
-        InputError: no places, or a folder that cannot be written to.
+        InputError: no places, a folder that cannot be written to, or an unfinished map with other seeds or products in it.
     """
     out = Path(out)
-    require_writable(out)
+    unfinished = Unfinished(out, "map")
     if not chosen:
         raise InputError("no places on the map; give at least one")
     if seeds < 1:
         raise InputError(f"seeds={seeds} leaves no fresh model; give at least 1")
-    files = []
+    require_free([out / f"map.{ending}" for ending in ("nc", "png", "svg", "md")])
+    keys = {place.label(): asdict(place) | {"seeds": seeds, "products": products} for place in chosen}
+    for label, key in keys.items():
+        unfinished.check(label, key)
+    found = unfinished.going_on(list(keys))
+    if told is not None and found is not None:
+        told(found)
+    measured = []
     for number, place in enumerate(chosen):
         if advance is not None:
             advance("map", float(number), float(len(chosen)))
-        key = json.dumps(asdict(place) | {"seeds": seeds, "products": products}, sort_keys=True)
-        file = out / "unfinished" / f"{file_name(place.label())}.nc"
-        if not (file.exists() and load(file).attrs.get("place") == key):
-            save(_measure(place, seeds, products).assign_attrs(place=key), file)
-        files.append(file)
-    result = _join(chosen, [load(file) for file in files], seeds, products)
+        label = place.label()
+        measured.append(unfinished.unit(label, keys[label], partial(_measure, place, seeds, products)))
+    result = _join(chosen, measured, seeds, products)
     save(result, out / "map.nc")
     if finish is not None:
         finish(result)
-    for file in files:
-        file.unlink(missing_ok=True)
-    with suppress(OSError):  # somebody else's file is in it
-        (out / "unfinished").rmdir()
+    unfinished.clear()
     if advance is not None:
         advance("map", float(len(chosen)), float(len(chosen)))
     return result

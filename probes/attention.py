@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from .errors import InputError
 from .models.fused import attend, query_blocks
@@ -69,7 +70,7 @@ def pairs(
 ) -> Float[Tensor, "batch head pair"]:
     """Logits of (query, key) pairs, as in `Attention.logits`; what the query does not see is minus infinity."""
     device = attention.query.device
-    i, j = (torch.as_tensor(x, device=device) for x in (queries, keys))
+    i, j = (torch.as_tensor(x, dtype=torch.long, device=device) for x in (queries, keys))
     exact = torch.promote_types(attention.query.dtype, torch.float32)
     query, key = attention.query[..., i, :].to(exact), attention.key[..., j, :].to(exact)
     return _capped(attention, (query * key).sum(-1) * attention.scale, i, j)
@@ -87,7 +88,7 @@ def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch h
         raise InputError(f"key {wrong[0]} is outside the prompt; positions run from 0 to {length - 1}")
     device = attention.query.device
     exact = torch.promote_types(attention.query.dtype, torch.float32)
-    j = torch.tensor(list(keys), device=device)
+    j = torch.tensor(list(keys), dtype=torch.long, device=device)
     i = torch.arange(length, device=device)
     # Scaling the few keys instead of the many queries spares a copy of the queries.
     chosen = attention.key[..., j, :].to(exact) * attention.scale
@@ -97,14 +98,20 @@ def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch h
 
 
 def diagonals(attention: Attention, lags: Sequence[int]) -> Float[Tensor, "batch head lag query"]:
-    """Logits `s_{i, i - lag}`, minus infinity where there is no such key or the query does not see it."""
+    """Logits `s_{i, i - lag}`, minus infinity where there is no such key or the query does not see it.
+
+    Raises:
+        InputError: a lag below 0.
+    """
+    wrong = [lag for lag in lags if lag < 0]
+    if wrong:
+        raise InputError(f"lag {wrong[0]} looks ahead of the query, which sees nothing there; give lags from 0")
     length = attention.query.shape[-2]
     i = torch.arange(length, device=attention.query.device)
     found = []
     for lag in lags:
-        logits = pairs(attention, i[lag:], i[: length - lag]) if lag < length else attention.scale * i.new_empty(0)
-        empty = logits.new_full((*attention.query.shape[:2], min(lag, length)), float("-inf"))
-        found.append(torch.cat([empty, logits], -1) if lag < length else empty)
+        logits = pairs(attention, i[lag:], i[: max(0, length - lag)])
+        found.append(functional.pad(logits, (min(lag, length), 0), value=float("-inf")))
     return torch.stack(found, -2)
 
 
@@ -134,11 +141,11 @@ def by_layer(
 ) -> Iterator[tuple[int, list[Attention]]]:
     """Run all prompts through block after block, `chunk` prompts at a time: (block, each chunk's attention).
 
-    Queries, keys and log-sum-exps of one block are held at a time, and the stream of all prompts; values and outputs are not.
+    Held at a time: queries, keys and log-sum-exps of one block, no values and outputs, and the stream of all prompts.
     """
-    trace = model.trace(embeddings[:1])
+    blocks = model.trace(embeddings[:1]).blocks
     streams = list(embeddings.split(chunk))
-    for layer, block in enumerate(trace.blocks):
+    for layer, block in enumerate(blocks):
         found: list[Attention] = []
         with (
             model.watching(lambda _, attention, found=found: found.append(_without_values(attention))),
@@ -163,7 +170,9 @@ def run_watched(
 
 def _without_values(attention: Attention) -> Attention:
     log_z = normalizers(attention)
-    return replace(attention, value=attention.value[..., :0, :], output=None, normalizer=log_z)
+    # A slice of the values would keep all of them: one number in their shape instead, and none to be taken for a value.
+    nothing = attention.value.new_full((1,), float("nan")).expand_as(attention.value)
+    return replace(attention, value=nothing, output=None, normalizer=log_z)
 
 
 def _capped(attention: Attention, logits: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +41,31 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 
 def require_writable(folder: str | Path) -> None:
-    """Check before long work that `folder` can be made and written to; nothing is made.
+    """Check before long work that `folder` can be made and written to, by making it and a file in it; both go again.
+
+    Permissions alone do not tell of names that are too long, links in a circle, or what the system keeps for itself.
 
     Raises:
         InputError: it, or the nearest folder above it that exists, is no folder or may not be written to.
     """
-    nearest = Path(folder).absolute()
-    while not nearest.exists() and nearest != nearest.parent:
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        raise InputError(f"cannot write to '{folder}' ('{nearest}' is no folder); choose another folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write to '{folder}' ('{nearest}' gives no permission); choose another folder")
+    folder, missing = Path(folder).absolute(), []
+    try:
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        if not nearest.is_dir():
+            raise InputError(f"cannot write to '{folder}' ('{nearest}' is no folder); choose another folder")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise InputError(f"cannot write to '{folder}' ('{nearest}' gives no permission); choose another folder")
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"cannot write to '{folder}' ({reason}); choose another folder") from None
+    finally:
+        for path in missing:
+            with suppress(OSError):  # not made
+                path.rmdir()
 
 
 def write_json(path: str | Path, value: Any) -> None:

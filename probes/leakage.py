@@ -82,6 +82,7 @@ from .attention import by_layer, diagonals, normalizers
 from .errors import InputError
 from .jacobian import Progress
 from .models.view import Attention, View
+from .positions import read_ranges
 from .prompts import check_tokens
 from .results import dataset, provenance
 
@@ -156,7 +157,7 @@ def leakage(
     for layer, samples in sampled(model, tokens, bands, lags):
         found.append(log_form(samples, bands, weights) | weight_form(samples, bands, weights))
         if progress is not None:
-            progress(layer + 1, model.spec.blocks)
+            progress(float(layer + 1), float(model.spec.blocks))
     names = {name: torch.stack([block[name] for block in found], 2).numpy() for name in found[0]}
     if not all(np.isfinite(values).all() for values in names.values()):
         raise InputError(
@@ -292,10 +293,7 @@ def parse_lags(text: str) -> tuple[int, ...]:
     Raises:
         InputError: it is neither.
     """
-    found: list[int] = []
-    for first, last in _ranges(text, "lags", "1-8 or 1,2,4"):
-        found += range(first, last + 1)
-    return tuple(found)
+    return tuple(lag for first, last in read_ranges(text, "lags", "1-8 or 1,2,4") for lag in range(first, last + 1))
 
 
 def parse_bands(text: str) -> tuple[Band, ...]:
@@ -304,20 +302,7 @@ def parse_bands(text: str) -> tuple[Band, ...]:
     Raises:
         InputError: it is no list of ranges.
     """
-    return tuple(_ranges(text, "bands", "9-31,32-63"))
-
-
-def _ranges(text: str, what: str, example: str) -> list[Band]:
-    found = []
-    for part in text.split(","):
-        ends = part.strip().split("-")
-        if len(ends) > 2 or not all(end.strip().isdecimal() for end in ends):
-            raise InputError(f"{what} '{text}' is no list of ranges; write it as {example}")
-        first, last = int(ends[0]), int(ends[-1])
-        if last < first:
-            raise InputError(f"{what} '{text}' has a range that ends before it begins; write it as {example}")
-        found.append((first, last))
-    return found
+    return tuple(read_ranges(text, "bands", "9-31,32-63"))
 
 
 # ---------------------------------------------------------------------------------------------------- measuring
@@ -409,11 +394,14 @@ def _half(attention: Attention, index: slice) -> Attention:
 
 
 def _joined(attentions: Sequence[Attention]) -> Attention:
+    """One batch of all prompts; of values, which nothing here needs, only the shape is kept."""
     first = attentions[0]
     if len(attentions) == 1:
         return first
-    tensors = {name: torch.cat([getattr(a, name) for a in attentions]) for name in ("query", "key", "value")}
-    return replace(first, **tensors, output=None, normalizer=torch.cat([normalizers(a) for a in attentions]))
+    query, key = (torch.cat([getattr(a, name) for a in attentions]) for name in ("query", "key"))
+    value = first.value[:1].expand(len(query), -1, -1, -1)
+    normalizer = torch.cat([normalizers(a) for a in attentions])
+    return replace(first, query=query, key=key, value=value, output=None, normalizer=normalizer)
 
 
 # ---------------------------------------------------------------------------------------------------- summing up
@@ -437,22 +425,22 @@ def log_form(
     found: dict[str, list[Tensor]] = {}
     for band in bands:
         at = slice(band[0] - samples.first, band[1] + 1 - samples.first)
-        s, neither = (_mean(x[..., at], weights) for x in (samples.logits, samples.toeplitz))
-        z, sink, m = (
-            _mean(x[..., at], weights)[:, :, :, None] for x in (samples.normalizer, samples.with_sink, samples.of_mask)
+        s, toeplitz = samples.logits[..., at], samples.toeplitz[..., at]
+        z, with_sink, m = (x[..., at].unsqueeze(2) for x in (samples.normalizer, samples.with_sink, samples.of_mask))
+        steady = _of_own_half(m).mean(-1, keepdim=True)  # the mask removed: its mean over the band
+        x, weighed = s - (z - m), _Weighed(weights)
+        total, logits, mask, denominator, stream, sink, rest, neither = (
+            weighed.covariance(y, y) for y in (s - z, s, m, z - m, x, with_sink - m, z - with_sink, toeplitz - steady)
         )
-        d, x = z - m, s - (z - m)
-        total, logits, mask, denominator = (_covariance(y, y) for y in (s - z, s, m, d))
-        shared = _covariance(x, m)
-        residual = _covariance(x, x) - shared
+        shared = weighed.covariance(x, m)
         band_found = {
             "log_form": (total, logits, mask, denominator, total - logits - mask - denominator),
-            "log_source": (mask - shared, residual, torch.zeros_like(mask)),
-            "log_stream": (_covariance(x, x),),
-            "log_noise": (_variance((s - z).mean(1)) - total,),
-            "log_sink": (_covariance(sink - m, sink - m),),
-            "log_rest": (_covariance(z - sink, z - sink),),
-            "log_neither": (_covariance(neither - m.mean(-1, keepdim=True), neither - m.mean(-1, keepdim=True)),),
+            "log_source": (mask - shared, stream - shared, torch.zeros_like(mask)),
+            "log_stream": (stream,),
+            "log_noise": (weighed.variance(s - z) - total,),
+            "log_sink": (sink,),
+            "log_rest": (rest,),
+            "log_neither": (neither,),
         }
         for name, values in band_found.items():
             found.setdefault(name, []).append(torch.stack(values, 1))
@@ -464,18 +452,23 @@ def weight_form(
 ) -> dict[str, Float[Tensor, "resample entry head band"]]:
     """The weight form of one block under each resampling of its prompts, by the names of `leakage`'s variables."""
     found: dict[str, list[Tensor]] = {}
+    weighed = _Weighed(weights)
+
+    def cell(logits: Tensor, log_z: Tensor, removed: Tensor | None) -> Float[Tensor, "resample head"]:
+        """`V(E exp(s - log Z))`, of the denominators' means only the part `removed` made constant over the band."""
+        if removed is not None:
+            log_z = log_z - removed + removed.mean(-1, keepdim=True)
+        a = (logits - log_z).exp()
+        return weighed.covariance(a, a)
+
     for band in bands:
         at = slice(band[0] - samples.first, band[1] + 1 - samples.first)
-        terms = _of_own_half(samples.of_mask[..., at])
-        whole = _of_own_half(samples.normalizer[..., at])
-        with_stream, without = (
-            (samples.logits[..., at], samples.normalizer[..., at]),
-            (samples.toeplitz[..., at], samples.of_mask[..., at]),
-        )
-        both, only_mask = (_variance_of_weights(*on, None, weights) for on in (with_stream, without))
-        neither = _variance_of_weights(*without, terms, weights)
+        z, m = (x[..., at].unsqueeze(2) for x in (samples.normalizer, samples.of_mask))
+        whole, terms = _of_own_half(z), _of_own_half(m)
+        with_stream, without = (samples.logits[..., at], z), (samples.toeplitz[..., at], m)
+        both, only_mask, neither = cell(*with_stream, None), cell(*without, None), cell(*without, terms)
         for name, removed in (("weight", whole), ("terms", terms)):
-            only_residual = _variance_of_weights(*with_stream, removed, weights)
+            only_residual = cell(*with_stream, removed)
             mask = (only_mask - neither + both - only_residual) / 2
             residual = (only_residual - neither + both - only_mask) / 2
             cells, sources = (both, only_mask, only_residual, neither), (mask, residual, neither)
@@ -484,34 +477,41 @@ def weight_form(
     return {name: torch.stack(values, -1) for name, values in found.items()}
 
 
-def _variance_of_weights(
-    logits: Float[Tensor, "prompt head lag query"],
-    log_z: Float[Tensor, "prompt head query"],
-    removed: Float[Tensor, "prompt head query"] | None,
-    weights: Float[Tensor, "resample half prompt"],
-) -> Float[Tensor, "resample head"]:
-    """`V(E exp(s - log Z))`, of the denominators' means only the part `removed` made constant over the band."""
-    if removed is not None:
-        log_z = log_z - removed + removed.mean(-1, keepdim=True)
-    mean = _mean((logits - log_z[:, :, None]).exp(), weights)
-    return _covariance(mean, mean)
+class _Weighed:
+    """Covariances over queries of means over prompts, under many weightings of the prompts at once.
+
+    `C(E x, E y) = sum_nm w_n w'_m <x_n, y_m>`: products of prompts are taken once, [head, prompt, prompt], and every
+    resample is a quadratic form in its weights.
+    """
+
+    def __init__(self, weights: Float[Tensor, "resample half prompt"]) -> None:
+        self._weights = weights
+
+    def covariance(self, x: Tensor, y: Tensor) -> Float[Tensor, "resample head"]:
+        """Between the halves, mean of both orders, of x, y [prompt, head, lag, query]; mean over lags."""
+        products = self._products(x, y)
+        first, second = self._weights[:, 0].to(products), self._weights[:, 1].to(products)
+        return (self._form(first, products, second) + self._form(second, products, first)) / 2
+
+    def variance(self, x: Tensor) -> Float[Tensor, "resample head"]:
+        """Of the mean over all prompts, its sampling noise included."""
+        products = self._products(x, x)
+        everyone = self._weights.mean(1).to(products)
+        return self._form(everyone, products, everyone)
+
+    @staticmethod
+    def _products(x: Tensor, y: Tensor) -> Float[Tensor, "head prompt prompt"]:
+        x, y = torch.broadcast_tensors(x, y)
+        x, y = (
+            (v - v.mean(-1, keepdim=True)).transpose(0, 1).flatten(2) for v in (x, y)
+        )  # [head, prompt, lag * query]
+        return x @ y.transpose(-1, -2) / x.shape[-1]
+
+    @staticmethod
+    def _form(left: Tensor, products: Tensor, right: Tensor) -> Float[Tensor, "resample head"]:
+        return torch.stack([((left @ of_head) * right).sum(-1) for of_head in products], -1).cpu()
 
 
 def _of_own_half(values: Tensor) -> Tensor:
     """For every prompt [prompt, ...] the mean over its half."""
     return torch.cat([values[index].mean(0).expand_as(values[index]) for index in halves_of(len(values))])
-
-
-def _mean(values: Tensor, weights: Float[Tensor, "resample half prompt"]) -> Tensor:
-    """Means over prompts of [prompt, ...] under each resampling: [resample, half, ...]."""
-    return (weights.to(values) @ values.flatten(1)).unflatten(-1, values.shape[1:]).cpu()
-
-
-def _covariance(x: Float[Tensor, "resample 2 head lag query"], y: Tensor) -> Float[Tensor, "resample head"]:
-    """Covariance over queries between the halves, mean of both orders and over lags."""
-    x, y = (values - values.mean(-1, keepdim=True) for values in (x, y))
-    return ((x[:, 0] * y[:, 1] + x[:, 1] * y[:, 0]) / 2).mean((-2, -1))
-
-
-def _variance(x: Float[Tensor, "resample head lag query"]) -> Float[Tensor, "resample head"]:
-    return (x - x.mean(-1, keepdim=True)).square().mean((-2, -1))

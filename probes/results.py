@@ -47,9 +47,11 @@ def provenance(model: View, tokens: Int[Tensor, "prompt position"], **options: A
 
     `model`, `revision` ("null" if there is none), `condition`, `weights` (SHA-256), `config` (JSON), `backend`, `dtype`,
     `device`; `tokens_sha256`; `options` (JSON); `headwater`, `torch`, `transformers`, `python` (versions) and `platform`;
-    `command` (empty when called from Python); `created` (UTC, ISO 8601).
+    `command` (empty when called from Python); `created` (UTC, ISO 8601). For a model with a replacement at position 0
+    (`probes.swapped`) also `replacement`.
     """
     identity = model.identity
+    replacement = getattr(model, "replacement", None)
     return (
         attributes(
             {
@@ -64,6 +66,7 @@ def provenance(model: View, tokens: Int[Tensor, "prompt position"], **options: A
                 "tokens_sha256": tokens_hash(tokens),
                 "options": options,
             }
+            | ({} if replacement is None else {"replacement": replacement})
         )
         | made_with()
     )

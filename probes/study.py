@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,20 +20,19 @@ import xarray as xr
 from torch import Tensor
 
 from .errors import InputError
-from .files import file_name, require_writable
 from .jacobian import Method, Pathway, Readout, jacobian
-from .models.load import DType, load
+from .models.load import DType
 from .models.view import View
 from .plots import jacobian_figure, theory_figure
 from .prompts import FirstToken, describe, prompts
-from .results import combine, provenance, save
-from .results import load as load_result
+from .results import combine
+from .runs import Loading, Subject, require_free, subjects, write_results, written_files
 from .summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
 from .theory import fit_alpha, second_moment, second_moment_from_config
+from .unfinished import CHOOSING, Advance, Unfinished, measured_on
 
 Condition = Literal["init", "pretrained"]
 Theory = Literal["uniform", "values", "score_path", "config"]
-Advance = Callable[[str, float, float], None]  # (what is running, products done, products in all)
 
 
 @dataclass(frozen=True)
@@ -122,56 +120,50 @@ def study(
     device: str = "auto",
     dtype: DType = "auto",
     advance: Advance | None = None,
+    told: Callable[[str], object] | None = None,
 ) -> dict[str, xr.Dataset]:
     """Measure every model under every condition, write results and the figure, return the results by model name.
 
     Writes `NAME.nc` for one model or `NAME-MODEL.nc` for each of several, `NAME.png` and `NAME.svg`, where NAME is the
-    figure's; all of it at the end.
+    figure's; all of it at the end. `advance(label, done, total)` hears of products done, `told` in one line which runs are
+    there from a study that was interrupted.
 
     Raises:
         InputError: bad input, or an unfinished study with other settings in `out` (the message says which).
     """
     out = Path(out)
-    require_writable(out)
-    if not sources:
-        raise InputError("no model given; name one, as tiny-llama")
-    # Everything that can be refused is, before the first product. Of several models only prompts are kept meanwhile:
-    # two large ones need not fit into memory together.
-    checked: list[tuple[View | None, str, Tensor]] = []
-    for source in sources:
-        model, called, tokens = _prepare(source, settings, backend, device, dtype)
-        checked.append((model if len(sources) == 1 else None, called, tokens))
-    named: dict[str, str] = {}
-    for source, (_, called, _) in zip(sources, checked, strict=True):
-        other = named.setdefault(file_name(called), source)
-        if other is not source:
+    unfinished = Unfinished(out, name)
+
+    def check(model: View, called: str, tokens: Tensor) -> None:
+        if settings.from_layer >= model.spec.blocks:  # another model may have it, and would be measured first
             raise InputError(
-                f"'{other}' and '{source}' are both called '{called}'; give each model once, or rename a folder"
+                f"from_layer {settings.from_layer} does not exist in {model.identity.name}; "
+                f"it has blocks 0 to {model.spec.blocks - 1}"
             )
+        for run in settings.runs():
+            if unfinished.has(_label(called, run)):  # fresh weights follow from the seed; they are not made for this
+                unknown = () if run[1] is None else ("weights",)
+                unfinished.check(_label(called, run), _key(model, tokens, settings), without=unknown)
+
+    def prompted(model: View) -> Tensor:
+        return prompts(model, n=settings.prompts, length=settings.length, **settings.source())
+
+    models = subjects(sources, Loading(backend, device, dtype), prompted, check)
+    require_free(written_files([one.name for one in models], out, name))
+    found = unfinished.going_on([_label(one.name, run) for one in models for run in settings.runs()])
+    if told is not None and found is not None:
+        told(found)
     results: dict[str, xr.Dataset] = {}
-    unfinished = out / "unfinished"
-    for source, (kept, called, tokens) in zip(sources, checked, strict=True):
-        model = load(source, backend, device=device, dtype=dtype) if kept is None else kept
-        runs = [_run(model, called, tokens, run, settings, unfinished, advance) for run in settings.runs()]
-        results[called] = _with_fits(combine(runs), model)
-    for result, file in zip(results.values(), result_files(results, out, name), strict=True):
-        save(result, file)
-    FIGURES[name](results, path=out / f"{name}.png")
-    for file in unfinished.glob("*.nc"):
-        file.unlink()
-    with suppress(OSError):  # somebody else's file is in it
-        unfinished.rmdir()
+    for one in models:
+        model = one.model()
+        runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
+        results[one.name] = _with_fits(combine(runs), model)
+    write_results(results, out, name, FIGURES[name])
+    unfinished.clear()
     return results
 
 
 FIGURES = {"jacobian": jacobian_figure, "theory": theory_figure}
-
-
-def result_files(results: Mapping[str, xr.Dataset], out: Path, name: str = "jacobian") -> list[Path]:
-    """Where `study` writes the results of these models, in their order."""
-    if len(results) == 1:
-        return [out / f"{name}.nc"]
-    return [out / f"{name}-{file_name(model)}.nc" for model in results]
 
 
 def _with_fits(result: xr.Dataset, model: View) -> xr.Dataset:
@@ -195,32 +187,29 @@ def _options(result: xr.Dataset) -> dict[str, Any]:
     return json.loads(str(result.attrs["options"]))
 
 
+def _label(name: str, run: tuple[str, int | None]) -> str:
+    condition, seed = run
+    return f"{name} {condition}" + ("" if seed is None else f" {seed}")
+
+
 def _run(
     model: View,
-    name: str,
-    tokens: Any,
+    subject: Subject,
     run: tuple[str, int | None],
     settings: Settings,
-    folder: Path,
+    unfinished: Unfinished,
     advance: Advance | None,
 ) -> xr.Dataset:
     condition, seed = run
     measured = model if seed is None else model.reinitialized(seed, positional=condition != "init-nope")
-    label = f"{name} {condition}" + ("" if seed is None else f" {seed}")
-    file = folder / f"{file_name(label)}.nc"
-    key = _key(measured, tokens, settings)
-    if file.exists():
-        before = load_result(file)
-        _check_same(json.loads(str(before.attrs.pop("study"))), key, folder.parent)
-        if advance is not None:
-            advance(label, 1.0, 1.0)
-        return before
-    result = _measure(measured, tokens, settings, None if advance is None else partial(advance, label))
-    result.attrs |= describe(model, **settings.source())
-    if seed is not None:
-        result.attrs["seed"] = seed
-    save(result.assign_attrs(study=json.dumps(key)), file)
-    return result
+    label, tokens = _label(subject.name, run), subject.tokens
+
+    def measure() -> xr.Dataset:
+        result = _measure(measured, tokens, settings, None if advance is None else partial(advance, label))
+        result.attrs |= describe(model, **settings.source())
+        return result if seed is None else result.assign_attrs(seed=seed)
+
+    return unfinished.unit(label, _key(measured, tokens, settings), measure, advance=advance)
 
 
 def _measure(
@@ -263,8 +252,6 @@ def _theories(model: View, settings: Settings) -> tuple[Theory, ...]:
     return OF_PATHWAY[settings.pathway] if apart else ()
 
 
-# Options that decide the prompts. Their hash says whether these are the same; the options only say why not.
-CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "first")
 MEASURING = (
     "method",
     "products",
@@ -279,38 +266,10 @@ MEASURING = (
 )
 
 
-def _key(model: View, tokens: Any, settings: Settings) -> dict[str, Any]:
+def _key(model: View, tokens: Tensor, settings: Settings) -> dict[str, Any]:
     """What an unfinished run must share with the study that goes on with it."""
-    made = provenance(model, tokens)
-    kept = {name: made[name] for name in ("weights", "backend", "dtype", "tokens_sha256")}
-    options = json.loads(json.dumps(asdict(settings)))  # as it comes back from a file
-    return kept | {name: options[name] for name in (*MEASURING, *CHOOSING)}
-
-
-def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
-    changed = [name for name in now if before.get(name) != now[name]]
-    if "tokens_sha256" not in changed:
-        changed = [name for name in changed if name not in CHOOSING]
-    elif {*changed}.intersection({"seed", *CHOOSING}):
-        changed.remove("tokens_sha256")
-    if changed:
-        raise InputError(
-            f"'{out}' holds an unfinished study with other {', '.join(changed)}; "
-            f"give the same settings to go on with it, delete '{out / 'unfinished'}', or give another folder"
-        )
-
-
-def _prepare(source: str, settings: Settings, backend: Any, device: str, dtype: DType) -> tuple[View, str, Tensor]:
-    """(the model, its name in results, its prompts)."""
-    model = load(source, backend, device=device, dtype=dtype)
-    name, revision = model.identity.name, model.identity.revision
-    tokens = prompts(model, n=settings.prompts, length=settings.length, **settings.source())
-    if settings.from_layer >= model.spec.blocks:  # another model may have it, and would be measured first
-        raise InputError(
-            f"from_layer {settings.from_layer} does not exist in {name}; it has blocks 0 to {model.spec.blocks - 1}"
-        )
-    given = "@" in source and revision is not None  # a hub id has the commit as its revision, which names no curve
-    return model, f"{name}@{source.rpartition('@')[2]}" if given else name, tokens
+    options = asdict(settings)
+    return measured_on(model, tokens) | {name: options[name] for name in (*MEASURING, *CHOOSING)}
 
 
 def summarize(results: Mapping[str, xr.Dataset]) -> list[Row]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from probes.models.view import Edit, Identity, Parts, Spec, Trace
+from probes.models.view import Edit, Identity, Parts, Spec, Trace, Watcher
 from probes.text import Document
 from toy.pretrain import train_tokenizer
 
@@ -38,6 +39,12 @@ class Bigram:
 
     def residual(self, embeddings: Tensor, *, edits: Sequence[Edit] = ()) -> Tensor:
         return embeddings
+
+    def watching(self, watcher: Watcher) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def output_weights(self, layer: int) -> Tensor:
+        raise IndexError(f"there is no block {layer}")
 
     def norm(self, residual: Tensor) -> Tensor:
         return residual

@@ -394,8 +394,7 @@ def sinks(
                     seeing = [i for i in range(key, length) if i - key < reach]
                     over[l, h, n] += sum(a[i, key].item() > tau for i in seeing) / len(seeing) / prompts
                 for i in range(1, min(length, reach)):
-                    one, all_of_it = a[i, 0] * written[0], sum(a[i, j] * written[j] for j in range(i + 1))
-                    assert isinstance(all_of_it, Tensor)
+                    one, all_of_it = a[i, 0] * written[0], a[i] @ written
                     weight_sum += a[i, 0].item()
                     from_0 += one.pow(2).sum().item()
                     along += (one @ all_of_it).item()
@@ -597,3 +596,15 @@ def massive_dimensions(streams: list[list[list[float]]], least: float, medians: 
     first = sum(above(prompt[0]) for prompt in streams) / len(streams)
     others = sum(max(above(row) for row in prompt[1:]) for prompt in streams) / len(streams)
     return median, first, others
+
+
+# ------------------------------------------------------------------------------------------------------ BOS swap (bos)
+
+
+def next_token_losses(logits: list[list[float]], ids: list[int]) -> list[float]:
+    """`-log p` of ids[i + 1] under logits[i], for every i but the last."""
+    found = []
+    for i, row in enumerate(logits[:-1]):
+        top = max(row)
+        found.append(top + math.log(sum(math.exp(x - top) for x in row)) - row[ids[i + 1]])
+    return found

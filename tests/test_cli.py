@@ -18,6 +18,7 @@ from probes import __main__ as cli
 from probes.atlas import Place
 from probes.errors import InputError
 from probes.study import Settings, study
+from probes.survey import PROBES, survey
 from toy.pretrain import Options, run
 from toy.recipes import RECIPES
 
@@ -43,6 +44,11 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ["jacobian", "--help"],
         ["theory", "--help"],
         ["map", "--help"],
+        ["sinks", "--help"],
+        ["trajectory", "--help"],
+        ["leakage", "--help"],
+        ["bos-swap", "--help"],
+        ["sinks", "--top", "-1"],
         ["--version"],
         ["pretrain", "--bogus"],
         [],
@@ -340,7 +346,7 @@ def test_defaults_of_jacobian_are_those_of_the_library():
     assert (settings.pop("theories"), settings.pop("by_path")) == (None, False)  # those of `headwater theory`
     assert {name: shown[name] for name in settings} == settings
     library = {name: p.default for name, p in inspect.signature(study).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    del library["advance"], library["name"]
+    del library["advance"], library["told"], library["name"]
     assert {name: shown[name] for name in library} == library
 
 
@@ -378,3 +384,134 @@ def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):
     assert capfd.readouterr().err == "headwater: seeds=0 leaves no fresh model; give at least 1\n"
     assert call(monkeypatch, "map", "--quick", "--out", str(tmp_path / "x"), "--products", "1") == 2
     assert capfd.readouterr().err.splitlines()[-1].startswith("headwater: products=1 is too few for a sketch")
+
+
+# ------------------------------------------------------------------------------- headwater sinks, trajectory, leakage, ...
+
+SURVEYS = {
+    "sinks": "--top 2 --pictures 1",
+    "trajectory": "--starts 8",
+    "leakage": "--bootstrap 20 --lags 1,2 --bands 3-11,12-19",
+    "bos-swap": "--replace mean,17 --bootstrap 20 --lags 1-2 --bands 3-19 --profile-prompts 1 --products 8",
+}
+
+
+@pytest.mark.parametrize("probe", SURVEYS)
+def test_surveys_from_the_command_line(monkeypatch, capfd, tmp_path, ape, probe):
+    out = tmp_path / "out"
+    words = f"{probe} {ape / 'ape'} --out {out} --text {ape / 'text.txt'} --prompts 4 --length 20 {SURVEYS[probe]}"
+    assert call(monkeypatch, *words.split()) == 0
+    shown = capfd.readouterr().out
+    written = [out / f"{probe}.{ending}" for ending in ("nc", "png", "svg", "md")]
+    assert shown.endswith(f"wrote {', '.join(map(str, written))}\n")
+    assert sorted(out.iterdir()) == sorted(written)
+    import probes
+
+    result = probes.load_result(out / f"{probe}.nc")
+    assert result.attrs["command"] == f"headwater {words}"
+    page = (out / f"{probe}.md").read_text(encoding="utf-8").splitlines()
+    assert page[2] == f"`headwater {words}`"
+    rows = [line.split()[1:] for line in page if line.startswith("| ape ")]
+    printed = [line.split() for line in shown.splitlines() if line.startswith("  ape ")]
+    assert len(rows) >= 2
+    assert sorted(printed) == sorted([word for word in row if word != "|"] for row in rows)
+
+
+def test_an_interrupted_survey_says_what_it_goes_on_with(monkeypatch, capfd, tmp_path, ape):
+    words = (
+        f"trajectory {ape / 'ape'} tiny-llama --out {tmp_path} --text {Path(__file__)} --prompts 2 --length 20".split()
+    )
+    words += ["--starts", "8", "--first", "none"]
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("probes.survey.write_results", stop)
+        assert call(patched, *words) == cli.INTERRUPTED
+    capfd.readouterr()
+    assert call(monkeypatch, *words, "--starts", "9") == cli.BAD_INPUT
+    err = capfd.readouterr().err
+    assert err.startswith(f"headwater: '{tmp_path}' holds an unfinished study with other starts; ")
+    assert err.count("\n") == 1
+    assert call(monkeypatch, *words) == 0
+    first = capfd.readouterr().err.splitlines()[0]
+    done = "2 of 2 are done (ape trajectory, tiny-llama trajectory)"
+    assert first == f"headwater: going on with '{tmp_path / 'unfinished'}': {done}"
+    assert not (tmp_path / "unfinished").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("sinks /nowhere", "model folder '/nowhere' does not exist"),
+        ("sinks APE APE", "are both called 'ape'"),
+        ("sinks APE --keys seven", "keys 'seven' are no positions; give all, a range as 0-7, or a list as 0,5"),
+        ("sinks APE --keys 0,12", "key 12 is outside the prompts; positions run from 0 to 11"),
+        ("sinks APE --keys 7-0", "run backwards"),
+        ("sinks APE --reacts nothing", "replacement 'nothing' is unknown"),
+        ("sinks APE --reacts 128", "128 is outside the vocabulary of ape"),
+        ("sinks APE --threshold 2", "threshold=2.0"),
+        ("sinks APE --tau -1", "tau=-1.0"),
+        ("sinks APE --pictures -1", "pictures=-1"),
+        ("sinks APE --top -1", "--top"),
+        ("sinks APE --length 129", "length=129 is more than the 128 positions of ape"),
+        ("sinks APE --first begin", "first token 'begin' is unknown"),
+        ("sinks APE --backend jax", "jax"),
+        ("sinks APE --dtype float16", "float16"),
+        ("sinks --out FILE/below APE", "is no folder"),
+        ("trajectory APE --starts 1", "starts=1"),
+        ("trajectory APE --starts 1000", "starts=1000"),
+        ("trajectory APE --prompts 0", "n=0 prompts"),
+        ("leakage APE --bands early", "bands 'early'"),
+        ("leakage APE --bands 3-40 --lags 1", "band 3-40 does not fit"),
+        ("leakage APE --bands 9-5", "ends before it begins"),
+        ("leakage APE --lags 0", "lags [0]"),
+        ("leakage APE --lags 1-11", "leave no queries behind lag 11"),
+        ("leakage APE --prompts 2", "2 prompts cannot be split in two halves"),
+        ("leakage APE --bootstrap -1", "bootstrap=-1"),
+        ("leakage APE --seed -1", "seed=-1 is negative"),
+        ("leakage APE --device tpu", "device 'tpu' cannot be used"),
+        ("bos-swap APE --replace nothing", "replacement 'nothing' is unknown"),
+        ("bos-swap APE --replace mean,", "replacement '' is unknown"),
+        ("bos-swap APE --replace mean,mean", "replacement 'mean,mean' names none or one twice"),
+        ("bos-swap APE --replace mean,128", "128 is outside the vocabulary of ape"),
+        ("bos-swap APE --products 1", "products=1"),
+        ("bos-swap APE --profile-prompts 0", "profile_prompts=0"),
+    ],
+)
+def test_bad_input_to_surveys_is_one_line_and_exit_code_2(monkeypatch, capfd, tmp_path, ape, arguments, says):
+    (tmp_path / "file").touch()
+    if "--length" not in arguments:
+        arguments += " --length 12"
+    if "--prompts" not in arguments:
+        arguments += " --prompts 4"
+    out = "" if "--out" in arguments else f" --out {tmp_path / 'out'}"
+    arguments = arguments.replace("APE", str(ape / "ape")).replace("FILE", str(tmp_path / "file"))
+    assert call(monkeypatch, *f"{arguments} --text {ape / 'text.txt'}{out}".split()) == cli.BAD_INPUT
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("headwater: ")
+    assert shown.err.count("\n") == 1
+    assert says in shown.err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_defaults_of_surveys_are_those_of_the_library():
+    commands = {"sinks": cli.sinks, "trajectory": cli.trajectory, "leakage": cli.leakage, "bos-swap": cli.bos_swap}
+    assert set(commands) == set(PROBES)
+    library = {name: p.default for name, p in inspect.signature(survey).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    for name in ("options", "reporting", "advance", "told"):
+        assert library.pop(name) is None
+    # What the command line writes differently, or chooses otherwise.
+    text = {"keys": None, "reacts": "mean", "pictures": 3, "lags": "1-8"}
+    for probe, command in commands.items():
+        shown = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
+        assert {name: shown[name] for name in library} == library
+        assert shown["out"] == Path("runs") / probe
+        shown["replacement"] = shown.get("replace")
+        measured = inspect.signature(PROBES[probe].measure).parameters.values()
+        own = {p.name: p.default for p in measured if p.kind is p.KEYWORD_ONLY}
+        for name in own.keys() - {"progress", "per_prompt"}:
+            assert shown[name] == text.get(name, own[name]), name
+    assert tuple(range(1, 9)) == inspect.signature(PROBES["leakage"].measure).parameters["lags"].default

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -37,14 +38,16 @@ def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
 
 
 def query_blocks(attention: Attention, *, numbers: int = BLOCK_NUMBERS) -> Iterator[tuple[int, int]]:
-    """(start, stop) of blocks of queries whose logits number about `numbers`, for going over a pattern piece by piece."""
+    """(start, stop) of blocks of queries whose logits number at most `numbers`, for going over a pattern piece by piece.
+
+    A row alone may be more.
+    """
     batch, heads, length, _ = attention.query.shape
-    start = 0
+    budget, start = numbers // (batch * heads), 0
     while start < length:
-        rows = 1
-        for _ in range(3):  # the block's own rows see more keys than its first one
-            keys = start + rows - attention.first_key(start)
-            rows = max(1, min(length - start, numbers // max(1, batch * heads * keys)))
+        before = start - attention.first_key(start)
+        # The most rows with rows (before + rows) <= budget: a block's last row sees the keys of its own rows, too.
+        rows = max(1, min(length - start, (isqrt(before**2 + 4 * budget) - before) // 2))
         yield start, start + rows
         start += rows
 
@@ -54,13 +57,15 @@ def _kernel(
 ) -> tuple[Tensor, Tensor | None]:
     """(output, log-sum-exp or None where no kernel gives it here); causal unless a boolean mask is given."""
     causal = mask is None and query.shape[-2] > 1
+    # The operators underneath do not look at the last stride, as what chooses among them does; an edit may give any.
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     if normalizer and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
         added = None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
         if query.device.type == "cpu" and query.dtype != torch.float16:
             return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 query, key, value, 0.0, causal, attn_mask=added, scale=scale
             )
-        if query.device.type == "cuda" and query.dtype != torch.float64:
+        if query.device.type == "cuda" and query.dtype != torch.float64 and query.shape[-1] % 8 == 0:
             return _cuda_kernel(query, key, value, added, causal, scale)
     output = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=scale)
     return output, None

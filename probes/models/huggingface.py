@@ -716,6 +716,8 @@ def _with_hidden(stream: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _recorded_block(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """(the stream it read, the block as a function of its stream, its rotation)."""
+    recorded = _hidden(args, kwargs).detach()
+    args, kwargs = _with_hidden(recorded.new_empty(0), args, kwargs)  # so that a kept block does not keep its stream
 
     def block(stream: Tensor) -> Tensor:
         given, named = _with_hidden(stream, args, kwargs)
@@ -724,7 +726,7 @@ def _recorded_block(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
     pair = kwargs.get("position_embeddings")
     rotation = None if pair is None else (pair[0][0], pair[1][0])
-    return _hidden(args, kwargs).detach(), block, rotation
+    return recorded, block, rotation
 
 
 Backend = Literal["transformers", "transformer_lens"]

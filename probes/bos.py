@@ -1,0 +1,468 @@
+"""Another embedding at position 0: how a model acts without its first token.
+
+`swapped` puts a view in front of a view: the same weights, but position 0 holds a replacement before block 0 reads it. It
+is a view like any other, and every probe runs on it unchanged. `bos_swap` runs several of them before and after.
+
+**Removed.** The log form of leakage (`probes.leakage`) is V(X - M), X what the residual stream makes of a head's log-weights
+(through logits and denominators), M what the mask does. The residual component is V(X), the leakage that would be left if
+the mask made none, and the fraction of it removed is `1 - V(X)_after / V(X)_before`: 1 where the swap leaves nothing, 0
+where it changes nothing, negative where it adds. Heads, blocks for `removed_of_model`, are averaged before the ratio. The
+*Shapley value* of the residual source, V(X) - C(X, M), is no measure to take a fraction of: where the residual stream works
+against the mask, as sinks do that steady the denominators, it is negative. It is given before and after (`source_...`),
+as is every other part with its change, since a swap acts on all of them.
+
+**Intervals** (95 %, percentiles of the bootstrap) are paired: each resample draws the prompts once, within each half, and
+takes the same ones before and after. V(X) is estimated without bias and can be noise around 0, above all in block 0: where
+the estimate is not above 0 there is no fraction (NaN), and where more than 2.5 % of the resamples are not, its interval is
+infinite at both ends: more prompts are needed to know it. `residual_change` is known better, since much of the noise is the
+same before and after.
+
+**Loss.** `-log p` of the token at i + 1 read out at position i, in nats. At position 0 the model predicts from the
+replacement alone, so that means over positions begin at 1.
+
+**Jacobian profile.** Sensitivity to what block 0 reads, with the same probes before and after. At position 0 that is the
+sensitivity to the replacement, another point: under "zero" the norms divide by sqrt(eps) there, in block after block where
+there are no biases, and numbers of 1e13 are right.
+
+Sources: science of the measurement, section 4, "BOS swap"; [Ruscio], arXiv 2606.06160, removes 40 % at early queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from numbers import Integral
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from .errors import InputError
+from .jacobian import PRODUCTS, jacobian
+from .leakage import (
+    INTERVAL,
+    LAGS,
+    PARTS,
+    SOURCES,
+    band_coordinates,
+    check,
+    halves_of,
+    log_form,
+    resampling,
+    sampled,
+    weight_form,
+)
+from .models.view import Edit, Identity, Parts, Trace, View, Watcher
+from .results import dataset, provenance
+from .sinks import THRESHOLD, sinks
+from .summary import mean_profile
+
+Replacement: TypeAlias = int | str  # a token id, or one of KINDS
+KINDS = ("mean", "zero", "random")
+CHOICES = f"{', '.join(KINDS)} or a token id"
+
+Progress = Callable[[float, float], None]  # (share done, 1)
+
+PROFILE_PROMPTS = 4
+# Of the time, by what is measured; before and after take the same.
+SHARES = {"leakage": 0.5, "sinks": 0.1, "loss": 0.1, "sensitivity": 0.3}
+LOGITS_AT_ONCE = 1 << 24  # next-token logits: 64 MiB in float32
+EMBEDDING_NUMBERS = 1 << 22  # of embeddings averaged at a time: 16 MiB in float32, however large the vocabulary
+
+
+class Swapped:
+    """`View` of another view's model in which position 0 holds a replacement; see `swapped`.
+
+    `original` is the view it was made from, `replacement` and `replacement_seed` say what stands at position 0. All else,
+    `identity` included, is the original's: the weights are.
+    """
+
+    def __init__(self, model: View, replacement: Replacement, *, seed: int = 0) -> None:
+        self.original: View = model.original if isinstance(model, Swapped) else model
+        self.replacement: Replacement = check_replacement(self.original, replacement)
+        self.replacement_seed = seed
+        self.spec, self.tokenizer = model.spec, model.tokenizer
+        self.device, self.dtype = model.device, model.dtype
+        self._mean: Tensor | None = None
+
+    @property
+    def identity(self) -> Identity:
+        return self.original.identity
+
+    @property
+    def bos(self) -> int | None:
+        return self.original.bos
+
+    def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
+        if isinstance(self.replacement, int):  # as a token, so that positions and scales are those of any token
+            tokens = tokens.clone()
+            tokens[:, :1] = self.replacement
+            return self.original.embed(tokens)
+        embedded = self.original.embed(tokens).clone()  # views may hand out what they keep
+        embedded[:, :1] = self._vectors(embedded[:, :1])
+        return embedded
+
+    def _vectors(self, own: Float[Tensor, "batch one d"]) -> Tensor:
+        """What takes the place of the prompts' own embeddings at position 0; broadcasts to them."""
+        if self.replacement == "zero":
+            return torch.zeros_like(own)
+        if self.replacement == "mean":
+            if self._mean is None:
+                self._mean = mean_embedding(self.original)
+            return self._mean.to(own)
+        # The same direction for every prompt and every batch: a prompt is then swapped alike in whatever company.
+        generator = torch.Generator().manual_seed(self.replacement_seed)
+        direction = torch.randn(own.shape[-1], generator=generator, dtype=torch.float64)
+        direction = (direction / direction.norm()).to(own.device)
+        return (own.double().norm(dim=-1, keepdim=True) * direction).to(own)
+
+    def trace(
+        self, embeddings: Float[Tensor, "batch position d"], *, attention: bool = False, edits: Sequence[Edit] = ()
+    ) -> Trace:
+        return self.original.trace(embeddings, attention=attention, edits=edits)
+
+    def residual(
+        self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
+    ) -> Float[Tensor, "batch position d"]:
+        return self.original.residual(embeddings, edits=edits)
+
+    def watching(self, watcher: Watcher) -> AbstractContextManager[None]:
+        return self.original.watching(watcher)
+
+    def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
+        return self.original.output_weights(layer)
+
+    def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
+        return self.original.norm(residual)
+
+    def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
+        return self.original.unembed(normed)
+
+    def parts(self, layer: int) -> Parts | None:
+        return self.original.parts(layer)
+
+    def reinitialized(self, seed: int, *, positional: bool = True) -> Swapped:
+        """Fresh weights, position 0 replaced in the same way: "mean" is the fresh embeddings' own."""
+        fresh = self.original.reinitialized(seed, positional=positional)
+        return Swapped(fresh, self.replacement, seed=self.replacement_seed)
+
+
+def swapped(model: View, replacement: Replacement, *, seed: int = 0) -> Swapped:
+    """The same model with a replacement at position 0, as a view that every probe can be run on.
+
+    Args:
+        model: any view; it is not changed. A view that is swapped already is swapped anew, from the original.
+        replacement: a token id, which takes the place of the token that a prompt has at position 0; or what block 0 reads
+            there: "mean", the mean over the vocabulary of what it reads for a token at position 0 (scale and learned
+            position included); "zero"; "random", a vector of normally distributed direction, the same for all prompts,
+            and of the norm that block 0 would read in that prompt.
+        seed: of the random direction.
+
+    Raises:
+        InputError: no such replacement, or an id outside the vocabulary.
+    """
+    return Swapped(model, replacement, seed=seed)
+
+
+def parse_replacement(value: str) -> Replacement:
+    """Read a replacement from the command line: "mean", "zero", "random", or a token id in digits.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if value in KINDS:
+        return value
+    if value.isascii() and value.isdigit():
+        return int(value)
+    raise InputError(f"replacement '{value}' is unknown; give {CHOICES}")
+
+
+def check_replacement(model: View, replacement: Any) -> Replacement:
+    """The replacement as a plain integer or one of `KINDS`.
+
+    Raises:
+        InputError: neither, or an id outside the model's vocabulary.
+    """
+    if isinstance(replacement, str) and replacement in KINDS:
+        return replacement
+    if isinstance(replacement, bool) or not isinstance(replacement, Integral):
+        raise InputError(f"replacement '{replacement}' is unknown; give {CHOICES}")
+    found = int(replacement)
+    if not 0 <= found < model.spec.vocabulary:
+        raise InputError(
+            f"replacement id {found} is outside the vocabulary of {model.identity.name}; "
+            f"ids run from 0 to {model.spec.vocabulary - 1}"
+        )
+    return found
+
+
+def mean_embedding(model: View) -> Float[Tensor, " d"]:
+    """The mean over the vocabulary of block 0's input for a token at position 0, in float64."""
+    total = torch.zeros(model.spec.width, dtype=torch.float64, device=model.device)
+    ids = torch.arange(model.spec.vocabulary)[:, None]
+    for some in ids.split(max(1, EMBEDDING_NUMBERS // model.spec.width)):
+        total += model.embed(some).double().sum((0, 1))
+    return total / model.spec.vocabulary
+
+
+# -------------------------------------------------------------------------------------------------- before and after
+
+
+def bos_swap(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    replacement: Any = "mean",
+    seed: int = 0,
+    bands: Any = None,
+    lags: Any = LAGS,
+    bootstrap: int = 400,
+    profile_prompts: int = PROFILE_PROMPTS,
+    products: int = PRODUCTS,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """What another embedding at position 0 does to leakage, sinks, next-token loss and the Jacobian profile.
+
+    Args:
+        model: any view; it is not changed.
+        tokens: ids [prompt, position], at least 4 prompts, as in `probes.leakage`. Position 0, BOS or not, is replaced.
+        replacement: a token id, "mean", "zero" or "random", see `swapped`.
+        seed: of the resampling, the sketch's probes and the random direction.
+        bands, lags, bootstrap: as in `probes.leakage`.
+        profile_prompts: the first so many prompts are taken for the Jacobian profile; all, if there are fewer.
+        products: of its sketch, per prompt.
+        progress: called with (share of the work done, 1).
+
+    Returns:
+        Dataset. With intervals `..._low` and `..._high` (unless `bootstrap` is 0), and means over heads:
+        `removed [layer, band]` and `removed_of_model [band]`, the fraction of the residual component that the swap removes,
+        see the module's text; `residual_...` [layer, band] and `residual_..._of_model` [band], what it is a fraction of;
+        `leakage_...` [part, layer, band], the log form in squared nats; `source_...` [source, layer, band], its Shapley
+        values; `weight_...` [source, layer, band], those of the weight form: each `before`, `after` and the `change`.
+        `loss_change [position]`, `loss_change_of_model` (mean over positions from 1 on), nats.
+        Without intervals: `alpha_before`, `alpha_after` [layer, head] and `sink_rate_before`, `sink_rate_after` [layer] of
+        key 0; `loss_before`, `loss_after` [position], NaN at the last, which predicts nothing; `sensitivity_before`,
+        `sensitivity_after` [position], rms over prompts, and their standard errors `..._stderr`. `tokens`; attributes say
+        what made it, `replacement` among them.
+
+    Raises:
+        InputError: no such replacement, an option that cannot be used, prompts that do not fit bands and lags, values
+            that are not finite.
+
+    Source: science of the measurement, section 4; [Ruscio], arXiv 2606.06160.
+    """
+    bands, lags = check(model, tokens, bands, lags)
+    for name, value, least in (
+        ("bootstrap", bootstrap, 0),
+        ("seed", seed, 0),
+        ("profile_prompts", profile_prompts, 1),
+        ("products", products, 2),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name}={value} cannot be used; give a whole number, {least} or more")
+    views: dict[str, View] = {"before": model, "after": swapped(model, replacement, seed=seed)}
+    chosen = views["after"].replacement  # type: ignore[attr-defined]
+    weights = resampling(len(tokens), bootstrap, seed)
+    report = _Report(progress)
+
+    leaks = {when: _leakage(view, tokens, bands, lags, weights, report) for when, view in views.items()}
+    sink = {}
+    for when, view in views.items():
+        found = sinks(view, tokens, keys=(0,), per_prompt=False, progress=report.of("sinks"))
+        sink[when] = found.isel(key=0)
+    losses = {when: _losses(view, tokens, report.of("loss")) for when, view in views.items()}
+    profiles = {}
+    for when, view in views.items():
+        found = jacobian(
+            view,
+            tokens[:profile_prompts],
+            method="sketch",
+            products=products,
+            seed=seed,
+            progress=report.of("sensitivity"),
+        )
+        profiles[when] = mean_profile(found.sensitivity, found.stderr)
+    report.finish()
+
+    made = _Variables(bootstrap > 0)
+    for form, (dim, of_what, units) in FORMS.items():
+        before, after = (leaks[when][form].mean(-2) for when in views)  # mean over heads
+        for when, values in (("before", before), ("after", after), ("change", after - before)):
+            said = f"{of_what}, mean over heads, {when}{' by' if when == 'change' else ''} the swap"
+            made.add(f"{form}_{when}", (dim, "layer", "band"), values, said, units)
+    residual = {when: leaks[when]["residual"][:, 0] for when in views}  # [resample, layer, head, band]
+    for suffix, dims, over in (("", ("layer", "band"), 2), ("_of_model", ("band",), (1, 2))):
+        of_what = "mean over blocks and heads" if suffix else "mean over heads"
+        before, after = (residual[when].mean(over) for when in views)
+        for when, values in (("before", before), ("after", after), ("change", after - before)):
+            said = f"residual component of leakage, log form, {of_what}, {when}{' by' if when == 'change' else ''} the swap"
+            made.add(f"residual_{when}{suffix}", dims, values, said, "nat^2")
+        ends = removed(before, after)
+        for name, values in zip(("", "_low", "_high")[: 3 if bootstrap else 1], ends, strict=False):
+            said = f"fraction of the residual component that the swap removes, {of_what}"
+            made.plain(f"removed{suffix}{name}", dims, values, said, "1")
+
+    # The prompts' weights in a mean over both halves.
+    sizes = np.array([index.stop - index.start for index in halves_of(len(tokens))]) / len(tokens)
+    whole = np.einsum("rhp,h->rp", weights.numpy(), sizes)
+    for when, loss in losses.items():
+        said = f"next-token loss, mean over prompts, {when} the swap"
+        made.plain(f"loss_{when}", ("position",), _padded(loss.mean(0)), said, "nat")
+    change = whole @ (losses["after"] - losses["before"])  # [resample, position]
+    made.add("loss_change", ("position",), _padded(change), "change of the next-token loss by the swap", "nat")
+    made.add("loss_change_of_model", (), change[:, 1:].mean(1), "the same, mean over positions from 1 on", "nat")
+    for when in views:
+        alpha = f"mean weight on position 0 [Gu], {when} the swap"
+        made.plain(f"alpha_{when}", ("layer", "head"), sink[when].alpha.values, alpha, "1")
+        rate = f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0, {when} the swap"
+        made.plain(f"sink_rate_{when}", ("layer",), sink[when].sink_rate.values, rate, "1")
+        norm = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap"
+        made.plain(f"sensitivity_{when}", ("position",), profiles[when].mean, norm, "1")
+        made.plain(f"sensitivity_{when}_stderr", ("position",), profiles[when].stderr, f"standard error: {norm}", "1")
+    return dataset(
+        made.variables,
+        tokens=tokens,
+        coords={
+            "part": list(PARTS),
+            "source": list(SOURCES),
+            "layer": range(model.spec.blocks),
+            "head": range(model.spec.heads),
+            **band_coordinates(bands),
+        },
+        attrs=provenance(
+            model,
+            tokens,
+            measurement="bos_swap",
+            replacement=chosen,
+            seed=seed,
+            bands=bands,
+            lags=lags,
+            bootstrap=bootstrap,
+            profile_prompts=profile_prompts,
+            products=products,
+        )
+        | {"replacement": chosen},
+    )
+
+
+# By name: dimension, what it is, unit.
+FORMS = {
+    "leakage": ("part", "leakage, log form", "nat^2"),
+    "source": ("source", "leakage, log form, Shapley value", "nat^2"),
+    "weight": ("source", "leakage, weight form, Shapley value", "1"),
+}
+
+
+def removed(
+    before: Float[np.ndarray, "resample ..."], after: Float[np.ndarray, "resample ..."]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`1 - after / before`: of the first, and low and high end over the other resamples; see the module's text.
+
+    A resample that has nothing to remove counts as anything: below the low end and above the high one.
+    """
+    same, there = before == after, before > 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fraction = np.where(same, 0.0, 1 - after / before)
+    estimate = np.where(same | there, fraction, np.nan)[0]
+    ends = []
+    for percent, outside, method in zip(INTERVAL, (-np.inf, np.inf), ("lower", "higher"), strict=True):
+        found = np.where(same | there, fraction, outside)[1:]
+        end = np.percentile(found, percent, axis=0, method=method) if len(found) else np.full_like(estimate, np.nan)
+        ends.append(np.where(np.isnan(estimate), np.nan, end))
+    return estimate, ends[0], ends[1]
+
+
+class _Variables:
+    """Variables of a dataset, made of resamples: the first is the estimate, the others give the interval."""
+
+    def __init__(self, intervals: bool) -> None:
+        self.intervals = intervals
+        self.variables: dict[str, tuple[Any, ...]] = {}
+
+    def plain(self, name: str, dims: tuple[str, ...], values: Any, long_name: str, units: str) -> None:
+        self.variables[name] = (dims, values, {"long_name": long_name, "units": units})
+
+    def add(self, name: str, dims: tuple[str, ...], resamples: np.ndarray, long_name: str, units: str) -> None:
+        self.plain(name, dims, resamples[0], long_name, units)
+        if self.intervals:
+            for end, values in zip(("low", "high"), np.percentile(resamples[1:], INTERVAL, axis=0), strict=True):
+                self.plain(f"{name}_{end}", dims, values, f"{long_name}, {end} end of the 95 % interval", units)
+
+
+def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "... position"]:
+    """NaN at the last position, which predicts nothing."""
+    return np.concatenate([values, np.full((*values.shape[:-1], 1), np.nan)], -1)
+
+
+def _leakage(
+    model: View,
+    tokens: Tensor,
+    bands: Sequence[tuple[int, int]],
+    lags: Sequence[int],
+    weights: Float[Tensor, "resample half prompt"],
+    report: _Report,
+) -> dict[str, np.ndarray]:
+    """Under every resampling, [resample, entry, layer, head, band] each: `FORMS`, and `residual`, V(X), with one entry."""
+    progress, blocks = report.of("leakage"), []
+    for layer, samples in sampled(model, tokens, bands, lags):
+        log, weight = log_form(samples, bands, weights), weight_form(samples, bands, weights)
+        blocks.append((log["log_form"], log["log_source"], weight["weight_source"], log["log_stream"]))
+        progress(float(layer + 1), float(model.spec.blocks))
+    found = [torch.stack(values, 2).numpy() for values in zip(*blocks, strict=True)]
+    if not all(np.isfinite(values).all() for values in found):
+        raise InputError(
+            f"model '{model.identity.name}' gives attention logits that are not finite; "
+            "check its weights, or use dtype float32"
+        )
+    return dict(zip((*FORMS, "residual"), found, strict=True))
+
+
+@torch.no_grad()
+def _losses(
+    model: View, tokens: Int[Tensor, "prompt position"], progress: Progress
+) -> Float[np.ndarray, "prompt predicted"]:
+    """`-log p` of every next token, prompt by prompt, next-token logits for some positions at a time."""
+    rows = max(1, LOGITS_AT_ONCE // model.spec.vocabulary)
+    found = np.zeros((len(tokens), tokens.shape[1] - 1))
+    for n, prompt in enumerate(tokens):
+        normed = model.norm(model.residual(model.embed(prompt[None])))[0, :-1]
+        targets = prompt[1:].to(normed.device)
+        for start in range(0, len(targets), rows):
+            at = slice(start, start + rows)
+            logits = model.unembed(normed[at])
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            found[n, at] = functional.cross_entropy(logits, targets[at], reduction="none").double().cpu().numpy()
+        progress(float(n + 1), float(len(tokens)))
+    if not np.isfinite(found).all():
+        raise InputError(
+            f"model '{model.identity.name}' gives a next-token loss that is not finite; "
+            "check its weights, or use dtype float32 or float64"
+        )
+    return found
+
+
+class _Report:
+    """Progress of stages that run twice each, before and after."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress, self.finished, self.last = progress, 0.0, 0.0
+
+    def of(self, stage: str) -> Progress:
+        """What the next run of a stage reports to."""
+        start, share = self.finished, SHARES[stage] / 2
+        self.finished += share
+
+        def report(done: float | int, total: float | int) -> None:
+            self.last = max(self.last, min(start + share * done / total, 1.0))
+            if self.progress is not None:
+                self.progress(self.last, 1.0)
+
+        return report
+
+    def finish(self) -> None:
+        if self.progress is not None:
+            self.progress(1.0, 1.0)

@@ -1,0 +1,70 @@
+"""What the commands show: progress and remarks on stderr, tables and sentences on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .tables import Report
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, float, float], None]]:
+    """A bar per label, shown once there is something to show, so that bad input ends in a single line."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    shown = Progress(*columns, console=Console(stderr=True))
+    tasks: dict[str, Any] = {}
+
+    def advance(label: str, done: float, total: float) -> None:
+        shown.start()
+        if label not in tasks:
+            tasks[label] = shown.add_task(label)
+        shown.update(tasks[label], completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        if tasks:
+            shown.stop()
+
+
+def remark(line: str) -> None:
+    """One line on stderr."""
+    print("headwater:", line, file=sys.stderr)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table, every line of it whole, also in a pipe or a narrow terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    widths = [max(map(len, cells)) + 3 for cells in zip(columns, *rows, strict=True)]
+    Console(width=sum(widths) + 2).print(table)
+
+
+def print_report(report: Report) -> None:
+    """Tables, with the sentences above the last one, which is the longest."""
+    *above, last = report.tables
+    for table in above:
+        print_table(table.columns, table.rows)
+    for line in report.lines:
+        print(line)
+    print_table(last.columns, last.rows)
+
+
+def print_written(files: Sequence[Path]) -> None:
+    """Which files a command has written."""
+    print(f"wrote {', '.join(map(str, files))}")

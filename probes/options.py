@@ -1,0 +1,69 @@
+"""Options that several commands of `headwater` share, and how those are read that are more than a number or a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from .errors import InputError
+
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(help="Bundled names, folders or hub ids, with @REVISION if wanted; tiny-llama if not given."),
+]
+Conditions = Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")]
+Seeds = Annotated[int, typer.Option(help="Fresh models per model.")]
+Prompts = Annotated[int, typer.Option(help="Windows of text.")]
+Length = Annotated[int, typer.Option(help="Tokens per window, position 0 included.")]
+Method = Annotated[
+    Literal["exact", "sketch", "scalar"], typer.Option(help="All products, few with an error bar, or a single one.")
+]
+Products = Annotated[str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")]
+Text = Annotated[Path | None, typer.Option(help="A text file or folder; the bundled held-out text if not given.")]
+Dataset = Annotated[str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")]
+Split = Annotated[str, typer.Option(help="Of the dataset.")]
+Column = Annotated[str, typer.Option(help="Of the dataset, holding the text.")]
+First = Annotated[str, typer.Option(help="Position 0: auto (BOS where the model has one), bos, none, or a token id.")]
+Seed = Annotated[int, typer.Option(help="Of the windows' places and of whatever else is drawn.")]
+Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")]
+DTypes = Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")]
+Backends = Annotated[Literal["transformers", "transformer_lens"], typer.Option(help="Who runs the models.")]
+Out = Annotated[Path, typer.Option(help="Folder for results, figure and table; unfinished work there is continued.")]
+Bands = Annotated[
+    str | None, typer.Option(help="Ranges of queries, as in 9-31,32-63; if not given up to 31, then doubling.")
+]
+Lags = Annotated[str, typer.Option(help="How far back the keys stand, as in 1-8 or 1,2,4.")]
+Bootstrap = Annotated[int, typer.Option(help="Resamples of the prompts for the intervals; 0 for none.")]
+
+
+def conditions(text: str) -> tuple[Any, ...]:
+    """Names in a list, as in "init,pretrained"; the study says which there are."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def products(text: str | None) -> int | Literal["auto"] | None:
+    """A number of products, "auto" or none.
+
+    Raises:
+        InputError: something else.
+    """
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"products '{text}' is no number; give a whole number, or auto") from None
+
+
+def steps(text: str) -> tuple[int, ...]:
+    """Steps in a list, as in "0,100".
+
+    Raises:
+        InputError: something else.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise InputError(f"keep-steps '{text}' is no list of steps; give whole numbers, as in 0,100") from None

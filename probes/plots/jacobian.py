@@ -1,0 +1,216 @@
+"""Sensitivity by input position, with predictions beside it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ..errors import InputError
+from ..summary import Profile, band, profiles
+from .style import (
+    CHARACTERS,
+    CYCLE,
+    DPI,
+    STYLE,
+    THEORIES,
+    Style,
+    condition_legend,
+    condition_style,
+    handle,
+    legend_columns,
+    log_axis,
+    position_axis,
+    recorded,
+    save_figure,
+    short,
+)
+
+IN_JACOBIAN_FIGURE = ("score_path", "values")  # of theories; the others would crowd it
+
+
+def jacobian_figure(
+    results: xr.Dataset | Mapping[str, xr.Dataset], *, overlay: bool = False, path: str | Path | None = None
+) -> Figure:
+    """Sensitivity by input position, one panel per model, on a shared logarithmic axis.
+
+    Lines are root mean squares over prompts. Of several seeds, the line is the geometric mean and the band reaches from
+    the smallest to the largest. Around a single estimated run the band is two standard errors. Dots mark the first and
+    the last position, which a line alone hides against the frame. Zeros (out of a sliding window's reach) are left out.
+
+    Args:
+        results: results of `jacobian`, single or combined, by the model's name; or one of them.
+        overlay: all models in one panel, a colour each; conditions differ in line style.
+        path: where to save; see `save_figure`.
+
+    Raises:
+        InputError: no results, or one without sensitivities above zero.
+    """
+    if isinstance(results, xr.Dataset):
+        results = {short(str(results.attrs.get("model", "model"))): results}
+    if not results:
+        raise InputError("no results to draw; give at least one")
+    curves = {name: profiles(ds) for name, ds in results.items()}
+    for name, found in curves.items():
+        if not any(np.any(profile.mean > 0) for runs in found.values() for profile in runs):
+            raise InputError(f"the result of '{name}' has no sensitivity above zero; there is nothing to draw")
+
+    with matplotlib.rc_context(STYLE):
+        panels = 1 if overlay else len(curves)
+        columns = panels if panels <= 3 else 2 if panels == 4 else 3
+        rows = -(-panels // columns)
+        width = max(6.2, 3.3 * columns + 0.4)
+        handles = _overlay_legend(curves) if overlay else condition_legend(curves) + _baseline_legend(results, curves)
+        in_row = legend_columns(handles, width)
+        height = 2.6 * rows + 0.9 + 0.18 * -(-len(handles) // in_row)
+        figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        cells = list(axes.flat)
+        for cell in cells[panels:]:
+            cell.set_visible(False)
+        for index, (name, found) in enumerate(curves.items()):
+            cell = cells[0 if overlay else index]
+            for condition, runs in found.items():
+                style = condition_style(condition)
+                if overlay:
+                    style = style._replace(color=CYCLE[index % len(CYCLE)], line=_overlay_line(condition))
+                draw_curve(cell, runs, style)
+                if not overlay:
+                    for theory in theories_in(results[name], IN_JACOBIAN_FIGURE):
+                        draw_theory(
+                            cell, theory_curve(results[name], theory, condition), theory_style(theory, condition)
+                        )
+            if not overlay:
+                cell.set_title(name)
+        for index, cell in enumerate(cells[:panels]):
+            position_axis(cell, below=index + columns >= panels)
+            if index % columns == 0:
+                cell.set_ylabel(r"sensitivity  $\|J_j\|_F\,/\,\sqrt{d}$")
+        log_axis(cells[0])
+        figure.legend(handles=handles, loc="outside upper center", ncols=in_row)
+        figure.supxlabel(caption(results, width), fontsize=7, color="#555555")
+        if path is not None:
+            save_figure(figure, path)
+    return figure
+
+
+def draw_curve(cell: Axes, runs: Sequence[Profile], style: Style) -> None:
+    """One condition: line, band, and dots at the ends."""
+    means = np.stack([run.mean for run in runs])  # [seed, position]
+    x = np.linspace(0, 1, means.shape[1])
+    centre, low, high = band(means)
+    if len(runs) == 1:
+        low, high = centre - 2 * runs[0].stderr, centre + 2 * runs[0].stderr
+    positive = np.where(centre > 0, centre, np.nan)
+    floor = np.nanmin(positive) / 10 if np.any(centre > 0) else 1.0  # where an error bar would reach zero or below
+    cell.fill_between(
+        x,
+        np.maximum(low, floor),
+        np.maximum(high, floor),
+        where=centre > 0,
+        color=style.color,
+        alpha=0.22,
+        linewidth=0,
+        zorder=style.order - 2,
+    )
+    cell.plot(x, positive, color=style.color, linestyle=style.line, linewidth=1.3, zorder=style.order)
+    cell.plot(x[[0, -1]], positive[[0, -1]], "o", color=style.color, markersize=3.6, zorder=style.order)
+
+
+def theories_in(ds: xr.Dataset, wanted: Sequence[str]) -> list[str]:
+    return [name for name in wanted if f"theory_{name}" in ds]
+
+
+def theory_curve(ds: xr.Dataset, name: str, condition: str) -> np.ndarray:
+    """A theory's curve [position] for one condition: over prompts and seeds as the measured ones."""
+    if name == "cesaro":
+        return ds[f"theory_{name}"].sel(condition=condition).values
+    return band([profile.mean for profile in profiles(ds, f"theory_{name}")[condition]]).centre
+
+
+def theory_style(theory: str, condition: str) -> Style:
+    """How a theory is drawn beside a condition's curve: in black where it predicts, in the curve's colour as a baseline."""
+    style = THEORIES[theory]
+    return style._replace(color=condition_style(condition).color) if condition == "pretrained" else style
+
+
+def draw_theory(cell: Axes, curve: np.ndarray, style: Style) -> None:
+    x = np.linspace(0, 1, len(curve))
+    shown = np.where(curve > 0, curve, np.nan)
+    cell.plot(x, shown, color=style.color, linestyle=style.line, linewidth=1.2, zorder=style.order)
+    cell.plot(x[[0, -1]], shown[[0, -1]], "_", color=style.color, markersize=7, zorder=style.order)
+
+
+def _baseline_legend(
+    results: Mapping[str, xr.Dataset], curves: Mapping[str, Mapping[str, Sequence[Profile]]]
+) -> list[Line2D]:
+    """Theories in the figure of the Jacobian: predictions of fresh models, baselines of trained ones."""
+    handles = []
+    for theory in dict.fromkeys(t for ds in results.values() for t in theories_in(ds, IN_JACOBIAN_FIGURE)):
+        conditions = {c for name, found in curves.items() if f"theory_{theory}" in results[name] for c in found}
+        style = THEORIES[theory]
+        if conditions - {"pretrained"}:
+            handles.append(handle(style, style.label + ", predicted"))
+        if "pretrained" in conditions:
+            handles.append(handle(theory_style(theory, "pretrained"), style.label + " of the trained weights"))
+    return handles
+
+
+def _overlay_legend(curves: Mapping[str, Mapping[str, Sequence[Profile]]]) -> list[Line2D]:
+    handles = [
+        Line2D([], [], color=CYCLE[i % len(CYCLE)], linewidth=4, solid_capstyle="butt", label=name)
+        for i, name in enumerate(curves)
+    ]
+    conditions = dict.fromkeys(condition for found in curves.values() for condition in found)
+    return handles + [
+        Line2D([], [], color="#555555", linestyle=_overlay_line(c), linewidth=1.3, label=condition_style(c).label)
+        for c in conditions
+    ]
+
+
+def _overlay_line(condition: str) -> Any:
+    return {"pretrained": "-", "init": "--", "init-nope": ":"}.get(condition, "-.")
+
+
+def caption(results: Mapping[str, xr.Dataset], width: float) -> str:
+    """What the figure rests on; values that differ between results are all given, in their order."""
+    lengths, prompts, methods, dtypes, places = {}, {}, {}, {}, {}
+    for ds in results.values():
+        lengths[ds.sizes["position"]] = prompts[ds.sizes["prompt"]] = None
+        dtypes.update(dict.fromkeys(recorded(ds, "dtype")))
+        for options in map(json.loads, recorded(ds, "options")):
+            method, products = options.get("method"), options.get("products")
+            if method is not None:
+                methods[f"{method}, {products} products" if method == "sketch" and products else str(method)] = None
+            places.update(dict.fromkeys(_place(options, ds.sizes["position"])))
+    facts = [f"T = {' / '.join(map(str, lengths))}", f"{' / '.join(map(str, prompts))} prompts"]
+    facts += [" / ".join(methods)] * bool(methods) + [" / ".join(dtypes)] * bool(dtypes)
+    facts += [*places]
+    facts += [
+        "line: root mean square over prompts, geometric mean over seeds",
+        "band: smallest to largest seed, or two standard errors of a single estimate",
+    ]
+    return textwrap.fill("; ".join(facts), width=int(width * CHARACTERS), break_on_hyphens=False)
+
+
+def _place(options: Mapping[str, Any], length: int) -> list[str]:
+    """What was read out and by which paths, where it is not the usual."""
+    found = []
+    if options.get("readout", "residual") != "residual":
+        found.append(f"readout: {options['readout']}")
+    if options.get("pathway", "total") not in ("total", "all"):
+        found.append(f"{options['pathway']} path")
+    if options.get("query", length - 1) != length - 1:
+        found.append(f"query at {options['query']}")
+    if options.get("from_layer", 0) != 0:
+        found.append(f"from block {options['from_layer']}")
+    return found

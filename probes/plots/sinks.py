@@ -1,0 +1,230 @@
+"""Attention sinks and the heads that read position 0."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from .style import (
+    BLACK,
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    LARGEST,
+    ORANGE,
+    STYLE,
+    VERMILLION,
+    WEIGHTS,
+    depth_color,
+    depth_legend,
+    facts,
+    log_axis,
+    mark,
+    option,
+    panels,
+    results_of,
+    save_figure,
+    side_legend,
+    small_print,
+    thinned,
+)
+
+NEEDS = {
+    "attends": ("layer", "head"),
+    "sink_rate": ("layer", "key"),
+    "over_tau_of_model": ("key",),
+    "selected": ("rule", "layer", "head"),
+    "value_norm": ("layer", "head", "place"),
+}
+MOST_WRITTEN = 40  # cells of a heat map with their values in them
+NARROW = 3  # models beside each other beyond which a column has room for two pictures instead of three
+POSITIONS = 64  # in a picture; of a single model twice as many, which a narrower picture has no pixels for
+SHADES = 16  # of a picture: a pattern is noise to PNG; no more shades than the eye tells apart keep it small
+MOST_MARKED, MOST_LINES = 128, 40  # heads and blocks whose marks and lines in an SVG are drawings; of more, an image
+PALE = "#aaaaaa"
+RATIOS = {"value": ("o", BLUE), "key": ("^", ORANGE), "written": ("s", GREEN)}  # marker, colour
+FEW_KEYS = 16  # up to here, every key is a mark of its own
+
+
+def sinks_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | pathlib.Path | None = None) -> Figure:
+    """Which heads attend to position 0, which of them read it, and which keys are sinks; one column per model.
+
+    From above: mean weight on position 0 by block and head, sink-reading heads outlined; mean weight on each key by block
+    against uniform attention; the share of heads for which a key is a sink; norms at position 0 against those elsewhere,
+    for every head; patterns of the heads with the highest score, if the results hold any.
+
+    Args:
+        results: results of `sinks`, by the model's name; or one of them.
+        path: where to save; see `save_figure`.
+
+    Raises:
+        InputError: no results, or one of another probe.
+    """
+    results = results_of(results, "sinks", NEEDS)
+    with matplotlib.rc_context(STYLE):
+        blocks = max(ds.sizes["layer"] for ds in results.values())
+        heights = {"heads": min(3.6, max(1.6, 0.13 * blocks + 0.8)), "alpha": 1.7, "rate": 1.5, "ratio": 1.7}
+        pictured = any("pattern" in ds for ds in results.values())
+        if pictured:
+            heights["pattern"] = 1.6 if len(results) == 1 else 1.15
+        figure, width, cells, sides = panels(list(results), heights, side=1.45, own=("heads", "pattern"))
+        darkest = max(0.3, *(np.nanmax(np.nan_to_num(ds["attends"].values)) for ds in results.values()))
+        positions = POSITIONS if len(results) > 1 else 2 * POSITIONS
+        lines = sum(ds.sizes["layer"] for ds in results.values())
+        heads = sum(ds["attends"].size for ds in results.values())
+        image = None
+        for column, ds in enumerate(results.values()):
+            image = _heads(cells["heads"][column], ds, darkest)
+            _alpha(cells["alpha"][column], ds, rasterized=lines > MOST_LINES)
+            _rate(cells["rate"][column], ds, rasterized=lines > MOST_LINES)
+            _ratios(cells["ratio"][column], ds, rasterized=heads > MOST_MARKED)
+            if pictured:
+                _pictures(cells["pattern"][column], ds, 3 if len(results) <= NARROW else 2, positions)
+        assert image is not None  # there is a result
+        bar = figure.colorbar(image, cax=sides["heads"].inset_axes((0.02, 0.02, 0.07, 0.66)))
+        bar.set_label("mean weight on 0")
+        outlined = Patch(facecolor="none", edgecolor=VERMILLION, linewidth=1.4, label="sink-reading")
+        side_legend(sides["heads"], [outlined], loc="upper left")
+        uniform = Line2D([], [], color=GREY, linestyle="--", linewidth=1.2, label="uniform")
+        side_legend(sides["alpha"], [*depth_legend(blocks), uniform])
+        threshold, tau = (next((option(ds, name) for ds in results.values()), None) for name in ("threshold", "tau"))
+        side_legend(
+            sides["rate"],
+            [
+                mark(rf"$\alpha_k$ > {threshold} [Gu]", "o", BLACK),
+                Line2D([], [], color=PALE, linewidth=0.9, label="the same, by block"),
+                mark(rf"$A_{{ik}}$ > {tau} [Wu]", "s", BLUE, filled=False),
+            ],
+        )
+        side_legend(
+            sides["ratio"], [mark(f"|{name}|", marker, color) for name, (marker, color) in RATIOS.items()], "0 / rest"
+        )
+        cells["alpha"][0].set_ylabel(r"mean weight $\alpha_k$")
+        cells["rate"][0].set_ylabel("share that is a sink")
+        cells["ratio"][0].set_ylabel("norm, 0 / rest")
+        log_axis(cells["alpha"][0])
+        log_axis(cells["ratio"][0])
+        cells["rate"][0].set_ylim(bottom=-0.03 * cells["rate"][0].get_ylim()[1])
+        small_print(figure, [*facts(results), *_explained(results, positions if pictured else None)], width)
+        if path is not None:
+            save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
+    return figure
+
+
+def _heads(cell: Axes, ds: xr.Dataset, darkest: float) -> AxesImage:
+    attends = ds["attends"].values
+    image = cell.imshow(attends, cmap=WEIGHTS, vmin=0, vmax=darkest, aspect="auto", interpolation="none")
+    reading = ds["selected"].sel(rule="sink-reading").values
+    places = np.argwhere(reading > 0)[:, ::-1]  # [head, block]
+    if places.size:
+        corners = places[:, None] + 0.46 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)])
+        codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(places))
+        outlines = Path(corners.reshape(-1, 2), codes)  # all in one, which an SVG says briefly
+        cell.add_patch(PathPatch(outlines, fill=False, edgecolor=VERMILLION, linewidth=1.4))
+    if attends.size <= MOST_WRITTEN:
+        for (layer, head), value in np.ndenumerate(attends):
+            text = "" if np.isnan(value) else f"{value:.2f}".removeprefix("0")
+            color = "white" if value > 0.6 * darkest else BLACK
+            cell.text(head, layer, text, ha="center", va="center", fontsize=7, color=color)
+    cell.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    cell.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    cell.spines[:].set_visible(False)
+    cell.tick_params(length=0)
+    cell.set_xlabel(f"head ({np.sum(reading > 0)} of {reading.size} sink-reading)")
+    cell.set_ylabel("block")
+    return image
+
+
+def _alpha(cell: Axes, ds: xr.Dataset, *, rasterized: bool) -> None:
+    alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim not in ("layer", "key")]).values
+    keys, alpha, uniform = thinned(ds["key"].values, alpha, ds["uniform"].values)
+    for layer, curve in enumerate(alpha):
+        cell.plot(keys, curve, color=depth_color(layer, len(alpha)), linewidth=1.1, rasterized=rasterized)
+    for curve in np.unique(uniform, axis=0):  # one per window
+        cell.plot(keys, curve, color=GREY, linestyle="--", linewidth=1.2, zorder=5)
+    _key_axis(cell, keys)
+
+
+def _rate(cell: Axes, ds: xr.Dataset, *, rasterized: bool) -> None:
+    of_model = ds["sink_rate_of_model"].values, ds["over_tau_of_model"].values
+    keys, by_block, rate, over = thinned(ds["key"].values, ds["sink_rate"].values, *of_model)
+    few = keys.size <= FEW_KEYS
+    for curve in by_block:
+        cell.plot(keys, curve, color=PALE, linewidth=0.9, zorder=1, rasterized=rasterized)
+    cell.plot(keys, rate, color=BLACK, linewidth=1.1, marker="o" if few else None, markersize=4)
+    cell.plot(keys, over, color=BLUE, linewidth=0.9, marker="s" if few else None, markersize=4, markerfacecolor="none")
+    _key_axis(cell, keys)
+
+
+def _key_axis(cell: Axes, keys: np.ndarray) -> None:
+    if keys.size > FEW_KEYS:
+        cell.set_xscale("symlog", linthresh=1)
+        cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        cell.set_xticks(keys)
+    cell.set_xlabel("key position $k$")
+    cell.grid(axis="y", color=FAINT, linewidth=0.6)
+    cell.set_axisbelow(True)
+
+
+def _ratios(cell: Axes, ds: xr.Dataset, *, rasterized: bool) -> None:
+    attends = ds["attends"].values
+    reading = ds["selected"].sel(rule="sink-reading").values > 0
+    for name, (marker, color) in RATIOS.items():
+        norms = ds[f"{name}_norm"]
+        ratio = norms.sel(place="sink").values / norms.sel(place="rest").values
+        for chosen, face in ((~reading, "none"), (reading, color)):
+            look: Any = {"marker": marker, "color": color, "markerfacecolor": face, "linestyle": ""}
+            cell.plot(
+                attends[chosen], ratio[chosen], rasterized=rasterized, markersize=2.2 if rasterized else 3.6, **look
+            )
+    cell.axhline(1, color=GREY, linewidth=0.8, zorder=1)
+    cell.set_xlim(left=0)
+    cell.set_xlabel("mean weight on 0")
+
+
+def _pictures(cell: Axes, ds: xr.Dataset, most: int, positions: int) -> None:
+    """The room of `cell` is filled with pictures."""
+    cell.axis("off")
+    if "pattern" not in ds:
+        return
+    shades = matplotlib.colormaps[WEIGHTS].resampled(SHADES)
+    for n, pattern in enumerate(ds["pattern"].values[:most, :positions, :positions]):
+        picture = cell.inset_axes((n / most + 0.01, 0.0, 1 / most - 0.02, 0.86))
+        picture.imshow(pattern, cmap=shades, norm=PowerNorm(0.5, 0, 1), interpolation="none")
+        picture.set_xticks([])
+        picture.set_yticks([])
+        picture.spines[:].set_visible(False)
+        layer, head = (int(ds[f"picture_{name}"].values[n]) for name in ("layer", "head"))
+        picture.set_title(f"{layer}.{head}", fontsize=8, pad=2)
+
+
+def _explained(results: Mapping[str, xr.Dataset], positions: int | None) -> list[str]:
+    ds = next(iter(results.values()))
+    attends, reads = (ds.attrs.get(f"{name}_threshold") for name in ("attends", "reads"))
+    found = [
+        f"sink-reading (outlined, filled): mean weight on 0 > {attends} and output read from 0 > {reads}",
+        "alpha: mean over prompts and heads; grey dashes: uniform attention at the same T and window",
+    ]
+    if any(ds.sizes["key"] > FEW_KEYS for ds in results.values()):
+        found.append("distant keys: means of bins")
+    if positions is not None:
+        found.append(
+            f"pictures: patterns (block.head) with the highest score, first {positions} positions of the first prompt, "
+            "shade: square root of the weight"
+        )
+    return found

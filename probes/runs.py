@@ -1,0 +1,119 @@
+"""What every command does with several models: check all of them first, measure one after another, write what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+from torch import Tensor
+
+from .errors import InputError
+from .files import file_name
+from .models.load import Backend, DType, load
+from .models.view import View
+from .results import save
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How models are loaded, as in `probes.load`."""
+
+    backend: Backend = "transformers"
+    device: str = "auto"
+    dtype: DType = "auto"
+
+    def load(self, source: str) -> View:
+        """The model.
+
+        Raises:
+            InputError: as `probes.load` does.
+        """
+        return load(source, self.backend, device=self.device, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that passed all checks, and its prompts."""
+
+    source: str
+    name: str  # in results
+    tokens: Tensor  # [prompt, position]
+    loading: Loading
+    kept: View | None  # a single model; several are loaded one after another, two large ones need not fit into memory
+
+    def model(self) -> View:
+        """The model itself."""
+        return self.loading.load(self.source) if self.kept is None else self.kept
+
+
+def subjects(
+    sources: Sequence[str],
+    loading: Loading,
+    prompted: Callable[[View], Tensor],
+    check: Callable[[View, str, Tensor], object],
+) -> list[Subject]:
+    """Every model with its prompts, after everything that can be refused was: nothing is measured before.
+
+    `check(model, name, tokens)` raises what a measurement has against a model.
+
+    Raises:
+        InputError: no model, one that cannot be loaded, prompted or measured, or two of one name.
+    """
+    if not sources:
+        raise InputError("no model given; name one, as tiny-llama")
+    found = []
+    for source in sources:
+        model = loading.load(source)
+        name = _name(model, source)
+        tokens = prompted(model)
+        check(model, name, tokens)
+        found.append(Subject(source, name, tokens, loading, model if len(sources) == 1 else None))
+    named: dict[str, str] = {}
+    for one in found:
+        other = named.setdefault(file_name(one.name), one.source)
+        if other is not one.source:
+            raise InputError(
+                f"'{other}' and '{one.source}' are both called '{one.name}'; give each model once, or rename a folder"
+            )
+    return found
+
+
+def _name(model: View, source: str) -> str:
+    name, revision = model.identity.name, model.identity.revision
+    given = "@" in source and revision is not None  # a hub id has the commit as its revision, which names no curve
+    return f"{name}@{source.rpartition('@')[2]}" if given else name
+
+
+def result_files(models: Collection[str], out: Path, name: str) -> list[Path]:
+    """Where the results of these models are written, in their order: NAME.nc, or NAME-MODEL.nc for each of several."""
+    if len(models) == 1:
+        return [out / f"{name}.nc"]
+    return [out / f"{name}-{file_name(model)}.nc" for model in models]
+
+
+def written_files(models: Collection[str], out: Path, name: str, *more: str) -> list[Path]:
+    """All that is written: results, the figure as PNG and SVG, and `more` in the same folder."""
+    return [*result_files(models, out, name), *(out / file for file in (f"{name}.png", f"{name}.svg", *more))]
+
+
+def require_free(files: Sequence[Path]) -> None:
+    """Check before long work that no folder has the name of a file to be written.
+
+    Raises:
+        InputError: one has.
+    """
+    for file in files:
+        if file.is_dir():
+            raise InputError(
+                f"'{file}' is a folder, and a file is to be written there; move it, or give another folder"
+            )
+
+
+def write_results(results: Mapping[str, xr.Dataset], out: Path, name: str, figure: Callable[..., Any]) -> None:
+    """Write `result_files` and the figure of all models."""
+    for result, file in zip(results.values(), result_files(results, out, name), strict=True):
+        save(result, file)
+    figure(results, path=out / f"{name}.png")

@@ -1,0 +1,224 @@
+"""The study behind `headwater sinks`, `trajectory`, `leakage` and `bos-swap`: one probe on models, kept unit by unit.
+
+A unit is a model, or a model with one replacement at position 0. What each probe needs of this module is in `PROBES`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import xarray as xr
+from torch import Tensor
+
+from .bos import bos_swap
+from .errors import InputError
+from .files import write_table
+from .leakage import leakage
+from .models.load import Backend, DType
+from .models.view import View
+from .plots.bos import bos_figure
+from .plots.leakage import leakage_figure
+from .plots.sinks import sinks_figure
+from .plots.trajectory import trajectory_figure
+from .prompts import FirstToken, describe
+from .prompts import prompts as windows
+from .results import made_with
+from .runs import Loading, require_free, subjects, write_results, written_files
+from .sinks import sinks
+from .tables import Report, bos_report, leakage_report, markdown, sinks_report, trajectory_report
+from .trajectory import trajectory
+from .unfinished import Advance, Unfinished, measured_on
+
+Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap"]
+Results: TypeAlias = dict[str, xr.Dataset]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What can be surveyed: `measure(model, tokens, progress=..., **options)`, its figure and its report."""
+
+    name: str  # of the files
+    measure: Callable[..., xr.Dataset]
+    figure: Callable[..., Any]
+    report: Callable[..., Report]  # of results by model, with options of its own
+    along: str | None = (
+        None  # an option of which several values may be given: a unit each, and a dimension of the result
+    )
+
+
+PROBES: dict[str, Probe] = {
+    "sinks": Probe("sinks", sinks, sinks_figure, sinks_report),
+    "trajectory": Probe("trajectory", trajectory, trajectory_figure, trajectory_report),
+    "leakage": Probe("leakage", leakage, leakage_figure, leakage_report),
+    "bos-swap": Probe("bos-swap", bos_swap, bos_figure, bos_report, along="replacement"),
+}
+
+
+def survey(
+    sources: Sequence[str],
+    out: str | Path,
+    probe: Name | Probe,
+    *,
+    options: Mapping[str, Any] | None = None,
+    reporting: Mapping[str, Any] | None = None,
+    prompts: int = 32,
+    length: int = 256,
+    text: str | None = None,
+    dataset: str | None = None,
+    split: str = "train",
+    column: str = "text",
+    first: FirstToken | int = "auto",
+    seed: int = 0,
+    backend: Backend = "transformers",
+    device: str = "auto",
+    dtype: DType = "auto",
+    advance: Advance | None = None,
+    told: Callable[[str], object] | None = None,
+) -> Results:
+    """Run one probe on every model, write results, figure and table, return the results by model name.
+
+    Writes `NAME.nc` for one model or `NAME-MODEL.nc` for each of several, `NAME.png`, `NAME.svg` and `NAME.md`, all of it at
+    the end. Units of an interrupted survey are read from `unfinished` in the same folder.
+
+    Args:
+        sources: models, as `probes.load` takes them.
+        out: folder.
+        probe: its name, or a `Probe` of one's own.
+        options: of the probe, beside `progress`. "bos-swap" takes several replacements as a list; its results then have
+            the leading dimension `replacement`, text, in that order.
+        reporting: options of the table: `top` heads, for "sinks".
+        prompts: windows of text; the arguments up to `seed` are those of `probes.prompts`.
+        length: positions per prompt.
+        backend: who runs the models; as `device` and `dtype`, see `probes.load`.
+        advance: hears (what is running, done, in all).
+        told: hears in one line which units are there already.
+
+    Raises:
+        InputError: bad input, found before anything is measured, or an unfinished survey with other settings in `out`.
+    """
+    out, options = Path(out), dict(options or {})
+    chosen = PROBES[probe] if isinstance(probe, str) else probe
+    unfinished = Unfinished(out, chosen.name)
+    split_up = _units(chosen, options)
+    source: dict[str, Any] = {
+        "text": text,
+        "dataset": dataset,
+        "split": split,
+        "column": column,
+        "first": first,
+        "seed": seed,
+    }
+    choosing = {"prompts": prompts, "length": length, **source}
+
+    def label(model: str, value: str) -> str:
+        return " ".join(word for word in (model, chosen.name, value) if word)
+
+    def key(model: View, tokens: Tensor, given: Mapping[str, Any]) -> dict[str, Any]:
+        return measured_on(model, tokens) | choosing | dict(given)
+
+    def check(model: View, name: str, tokens: Tensor) -> None:
+        for value, given in split_up.items():
+            with suppress(_Untouched.Reached):
+                chosen.measure(_Untouched(model), tokens, **given)
+            if unfinished.has(label(name, value)):
+                unfinished.check(label(name, value), key(model, tokens, given))
+
+    def prompted(model: View) -> Tensor:
+        return windows(model, n=prompts, length=length, **source)
+
+    models = subjects(sources, Loading(backend, device, dtype), prompted, check)
+    require_free(written_files([one.name for one in models], out, chosen.name, f"{chosen.name}.md"))
+    found = unfinished.going_on([label(one.name, value) for one in models for value in split_up])
+    if told is not None and found is not None:
+        told(found)
+    results: Results = {}
+    for one in models:
+        model, units = one.model(), []
+        for value, given in split_up.items():
+            running = label(one.name, value)
+
+            def measure(
+                model: View = model,
+                tokens: Tensor = one.tokens,
+                given: Mapping[str, Any] = given,
+                running: str = running,
+            ) -> xr.Dataset:
+                def progress(done: float | int, total: float | int) -> None:
+                    if advance is not None:
+                        advance(running, float(done), float(total))
+
+                made = chosen.measure(model, tokens, progress=progress, **given)
+                return made.assign_attrs(describe(model, **source))
+
+            units.append(unfinished.unit(running, key(model, one.tokens, given), measure, advance=advance))
+        results[one.name] = units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units)
+    write_results(results, out, chosen.name, chosen.figure)
+    write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
+    unfinished.clear()
+    return results
+
+
+def write_report(report: Report, path: Path) -> None:
+    """A report as a page in Markdown, under the command that made it.
+
+    Raises:
+        InputError: the path cannot be written to.
+    """
+    *above, last = report.tables
+    command = str(made_with()["command"])
+    lines = [f"`{command}`"] if command else []
+    lines += [report.described, *(f"- {line}" for line in report.lines)]
+    for table in above:
+        lines += [f"{table.title}:", "\n".join(markdown(table))]
+    write_table(path, report.title, [*lines, f"{last.title}:"], last.columns, last.rows)
+
+
+def _units(probe: Probe, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options of every unit by what tells it from the model's others: "" where there is one unit per model."""
+    if probe.along is None or probe.along not in options:
+        return {"": dict(options)}
+    values = options[probe.along]
+    values = list(values) if isinstance(values, (list, tuple)) else [values]
+    names = [str(value) for value in values]
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"{probe.along} '{','.join(names)}' names none or one twice; give each once")
+    return {name: {**options, probe.along: value} for name, value in zip(names, values, strict=True)}
+
+
+def _joined(dim: str, names: Sequence[str], units: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Units along a leading dimension; prompts, which they share, stay as they are."""
+    first = units[0]
+    plain = [ds.drop_vars(["tokens", dim], errors="ignore").drop_attrs(deep=False) for ds in units]
+    joined = xr.concat(plain, xr.Variable((dim,), list(names)), data_vars="all", coords="minimal", compat="equals")
+    joined = joined.assign_coords({dim: list(names)})
+    if "tokens" in first:
+        joined["tokens"] = first["tokens"]
+    options = json.loads(str(first.attrs.get("options", "{}")))
+    options[dim] = list(names)
+    attrs = {name: value for name, value in first.attrs.items() if name != dim}
+    return joined.assign_attrs(attrs | {"options": json.dumps(options)})
+
+
+class _Untouched:
+    """A view of a model that is only looked at: a probe refuses what it has to refuse, and stops where it would begin.
+
+    That way all models are checked with each probe's own checks before the first is measured.
+    """
+
+    class Reached(Exception):
+        """The probe has come to where it needs the model itself."""
+
+    def __init__(self, model: View) -> None:
+        self.spec, self.tokenizer = model.spec, model.tokenizer
+        self.device, self.dtype = model.device, model.dtype
+        self.identity, self.bos = model.identity, model.bos
+
+    def _reached(self, *_: Any, **__: Any) -> Any:
+        raise self.Reached
+
+    embed = trace = residual = watching = output_weights = norm = unembed = parts = reinitialized = _reached

@@ -1,0 +1,314 @@
+"""What the command line prints of a probe's results and NAME.md holds: tables and sentences, from results alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import xarray as xr
+
+from . import sinks as sinks_module
+from . import trajectory as trajectory_module
+from .errors import InputError
+from .leakage import PARTS, SOURCES
+from .sinks import RULES, ranked
+from .summary import relative_error, spearman
+from .trajectory import rows
+
+Results: TypeAlias = Mapping[str, xr.Dataset]
+
+KEYS_SHOWN = 8
+CONTROLLED = ("tiny-llama-ntk", "tiny-llama", "tiny-mistral-window")  # in [Ruscio]'s order
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables with sentences above them."""
+
+    title: str
+    described: str  # what was measured, and what the columns are
+    tables: list[Table]
+    lines: list[str]
+
+
+def markdown(table: Table) -> list[str]:
+    """The lines of a table in Markdown."""
+    return [f"| {' | '.join(row)} |" for row in (table.columns, ["---"] * len(table.columns), *table.rows)]
+
+
+def number(value: Any, form: str = ".3g") -> str:
+    """A number as text; "-" where there is none."""
+    value = float(value)
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def _options(ds: xr.Dataset) -> dict[str, Any]:
+    return json.loads(str(ds.attrs["options"]))
+
+
+def interval(value: Any, low: Any = math.nan, high: Any = math.nan, form: str = ".3g") -> str:
+    """A number with its interval, "0.3 [0.2, 0.4]"; alone, where it was given none; "?" for one without ends."""
+    ends = [float(low), float(high)]
+    if math.isnan(float(value)) or any(map(math.isnan, ends)):
+        return number(value, form)
+    between = "?" if all(map(math.isinf, ends)) else ", ".join(number(end, form) for end in ends)
+    return f"{number(value, form)} [{between}]"
+
+
+def _measured(results: Results) -> str:
+    """Prompts, their length, dtype and device; the same for all models but for the dtype of models in memory."""
+    ds = next(iter(results.values()))
+    return (
+        f"{ds.sizes['prompt']} prompts, T = {ds['tokens'].sizes['position']}, "
+        f"{ds.attrs['backend']}, {ds.attrs['dtype']}, {ds.attrs['device']}"
+    )
+
+
+def _of(ds: xr.Dataset, name: str, **where: Any) -> tuple[float, float, float]:
+    """A variable at a place with its `_low` and `_high`; NaN where it was given none."""
+    found = (ds[one].sel(where) if one in ds else math.nan for one in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = map(float, found)
+    return value, low, high
+
+
+# --------------------------------------------------------------------------------------------------------------- sinks
+
+
+def sinks_report(results: Results, *, top: int = 10) -> Report:
+    """Sink rates of the first keys beside the baseline, heads by rule, and the `top` heads of every model.
+
+    Raises:
+        InputError: `top` is negative.
+    """
+    if top < 0:
+        raise InputError(f"top={top} heads cannot be listed; give 0 or more")
+    ds = next(iter(results.values()))
+    options = _options(ds)
+    reacts = "not measured" if options["reacts"] is None else f"with replacement '{options['reacts']}' at position 0"
+    rates, heads, lines = [], [], []
+    for name, ds in results.items():
+        others = [dim for dim in ds["alpha"].dims if dim != "key"]
+        alpha, uniform = ds["alpha"].mean(others), ds["uniform"].mean("layer")
+        for key in ds["key"].values[:KEYS_SHOWN]:
+            shown = [ds["sink_rate_of_model"], ds["over_tau_of_model"], alpha, uniform]
+            rates.append([name, str(key), *(number(one.sel(key=key), ".4f") for one in shown)])
+        limits = {rule: float(ds.attrs[f"{rule}_threshold"]) for rule in RULES[:3]}
+        counts = {rule: int(ds["selected"].sel(rule=rule).sum()) for rule in RULES}
+        if "reacts" not in ds:
+            del counts["reacts"]
+        said = [
+            f"{rule} > {limits[rule]:g}: {count}" if rule in limits else f"{rule} (attends and reads): {count}"
+            for rule, count in counts.items()
+        ]
+        lines.append(f"{name}: of {ds['attends'].size} heads, {', '.join(said)}")
+        heads += [[name, *sinks_module.cells(row)] for row in ranked(ds, top)]
+    described = (
+        f"{_measured(results)}. Sink rate: share of (prompt, block, head) with alpha > {options['threshold']:g} [Gu]; "
+        f"over tau: fraction of the queries with a weight > {options['tau']:g} on the key [Wu]; uniform: alpha of uniform "
+        "attention under the same masks, mean over blocks. Heads by attends * reads; 0/rest: size at position 0 against "
+        f"the mean of the others; reacts: {reacts}."
+    )
+    tables = [
+        Table("Sinks", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), rates),
+        Table(f"Heads, the first {top} of each model", ("model", *sinks_module.COLUMNS), heads),
+    ]
+    return Report("Sinks and sink-reading heads", described, tables, lines)
+
+
+# ---------------------------------------------------------------------------------------------------------- trajectory
+
+
+def trajectory_report(results: Results) -> Report:
+    """Position 0's stream block by block, and whether it is a system of its own."""
+    table, lines = [], []
+    for name, ds in results.items():
+        table += [[name, *trajectory_module.cells(row)] for row in rows(ds)]
+        later, alone = float(ds["later_difference"].max()), float(ds["alone_difference"].max())
+        closed = "is the same, bit for bit," if later == 0 else f"changes by up to {later:.3g}"
+        lines.append(
+            f"{name}: the stream at position 0 {closed} under other text behind it; "
+            f"relative change when it stands alone {alone:.2g}"
+        )
+        for place in ds["place"].values:
+            course = ds["cosine"].sel(place=place).values
+            together = np.flatnonzero(course > TOGETHER)
+            when = f"above {TOGETHER:g} from layer {together[0]} on" if len(together) else f"never above {TOGETHER:g}"
+            if len(together) and not np.all(course[together[0] :] > TOGETHER):
+                when = f"above {TOGETHER:g} at layers {', '.join(map(str, together))}"
+            lines.append(
+                f"{name}: {place}, cosine of different tokens {course[0]:.3f} at the embeddings, "
+                f"{course[-1]:.3f} before the final norm, {when}"
+            )
+    described = (
+        f"{_measured(results)}, {_options(next(iter(results.values())))['starts']} starts. "
+        "Layer l is the stream that block l reads, the last one what the final norm reads; |h_0| and others: medians of "
+        "the norm at position 0 and elsewhere; massive: dimensions above 100 and 1,000 medians [Sun]; largest: dimension "
+        "of the largest magnitude; cosine: mean over pairs of starts at position 0, and behind BOS."
+    )
+    return Report(
+        "Position 0 through the blocks",
+        described,
+        [Table("Position 0", ("model", *trajectory_module.COLUMNS), table)],
+        lines,
+    )
+
+
+TOGETHER = 0.99  # mean cosine from which trajectories count as one
+
+
+# ------------------------------------------------------------------------------------------------------------- leakage
+
+
+def leakage_report(results: Results) -> Report:
+    """Sources of leakage per band, parts block by block in the early band, the order of the models, and the null checks."""
+    shares, depth, lines = [], [], []
+    for name, ds in results.items():
+        for band in ds["band"].values:
+            for form, total, sources in (
+                ("log", _of(ds, "log_form_of_model", part="total", band=band), SOURCES[:2]),
+                ("weight", _of(ds, "weight_form_of_model", cell="both", band=band), SOURCES),
+                ("terms", _of(ds, "terms_form_of_model", cell="both", band=band), SOURCES),
+            ):
+                # Shares of a total that may be zero are not printed: they are any number.
+                resolved = total[0] > 0 and not total[1] <= 0
+                found = (_of(ds, f"{form}_share_of_model", source=source, band=band) for source in sources)
+                said = [interval(*share, form=".0%") if resolved else "-" for share in found]
+                component = interval(*_of(ds, "log_stream_of_model", band=band)) if form == "log" else "-"
+                shares.append([name, str(band), form, interval(*total), *said, *["-"] * (3 - len(said)), component])
+        early = ds.isel(band=0)
+        for layer in ds["layer"].values:
+            at = early.sel(layer=layer)
+            depth.append(
+                [
+                    name,
+                    str(layer),
+                    *(number(at["log_form_by_block"].sel(part=part)) for part in PARTS),
+                    interval(*_of(at, "log_stream_by_block")),
+                    number(at["log_noise_by_block"], ".2g"),
+                    number(at["weight_form_by_block"].sel(cell="both")),
+                    *(number(at["weight_source_by_block"].sel(source=source)) for source in SOURCES),
+                ]
+            )
+        lines.append(f"{name}: {_null(early)}")
+    early_band = str(next(iter(results.values()))["band"].values[0])
+    described = (
+        f"{_measured(results)}. Log form in squared nats, weight form (the mask taken as all of the denominator; terms: as "
+        "its number of terms alone) in squared weights; 95 % bootstrap intervals over prompts. mask, residual, spread: each "
+        "source's Shapley value as a share of the total, where the total's own interval is above 0. Residual component: "
+        f"V(X), how far the residual stream alone moves log-weights. Blocks: band {early_band}, means over heads; noise: "
+        "what an uncorrected variance would have added."
+    )
+    tables = [
+        Table("Sources", ("model", "band", "form", "total", *SOURCES, "residual component"), shares),
+        Table(
+            "Blocks",
+            ("model", "block", *PARTS, "residual component", "noise", "weight", *(f"w. {s}" for s in SOURCES)),
+            depth,
+        ),
+    ]
+    return Report("Leakage of absolute position into attention patterns", described, tables, _order(results) + lines)
+
+
+def _null(ds: xr.Dataset) -> str:
+    """The null checks of one band in a sentence."""
+    first = ds.sel(layer=ds["layer"].values[0])
+    return (
+        f"log form with both sources removed {float(np.abs(ds['log_neither']).max()):.1g} nat^2 at most (0 up to rounding); "
+        f"block 0, where the residual part is noise: logits {interval(*_of(first, 'log_form_by_block', part='logits'))}, "
+        f"denominator without position 0's own term {number(first['log_rest_by_block'])}, "
+        f"noise floor {number(first['log_noise_by_block'])}"
+    )
+
+
+def _order(results: Results) -> list[str]:
+    """Which model has how much of the residual component, and how it changes with depth; [Ruscio]'s order where it can."""
+    found = {name: ds.isel(band=0) for name, ds in results.items()}
+    residual = {name: float(ds["log_stream_of_model"]) for name, ds in found.items()}
+    depth = {name: _with_depth(ds["log_stream_by_block"].values) for name, ds in found.items()}
+    rising = sorted(residual, key=residual.__getitem__)
+    said = [f"{name} {interval(*_of(found[name], 'log_stream_of_model'))}" for name in rising]
+    lines = [f"residual component: {' < '.join(said)}"]
+    correlations = [f"{name} {number(depth[name], '.2f')}" for name in results]
+    lines.append(f"its rank correlation with depth: {', '.join(correlations)}")
+    if set(CONTROLLED) <= set(results):
+        ntk, plain, window = CONTROLLED
+        claims = {
+            "NTK scaling below standard RoPE": residual[ntk] < residual[plain],
+            "sliding window above standard RoPE": residual[window] > residual[plain],
+            "growing with depth under the sliding window": depth[window] > 0,
+        }
+        lines.append(
+            f"[Ruscio]'s order {'holds' if all(claims.values()) else 'does not hold'}: "
+            + "; ".join(f"{claim}: {'yes' if true else 'no'}" for claim, true in claims.items())
+        )
+    return lines
+
+
+def _with_depth(values: np.ndarray) -> float:
+    return spearman(range(len(values)), values) if len(values) > 1 else math.nan
+
+
+# ------------------------------------------------------------------------------------------------------------ BOS swap
+
+
+def bos_report(results: Results) -> Report:
+    """What every replacement removes per band, and what it does to sinks, loss and sensitivity."""
+    removed, effects = [], []
+    for name, whole in results.items():
+        for replacement, ds in _by_replacement(whole):
+            for band in ds["band"].values:
+                sizes = [interval(*_of(ds, f"residual_{when}_of_model", band=band)) for when in ("before", "after")]
+                share = interval(*_of(ds, "removed_of_model", band=band), form=".0%")
+                removed.append([name, replacement, str(band), *sizes, share])
+            rates = [float(ds[f"sink_rate_{when}"].mean()) for when in ("before", "after")]
+            losses = [float(ds[f"loss_{when}"][1:].mean()) for when in ("before", "after")]  # NaN at the last left out
+            effects.append(
+                [
+                    name,
+                    replacement,
+                    *(number(rate, ".3f") for rate in rates),
+                    *(number(loss, ".3f") for loss in losses),
+                    interval(*_of(ds, "loss_change_of_model"), form="+.4f"),
+                    _profile_change(ds),
+                ]
+            )
+    described = (
+        f"{_measured(results)}. Residual component: V(X), the log form of leakage in squared nats that would be left if "
+        "the mask made none, mean over blocks and heads. Removed: 1 - after / before, negative where the swap adds to it, "
+        "- where there is nothing before; 95 % bootstrap intervals over prompts, ? where it takes more prompts to know one. "
+        "Sink rate of position 0, mean over blocks; loss in nats per token and |after / before - 1| of the Jacobian "
+        "profile, means over positions from 1 on."
+    )
+    tables = [
+        Table("Residual component removed", ("model", "replacement", "band", "before", "after", "removed"), removed),
+        Table(
+            "Sinks, loss and profile, before and after",
+            ("model", "replacement", "sink rate", "after", "loss", "after", "change", "profile"),
+            effects,
+        ),
+    ]
+    return Report("Position 0 swapped", described, tables, [])
+
+
+def _by_replacement(ds: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
+    if "replacement" not in ds.dims:
+        return [(str(ds.attrs.get("replacement", _options(ds)["replacement"])), ds)]
+    return [(str(value), ds.sel(replacement=value)) for value in ds["replacement"].values]
+
+
+def _profile_change(ds: xr.Dataset) -> str:
+    before, after = (ds[f"sensitivity_{when}"].values for when in ("before", "after"))
+    return number(relative_error(after[1:], before[1:]), ".1%")  # at position 0 stands something else

@@ -1,0 +1,140 @@
+"""Work that may be interrupted: the result of every finished unit is kept in `OUT/unfinished` until all of them are done.
+
+A unit is what is measured in one go: a model under one condition, a place of a map, one replacement. Its file says what it
+was measured with (`key`); started again, the same work reads back what is there, and other work is refused before anything
+is measured. A key is plain data by name; where it holds the options that chose the prompts, their hash decides whether
+these are the same (a text may have moved), and the options only say why not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import h5py
+import xarray as xr
+
+from .errors import InputError
+from .files import file_name, require_writable
+from .models.view import View
+from .results import load, provenance, save
+
+Advance: TypeAlias = Callable[[str, float, float], None]  # (what is running, done, in all)
+
+CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "first")
+HASH = "tokens_sha256"
+MARK = "unfinished"  # a unit's attribute: {"kind": ..., "key": {...}} as JSON
+NAMED = 6  # of the units found, in the line that says so
+
+
+def measured_on(model: View, tokens: Any) -> dict[str, Any]:
+    """The part of a key that is the model's and the prompts'."""
+    made = provenance(model, tokens)
+    return {name: made[name] for name in ("weights", "backend", "dtype", HASH)}
+
+
+class Unfinished:
+    """The unfinished units of one kind of work ("jacobian", "map", "sinks", ...) in a folder.
+
+    Raises:
+        InputError: the folder cannot be made or written to; tried here, before long work, and nothing is left behind.
+    """
+
+    def __init__(self, out: str | Path, kind: str) -> None:
+        self.out, self.kind = Path(out), kind
+        self.folder = self.out / "unfinished"
+        self._labels: set[str] = set()
+        require_writable(self.folder)
+
+    def has(self, label: str) -> bool:
+        """Whether a unit of this label is there, measured with whatever."""
+        return self._file(label).exists()
+
+    def check(self, label: str, key: Mapping[str, Any], *, without: Collection[str] = ()) -> None:
+        """Refuse to go on with a unit that was measured with another key; `without` names what is not known yet.
+
+        Raises:
+            InputError: naming what differs, or the file if it is damaged or of other origin.
+        """
+        if not self.has(label):
+            return
+        before, now = self._key(label), json.loads(json.dumps(key, default=str))
+        changed = [name for name in {**now, **before} if name not in without and now.get(name) != before.get(name)]
+        if HASH in now and HASH not in changed:
+            changed = [name for name in changed if name not in CHOOSING]
+        elif {*changed}.intersection({"seed", *CHOOSING}) and HASH in changed:
+            changed.remove(HASH)
+        if changed:
+            raise InputError(
+                f"'{self.out}' holds an unfinished study with other {', '.join(changed)}; "
+                f"give the same settings to go on with it, delete '{self.folder}', or give another folder"
+            )
+
+    def going_on(self, labels: Sequence[str]) -> str | None:
+        """One line that says which of these units are there already; None where there are none."""
+        found = [label for label in labels if self.has(label)]
+        if not found:
+            return None
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        return (
+            f"going on with '{self.folder}': {len(found)} of {len(labels)} are done ({', '.join(found[:NAMED])}{more})"
+        )
+
+    def unit(
+        self,
+        label: str,
+        key: Mapping[str, Any],
+        measure: Callable[[], xr.Dataset],
+        *,
+        advance: Advance | None = None,
+    ) -> xr.Dataset:
+        """The unit as it was measured before, or as it is measured and kept now; `advance` hears that it was before.
+
+        Raises:
+            InputError: as in `check`, or the folder cannot be written to.
+        """
+        self._labels.add(label)
+        self.check(label, key)
+        file = self._file(label)
+        if file.exists():
+            found = load(file)
+            del found.attrs[MARK]
+            if advance is not None:
+                advance(label, 1.0, 1.0)
+            return found
+        made = measure()
+        save(made.assign_attrs({MARK: json.dumps({"kind": self.kind, "key": dict(key)}, default=str)}), file)
+        return made
+
+    def clear(self) -> None:
+        """Remove all units of this kind, those of an older number of seeds, too; other files stay."""
+        cut_short = tuple(f".{file_name(label)}-" for label in self._labels)  # by a kill while they were written
+        for file in self.folder.glob("*.nc"):
+            mark = _mark(file)
+            if (mark is not None and mark.get("kind") == self.kind) or file.name.startswith(cut_short):
+                file.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else's file is in it
+            self.folder.rmdir()
+
+    def _file(self, label: str) -> Path:
+        return self.folder / f"{file_name(label)}.nc"
+
+    def _key(self, label: str) -> dict[str, Any]:
+        file = self._file(label)
+        mark = _mark(file)
+        if mark is None:
+            load(file)  # says what is wrong with it, if it is damaged
+            raise InputError(f"'{file}' was not left by an unfinished study; delete it, or give another folder")
+        return mark["key"]
+
+
+def _mark(file: Path) -> dict[str, Any] | None:
+    """A unit's mark, read without its data; None where there is none to be read."""
+    try:
+        with h5py.File(file) as opened:
+            return json.loads(str(opened.attrs[MARK]))
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError):  # damaged, or somebody else's
+        return None

@@ -1,0 +1,556 @@
+"""Surveys: one probe on several models, what they write, how they go on, what they refuse before they begin."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import probes
+from probes.errors import InputError
+from probes.prompts import prompts, tokens_hash
+from probes.results import dataset, provenance
+from probes.survey import PROBES, Probe, survey
+from probes.tables import (
+    Report,
+    Table,
+    bos_report,
+    interval,
+    leakage_report,
+    number,
+    sinks_report,
+    trajectory_report,
+)
+
+LENGTH = 24
+COMMON: dict[str, Any] = {"prompts": 4, "length": LENGTH}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tiny checkpoints, "ape" (with BOS) and "bee" (without), "ant" of a small vocabulary, and a text for them."""
+    made = tmp_path_factory.mktemp("models")
+    for name, family in (("ape", "llama"), ("bee", "gpt2")):
+        families.model(family).save_pretrained(made / name)
+        families.tokenizer("prepended" if family == "llama" else "end").save_pretrained(made / name)
+    config = families.FAMILIES["llama"]()
+    config.vocab_size = 100
+    families.build(config).save_pretrained(made / "ant")
+    families.tokenizer().save_pretrained(made / "ant")
+    words = np.random.default_rng(0).integers(3, 100, 600)
+    (made / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
+    return made
+
+
+def files(out: Path) -> list[str]:
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*"))
+
+
+class Stop(Exception):
+    """Pulls the plug."""
+
+
+def stopping_at(label: str) -> Callable[[str, float, float], None]:
+    def advance(running: str, done: float, total: float) -> None:
+        if running == label:
+            raise Stop
+
+    return advance
+
+
+# ------------------------------------------------------------------------------------------------ a probe of our own
+
+
+def size(model: Any, tokens: Any, *, scale: float = 1.0, shift: Any = 0, progress: Any = None) -> xr.Dataset:
+    """Mean size of the last stream, times `scale`, with tokens moved by `shift` ids."""
+    if scale <= 0:
+        raise InputError(f"scale={scale} is no scale; give more than 0")
+    if int(shift) + int(tokens.max()) >= model.spec.vocabulary:
+        raise InputError(f"shift={shift} leaves the vocabulary of {model.identity.name}; give less")
+    norms = []
+    for done, prompt in enumerate(tokens):
+        norms.append(scale * model.trace(model.embed(prompt[None] + int(shift))).residual[-1][0].norm(dim=-1))
+        if progress is not None:
+            progress(done + 1, len(tokens))
+    return dataset(
+        {"norm": (("prompt", "position"), torch.stack(norms)), "mean": ((), torch.stack(norms).mean())},
+        tokens=tokens,
+        attrs=provenance(model, tokens, scale=scale, shift=shift),
+    )
+
+
+def draw(results: Any, *, path: Path) -> None:
+    for ending in (".png", ".svg"):
+        path.with_suffix(ending).write_text(", ".join(results), encoding="utf-8")
+
+
+def told_of(results: Any, *, digits: int = 3) -> Report:
+    rows = [[name, f"{float(np.mean(ds['mean'])):.{digits}f}"] for name, ds in results.items()]
+    first = Table("Names", ("model",), [[name] for name in results])
+    return Report("Sizes", "Mean norms.", [first, Table("Means", ("model", "mean"), rows)], ["one", "two"])
+
+
+SIZE = Probe("size", size, draw, told_of)
+SHIFTED = Probe("size", size, draw, told_of, along="shift")
+
+
+def run(folder: Path, out: Path, names: str = "ape", probe: Any = SIZE, **given: Any) -> dict[str, xr.Dataset]:
+    text = {"text": str(folder / "text.txt")} if "text" not in given else {}
+    sources = [str(folder / name) for name in names.split()]
+    return survey(sources, out, probe, **{**COMMON, **text, **given})
+
+
+@pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
+def test_files_and_their_content(folder, tmp_path, backend):
+    (result,) = run(folder, tmp_path, options={"scale": 2.0}, reporting={"digits": 1}, backend=backend).values()
+    assert files(tmp_path) == ["size.md", "size.nc", "size.png", "size.svg"]
+    xr.testing.assert_identical(probes.load_result(tmp_path / "size.nc"), result)
+    model = probes.load(str(folder / "ape"), backend)
+    tokens = prompts(model, n=4, length=LENGTH, text=folder / "text.txt")
+    own = size(model, tokens, scale=2.0)
+    np.testing.assert_array_equal(result["norm"], own["norm"])
+    np.testing.assert_array_equal(result["tokens"], tokens)
+    assert result.attrs["tokens_sha256"] == tokens_hash(tokens)
+    assert result.attrs["backend"] == backend
+    assert result.attrs["text_source"] == f"text '{folder / 'text.txt'}'"
+    assert (result.attrs["first_policy"], result.attrs["first_id"], result.attrs["prompts_seed"]) == ("bos", 0, 0)
+    page = (tmp_path / "size.md").read_text(encoding="utf-8").splitlines()
+    assert page[0] == "# Sizes"
+    assert page[-3:] == ["| model | mean |", "| --- | --- |", f"| ape | {float(own['mean']):.1f} |"]
+    assert "| model |" in page
+    assert "- two" in page
+
+
+def test_several_models_and_values(folder, tmp_path):
+    results = run(folder, tmp_path, "ape bee", SHIFTED, options={"shift": [5, "7"]}, seed=3)
+    assert files(tmp_path) == ["size-ape.nc", "size-bee.nc", "size.md", "size.png", "size.svg"]
+    assert (tmp_path / "size.png").read_text(encoding="utf-8") == "ape, bee"
+    for name, ds in results.items():
+        xr.testing.assert_identical(probes.load_result(tmp_path / f"size-{name}.nc"), ds)
+        assert ds["norm"].dims == ("shift", "prompt", "position")
+        assert ds["mean"].dims == ("shift",)
+        assert ds["tokens"].dims == ("prompt", "position")
+        assert list(ds["shift"].values) == ["5", "7"]
+        assert json.loads(ds.attrs["options"]) == {"scale": 1.0, "shift": ["5", "7"]}
+        model = probes.load(str(folder / name))
+        for shift in (5, 7):
+            own = size(model, torch.tensor(ds["tokens"].values), shift=shift)
+            np.testing.assert_array_equal(ds["norm"].sel(shift=str(shift)), own["norm"])
+    assert results["bee"].attrs["first_policy"] == "none"  # its BOS is its end token
+
+
+def test_one_value_is_no_dimension(folder, tmp_path):
+    (result,) = run(folder, tmp_path, "ape", SHIFTED, options={"shift": [5]}).values()
+    assert result["norm"].dims == ("prompt", "position")
+    (same,) = run(folder, tmp_path, "ape", SHIFTED, options={"shift": 5}).values()
+    np.testing.assert_array_equal(result["norm"], same["norm"])
+
+
+def test_progress(folder, tmp_path):
+    heard: dict[str, list[tuple[float, float]]] = {}
+    told: list[str] = []
+    run(
+        folder,
+        tmp_path,
+        "ape bee",
+        SHIFTED,
+        options={"shift": [5, 7]},
+        advance=lambda label, *step: heard.setdefault(label, []).append(step),
+        told=told.append,
+    )
+    assert list(heard) == ["ape size 5", "ape size 7", "bee size 5", "bee size 7"]
+    assert all(steps == [(1.0, 4.0), (2.0, 4.0), (3.0, 4.0), (4.0, 4.0)] for steps in heard.values())
+    assert told == []
+
+
+# -------------------------------------------------------------------------------------------------------- going on
+
+
+def test_an_interrupted_survey_goes_on(folder, tmp_path):
+    def given(out: Path, **more: Any) -> dict[str, xr.Dataset]:
+        return run(folder, out, "ape bee", SHIFTED, options={"shift": [5, 7]}, **more)
+
+    whole = given(tmp_path / "whole")
+    out = tmp_path / "out"
+    with pytest.raises(Stop):
+        given(out, advance=stopping_at("bee size 5"))
+    assert files(out) == ["unfinished", "unfinished/ape-size-5.nc", "unfinished/ape-size-7.nc"]
+    made = {path.name: path.stat().st_mtime_ns for path in (out / "unfinished").iterdir()}
+    heard: list[tuple[str, float, float]] = []
+    told: list[str] = []
+
+    def advance(*step: Any) -> None:
+        heard.append(step)
+        kept = {path.name: path.stat().st_mtime_ns for path in (out / "unfinished").iterdir()}
+        assert made.items() <= kept.items()  # not written again
+
+    again = given(out, advance=advance, told=told.append)
+    assert told == [f"going on with '{out / 'unfinished'}': 2 of 4 are done (ape size 5, ape size 7)"]
+    assert heard[:3] == [("ape size 5", 1.0, 1.0), ("ape size 7", 1.0, 1.0), ("bee size 5", 1.0, 4.0)]
+    assert files(out) == files(tmp_path / "whole")
+    for name, ds in again.items():
+        for variable in ds.variables:
+            assert ds[variable].values.tobytes() == whole[name][variable].values.tobytes(), variable
+        kept, expected = ({k: v for k, v in one.attrs.items() if k != "created"} for one in (ds, whole[name]))
+        assert kept == expected
+
+
+def test_a_killed_process_goes_on(folder, surveyed, tmp_path):
+    """Between two models the process is killed outright; nothing is cleaned up."""
+    out = tmp_path / "out"
+    program = f"""
+import os, signal
+from probes.survey import survey
+
+def advance(label, done, total):
+    if label.startswith("bee"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+survey({[str(folder / name) for name in ("ape", "bee")]!r}, {str(out)!r}, "trajectory",
+       prompts=4, length={LENGTH}, text={str(folder / "text.txt")!r}, options={{"starts": 8}}, advance=advance)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+    assert done.returncode == -9
+    assert files(out) == ["unfinished", "unfinished/ape-trajectory.nc"]
+    kept = probes.load_result(out / "unfinished" / "ape-trajectory.nc")
+    told: list[str] = []
+    undrawn = replace(PROBES["trajectory"], figure=draw)
+    results = run(folder, out, "ape bee", undrawn, options={"starts": 8}, told=told.append)
+    assert len(told) == 1
+    _, whole = surveyed("trajectory")
+    for name, ds in results.items():
+        for variable in ds.variables:
+            assert ds[variable].values.tobytes() == whole[name][variable].values.tobytes(), variable
+    np.testing.assert_array_equal(results["ape"]["norm"], kept["norm"])
+
+
+@pytest.fixture(scope="module")
+def half(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a survey interrupted after "ape"."""
+    out = tmp_path_factory.mktemp("half")
+    with pytest.raises(Stop):
+        run(folder, out, "ape bee", options={"scale": 2.0}, advance=stopping_at("bee size"))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"options": {"scale": 3.0}}, "scale"),
+        ({"options": {}}, "scale"),
+        ({"seed": 1}, "seed"),
+        ({"prompts": 5}, "prompts"),
+        ({"length": 20}, "length"),
+        ({"first": "none"}, "first"),
+        ({"dtype": "float64"}, "weights, dtype"),
+        ({"backend": "transformer_lens"}, "backend"),
+    ],
+)
+def test_an_unfinished_survey_with_other_settings_is_refused(folder, half, changes, says):
+    (kept,) = (half / "unfinished").iterdir()
+    before = kept.read_bytes()
+
+    def never(*_: Any) -> None:
+        raise AssertionError("something was measured")
+
+    with pytest.raises(InputError) as raised:  # the model that was not begun stands first: nothing of it is measured
+        run(folder, half, "bee ape", **{"options": {"scale": 2.0}, "advance": never, **changes})
+    assert f"'{half}' holds an unfinished study with other {says}; " in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert kept.read_bytes() == before
+
+
+def test_figures_that_fail_cost_no_measurement(folder, tmp_path):
+    def fail(*_: Any, **__: Any) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        run(folder, tmp_path, probe=Probe("size", size, fail, told_of))
+    assert "unfinished/ape-size.nc" in files(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("names", "probe", "changes", "says"),
+    [
+        ("", SIZE, {}, "no model given"),
+        ("ape gone", SIZE, {}, "gone' does not exist"),
+        ("ape ape", SIZE, {}, "are both called 'ape'"),
+        ("ape", SIZE, {"length": 129}, "length=129 is more than the 128 positions of ape"),
+        ("ape", SIZE, {"length": 1}, "length=1 is too short"),
+        ("ape", SIZE, {"prompts": 0}, "n=0 prompts"),
+        ("ape", SIZE, {"seed": -1}, "seed=-1"),
+        ("ape bee", SIZE, {"first": "bos"}, "first=bos, but bee has no BOS token"),
+        ("ape", SIZE, {"first": 200}, "first token id 200"),
+        ("ape", SIZE, {"text": "gone.txt"}, "'gone.txt' does not exist"),
+        ("ape", SIZE, {"dataset": "a/b"}, "both text"),
+        ("ape", SIZE, {"device": "tpu"}, "device 'tpu'"),
+        ("ape", SIZE, {"options": {"scale": -1.0}}, "scale=-1.0"),
+        ("ape ant", SIZE, {"options": {"shift": 10}}, "shift=10 leaves the vocabulary of ant"),
+        ("ape", SHIFTED, {"options": {"shift": []}}, "names none or one twice"),
+        ("ape", SHIFTED, {"options": {"shift": [1, 2, "1"]}}, "shift '1,2,1' names none or one twice"),
+        ("ape", SHIFTED, {"options": {"shift": [1, 99]}}, "shift=99 leaves the vocabulary of ape"),
+        ("ape", "sinks", {"options": {"keys": (0, LENGTH)}}, f"key {LENGTH} is outside the prompts"),
+        ("ape ant", "sinks", {"options": {"reacts": 110}}, "110 is outside the vocabulary of ant"),
+        ("ape", "sinks", {"options": {"threshold": 1.5}}, "threshold=1.5"),
+        ("ape ant", "trajectory", {"options": {"starts": 110}}, "starts=110"),
+        ("ape", "leakage", {"options": {"bands": ((9, LENGTH),)}}, f"band 9-{LENGTH} does not fit"),
+        ("ape", "leakage", {"prompts": 3}, "3 prompts cannot be split"),
+        ("ape", "leakage", {"options": {"bootstrap": -1}}, "bootstrap=-1"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(folder, tmp_path, names, probe, changes, says):
+    def never(*_: Any) -> None:
+        raise AssertionError("something was measured")
+
+    with pytest.raises(InputError) as raised:
+        run(folder, tmp_path / "below" / "out", names, probe, **{"advance": never, **changes})
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert files(tmp_path) == []
+
+
+def test_outputs_that_cannot_be_are_refused_at_once(folder, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is no folder"):
+        run(folder, tmp_path / "file" / "out")
+    with pytest.raises(InputError, match="cannot write to"):
+        run(folder, tmp_path / ("a" * 300))
+    for name in ("size.nc", "size.svg", "size.md"):
+        (tmp_path / name / name).mkdir(parents=True)
+        with pytest.raises(InputError, match=f"{name}' is a folder"):
+            run(folder, tmp_path / name, advance=stopping_at("ape size"))
+
+
+# ------------------------------------------------------------------------------------------------- the probes here
+
+SMALL: dict[str, dict[str, Any]] = {
+    "sinks": {"reacts": "mean", "pictures": 1},
+    "trajectory": {"starts": 8},
+    "leakage": {"bootstrap": 20, "lags": (1, 2)},
+    "bos-swap": {"replacement": ["mean", 17], "bootstrap": 20, "lags": (1, 2), "profile_prompts": 1, "products": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def surveyed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """By probe: its folder and results, for both models; measured when first asked for."""
+    done: dict[str, tuple[Path, Any]] = {}
+
+    def get(probe: str) -> tuple[Path, Any]:
+        if probe not in done:
+            out = tmp_path_factory.mktemp(probe)
+            done[probe] = out, run(folder, out, "ape bee", probe, options=SMALL[probe])
+        return done[probe]
+
+    return get
+
+
+@pytest.mark.parametrize("probe", list(PROBES))
+def test_every_probe_writes_what_it_says(surveyed, probe):
+    out, results = surveyed(probe)
+    endings = ["-ape.nc", "-bee.nc", ".md", ".png", ".svg"]
+    assert files(out) == [f"{probe}{ending}" for ending in endings]
+    assert (out / f"{probe}.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (out / f"{probe}.svg").read_text(encoding="utf-8")
+    assert (out / f"{probe}.png").stat().st_size < 300_000
+    for name, ds in results.items():
+        xr.testing.assert_identical(probes.load_result(out / f"{probe}-{name}.nc"), ds)
+    report = PROBES[probe].report(results)
+    page = (out / f"{probe}.md").read_text(encoding="utf-8")
+    for table in report.tables:
+        assert {row[0] for row in table.rows} == {"ape", "bee"}
+        assert all(len(row) == len(table.columns) for row in table.rows)
+        assert all("nan" not in cell for row in table.rows for cell in row)
+        for row in table.rows:
+            assert f"| {' | '.join(row)} |\n" in page
+    for line in report.lines:
+        assert f"- {line}\n" in page
+
+
+@pytest.mark.parametrize("probe", list(PROBES))
+def test_every_probe_runs_on_the_other_backend(folder, surveyed, tmp_path, probe):
+    _, results = surveyed(probe)
+    options = SMALL[probe] | ({"replacement": ["mean"]} if probe == "bos-swap" else {})
+    undrawn = replace(PROBES[probe], figure=draw)
+    (lens,) = run(folder, tmp_path, "ape", undrawn, options=options, backend="transformer_lens").values()
+    assert lens.attrs["backend"] == "transformer_lens"
+    expected = results["ape"].sel(replacement="mean") if probe == "bos-swap" else results["ape"]
+    name = {"sinks": "alpha", "trajectory": "norm", "leakage": "log_source", "bos-swap": "removed"}[probe]
+    np.testing.assert_allclose(lens[name], expected[name], rtol=1e-2, atol=1e-3)
+
+
+def test_report_of_sinks(surveyed):
+    _, results = surveyed("sinks")
+    report = sinks_report(results, top=2)
+    rates, heads = report.tables
+    for name, ds in results.items():
+        rows = [row for row in rates.rows if row[0] == name]
+        assert [row[1] for row in rows] == [str(key) for key in range(8)]
+        assert rows[0][2] == f"{float(ds['sink_rate_of_model'][0]):.4f}"
+        assert rows[0][3] == f"{float(ds['over_tau_of_model'][0]):.4f}"
+        assert rows[0][4] == f"{float(ds['alpha'].sel(key=0).mean()):.4f}"
+        assert rows[0][5] == f"{sum(1 / i for i in range(1, LENGTH + 1)) / LENGTH:.4f}"  # no windows here
+        scores = (ds["attends"] * ds["reads"]).values
+        layer, head = np.unravel_index(scores.argmax(), scores.shape)
+        chosen = [row for row in heads.rows if row[0] == name]
+        assert len(chosen) == 2
+        assert chosen[0][1:4] == [str(layer), str(head), f"{ds['attends'].values[layer, head]:.3f}"]
+        (line,) = [line for line in report.lines if line.startswith(f"{name}: ")]
+        assert f"reads > 0.3: {int((ds['reads'] > 0.3).sum())}," in line
+        assert line.endswith(f"(attends and reads): {int(((ds['reads'] > 0.3) & (ds['attends'] > 0.3)).sum())}")
+    without = {name: ds.drop_vars("reacts") for name, ds in results.items()}
+    assert not any("reacts" in line for line in sinks_report(without).lines)
+    with pytest.raises(InputError, match="top=-1"):
+        sinks_report(results, top=-1)
+
+
+def test_report_of_trajectories(surveyed):
+    _, results = surveyed("trajectory")
+    report = trajectory_report(results)
+    (table,) = report.tables
+    assert len(table.rows) == 3 * (families.BLOCKS + 1)  # two beginnings with BOS, one without
+    assert "ape: the stream at position 0 is the same, bit for bit, under other text behind it; " in report.lines[0]
+    moved = results["ape"].copy(deep=True)
+    moved["later_difference"][0, 1] = 0.25
+    assert "changes by up to 0.25 under other text" in trajectory_report({"ape": moved}).lines[0]
+
+
+def test_report_of_leakage(surveyed):
+    _, results = surveyed("leakage")
+    report = leakage_report(results)
+    shares, blocks = report.tables
+    assert [row[:3] for row in shares.rows] == [
+        [name, "3-23", form] for name in ("ape", "bee") for form in ("log", "weight")
+    ]
+    assert len(blocks.rows) == 2 * families.BLOCKS
+    residual = {
+        name: float(ds["log_source_of_model"].sel(source="residual").isel(band=0)) for name, ds in results.items()
+    }
+    order, depth, *nulls = report.lines
+    low, high = sorted(residual, key=residual.__getitem__)
+    assert order.startswith(f"residual component: {low} {residual[low]:.3g} [")
+    assert f"] < {high} {residual[high]:.3g} [" in order
+    assert depth.startswith("its rank correlation with depth: ape ")
+    assert [line.split(":")[0] for line in nulls] == ["ape", "bee"]
+    assert all("with both sources removed " in line for line in nulls)
+
+
+def test_report_of_swaps(surveyed):
+    _, results = surveyed("bos-swap")
+    removed, effects = bos_report(results).tables
+    bands = [str(band) for band in results["ape"]["band"].values]
+    assert [row[:3] for row in removed.rows] == [
+        [name, replacement, band] for name in ("ape", "bee") for replacement in ("mean", "17") for band in bands
+    ]
+    single = results["ape"].sel(replacement="17", drop=True).assign_attrs(replacement=17)
+    alone = bos_report({"ape": single})
+    assert alone.tables[0].rows == [row for row in removed.rows if row[:2] == ["ape", "17"]]
+    (row,) = alone.tables[1].rows
+    assert row == next(row for row in effects.rows if row[:2] == ["ape", "17"])
+    shown = dict(zip(effects.columns[2:4], row[2:4], strict=True))
+    assert shown["sink rate"] == f"{float(single['sink_rate_before'].mean()):.3f}"
+    assert float(row[5]) - float(row[4]) == pytest.approx(float(single["loss_change_of_model"]), abs=1.1e-3)
+    before, after = (single[f"sensitivity_{when}"].values[1:] for when in ("before", "after"))
+    assert row[7] == f"{np.mean(np.abs(after / before - 1)):.1%}"
+
+
+def constructed(residual: list[float], mask: float = 0.1) -> xr.Dataset:
+    """A result of leakage with a given residual component per block, its interval 0.05 to both sides, one band."""
+    at = np.array(residual)
+    source = np.stack([np.full(len(at), mask), at, np.zeros(len(at))])[..., None]
+    variables: dict[str, tuple[Any, ...]] = {}
+    for form, names in (("log", ("log_form", "part")), ("weight", ("weight_form", "cell"))):
+        total = np.concatenate([source.sum(0, keepdims=True), np.zeros((3, len(at), 1))])
+        of_model = source.mean(1)
+        levels = {
+            f"{names[0]}_by_block": ((names[1], "layer", "band"), total),
+            f"{names[0]}_of_model": ((names[1], "band"), total.mean(1)),
+            f"{form}_source_by_block": (("source", "layer", "band"), source),
+            f"{form}_source_of_model": (("source", "band"), of_model),
+            f"{form}_share_of_model": (("source", "band"), of_model / of_model.sum(0)),
+        }
+        for name, (dims, values) in levels.items():
+            variables |= {
+                name: (dims, values),
+                f"{name}_low": (dims, values - 0.05),
+                f"{name}_high": (dims, values + 0.05),
+            }
+    for name in ("log_noise", "log_rest", "log_neither"):
+        variables[name] = (("layer", "head", "band"), np.zeros((len(at), 1, 1)))
+    coords = {
+        "part": ["total", "logits", "mask", "denominator"],
+        "cell": ["both", "mask", "residual", "neither"],
+        "source": ["mask", "residual", "spread"],
+        "layer": range(len(at)),
+        "band": ["9-31"],
+    }
+    attrs = {"backend": "transformers", "dtype": "float32", "device": "cpu"}
+    return dataset(variables, coords=coords, attrs=attrs, tokens=torch.zeros(4, 40, dtype=torch.int64))
+
+
+def test_ruscio_s_order_is_computed():
+    holds = {
+        "tiny-llama": constructed([0.2, 0.3, 0.2]),
+        "tiny-llama-ntk": constructed([0.02, 0.02, 0.01]),
+        "tiny-mistral-window": constructed([0.3, 0.4, 0.5]),
+    }
+    lines = leakage_report(holds).lines
+    assert lines[0] == (
+        "residual component: tiny-llama-ntk 0.0167 [-0.0333, 0.0667] < tiny-llama 0.233 [0.183, 0.283] "
+        "< tiny-mistral-window 0.4 [0.35, 0.45]"
+    )
+    assert lines[1] == (
+        "its rank correlation with depth: tiny-llama 0.00, tiny-llama-ntk -0.87, tiny-mistral-window 1.00"
+    )
+    assert lines[2] == (
+        "[Ruscio]'s order holds: NTK scaling below standard RoPE: yes; sliding window above standard RoPE: yes; "
+        "growing with depth under the sliding window: yes"
+    )
+    fails = holds | {"tiny-mistral-window": constructed([0.5, 0.4, 0.3])}
+    assert leakage_report(fails).lines[2] == (
+        "[Ruscio]'s order does not hold: NTK scaling below standard RoPE: yes; sliding window above standard RoPE: yes; "
+        "growing with depth under the sliding window: no"
+    )
+    del fails["tiny-llama"]
+    assert not any("Ruscio" in line for line in leakage_report(fails).lines)
+
+
+def test_shares_of_nothing_are_not_printed():
+    cells = {name: leakage_report({"ape": ds}).tables[0].rows[0] for name, ds in {
+        "clear": constructed([0.1, 0.1]),
+        "none": constructed([-0.09, -0.09]),  # 0.01 in all, -0.04 to 0.06
+        "negative": constructed([-0.5, -0.5]),
+    }.items()}  # fmt: skip
+    assert cells["clear"] == [
+        "ape", "9-31", "log", "0.2 [0.15, 0.25]", "50.0% [45.0%, 55.0%]", "50.0% [45.0%, 55.0%]", "-"
+    ]  # fmt: skip
+    assert cells["none"][3:] == ["0.01 [-0.04, 0.06]", "-", "-", "-"]
+    assert cells["negative"][3:] == ["-0.4 [-0.45, -0.35]", "-", "-", "-"]
+    single = leakage_report({"ape": constructed([0.1])})
+    assert single.lines[1].endswith("ape -")  # one block has no depth
+
+
+def test_numbers_as_text():
+    assert [number(value) for value in (0.12345, -2, math.nan, np.float32(1e-7), 0)] == [
+        "0.123", "-2", "-", "1e-07", "0"
+    ]  # fmt: skip
+    assert number(-0.125, ".0%") == "-12%"
+    assert interval(0.5, 0.25, 0.75) == "0.5 [0.25, 0.75]"
+    assert interval(-0.5, -1.25, 0.75, form=".0%") == "-50% [-125%, 75%]"
+    assert interval(0.5) == interval(0.5, math.nan, 0.75) == "0.5"
+    assert interval(math.nan, 0.25, 0.75) == "-"
+    assert interval(0.17, -math.inf, math.inf, form=".0%") == "17% [?]"

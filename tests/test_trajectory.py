@@ -1,0 +1,347 @@
+"""Position 0's path: independence from later text, norms, massive activations and convergence against plain loops."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import statistics
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import reference
+import torch
+from families import BLOCKS, FAMILIES, VOCABULARY, WIDTH
+from torch import Tensor
+
+import probes
+from probes import InputError
+from probes.models.huggingface import HuggingFaceView
+from probes.models.view import Edit
+from probes.results import combine, load, save
+from probes.trajectory import COLUMNS, PLACES, RULES, cells, rows
+from probes.trajectory import trajectory as checked_trajectory
+
+STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
+trajectory: Any = inspect.unwrap(checked_trajectory)  # as users call it: no type checks ahead of our own messages
+BACKENDS = ("transformers", "transformer_lens")
+LENGTH = 12  # longer than the windows
+BOS = 0  # an id that is false as a truth value
+
+
+def some_tokens(prompts: int = 3, length: int = LENGTH, first: int | None = BOS) -> Tensor:
+    tokens = torch.randint(3, VOCABULARY, (prompts, length), generator=torch.Generator().manual_seed(5))
+    if first is not None:
+        tokens[:, 0] = first
+    return tokens
+
+
+@cache
+def original(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    return families.model(name, dtype=dtype)
+
+
+def fresh(name: str) -> Any:
+    return families.model(name)
+
+
+@cache
+def view(name: str, backend: Any = "transformers", bos: Any = "prepended", dtype: torch.dtype = torch.float32) -> Any:
+    return probes.load(original(name, dtype), backend, tokenizer=families.tokenizer(bos))
+
+
+def streams(model: Any, tokens: Tensor) -> Tensor:
+    """[prompt, layer, position, d] in float64, each prompt run alone."""
+    traces = [model.trace(model.embed(prompt[None])).residual for prompt in tokens]
+    return torch.stack([torch.stack(trace, 1)[0] for trace in traces]).double()
+
+
+# ---------------------------------------------------------------------------------------------------- independence
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_nothing_after_position_0_reaches_it(name, backend):
+    found = trajectory(view(name, backend), some_tokens(), starts=4)
+    assert found["first"].values.tolist() == ["bos", "text"]
+    assert found.layer.values.tolist() == list(range(BLOCKS + 1))
+    assert (found.later_difference.values == 0).all()
+    assert (found.alone_difference.values < 1e-5).all()  # rounding, amplified by wide weights
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_model_that_looks_ahead_is_found(prompts):
+    class Ahead(HuggingFaceView):
+        """Values of block 1 carry the mean over all positions, later ones too."""
+
+        def residual(self, embeddings: Tensor, *, edits: Any = ()) -> Tensor:
+            ahead = Edit("value", 1, lambda value: value + value.mean(2, keepdim=True))
+            return super().residual(embeddings, edits=(*edits, ahead))
+
+    model = Ahead(original("llama"), tokenizer=families.tokenizer())
+    found = trajectory(model, some_tokens(prompts), starts=4)
+    for name in ("later_difference", "alone_difference"):
+        values = found[name].values
+        assert (values[:, :2] == 0).all() if name == "later_difference" else (values[:, :2] < 1e-5).all()
+        assert (values[:, 2:] > 1e-2).all()
+
+
+@pytest.mark.parametrize("name", probes.bundled())
+def test_position_0_is_closed_on_bundled_models(name):
+    model = probes.load(name, device="cpu")
+    found = trajectory(model, probes.prompts(model, n=3, length=48), starts=8)
+    assert (found.later_difference.values == 0).all()
+    assert (found.alone_difference.values < 1e-5).all()
+    assert found["first"].values.tolist() == (["text"] if model.bos is None else ["bos", "text"])
+
+
+# ------------------------------------------------------------------------------------------ norms and single entries
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_norms_and_largest_dimensions_are_those_of_the_streams(name):
+    model, tokens = view(name), some_tokens(4)
+    found = trajectory(model, tokens, starts=4)
+    for first, given in (("bos", tokens), ("text", tokens[:, 1:])):
+        got, expected = found.sel(first=first), streams(model, given)
+        norms = (expected**2).sum(-1).sqrt()  # [prompt, layer, position]
+        length = given.shape[1]
+        rms = (norms**2).mean(0).sqrt()
+        np.testing.assert_allclose(got.norm.values[:, :length], rms, rtol=1e-5)
+        assert np.isnan(got.norm.values[:, length:]).all()
+        for layer in range(BLOCKS + 1):
+            at = got.sel(layer=layer)
+            alone = statistics.median(norms[:, layer, 0].tolist())
+            others = statistics.median(norms[:, layer, 1:].flatten().tolist())
+            magnitudes = expected[:, layer, 0].abs().mean(0)
+            order = sorted(range(WIDTH), key=lambda k, m=magnitudes: -m[k])[:5]
+            median = statistics.median(expected[:, layer].abs().flatten().tolist())
+            np.testing.assert_allclose([at.norm_first, at.norm_others], [alone, others], rtol=1e-5)
+            np.testing.assert_allclose(at.median_magnitude, median, rtol=1e-3)
+            assert at.top_dimension.values.tolist() == order
+            np.testing.assert_allclose(at.top_value, expected[:, layer, 0].mean(0)[order], rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(at.top_ratio, magnitudes[order] / median, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_counts_of_large_dimensions_are_those_of_the_streams(name):
+    model, tokens = view(name), some_tokens(4)
+    found = trajectory(model, tokens, starts=4).sel(first="bos")
+    some = 0
+    for layer in range(BLOCKS + 1):
+        values = streams(model, tokens)[:, layer].tolist()
+        for rule, (least, medians) in RULES.items():
+            at = found.sel(layer=layer, rule=rule)
+            _, first, others = reference.massive_dimensions(values, least, medians)
+            assert (at.massive.item(), at.massive_others.item()) == (first, others)
+            some += first + others
+    assert found.sizes["rule"] == 4
+    assert some == 0  # nothing is massive in random models; see the next test for what is
+
+
+def test_counts_of_a_constructed_stream():
+    model = fresh("llama")
+    with torch.no_grad():
+        for block in model.get_decoder().layers:  # the stream is the embedding, all the way up
+            block.self_attn.o_proj.weight.zero_()
+            block.mlp.down_proj.weight.zero_()
+        weight = model.get_input_embeddings().weight
+        weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))  # median about 1
+        weight[BOS, 3], weight[BOS, 10], weight[BOS, 40], weight[BOS, 41] = -5000.0, 1500.0, 400.0, 60.0
+        weight[7, 5] = 2000.0  # another position's
+        weight[8, :3] = 50.0
+    tokens = torch.randint(20, VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(1))
+    tokens[:, 0] = BOS
+    tokens[0, 4], tokens[1, 5], tokens[2, 8], tokens[2, 3] = 7, 7, 8, 7
+    found = trajectory(probes.load(model, tokenizer=families.tokenizer()), tokens, starts=4).sel(first="bos")
+    assert found.massive.values.tolist() == [[2.0, 2.0, 3.0, 4.0]] * (BLOCKS + 1)
+    # Prompts 0, 1 and 2 have a token 7; in prompt 2, token 8 has more dimensions above 30 medians than token 7.
+    assert found.massive_others.values.tolist() == [[0.75, 0.75, 0.75, (1 + 1 + 3 + 0) / 4]] * (BLOCKS + 1)
+    assert found.top_dimension.values[:, :4].tolist() == [[3, 10, 40, 41]] * (BLOCKS + 1)
+    assert found.top_value.values[:, :4].tolist() == [[-5000.0, 1500.0, 400.0, 60.0]] * (BLOCKS + 1)
+    values = streams(probes.load(model), tokens)[:, 0]
+    np.testing.assert_allclose(found.top_ratio[0, 0], 5000 / values.abs().flatten().quantile(0.5), rtol=1e-3)
+    for n, (least, medians) in enumerate(RULES.values()):
+        _, first, others = reference.massive_dimensions(values.tolist(), least, medians)
+        assert (found.massive.values[0, n], found.massive_others.values[0, n]) == (first, others)
+
+
+def test_absolute_rule_asks_for_both_thresholds():
+    model = fresh("llama")
+    with torch.no_grad():
+        weight = model.get_input_embeddings().weight
+        weight.uniform_(0.0005, 0.0015, generator=torch.Generator().manual_seed(0))
+        weight[BOS, 3] = 50.0  # 50,000 medians, but below 100
+    found = trajectory(probes.load(model, tokenizer=families.tokenizer()), some_tokens(), starts=4)
+    at = found.sel(first="bos", layer=0).massive
+    assert at.sel(rule="1000 medians") == 1
+    assert at.sel(rule="over 100 and 1000 medians") == 0
+
+
+# ---------------------------------------------------------------------------------------------------- convergence
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "gpt2"])
+def test_cosines_are_those_of_every_pair(name):
+    model = view(name, dtype=torch.float64)
+    found = trajectory(model, some_tokens(), starts=7, seed=3)
+    ids = json.loads(found.attrs["start_ids"])
+    assert len(set(ids)) == 7
+    assert not {0, 1} & set(ids)  # BOS, end of text
+    for place in PLACES:
+        behind = place == PLACES[1]
+        for layer in range(BLOCKS + 1):
+            given = torch.tensor([[BOS, i] if behind else [i] for i in ids])
+            vectors = streams(model, given)[:, layer, -1]
+            cosines = sorted(reference.pair_cosines(vectors.tolist()))
+            at = found.sel(place=place, layer=layer)
+            np.testing.assert_allclose(at.cosine, sum(cosines) / 21, atol=1e-12)
+            expected = np.quantile(cosines, [0.05, 0.95])
+            np.testing.assert_allclose([at.cosine_low, at.cosine_high], expected, atol=1e-12)
+            if not behind:
+                bos = streams(model, torch.tensor([[BOS]]))[:, layer, -1]
+                with_bos = [reference.pair_cosines([v.tolist(), bos[0].tolist()])[0] for v in vectors]
+                np.testing.assert_allclose(found.cosine_with_bos[layer], sum(with_bos) / 7, atol=1e-12)
+
+
+def test_equal_paths_have_cosine_one():
+    model = fresh("llama")
+    with torch.no_grad():
+        weight = model.get_input_embeddings().weight
+        weight[:] = weight[5].clone()
+    found = trajectory(probes.load(model, tokenizer=families.tokenizer()), some_tokens(), starts=10)
+    for name in ("cosine", "cosine_low", "cosine_high"):
+        np.testing.assert_allclose(found[name].sel(place=PLACES[0]), 1, atol=1e-5)
+    np.testing.assert_allclose(found.cosine_with_bos, 1, atol=1e-5)
+    assert float(found.cosine.sel(place=PLACES[1])[0]) == pytest.approx(1)
+
+
+def test_seed_decides_the_starts():
+    model, tokens = view("llama"), some_tokens()
+    found = [trajectory(model, tokens, starts=5, seed=seed) for seed in (0, 0, 1)]
+    ids = [json.loads(one.attrs["start_ids"]) for one in found]
+    assert ids[0] == ids[1] != ids[2]
+    assert found[0].cosine.equals(found[1].cosine)
+    assert not found[0].cosine.equals(found[2].cosine)
+    every = trajectory(model, tokens, starts=VOCABULARY - 2)  # without BOS and end of text
+    assert sorted(json.loads(every.attrs["start_ids"])) == list(range(2, VOCABULARY))
+
+
+# ------------------------------------------------------------------------------------------------- which first tokens
+
+
+def test_without_bos_there_is_no_control():
+    model = view("qwen2", bos="none")
+    assert model.bos is None
+    found = trajectory(model, some_tokens(first=None), starts=4)
+    assert (found["first"].values.tolist(), found.place.values.tolist()) == (["text"], [PLACES[0]])
+    assert np.isnan(found.cosine_with_bos).all()
+    assert trajectory(model, some_tokens(first=17), starts=4)["first"].values.tolist() == ["id"]
+    assert trajectory(model, some_tokens(prompts=1, first=17), starts=4)["first"].values.tolist() == ["text"]
+    assert [row.control for row in rows(found)] == pytest.approx([math.nan] * (BLOCKS + 1), nan_ok=True)
+
+
+def test_prompts_without_bos_are_taken_as_they_are():
+    model, tokens = view("llama"), some_tokens()
+    tokens[1, 0] = 9
+    found = trajectory(model, tokens, starts=4)
+    assert found["first"].values.tolist() == ["text"]
+    assert found.place.values.tolist() == list(PLACES)
+    assert not np.isnan(found.norm).any()
+
+
+# ----------------------------------------------------------------------------------------------- results and the rest
+
+
+def test_result_is_complete(tmp_path):
+    model, tokens = view("mistral"), some_tokens()
+    calls: list[tuple[float, float]] = []
+    found = trajectory(model, tokens, starts=4, progress=lambda done, total: calls.append((done, total)))
+    for name, variable in found.data_vars.items():
+        assert name == "tokens" or {"long_name", "units"} <= set(variable.attrs), name
+    assert found.norm.dims == ("first", "layer", "position")
+    assert found.massive.dims == found.massive_others.dims == ("first", "layer", "rule")
+    assert found.top_value.dims == ("first", "layer", "rank")
+    assert found.cosine.dims == ("place", "layer")
+    assert json.loads(found.attrs["options"]) == {"measurement": "trajectory", "starts": 4, "seed": 0}
+    done = [x for x, _ in calls]
+    assert done == sorted(done)
+    assert {total for _, total in calls} == {calls[-1][0]}
+    save(found, tmp_path / "found.nc")
+    assert load(tmp_path / "found.nc").equals(found)
+    fresh = trajectory(model.reinitialized(0), tokens, starts=4).assign_attrs(seed=0)
+    both = combine([found.assign_attrs(seed=0), fresh])
+    assert both.cosine.dims == ("condition", "seed", "place", "layer")
+
+
+def test_table_has_a_row_for_every_first_and_layer():
+    found = trajectory(view("llama"), some_tokens(), starts=4)
+    made = rows(found)
+    assert [(row.first, row.layer) for row in made] == [(f, n) for f in ("bos", "text") for n in range(BLOCKS + 1)]
+    assert made[1].norm_first == found.norm_first.sel(first="bos", layer=1)
+    assert made[-1].norm_others == found.norm_others.sel(first="text", layer=BLOCKS)
+    assert made[2].top_dimension == found.top_dimension.values[0, 2, 0]
+    assert made[5].cosine == found.cosine.values[0, 1]
+    assert made[5].control == found.cosine.values[1, 1]
+    assert all(len(list(cells(row))) == len(COLUMNS) for row in made)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_bfloat16_follows_float32(name):
+    tokens = some_tokens()
+    exact, rough = (trajectory(view(name, dtype=d), tokens, starts=8) for d in (torch.float32, torch.bfloat16))
+    assert (rough.later_difference.values == 0).all()
+    for name in ("norm_first", "norm_others", "median_magnitude"):
+        np.testing.assert_allclose(rough[name], exact[name], rtol=0.1)  # wide weights, three digits
+    np.testing.assert_allclose(rough.cosine, exact.cosine, atol=0.05)
+
+
+def test_nothing_is_left_on_the_model():
+    made = fresh("gpt2")
+    before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
+    model: Any = probes.load(made, tokenizer=families.tokenizer())
+    trajectory(model, some_tokens(), starts=4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
+    for module in (*made.modules(), *model._model.modules()):
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    assert not any(parameter.grad is not None for parameter in made.parameters())
+
+
+def refused(*words: str) -> AbstractContextManager[Any]:
+    return pytest.raises(InputError, match=".*".join(words))
+
+
+def test_bad_input_is_refused():
+    model, tokens = view("llama"), some_tokens()
+    with refused("starts=1 ", "give 2 to 126"):
+        trajectory(model, tokens, starts=1)
+    with refused("starts=127 ", "give 2 to 126"):
+        trajectory(model, tokens, starts=127)
+    with refused("seed=-1"):
+        trajectory(model, tokens, seed=-1)
+    with refused("int32"):
+        trajectory(model, tokens.int())
+    with refused("2 positions", "at least 3"):
+        trajectory(model, tokens[:, :2])
+    broken = fresh("llama")
+    with torch.no_grad():
+        broken.get_decoder().layers[1].mlp.down_proj.weight[0, 0] = math.inf
+    with refused("not finite", "float32"):
+        trajectory(HuggingFaceView(broken), tokens)
+
+
+def test_stories_converge_more_than_they_start():
+    if not STORIES.is_dir():
+        pytest.skip("the checkpoint stories260K is not here")
+    model = probes.load(STORIES, device="cpu")
+    found = trajectory(model, probes.prompts(model, n=4, length=64))
+    cosine = found.cosine.sel(place=PLACES[0])
+    assert cosine[-1] > cosine[0] + 0.2
+    assert (found.norm_first.sel(first="bos")[1:] > found.norm_others.sel(first="bos")[1:]).all()
+    assert (found.later_difference == 0).all()
