@@ -1,7 +1,7 @@
 # make env      a virtual environment in .venv with the tested set of packages
 # make test     all tests
-# make report   the Jacobian of the bundled models and how good the estimators are, in reports/jacobian; theories against
-#               measurement, in reports/theory (its map, of over an hour, is made by `headwater map --out reports/theory`)
+# make report   the bundled models measured: reports/jacobian, theory, sinks, trajectory, leakage and bos-swap (the map of
+#               theory, of over an hour, is made by `headwater map --out reports/theory`, tables of cost by `make bench`)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,12 +21,15 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 test: env
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 report: env
 	$(BIN)/headwater jacobian $(BUNDLED) --out reports/jacobian
 	$(BIN)/headwater theory $(BUNDLED) --prompts 2 --out reports/theory
-	$(BIN)/python benchmarks/estimators.py $(BUNDLED) --out reports/jacobian
+	$(BIN)/headwater sinks $(BUNDLED) --out reports/sinks
+	$(BIN)/headwater trajectory $(BUNDLED) --out reports/trajectory
+	$(BIN)/headwater leakage $(BUNDLED) --prompts 512 --length 128 --out reports/leakage
+	$(BIN)/headwater bos-swap $(BUNDLED) --prompts 256 --length 128 --out reports/bos-swap
 
 lint: env
 	$(BIN)/ruff check .

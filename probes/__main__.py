@@ -130,8 +130,8 @@ def jacobian(
     half's median), recency (last position against it) and the trough's place. Interrupted, the same command goes on.
     """
     from .prompts import parse_first
-    from .runs import written_files
-    from .study import COLUMNS, Settings, cells, rope_correlations, summarize
+    from .studies.runs import written_files
+    from .studies.study import COLUMNS, Settings, cells, rope_correlations, summarize
 
     settings = Settings(
         conditions=read.conditions(conditions),
@@ -193,8 +193,8 @@ def theory(
     """
     from .files import write_table
     from .prompts import parse_first
-    from .runs import written_files
-    from .study import AGREEMENT_COLUMNS, Settings, agreement_cells, agreements, described
+    from .studies.runs import written_files
+    from .studies.study import AGREEMENT_COLUMNS, Settings, agreement_cells, agreements, described
 
     settings = Settings(
         conditions=read.conditions(conditions),
@@ -234,10 +234,10 @@ def map_(
     Writes map.nc, map.png, map.svg, map.md and prints, for every place, how far the ends stand above the middle and how
     far each theory is off.
     """
-    from .atlas import COLUMNS, atlas, cells, described, places, rows
     from .files import write_table
     from .plots import map_figure
     from .results import set_command
+    from .studies.atlas import COLUMNS, atlas, cells, described, places, rows
 
     set_command(sys.argv[1:])
     tables: list[list[list[str]]] = []
@@ -257,7 +257,7 @@ def map_(
 def _study(models: list[str] | None, out: Path, settings: Any, **options: Any) -> Any:
     """Run a study with its progress on stderr."""
     from .results import set_command
-    from .study import study
+    from .studies.study import study
 
     set_command(sys.argv[1:])
     with progress() as advance:
@@ -357,7 +357,7 @@ def leakage(
     bands: Bands = None,
     lags: Lags = "1-8",
     bootstrap: Bootstrap = 400,
-    prompts: Prompts = 32,
+    prompts: Prompts = 256,
     length: Length = 256,
     text: Text = None,
     dataset: Dataset = None,
@@ -404,7 +404,7 @@ def bos_swap(
     bootstrap: Bootstrap = 400,
     profile_prompts: Annotated[int, typer.Option(help="Prompts of the Jacobian profile.")] = 4,
     products: Annotated[int, typer.Option(help="Of its sketch, per prompt.")] = 64,
-    prompts: Prompts = 32,
+    prompts: Prompts = 128,
     length: Length = 256,
     text: Text = None,
     dataset: Dataset = None,
@@ -436,7 +436,7 @@ def bos_swap(
     _survey("bos-swap", locals(), options)
 
 
-# What the commands above take beside options of their own, handed to `probes.survey.survey` as it is.
+# What the commands above take beside options of their own, handed to `probes.studies.survey.survey` as it is.
 COMMON = ("prompts", "length", "dataset", "split", "column", "seed", "backend", "device", "dtype")
 
 
@@ -444,8 +444,8 @@ def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **
     """Run a survey with its progress on stderr, and print its report; `given` are the command's arguments by name."""
     from .prompts import parse_first
     from .results import set_command
-    from .runs import written_files
-    from .survey import PROBES, survey
+    from .studies.runs import written_files
+    from .studies.survey import PROBES, survey
 
     set_command(sys.argv[1:])
     with progress() as advance:

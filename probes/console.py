@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .tables import Report
+    from .studies.tables import Report
 
 
 @contextmanager

@@ -12,12 +12,12 @@ import torch
 import xarray as xr
 
 import probes
-from probes.atlas import COLUMNS, CURVES, FACTOR, MODELS, STRENGTHS, Place, atlas, cells, places, rows
 from probes.errors import InputError
 from probes.jacobian import jacobian
 from probes.models.load import fresh
 from probes.plots import map_figure
 from probes.results import load as load_result
+from probes.studies.atlas import COLUMNS, CURVES, FACTOR, MODELS, STRENGTHS, Place, atlas, cells, places, rows
 from probes.summary import relative_error
 from probes.theory import second_moment
 

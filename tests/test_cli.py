@@ -15,10 +15,10 @@ import families
 import pytest
 
 from probes import __main__ as cli
-from probes.atlas import Place
 from probes.errors import InputError
-from probes.study import Settings, study
-from probes.survey import PROBES, survey
+from probes.studies.atlas import Place
+from probes.studies.study import Settings, study
+from probes.studies.survey import PROBES, survey
 from toy.pretrain import Options, run
 from toy.recipes import RECIPES
 
@@ -375,7 +375,9 @@ def test_theory_from_the_command_line(monkeypatch, capfd, tmp_path, ape):
 
 def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):
     small = [Place("depth", strength, 64, 2, 16) for strength in (0.05, 1.64)]
-    monkeypatch.setattr("probes.atlas.places", lambda *, quick: small if quick else pytest.fail("not asked for"))
+    monkeypatch.setattr(
+        "probes.studies.atlas.places", lambda *, quick: small if quick else pytest.fail("not asked for")
+    )
     assert call(monkeypatch, "map", "--quick", "--out", str(tmp_path), "--seeds", "1", "--products", "16") == 0
     shown = capfd.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["map.md", "map.nc", "map.png", "map.svg"]
@@ -427,7 +429,7 @@ def test_an_interrupted_survey_says_what_it_goes_on_with(monkeypatch, capfd, tmp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("probes.survey.write_results", stop)
+        patched.setattr("probes.studies.survey.write_results", stop)
         assert call(patched, *words) == cli.INTERRUPTED
     capfd.readouterr()
     assert call(monkeypatch, *words, "--starts", "9") == cli.BAD_INPUT
@@ -446,7 +448,7 @@ def test_an_interrupted_survey_says_what_it_goes_on_with(monkeypatch, capfd, tmp
     [
         ("sinks /nowhere", "model folder '/nowhere' does not exist"),
         ("sinks APE APE", "are both called 'ape'"),
-        ("sinks APE --keys seven", "keys 'seven' are no positions; give all, a range as 0-7, or a list as 0,5"),
+        ("sinks APE --keys seven", "keys 'seven' are no positions; write them as all, 0-7 or 0,5"),
         ("sinks APE --keys 0,12", "key 12 is outside the prompts; positions run from 0 to 11"),
         ("sinks APE --keys 7-0", "run backwards"),
         ("sinks APE --reacts nothing", "replacement 'nothing' is unknown"),
@@ -465,7 +467,7 @@ def test_an_interrupted_survey_says_what_it_goes_on_with(monkeypatch, capfd, tmp
         ("trajectory APE --prompts 0", "n=0 prompts"),
         ("leakage APE --bands early", "bands 'early'"),
         ("leakage APE --bands 3-40 --lags 1", "band 3-40 does not fit"),
-        ("leakage APE --bands 9-5", "ends before it begins"),
+        ("leakage APE --bands 9-5", "bands '9-5' run backwards; give 5-9"),
         ("leakage APE --lags 0", "lags [0]"),
         ("leakage APE --lags 1-11", "leave no queries behind lag 11"),
         ("leakage APE --prompts 2", "2 prompts cannot be split in two halves"),
@@ -505,9 +507,10 @@ def test_defaults_of_surveys_are_those_of_the_library():
         assert library.pop(name) is None
     # What the command line writes differently, or chooses otherwise.
     text = {"keys": None, "reacts": "mean", "pictures": 3, "lags": "1-8"}
+    many = {"leakage": 256, "bos-swap": 128}  # prompts: differences of variances need more than means
     for probe, command in commands.items():
         shown = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
-        assert {name: shown[name] for name in library} == library
+        assert {name: shown[name] for name in library} == library | {"prompts": many.get(probe, 32)}
         assert shown["out"] == Path("runs") / probe
         shown["replacement"] = shown.get("replace")
         measured = inspect.signature(PROBES[probe].measure).parameters.values()

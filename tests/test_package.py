@@ -26,7 +26,7 @@ def test_importing_costs_nothing():
     [
         "",
         "import probes.jacobian, probes.prompts, probes.results, probes.models.load",
-        "import probes.__main__, probes.study",
+        "import probes.__main__, probes.studies.study",
         "from probes import *; import probes.jacobian, probes.summary",
     ],
 )

@@ -19,7 +19,7 @@ import probes
 from probes.errors import InputError
 from probes.jacobian import jacobian
 from probes.prompts import prompts, tokens_hash
-from probes.study import (
+from probes.studies.study import (
     AGREEMENT_COLUMNS,
     COLUMNS,
     Settings,

@@ -19,10 +19,11 @@ import xarray as xr
 
 import probes
 from probes.errors import InputError
+from probes.leakage import CELLS, PARTS, SOURCES
 from probes.prompts import prompts, tokens_hash
 from probes.results import dataset, provenance
-from probes.survey import PROBES, Probe, survey
-from probes.tables import (
+from probes.studies.survey import PROBES, Probe, survey
+from probes.studies.tables import (
     Report,
     Table,
     bos_report,
@@ -211,7 +212,7 @@ def test_a_killed_process_goes_on(folder, surveyed, tmp_path):
     out = tmp_path / "out"
     program = f"""
 import os, signal
-from probes.survey import survey
+from probes.studies.survey import survey
 
 def advance(label, done, total):
     if label.startswith("bee"):
@@ -434,12 +435,10 @@ def test_report_of_leakage(surveyed):
     report = leakage_report(results)
     shares, blocks = report.tables
     assert [row[:3] for row in shares.rows] == [
-        [name, "3-23", form] for name in ("ape", "bee") for form in ("log", "weight")
+        [name, "3-23", form] for name in ("ape", "bee") for form in ("log", "weight", "terms")
     ]
     assert len(blocks.rows) == 2 * families.BLOCKS
-    residual = {
-        name: float(ds["log_source_of_model"].sel(source="residual").isel(band=0)) for name, ds in results.items()
-    }
+    residual = {name: float(ds["log_stream_of_model"].isel(band=0)) for name, ds in results.items()}
     order, depth, *nulls = report.lines
     low, high = sorted(residual, key=residual.__getitem__)
     assert order.startswith(f"residual component: {low} {residual[low]:.3g} [")
@@ -468,33 +467,37 @@ def test_report_of_swaps(surveyed):
     assert row[7] == f"{np.mean(np.abs(after / before - 1)):.1%}"
 
 
-def constructed(residual: list[float], mask: float = 0.1) -> xr.Dataset:
-    """A result of leakage with a given residual component per block, its interval 0.05 to both sides, one band."""
+def constructed(residual: list[float], mask: float = 0.1, spread: float = 0.05) -> xr.Dataset:
+    """A result of leakage with a given residual component per block, its interval `spread` to both sides, one band."""
     at = np.array(residual)
     source = np.stack([np.full(len(at), mask), at, np.zeros(len(at))])[..., None]
     variables: dict[str, tuple[Any, ...]] = {}
-    for form, names in (("log", ("log_form", "part")), ("weight", ("weight_form", "cell"))):
-        total = np.concatenate([source.sum(0, keepdims=True), np.zeros((3, len(at), 1))])
-        of_model = source.mean(1)
-        levels = {
-            f"{names[0]}_by_block": ((names[1], "layer", "band"), total),
-            f"{names[0]}_of_model": ((names[1], "band"), total.mean(1)),
-            f"{form}_source_by_block": (("source", "layer", "band"), source),
-            f"{form}_source_of_model": (("source", "band"), of_model),
-            f"{form}_share_of_model": (("source", "band"), of_model / of_model.sum(0)),
-        }
-        for name, (dims, values) in levels.items():
-            variables |= {
-                name: (dims, values),
-                f"{name}_low": (dims, values - 0.05),
-                f"{name}_high": (dims, values + 0.05),
-            }
-    for name in ("log_noise", "log_rest", "log_neither"):
-        variables[name] = (("layer", "head", "band"), np.zeros((len(at), 1, 1)))
+
+    def add(name: str, dims: tuple[str, ...], values: np.ndarray) -> None:
+        by_block, of_model = (*dims, "layer", "band"), (*dims, "band")
+        for level, at_level, found in (("by_block", by_block, values), ("of_model", of_model, values.mean(-2))):
+            for end, shift in (("", 0.0), ("_low", -spread), ("_high", spread)):
+                variables[f"{name}_{level}{end}"] = (at_level, found + shift)
+
+    for form, (entry, names) in {
+        "log": ("part", PARTS),
+        "weight": ("cell", CELLS),
+        "terms": ("cell", CELLS),
+    }.items():
+        total = np.concatenate([source.sum(0, keepdims=True), np.zeros((len(names) - 1, len(at), 1))])
+        add(f"{form}_form", (entry,), total)
+        add(f"{form}_source", ("source",), source)
+        share = source.mean(1) / source.mean(1).sum(0)
+        for end, shift in (("", 0.0), ("_low", -spread), ("_high", spread)):
+            variables[f"{form}_share_of_model{end}"] = (("source", "band"), share + shift)
+    add("log_stream", (), at[:, None])
+    for name in ("log_noise", "log_rest"):
+        add(name, (), np.zeros((len(at), 1)))
+    variables["log_neither"] = (("layer", "head", "band"), np.zeros((len(at), 1, 1)))
     coords = {
-        "part": ["total", "logits", "mask", "denominator"],
-        "cell": ["both", "mask", "residual", "neither"],
-        "source": ["mask", "residual", "spread"],
+        "part": list(PARTS),
+        "cell": list(CELLS),
+        "source": list(SOURCES),
         "layer": range(len(at)),
         "band": ["9-31"],
     }
@@ -525,6 +528,14 @@ def test_ruscio_s_order_is_computed():
         "[Ruscio]'s order does not hold: NTK scaling below standard RoPE: yes; sliding window above standard RoPE: yes; "
         "growing with depth under the sliding window: no"
     )
+    turned = holds | {"tiny-llama-ntk": constructed([0.5, 0.5, 0.5])}
+    assert "NTK scaling below standard RoPE: no;" in leakage_report(turned).lines[2]
+    vague = holds | {"tiny-llama-ntk": constructed([0.2, 0.2, 0.2])}
+    assert (
+        leakage_report(vague)
+        .lines[2]
+        .startswith("[Ruscio]'s order is not decided: NTK scaling below standard RoPE: not told apart; ")
+    )
     del fails["tiny-llama"]
     assert not any("Ruscio" in line for line in leakage_report(fails).lines)
 
@@ -536,10 +547,10 @@ def test_shares_of_nothing_are_not_printed():
         "negative": constructed([-0.5, -0.5]),
     }.items()}  # fmt: skip
     assert cells["clear"] == [
-        "ape", "9-31", "log", "0.2 [0.15, 0.25]", "50.0% [45.0%, 55.0%]", "50.0% [45.0%, 55.0%]", "-"
+        "ape", "9-31", "log", "0.2 [0.15, 0.25]", "50% [45%, 55%]", "50% [45%, 55%]", "-", "0.1 [0.05, 0.15]"
     ]  # fmt: skip
-    assert cells["none"][3:] == ["0.01 [-0.04, 0.06]", "-", "-", "-"]
-    assert cells["negative"][3:] == ["-0.4 [-0.45, -0.35]", "-", "-", "-"]
+    assert cells["none"][3:7] == ["0.01 [-0.04, 0.06]", "-", "-", "-"]
+    assert cells["negative"][3:7] == ["-0.4 [-0.45, -0.35]", "-", "-", "-"]
     single = leakage_report({"ape": constructed([0.1])})
     assert single.lines[1].endswith("ape -")  # one block has no depth
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probes.atlas import Place, atlas
 from probes.errors import InputError
 from probes.results import made_with, save
-from probes.unfinished import Unfinished
+from probes.studies.atlas import Place, atlas
+from probes.studies.unfinished import Unfinished
 
 KEY: dict[str, Any] = {"weights": "abc", "tokens_sha256": "123", "text": None, "seed": 0, "lags": (1, 2)}
 

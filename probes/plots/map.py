@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from ..atlas import Row, rows, usual_places
 from ..errors import InputError
+from ..studies.atlas import Row, rows, usual_places
 from ..summary import smooth
 from .style import (
     BLACK,

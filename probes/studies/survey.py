@@ -15,23 +15,23 @@ from typing import Any, Literal, TypeAlias
 import xarray as xr
 from torch import Tensor
 
-from .bos import bos_swap
-from .errors import InputError
-from .files import write_table
-from .leakage import leakage
-from .models.load import Backend, DType
-from .models.view import View
-from .plots.bos import bos_figure
-from .plots.leakage import leakage_figure
-from .plots.sinks import sinks_figure
-from .plots.trajectory import trajectory_figure
-from .prompts import FirstToken, describe
-from .prompts import prompts as windows
-from .results import made_with
+from ..bos import bos_swap
+from ..errors import InputError
+from ..files import write_table
+from ..leakage import leakage
+from ..models.load import Backend, DType
+from ..models.view import View
+from ..plots.bos import bos_figure
+from ..plots.leakage import leakage_figure
+from ..plots.sinks import sinks_figure
+from ..plots.trajectory import trajectory_figure
+from ..prompts import FirstToken, describe
+from ..prompts import prompts as windows
+from ..results import made_with
+from ..sinks import sinks
+from ..trajectory import trajectory
 from .runs import Loading, require_free, subjects, write_results, written_files
-from .sinks import sinks
 from .tables import Report, bos_report, leakage_report, markdown, sinks_report, trajectory_report
-from .trajectory import trajectory
 from .unfinished import Advance, Unfinished, measured_on
 
 Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap"]

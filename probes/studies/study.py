@@ -19,16 +19,16 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
-from .errors import InputError
-from .jacobian import Method, Pathway, Readout, jacobian
-from .models.load import DType
-from .models.view import View
-from .plots import jacobian_figure, theory_figure
-from .prompts import FirstToken, describe, prompts
-from .results import combine
+from ..errors import InputError
+from ..jacobian import Method, Pathway, Readout, jacobian
+from ..models.load import DType
+from ..models.view import View
+from ..plots import jacobian_figure, theory_figure
+from ..prompts import FirstToken, describe, prompts
+from ..results import combine
+from ..summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
+from ..theory import fit_alpha, second_moment, second_moment_from_config
 from .runs import Loading, Subject, require_free, subjects, write_results, written_files
-from .summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
-from .theory import fit_alpha, second_moment, second_moment_from_config
 from .unfinished import CHOOSING, Advance, Unfinished, measured_on
 
 Condition = Literal["init", "pretrained"]

@@ -10,11 +10,11 @@ from typing import Any
 import xarray as xr
 from torch import Tensor
 
-from .errors import InputError
-from .files import file_name
-from .models.load import Backend, DType, load
-from .models.view import View
-from .results import save
+from ..errors import InputError
+from ..files import file_name
+from ..models.load import Backend, DType, load
+from ..models.view import View
+from ..results import save
 
 
 @dataclass(frozen=True)

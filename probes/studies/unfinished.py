@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import h5py
 import xarray as xr
 
-from .errors import InputError
-from .files import file_name, require_writable
-from .models.view import View
-from .results import load, provenance, save
+from ..errors import InputError
+from ..files import file_name, require_writable
+from ..models.view import View
+from ..results import load, provenance, save
 
 Advance: TypeAlias = Callable[[str, float, float], None]  # (what is running, done, in all)
 

@@ -11,13 +11,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import xarray as xr
 
-from . import sinks as sinks_module
-from . import trajectory as trajectory_module
-from .errors import InputError
-from .leakage import PARTS, SOURCES
-from .sinks import RULES, ranked
-from .summary import relative_error, spearman
-from .trajectory import rows
+from ..errors import InputError
+from ..leakage import PARTS, SOURCES
+from ..sinks import COLUMNS as HEAD_COLUMNS
+from ..sinks import RULES, ranked
+from ..sinks import cells as head_cells
+from ..summary import relative_error, spearman
+from ..trajectory import COLUMNS as BLOCK_COLUMNS
+from ..trajectory import cells as block_cells
+from ..trajectory import rows
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
 
@@ -114,7 +116,7 @@ def sinks_report(results: Results, *, top: int = 10) -> Report:
             for rule, count in counts.items()
         ]
         lines.append(f"{name}: of {ds['attends'].size} heads, {', '.join(said)}")
-        heads += [[name, *sinks_module.cells(row)] for row in ranked(ds, top)]
+        heads += [[name, *head_cells(row)] for row in ranked(ds, top)]
     described = (
         f"{_measured(results)}. Sink rate: share of (prompt, block, head) with alpha > {options['threshold']:g} [Gu]; "
         f"over tau: fraction of the queries with a weight > {options['tau']:g} on the key [Wu]; uniform: alpha of uniform "
@@ -123,7 +125,7 @@ def sinks_report(results: Results, *, top: int = 10) -> Report:
     )
     tables = [
         Table("Sinks", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), rates),
-        Table(f"Heads, the first {top} of each model", ("model", *sinks_module.COLUMNS), heads),
+        Table(f"Heads, the first {top} of each model", ("model", *HEAD_COLUMNS), heads),
     ]
     return Report("Sinks and sink-reading heads", described, tables, lines)
 
@@ -135,7 +137,7 @@ def trajectory_report(results: Results) -> Report:
     """Position 0's stream block by block, and whether it is a system of its own."""
     table, lines = [], []
     for name, ds in results.items():
-        table += [[name, *trajectory_module.cells(row)] for row in rows(ds)]
+        table += [[name, *block_cells(row)] for row in rows(ds)]
         later, alone = float(ds["later_difference"].max()), float(ds["alone_difference"].max())
         closed = "is the same, bit for bit," if later == 0 else f"changes by up to {later:.3g}"
         lines.append(
@@ -161,7 +163,7 @@ def trajectory_report(results: Results) -> Report:
     return Report(
         "Position 0 through the blocks",
         described,
-        [Table("Position 0", ("model", *trajectory_module.COLUMNS), table)],
+        [Table("Position 0", ("model", *BLOCK_COLUMNS), table)],
         lines,
     )
 
@@ -244,17 +246,26 @@ def _order(results: Results) -> list[str]:
     correlations = [f"{name} {number(depth[name], '.2f')}" for name in results]
     lines.append(f"its rank correlation with depth: {', '.join(correlations)}")
     if set(CONTROLLED) <= set(results):
-        ntk, plain, window = CONTROLLED
+        ntk, plain, window = (_of(found[name], "log_stream_of_model") for name in CONTROLLED)
         claims = {
-            "NTK scaling below standard RoPE": residual[ntk] < residual[plain],
-            "sliding window above standard RoPE": residual[window] > residual[plain],
-            "growing with depth under the sliding window": depth[window] > 0,
+            "NTK scaling below standard RoPE": _below(ntk, plain),
+            "sliding window above standard RoPE": _below(plain, window),
+            "growing with depth under the sliding window": depth[CONTROLLED[2]] > 0,
         }
+        undecided = "is not decided" if None in claims.values() else "holds"
+        answers = {True: "yes", False: "no", None: "not told apart"}
         lines.append(
-            f"[Ruscio]'s order {'holds' if all(claims.values()) else 'does not hold'}: "
-            + "; ".join(f"{claim}: {'yes' if true else 'no'}" for claim, true in claims.items())
+            f"[Ruscio]'s order {'does not hold' if False in claims.values() else undecided}: "
+            + "; ".join(f"{claim}: {answers[true]}" for claim, true in claims.items())
         )
     return lines
+
+
+def _below(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool | None:
+    """Whether the first estimate is below the second; None where their intervals overlap."""
+    if one[2] < other[1]:
+        return True
+    return False if one[1] > other[2] else None
 
 
 def _with_depth(values: np.ndarray) -> float:

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 import xarray as xr
 
-from .errors import InputError
-from .jacobian import jacobian
-from .models.load import fresh
-from .results import dataset, made_with, save
+from ..errors import InputError
+from ..jacobian import jacobian
+from ..models.load import fresh
+from ..results import dataset, made_with, save
+from ..summary import UShape, mean_profile, relative_error, rms_log_error, ushape
+from ..theory import fit_alpha, second_moment, second_moment_from_config
 from .runs import require_free
-from .summary import UShape, mean_profile, relative_error, rms_log_error, ushape
-from .theory import fit_alpha, second_moment, second_moment_from_config
 from .unfinished import Advance, Unfinished
 
 Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
