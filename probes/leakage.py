@@ -491,8 +491,8 @@ def weight_form(
 class _Weighed:
     """Covariances over queries of means over prompts, under many weightings of the prompts at once.
 
-    `C(E x, E y) = sum_nm w_n w'_m <x_n, y_m>`: products of prompts are taken once, [head, prompt, prompt], and every
-    resample is a quadratic form in its weights.
+    Of few prompts, `C(E x, E y) = sum_nm w_n w'_m <x_n, y_m>`: products of prompts are taken once, and every resample is a
+    quadratic form in its weights. Of more prompts than numbers in each, the means themselves are taken.
     """
 
     def __init__(self, weights: Float[Tensor, "resample half prompt"]) -> None:
@@ -500,27 +500,31 @@ class _Weighed:
 
     def covariance(self, x: Tensor, y: Tensor) -> Float[Tensor, "resample head"]:
         """Between the halves, mean of both orders, of x, y [prompt, head, lag, query]; mean over lags."""
-        products = self._products(x, y)
-        first, second = self._weights[:, 0].to(products), self._weights[:, 1].to(products)
-        return (self._form(first, products, second) + self._form(second, products, first)) / 2
+        one, other = halves_of(self._weights.shape[-1])
+        first, second = self._weights[:, 0, one], self._weights[:, 1, other]
+        found = self._form(x[one], y[other], first, second)
+        return found if x is y else (found + self._form(x[other], y[one], second, first)) / 2
 
     def variance(self, x: Tensor) -> Float[Tensor, "resample head"]:
         """Of the mean over all prompts, its sampling noise included."""
-        products = self._products(x, x)
-        everyone = self._weights.mean(1).to(products)
-        return self._form(everyone, products, everyone)
+        everyone = self._weights.mean(1)
+        return self._form(x, x, everyone, everyone)
 
     @staticmethod
-    def _products(x: Tensor, y: Tensor) -> Float[Tensor, "head prompt prompt"]:
-        x, y = torch.broadcast_tensors(x, y)
-        x, y = (
-            (v - v.mean(-1, keepdim=True)).transpose(0, 1).flatten(2) for v in (x, y)
-        )  # [head, prompt, lag * query]
-        return x @ y.transpose(-1, -2) / x.shape[-1]
-
-    @staticmethod
-    def _form(left: Tensor, products: Tensor, right: Tensor) -> Float[Tensor, "resample head"]:
-        return torch.stack([((left @ of_head) * right).sum(-1) for of_head in products], -1).cpu()
+    def _form(
+        x: Tensor, y: Tensor, left: Float[Tensor, "resample some"], right: Float[Tensor, "resample others"]
+    ) -> Float[Tensor, "resample head"]:
+        """Covariance of x [some, head, lag, query] under `left` and y [others, ...] under `right`."""
+        lags = max(x.shape[2], y.shape[2])
+        x, y = ((v - v.mean(-1, keepdim=True)).expand(-1, -1, lags, -1).transpose(0, 1).flatten(2) for v in (x, y))
+        left, right = left.to(x), right.to(y)
+        numbers, found = x.shape[-1], []
+        for a, b in zip(x, y, strict=True):  # head by head, [prompt, lag * query]
+            if len(a) < 2 * numbers:
+                found.append(((left @ (a @ b.T)) * right).sum(-1) / numbers)
+            else:
+                found.append(((left @ a) * (right @ b)).mean(-1))
+        return torch.stack(found, -1).cpu()
 
 
 def _of_own_half(values: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Leakage of absolute position: against the definition entry by entry, patterns of known answer, and the null tests."""
 
 import math
+from importlib import import_module
 
 import families
 import numpy as np
@@ -25,6 +26,7 @@ from probes.models.huggingface import HuggingFaceView
 from probes.models.load import load
 from probes.models.view import Attention, causal_mask
 
+MODULE = import_module("probes.leakage")  # `probes.leakage` is the function
 LAGS = (1, 2, 3)
 BAND = (5, 15)
 
@@ -87,7 +89,7 @@ def compare(found: dict[str, torch.Tensor], head: int, expected: dict[str, float
 def test_split_is_the_definition_entry_by_entry(window, rows, monkeypatch):
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(7, 2, 18, 18, generator=generator, dtype=torch.float64) * 1.5
-    monkeypatch.setattr("probes.leakage._rows", lambda attention, keys: rows)
+    monkeypatch.setattr(MODULE, "_rows", lambda attention, keys: rows)
     found = split(made_of(logits, window=window))
     hidden = logits.masked_fill(~causal_mask(18, window), -math.inf)
     for head in range(2):
@@ -279,6 +281,19 @@ def test_block_0_has_no_position_in_its_residual_stream(name, first):
     assert abs(ds.log_neither).max() < 1e-10
 
 
+def test_many_prompts_are_weighed_as_few_are():
+    generator = torch.Generator().manual_seed(2)
+    x, y = (torch.randn(60, 2, 1, 9, generator=generator, dtype=torch.float64) for _ in range(2))
+    y = y.expand(-1, -1, 3, -1)  # 27 numbers a prompt: fewer than prompts, more than prompts of one half
+    weights = resampling(60, 5, 0)
+    means = [torch.einsum("rn,nhlq->rhlq", weights[:, half], v) for v in (x, y) for half in (0, 1)]
+    centred = [mean - mean.mean(-1, keepdim=True) for mean in means]
+    expected = ((centred[0] * centred[3] + centred[1] * centred[2]) / 2).mean((-2, -1))
+    torch.testing.assert_close(MODULE._Weighed(weights).covariance(x, y), expected)
+    whole = torch.einsum("rn,nhlq->rhlq", weights.mean(1), x)
+    torch.testing.assert_close(MODULE._Weighed(weights).variance(x), whole.var(-1, correction=0).mean(-1))
+
+
 def test_noise_cancels_between_the_halves():
     generator = torch.Generator().manual_seed(3)
     found = []
@@ -361,8 +376,8 @@ def test_check_gives_what_leakage_uses():
 def test_chunks_of_prompts_and_of_queries_do_not_matter(monkeypatch):
     model, tokens = load(families.model("gemma2")), text(6, 24)
     whole = leakage(model, tokens, lags=LAGS, bootstrap=5)
-    monkeypatch.setattr("probes.leakage.TOKENS_AT_ONCE", 30)
-    monkeypatch.setattr("probes.leakage.LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(MODULE, "TOKENS_AT_ONCE", 30)
+    monkeypatch.setattr(MODULE, "LOGITS_AT_ONCE", 1)
     pieces = leakage(model, tokens, lags=LAGS, bootstrap=5)
     for name in whole.data_vars:
         np.testing.assert_allclose(pieces[name], whole[name], rtol=1e-4, atol=1e-4, err_msg=str(name))
