@@ -66,7 +66,7 @@ NEEDS = {
 def bos_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
     """How much of the residual component a swap at position 0 removes, and what it does to all else; a column per model.
 
-    From above: the fraction of the residual source removed, by query band, with [Ruscio]'s 40 % for early queries; that
+    From above: the fraction of the residual component removed, by query band, with [Ruscio]'s 40 % for early queries; that
     source before and after; the change of every head's mean weight on position 0; the change of the next-token loss by
     position; sensitivity by input position before and after. A colour per replacement.
 
@@ -217,7 +217,7 @@ def _sensitivity(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str], highest:
 def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
     profiles = dict.fromkeys(option(ds, "profile_prompts") for ds in results.values())
     return [
-        "removed: 1 - after / before of the residual source of the log form, mean over blocks and heads",
+        "removed: 1 - after / before of the residual component V(X), mean over blocks and heads",
         f"arrowheads: beyond {REMOVED[0]:g} or {REMOVED[1]:g}; none: not above 0 before",
         "intervals and bands: 95 %, paired bootstrap over prompts, in the loss means over bins of neighbours",
         f"sensitivity: rms over {' / '.join(map(str, profiles))} prompts",

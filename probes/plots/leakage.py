@@ -19,6 +19,7 @@ from .style import (
     GREEN,
     GREY,
     LARGEST,
+    ORANGE,
     PURPLE,
     SKY,
     STYLE,
@@ -38,6 +39,7 @@ from .style import (
 NEEDS = {
     "log_form_by_block": ("part", "layer", "band"),
     "log_noise": ("layer", "head", "band"),
+    "log_stream_by_block": ("layer", "band"),
     "weight_source_by_block": ("source", "layer", "band"),
     "weight_share_of_model": ("source", "band"),
     "log_share_of_model": ("source", "band"),
@@ -51,7 +53,8 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
     """How much attention depends on where the query stands, by block, and what share of it each source has, by band.
 
     One column per model. From above: the log form of the earliest band by block, the four parts as bars (they add up to the
-    total, and each but a variance may be negative), the total with its interval, sampling noise as grey lines; the weight
+    total, and each but a variance may be negative), the total and the residual component with their intervals, sampling
+    noise as grey lines; the weight
     form's Shapley values by block with intervals; both forms' shares of each source over the whole model, by query band.
 
     Args:
@@ -72,7 +75,8 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
             _shares(cells["weight_share"][column], ds, "weight", tuple(SOURCES))
         noise = Line2D([], [], color=GREY, linewidth=2.2, alpha=0.6, label="sampling noise")
         parts = [Patch(color=color, label=part) for part, color in PARTS.items()]
-        side_legend(sides["log"], [mark("total", "o", BLACK), *parts, noise], "log form")
+        alone = mark("residual component", "D", ORANGE)
+        side_legend(sides["log"], [mark("total", "o", BLACK), alone, *parts, noise], "log form")
         sources = [Patch(color=color, label=name) for name, color in SOURCES.items()]
         side_legend(sides["weight"], sources, "weight form")
         marks = [mark(name, "o", color) for name, color in SOURCES.items()]
@@ -111,9 +115,11 @@ def _log_form(cell: Axes, ds: xr.Dataset) -> None:
     layers = ds["layer"].values
     _bars(cell, layers, ds["log_form_by_block"], PARTS, "part")
     noise = ds["log_noise"].mean("head").values
+    alone = ds["log_stream_by_block"].values
     cell.hlines(noise, layers - 0.42, layers + 0.42, color=GREY, linewidth=2.2, alpha=0.6)
     total = ds["log_form_by_block"].sel(part="total").values
     points(cell, layers, total, _interval(ds, "log_form_by_block", part="total"), color=BLACK)
+    points(cell, layers + 0.12, alone, _interval(ds, "log_stream_by_block"), color=ORANGE, marker="D")
     cell.axhline(0, color=BLACK, linewidth=0.7)
     layer_axis(cell, layers, f"block, queries {ds['band'].values}")
 
