@@ -324,7 +324,7 @@ def test_an_interrupted_jacobian_ends_in_one_line_and_goes_on(monkeypatch, tmp_p
         while process.poll() is None and not list(unfinished.glob("ape-init-[0-9]*.nc")):
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == cli.INTERRUPTED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +23,7 @@ import probes
 from probes import InputError
 from probes import jacobian as checked_jacobian
 from probes.models.huggingface import HuggingFaceView
-from probes.models.view import Edit, Identity, Parts, Spec, Trace, View
+from probes.models.view import Edit, Identity, Parts, Spec, Trace, View, Watcher
 
 STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type checks ahead of our own messages
@@ -207,6 +208,12 @@ class LinearStack:
 
     def residual(self, embeddings: Tensor, *, edits: Sequence[Edit] = ()) -> Tensor:
         return self.trace(embeddings).residual[-1]
+
+    def watching(self, watcher: Watcher) -> AbstractContextManager[None]:
+        return nullcontext()  # there is no attention to be seen
+
+    def output_weights(self, layer: int) -> Tensor:
+        raise NotImplementedError(f"block {layer} has no heads")
 
     def norm(self, residual: Tensor) -> Tensor:
         return 3 * residual

@@ -24,7 +24,7 @@ from probes.leakage import leakage
 from probes.plots import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
 from probes.plots.bos import HIGHEST, PUBLISHED
 from probes.plots.leakage import PARTS, SHARES, SOURCES
-from probes.plots.style import GREY, LARGEST, points, save_figure, thinned
+from probes.plots.style import GREY, LARGEST, ORANGE, points, save_figure, thinned
 from probes.results import dataset
 from probes.sinks import sinks
 from probes.trajectory import trajectory
@@ -108,6 +108,7 @@ def leakage_result() -> xr.Dataset:
     variables = with_intervals(
         {
             "log_form_by_block": (("part", "layer", "band"), parts),
+            "log_stream_by_block": (("layer", "band"), random.normal(0, 0.1, (LAYERS, bands))),
             "weight_source_by_block": (("source", "layer", "band"), random.normal(0, 1e-3, (3, LAYERS, bands))),
             "log_share_of_model": (("source", "band"), share),
             "weight_share_of_model": (("source", "band"), np.where(share == 0.25, -7.0, share)),
@@ -360,6 +361,8 @@ def test_bars_are_the_parts_and_negative_ones_hang_down():
     cell = labelled(figure, "leakage (nat²)")
     total = ds["log_form_by_block"].sel(part="total").isel(band=0).values
     assert any(np.allclose(dots, total) for dots in drawn(cell, marker="o"))
+    alone = ds["log_stream_by_block"].isel(band=0).values
+    assert any(np.allclose(dots, alone) for dots in drawn(cell, color=ORANGE, marker="D"))
     noise_lines, intervals = (ends_of(lines)[..., 1] for lines in cell.collections[:2])
     noise = ds["log_noise"].isel(band=0).mean("head").values
     np.testing.assert_allclose(noise_lines[:, 0], noise)
