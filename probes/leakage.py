@@ -46,17 +46,18 @@ mask. `terms_form` and `terms_source` are the same with M alone made constant, t
 Noise. Every V and C above is a covariance between two halves of the prompts (the mean of both orders), each half with its
 own E and its own t: sampling noise, which V of an estimated mean would count as leakage, cancels in expectation, and
 values may come out slightly negative. `log_noise` is what the uncorrected variance over all prompts would have added.
-Intervals: prompts are drawn again with replacement within each half; the means subtracted inside `s~`, and those of
-log Z_i in the weight form, stay as they were estimated.
+Intervals: prompts are drawn again with replacement within each half. What a prompt adds to the means that shift all prompts
+(`E s_ij - t` inside `s~`) is taken along to first order, `sum_j E p~_ij (t^n - t - s^n_ij + E s_ij)` on its log Z~_i with
+p~ the Toeplitz-made pattern; without it intervals were three times too narrow where denominators rest on lags of few pairs. In
+the weight form those means, and those of log Z_i, stay as they were estimated.
 
 Assumptions. (1) Text statistics do not depend on position behind position 0: windows at random offsets. (2) The positional
 encoding itself gives logits that depend on the lag alone (RoPE, ALiBi, none): with learned absolute positions everything
 they do counts as residual stream, since that is where they are. (3) First-order: "made Toeplitz" acts on means. If the
 *spread* of logits depends on position, that part of M and of `spread` is the residual stream's second order.
 (4) Subtracting a half's own mean shrinks its deviations by (1 - 1/n): at 16 prompts a half, 3 % in standard deviation.
-(5) Intervals leave out what the fixed means are uncertain by, and count noise between the halves twice. On tiny-llama they
-are wider than the scatter over other prompts, by 1.3 to 2; in the last band, where denominators rest on lags of which there
-are few pairs, they were found three times too narrow (stories260K, 32 prompts). More prompts help in both.
+(5) Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
+wider than the scatter over other prompts, by up to sqrt(3).
 
 Null tests (in `tests/test_leakage.py`, on every bundled model). In block 0 streams carry no position, so V(S) and, behind a
 first token like any other, V(D) and the residual source are 0 within noise; behind BOS only R is, K being what BOS is.
@@ -112,6 +113,9 @@ class Samples:
     normalizer: Float[Tensor, "prompt head query"]  # log Z_i
     with_sink: Float[Tensor, "prompt head query"]  # log Z~_i, but position 0 with its own logits
     of_mask: Float[Tensor, "prompt head query"]  # log Z~_i
+    # What a prompt adds to the two above through the means `E s_ij - t` that shift all prompts, to first order; mean 0.
+    through_sink: Float[Tensor, "prompt head query"]
+    through_mask: Float[Tensor, "prompt head query"]
 
 
 def leakage(
@@ -343,12 +347,13 @@ def halves_of(count: int) -> tuple[slice, slice]:
 
 
 def _samples_of_half(attention: Attention, first: int, stop: int, lags: Sequence[int]) -> tuple[Tensor, ...]:
-    """`logits`, `toeplitz`, `normalizer`, `with_sink`, `of_mask` of one half's prompts, queries `first` to `stop`."""
-    means = _lag_means(attention)  # [head, lag]
+    """The fields of `Samples` but `first`, of one half's prompts, queries `first` to `stop`."""
+    own_means = _lag_means(attention)  # [prompt, head, lag]
+    means = own_means.mean(0)
     count, heads, _, _ = attention.query.shape
     logits = diagonals(attention, lags)[..., first:stop].double()
     centred = logits - logits.mean(0) + means[:, torch.tensor(lags, device=means.device), None]
-    others, zeros, own = [], [], []
+    found: list[tuple[Tensor, ...]] = []
     for start in range(first, stop, _rows(attention, stop)):
         end = min(start + _rows(attention, stop), stop)
         left = attention.first_key(start)
@@ -356,42 +361,68 @@ def _samples_of_half(attention: Attention, first: int, stop: int, lags: Sequence
         queries, keys = torch.arange(start, end)[:, None], torch.arange(left, end)[None, :]
         distance = (queries - keys).clamp_min(0).to(block.device)
         # A hidden entry stays hidden: minus infinity less a finite shift. Its own mean is no number, so it has none.
-        shift = means.to(block)[:, distance] - block.mean(0)
-        made = block + torch.where(torch.isfinite(shift), shift, torch.zeros_like(shift))
-        sees_zero = left == 0
-        others.append(made[..., 1:].logsumexp(-1) if sees_zero else made.logsumexp(-1))
+        mean, hidden = block.mean(0), torch.isinf(block[0])
+        made = block + (means.to(block)[:, distance] - mean).masked_fill_(hidden, 0)
         nothing = made.new_full((count, heads, end - start), float("-inf"))
-        zeros.append(made[..., 0] if sees_zero else nothing)
-        own.append(block[..., 0] if sees_zero else nothing)
-    rest, zero, actual = (torch.cat(pieces, -1).double() for pieces in (others, zeros, own))
+        sees_zero = left == 0
+        others = made[..., 1:].logsumexp(-1) if sees_zero else made.logsumexp(-1)
+        of_mask = torch.logaddexp(others, made[..., 0] if sees_zero else nothing)
+        with_sink = torch.logaddexp(others, block[..., 0] if sees_zero else nothing)
+        # What a prompt adds to log Z~ through the means that all prompts of its half are shifted by, to first order.
+        added = (own_means - means).to(block)[..., distance] - (block - mean).masked_fill_(hidden, 0)
+        through = []
+        for log_z in (of_mask, with_sink):
+            weights = (made - log_z[..., None]).exp_().mean(0)  # [head, query, key]
+            if log_z is with_sink and sees_zero:
+                weights[..., 0] = 0  # position 0 keeps its own logits there
+            through.append((weights * added).sum(-1))
+        found.append((with_sink, of_mask, *through))
     normalizer = normalizers(attention)[..., first:stop].double()
-    return logits, centred, normalizer, torch.logaddexp(rest, actual), torch.logaddexp(rest, zero)
+    with_sink, of_mask, through_mask, through_sink = (
+        torch.cat(pieces, -1).double() for pieces in zip(*found, strict=True)
+    )
+    return logits, centred, normalizer, with_sink, of_mask, through_sink, through_mask
 
 
-def _lag_means(attention: Attention) -> Float[Tensor, "head lag"]:
-    """`t(lag)`, the mean logit over prompts, all queries and keys other than 0, for every lag below T.
+def _lag_means(attention: Attention) -> Float[Tensor, "prompt head lag"]:
+    """Each prompt's mean logit over all queries and keys other than 0, for every lag below T; `t(lag)` is their mean.
 
     The longest lags have one pair or none; those without any take the last one that has.
     """
-    _, heads, length, _ = attention.query.shape
+    count, heads, length, _ = attention.query.shape
     device = attention.query.device
-    sums = torch.zeros(heads, length, dtype=torch.float64, device=device)
+    sums = torch.zeros(count, heads, length, dtype=torch.float64, device=device)
     counts = torch.zeros(length, dtype=torch.float64, device=device)
     step = _rows(attention, length)
     for start in range(1, length, step):
         end = min(start + step, length)
         left = attention.first_key(start)
-        mean = attention.logits(start, end).double().mean(0)  # [head, query, key]
-        queries = torch.arange(start, end, device=device)[:, None]
-        keys = torch.arange(left, end, device=device)[None, :]
-        counted = torch.isfinite(mean[0]) & (keys > 0)
-        lag = (queries - keys)[counted]
-        sums.index_add_(1, lag, mean[:, counted])
-        counts.index_add_(0, lag, torch.ones_like(lag, dtype=torch.float64))
+        block = attention.logits(start, end)  # [prompt, head, query, key]
+        rows, columns = block.shape[-2:]
+        keys = torch.arange(left, end, device=device)
+        seen = torch.isfinite(block[0, 0]) & (keys > 0)
+        by_lag = _diagonal_sums(block.masked_fill_(~seen, 0).double())  # of lags start - end + 1 and up
+        least = start - (end - 1)
+        reach = slice(max(0, -least), rows + columns - 1)
+        lags = slice(max(0, least), max(0, least) + len(range(*reach.indices(rows + columns - 1))))
+        sums[..., lags] += by_lag[..., reach]
+        counts[lags] += _diagonal_sums(seen.double())[reach]
     longest = int(counts.nonzero().max())
     means = sums / counts.clamp_min(1)
-    means[:, longest + 1 :] = means[:, longest : longest + 1]
+    means[..., longest + 1 :] = means[..., longest : longest + 1]
     return means
+
+
+def _diagonal_sums(block: Float[Tensor, "*some query key"]) -> Float[Tensor, "*some diagonal"]:
+    """Sums along diagonals, from the last column of the first row to the first column of the last row.
+
+    Columns turned round and rows shifted by their number, by reading them with a row length of one less: a diagonal becomes
+    a column, and its sum has the same order on every device.
+    """
+    rows, columns = block.shape[-2:]
+    width = rows + columns - 1
+    turned = torch.nn.functional.pad(block.flip(-1), (0, width + 1 - columns))  # [..., rows, width + 1]
+    return turned.flatten(-2)[..., : rows * width].unflatten(-1, (rows, width)).sum(-2)
 
 
 def _rows(attention: Attention, keys: int) -> int:
@@ -437,7 +468,14 @@ def log_form(
     for band in bands:
         at = slice(band[0] - samples.first, band[1] + 1 - samples.first)
         s, toeplitz = samples.logits[..., at], samples.toeplitz[..., at]
-        z, with_sink, m = (x[..., at].unsqueeze(2) for x in (samples.normalizer, samples.with_sink, samples.of_mask))
+        z, with_sink, m = (
+            x[..., at].unsqueeze(2)
+            for x in (
+                samples.normalizer,
+                samples.with_sink + samples.through_sink,
+                samples.of_mask + samples.through_mask,
+            )
+        )
         steady = _of_own_half(m).mean(-1, keepdim=True)  # the mask removed: its mean over the band
         x, weighed = s - (z - m), _Weighed(weights)
         total, logits, mask, denominator, stream, sink, rest, neither = (

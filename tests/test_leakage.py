@@ -321,6 +321,33 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     assert 33 <= inside <= 40
 
 
+def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
+    generator = torch.Generator().manual_seed(8)
+    logits = 2 * torch.randn(40, 1, 20, 20, generator=generator, dtype=torch.float64)
+    weights = resampling(40, 300, 0)
+    samples = samples_of(made_of(logits), [BAND], LAGS)
+    quick = log_form(samples, [BAND], weights)
+    brute = {"log_form": [], "log_stream": [], "log_rest": []}
+    for resample in weights[1:]:  # the prompts drawn, measured from the beginning
+        drawn = torch.cat([torch.arange(40).repeat_interleave((half * 20).round().long()) for half in resample])
+        found = split(made_of(logits[drawn]))
+        for name, values in brute.items():
+            values.append(found[name][2 if name == "log_form" else 0, 0, 0])
+    for name, values in brute.items():
+        spread = float(torch.stack(values).std())
+        entry = 2 if name == "log_form" else 0  # the mask's part
+        assert float(quick[name][1:, entry, 0, 0].std()) == pytest.approx(spread, rel=0.3), name
+    for half in (slice(0, 20), slice(20, 40)):
+        assert samples.through_mask[half].mean(0).abs().max() < 1e-9
+        assert samples.through_sink[half].mean(0).abs().max() < 1e-9
+
+
+def test_diagonals_are_summed():
+    block = torch.arange(12.0).view(3, 4)
+    expected = [float(block.diagonal(offset).sum()) for offset in range(3, -3, -1)]
+    assert MODULE._diagonal_sums(block).tolist() == expected
+
+
 # ------------------------------------------------------------------------------------------------------------- options
 
 
