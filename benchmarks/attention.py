@@ -288,6 +288,9 @@ def table(rows: dict[str, dict[str, Any]], given: argparse.Namespace, limit: int
         lived = [n for n in given.lengths if "failed" not in rows.get(key(name, n), {"failed": ""})]
         longest.append(f"{CONTENDERS[name]}: {max(lived, default=0):,}")
     lines += ["", "Longest of these that each survived: " + "; ".join(longest) + "."]
+    missing = [key(name, n) for n in given.lengths for name in given.contenders if key(name, n) not in rows]
+    if missing:
+        lines += ["", f"Not run: {'; '.join(missing)}."]
     limits = f"Limits: {limit / GIB:.1f} GiB, {given.time_limit:g} s for a contender and the plain passes beside it."
     return "\n".join([*lines, "", limits, "", describe(given.device), ""])
 

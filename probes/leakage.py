@@ -48,8 +48,8 @@ own E and its own t: sampling noise, which V of an estimated mean would count as
 values may come out slightly negative. `log_noise` is what the uncorrected variance over all prompts would have added.
 Intervals: prompts are drawn again with replacement within each half. What a prompt adds to the means that shift all prompts
 (`E s_ij - t` inside `s~`) is taken along to first order, `sum_j E p~_ij (t^n - t - s^n_ij + E s_ij)` on its log Z~_i with
-p~ the Toeplitz-made pattern; without it intervals were three times too narrow where denominators rest on lags of few pairs. In
-the weight form those means, and those of log Z_i, stay as they were estimated.
+p~ the Toeplitz-made pattern; without it intervals were three times too narrow where denominators rest on lags of few
+pairs. In the weight form those means, and those of log Z_i, stay as they were estimated.
 
 Assumptions. (1) Text statistics do not depend on position behind position 0: windows at random offsets. (2) The positional
 encoding itself gives logits that depend on the lag alone (RoPE, ALiBi, none): with learned absolute positions everything
