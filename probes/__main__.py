@@ -340,7 +340,7 @@ def trajectory(
     """Follow position 0 through the blocks, which no later token can reach.
 
     Writes trajectory.nc, trajectory.png, trajectory.svg, trajectory.md and prints, block by block, its norm against other
-    positions, its massive activations, and how alike different first tokens have become.
+    positions, its massive activations, and how alike different first tokens, drawn from the prompts, have become.
     """
     _survey("trajectory", locals(), {"starts": starts, "seed": seed})
 
@@ -371,8 +371,8 @@ def leakage(
 ) -> None:
     """Split the absolute position in attention patterns into the causal mask's part and the residual stream's.
 
-    Writes leakage.nc, leakage.png, leakage.svg, leakage.md and prints the shares of the early band with intervals, the
-    order of the models, the null checks, and both forms block by block.
+    Writes leakage.nc, leakage.png, leakage.svg, leakage.md and prints every band's shares with intervals, the order
+    of the models, the null checks, and both forms block by block.
     """
     from .leakage import parse_bands, parse_lags
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .studies.tables import Report
+    from .studies.tables import Report, Table
+
+WIDEST = 120  # columns of running text
 
 
 @contextmanager
@@ -56,13 +60,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_report(report: Report) -> None:
-    """Tables, with the sentences above the last one, which is the longest."""
+    """What was measured and what the columns are, then tables, with the sentences above the last one, the longest."""
+    width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
+    print(report.title)
+    print(textwrap.fill(report.described, width, break_long_words=False, break_on_hyphens=False))
     *above, last = report.tables
     for table in above:
-        print_table(table.columns, table.rows)
+        _print_titled(table)
     for line in report.lines:
         print(line)
-    print_table(last.columns, last.rows)
+    _print_titled(last)
+
+
+def _print_titled(table: Table) -> None:
+    print(f"\n{table.title}:")
+    print_table(table.columns, table.rows)
 
 
 def print_written(files: Sequence[Path]) -> None:

@@ -12,10 +12,11 @@ stream. The first number belongs to models of a few billion parameters; for tiny
 medians alone are given too. The median is over prompts, positions and dimensions of one layer's stream. It is read off a
 histogram of magnitudes with bins 0.1 to 0.2 % wide, since all streams of all prompts at once are more than a machine holds.
 
-**Convergence**: tokens drawn from the vocabulary without replacement each stand alone at position 0, and the cosines of
-their streams are taken pair by pair at every layer. For models with a BOS the same tokens behind it, at position 1, are the
-control: blocks that move any token there are not what makes position 0 special. Pairs are not independent; `cosine_low` and
-`cosine_high` are the 5 and 95 % quantiles of the pairs, no interval for the mean.
+**Convergence**: tokens drawn without replacement from those of the prompts (of the vocabulary, where these are few) each
+stand alone at position 0, and the cosines of their streams are taken pair by pair at every layer. For models with a BOS the
+same tokens behind it, at position 1, are the control: blocks that move any token there are not what makes position 0
+special. Pairs are not independent; `cosine_low` and `cosine_high` are the 5 and 95 % quantiles of the pairs, no interval for
+the mean.
 
 Streams are looked at one prompt and one layer at a time, as they pass.
 
@@ -53,6 +54,7 @@ RULES = {
 }
 PLACES = ("position 0", "position 1 behind BOS")
 TAILS = (0.05, 0.95)  # of the pairs' cosines
+EMBEDDING_NUMBERS = 1 << 22  # of embeddings looked at together: 16 MiB in float32
 BITS = 17  # of a float32's magnitude that tell the bins apart: 8 of exponent, 9 of mantissa
 
 
@@ -71,7 +73,9 @@ def trajectory(
         tokens: ids [prompt, position], position 0 included. Where all begin with the model's BOS they are measured as they
             are (`first` "bos") and without it ("text"), so that text stands at position 0. Otherwise there is one `first`:
             "id" where several prompts all begin with one other id, else "text".
-        starts: tokens whose paths are compared; BOS and end-of-text are not among them.
+        starts: tokens whose paths are compared. They are drawn from those in `tokens` where these are enough, else from
+            the vocabulary; BOS, end-of-text, padding and other special ids are not among them, nor ids that block 0 reads
+            as zero. Of a view whose position 0 is replaced (`probes.bos.swapped`) the original is taken for this part.
         seed: which tokens these are.
         progress: called with (passes done, passes in all).
 
@@ -91,14 +95,17 @@ def trajectory(
         NaN without BOS. Attributes say what made it and which tokens the starts were (`start_ids`).
 
     Raises:
-        InputError: tokens the model cannot take, less than 2 starts or more than the vocabulary has, a negative seed,
+        InputError: tokens the model cannot take, less than 2 starts or more than there are ids for, a negative seed,
             streams that are not finite.
 
     Source: [Sun], arXiv 2402.17762, section 2, for massive activations; the rest is ours, see the module's text.
     """
     check_tokens(model, tokens)
-    ids = _starts(model, starts, seed)
+    pool = _allowed(model, starts, seed)
     batches = _firsts(model, tokens)
+    # A replacement at position 0 would be the same for all starts, and their cosines 1.
+    unchanged: View = getattr(model, "original", model)
+    ids = _starts(unchanged, tokens, pool, starts, seed)
     report = _Reporter(progress, sum(2 * len(batch) + 1 for batch in batches.values()) + 3)
     found = [_along(model, batch, report) for batch in batches.values()]
     variables: dict[str, tuple[Any, ...]] = {}
@@ -107,7 +114,7 @@ def trajectory(
         if name == "norm":  # "text" has one position less
             values = [np.pad(x, ((0, 0), (0, tokens.shape[1] - x.shape[1])), constant_values=np.nan) for x in values]
         variables[name] = (("first", "layer", *dims), np.stack(values), {"long_name": long_name, "units": units})
-    places = _converging(model, ids, report)
+    places = _converging(unchanged, ids, report)
     for n, name in enumerate(("cosine", "cosine_low", "cosine_high")):
         described = ("mean", "5 % quantile", "95 % quantile")[n]
         values = np.stack([_pair_statistics(streams)[n] for streams in places.values()])
@@ -115,7 +122,7 @@ def trajectory(
         variables[name] = (("place", "layer"), values, label)
     variables["cosine_with_bos"] = (
         ("layer",),
-        _with_bos(model, places[PLACES[0]]),
+        _with_bos(unchanged, places[PLACES[0]]),
         {"long_name": "mean cosine of other tokens' streams at position 0 with BOS's", "units": "1"},
     )
     report.finish()
@@ -157,7 +164,7 @@ COLUMNS = (
     "|h|, others",
     "massive",
     "> 30 medians",
-    "largest",
+    "dimension",
     "value",
     "/ median",
     "cosine",
@@ -376,16 +383,46 @@ def _with_bos(model: View, streams: Float[Tensor, "start layer d"]) -> np.ndarra
     return torch.nn.functional.cosine_similarity(streams, own, dim=-1).mean(0).numpy()
 
 
-def _starts(model: View, starts: int, seed: int) -> Int[Tensor, " start"]:
+def _allowed(model: View, starts: int, seed: int) -> Int[np.ndarray, " id"]:
+    """Ids that a path may start from, special ones left out.
+
+    Raises:
+        InputError: they are less than `starts`, or `starts` or `seed` is none.
+    """
     if seed < 0:
         raise InputError(f"seed={seed} is negative; give 0 or more")
-    special = {model.bos, getattr(model.tokenizer, "eos_token_id", None)}
-    allowed = [token for token in range(model.spec.vocabulary) if token not in special]
-    if not 2 <= starts <= len(allowed):
-        raise InputError(
-            f"starts={starts} tokens cannot be compared; give 2 to {len(allowed)}, the ids of the vocabulary"
-        )
-    return torch.from_numpy(np.random.default_rng(seed).choice(np.array(allowed), size=starts, replace=False)).long()
+    names = (f"{name}_token_id" for name in ("bos", "eos", "pad", "unk"))
+    special = {model.bos, *(getattr(model.tokenizer, name, None) for name in names)}
+    special.update(getattr(model.tokenizer, "all_special_ids", ()))
+    allowed = np.array([token for token in range(model.spec.vocabulary) if token not in special], dtype=np.int64)
+    _check_starts(starts, len(allowed))
+    return allowed
+
+
+def _check_starts(starts: int, most: int) -> None:
+    if not 2 <= starts <= most:
+        raise InputError(f"starts={starts} tokens cannot be compared; give 2 to {most}, the ids of the vocabulary")
+
+
+def _starts(
+    model: View, tokens: Int[Tensor, "prompt position"], allowed: Int[np.ndarray, " id"], starts: int, seed: int
+) -> Int[Tensor, " start"]:
+    """Drawn from the allowed ids that occur in `tokens`, or from all of them where those are too few.
+
+    Ids that are only there to fill a matrix up have rows that were never trained; those of zeros have no direction.
+    """
+    pool = _not_zero(model, np.intersect1d(allowed, tokens.cpu().numpy()))
+    if len(pool) < starts:
+        pool = _not_zero(model, allowed)
+        _check_starts(starts, len(pool))
+    return torch.from_numpy(np.random.default_rng(seed).choice(pool, size=starts, replace=False)).long()
+
+
+@torch.no_grad()
+def _not_zero(model: View, ids: Int[np.ndarray, " id"]) -> Int[np.ndarray, " some"]:
+    """Those that block 0 does not read as zero at position 0, looked up some at a time."""
+    some = torch.from_numpy(ids)[:, None].split(max(1, EMBEDDING_NUMBERS // model.spec.width))
+    return ids[np.concatenate([model.embed(batch)[:, 0].ne(0).any(-1).cpu().numpy() for batch in some])]
 
 
 # ----------------------------------------------------------------------------------------------------------- passes

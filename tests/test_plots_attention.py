@@ -111,12 +111,20 @@ def leakage_result() -> xr.Dataset:
             "log_stream_by_block": (("layer", "band"), random.normal(0, 0.1, (LAYERS, bands))),
             "weight_source_by_block": (("source", "layer", "band"), random.normal(0, 1e-3, (3, LAYERS, bands))),
             "log_share_of_model": (("source", "band"), share),
+            "log_form_of_model": (("part", "band"), np.array([[0.3, 0.3], *[[0.0, 0.0]] * 4])),
+            "weight_form_of_model": (("cell", "band"), np.array([[0.3, 0.3], *[[0.0, 0.0]] * 3])),
             "weight_share_of_model": (("source", "band"), np.where(share == 0.25, -7.0, share)),
         },
         0.02,
     )
     variables["log_noise"] = (("layer", "head", "band"), random.uniform(0.01, 0.02, (LAYERS, HEADS, bands)))
-    return made(variables, {"part": ["total", *PARTS], "source": list(SOURCES), **BANDS, "layer": range(LAYERS)})
+    variables["log_stream_by_block"][1][0] = 0  # block 0 passes the null check
+    for end, width in (("_low", -0.02), ("_high", 0.02)):
+        variables[f"log_stream_by_block{end}"][1][0] = width
+    cells = ["both", "mask", "residual", "neither"]
+    return made(
+        variables, {"cell": cells, "part": ["total", *PARTS], "source": list(SOURCES), **BANDS, "layer": range(LAYERS)}
+    )
 
 
 def bos_result(replacement: str | int = "mean", *, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
@@ -380,6 +388,27 @@ def test_shares_beyond_the_axis_are_arrowheads_and_none_is_said():
     assert not drawn(log, color=GREEN)  # the log form has no spread
     np.testing.assert_allclose(drawn(weight, color=BLUE, marker="v"), [[SHARES[0]]])
     np.testing.assert_allclose(drawn(weight, color=GREEN, marker="o"), [[0]])
+
+
+def test_shares_are_drawn_where_the_table_prints_them():
+    def share_cells(**changes: Any) -> list[Axes]:
+        ds = leakage_result()
+        for form in ("log", "weight"):
+            ds[f"{form}_share_of_model"][:] = 0.5
+        for name, band, value in changes.values():
+            ds[name][..., band] = value
+        return [axes for axes in leakage_figure(ds).axes if axes.get_ylabel() == "share of total"]
+
+    for cell in share_cells():
+        assert not cell.texts
+        np.testing.assert_allclose(drawn(cell, color=BLUE, marker="o"), [[0.5, 0.5]])
+    log, weight = share_cells(vague=("log_form_of_model_low", 1, -0.1))
+    assert [text.get_text() for text in log.texts] == ["no total"]
+    np.testing.assert_allclose(drawn(log, color=BLUE, marker="o"), [[0.5]])
+    assert not weight.texts
+    for cell in share_cells(noisy=("log_stream_by_block_low", 0, 0.01)):  # the null check fails
+        assert [text.get_position()[0] for text in cell.texts] == [0]
+        np.testing.assert_allclose(drawn(cell, color=BLUE, marker="o"), [[0.5]])
 
 
 # --------------------------------------------------------------------------------------------------------------- bos

@@ -18,6 +18,7 @@ import torch
 import xarray as xr
 
 import probes
+from probes.console import print_report
 from probes.errors import InputError
 from probes.leakage import CELLS, PARTS, SOURCES
 from probes.prompts import prompts, tokens_hash
@@ -428,6 +429,18 @@ def test_report_of_trajectories(surveyed):
     moved = results["ape"].copy(deep=True)
     moved["later_difference"][0, 1] = 0.25
     assert "changes by up to 0.25 under other text" in trajectory_report({"ape": moved}).lines[0]
+    course = np.array([0.1, 0.995, 0.999, 0.9995])[: families.BLOCKS + 1]
+    for values, says in (
+        (course, "above 0.99 from layer 1 on"),
+        (np.where(course < 0.5, np.nan, course), "above 0.99 from layer 1 on, not known at layers 0"),
+        (np.where(course > 0.5, np.nan, course), "not above 0.99 where it is known, not known at layers 1, 2, 3"),
+        (np.full_like(course, np.nan), "not known at any layer"),
+        (course / 2, "never above 0.99"),
+    ):
+        moved["cosine"].loc[{"place": "position 0"}] = values
+        line = trajectory_report({"ape": moved}).lines[1]
+        assert line.endswith(f" before the final norm, {says}")
+        assert "nan" not in line
 
 
 def test_report_of_leakage(surveyed):
@@ -439,13 +452,14 @@ def test_report_of_leakage(surveyed):
     ]
     assert len(blocks.rows) == 2 * families.BLOCKS
     residual = {name: float(ds["log_stream_of_model"].isel(band=0)) for name, ds in results.items()}
-    order, depth, *nulls = report.lines
+    order, depth, *nulls = [line for line in report.lines if "NOT 0" not in line and "V(K)" not in line]
     low, high = sorted(residual, key=residual.__getitem__)
     assert order.startswith(f"residual component: {low} {residual[low]:.3g} [")
     assert f"] < {high} {residual[high]:.3g} [" in order
     assert depth.startswith("its rank correlation with depth: ape ")
     assert [line.split(":")[0] for line in nulls] == ["ape", "bee"]
-    assert all("with both sources removed " in line for line in nulls)
+    assert all("null check, should be 0: log form with both sources removed " in line for line in nulls)
+    assert all(" in 3-23" in line for line in nulls)
 
 
 def test_report_of_swaps(surveyed):
@@ -464,6 +478,7 @@ def test_report_of_swaps(surveyed):
     assert shown["sink rate"] == f"{float(single['sink_rate_before'].mean()):.3f}"
     assert float(row[5]) - float(row[4]) == pytest.approx(float(single["loss_change_of_model"]), abs=1.1e-3)
     before, after = (single[f"sensitivity_{when}"].values[1:] for when in ("before", "after"))
+    assert len(set(effects.columns)) == len(effects.columns)
     assert row[7] == f"{np.mean(np.abs(after / before - 1)):.1%}"
 
 
@@ -491,6 +506,7 @@ def constructed(residual: list[float], mask: float = 0.1, spread: float = 0.05) 
         for end, shift in (("", 0.0), ("_low", -spread), ("_high", spread)):
             variables[f"{form}_share_of_model{end}"] = (("source", "band"), share + shift)
     add("log_stream", (), at[:, None])
+    variables["log_sink_by_block"] = (("layer", "band"), np.zeros((len(at), 1)))
     for name in ("log_noise", "log_rest"):
         add(name, (), np.zeros((len(at), 1)))
     variables["log_neither"] = (("layer", "head", "band"), np.zeros((len(at), 1, 1)))
@@ -511,6 +527,7 @@ def test_ruscio_s_order_is_computed():
         "tiny-llama-ntk": constructed([0.02, 0.02, 0.01]),
         "tiny-mistral-window": constructed([0.3, 0.4, 0.5]),
     }
+    said = "sliding window above standard RoPE: yes; NTK scaling below the sliding window: yes"
     lines = leakage_report(holds).lines
     assert lines[0] == (
         "residual component: tiny-llama-ntk 0.0167 [-0.0333, 0.0667] < tiny-llama 0.233 [0.183, 0.283] "
@@ -520,12 +537,12 @@ def test_ruscio_s_order_is_computed():
         "its rank correlation with depth: tiny-llama 0.00, tiny-llama-ntk -0.87, tiny-mistral-window 1.00"
     )
     assert lines[2] == (
-        "[Ruscio]'s order holds: NTK scaling below standard RoPE: yes; sliding window above standard RoPE: yes; "
+        f"[Ruscio]'s order holds: NTK scaling below standard RoPE: yes; {said}; "
         "growing with depth under the sliding window: yes"
     )
     fails = holds | {"tiny-mistral-window": constructed([0.5, 0.4, 0.3])}
     assert leakage_report(fails).lines[2] == (
-        "[Ruscio]'s order does not hold: NTK scaling below standard RoPE: yes; sliding window above standard RoPE: yes; "
+        f"[Ruscio]'s order does not hold: NTK scaling below standard RoPE: yes; {said}; "
         "growing with depth under the sliding window: no"
     )
     turned = holds | {"tiny-llama-ntk": constructed([0.5, 0.5, 0.5])}
@@ -536,23 +553,83 @@ def test_ruscio_s_order_is_computed():
         .lines[2]
         .startswith("[Ruscio]'s order is not decided: NTK scaling below standard RoPE: not told apart; ")
     )
+    ends = {  # neighbours overlap, NTK scaling and the window do not, the wrong way round
+        "tiny-llama-ntk": constructed([0.38, 0.38, 0.4]),
+        "tiny-llama": constructed([0.3, 0.3, 0.3]),
+        "tiny-mistral-window": constructed([0.2, 0.22, 0.24]),
+    }
+    (line,) = [line for line in leakage_report(ends).lines if "Ruscio" in line]
+    assert line == (
+        "[Ruscio]'s order does not hold: NTK scaling below standard RoPE: not told apart; sliding window above standard "
+        "RoPE: not told apart; NTK scaling below the sliding window: no; growing with depth under the sliding window: yes"
+    )
     del fails["tiny-llama"]
     assert not any("Ruscio" in line for line in leakage_report(fails).lines)
 
 
 def test_shares_of_nothing_are_not_printed():
     cells = {name: leakage_report({"ape": ds}).tables[0].rows[0] for name, ds in {
-        "clear": constructed([0.1, 0.1]),
-        "none": constructed([-0.09, -0.09]),  # 0.01 in all, -0.04 to 0.06
-        "negative": constructed([-0.5, -0.5]),
+        "clear": constructed([0.0, 0.2]),
+        "none": constructed([0.0, -0.18]),  # 0.01 in all, -0.04 to 0.06
+        "negative": constructed([0.0, -1.0]),
+        "of noise": constructed([0.1, 0.1]),  # block 0 has a residual component
+        "below": constructed([-0.06, 0.26]),
     }.items()}  # fmt: skip
     assert cells["clear"] == [
         "ape", "9-31", "log", "0.2 [0.15, 0.25]", "50% [45%, 55%]", "50% [45%, 55%]", "-", "0.1 [0.05, 0.15]"
     ]  # fmt: skip
+    for failing in ("of noise", "below"):
+        assert cells[failing][3:] == ["0.2 [0.15, 0.25]", "-", "-", "-", "0.1 [0.05, 0.15]"]
     assert cells["none"][3:7] == ["0.01 [-0.04, 0.06]", "-", "-", "-"]
     assert cells["negative"][3:7] == ["-0.4 [-0.45, -0.35]", "-", "-", "-"]
     single = leakage_report({"ape": constructed([0.1])})
     assert single.lines[1].endswith("ape -")  # one block has no depth
+
+
+def test_failing_null_checks_are_named_band_by_band():
+    sound, noisy = constructed([0.04, 0.2]), constructed([0.06, 0.2]).assign_coords(band=["128-255"])
+    both = xr.concat([sound, noisy], "band", data_vars="minimal")
+    passed, *_ = [line for line in leakage_report({"ape": sound}).lines if "null check" in line]
+    assert passed.endswith("V(X) in block 0, where streams carry no position: 0.04 [-0.01, 0.09] in 9-31")
+    assert not any("NOT 0" in line for line in leakage_report({"ape": sound}).lines)
+    report = leakage_report({"ape": both})
+    assert report.lines[-2].endswith(": 0.04 [-0.01, 0.09] in 9-31, 0.06 [0.01, 0.11] in 128-255")
+    remark = "ape: NOT 0 in band 128-255: more prompts are needed before its numbers mean anything"
+    assert report.lines[-1] == remark
+    assert [row[4] == "-" for row in report.tables[0].rows] == [False] * 3 + [True] * 3
+    twice = xr.concat([noisy.assign_coords(band=["9-31"]), noisy], "band", data_vars="minimal")
+    assert "NOT 0 in bands 9-31, 128-255: " in leakage_report({"ape": twice}).lines[-1]
+    # Position 0's own logits differ behind BOS: where they account for all of it, nothing is wrong.
+    for end, value in (("", 0.05), ("_low", 0.02), ("_high", 0.08)):
+        noisy[f"log_sink_by_block{end}"] = xr.full_like(noisy["log_stream_by_block"], value)
+    lines = leakage_report({"ape": noisy}).lines
+    assert not any("NOT 0" in line for line in lines)
+    own = "V(K) = 0.05 [0.02, 0.08]"
+    assert lines[-1] == f"ape: in band 128-255 position 0's own logits account for it, {own}: no noise"
+    noisy["log_sink_by_block_high"][:] = 0.005
+    assert leakage_report({"ape": noisy}).lines[-1] == remark
+
+
+def test_more_keys_than_shown_are_said(surveyed):
+    _, results = surveyed("sinks")
+    ds = results["ape"]
+    more: xr.Dataset = xr.concat([ds, ds.assign_coords({"key": ds["key"].values + 8})], "key", data_vars="minimal")  # pyright: ignore
+    report = sinks_report({"ape": more})
+    assert report.lines[0] == "ape: 8 more keys in the result file"
+    assert len(report.tables[0].rows) == 8
+    assert not any("more keys" in line for line in sinks_report(results).lines)
+
+
+def test_reports_are_printed_with_what_their_columns_are(capsys):
+    table = Table("Means", ("model", "mean"), [["ape", "1"]])
+    described = "Mean norms, " + "and what they are, " * 20 + "end."
+    print_report(Report("Sizes", described, [replace(table, title="First"), table], ["ape: one"]))
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "Sizes"
+    first = shown.index("First:")
+    assert " ".join(shown[1:first]).split() == described.split()
+    assert max(map(len, shown)) <= 120
+    assert first < shown.index("ape: one") < shown.index("Means:")
 
 
 def test_numbers_as_text():
@@ -564,4 +641,5 @@ def test_numbers_as_text():
     assert interval(-0.5, -1.25, 0.75, form=".0%") == "-50% [-125%, 75%]"
     assert interval(0.5) == interval(0.5, math.nan, 0.75) == "0.5"
     assert interval(math.nan, 0.25, 0.75) == "-"
-    assert interval(0.17, -math.inf, math.inf, form=".0%") == "17% [?]"
+    for low, high in ((-math.inf, math.inf), (-math.inf, 0.3), (0.1, math.inf)):
+        assert interval(0.17, low, high, form=".0%") == "?"

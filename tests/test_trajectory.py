@@ -21,6 +21,7 @@ from torch import Tensor
 
 import probes
 from probes import InputError
+from probes.bos import swapped
 from probes.models.huggingface import HuggingFaceView
 from probes.models.view import Edit
 from probes.results import combine, load, save
@@ -192,7 +193,7 @@ def test_cosines_are_those_of_every_pair(name):
     found = trajectory(model, some_tokens(), starts=7, seed=3)
     ids = json.loads(found.attrs["start_ids"])
     assert len(set(ids)) == 7
-    assert not {0, 1} & set(ids)  # BOS, end of text
+    assert not {0, 1, 2} & set(ids)  # BOS, end of text, unknown words
     for place in PLACES:
         behind = place == PLACES[1]
         for layer in range(BLOCKS + 1):
@@ -228,8 +229,49 @@ def test_seed_decides_the_starts():
     assert ids[0] == ids[1] != ids[2]
     assert found[0].cosine.equals(found[1].cosine)
     assert not found[0].cosine.equals(found[2].cosine)
-    every = trajectory(model, tokens, starts=VOCABULARY - 2)  # without BOS and end of text
-    assert sorted(json.loads(every.attrs["start_ids"])) == list(range(2, VOCABULARY))
+    every = trajectory(
+        model, tokens, starts=VOCABULARY - 3
+    )  # without BOS, end of text and what stands for unknown words
+    assert sorted(json.loads(every.attrs["start_ids"])) == list(range(3, VOCABULARY))
+
+
+def test_starts_are_of_the_prompts_where_these_have_enough():
+    model, tokens = view("llama"), some_tokens()
+    there = sorted(set(tokens.unique().tolist()) - {BOS})
+    found = trajectory(model, tokens, starts=len(there))
+    assert sorted(json.loads(found.attrs["start_ids"])) == there
+    tokens[0, 1:4] = torch.tensor([1, 2, BOS])  # special wherever they stand
+    few = sorted(set(tokens.unique().tolist()) - {0, 1, 2})
+    assert sorted(json.loads(trajectory(model, tokens, starts=len(few)).attrs["start_ids"])) == few
+    more = json.loads(trajectory(model, tokens, starts=len(few) + 1).attrs["start_ids"])
+    assert not {0, 1, 2} & set(more)
+
+
+def test_ids_without_an_embedding_and_padding_are_no_starts():
+    made = fresh("llama")
+    with torch.no_grad():
+        made.get_input_embeddings().weight[100:] = 0
+    words = families.tokenizer()
+    words.pad_token = "w50"
+    model, tokens = probes.load(made, tokenizer=words), some_tokens()
+    every = trajectory(model, tokens, starts=96)
+    assert sorted(json.loads(every.attrs["start_ids"])) == [*range(3, 50), *range(51, 100)]
+    assert not np.isnan(every.cosine).any()
+    with refused("starts=97 ", "give 2 to 96"):
+        trajectory(model, tokens, starts=97)
+    there = set(tokens.unique().tolist()) - {BOS, 50}
+    assert max(there) >= 100
+    rest = sorted(token for token in there if token < 100)
+    assert sorted(json.loads(trajectory(model, tokens, starts=len(rest)).attrs["start_ids"])) == rest
+
+
+def test_starts_of_a_swapped_view_are_not_swapped():
+    model, tokens = view("llama"), some_tokens()
+    plain, other = (trajectory(one, tokens, starts=6) for one in (model, swapped(model, "mean")))
+    for name in ("cosine", "cosine_low", "cosine_high", "cosine_with_bos"):
+        assert other[name].equals(plain[name])
+    assert other.attrs["start_ids"] == plain.attrs["start_ids"]
+    assert not np.allclose(other.norm_first.sel(first="bos"), plain.norm_first.sel(first="bos"))
 
 
 # ------------------------------------------------------------------------------------------------- which first tokens
@@ -319,10 +361,10 @@ def refused(*words: str) -> AbstractContextManager[Any]:
 
 def test_bad_input_is_refused():
     model, tokens = view("llama"), some_tokens()
-    with refused("starts=1 ", "give 2 to 126"):
+    with refused("starts=1 ", "give 2 to 125"):
         trajectory(model, tokens, starts=1)
-    with refused("starts=127 ", "give 2 to 126"):
-        trajectory(model, tokens, starts=127)
+    with refused("starts=126 ", "give 2 to 125"):
+        trajectory(model, tokens, starts=126)
     with refused("seed=-1"):
         trajectory(model, tokens, seed=-1)
     with refused("int32"):

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from ..studies.tables import shares_resolved
 from .style import (
     BLACK,
     BLUE,
@@ -38,6 +39,8 @@ from .style import (
 
 NEEDS = {
     "log_form_by_block": ("part", "layer", "band"),
+    "log_form_of_model": ("part", "band"),
+    "weight_form_of_model": ("cell", "band"),
     "log_noise": ("layer", "head", "band"),
     "log_stream_by_block": ("layer", "band"),
     "weight_source_by_block": ("source", "layer", "band"),
@@ -139,11 +142,12 @@ def _weight_form(cell: Axes, ds: xr.Dataset) -> None:
 def _shares(cell: Axes, ds: xr.Dataset, form: str, sources: Sequence[str]) -> None:
     bands = np.arange(ds.sizes["band"], dtype=float)
     name = f"{form}_share_of_model"
+    shown = np.array([shares_resolved(ds, form, str(band)) for band in ds["band"].values])
     for n, source in enumerate(sources):
         x = bands + 0.2 * (n - (len(sources) - 1) / 2)
         values, interval = ds[name].sel(source=source).values, _interval(ds, name, source=source)
-        points(cell, x, values, interval, color=SOURCES[source], limits=SHARES)
-    for band in bands[np.isnan(ds[name].values).all(0)]:
+        points(cell, x, np.where(shown, values, np.nan), interval, color=SOURCES[source], limits=SHARES)
+    for band in bands[~shown | np.isnan(ds[name].values).all(0)]:
         cell.text(band, 0.06, "no total", ha="center", va="bottom", fontsize=6.5, color=GREY)
     for share in (0, 1):
         cell.axhline(share, color=BLACK if share == 0 else GREY, linewidth=0.7, zorder=1)
@@ -157,5 +161,5 @@ def _explained() -> list[str]:
         "intervals: 95 %, bootstrap over prompts",
         "sampling noise: what an uncorrected variance would add",
         f"shares of the whole model; arrowheads: beyond {SHARES[0]:g} or {SHARES[1]:g}; pale: the interval says nothing; "
-        "no total: it is not above 0",
+        "no total: its interval is not above 0, or the null check fails",
     ]

@@ -62,12 +62,13 @@ def _options(ds: xr.Dataset) -> dict[str, Any]:
 
 
 def interval(value: Any, low: Any = math.nan, high: Any = math.nan, form: str = ".3g") -> str:
-    """A number with its interval, "0.3 [0.2, 0.4]"; alone, where it was given none; "?" for one without ends."""
+    """A number with its interval, "0.3 [0.2, 0.4]"; alone, where it was given none; "?" where the interval has no end."""
     ends = [float(low), float(high)]
     if math.isnan(float(value)) or any(map(math.isnan, ends)):
         return number(value, form)
-    between = "?" if all(map(math.isinf, ends)) else ", ".join(number(end, form) for end in ends)
-    return f"{number(value, form)} [{between}]"
+    if any(map(math.isinf, ends)):  # anything may be true: the number says nothing
+        return "?"
+    return f"{number(value, form)} [{', '.join(number(end, form) for end in ends)}]"
 
 
 def _measured(results: Results) -> str:
@@ -107,6 +108,8 @@ def sinks_report(results: Results, *, top: int = 10) -> Report:
         for key in ds["key"].values[:KEYS_SHOWN]:
             shown = [ds["sink_rate_of_model"], ds["over_tau_of_model"], alpha, uniform]
             rates.append([name, str(key), *(number(one.sel(key=key), ".4f") for one in shown)])
+        if ds.sizes["key"] > KEYS_SHOWN:
+            lines.append(f"{name}: {ds.sizes['key'] - KEYS_SHOWN} more keys in the result file")
         limits = {rule: float(ds.attrs[f"{rule}_threshold"]) for rule in RULES[:3]}
         counts = {rule: int(ds["selected"].sel(rule=rule).sum()) for rule in RULES}
         if "reacts" not in ds:
@@ -146,19 +149,15 @@ def trajectory_report(results: Results) -> Report:
         )
         for place in ds["place"].values:
             course = ds["cosine"].sel(place=place).values
-            together = np.flatnonzero(course > TOGETHER)
-            when = f"above {TOGETHER:g} from layer {together[0]} on" if len(together) else f"never above {TOGETHER:g}"
-            if len(together) and not np.all(course[together[0] :] > TOGETHER):
-                when = f"above {TOGETHER:g} at layers {', '.join(map(str, together))}"
             lines.append(
-                f"{name}: {place}, cosine of different tokens {course[0]:.3f} at the embeddings, "
-                f"{course[-1]:.3f} before the final norm, {when}"
+                f"{name}: {place}, cosine of different tokens {number(course[0], '.3f')} at the embeddings, "
+                f"{number(course[-1], '.3f')} before the final norm, {_together(course)}"
             )
     described = (
         f"{_measured(results)}, {_options(next(iter(results.values())))['starts']} starts. "
         "Layer l is the stream that block l reads, the last one what the final norm reads; |h_0| and others: medians of "
-        "the norm at position 0 and elsewhere; massive: dimensions above 100 and 1,000 medians [Sun]; largest: dimension "
-        "of the largest magnitude; cosine: mean over pairs of starts at position 0, and behind BOS."
+        "the norm at position 0 and elsewhere; massive: dimensions above 100 and 1,000 medians [Sun]; dimension: the one of "
+        "the largest magnitude; cosine: mean over pairs of starts at position 0, and behind BOS."
     )
     return Report(
         "Position 0 through the blocks",
@@ -166,6 +165,20 @@ def trajectory_report(results: Results) -> Report:
         [Table("Position 0", ("model", *BLOCK_COLUMNS), table)],
         lines,
     )
+
+
+def _together(course: np.ndarray) -> str:
+    """From which layer on trajectories count as one; streams of length zero have no cosine, and are said to have none."""
+    together, unknown = np.flatnonzero(course > TOGETHER), np.flatnonzero(np.isnan(course))
+    if len(unknown) == len(course):
+        return "not known at any layer"
+    if not len(together):
+        when = f"never above {TOGETHER:g}" if not len(unknown) else f"not above {TOGETHER:g} where it is known"
+    elif np.all(course[together[0] :] > TOGETHER):
+        when = f"above {TOGETHER:g} from layer {together[0]} on"
+    else:
+        when = f"above {TOGETHER:g} at layers {', '.join(map(str, together))}"
+    return f"{when}, not known at layers {', '.join(map(str, unknown))}" if len(unknown) else when
 
 
 TOGETHER = 0.99  # mean cosine from which trajectories count as one
@@ -184,8 +197,7 @@ def leakage_report(results: Results) -> Report:
                 ("weight", _of(ds, "weight_form_of_model", cell="both", band=band), SOURCES),
                 ("terms", _of(ds, "terms_form_of_model", cell="both", band=band), SOURCES),
             ):
-                # Shares of a total that may be zero are not printed: they are any number.
-                resolved = total[0] > 0 and not total[1] <= 0
+                resolved = shares_resolved(ds, form, str(band))
                 found = (_of(ds, f"{form}_share_of_model", source=source, band=band) for source in sources)
                 said = [interval(*share, form=".0%") if resolved else "-" for share in found]
                 component = interval(*_of(ds, "log_stream_of_model", band=band)) if form == "log" else "-"
@@ -204,12 +216,13 @@ def leakage_report(results: Results) -> Report:
                     *(number(at["weight_source_by_block"].sel(source=source)) for source in SOURCES),
                 ]
             )
-        lines.append(f"{name}: {_null(early)}")
+        lines += [f"{name}: {line}" for line in _null(ds)]
     early_band = str(next(iter(results.values()))["band"].values[0])
     described = (
         f"{_measured(results)}. Log form in squared nats, weight form (the mask taken as all of the denominator; terms: as "
         "its number of terms alone) in squared weights; 95 % bootstrap intervals over prompts. mask, residual, spread: each "
-        "source's Shapley value as a share of the total, where the total's own interval is above 0. Residual component: "
+        "source's Shapley value as a share of the total, where the total's own interval is above 0 and the null check is "
+        "passed. Residual component: "
         f"V(X), how far the residual stream alone moves log-weights. Blocks: band {early_band}, means over heads; noise: "
         "what an uncorrected variance would have added."
     )
@@ -224,15 +237,48 @@ def leakage_report(results: Results) -> Report:
     return Report("Leakage of absolute position into attention patterns", described, tables, _order(results) + lines)
 
 
-def _null(ds: xr.Dataset) -> str:
-    """The null checks of one band in a sentence."""
-    first = ds.sel(layer=ds["layer"].values[0])
-    return (
-        f"log form with both sources removed {float(np.abs(ds['log_neither']).max()):.1g} nat^2 at most (0 up to rounding); "
-        f"block 0, where the residual part is noise: logits {interval(*_of(first, 'log_form_by_block', part='logits'))}, "
-        f"denominator without position 0's own term {number(first['log_rest_by_block'])}, "
-        f"noise floor {number(first['log_noise_by_block'])}"
-    )
+def shares_resolved(ds: xr.Dataset, form: str, band: str) -> bool:
+    """Whether shares of this band's total ("log", "weight" or "terms" form) mean anything.
+
+    Not where the total may be zero, of which they would be any number, nor where the null check of block 0 fails.
+    """
+    where = {"part": "total"} if form == "log" else {"cell": "both"}
+    total = _of(ds, f"{form}_form_of_model", band=band, **where)
+    return total[0] > 0 and not total[1] <= 0 and not _null_fails(ds, band)
+
+
+def _null_fails(ds: xr.Dataset, band: str) -> bool:
+    """Whether block 0, whose streams carry no position, has a residual component whose interval excludes 0.
+
+    One that position 0's own term V(K) accounts for is none: BOS has logits of its own there, which is no noise.
+    """
+    first = {"layer": ds["layer"].values[0], "band": band}
+    _, low, high = _of(ds, "log_stream_by_block", **first)
+    _, own_low, own_high = _of(ds, "log_sink_by_block", **first)
+    return high < 0 or (low > 0 and not (own_low > 0 and own_high >= low))
+
+
+def _null(ds: xr.Dataset) -> list[str]:
+    """The null checks of every band, and a remark where one fails."""
+    layer, bands = ds["layer"].values[0], [str(band) for band in ds["band"].values]
+    found = [f"{interval(*_of(ds, 'log_stream_by_block', layer=layer, band=band))} in {band}" for band in bands]
+    lines = [
+        "null check, should be 0: log form with both sources removed "
+        f"{float(np.abs(ds['log_neither']).max()):.1g} nat^2 at most (rounding); "
+        f"V(X) in block {layer}, where streams carry no position: {', '.join(found)}"
+    ]
+    failing = [band for band in bands if _null_fails(ds, band)]
+    if failing:
+        which, its = ("band", "its") if len(failing) == 1 else ("bands", "their")
+        lines.append(
+            f"NOT 0 in {which} {', '.join(failing)}: more prompts are needed before {its} numbers mean anything"
+        )
+    for band in bands:
+        at = {"layer": layer, "band": band}
+        if _of(ds, "log_stream_by_block", **at)[1] > 0 and band not in failing:
+            own = interval(*_of(ds, "log_sink_by_block", **at))
+            lines.append(f"in band {band} position 0's own logits account for it, V(K) = {own}: no noise")
+    return lines
 
 
 def _order(results: Results) -> list[str]:
@@ -250,6 +296,9 @@ def _order(results: Results) -> list[str]:
         claims = {
             "NTK scaling below standard RoPE": _below(ntk, plain),
             "sliding window above standard RoPE": _below(plain, window),
+            "NTK scaling below the sliding window": _below(
+                ntk, window
+            ),  # the ends: they may be apart where others are not
             "growing with depth under the sliding window": depth[CONTROLLED[2]] > 0,
         }
         undecided = "is not decided" if None in claims.values() else "holds"
@@ -299,7 +348,7 @@ def bos_report(results: Results) -> Report:
     described = (
         f"{_measured(results)}. Residual component: V(X), the log form of leakage in squared nats that would be left if "
         "the mask made none, mean over blocks and heads. Removed: 1 - after / before, negative where the swap adds to it, "
-        "- where there is nothing before; 95 % bootstrap intervals over prompts, ? where it takes more prompts to know one. "
+        "- where there is nothing before; 95 % bootstrap intervals over prompts, ? where it takes more prompts to know it. "
         "Sink rate of position 0, mean over blocks; loss in nats per token and |after / before - 1| of the Jacobian "
         "profile, means over positions from 1 on."
     )
@@ -307,7 +356,16 @@ def bos_report(results: Results) -> Report:
         Table("Residual component removed", ("model", "replacement", "band", "before", "after", "removed"), removed),
         Table(
             "Sinks, loss and profile, before and after",
-            ("model", "replacement", "sink rate", "after", "loss", "after", "change", "profile"),
+            (
+                "model",
+                "replacement",
+                "sink rate",
+                "sink rate after",
+                "loss",
+                "loss after",
+                "loss change",
+                "profile change",
+            ),
             effects,
         ),
     ]
