@@ -269,11 +269,11 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
     lags = tuple(lags)
     if not lags or len(set(lags)) < len(lags) or any(not isinstance(lag, int) or lag < 1 for lag in lags):
         raise InputError(f"lags {list(lags)} are none, repeated or below 1; give some, as 1-8")
-    window = min((w for w in model.spec.windows if w is not None), default=length)
-    if max(lags) >= window:
+    window = min((w for w in model.spec.windows if w is not None), default=None)
+    if window is not None and max(lags) >= window:
         raise InputError(f"lag {max(lags)} is out of the window of {window} positions; give lags up to {window - 1}")
     bands = usual_bands(length, lags) if bands is None else tuple((int(a), int(b)) for a, b in bands)
-    if not bands:
+    if not bands or max(lags) + 2 >= length:
         raise InputError(
             f"prompts of {length} positions leave no queries behind lag {max(lags)}; give longer prompts or shorter lags"
         )
