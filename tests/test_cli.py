@@ -318,6 +318,7 @@ def test_an_interrupted_jacobian_ends_in_one_line_and_goes_on(monkeypatch, tmp_p
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in what a shell runs in the background
     )
     unfinished = tmp_path / "out" / "unfinished"
     try:
