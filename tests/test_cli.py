@@ -318,7 +318,8 @@ def test_an_interrupted_jacobian_ends_in_one_line_and_goes_on(monkeypatch, tmp_p
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in what a shell runs in the background
+        # What a shell runs in the background ignores the signal, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     unfinished = tmp_path / "out" / "unfinished"
     try:
