@@ -73,7 +73,7 @@ def pairs(
     i, j = (torch.as_tensor(x, dtype=torch.long, device=device) for x in (queries, keys))
     exact = torch.promote_types(attention.query.dtype, torch.float32)
     query, key = attention.query[..., i, :].to(exact), attention.key[..., j, :].to(exact)
-    return _capped(attention, (query * key).sum(-1) * attention.scale, i, j)
+    return attention.logits_of((query * key).sum(-1) * attention.scale, i, j)
 
 
 def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch head query chosen"]:
@@ -93,7 +93,7 @@ def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch h
     # Scaling the few keys instead of the many queries spares a copy of the queries.
     chosen = attention.key[..., j, :].to(exact) * attention.scale
     products = attention.query.to(exact) @ chosen.transpose(-1, -2)  # [B, H, T, K]
-    logits = _capped(attention, products, i[:, None], j[None, :])
+    logits = attention.logits_of(products, i[:, None], j[None, :])
     return logits.sub_(normalizers(attention)[..., None]).exp_()
 
 
@@ -173,16 +173,3 @@ def _without_values(attention: Attention) -> Attention:
     # A slice of the values would keep all of them: one number in their shape instead, and none to be taken for a value.
     nothing = attention.value.new_full((1,), float("nan")).expand_as(attention.value)
     return replace(attention, value=nothing, output=None, normalizer=log_z)
-
-
-def _capped(attention: Attention, logits: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Soft-cap, slopes and mask on scaled products [B, H, ...] of queries and keys (positions that broadcast to ...)."""
-    if attention.softcap is not None:
-        logits = attention.softcap * torch.tanh(logits / attention.softcap)
-    if attention.slopes is not None:
-        distance = (queries - keys).to(logits)
-        logits = logits - attention.slopes.to(logits).reshape(-1, *[1] * distance.ndim) * distance
-    hidden = keys > queries
-    if attention.window is not None:
-        hidden = hidden | (keys <= queries - attention.window)
-    return logits.masked_fill(hidden, float("-inf"))

@@ -89,6 +89,7 @@ from .models.view import Attention, View
 from .positions import read_ranges
 from .prompts import check_tokens
 from .results import dataset, provenance
+from .summary import estimate
 
 LAGS = tuple(range(1, 9))
 EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
@@ -241,6 +242,30 @@ DESCRIBED = {
     "terms_form": "leakage, weight form, the mask taken as the number of terms alone, by the sources that are on",
     "terms_source": "leakage, weight form, the mask taken as the number of terms alone, Shapley values",
 }
+
+
+# ------------------------------------------------------------------------------------------- what results may be read for
+
+
+def resolved(ds: xr.Dataset, form: str, band: str) -> bool:
+    """Whether shares of this band's total ("log", "weight" or "terms" form) mean anything.
+
+    Not where the total may be zero, of which they would be any number, nor where the null check of block 0 fails.
+    """
+    where = {"part": "total"} if form == "log" else {"cell": "both"}
+    total = estimate(ds, f"{form}_form_of_model", band=band, **where)
+    return total[0] > 0 and not total[1] <= 0 and not null_fails(ds, band)
+
+
+def null_fails(ds: xr.Dataset, band: str) -> bool:
+    """Whether block 0, whose streams carry no position, has a residual component whose interval excludes 0.
+
+    One that position 0's own term V(K) accounts for is none: BOS has logits of its own there, which is no noise.
+    """
+    first = {"layer": ds["layer"].values[0], "band": band}
+    _, low, high = estimate(ds, "log_stream_by_block", **first)
+    _, own_low, own_high = estimate(ds, "log_sink_by_block", **first)
+    return high < 0 or (low > 0 and not (own_low > 0 and own_high >= low))
 
 
 # ---------------------------------------------------------------------------------------------------- bands and lags

@@ -205,6 +205,13 @@ def profiles(ds: xr.Dataset, variable: str = "sensitivity") -> dict[str, list[Pr
     return found
 
 
+def estimate(ds: xr.Dataset, name: str, **where: object) -> tuple[float, float, float]:
+    """A variable at a place with the interval that `NAME_low` and `NAME_high` hold; NaN where there is none."""
+    found = (ds[one].sel(where) if one in ds else math.nan for one in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = map(float, found)
+    return value, low, high
+
+
 def _curve(values: ArrayLike, name: str) -> Float[np.ndarray, " position"]:
     curve = np.asarray(values, dtype=np.float64)
     if curve.ndim != 1:

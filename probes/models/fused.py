@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .view import Attention
+from .view import Attention, sees
 
 BAND = 512  # least queries per band of a sliding window; below, calls cost more than the keys outside the window
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
@@ -100,7 +100,7 @@ def _banded(attention: Attention, normalizer: bool) -> tuple[Tensor, Tensor | No
         first = attention.first_key(start)
         queries = torch.arange(start, stop, device=attention.query.device)[:, None]
         keys = torch.arange(first, stop, device=attention.query.device)[None, :]
-        seen = (keys <= queries) & (keys > queries - attention.window)
+        seen = sees(queries, keys, attention.window)
         key, value = attention.key[..., first:stop, :], attention.value[..., first:stop, :]
         query = attention.query[..., start:stop, :]
         output, log_z = _kernel(query, key, value, seen, attention.scale, normalizer)

@@ -157,18 +157,22 @@ class Attention:
         first = self.first_key(start)
         exact = torch.promote_types(self.query.dtype, torch.float32)
         query, key = (self.query[..., start:stop, :].to(exact) * self.scale, self.key[..., first:stop, :].to(exact))
-        logits = query @ key.transpose(-1, -2)
+        queries = torch.arange(start, stop, device=query.device)[:, None]
+        keys = torch.arange(first, stop, device=query.device)[None, :]
+        return self.logits_of(query @ key.transpose(-1, -2), queries, keys)
+
+    def logits_of(self, products: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        """Logits of scaled products `[B, H, ...]` of the queries and keys at these positions, which broadcast to `...`.
+
+        Soft-cap, ALiBi's slopes and mask; `products` may be overwritten, since nothing larger is held anywhere.
+        """
+        logits = products
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        queries = torch.arange(start, stop, device=logits.device)[:, None]
-        keys = torch.arange(first, stop, device=logits.device)[None, :]
         if self.slopes is not None:
-            logits = logits - self.slopes.to(logits)[:, None, None] * (queries - keys)
-        # In place: this is the largest tensor of any statistic that goes block by block.
-        logits[..., start - first :].masked_fill_((keys > queries)[:, start - first :], float("-inf"))
-        if self.window is not None:
-            logits.masked_fill_(keys <= queries - self.window, float("-inf"))
-        return logits
+            distance = (queries - keys).to(logits)
+            logits = logits - self.slopes.to(logits).reshape(-1, *[1] * distance.ndim) * distance
+        return logits.masked_fill_(~sees(queries, keys, self.window), float("-inf"))
 
     def pattern(self) -> Float[Tensor, "batch head query key"]:
         """The full attention pattern; for small T, since it holds B H T T numbers."""
@@ -300,10 +304,14 @@ def contentless_patterns(
 
 def causal_mask(length: int, window: int | None, device: torch.device | str = "cpu") -> Tensor:
     """Boolean [query, key], true where the query may look: keys up to itself, the last `window` of them if given."""
-    query = torch.arange(length, device=device)[:, None]
-    key = torch.arange(length, device=device)[None, :]
-    allowed = key <= query
-    return allowed if window is None else allowed & (key > query - window)
+    positions = torch.arange(length, device=device)
+    return sees(positions[:, None], positions[None, :], window)
+
+
+def sees(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+    """Boolean, broadcast: whether queries at these positions may look at keys at those."""
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
 
 
 Seen = TypeVar("Seen")

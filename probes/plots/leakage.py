@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ..studies.tables import shares_resolved
+from ..leakage import resolved
 from .style import (
     BLACK,
     BLUE,
@@ -142,7 +142,7 @@ def _weight_form(cell: Axes, ds: xr.Dataset) -> None:
 def _shares(cell: Axes, ds: xr.Dataset, form: str, sources: Sequence[str]) -> None:
     bands = np.arange(ds.sizes["band"], dtype=float)
     name = f"{form}_share_of_model"
-    shown = np.array([shares_resolved(ds, form, str(band)) for band in ds["band"].values])
+    shown = np.array([resolved(ds, form, str(band)) for band in ds["band"].values])
     for n, source in enumerate(sources):
         x = bands + 0.2 * (n - (len(sources) - 1) / 2)
         values, interval = ds[name].sel(source=source).values, _interval(ds, name, source=source)

@@ -12,11 +12,11 @@ import numpy as np
 import xarray as xr
 
 from ..errors import InputError
-from ..leakage import PARTS, SOURCES
+from ..leakage import PARTS, SOURCES, null_fails, resolved
 from ..sinks import COLUMNS as HEAD_COLUMNS
 from ..sinks import RULES, ranked
 from ..sinks import cells as head_cells
-from ..summary import relative_error, spearman
+from ..summary import estimate, relative_error, spearman
 from ..trajectory import COLUMNS as BLOCK_COLUMNS
 from ..trajectory import cells as block_cells
 from ..trajectory import rows
@@ -78,13 +78,6 @@ def _measured(results: Results) -> str:
         f"{ds.sizes['prompt']} prompts, T = {ds['tokens'].sizes['position']}, "
         f"{ds.attrs['backend']}, {ds.attrs['dtype']}, {ds.attrs['device']}"
     )
-
-
-def _of(ds: xr.Dataset, name: str, **where: Any) -> tuple[float, float, float]:
-    """A variable at a place with its `_low` and `_high`; NaN where it was given none."""
-    found = (ds[one].sel(where) if one in ds else math.nan for one in (name, f"{name}_low", f"{name}_high"))
-    value, low, high = map(float, found)
-    return value, low, high
 
 
 # --------------------------------------------------------------------------------------------------------------- sinks
@@ -193,14 +186,14 @@ def leakage_report(results: Results) -> Report:
     for name, ds in results.items():
         for band in ds["band"].values:
             for form, total, sources in (
-                ("log", _of(ds, "log_form_of_model", part="total", band=band), SOURCES[:2]),
-                ("weight", _of(ds, "weight_form_of_model", cell="both", band=band), SOURCES),
-                ("terms", _of(ds, "terms_form_of_model", cell="both", band=band), SOURCES),
+                ("log", estimate(ds, "log_form_of_model", part="total", band=band), SOURCES[:2]),
+                ("weight", estimate(ds, "weight_form_of_model", cell="both", band=band), SOURCES),
+                ("terms", estimate(ds, "terms_form_of_model", cell="both", band=band), SOURCES),
             ):
-                resolved = shares_resolved(ds, form, str(band))
-                found = (_of(ds, f"{form}_share_of_model", source=source, band=band) for source in sources)
-                said = [interval(*share, form=".0%") if resolved else "-" for share in found]
-                component = interval(*_of(ds, "log_stream_of_model", band=band)) if form == "log" else "-"
+                means = resolved(ds, form, str(band))
+                found = (estimate(ds, f"{form}_share_of_model", source=source, band=band) for source in sources)
+                said = [interval(*share, form=".0%") if means else "-" for share in found]
+                component = interval(*estimate(ds, "log_stream_of_model", band=band)) if form == "log" else "-"
                 shares.append([name, str(band), form, interval(*total), *said, *["-"] * (3 - len(said)), component])
         early = ds.isel(band=0)
         for layer in ds["layer"].values:
@@ -210,7 +203,7 @@ def leakage_report(results: Results) -> Report:
                     name,
                     str(layer),
                     *(number(at["log_form_by_block"].sel(part=part)) for part in PARTS),
-                    interval(*_of(at, "log_stream_by_block")),
+                    interval(*estimate(at, "log_stream_by_block")),
                     number(at["log_noise_by_block"], ".2g"),
                     number(at["weight_form_by_block"].sel(cell="both")),
                     *(number(at["weight_source_by_block"].sel(source=source)) for source in SOURCES),
@@ -237,37 +230,16 @@ def leakage_report(results: Results) -> Report:
     return Report("Leakage of absolute position into attention patterns", described, tables, _order(results) + lines)
 
 
-def shares_resolved(ds: xr.Dataset, form: str, band: str) -> bool:
-    """Whether shares of this band's total ("log", "weight" or "terms" form) mean anything.
-
-    Not where the total may be zero, of which they would be any number, nor where the null check of block 0 fails.
-    """
-    where = {"part": "total"} if form == "log" else {"cell": "both"}
-    total = _of(ds, f"{form}_form_of_model", band=band, **where)
-    return total[0] > 0 and not total[1] <= 0 and not _null_fails(ds, band)
-
-
-def _null_fails(ds: xr.Dataset, band: str) -> bool:
-    """Whether block 0, whose streams carry no position, has a residual component whose interval excludes 0.
-
-    One that position 0's own term V(K) accounts for is none: BOS has logits of its own there, which is no noise.
-    """
-    first = {"layer": ds["layer"].values[0], "band": band}
-    _, low, high = _of(ds, "log_stream_by_block", **first)
-    _, own_low, own_high = _of(ds, "log_sink_by_block", **first)
-    return high < 0 or (low > 0 and not (own_low > 0 and own_high >= low))
-
-
 def _null(ds: xr.Dataset) -> list[str]:
     """The null checks of every band, and a remark where one fails."""
     layer, bands = ds["layer"].values[0], [str(band) for band in ds["band"].values]
-    found = [f"{interval(*_of(ds, 'log_stream_by_block', layer=layer, band=band))} in {band}" for band in bands]
+    found = [f"{interval(*estimate(ds, 'log_stream_by_block', layer=layer, band=band))} in {band}" for band in bands]
     lines = [
         "null check, should be 0: log form with both sources removed "
         f"{float(np.abs(ds['log_neither']).max()):.1g} nat^2 at most (rounding); "
         f"V(X) in block {layer}, where streams carry no position: {', '.join(found)}"
     ]
-    failing = [band for band in bands if _null_fails(ds, band)]
+    failing = [band for band in bands if null_fails(ds, band)]
     if failing:
         which, its = ("band", "its") if len(failing) == 1 else ("bands", "their")
         lines.append(
@@ -275,8 +247,8 @@ def _null(ds: xr.Dataset) -> list[str]:
         )
     for band in bands:
         at = {"layer": layer, "band": band}
-        if _of(ds, "log_stream_by_block", **at)[1] > 0 and band not in failing:
-            own = interval(*_of(ds, "log_sink_by_block", **at))
+        if estimate(ds, "log_stream_by_block", **at)[1] > 0 and band not in failing:
+            own = interval(*estimate(ds, "log_sink_by_block", **at))
             lines.append(f"in band {band} position 0's own logits account for it, V(K) = {own}: no noise")
     return lines
 
@@ -287,12 +259,12 @@ def _order(results: Results) -> list[str]:
     residual = {name: float(ds["log_stream_of_model"]) for name, ds in found.items()}
     depth = {name: _with_depth(ds["log_stream_by_block"].values) for name, ds in found.items()}
     rising = sorted(residual, key=residual.__getitem__)
-    said = [f"{name} {interval(*_of(found[name], 'log_stream_of_model'))}" for name in rising]
+    said = [f"{name} {interval(*estimate(found[name], 'log_stream_of_model'))}" for name in rising]
     lines = [f"residual component: {' < '.join(said)}"]
     correlations = [f"{name} {number(depth[name], '.2f')}" for name in results]
     lines.append(f"its rank correlation with depth: {', '.join(correlations)}")
     if set(CONTROLLED) <= set(results):
-        ntk, plain, window = (_of(found[name], "log_stream_of_model") for name in CONTROLLED)
+        ntk, plain, window = (estimate(found[name], "log_stream_of_model") for name in CONTROLLED)
         claims = {
             "NTK scaling below standard RoPE": _below(ntk, plain),
             "sliding window above standard RoPE": _below(plain, window),
@@ -330,8 +302,10 @@ def bos_report(results: Results) -> Report:
     for name, whole in results.items():
         for replacement, ds in _by_replacement(whole):
             for band in ds["band"].values:
-                sizes = [interval(*_of(ds, f"residual_{when}_of_model", band=band)) for when in ("before", "after")]
-                share = interval(*_of(ds, "removed_of_model", band=band), form=".0%")
+                sizes = [
+                    interval(*estimate(ds, f"residual_{when}_of_model", band=band)) for when in ("before", "after")
+                ]
+                share = interval(*estimate(ds, "removed_of_model", band=band), form=".0%")
                 removed.append([name, replacement, str(band), *sizes, share])
             rates = [float(ds[f"sink_rate_{when}"].mean()) for when in ("before", "after")]
             losses = [float(ds[f"loss_{when}"][1:].mean()) for when in ("before", "after")]  # NaN at the last left out
@@ -341,7 +315,7 @@ def bos_report(results: Results) -> Report:
                     replacement,
                     *(number(rate, ".3f") for rate in rates),
                     *(number(loss, ".3f") for loss in losses),
-                    interval(*_of(ds, "loss_change_of_model"), form="+.4f"),
+                    interval(*estimate(ds, "loss_change_of_model"), form="+.4f"),
                     _profile_change(ds),
                 ]
             )
