@@ -467,6 +467,49 @@ def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **
 
 @app.command(
     epilog=_examples(
+        "headwater toy all --quick",
+        "headwater toy retrieval --out reports/toy",
+        "headwater toy position-bias --with depths=2 --with steps=20000 --with seeds=2",
+    ),
+)
+def toy(
+    names: Annotated[
+        list[str], typer.Argument(help="retrieval, previous-token, position-bias, sinks, rollout, petroglyph, or all.")
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small setting of about a minute each, marked as such.")
+    ] = False,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with", metavar="FIELD=VALUE", help="Change a setting; lists as in depths=2,4. May be repeated."
+        ),
+    ] = None,
+    out: Out = Path("runs/toy"),
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: cuda if there is one.")] = "auto",
+) -> None:
+    """Train small transformers in which one phenomenon each can be isolated, and redo the figures of their sources.
+
+    Writes NAME.nc, figures and NAME.md, a table of what was published, what was measured, and whether it holds. The full
+    setting is the published one, which takes hours; interrupted, the same command goes on.
+    """
+    from toy.experiments.experiment import EXPERIMENTS, run, settings_of
+
+    from .results import set_command
+
+    chosen = EXPERIMENTS if names == ["all"] else tuple(dict.fromkeys(names))
+    for name in chosen:  # before any work
+        settings_of(name, quick=quick, given=given or ())
+    set_command(sys.argv[1:])
+    for name in chosen:
+        with progress() as advance:
+            _, report, files = run(name, out, quick=quick, given=given or (), device=device, advance=advance)
+        print_report(report)
+        print_written(files)
+
+
+@app.command(
+    epilog=_examples(
         "headwater pretrain tiny-llama --out runs/tiny-llama",
         "headwater pretrain tiny-qwen2 --steps 300 --text book.txt --out runs/book",
         "headwater pretrain --config config.json --dataset owner/name --no-bos --device cuda --out runs/own",

@@ -308,10 +308,15 @@ def causal_mask(length: int, window: int | None, device: torch.device | str = "c
     return sees(positions[:, None], positions[None, :], window)
 
 
-def sees(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """Boolean, broadcast: whether queries at these positions may look at keys at those."""
+def sees(query: Tensor, key: Tensor, window: int | None, prefix: int | None = None) -> Tensor:
+    """Boolean, broadcast: whether queries at these positions may look at keys at those.
+
+    Every query sees the first `prefix` keys, those after it among them; else keys up to itself, the last `window` of them.
+    """
     seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+    if window is not None:
+        seen = seen & (key > query - window)
+    return seen if prefix is None else seen | (key < prefix)
 
 
 Seen = TypeVar("Seen")

@@ -1,0 +1,251 @@
+"""What all experiments share: settings, unfinished work, provenance, files, the table of published statements.
+
+An experiment is one module of this package with
+
+- `Settings`, a frozen dataclass whose defaults are the published setting, and `QUICK`, one that takes about a minute on two
+  cores;
+- `measure(settings, work) -> xr.Dataset`, everything that is trained or computed;
+- `tables(ds) -> list[Table]`, its numbers, from the result alone;
+- `claims(ds) -> list[Claim]`, the published statements about its figure, judged by rules over the result alone;
+- `draw(ds, path) -> list[Path]`, its figures, from the result alone (`toy.plots`).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, get_args, get_type_hints
+
+import numpy as np
+import torch
+import xarray as xr
+
+from probes.errors import InputError
+from probes.files import require_writable
+from probes.results import attributes, made_with, save
+from probes.studies.survey import write_report
+from probes.studies.tables import Report, Table
+
+from ..train import Run, Trained, forget, train
+
+# In the order of the sources' figures; the module of an experiment has its name with underscores.
+EXPERIMENTS = ("retrieval", "previous-token", "position-bias", "sinks", "rollout", "petroglyph")
+VERDICTS = {True: "holds", False: "does not hold", None: "not measured here"}
+Advance = Callable[[str, float, float], None]  # (label, done, total)
+
+
+class Claim(NamedTuple):
+    """One published statement: where, what, what was measured, and whether it holds by a rule over the result.
+
+    `holds` is None where the result does not hold what the rule needs (a quick or partial run).
+    """
+
+    source: str  # as in "[Wu] Fig. 4"
+    published: str
+    measured: str
+    holds: bool | None
+
+
+@dataclass
+class Work:
+    """Where an experiment trains, and whom it tells how far it is."""
+
+    device: torch.device
+    folder: Path  # of unfinished work
+    advance: Advance
+
+    def train(self, label: str, runs: Sequence[Run], steps: int, **options: Any) -> list[Trained]:
+        """`toy.train.train`, resumable under this label, its progress shown."""
+        done, total = 0, float(len(runs) * steps)
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            self.advance(label, float(done), total)
+
+        folder = self.folder / label.replace(" ", "-")
+        return train(runs, steps, device=self.device, folder=folder, advance=count, **options)
+
+
+class Experiment(Protocol):
+    """What a module of this package offers."""
+
+    Settings: type[Any]
+    QUICK: Any
+
+    def measure(self, settings: Any, work: Work) -> xr.Dataset: ...
+
+    def tables(self, ds: xr.Dataset) -> list[Table]: ...
+
+    def claims(self, ds: xr.Dataset) -> list[Claim]: ...
+
+    def draw(self, ds: xr.Dataset, path: Path) -> list[Path]: ...
+
+
+def experiment(name: str) -> Experiment:
+    """The module of an experiment.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if name not in EXPERIMENTS:
+        raise InputError(f"there is no experiment '{name}'; give one of {', '.join(EXPERIMENTS)}, or all")
+    module: Any = import_module(f".{name.replace('-', '_')}", __package__)
+    return module
+
+
+def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:
+    """An experiment's settings: published or quick ones, with changes given as "field=value" (lists as "2,4").
+
+    Raises:
+        InputError: no such experiment or field, or a value of another type.
+    """
+    module = experiment(name)
+    settings = module.QUICK if quick else module.Settings()
+    types = get_type_hints(type(settings))
+    changes = {}
+    for text in given:
+        field, _, value = text.partition("=")
+        field = field.strip().replace("-", "_")
+        if field not in types or not value.strip():
+            known = ", ".join(f.name for f in fields(settings))
+            raise InputError(f"--with '{text}' changes nothing in '{name}'; give FIELD=VALUE with one of {known}")
+        changes[field] = _read(text, value.strip(), types[field])
+    return replace(settings, **changes)
+
+
+def run(
+    name: str,
+    out: str | Path,
+    *,
+    quick: bool = False,
+    given: Sequence[str] = (),
+    device: str = "auto",
+    advance: Advance = lambda label, done, total: None,
+) -> tuple[xr.Dataset, Report, list[Path]]:
+    """Run one experiment and write NAME.nc, its figures and NAME.md with the table of published statements.
+
+    Unfinished training is kept under `out` and taken up by the same call.
+
+    Raises:
+        InputError: bad settings, a device that is not there, a folder that cannot be written, other unfinished work there.
+    """
+    settings, module, out = settings_of(name, quick=quick, given=given), experiment(name), Path(out)
+    require_writable(out)
+    where = _device(device)
+    work = Work(where, out / f".unfinished-{name}", advance)
+    began = time.monotonic()
+    ds = module.measure(settings, work)
+    described = asdict(settings)
+    published = asdict(module.Settings())
+    ds.attrs = (
+        attributes(
+            {
+                "experiment": name,
+                "quick": int(quick),
+                "settings": described,
+                "published_settings": published,
+                "device": str(where),
+                "hardware": hardware(where),
+                "seconds": round(time.monotonic() - began, 1),
+                "dtype": "float32",
+            }
+            | dict(ds.attrs)
+        )
+        | made_with()
+    )
+    save(ds, out / f"{name}.nc")
+    written = [out / f"{name}.nc", *module.draw(ds, out / name)]
+    report = report_of(name, ds)
+    write_report(report, out / f"{name}.md")
+    for folder in work.folder.glob("*"):
+        forget(folder)
+    forget(work.folder)
+    return ds, report, [*written, out / f"{name}.md"]
+
+
+def report_of(name: str, ds: xr.Dataset) -> Report:
+    """A result's numbers and the table of published statements about it, from the result alone."""
+    module = experiment(name)
+    rows = [[c.source, c.published, c.measured, VERDICTS[c.holds]] for c in module.claims(ds)]
+    table = Table("Published statements", ("source", "published", "measured", "verdict"), rows)
+    return Report(f"headwater toy {name}", extent(ds), [*module.tables(ds), table], [])
+
+
+def extent(ds: xr.Dataset) -> str:
+    """How large a run was, against the published setting, on what and how long: a caption, and a report's first lines."""
+    settings, published = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
+    less = [
+        f"{name.replace('_', ' ')} {_shown(settings[name])} (published setting: {_shown(published[name])})"
+        for name in settings
+        if settings[name] != published[name]
+    ]
+    kind = "Quick run" if ds.attrs["quick"] else "Full run" if not less else "The largest run that was feasible here"
+    details = "; ".join(less) if less else "as published"
+    made = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
+    return f"{kind}: {details}. {made}."
+
+
+def hardware(device: torch.device) -> str:
+    """The kind of machine, in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU ({_processor()}), {threads} thread{'s' if threads > 1 else ''}, float32"
+
+
+def column(values: Sequence[float]) -> np.ndarray:
+    """Numbers as float32, as results keep them."""
+    return np.asarray(values, dtype=np.float32)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise InputError(f"device '{name}' is unknown; give auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda' is not there; give cpu, or auto")
+    return torch.device(name)
+
+
+def _read(text: str, value: str, kind: Any) -> Any:
+    """A field's value from text, by the field's type: int, float, str, bool or a tuple of one of them."""
+    try:
+        if get_args(kind) and get_args(kind)[-1] is ...:
+            return tuple(_read(text, part.strip(), get_args(kind)[0]) for part in value.split(",") if part.strip())
+        if kind is bool:
+            return {"yes": True, "no": False, "true": True, "false": False}[value.lower()]
+        return kind(value)
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"--with '{text}' cannot be read; give a value like {_example(kind)}") from None
+
+
+def _example(kind: Any) -> str:
+    if get_args(kind) and get_args(kind)[-1] is ...:
+        return f"a list of such values: {_example(get_args(kind)[0])}"
+    return {int: "3", float: "0.5", bool: "yes or no"}.get(kind, "a name")
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,1 @@
+"""Figures of the toy experiments, from their results only."""

@@ -1,0 +1,257 @@
+"""What the toys are trained on: random sequences and what is asked of them, drawn in blocks of many steps.
+
+A task draws from a generator that its training loop makes of (seed, block number), so that what a model sees depends on its
+own seed and step alone, not on the models beside it. Tasks of equal `stream` draw the same sequences and ask different
+things of them: models that share stream and seed share one copy of the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from probes.errors import InputError
+
+
+class Drawn(NamedTuple):
+    """Sequences of a block of steps: token ids `[step, B, T]` or vectors `[step, B, T, d]`, and what else was drawn."""
+
+    inputs: Tensor
+    hidden: Tensor  # [step, B, ...]; what a task needs to know the answers by
+
+
+class Task(Protocol):
+    """Something to train on."""
+
+    @property
+    def batch(self) -> int:
+        """Sequences per step."""
+        ...
+
+    @property
+    def stream(self) -> Task:
+        """The task that stands for all that draw the same sequences."""
+        ...
+
+    def world(self, seed: int, device: torch.device | str) -> Any:
+        """What stays as it is throughout training: class means, labels; None for tasks without."""
+        ...
+
+    def draw(self, world: Any, generator: torch.Generator, steps: int) -> Drawn:
+        """The sequences of `steps` steps, on the generator's device."""
+        ...
+
+    def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
+        """The class or token to be predicted at the last position."""
+        ...
+
+    def described(self) -> dict[str, object]:
+        """All fields, for provenance and fingerprints."""
+        ...
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Uniform random tokens; the answer is the one at position `target`, from 0 [Liu-7], or from the end if negative.
+
+    -2 is the token before the last [Liu-4].
+
+    Raises:
+        InputError: no such position.
+    """
+
+    vocabulary: int = 10
+    length: int = 10
+    target: int = -1
+    batch: int = 128
+
+    def __post_init__(self) -> None:
+        _at_least("vocabulary", self.vocabulary, 2)
+        _at_least("length", self.length, 1)
+        _at_least("batch", self.batch, 1)
+        if not -self.length <= self.target < self.length:
+            raise InputError(
+                f"target={self.target} is no position of {self.length}; give from {-self.length} to {self.length - 1}"
+            )
+
+    @property
+    def stream(self) -> Copying:
+        return replace(self, target=-1)
+
+    def world(self, seed: int, device: torch.device | str) -> None:
+        return None
+
+    def draw(self, world: None, generator: torch.Generator, steps: int) -> Drawn:
+        size = (steps, self.batch, self.length)
+        tokens = torch.randint(self.vocabulary, size, generator=generator, device=generator.device)
+        return Drawn(tokens, tokens)
+
+    def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
+        return drawn.hidden[..., self.target]
+
+    def described(self) -> dict[str, object]:
+        return {"task": "copying", "vocabulary": self.vocabulary, "length": self.length} | {
+            "target": self.target,
+            "batch": self.batch,
+        }
+
+
+class World(NamedTuple):
+    """The classes and labels of in-context retrieval."""
+
+    means: Float[Tensor, "class d"]
+    labels: Float[Tensor, "label d"]
+    label_of: Int[Tensor, " class"]
+    common: Float[Tensor, " d"]  # the direction that all items share in "fixed" data
+
+
+@dataclass(frozen=True)
+class InContext:
+    """In-context retrieval [Wu, section 5]: `items` pairs of an item and its class's label, then a query; predict its label.
+
+    A sequence has items / burst classes, `burst` items of each in random order, 2 items + 1 vectors of length `width`. An item of
+    class mean mu is `(mu + eps eta) / sqrt(1 + eps^2)` with fresh noise eta ("gaussian"), or with one eta for all items and
+    eps = `anisotropy` ("fixed": every class is one vector, and all lean to one side). Components of all vectors have standard
+    deviation `1/sqrt(width)` at scale "text", as the paper says, and `1/width` at scale "program", as its program draws them.
+    The query's class is that of the item at a random position, or at one of `biased`.
+
+    Raises:
+        InputError: numbers that do not go together.
+    """
+
+    items: int = 8
+    width: int = 64
+    classes: int = 2048
+    labels: int = 32
+    burst: int = 4
+    eps: float = 0.75
+    anisotropy: float = 0.75
+    scale: Literal["text", "program"] = "text"
+    data: Literal["gaussian", "fixed"] = "gaussian"
+    biased: tuple[int, ...] | None = None
+    batch: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("items", "width", "labels", "burst", "batch"):
+            _at_least(name, getattr(self, name), 1)
+        if self.items % self.burst:
+            raise InputError(f"burst={self.burst} does not divide {self.items} items; give a divisor of it")
+        if self.classes < self.items // self.burst:
+            raise InputError(f"{self.classes} classes are too few; give at least {self.items // self.burst}")
+        for name, allowed in (("scale", ("text", "program")), ("data", ("gaussian", "fixed"))):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name}={getattr(self, name)!r} is unknown; give one of {', '.join(allowed)}")
+        if self.biased is not None and not (self.biased and all(0 <= p < self.items for p in self.biased)):
+            raise InputError(f"biased={self.biased} are no items; give numbers from 0 to {self.items - 1}, or None")
+
+    @property
+    def length(self) -> int:
+        """Vectors per sequence."""
+        return 2 * self.items + 1
+
+    @property
+    def stream(self) -> InContext:
+        return self
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of a component of every vector that is drawn."""
+        return self.width**-0.5 if self.scale == "text" else 1 / self.width
+
+    def world(self, seed: int, device: torch.device | str) -> World:
+        generator = torch.Generator(device).manual_seed(seed)
+        means, labels, common = (
+            torch.randn(*size, generator=generator, device=device) * self.deviation
+            for size in ((self.classes, self.width), (self.labels, self.width), (self.width,))
+        )
+        label_of = torch.randint(self.labels, (self.classes,), generator=generator, device=device)
+        return World(means, labels, label_of, common)
+
+    def draw(self, world: World, generator: torch.Generator, steps: int) -> Drawn:
+        chosen = self._classes(generator, (steps, self.batch))
+        if self.biased is None:
+            at = torch.randint(self.items, (steps, self.batch, 1), generator=generator, device=generator.device)
+        else:
+            which = torch.randint(
+                len(self.biased), (steps, self.batch, 1), generator=generator, device=generator.device
+            )
+            at = torch.tensor(self.biased, device=generator.device)[which]
+        asked = torch.cat([chosen, chosen.gather(-1, at)], -1)  # [steps, B, items + 1]
+        inputs = self._sequences(world, self._vectors(world, world.means[asked], generator), world.label_of[asked])
+        return Drawn(inputs, world.label_of[asked[..., -1]])
+
+    def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
+        return drawn.hidden
+
+    def pairs(self, world: World, generator: torch.Generator, n: int, right: int, wrong: int) -> Drawn:
+        """Test sequences of novel classes in which items `right` and `wrong` are one and the same vector.
+
+        The query is of the class of `right`, whose label is the answer [Wu, section 5]; `wrong` carries whatever label its
+        own class had (by chance the same one in 3 of 7 cases at burst 4). The published gap is accuracy[a right, b wrong]
+        - accuracy[b right, a wrong].
+
+        Returns:
+            One step of n sequences.
+        """
+        own, vectors, labels = self._novel(world, generator, n, self.burst)
+        asked = torch.cat([own, own[..., right : right + 1]], -1)
+        x = self._vectors(world, vectors.gather(1, _rows(asked, self.width)), generator)
+        x[:, wrong] = x[:, right]
+        return Drawn(self._sequences(world, x, labels.gather(1, asked))[None], labels.gather(1, asked)[None, :, -1])
+
+    def single(self, world: World, generator: torch.Generator, n: int, at: int) -> Drawn:
+        """Test sequences of as many novel classes as items, one item each; the query is of the class of item `at`."""
+        own, vectors, labels = self._novel(world, generator, n, 1)
+        asked = torch.cat([own, own[..., at : at + 1]], -1)
+        x = self._vectors(world, vectors.gather(1, _rows(asked, self.width)), generator)
+        return Drawn(self._sequences(world, x, labels.gather(1, asked))[None], labels.gather(1, asked)[None, :, -1])
+
+    def described(self) -> dict[str, object]:
+        return {"task": "in-context"} | {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def _classes(self, generator: torch.Generator, size: tuple[int, ...]) -> Int[Tensor, "*size item"]:
+        """Distinct classes, `burst` items of each, in random order."""
+        kinds = self.items // self.burst
+        # Distinct draws without a permutation of all classes: the n-th skips those before it, smallest first.
+        found: list[Tensor] = []
+        for n in range(kinds):
+            new = torch.randint(self.classes - n, size, generator=generator, device=generator.device)
+            for before in torch.stack(found, -1).sort(-1).values.unbind(-1) if found else ():
+                new = new + (new >= before)
+            found.append(new)
+        order = torch.rand(*size, self.items, generator=generator, device=generator.device).argsort(-1) % kinds
+        return torch.stack(found, -1).gather(-1, order)
+
+    def _novel(self, world: World, generator: torch.Generator, n: int, burst: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(class of each item [n, items], means [n, kinds, d], labels [n, kinds]) of classes nobody has seen."""
+        kinds, device = self.items // burst, generator.device
+        means = torch.randn(n, kinds, self.width, generator=generator, device=device) * self.deviation
+        labels = torch.randint(self.labels, (n, kinds), generator=generator, device=device)
+        return torch.rand(n, self.items, generator=generator, device=device).argsort(-1) % kinds, means, labels
+
+    def _vectors(self, world: World, means: Float[Tensor, "*row d"], generator: torch.Generator) -> Tensor:
+        """Items of these class means."""
+        if self.data == "fixed":
+            return (means + self.anisotropy * world.common) / (1 + self.anisotropy**2) ** 0.5
+        noise = torch.randn(means.shape, generator=generator, device=generator.device)
+        return means.add_(noise, alpha=self.eps * self.deviation).div_((1 + self.eps**2) ** 0.5)
+
+    def _sequences(self, world: World, items: Float[Tensor, "*n item d"], labels: Int[Tensor, "*n item"]) -> Tensor:
+        """Item, its label, item, its label, ..., query; the last of `items` is the query."""
+        made = items.new_empty(*items.shape[:-2], self.length, self.width)
+        made[..., 0::2, :] = items
+        made[..., 1::2, :] = world.labels[labels[..., :-1]]
+        return made
+
+
+def _rows(index: Int[Tensor, "n item"], width: int) -> Int[Tensor, "n item d"]:
+    return index[..., None].expand(-1, -1, width)
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InputError(f"{name}={value} is too few; give at least {least}")

@@ -1,0 +1,373 @@
+"""Train many toys at once: one batched pass, one optimizer step for all.
+
+Models of one `Architecture.shape` and batch size go side by side in tensors with a leading model dimension; a sweep that
+mixes shapes is trained group by group. Every model keeps its own learning rate, decay, data and seed: the loss is the sum
+of the models' own, which share no parameter, so that each gets the gradient it would get alone. A model's data depend on its
+seed and step alone, and its fresh weights on its seed, so that training it alone or among fifty gives the same losses up to
+the order in which floats are added.
+
+All parameters lie in one `[E, P]` tensor, of which the matrices are views: AdamW is then ten operations for any number of models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from probes.errors import InputError
+from probes.files import atomic, require_writable
+
+from . import narrow
+from .model import Architecture, Switches, Weights, forward, initial
+from .tasks import Drawn, Task
+
+BETAS, EPS = (0.9, 0.999), 1e-8  # torch's defaults, which the sources use
+DRAW = 1 << 22  # numbers of input drawn at a time and stream; a block of data is 16 MiB in float32
+STEPS_DRAWN = 64  # steps of a block at most
+TOGETHER = {"cpu": 1 << 20, "cuda": 1 << 28}  # numbers in the models' streams beyond which a group is split
+SAVE_SECONDS = 60.0
+
+Schedule = Literal["constant", "cosine"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model and its training. `schedule`: the learning rate stays, or falls to zero along half a cosine."""
+
+    architecture: Architecture
+    task: Task
+    seed: int = 0
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate < math.inf:
+            raise InputError(f"learning_rate={self.learning_rate} is not positive; give a number above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InputError(f"weight_decay={self.weight_decay} is no decay; give 0 or more")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed={self.seed} is out of range; give a whole number from 0 to {2**32 - 1}")
+        if self.schedule not in ("constant", "cosine"):
+            raise InputError(f"schedule={self.schedule!r} is unknown; give 'constant' or 'cosine'")
+
+    def described(self) -> dict[str, object]:
+        own = {"seed": self.seed, "learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        own |= {"schedule": self.schedule}
+        return {"architecture": self.architecture.described(), "task": self.task.described()} | own
+
+
+@dataclass
+class Trained:
+    """One run's outcome, on the CPU: `losses [step]` in nats, weights by name, and what was recorded, by step and name."""
+
+    run: Run
+    losses: Float[Tensor, " step"]
+    weights: dict[str, Tensor]
+    recorded: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+
+def train(
+    runs: Sequence[Run],
+    steps: int,
+    *,
+    device: torch.device | str = "cpu",
+    record: Iterable[int] = (),
+    recorded: Sequence[str] = ("embedding", "positions"),
+    folder: str | Path | None = None,
+    together: int | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> list[Trained]:
+    """Train every run for `steps` steps and give the outcomes in the runs' order.
+
+    Args:
+        runs: may mix shapes, tasks, seeds and rates.
+        steps: updates of the weights.
+        device: where data are drawn and models trained.
+        record: steps (numbers of updates done, 0 for fresh weights) at which the weights named in `recorded` are kept.
+        recorded: names as in `model.initial`; those a model does not have are left out.
+        folder: where unfinished work is saved, every minute and at an interruption, and taken up again. The same call
+            then gives the very numbers of an uninterrupted one. The caller removes it in the end (`forget`).
+        together: models trained side by side at most; chosen by their size if None.
+        advance: called now and then with the number of model-steps done since.
+
+    Raises:
+        InputError: no runs or steps; `folder` holds the work of other runs, named in the message, or cannot be written.
+    """
+    if not runs or steps < 1:
+        raise InputError(f"{len(runs)} runs of {steps} steps are no training; give at least one of each")
+    if folder is not None:
+        require_writable(folder)
+    found: dict[int, Trained] = {}
+    for number, members in enumerate(groups(runs, device, together)):
+        group = _Group([runs[i] for i in members], steps, torch.device(device), sorted(set(record)), tuple(recorded))
+        state = None if folder is None else Path(folder) / f"group-{number}.safetensors"
+        group.go(state, advance or (lambda done: None))
+        found |= dict(zip(members, group.trained(), strict=True))
+    return [found[i] for i in range(len(runs))]
+
+
+def forget(folder: str | Path) -> None:
+    """Remove what `train` keeps of unfinished work."""
+    for file in Path(folder).glob("group-*.safetensors"):
+        file.unlink()
+    if Path(folder).is_dir() and not any(Path(folder).iterdir()):
+        Path(folder).rmdir()
+
+
+def groups(runs: Sequence[Run], device: torch.device | str = "cpu", together: int | None = None) -> list[list[int]]:
+    """Which runs train side by side: those of one shape and batch size, in parts that fit the device's cache or memory.
+
+    Those that can share data stay together, and RoPE, which costs time where it is on, apart from the rest.
+    """
+    by_shape: dict[Any, list[int]] = {}
+    for i, run in enumerate(runs):
+        rotates = run.architecture.positional == "rope"
+        by_shape.setdefault((run.architecture.shape, run.task.batch, rotates), []).append(i)
+    found = []
+    for (shape, batch, _), members in by_shape.items():
+        numbers = batch * shape.length * (shape.width * shape.blocks + shape.heads * shape.length)
+        most = together or max(1, TOGETHER[torch.device(device).type] // numbers)
+        members.sort(key=lambda i: (runs[i].seed, str(runs[i].task.stream)))
+        parts = -(-len(members) // most)
+        each = -(-len(members) // parts)
+        found += [members[at : at + each] for at in range(0, len(members), each)]
+    return found
+
+
+def logits(models: Sequence[Trained], inputs: Tensor, *, together: int = 16) -> Float[Tensor, "model batch outputs"]:
+    """What trained models of one shape predict at the last position for the same inputs [B, T(, d)], without gradients."""
+    found = []
+    for at in range(0, len(models), together):
+        some = models[at : at + together]
+        architectures = [model.run.architecture for model in some]
+        weights = stacked([model.weights for model in some])
+        shared = inputs[None].expand(len(some), *inputs.shape) if inputs.dtype == torch.long else inputs[None]
+        with torch.no_grad():
+            found.append(forward(architectures[0], weights, Switches.of(architectures), shared))
+    return torch.cat(found)
+
+
+def stacked(weights: Sequence[Weights]) -> dict[str, Tensor]:
+    """Weights of several models side by side."""
+    return {name: torch.stack([one[name] for one in weights]) for name in weights[0]}
+
+
+def seed_of(seed: int, block: int) -> int:
+    """A generator's seed for one block of one seed's data."""
+    return int.from_bytes(hashlib.sha256(f"toy data {seed} {block}".encode()).digest()[:7])
+
+
+class _Streams:
+    """The data of a group: one copy per (stream, seed), drawn block by block."""
+
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
+        self.runs, self.device = runs, device
+        self.keys = list(dict.fromkeys((run.task.stream, run.seed) for run in runs))
+        self.which = torch.tensor([self.keys.index((run.task.stream, run.seed)) for run in runs], device=device)
+        self.worlds = [task.world(seed, device) for task, seed in self.keys]
+        first = runs[0]
+        numbers = first.task.batch * first.architecture.length
+        numbers *= first.architecture.width if first.architecture.vocabulary is None else 1
+        self.size = max(1, min(STEPS_DRAWN, DRAW // numbers))  # of a block, in steps
+        self.narrow = narrow.suits(first.architecture)
+        self.block, self.inputs, self.answers = -1, torch.empty(0), torch.empty(0)
+
+    def at(self, step: int) -> tuple[Tensor, Tensor]:
+        """(inputs of the pass, for one model or for each, and answers [E, B]) of a step."""
+        if step // self.size != self.block:
+            self._draw(step // self.size)
+        n = step % self.size
+        inputs = self.inputs[:, n]
+        if self.narrow:
+            inputs = narrow.one_hot(inputs, self.runs[0].architecture.vocabulary or 0)
+        if len(self.keys) > 1 or inputs.dtype == torch.long:  # ids index every model's own table
+            inputs = inputs[self.which]
+        return inputs, self.answers[:, n]
+
+    def _draw(self, block: int) -> None:
+        drawn: list[Drawn] = []
+        for (task, seed), world in zip(self.keys, self.worlds, strict=True):
+            generator = torch.Generator(self.device).manual_seed(seed_of(seed, block))
+            drawn.append(task.draw(world, generator, self.size))
+        self.block = block
+        self.inputs = torch.stack([one.inputs for one in drawn])
+        self.answers = torch.stack(
+            [run.task.answers(drawn[i]) for run, i in zip(self.runs, self.which.tolist(), strict=True)]
+        )
+
+
+class _Group:
+    """Runs of one shape, side by side."""
+
+    def __init__(
+        self, runs: Sequence[Run], steps: int, device: torch.device, record: Sequence[int], names: Sequence[str]
+    ) -> None:
+        self.runs, self.steps, self.device, self.record, self.names = runs, steps, device, record, names
+        self.architecture = runs[0].architecture
+        fresh = stacked([initial(run.architecture, run.seed) for run in runs])
+        self.sizes = {name: tensor.shape for name, tensor in fresh.items()}
+        self.flat = torch.cat([tensor.flatten(1) for tensor in fresh.values()], 1).to(device)
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.losses = torch.zeros(steps, len(runs), device=device)
+        self.kept: dict[int, dict[str, Tensor]] = {}
+        self.step = 0
+        self.rate = torch.tensor([[run.learning_rate] for run in runs], device=device)
+        self.decay = torch.tensor([[run.weight_decay] for run in runs], device=device)
+        self.falls = torch.tensor([[run.schedule == "cosine"] for run in runs], device=device)
+        self.described = json.dumps(
+            {
+                "steps": steps,
+                "record": list(record),
+                "recorded": list(names),
+                "device": device.type,
+                "runs": [run.described() for run in runs],
+            },
+            sort_keys=True,
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """Views into the flat parameters, without history."""
+        found, at = {}, 0
+        for name, size in self.sizes.items():
+            numbers = size[1:].numel()
+            found[name] = self.flat[:, at : at + numbers].view(size)
+            at += numbers
+        return found
+
+    def go(self, state: Path | None, advance: Callable[[int], None]) -> None:
+        """Train to the end from wherever `state` is."""
+        if state is not None and state.exists():
+            self._take_up(state)
+        advance(self.step * len(self.runs))
+        if self.step == self.steps:
+            return
+        leaves = {name: view.detach().requires_grad_() for name, view in self.weights().items()}
+        switches = Switches.of([run.architecture for run in self.runs], self.device)
+        streams = _Streams(self.runs, self.device)
+        saved = told = time.monotonic()
+        done = 0
+        wanted = set(self.record)
+        try:
+            while self.step < self.steps:
+                if self.step in wanted:
+                    self._keep()
+                inputs, answers = streams.at(self.step)
+                if streams.narrow:
+                    out = narrow.forward(self.architecture, leaves, switches, inputs)  # [E, outputs, B]
+                    losses = functional.cross_entropy(out, answers, reduction="none").mean(1)
+                else:
+                    out = forward(self.architecture, leaves, switches, inputs)  # [E, B, outputs]
+                    losses = functional.cross_entropy(out.flatten(0, 1), answers.flatten(), reduction="none")
+                    losses = losses.view(answers.shape).mean(1)
+                slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
+                with torch.no_grad():
+                    self.losses[self.step] = losses.detach()
+                    self._update(torch.cat([slope.flatten(1) for slope in slopes], 1))
+                self.step += 1
+                done += len(self.runs)
+                now = time.monotonic()
+                if now - told > 0.2:
+                    advance(done)
+                    told, done = now, 0
+                if state is not None and now - saved > SAVE_SECONDS:
+                    self._save(state)
+                    saved = time.monotonic()
+        except KeyboardInterrupt:
+            if state is not None:
+                self._save(state)
+            raise
+        if self.step in wanted:
+            self._keep()
+        advance(done)
+        if state is not None:
+            self._save(state)
+
+    def _update(self, slope: Float[Tensor, "model parameter"]) -> None:
+        """AdamW [Loshchilov and Hutter], arXiv 1711.05101, as torch's, with a rate and a decay per model."""
+        first, second = BETAS
+        n = self.step + 1
+        rate = self.rate * torch.where(self.falls, 0.5 * (1 + math.cos(math.pi * self.step / self.steps)), 1.0)
+        self.mean.lerp_(slope, 1 - first)
+        self.square.mul_(second).addcmul_(slope, slope, value=1 - second)
+        scale = self.square.sqrt().div_(math.sqrt(1 - second**n)).add_(EPS)
+        self.flat.mul_(1 - rate * self.decay)
+        self.flat.sub_((self.mean / scale).mul_(rate / (1 - first**n)))
+
+    def _keep(self) -> None:
+        weights = self.weights()
+        self.kept[self.step] = {name: weights[name].cpu().clone() for name in self.names if name in weights}
+
+    def trained(self) -> list[Trained]:
+        weights = {name: tensor.cpu().clone() for name, tensor in self.weights().items()}
+        losses = self.losses.cpu()
+        return [
+            Trained(
+                run,
+                losses[:, e].clone(),
+                {name: tensor[e] for name, tensor in weights.items()},
+                {step: {name: tensor[e] for name, tensor in kept.items()} for step, kept in self.kept.items()},
+            )
+            for e, run in enumerate(self.runs)
+        ]
+
+    def _save(self, state: Path) -> None:
+        tensors = {"flat": self.flat, "mean": self.mean, "square": self.square, "losses": self.losses[: self.step]}
+        for step, kept in self.kept.items():
+            tensors |= {f"kept/{step}/{name}": tensor for name, tensor in kept.items()}
+        with atomic(state) as temporary:
+            save_file(
+                {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
+                temporary,
+                metadata={"step": str(self.step), "described": self.described},
+            )
+
+    def _take_up(self, state: Path) -> None:
+        try:
+            with safe_open(state, "pt") as file:
+                metadata: Mapping[str, str] = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except Exception as error:
+            raise InputError(f"'{state}' cannot be read ({error}); remove it to start anew") from None
+        difference = _difference(json.loads(metadata.get("described", "{}")), json.loads(self.described))
+        if difference is not None:
+            raise InputError(
+                f"'{state.parent}' holds unfinished training with {difference}; give the same options to go on, or remove "
+                "that folder"
+            )
+        self.step = int(metadata["step"])
+        for name in ("flat", "mean", "square"):
+            getattr(self, name).copy_(tensors[name])
+        self.losses[: self.step] = tensors["losses"].to(self.device)
+        for name, tensor in tensors.items():
+            if name.startswith("kept/"):
+                _, step, weight = name.split("/")
+                self.kept.setdefault(int(step), {})[weight] = tensor
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first thing in which two descriptions differ, in words; None if they are the same."""
+    for name in now:
+        if before.get(name) == now[name]:
+            continue
+        if name != "runs" or not isinstance(before.get(name), list) or len(before[name]) != len(now[name]):
+            shown = (len(x) if isinstance(x, list) else x for x in (before.get(name), now[name]))
+            return "{} {}, not {}".format(name, *shown)
+        for n, (one, other) in enumerate(zip(before[name], now[name], strict=True)):
+            for key in other:
+                if one.get(key) != other[key]:
+                    return f"{key} {one.get(key)} in run {n}, not {other[key]}"
+    return None
