@@ -29,18 +29,25 @@ from .models.view import Attention, View
 
 
 class PatternBlock(NamedTuple):
-    """Rows `start` to `stop` of a pattern: `weights [B, H, rows, keys]` of keys `first` to `stop`; no query sees others."""
+    """Rows `start` to `stop` of a pattern: `weights [B, H, rows, keys]` of keys `first` to `last`; no query sees others.
+
+    `last` is `stop`, or the end of a prefix that all queries see.
+    """
 
     start: int
     stop: int
     first: int
     weights: Float[Tensor, "batch head query key"]
 
+    @property
+    def last(self) -> int:
+        return self.first + self.weights.shape[-1]
+
 
 class ColumnStatistics(NamedTuple):
-    """Of every key, over the queries from it on: both [B, H, key]."""
+    """Of every key, both [B, H, key]. Under a prefix queries before a key may see it: `over` counts them, `total` not."""
 
-    total: Float[Tensor, "batch head key"]  # sum of the weights on it
+    total: Float[Tensor, "batch head key"]  # sum of the weights on it, of the queries from it on
     over: Float[Tensor, "batch head key"]  # number of queries with a weight on it above the threshold
 
 
@@ -101,17 +108,19 @@ def diagonals(attention: Attention, lags: Sequence[int]) -> Float[Tensor, "batch
     """Logits `s_{i, i - lag}`, minus infinity where there is no such key or the query does not see it.
 
     Raises:
-        InputError: a lag below 0.
+        InputError: a lag below 0 where no prefix lets queries see ahead.
     """
-    wrong = [lag for lag in lags if lag < 0]
+    wrong = [lag for lag in lags if lag < 0 and attention.prefix is None]
     if wrong:
         raise InputError(f"lag {wrong[0]} looks ahead of the query, which sees nothing there; give lags from 0")
     length = attention.query.shape[-2]
     i = torch.arange(length, device=attention.query.device)
     found = []
     for lag in lags:
-        logits = pairs(attention, i[lag:], i[: max(0, length - lag)])
-        found.append(functional.pad(logits, (min(lag, length), 0), value=float("-inf")))
+        before, after = max(lag, 0), max(-lag, 0)  # queries without such a key
+        logits = pairs(attention, i[before : max(0, length - after)], i[after : max(0, length - before)])
+        edges = (min(before, length), min(after, length))
+        found.append(functional.pad(logits, edges, value=float("-inf")))
     return torch.stack(found, -2)
 
 
@@ -128,11 +137,14 @@ def column_statistics(attention: Attention, threshold: float) -> ColumnStatistic
     """Sums and counts above `threshold` of every column, in one pass over the pattern."""
     shape, log_z = attention.query.shape[:-1], normalizers(attention)
     total, over = (torch.zeros(shape, dtype=torch.float64, device=log_z.device) for _ in range(2))
-    for start, stop, first, weights in pattern_blocks(replace(attention, normalizer=log_z)):
-        ones = weights.new_ones(1, stop - start)
+    for block in pattern_blocks(replace(attention, normalizer=log_z)):
+        start, stop, first, weights = block
+        ones, seen = weights.new_ones(1, stop - start), slice(first, block.last)
+        ahead = attention.last_key(start + 1) > start + 1  # some query of the block sees keys behind it
+        counted = weights.tril(start - first) if ahead else weights
         # A product with ones is the fastest sum over rows there is; float32 counts exactly up to 2^24.
-        total[..., first:stop] += (ones @ weights).squeeze(-2)
-        over[..., first:stop] += (ones @ weights.gt_(threshold)).squeeze(-2)
+        total[..., seen] += (ones @ counted).squeeze(-2)
+        over[..., seen] += (ones @ weights.gt_(threshold)).squeeze(-2)
     return ColumnStatistics(total, over)
 
 

@@ -18,7 +18,8 @@ infinite at both ends: more prompts are needed to know it. `residual_change` is 
 same before and after.
 
 **Loss.** `-log p` of the token at i + 1 read out at position i, in nats. At position 0 the model predicts from the
-replacement alone, so that means over positions begin at 1.
+replacement alone, so that means over positions begin at 1. Where the next token of some prompt is one that the model's head
+excludes (toys that predict labels only) there is no loss: NaN, left out of the mean over positions.
 
 **Jacobian profile.** Sensitivity to what block 0 reads, with the same probes before and after. At position 0 that is the
 sensitivity to the replacement, another point: under "zero" the norms divide by sqrt(eps) there, in block after block where
@@ -314,7 +315,11 @@ def bos_swap(
         made.plain(f"loss_{when}", ("position",), _padded(loss.mean(0)), said, "nat")
     change = whole @ (losses["after"] - losses["before"])  # [resample, position]
     made.add("loss_change", ("position",), _padded(change), "change of the next-token loss by the swap", "nat")
-    made.add("loss_change_of_model", (), change[:, 1:].mean(1), "the same, mean over positions from 1 on", "nat")
+    change = change[:, 1:]
+    if np.isnan(change).any():
+        known = ~np.isnan(change[0])
+        change = change[:, known] if known.any() else change
+    made.add("loss_change_of_model", (), change.mean(1), "the same, mean over positions from 1 on", "nat")
     for when in views:
         alpha = f"mean weight on position 0 [Gu], {when} the swap"
         made.plain(f"alpha_{when}", ("layer", "head"), sink[when].alpha.values, alpha, "1")
@@ -425,9 +430,13 @@ def _leakage(
 def _losses(
     model: View, tokens: Int[Tensor, "prompt position"], progress: Progress
 ) -> Float[np.ndarray, "prompt predicted"]:
-    """`-log p` of every next token, prompt by prompt, next-token logits for some positions at a time."""
+    """`-log p` of every next token, prompt by prompt, next-token logits for some positions at a time.
+
+    NaN where the head excludes the token (logit minus infinity): toys may tell only some of the ids apart.
+    """
     rows = max(1, LOGITS_AT_ONCE // model.spec.vocabulary)
     found = np.zeros((len(tokens), tokens.shape[1] - 1))
+    never = np.zeros(found.shape, dtype=bool)
     for n, prompt in enumerate(tokens):
         normed = model.norm(model.residual(model.embed(prompt[None])))[0, :-1]
         targets = prompt[1:].to(normed.device)
@@ -435,9 +444,14 @@ def _losses(
             at = slice(start, start + rows)
             logits = model.unembed(normed[at])
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            found[n, at] = functional.cross_entropy(logits, targets[at], reduction="none").double().cpu().numpy()
+            loss = functional.cross_entropy(logits, targets[at], reduction="none").double()
+            excluded = torch.isneginf(logits.gather(-1, targets[at][:, None])[:, 0])
+            if excluded.any():  # by the head, whatever it reads; one value out of range is a fault
+                excluded &= torch.isneginf(logits).all(0)[targets[at]]
+                loss, never[n, at] = loss.masked_fill(excluded, torch.nan), excluded.cpu().numpy()
+            found[n, at] = loss.cpu().numpy()
         progress(float(n + 1), float(len(tokens)))
-    if not np.isfinite(found).all():
+    if not (np.isfinite(found) | never).all():
         raise InputError(
             f"model '{model.identity.name}' gives a next-token loss that is not finite; "
             "check its weights, or use dtype float32 or float64"

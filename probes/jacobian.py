@@ -118,7 +118,8 @@ def jacobian(
             (their norm is taken over the vocabulary, through the d x d Gram matrix; still divided by sqrt(d)).
         pathway: "total"; "value", attention patterns held constant; "score", what is left, see the module's text; or "all"
             three from the same directions. Each direction counts as one product, although the last two pull it back twice.
-        query: the position read out; negative counts from the end. Later positions have sensitivity 0.
+        query: the position read out; negative counts from the end. Later positions have sensitivity 0, but those of a
+            prefix that all queries see.
         from_layer: differentiate with respect to this block's input instead of block 0's, or "all" for every block.
         engine: "parts" for the linearized blocks, "autograd" for the model's own modules, "auto" for parts where the
             model is known well enough and their output and slope agree with the model's own, else autograd.
@@ -156,8 +157,10 @@ def jacobian(
         raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
 
     apart = _Apart.of(model, layers[0], engine)
+    # What follows is seen by no query that leads there.
+    end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
     prompts = [
-        _Prompt(model, tokens[n : n + 1, : at + 1], readout, layers, apart, chunk, pathway=pathway, check=n == 0)
+        _Prompt(model, tokens[n : n + 1, :end], readout, layers, apart, chunk, check=n == 0, pathway=pathway, query=at)
         for n in range(len(tokens))
     ]
     generators = [np.random.SeedSequence([seed, n]).generate_state(1)[0] for n in range(len(tokens))]
@@ -189,9 +192,9 @@ def jacobian(
     sensitivity = (squared.clamp_min(0) / width).sqrt()
     spread = torch.where(squared > 0, variance.sqrt() / (2 * sensitivity * width), torch.zeros_like(squared))
     pathways = PATHWAYS if pathway == "all" else (pathway,)
-    # Sources are layers by pathways; [pathway, prompt, layer, position] with the positions after the query as zeros.
+    # Sources are layers by pathways; [pathway, prompt, layer, position] with the positions left out as zeros.
     sensitivity, spread = (
-        torch.nn.functional.pad(x.unflatten(1, (len(layers), -1)).permute(2, 0, 1, 3), (0, length - at - 1))
+        torch.nn.functional.pad(x.unflatten(1, (len(layers), -1)).permute(2, 0, 1, 3), (0, length - end))
         for x in (sensitivity, spread)
     )
     dims: tuple[str, ...] = ("pathway", "prompt", "layer", "position")
@@ -315,13 +318,14 @@ class _Prompt:
         *,
         check: bool,
         pathway: Pathway = "total",
+        query: int | None = None,  # the last position
     ) -> None:
         self.model, self.tokens, self.check = model, tokens, check
         self.readout: Readout = readout
         self.pathway: Pathway = pathway
         self.layers, self.apart = layers, apart
         self.length = tokens.shape[1]
-        self.query = self.length - 1
+        self.query = self.length - 1 if query is None else query
         self.used: set[str] = set()
         self._blocks: dict[int, LinearizedBlock | AutogradBlock] = {}
         self.chunk = chunk or self._chunk()

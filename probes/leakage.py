@@ -151,7 +151,8 @@ def leakage(
         `terms_share_of_model`. `..._low` and `..._high` are the intervals. Attributes say what made it.
 
     Raises:
-        InputError: too few prompts, bands or lags that do not fit the prompts or a window, values that are not finite.
+        InputError: too few prompts, bands or lags that do not fit the prompts or a window, values that are not finite, a
+            model whose queries see a prefix or all keys: the split is derived for causal masks.
 
     Source: ours, see the module's text; the question is [Ruscio]'s, arXiv 2606.06160.
     """
@@ -288,6 +289,11 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
         InputError: as `leakage` does.
     """
     check_tokens(model, tokens)
+    if model.spec.prefix is not None:
+        raise InputError(
+            f"model '{model.identity.name}' lets every query see a prefix of {model.spec.prefix} positions, and leakage is "
+            "split for causal masks alone; give a model without a prefix"
+        )
     count, length = tokens.shape
     if count < LEAST_PROMPTS:
         raise InputError(f"{count} prompts cannot be split in two halves of several; give at least {LEAST_PROMPTS}")

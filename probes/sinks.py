@@ -11,9 +11,11 @@ Sinks, for any keys k, not only 0:
 - Uniform attention alone gives alpha_0 = H_T / T: 0.074 at T = 64 (the length of the published tables), 0.024 at 256, 0.0022
   at 4,096. `uniform` is that number for the same T and each block's own window, to be read beside alpha.
 - [Wu] `over_tau`: the fraction of the queries that see k (mask and window) with `A_ik > tau` (0.2), mean over prompts.
+- Under a prefix that every query sees, or a full mask, queries before k may see it, too. [Gu]'s sum stays as it stands, over
+  the queries i >= k, so that alpha of one key means the same under every mask; `over_tau` counts all that see k.
 
-Heads, for position 0, over the queries i >= 1 that see it (query 0 sees nothing else). With o_i = sum_j A_ij v_j, and W_O
-the head's rows of the output projection, before any norm on the branch:
+Heads, for position 0, over the queries i >= 1 that see it (query 0, under a causal mask, sees nothing else). With
+o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, before any norm on the branch:
 
 - `attends`: the mean of `A_i0`. A sink in the sense of the weights.
 - `reads`: `sqrt(sum |A_i0 v_0 W_O|^2 / sum |o_i W_O|^2)`, sums over prompts and queries: how large what the head takes from
@@ -25,7 +27,7 @@ the head's rows of the output projection, before any norm on the branch:
 - `reacts`, on request: another embedding is put at position 0 (`probes.bos.swapped`), and the pattern becomes A'. The mean
   over prompts and the queries i >= 2 that see position 0 of `1/2 sum_{j >= 1} |A_ij - A'_ij|` says how much attention to
   the *other* keys has changed: by going to and from position 0, or among them. `reacts_among_others` is the same with
-  both rows renormalized over keys >= 1, and keeps the second alone. (Query 1 has a single other key.)
+  both rows renormalized over keys >= 1, and keeps the second alone. (Under a causal mask query 1 has a single other key.)
 - Norms at position 0 and at the rest of `|v_j|`, `|k_j|` (rotated; repeated for the heads that share it) and `|v_j W_O|`.
 
 Rules (`selected`): each of the three by its threshold, and "sink-reading", which is attends and reads both: a head that
@@ -215,7 +217,7 @@ def sinks(
     if pictures:
         best = _best(found, int(pictures))
         said = {"long_name": "attention pattern of the first prompt", "units": "1"}
-        drawn = _pictures(model, tokens[:1, :PICTURE_LENGTH], best)
+        drawn = _pictures(model, tokens[:1], best)
         variables["pattern"] = (("picture", "picture_query", "picture_key"), drawn, said)
         coords |= {"picture": list(range(len(best)))}
         coords |= {f"picture_{name}": (("picture",), [b[n] for b in best]) for n, name in enumerate(heads)}
@@ -296,13 +298,19 @@ def cells(row: HeadRow) -> Iterator[str]:
     yield "yes" if row.sink_reading else "-"
 
 
-def uniform_alpha(length: int, keys: Sequence[int], window: int | None) -> Float[np.ndarray, " key"]:
+def uniform_alpha(
+    length: int, keys: Sequence[int], window: int | None, prefix: int | None = None
+) -> Float[np.ndarray, " key"]:
     """alpha of uniform attention, where every query spreads evenly over the keys that it sees."""
     reach = length if window is None else min(window, length)
-    shares = 1 / np.minimum(np.arange(length) + 1, reach)
+    everyone = 0 if prefix is None else min(prefix, length)  # keys that all queries see
+    after = np.arange(length) + 1
+    # Keys up to the query, or to the prefix's end, less those between that end and the window's first.
+    shares = 1 / (np.maximum(after, everyone) - np.maximum(after - reach - everyone, 0))
     total = np.concatenate([[0.0], np.cumsum(shares)])  # total[i]: of the queries before i
     k = np.asarray(keys, dtype=np.int64)
-    return (total[np.minimum(k + reach, length)] - total[k]) / (length - k)
+    end = np.where(k < everyone, length, np.minimum(k + reach, length))
+    return (total[end] - total[k]) / (length - k)
 
 
 # ------------------------------------------------------------------------------------------------------- sums
@@ -338,8 +346,17 @@ class _Sums:
         self.norms = {name: zeros(*heads, 2) for name in ("value_norm", "key_norm", "written_norm")}
         self.grams = [_gram(model.output_weights(layer)) for layer in range(model.spec.blocks)]
         k = torch.arange(self.length, device=device) if chosen is None else torch.tensor(chosen, device=device)
-        self.until_end = (self.length - k).double()  # queries that the causal mask lets see a key
-        self.reaches = [self.length if w is None else min(w, self.length) for w in model.spec.windows]
+        self.until_end = (self.length - k).double()  # queries from the key on
+        # The queries that see position 0 are those before `reaches`; those that see each key number `seeing` [K].
+        reaches = [self.length if w is None else min(w, self.length) for w in model.spec.windows]
+        self.seeing = [self.until_end.clamp_max(reach) for reach in reaches]
+        self.reaches = reaches
+        prefix, self.ahead = model.spec.prefix, None
+        if prefix is not None:
+            self.seeing = [torch.where(k < prefix, self.length, queries) for queries in self.seeing]
+            self.reaches = [self.length for _ in reaches]
+            # [query, key]: queries before a key, which count in `over` alone.
+            self.ahead = torch.arange(self.length, device=device)[:, None] < k
 
     def add(self, prompt: int, layer: int, attention: Attention) -> None:
         """One block of one prompt; where reactions are measured, of the prompt and its twin."""
@@ -356,10 +373,12 @@ class _Sums:
             weights = columns(attention, picked)[0]  # [H, T, K]
             of_0 = weights[..., picked.index(0)]
             weights = weights[..., : len(self.chosen)]
-            total, over = weights.sum(-2, dtype=torch.float64), (weights > self.tau).sum(-2)
+            over = (weights > self.tau).sum(-2)
+            counted = weights if self.ahead is None else weights.masked_fill(self.ahead, 0)
+            total = counted.sum(-2, dtype=torch.float64)
         alpha = total / self.until_end
         self.sinks[layer] += (alpha > self.threshold).sum(0)
-        self.over[layer] += over / self.until_end.clamp_max(self.reaches[layer])
+        self.over[layer] += over / self.seeing[layer]
         if self.separate:
             self.alpha[prompt, layer] = alpha
         else:
@@ -411,7 +430,8 @@ class _Sums:
             found |= {"reacts": self.moved / reacting, "reacts_among_others": self.among / reacting}
         found |= {name: norms / prompts for name, norms in self.norms.items()}
         keys = range(self.length) if self.chosen is None else self.chosen
-        uniform = np.stack([uniform_alpha(self.length, keys, window) for window in self.spec.windows])
+        spec = self.spec
+        uniform = np.stack([uniform_alpha(self.length, keys, window, spec.prefix) for window in spec.windows])
         return {name: x.cpu().numpy() for name, x in found.items()} | {"uniform": uniform}
 
 
@@ -482,15 +502,18 @@ def _best(found: dict[str, np.ndarray], n: int) -> list[tuple[int, int]]:
 
 
 def _pictures(model: View, tokens: Tensor, best: list[tuple[int, int]]) -> np.ndarray:
-    """Patterns of the chosen heads [picture, query, key], float32."""
-    length = tokens.shape[1]
+    """Patterns of the chosen heads [picture, query, key], float32: their first `PICTURE_LENGTH` queries and keys."""
+    length = min(PICTURE_LENGTH, tokens.shape[1])
+    tokens = tokens[:, : max(length, model.spec.prefix or 0)]  # what follows is seen by none of these
     drawn = np.zeros((len(best), length, length), dtype=np.float32)
 
     def watch(layer: int, attention: Attention) -> None:
         wanted = [(n, head) for n, (at, head) in enumerate(best) if at == layer]
-        for start, stop, first, weights in pattern_blocks(attention) if wanted else ():
+        for block in pattern_blocks(attention) if wanted else ():
             for n, head in wanted:
-                drawn[n, start:stop, first:stop] = weights[0, head].float().cpu().numpy()
+                picture = drawn[n, block.start : block.stop, block.first : block.last]
+                weights = block.weights[0, head, : picture.shape[0], : picture.shape[1]]
+                picture[...] = weights.float().cpu().numpy()
 
     with torch.no_grad():
         embeddings = model.embed(tokens)

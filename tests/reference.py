@@ -608,3 +608,247 @@ def next_token_losses(logits: list[list[float]], ids: list[int]) -> list[float]:
         top = max(row)
         found.append(top + math.log(sum(math.exp(x - top) for x in row)) - row[ids[i + 1]])
     return found
+
+
+# ------------------------------------------------------------------ masks with a prefix (models.view, models.fused, sinks)
+
+
+def looks_at(i: int, j: int, window: int | None, prefix: int | None) -> bool:
+    """Whether query i sees key j: any of the first `prefix` keys; else itself and the `window - 1` keys before it."""
+    if prefix is not None and j < prefix:
+        return True
+    return j <= i and (window is None or i - j < window)
+
+
+def masked_logits(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    *,
+    softcap: float | None = None,
+    window: int | None = None,
+    slopes: Tensor | None = None,
+    prefix: int | None = None,
+) -> Tensor:
+    """As `attention_logits`, under any mask: every row in full, then hidden entry by entry."""
+    prompts, heads, length, _ = query.shape
+    every = []
+    for b in range(prompts):
+        for h in range(heads):
+            rows = []
+            for i in range(length):
+                row = (key[b, h] * query[b, h, i]).sum(-1) * scale
+                if softcap is not None:
+                    row = softcap * torch.tanh(row / softcap)
+                if slopes is not None:
+                    row = row - slopes[h] * (i - torch.arange(length, dtype=row.dtype))
+                hidden = torch.tensor([not looks_at(i, j, window, prefix) for j in range(length)])
+                rows.append(torch.where(hidden, row.new_tensor(-math.inf), row))
+            every.append(torch.stack(rows))
+    return torch.stack(every).view(prompts, heads, length, length)
+
+
+def sinks_of_keys(
+    patterns: Sequence[Sequence[Tensor]],
+    windows: Sequence[int | None],
+    prefix: int | None,
+    *,
+    threshold: float,
+    tau: float,
+) -> dict[str, Tensor]:
+    """alpha [prompt, layer, head, key] over queries i >= k, over_tau over all that see k, and what uniform patterns have."""
+    prompts, blocks, (heads, length, _) = len(patterns), len(windows), patterns[0][0].shape
+    alpha = torch.zeros(prompts, blocks, heads, length, dtype=torch.float64)
+    over, uniform = torch.zeros(blocks, heads, length).double(), torch.zeros(blocks, length).double()
+    for l, window in enumerate(windows):  # noqa: E741
+        for k in range(length):
+            seeing = [i for i in range(length) if looks_at(i, k, window, prefix)]
+            for i in seeing:
+                if i >= k:
+                    uniform[l, k] += 1 / sum(looks_at(i, j, window, prefix) for j in range(length)) / (length - k)
+            for p in range(prompts):
+                for h in range(heads):
+                    a = patterns[p][l][h]
+                    alpha[p, l, h, k] = sum(float(a[i, k]) for i in range(k, length)) / (length - k)
+                    over[l, h, k] += sum(float(a[i, k]) > tau for i in seeing) / len(seeing) / prompts
+    rate = (alpha > threshold).double().mean((0, 2))
+    return {"alpha": alpha, "over_tau": over, "sink_rate": rate, "uniform": uniform}
+
+
+# ---------------------------------------------------------------------------------------------- toys (toy.model, toy.view)
+
+from toy.model import Architecture  # noqa: E402 - beside what it is for
+
+
+def toy_pass(a: Architecture, weights: dict[str, Tensor], inputs: Tensor) -> tuple[list[Tensor], Tensor]:
+    """(streams [position, d] that each block reads and the final norm reads; logits at the last position).
+
+    Of one model, whose weights have no model dimension, on one sequence of ids [position] or vectors [position, d].
+    """
+    w = {name: tensor.double() for name, tensor in weights.items()}
+    length, width = len(inputs), a.width // a.heads
+    rows = []
+    for t in range(length):
+        row = w["embedding"][inputs[t]] if a.vocabulary is not None else inputs[t].double()
+        if a.positional == "learned":
+            row = row + w["positions"][t]
+        if a.positional == "sinusoidal":
+            for n in range(0, a.width, 2):
+                angle = t / 10_000 ** (n / a.width)
+                pair = torch.tensor([math.sin(angle), math.cos(angle)]).double()
+                row = torch.cat([row[:n], row[n : n + 2] + pair, row[n + 2 :]])
+        rows.append(row)
+    streams = [torch.stack(rows)]
+    for layer in range(a.blocks):
+        x = streams[-1]
+        n = _toy_norm(a, w, f"{layer}.attention_norm", x)
+        mixed = []
+        for head in range(a.heads):
+            at = slice(head * width, (head + 1) * width)
+            q, k, v = ([row @ w[f"{layer}.{name}"][:, at] for row in n] for name in "qkv")
+            if a.positional == "rope":
+                q, k = ([_toy_turned(row, t) for t, row in enumerate(some)] for some in (q, k))
+            own = []
+            for i in range(length):
+                seen = [j for j in range(length) if a.mask == "full" or looks_at(i, j, a.window, a.prefix)]
+                logits = [q[i] @ k[j] / math.sqrt(width) - (a.decay or 0.0) * (i - j) for j in seen]
+                top = max(float(logit) for logit in logits)
+                shares = [torch.exp(logit - top) for logit in logits]
+                own.append(sum(share * v[j] for share, j in zip(shares, seen, strict=True)) / sum(shares))
+            mixed.append(torch.stack([torch.as_tensor(row) for row in own]))
+        out = torch.cat(mixed, -1)
+        if a.output_projection:
+            out = out @ w[f"{layer}.o"]
+        x = x + out if a.residual else out
+        if a.feed_forward:
+            up = _toy_norm(a, w, f"{layer}.mlp_norm", x) @ w[f"{layer}.up"] + w[f"{layer}.up.bias"]
+            down = up * (1 + torch.erf(up / math.sqrt(2))) / 2 @ w[f"{layer}.down"] + w[f"{layer}.down.bias"]
+            x = x + down if a.residual else down
+        streams.append(x)
+    return streams, toy_head(a, weights, _toy_norm(a, w, "norm", streams[-1])[-1])
+
+
+def toy_head(a: Architecture, weights: dict[str, Tensor], row: Tensor) -> Tensor:
+    """Logits of one normed row [d]."""
+    w = {name: tensor.double() for name, tensor in weights.items()}
+    for n in range(3 if a.head == "mlp" else 0):
+        row = row @ w[f"head.{n}"] + w[f"head.{n}.bias"]
+        row = torch.where(row > 0, row, torch.zeros_like(row))
+    logits = row @ w["unembedding"]
+    return logits + w["unembedding.bias"] if a.head == "mlp" else logits
+
+
+def _toy_norm(a: Architecture, w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    """Row by row."""
+    if a.norm == "none":
+        return x
+    rows = []
+    for row in x:
+        centred = row - row.sum() / a.width if a.norm == "layer" else row
+        scaled = centred / torch.sqrt((centred**2).sum() / a.width + 1e-5) * w[name]
+        rows.append(scaled + w[f"{name}.bias"] if a.norm == "layer" else scaled)
+    return torch.stack(rows)
+
+
+def _toy_turned(x: Tensor, position: int) -> Tensor:
+    """RoPE: entries n and n + c/2 of a head turned as a pair by position * 10000^(-2n/c)."""
+    half = len(x) // 2
+    out = [torch.zeros(())] * len(x)
+    for n in range(half):
+        angle = position * 10_000 ** (-2 * n / len(x))
+        out[n] = x[n] * math.cos(angle) - x[n + half] * math.sin(angle)
+        out[n + half] = x[n] * math.sin(angle) + x[n + half] * math.cos(angle)
+    return torch.stack(out)
+
+
+# ------------------------------------------------------------------------------------------ toys: positional retrieval
+
+
+def best_reader(vocabulary: int, length: int, target: int, last_apart: bool) -> float:
+    """Least loss of who knows a random sequence but not its order, by going through all sequences.
+
+    With `last_apart` the last token is known for itself. The posterior of the answer is counted, not derived.
+    """
+    seen: dict[object, list[int]] = {}
+    for number in range(vocabulary**length):
+        tokens = [number // vocabulary**place % vocabulary for place in range(length)]
+        known = (tuple(sorted(tokens[:-1])), tokens[-1]) if last_apart else tuple(sorted(tokens))
+        seen.setdefault(known, [0] * vocabulary)[tokens[target]] += 1
+    total = sum(sum(counts) for counts in seen.values())
+    return sum(n * math.log(sum(counts) / n) for counts in seen.values() for n in counts if n) / total
+
+
+# ------------------------------------------------------------------------------------------ sequences of toys (toy.tasks)
+
+
+def in_context_sequence(
+    means: list[list[float]], labels: list[list[float]], label_of: list[int], noise: list[list[float]], eps: float
+) -> list[list[float]]:
+    """[Wu]'s sequence, item by item: `(mu + eps eta) / sqrt(1 + eps^2)`, its label's vector, ..., the query without one.
+
+    `means` and `label_of` are those of each item's class, the query's last; `noise` is eta.
+    """
+    found = []
+    for n, (mean, eta) in enumerate(zip(means, noise, strict=True)):
+        found.append([(m + eps * e) / math.sqrt(1 + eps * eps) for m, e in zip(mean, eta, strict=True)])
+        if n < len(means) - 1:
+            found.append(list(labels[label_of[n]]))
+    return found
+
+
+# --------------------------------------------------------------------------------- toys: order without encoding (petroglyph)
+
+
+def plain_attention_only(
+    weights: dict[str, list[list[float]]], tokens: list[int], layers: int, causal: bool, residual: bool
+) -> list[float]:
+    """Outputs at the last position of one head per layer without norms, feed-forward or encoding, number by number."""
+
+    def product(x: list[float], matrix: list[list[float]]) -> list[float]:
+        return [sum(a * row[n] for a, row in zip(x, matrix, strict=True)) for n in range(len(matrix[0]))]
+
+    stream = [list(weights["embedding"][token]) for token in tokens]
+    for layer in range(layers):
+        q, k, v = ([product(x, weights[f"{layer}.{name}"]) for x in stream] for name in "qkv")
+        new = []
+        for i, x in enumerate(stream):
+            seen = range(i + 1) if causal else range(len(stream))
+            sizes = [math.exp(sum(a * b for a, b in zip(q[i], k[j], strict=True)) / math.sqrt(len(x))) for j in seen]
+            mixed = [sum(w * v[j][n] for w, j in zip(sizes, seen, strict=True)) / sum(sizes) for n in range(len(x))]
+            out = product(mixed, weights[f"{layer}.o"])
+            new.append([a + b for a, b in zip(x, out, strict=True)] if residual else out)
+        stream = new
+    return product(stream[-1], weights["unembedding"])
+
+
+# ------------------------------------------------------------------------- toys: the token before the last, and rollouts
+
+
+def widest_margin(points: list[list[float]], asked: int, angles: int = 20_000) -> tuple[float, list[float]]:
+    """(margin, direction) along which the others lie farthest above the point `asked`; directions are tried one by one.
+
+    A margin of zero or less means that no direction separates.
+    """
+    best = (-math.inf, [0.0, 0.0])
+    for n in range(angles):
+        angle = 2 * math.pi * n / angles
+        s = [math.cos(angle), math.sin(angle)]
+        along = [p[0] * s[0] + p[1] * s[1] for p in points]
+        margin = min(x for j, x in enumerate(along) if j != asked) - along[asked]
+        best = max(best, (margin, s))
+    return best
+
+
+def walk_chance(patterns: list[list[list[float]]], start: int, end: int) -> float:
+    """P(z = end) of a walk from `start` that takes one step per pattern, the last pattern first, as a sum over all walks."""
+    if not patterns:
+        return float(start == end)
+    *below, top = patterns
+    return sum(chance * walk_chance(below, j, end) for j, chance in enumerate(top[start]) if chance)
+
+
+def paths_weight(lost: list[float], layers: int, distance: int) -> float:
+    """Sum over all ways to write `distance` as `layers` steps of zero or more of e^-(what the steps lose)."""
+    if layers == 1:
+        return math.exp(-lost[distance])
+    return sum(math.exp(-lost[x]) * paths_weight(lost, layers - 1, distance - x) for x in range(distance + 1))

@@ -13,7 +13,7 @@ import pytest
 import reference
 import torch
 from families import BLOCKS, FAMILIES, HEAD_DIM, HEADS, VOCABULARY, WIDTH
-from test_fused import CAP, DTYPES, KINDS, SLOPES, drawn, logits_of, rounding, same
+from test_fused import CAP, DTYPES, KINDS, SLOPES, drawn, keys_of, logits_of, rounding, same
 from torch import Tensor, nn
 
 import probes
@@ -70,11 +70,14 @@ def test_columns_diagonals_and_pairs(kind, dtype, with_kernel):
     assert columns(given, []).shape == (2, 2, LENGTH, 0)
 
     lags = [0, 1, 7, 8, LENGTH - 1, LENGTH, LENGTH + 5]
+    if given.prefix is not None:  # there is something ahead
+        lags += [-1, -7, 1 - LENGTH, -LENGTH, -LENGTH - 5]
     along = diagonals(given, lags)
     assert along.dtype == found.dtype
     for n, lag in enumerate(lags):
         for i in range(LENGTH):
-            expected = logits[..., i, i - lag] if i >= lag else torch.full((2, 2), float("-inf")).double()
+            there = 0 <= i - lag < LENGTH
+            expected = logits[..., i, i - lag] if there else torch.full((2, 2), float("-inf")).double()
             same(along[..., n, i], expected, noise)
 
     queries, keys = [5, 23, 0, 3, 20], [5, 2, 0, 4, 13]
@@ -128,10 +131,11 @@ def test_blocks_make_up_the_pattern(kind, dtype, numbers):
     given = drawn(LENGTH, dtype=dtype, **KINDS[kind])
     pattern, noise = logits_of(given).softmax(-1), rounding(given)
     whole, at, sizes = torch.zeros_like(pattern), 0, []
-    for start, stop, first, weights in pattern_blocks(given, numbers=numbers):
+    for piece in pattern_blocks(given, numbers=numbers):
+        start, stop, first, weights = piece
         assert start == at
-        assert first == (0 if given.window is None else max(0, start + 1 - given.window))
-        whole[:, :, start:stop, first:stop] = weights.double()
+        assert (first, piece.last) == keys_of(given, start, stop)
+        whole[:, :, start:stop, first : piece.last] = weights.double()
         at = stop
         sizes.append(weights.numel())
     assert at == LENGTH
@@ -151,7 +155,7 @@ def test_sums_and_counts_of_columns(kind, dtype, threshold):
     pattern, noise = logits_of(given).softmax(-1), rounding(given)
     found = column_statistics(given, threshold)
     assert found.total.dtype == found.over.dtype == torch.float64
-    same(found.total, pattern.sum(-2), noise)
+    same(found.total, pattern.tril().sum(-2), noise)  # of the queries from the key on
     near = ((pattern - threshold).abs() <= noise * threshold).sum(-2)  # rounding may decide these either way
     assert bool(((found.over - (pattern > threshold).sum(-2)).abs() <= near).all())
     assert near.sum() <= 2

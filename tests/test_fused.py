@@ -26,6 +26,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": CAP},
     "slopes": {"slopes": SLOPES},
     "softcap, slopes and window": {"softcap": CAP, "slopes": SLOPES, "window": 8},
+    "prefix": {"prefix": 8},
+    "full": {"prefix": 10_000},
+    "prefix and window": {"prefix": 5, "window": 8},
+    "softcap, slopes and prefix": {"softcap": CAP, "slopes": SLOPES, "prefix": 8},
 }
 
 
@@ -50,10 +54,23 @@ def drawn(
 def logits_of(attention: Attention) -> Tensor:
     """The twin's, of exactly the numbers that are given, in float64 on the CPU."""
     q, k = (x.detach().cpu().double() for x in (attention.query, attention.key))
+    return twin_logits(q, k, attention)
+
+
+def twin_logits(query: Tensor, key: Tensor, attention: Attention) -> Tensor:
+    """Of these queries and keys, under the mask, soft-cap and slopes of `attention`."""
     slopes = None if attention.slopes is None else attention.slopes.cpu()
-    return reference.attention_logits(
-        q, k, attention.scale, softcap=attention.softcap, window=attention.window, slopes=slopes
-    )
+    more: dict[str, Any] = {"softcap": attention.softcap, "window": attention.window, "slopes": slopes}
+    if attention.prefix is None:
+        return reference.attention_logits(query, key, attention.scale, **more)
+    return reference.masked_logits(query, key, attention.scale, **more, prefix=attention.prefix)
+
+
+def keys_of(attention: Attention, start: int, stop: int) -> tuple[int, int]:
+    """The first key that queries from `start` to `stop` see, and the last one plus 1, found by asking for each."""
+    window, prefix, length = attention.window, attention.prefix, attention.query.shape[-2]
+    seen = [j for j in range(length) for i in range(start, stop) if reference.looks_at(i, j, window, prefix)]
+    return min(seen), max(seen) + 1
 
 
 def rounding(attention: Attention) -> float:
@@ -177,9 +194,7 @@ def test_gradients_are_the_plain_pattern_s(kind, normalizer, monkeypatch):
         total = total + (found.normalizer * row).sum()
     gradients = torch.autograd.grad(total, leaves)
 
-    logits = reference.attention_logits(
-        leaves[0], leaves[1], made.scale, softcap=made.softcap, window=made.window, slopes=made.slopes
-    )
+    logits = twin_logits(leaves[0], leaves[1], made)
     twin = ((logits.softmax(-1) @ leaves[2]) * weight).sum() + (logits.logsumexp(-1) * row).sum()
     for gradient, expected in zip(gradients, torch.autograd.grad(twin, leaves), strict=True):
         assert expected.abs().max() > 0.1
@@ -212,9 +227,9 @@ def test_logits_and_patterns_of_attention(kind, dtype):
     assert pattern.dtype == dtype
     same(pattern, expected.softmax(-1), 2**-8 if dtype == torch.bfloat16 else noise)
     for start, stop in ((0, 1), (0, 9), (8, 9), (13, 20), (19, 20)):
-        first = given.first_key(start)
-        assert first == (0 if given.window is None else max(0, start - 7))
-        same(given.logits(start, stop), expected[:, :, start:stop, first:stop], noise)
+        first, last = given.first_key(start), given.last_key(stop)
+        assert (first, last) == keys_of(given, start, stop)
+        same(given.logits(start, stop), expected[:, :, start:stop, first:last], noise)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -233,10 +248,32 @@ def test_slopes_alone_are_the_patterns_without_content(window):
 # -------------------------------------------------------------------------------------------- blocks and memory
 
 
+def test_a_prefix_of_one_key_is_the_causal_mask_bit_for_bit():
+    """So is a window as long as the prompt; and what stands behind a prefix is the causal kernel's."""
+    given = drawn(40, dtype=torch.float32)
+    expected = attend(given, normalizer=True)
+    assert expected.output is not None
+    assert expected.normalizer is not None
+    for other in ({"prefix": 1}, {"window": 40}, {"window": 40, "prefix": 1}):
+        found = attend(replace(given, **other), normalizer=True)
+        assert found.output is not None
+        assert found.normalizer is not None
+        assert torch.equal(found.output, expected.output)
+        assert torch.equal(found.normalizer, expected.normalizer)
+        assert torch.equal(replace(given, **other).pattern(), given.pattern())
+    behind = attend(replace(given, prefix=9), normalizer=True)
+    assert behind.output is not None
+    assert behind.normalizer is not None
+    assert torch.equal(behind.output[..., 9:, :], expected.output[..., 9:, :])
+    assert torch.equal(behind.normalizer[..., 9:], expected.normalizer[..., 9:])
+    assert not torch.allclose(behind.output[..., :8, :], expected.output[..., :8, :])
+
+
+@pytest.mark.parametrize("prefix", [None, 1, 20, 149, 1000])
 @pytest.mark.parametrize("window", [None, 8, 100])
 @pytest.mark.parametrize("numbers", [1, 7, 500, 4000, 10**9])
-def test_blocks_of_queries_fill_their_budget_and_no_more(numbers, window):
-    given = drawn(150, window=window)
+def test_blocks_of_queries_fill_their_budget_and_no_more(numbers, window, prefix):
+    given = drawn(150, window=window, prefix=prefix)
     found = list(query_blocks(given, numbers=numbers))
     assert [start for start, _ in found] == [0, *(stop for _, stop in found[:-1])]
     assert found[-1][1] == 150

@@ -2,7 +2,8 @@
 
 A block is pre-norm: attention reads the (normalized) stream and writes to it, then a feed-forward may; every part but
 attention can be switched off. Weights of E models of one shape lie side by side in tensors with a leading model dimension,
-and one pass runs all of them: `[E, in, out]` matrices against inputs `[E, B, T, d]`, or `[1, B, T, d]` that all models share.
+and one pass runs all of them: `[E, in, out]` matrices against inputs `[E, B, T, d]`, or `[1, B, T, d]` that all models
+share.
 
 Mask, rotation, decay, sinusoidal encoding and residual stream change no shape. They are numbers that enter the pass
 (`Switches`), so that models that differ in them train in one batch.
@@ -186,8 +187,8 @@ class Switches:
     """What distinguishes models of one shape, as numbers; None where no model of the batch has it.
 
     `bias [E, 1, 1, T, T]` is added to the logits: minus infinity where a query does not look, decay. `cos`, `sin`
-    `[E, 1, 1, T, c]` rotate (1 and 0: not at all). `added [E, 1, T, d]` are sinusoidal encodings. `keep [E, 1, 1, 1]` is 1 with a
-    residual stream, 0 without.
+    `[E, 1, 1, T, c]` rotate (1 and 0: not at all). `added [E, 1, T, d]` are sinusoidal encodings. `keep [E, 1, 1, 1]` is 1
+    with a residual stream, 0 without.
     """
 
     bias: Tensor

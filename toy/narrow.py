@@ -11,6 +11,7 @@ Same weights, same numbers up to rounding (tests/test_toy_model.py); `benchmarks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from torch.nn import functional
 
 from .model import HEAD_LAYERS, NORM_EPS, Architecture, Switches, Weights
 
+FEW = (
+    1 << 16
+)  # logits at a time up to which attention is computed at once on a CPU: 256 KiB, a quarter of a core's cache
 WIDEST = 16  # dimensions of a head up to which this layout is the faster one on a CPU
 
 
@@ -35,12 +39,26 @@ def one_hot(ids: Int[Tensor, "stream batch position"], vocabulary: int) -> Float
 
 
 def forward(
-    architecture: Architecture, weights: Weights, switches: Switches, inputs: Float[Tensor, "model V position_batch"]
+    architecture: Architecture,
+    weights: Weights,
+    switches: Switches,
+    inputs: Float[Tensor, "stream V position_batch"],
+    counts: Sequence[int] | None = None,
 ) -> Float[Tensor, "model outputs batch"]:
-    """The head's logits at the last position, the batch innermost; arguments as in `model.forward`, ids as columns."""
+    """The head's logits at the last position, the batch innermost; arguments as in `model.forward`, ids as columns.
+
+    The first `counts[0]` models read the first stream, the next `counts[1]` the second, and so on; equally many each if
+    None.
+    """
     a = architecture
-    x = weights["embedding"].mT @ inputs
-    x = x.unflatten(-1, (a.length, -1))  # [E, d, T, B]
+    # Models that read the same take part in one product, their embeddings under one another.
+    table = weights["embedding"].mT  # [E, d, V]
+    if counts is None or len(set(counts)) == 1:
+        x = table.reshape(len(inputs), -1, table.shape[2]) @ inputs
+    else:
+        parts = zip(table.split(list(counts)), inputs, strict=True)
+        x = torch.cat([part.flatten(0, 1) @ stream for part, stream in parts])
+    x = x.view(len(table), a.width, a.length, -1)  # [E, d, T, B]
     if "positions" in weights:
         x = x + weights["positions"].mT[..., None]
     if switches.added is not None:
@@ -53,26 +71,30 @@ def forward(
 
 def _block(a: Architecture, weights: Weights, switches: Switches, layer: int, x: Tensor) -> Tensor:
     n = _normed(a, weights, f"{layer}.attention_norm", x)
-    fused = torch.cat([weights[f"{layer}.{name}"] for name in "qkv"], -1)
+    wq, wk, wv = (weights[f"{layer}.{name}"] for name in "qkv")
+    fused = torch.cat([wq * a.head_dim**-0.5, wk, wv], -1)
     q, k, v = (y.unflatten(1, (a.heads, -1)) for y in _times(fused, n).chunk(3, 1))  # each [E, H, c, T, B]
     q, k = (_rotated(switches, y) for y in (q, k))
-    bias = switches.bias[:, 0, ..., None].expand(-1, a.heads, -1, -1, -1).flatten(0, 1)  # [E H, T, T, 1]
-    mixed: Any = _Attend.apply(q.flatten(0, 1) * a.head_dim**-0.5, k.flatten(0, 1), v.flatten(0, 1), bias)
-    return _written(a, weights, switches, layer, x, mixed.reshape(x.shape))
+    mixed: Any = _Attend.apply(q, k, v, switches.bias[:, 0, ..., None])
+    return _written(a, weights, switches, layer, x, mixed.flatten(1, 2))
 
 
 def _last_block(a: Architecture, weights: Weights, switches: Switches, x: Tensor) -> Float[Tensor, "model d 1 batch"]:
     layer = a.blocks - 1
     n = _normed(a, weights, f"{layer}.attention_norm", x)
-    q = _times(weights[f"{layer}.q"], n[:, :, -1:]).unflatten(1, (a.heads, -1)) * a.head_dim**-0.5  # [E, H, c, 1, B]
+    q = _times(weights[f"{layer}.q"] * a.head_dim**-0.5, n[:, :, -1:]).unflatten(1, (a.heads, -1))  # [E, H, c, 1, B]
+    seen = n[:, None].expand(-1, a.heads, -1, -1, -1)  # [E, H, d, T, B]
+    bias = switches.bias[:, 0, :, -1:, :, None]
     if switches.cos is None:
         asked = _by_head(a, weights[f"{layer}.k"]) @ q[..., 0, :]  # [E, H, d, B]
-        logits = (asked[..., None, :] * n[:, None]).sum(2)  # [E, H, T, B]
+        mixed: Any = _Attend.apply(asked[..., None, :], seen, seen, bias)
+        mixed = mixed[..., 0, :]
     else:
         k = _rotated(switches, _times(weights[f"{layer}.k"], n).unflatten(1, (a.heads, -1)))
-        logits = (_rotated(switches, q, last=True) * k).sum(2)
-    pattern = (logits + switches.bias[:, 0, :, -1, :, None]).softmax(2)
-    read = _by_head(a, weights[f"{layer}.v"]).mT @ (pattern[:, :, None] * n[:, None]).sum(3)  # [E, H, c, B]
+        logits = (_rotated(switches, q, last=True) * k).sum(2)  # [E, H, T, B]
+        pattern = (logits + bias[:, :, 0]).softmax(2)
+        mixed = (pattern[:, :, None] * seen).sum(3)
+    read = _by_head(a, weights[f"{layer}.v"]).mT @ mixed  # [E, H, c, B]
     return _written(a, weights, switches, layer, x[:, :, -1:], read.flatten(1, 2)[:, :, None])
 
 
@@ -125,35 +147,110 @@ def _rotated(switches: Switches, x: Float[Tensor, "model head c position batch"]
 
 
 class _Attend(torch.autograd.Function):
-    """softmax(q k + bias) v over `[model, c, T, B]`, one elementwise product per dimension; no gradient for the bias.
+    """softmax(q k + bias) v, for queries `[E, H, c, Q, B]` and keys and values `[E, H, c, T, B]`; no gradient for the bias.
 
-    Written out because autograd would keep a T x T x B tensor per dimension of the head.
+    Elementwise over whole batches. Many models go query by query against the keys that any of them lets it see: temporary
+    tensors then stay in the cache, and under a causal mask half of the products are not computed at all. For few models, and
+    on a GPU, calls cost more than that saves, and all queries go at once. Autograd would keep a T x T x B tensor per
+    dimension of the head either way.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        logits = torch.addcmul(bias, q[:, 0, :, None], k[:, 0, None])  # [model, query, key, B]
-        for c in range(1, q.shape[1]):
-            logits.addcmul_(q[:, c, :, None], k[:, c, None])
-        pattern = torch.softmax(logits, 2)
-        out = torch.empty_like(v, memory_format=torch.contiguous_format)
-        for c in range(v.shape[1]):
-            torch.sum(torch.mul(pattern, v[:, c, None], out=logits), 2, out=out[:, c])
-        ctx.save_for_backward(q, k, v, pattern)
+        ctx.seen = _seen(bias, q)
+        if ctx.seen is None:
+            out, pattern = _at_once(q, k, v, bias)
+            patterns = [pattern]
+        else:
+            out, patterns = _by_query(q, k, v, bias, ctx.seen)
+        ctx.save_for_backward(q, k, v, out, *patterns)
         return out
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        (slope,) = slopes
-        q, k, v, pattern = ctx.saved_tensors
-        by_weight = slope[:, 0, :, None] * v[:, 0, None]
-        for c in range(1, q.shape[1]):
-            by_weight.addcmul_(slope[:, c, :, None], v[:, c, None])
-        # The softmax's own: A (dA - sum_j A dA).
-        by_logit = pattern * (by_weight - (pattern * by_weight).sum(2, keepdim=True))
-        to_q, to_k, to_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        for c in range(q.shape[1]):
-            torch.sum(torch.mul(pattern, slope[:, c, :, None], out=by_weight), 1, out=to_v[:, c])
-            torch.sum(torch.mul(by_logit, k[:, c, None], out=by_weight), 2, out=to_q[:, c])
-            torch.sum(torch.mul(by_logit, q[:, c, :, None], out=by_weight), 1, out=to_k[:, c])
-        return to_q, to_k, to_v, None
+        q, k, v, out, *patterns = ctx.saved_tensors
+        slope = slopes[0].contiguous()
+        # The softmax's own is A (dA - sum_j A dA), and sum_j A dA = sum_j A (slope v) = slope out.
+        less = (slope * out).sum(2).neg_()  # [E, H, Q, B]
+        if ctx.seen is None:
+            return *_at_once_back(q, k, v, slope, less, *patterns), None
+        return *_by_query_back(q, k, v, slope, less, patterns), None
+
+
+def _seen(bias: Float[Tensor, "model 1 query key 1"], q: Tensor) -> list[int] | None:
+    """For every query, how many keys there are up to the last that any model shows it; None: do not go by query."""
+    if q.is_cuda or q[:, :, 0].numel() * bias.shape[3] <= FEW:
+        return None
+    shown = bias[:, 0, :, :, 0].amax(0).isfinite()
+    return (shown * torch.arange(1, bias.shape[3] + 1)).amax(1).tolist()
+
+
+def _at_once(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """(what is read, the pattern `[E, H, Q, T, B]`)."""
+    logits = torch.addcmul(bias, q[:, :, 0, :, None], k[:, :, 0, None])
+    for c in range(1, q.shape[2]):
+        logits.addcmul_(q[:, :, c, :, None], k[:, :, c, None])
+    pattern = logits.softmax(3)
+    out = q.new_empty(q.shape)
+    for c in range(v.shape[2]):
+        torch.sum(torch.mul(pattern, v[:, :, c, None], out=logits), 3, out=out[:, :, c])
+    return out, pattern
+
+
+def _at_once_back(
+    q: Tensor, k: Tensor, v: Tensor, slope: Tensor, less: Tensor, pattern: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    by_logit = torch.addcmul(less[:, :, :, None], slope[:, :, 0, :, None], v[:, :, 0, None])
+    for c in range(1, q.shape[2]):
+        by_logit.addcmul_(slope[:, :, c, :, None], v[:, :, c, None])
+    by_logit.mul_(pattern)
+    to_q, to_k, to_v = (x.new_empty(x.shape) for x in (q, k, v))
+    product = torch.empty_like(pattern)
+    for c in range(q.shape[2]):
+        torch.sum(torch.mul(pattern, slope[:, :, c, :, None], out=product), 2, out=to_v[:, :, c])
+        torch.sum(torch.mul(by_logit, k[:, :, c, None], out=product), 3, out=to_q[:, :, c])
+        torch.sum(torch.mul(by_logit, q[:, :, c, :, None], out=product), 2, out=to_k[:, :, c])
+    return to_q, to_k, to_v
+
+
+def _by_query(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Sequence[int]
+) -> tuple[Tensor, list[Float[Tensor, "model head key batch"]]]:
+    """(what is read, the pattern query by query)."""
+    asked, keys = _split(q), k.unbind(2)
+    out, values = q.new_zeros(q.shape), v.unbind(3)  # values: by key, [E, H, c, B]
+    patterns = []
+    for i, n in enumerate(seen):
+        logits = torch.addcmul(bias[:, :, i, :n], asked[0][i], keys[0][:, :, :n])
+        for one, key in zip(asked[1:], keys[1:], strict=True):
+            logits.addcmul_(one[i], key[:, :, :n])
+        pattern = logits.softmax(2)
+        read = out[:, :, :, i]
+        for weight, value in zip(pattern[:, :, None].unbind(3), values, strict=False):
+            read.addcmul_(weight, value)
+        patterns.append(pattern)
+    return out, patterns
+
+
+def _by_query_back(
+    q: Tensor, k: Tensor, v: Tensor, slope: Tensor, less: Tensor, patterns: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    to_q, to_k, to_v = (x.new_zeros(x.shape) for x in (q, k, v))
+    by_out, values, keys = _split(slope), v.unbind(2), k.unbind(3)
+    for i, pattern in enumerate(patterns):
+        n = pattern.shape[2]
+        by_logit = torch.addcmul(less[:, :, i, None], by_out[0][i], values[0][:, :, :n])
+        for one, value in zip(by_out[1:], values[1:], strict=True):
+            by_logit.addcmul_(one[i], value[:, :, :n])
+        by_logit = by_logit.mul_(pattern)[:, :, None]
+        to_v[:, :, :, :n].addcmul_(pattern[:, :, None], slope[:, :, :, i, None])
+        to_k[:, :, :, :n].addcmul_(by_logit, q[:, :, :, i, None])
+        to_one = to_q[:, :, :, i]
+        for weight, key in zip(by_logit.unbind(3), keys, strict=False):
+            to_one.addcmul_(weight, key)
+    return to_q, to_k, to_v
+
+
+def _split(x: Float[Tensor, "model head c query batch"]) -> list[tuple[Tensor, ...]]:
+    """By dimension and query, [E, H, 1, B]."""
+    return [one[:, :, :, None].unbind(2) for one in x.unbind(2)]

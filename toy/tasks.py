@@ -7,7 +7,8 @@ things of them: models that share stream and seed share one copy of the data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -33,6 +34,26 @@ class Task(Protocol):
         ...
 
     @property
+    def length(self) -> int:
+        """Positions of a sequence."""
+        ...
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Tokens that sequences are made of; None where they are vectors."""
+        ...
+
+    @property
+    def width(self) -> int | None:
+        """Components of a vector; None where sequences are tokens."""
+        ...
+
+    @property
+    def outputs(self) -> int:
+        """Answers that can be right."""
+        ...
+
+    @property
     def stream(self) -> Task:
         """The task that stands for all that draw the same sequences."""
         ...
@@ -49,7 +70,7 @@ class Task(Protocol):
         """The class or token to be predicted at the last position."""
         ...
 
-    def described(self) -> dict[str, object]:
+    def described(self) -> dict[str, Any]:
         """All fields, for provenance and fingerprints."""
         ...
 
@@ -79,6 +100,14 @@ class Copying:
             )
 
     @property
+    def width(self) -> None:
+        return None
+
+    @property
+    def outputs(self) -> int:
+        return self.vocabulary
+
+    @property
     def stream(self) -> Copying:
         return replace(self, target=-1)
 
@@ -93,11 +122,8 @@ class Copying:
     def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
         return drawn.hidden[..., self.target]
 
-    def described(self) -> dict[str, object]:
-        return {"task": "copying", "vocabulary": self.vocabulary, "length": self.length} | {
-            "target": self.target,
-            "batch": self.batch,
-        }
+    def described(self) -> dict[str, Any]:
+        return {"task": "copying"} | asdict(self)
 
 
 class World(NamedTuple):
@@ -113,11 +139,11 @@ class World(NamedTuple):
 class InContext:
     """In-context retrieval [Wu, section 5]: `items` pairs of an item and its class's label, then a query; predict its label.
 
-    A sequence has items / burst classes, `burst` items of each in random order, 2 items + 1 vectors of length `width`. An item of
-    class mean mu is `(mu + eps eta) / sqrt(1 + eps^2)` with fresh noise eta ("gaussian"), or with one eta for all items and
-    eps = `anisotropy` ("fixed": every class is one vector, and all lean to one side). Components of all vectors have standard
-    deviation `1/sqrt(width)` at scale "text", as the paper says, and `1/width` at scale "program", as its program draws them.
-    The query's class is that of the item at a random position, or at one of `biased`.
+    A sequence has items / burst classes, `burst` items of each in random order, 2 items + 1 vectors of length `width`. An
+    item of class mean mu is `(mu + eps eta) / sqrt(1 + eps^2)` with fresh noise eta ("gaussian"), or with one eta for all
+    items and eps = `anisotropy` ("fixed": every class is one vector, and all lean to one side). Components of all vectors
+    have standard deviation `1/sqrt(width)` at scale "text", as the paper says, and `1/width` at scale "program", as its
+    program draws them. The query's class is that of the item at a random position, or at one of `biased`.
 
     Raises:
         InputError: numbers that do not go together.
@@ -145,6 +171,9 @@ class InContext:
         for name, allowed in (("scale", ("text", "program")), ("data", ("gaussian", "fixed"))):
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name}={getattr(self, name)!r} is unknown; give one of {', '.join(allowed)}")
+        for name in ("eps", "anisotropy"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name}={getattr(self, name)} is no strength; give a finite number, 0 or more")
         if self.biased is not None and not (self.biased and all(0 <= p < self.items for p in self.biased)):
             raise InputError(f"biased={self.biased} are no items; give numbers from 0 to {self.items - 1}, or None")
 
@@ -152,6 +181,14 @@ class InContext:
     def length(self) -> int:
         """Vectors per sequence."""
         return 2 * self.items + 1
+
+    @property
+    def vocabulary(self) -> None:
+        return None
+
+    @property
+    def outputs(self) -> int:
+        return self.labels
 
     @property
     def stream(self) -> InContext:
@@ -192,11 +229,17 @@ class InContext:
 
         The query is of the class of `right`, whose label is the answer [Wu, section 5]; `wrong` carries whatever label its
         own class had (by chance the same one in 3 of 7 cases at burst 4). The published gap is accuracy[a right, b wrong]
-        - accuracy[b right, a wrong].
+        - accuracy[b right, a wrong]. The generator must not be seeded as the world is: its classes would be the world's.
 
         Returns:
             One step of n sequences.
+
+        Raises:
+            InputError: `right` or `wrong` is no item, or they are one.
         """
+        self._items(right, wrong)
+        if right == wrong:
+            raise InputError(f"items {right} and {wrong} are one; give two different items")
         own, vectors, labels = self._novel(world, generator, n, self.burst)
         asked = torch.cat([own, own[..., right : right + 1]], -1)
         x = self._vectors(world, vectors.gather(1, _rows(asked, self.width)), generator)
@@ -204,14 +247,24 @@ class InContext:
         return Drawn(self._sequences(world, x, labels.gather(1, asked))[None], labels.gather(1, asked)[None, :, -1])
 
     def single(self, world: World, generator: torch.Generator, n: int, at: int) -> Drawn:
-        """Test sequences of as many novel classes as items, one item each; the query is of the class of item `at`."""
+        """Test sequences of as many novel classes as items, one item each; the query is of the class of item `at`.
+
+        Raises:
+            InputError: `at` is no item.
+        """
+        self._items(at)
         own, vectors, labels = self._novel(world, generator, n, 1)
         asked = torch.cat([own, own[..., at : at + 1]], -1)
         x = self._vectors(world, vectors.gather(1, _rows(asked, self.width)), generator)
         return Drawn(self._sequences(world, x, labels.gather(1, asked))[None], labels.gather(1, asked)[None, :, -1])
 
-    def described(self) -> dict[str, object]:
-        return {"task": "in-context"} | {name: getattr(self, name) for name in self.__dataclass_fields__}
+    def described(self) -> dict[str, Any]:
+        return {"task": "in-context"} | asdict(self)
+
+    def _items(self, *numbers: int) -> None:
+        for number in numbers:
+            if not 0 <= number < self.items:
+                raise InputError(f"item {number} is not there; give a number from 0 to {self.items - 1}")
 
     def _classes(self, generator: torch.Generator, size: tuple[int, ...]) -> Int[Tensor, "*size item"]:
         """Distinct classes, `burst` items of each, in random order."""
@@ -255,3 +308,58 @@ def _rows(index: Int[Tensor, "n item"], width: int) -> Int[Tensor, "n item d"]:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise InputError(f"{name}={value} is too few; give at least {least}")
+
+
+@dataclass(frozen=True)
+class WhichFirst:
+    """Which of two marked tokens stands first: the answer is 0 or 1, the marked token's own id.
+
+    The two stand at random places before the last one; everywhere else are uniform random tokens of the other ids. Whoever
+    knows which tokens there are, but not their order, is right in exactly one half of the cases: exchanging the two marked
+    tokens (`mirrored`) changes the answer and nothing that such a reader sees.
+
+    Raises:
+        InputError: no room for the two, or no token besides them.
+    """
+
+    vocabulary: int = 10
+    length: int = 10
+    batch: int = 128
+
+    def __post_init__(self) -> None:
+        _at_least("vocabulary", self.vocabulary, 3)
+        _at_least("length", self.length, 3)
+        _at_least("batch", self.batch, 1)
+
+    @property
+    def width(self) -> None:
+        return None
+
+    @property
+    def outputs(self) -> int:
+        return 2
+
+    @property
+    def stream(self) -> WhichFirst:
+        return self
+
+    def world(self, seed: int, device: torch.device | str) -> None:
+        return None
+
+    def draw(self, world: None, generator: torch.Generator, steps: int) -> Drawn:
+        size, device = (steps, self.batch), generator.device
+        tokens = torch.randint(2, self.vocabulary, (*size, self.length), generator=generator, device=device)
+        places = torch.rand(*size, self.length - 1, generator=generator, device=device).argsort(-1)[..., :2]
+        ids = torch.arange(2, device=device).expand(*size, 2)
+        return Drawn(tokens.scatter_(-1, places, ids), (places[..., 1] < places[..., 0]).long())
+
+    def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
+        return drawn.hidden
+
+    def described(self) -> dict[str, Any]:
+        return {"task": "which-first"} | asdict(self)
+
+
+def mirrored(tokens: Int[Tensor, "*n position"]) -> Int[Tensor, "*n position"]:
+    """Sequences of `WhichFirst` with the marked tokens exchanged, whose answers are the other ones."""
+    return torch.where(tokens < 2, 1 - tokens, tokens)

@@ -4,9 +4,11 @@ Models of one `Architecture.shape` and batch size go side by side in tensors wit
 mixes shapes is trained group by group. Every model keeps its own learning rate, decay, data and seed: the loss is the sum
 of the models' own, which share no parameter, so that each gets the gradient it would get alone. A model's data depend on its
 seed and step alone, and its fresh weights on its seed, so that training it alone or among fifty gives the same losses up to
-the order in which floats are added.
+the order in which floats are added. That order depends on the number of models and of threads: losses agree with those of
+other numbers to rounding for the first hundreds of steps, and drift apart where training itself is unstable.
 
-All parameters lie in one `[E, P]` tensor, of which the matrices are views: AdamW is then ten operations for any number of models.
+All parameters lie in one `[E, P]` tensor, of which the matrices are views: AdamW is then ten operations for any number of
+models.
 """
 
 from __future__ import annotations
@@ -38,14 +40,18 @@ BETAS, EPS = (0.9, 0.999), 1e-8  # torch's defaults, which the sources use
 DRAW = 1 << 22  # numbers of input drawn at a time and stream; a block of data is 16 MiB in float32
 STEPS_DRAWN = 64  # steps of a block at most
 TOGETHER = {"cpu": 1 << 20, "cuda": 1 << 28}  # numbers in the models' streams beyond which a group is split
-SAVE_SECONDS = 60.0
+SAVE_SECONDS, TELL_SECONDS = 60.0, 0.2
 
 Schedule = Literal["constant", "cosine"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One model and its training. `schedule`: the learning rate stays, or falls to zero along half a cosine."""
+    """One model and its training. `schedule`: the learning rate stays, or falls to zero along half a cosine.
+
+    Raises:
+        InputError: numbers out of range, or a model that cannot read the task's sequences.
+    """
 
     architecture: Architecture
     task: Task
@@ -63,11 +69,25 @@ class Run:
             raise InputError(f"seed={self.seed} is out of range; give a whole number from 0 to {2**32 - 1}")
         if self.schedule not in ("constant", "cosine"):
             raise InputError(f"schedule={self.schedule!r} is unknown; give 'constant' or 'cosine'")
+        model, task = self.architecture, self.task
+        for name in ("length", "vocabulary", *(["width"] if task.vocabulary is None else [])):
+            have, need = getattr(model, name), getattr(task, name)
+            if have != need:
+                raise InputError(
+                    f"{name}={have} of the model does not fit the task's {name}={need}; give them the same"
+                )
+        if model.outputs < task.outputs:
+            raise InputError(f"outputs={model.outputs} are too few for {task.outputs} answers; give {task.outputs}")
 
-    def described(self) -> dict[str, object]:
-        own = {"seed": self.seed, "learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
-        own |= {"schedule": self.schedule}
-        return {"architecture": self.architecture.described(), "task": self.task.described()} | own
+    def described(self) -> dict[str, Any]:
+        return {
+            "architecture": self.architecture.described(),
+            "task": self.task.described(),
+            "seed": self.seed,
+            "learning_rate": self.learning_rate,
+            "weight_decay": self.weight_decay,
+            "schedule": self.schedule,
+        }
 
 
 @dataclass
@@ -78,6 +98,7 @@ class Trained:
     losses: Float[Tensor, " step"]
     weights: dict[str, Tensor]
     recorded: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    seconds: float = 0.0  # its share of its group's training, interrupted parts included
 
 
 def train(
@@ -100,20 +121,28 @@ def train(
         record: steps (numbers of updates done, 0 for fresh weights) at which the weights named in `recorded` are kept.
         recorded: names as in `model.initial`; those a model does not have are left out.
         folder: where unfinished work is saved, every minute and at an interruption, and taken up again. The same call
-            then gives the very numbers of an uninterrupted one. The caller removes it in the end (`forget`).
+            then gives the very numbers of an uninterrupted one (on the same number of threads). The caller removes it in
+            the end (`forget`).
         together: models trained side by side at most; chosen by their size if None.
-        advance: called now and then with the number of model-steps done since.
+        advance: called now and then with the number of model-steps done since; what was done before, first of all.
 
     Raises:
-        InputError: no runs or steps; `folder` holds the work of other runs, named in the message, or cannot be written.
+        InputError: no runs or steps; steps to record that are not made, or weights that no run has; `folder` holds the
+            work of other runs, or of another torch, named in the message, or cannot be read or written.
     """
     if not runs or steps < 1:
         raise InputError(f"{len(runs)} runs of {steps} steps are no training; give at least one of each")
+    record = sorted(set(record))
+    if record and not 0 <= record[0] <= record[-1] <= steps:
+        wrong = record[0] if record[0] < 0 else record[-1]
+        raise InputError(f"step {wrong} cannot be recorded; give steps from 0 to {steps}")
+    if record and not any(name in initial(run.architecture, 0) for run in runs for name in recorded):
+        raise InputError(f"no run has any of the weights {', '.join(recorded) or '()'}; give names of `initial`'s")
     if folder is not None:
         require_writable(folder)
     found: dict[int, Trained] = {}
     for number, members in enumerate(groups(runs, device, together)):
-        group = _Group([runs[i] for i in members], steps, torch.device(device), sorted(set(record)), tuple(recorded))
+        group = _Group([runs[i] for i in members], steps, torch.device(device), record, tuple(recorded))
         state = None if folder is None else Path(folder) / f"group-{number}.safetensors"
         group.go(state, advance or (lambda done: None))
         found |= dict(zip(members, group.trained(), strict=True))
@@ -121,9 +150,10 @@ def train(
 
 
 def forget(folder: str | Path) -> None:
-    """Remove what `train` keeps of unfinished work."""
-    for file in Path(folder).glob("group-*.safetensors"):
-        file.unlink()
+    """Remove what `train` keeps of unfinished work, and what it left if it was killed while it saved."""
+    for pattern in ("group-*.safetensors", ".group-*.safetensors"):
+        for file in Path(folder).glob(pattern):
+            file.unlink()
     if Path(folder).is_dir() and not any(Path(folder).iterdir()):
         Path(folder).rmdir()
 
@@ -132,7 +162,12 @@ def groups(runs: Sequence[Run], device: torch.device | str = "cpu", together: in
     """Which runs train side by side: those of one shape and batch size, in parts that fit the device's cache or memory.
 
     Those that can share data stay together, and RoPE, which costs time where it is on, apart from the rest.
+
+    Raises:
+        InputError: `together` is less than 1.
     """
+    if together is not None and together < 1:
+        raise InputError(f"together={together} is too few; give at least 1, or None")
     by_shape: dict[Any, list[int]] = {}
     for i, run in enumerate(runs):
         rotates = run.architecture.positional == "rope"
@@ -177,7 +212,10 @@ class _Streams:
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         self.runs, self.device = runs, device
         self.keys = list(dict.fromkeys((run.task.stream, run.seed) for run in runs))
-        self.which = torch.tensor([self.keys.index((run.task.stream, run.seed)) for run in runs], device=device)
+        which = [self.keys.index((run.task.stream, run.seed)) for run in runs]
+        self.which = torch.tensor(which, device=device)
+        # Models that read one stream stand side by side, as `groups` has them; their common input need not be copied then.
+        self.counts = [which.count(n) for n in range(len(self.keys))] if which == sorted(which) else None
         self.worlds = [task.world(seed, device) for task, seed in self.keys]
         first = runs[0]
         numbers = first.task.batch * first.architecture.length
@@ -187,14 +225,20 @@ class _Streams:
         self.block, self.inputs, self.answers = -1, torch.empty(0), torch.empty(0)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """(inputs of the pass, for one model or for each, and answers [E, B]) of a step."""
+        """(inputs of the pass, and answers [E, B]) of a step.
+
+        Inputs are for each model or for all; those of `narrow` are one for each stream, which `counts` models read.
+        """
         if step // self.size != self.block:
             self._draw(step // self.size)
         n = step % self.size
         inputs = self.inputs[:, n]
         if self.narrow:
             inputs = narrow.one_hot(inputs, self.runs[0].architecture.vocabulary or 0)
-        if len(self.keys) > 1 or inputs.dtype == torch.long:  # ids index every model's own table
+            return (inputs[self.which] if self.counts is None else inputs), self.answers[:, n]
+        # One stream of vectors is read by all as it is; ids index every model's own table.
+        shared = len(self.keys) == 1 and inputs.dtype != torch.long
+        if not shared and len(self.keys) < len(self.runs):
             inputs = inputs[self.which]
         return inputs, self.answers[:, n]
 
@@ -224,7 +268,7 @@ class _Group:
         self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.losses = torch.zeros(steps, len(runs), device=device)
         self.kept: dict[int, dict[str, Tensor]] = {}
-        self.step = 0
+        self.step, self.seconds = 0, 0.0
         self.rate = torch.tensor([[run.learning_rate] for run in runs], device=device)
         self.decay = torch.tensor([[run.weight_decay] for run in runs], device=device)
         self.falls = torch.tensor([[run.schedule == "cosine"] for run in runs], device=device)
@@ -253,21 +297,24 @@ class _Group:
         if state is not None and state.exists():
             self._take_up(state)
         advance(self.step * len(self.runs))
+        wanted = set(self.record)
         if self.step == self.steps:
+            if self.step in wanted:
+                self._keep()
             return
         leaves = {name: view.detach().requires_grad_() for name, view in self.weights().items()}
         switches = Switches.of([run.architecture for run in self.runs], self.device)
         streams = _Streams(self.runs, self.device)
-        saved = told = time.monotonic()
+        saved = told = counted = time.monotonic()
         done = 0
-        wanted = set(self.record)
+        whole = True  # false while weights, moments and step do not belong together
         try:
             while self.step < self.steps:
                 if self.step in wanted:
                     self._keep()
                 inputs, answers = streams.at(self.step)
                 if streams.narrow:
-                    out = narrow.forward(self.architecture, leaves, switches, inputs)  # [E, outputs, B]
+                    out = narrow.forward(self.architecture, leaves, switches, inputs, streams.counts)  # [E, outputs, B]
                     losses = functional.cross_entropy(out, answers, reduction="none").mean(1)
                 else:
                     out = forward(self.architecture, leaves, switches, inputs)  # [E, B, outputs]
@@ -276,25 +323,29 @@ class _Group:
                 slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
                 with torch.no_grad():
                     self.losses[self.step] = losses.detach()
-                    self._update(torch.cat([slope.flatten(1) for slope in slopes], 1))
+                    slope = torch.cat([slope.flatten(1) for slope in slopes], 1)
+                    whole = False
+                    self._update(slope)
                 self.step += 1
+                whole = True
                 done += len(self.runs)
                 now = time.monotonic()
-                if now - told > 0.2:
+                self.seconds, counted = self.seconds + now - counted, now
+                if now - told > TELL_SECONDS:
                     advance(done)
                     told, done = now, 0
                 if state is not None and now - saved > SAVE_SECONDS:
                     self._save(state)
                     saved = time.monotonic()
+            if self.step in wanted:
+                self._keep()
         except KeyboardInterrupt:
-            if state is not None:
+            if state is not None and whole:  # else the state of a minute ago stays
                 self._save(state)
             raise
-        if self.step in wanted:
-            self._keep()
-        advance(done)
         if state is not None:
             self._save(state)
+        advance(done)
 
     def _update(self, slope: Float[Tensor, "model parameter"]) -> None:
         """AdamW [Loshchilov and Hutter], arXiv 1711.05101, as torch's, with a rate and a decay per model."""
@@ -320,6 +371,7 @@ class _Group:
                 losses[:, e].clone(),
                 {name: tensor[e] for name, tensor in weights.items()},
                 {step: {name: tensor[e] for name, tensor in kept.items()} for step, kept in self.kept.items()},
+                self.seconds / len(self.runs),
             )
             for e, run in enumerate(self.runs)
         ]
@@ -332,7 +384,12 @@ class _Group:
             save_file(
                 {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
                 temporary,
-                metadata={"step": str(self.step), "described": self.described},
+                metadata={
+                    "step": str(self.step),
+                    "seconds": str(self.seconds),
+                    "described": self.described,
+                    "torch": torch.__version__,
+                },
             )
 
     def _take_up(self, state: Path) -> None:
@@ -340,34 +397,47 @@ class _Group:
             with safe_open(state, "pt") as file:
                 metadata: Mapping[str, str] = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception as error:
-            raise InputError(f"'{state}' cannot be read ({error}); remove it to start anew") from None
-        difference = _difference(json.loads(metadata.get("described", "{}")), json.loads(self.described))
+            before, step, seconds = (
+                dict(json.loads(metadata["described"])),
+                int(metadata["step"]),
+                float(metadata["seconds"]),
+            )
+        except Exception as error:  # whatever a damaged or foreign file brings up
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise InputError(f"'{state}' cannot be read ({reason}); remove it to start anew") from None
+        now = json.loads(self.described)
+        # Another torch may draw other data: half of each would be neither's result.
+        difference = _difference(
+            {"torch": metadata.get("torch", torch.__version__)} | before, {"torch": torch.__version__} | now
+        )
         if difference is not None:
             raise InputError(
                 f"'{state.parent}' holds unfinished training with {difference}; give the same options to go on, or remove "
                 "that folder"
             )
-        self.step = int(metadata["step"])
+        self.step, self.seconds = step, seconds
         for name in ("flat", "mean", "square"):
             getattr(self, name).copy_(tensors[name])
         self.losses[: self.step] = tensors["losses"].to(self.device)
+        self.kept = {at: {} for at in self.record if at < self.step}  # also where a model has none of the weights
         for name, tensor in tensors.items():
             if name.startswith("kept/"):
-                _, step, weight = name.split("/")
-                self.kept.setdefault(int(step), {})[weight] = tensor
+                _, at, weight = name.split("/")
+                self.kept.setdefault(int(at), {})[weight] = tensor
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The first thing in which two descriptions differ, in words; None if they are the same."""
-    for name in now:
-        if before.get(name) == now[name]:
+    for name in dict.fromkeys((*now, *before)):
+        one, other = before.get(name), now.get(name)
+        if one == other:
             continue
-        if name != "runs" or not isinstance(before.get(name), list) or len(before[name]) != len(now[name]):
-            shown = (len(x) if isinstance(x, list) else x for x in (before.get(name), now[name]))
-            return "{} {}, not {}".format(name, *shown)
-        for n, (one, other) in enumerate(zip(before[name], now[name], strict=True)):
-            for key in other:
-                if one.get(key) != other[key]:
-                    return f"{key} {one.get(key)} in run {n}, not {other[key]}"
+        if isinstance(one, dict) and isinstance(other, dict) and (inner := _difference(one, other)) is not None:
+            return inner
+        if name == "runs" and isinstance(one, list) and isinstance(other, list):
+            if len(one) != len(other):
+                return f"{len(one)} runs side by side, not {len(other)}"
+            at, *_ = (n for n, both in enumerate(zip(one, other, strict=True)) if both[0] != both[1])
+            return f"{_difference(one[at], other[at])}, in run {at}"
+        return f"{name} {one}, not {other}"
     return None

@@ -4,12 +4,13 @@ Fused kernels keep `log Z_i`, the log-sum-exp of a query's logits, for their bac
 of the pattern is `A_ij = exp(s_ij - log Z_i)`, so that a few columns of the pattern cost nothing beside the pass itself.
 `scaled_dot_product_attention` throws it away; the operators underneath are called here.
 
-Nothing is of the size of a whole pattern: windows go band by band, what no kernel knows goes block of queries by block.
+Nothing is of the size of a whole pattern: windows go band by band, a prefix that all queries see as a full square before the
+causal rest, what no kernel knows block of queries by block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isqrt
 
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .view import Attention, sees
+from ..errors import InputError
+from .view import Attention, Edit, Spec, sees
 
 BAND = 512  # least queries per band of a sliding window; below, calls cost more than the keys outside the window
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
@@ -26,9 +28,12 @@ BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near t
 def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
     """The same with its output, and with its log-sum-exp if `normalizer` is asked for; differentiable."""
     length = attention.query.shape[-2]
-    if attention.softcap is not None or attention.slopes is not None:
+    windowed = attention.window is not None and length > attention.window
+    if attention.softcap is not None or attention.slopes is not None or (windowed and attention.prefix is not None):
         output, log_z = _written_out(attention)
-    elif attention.window is not None and length > attention.window:
+    elif attention.prefix is not None and attention.prefix > 1:  # all queries see key 0 as it is
+        output, log_z = _prefixed(attention, attention.prefix, normalizer)
+    elif windowed:
         output, log_z = _banded(attention, normalizer)
     else:
         output, log_z = _kernel(attention.query, attention.key, attention.value, None, attention.scale, normalizer)
@@ -47,16 +52,26 @@ def query_blocks(attention: Attention, *, numbers: int = BLOCK_NUMBERS) -> Itera
     while start < length:
         before = start - attention.first_key(start)
         # The most rows with rows (before + rows) <= budget: a block's last row sees the keys of its own rows, too.
-        rows = max(1, min(length - start, (isqrt(before**2 + 4 * budget) - before) // 2))
+        rows = (isqrt(before**2 + 4 * budget) - before) // 2
+        if attention.last_key(start + rows) > start + rows:  # a prefix reaches beyond them: all see its end
+            rows = budget // (attention.last_key(start + rows) - attention.first_key(start))
+        rows = max(1, min(length - start, rows))
         yield start, start + rows
         start += rows
 
 
 def _kernel(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, normalizer: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    normalizer: bool,
+    *,
+    full: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """(output, log-sum-exp or None where no kernel gives it here); causal unless a boolean mask is given."""
-    causal = mask is None and query.shape[-2] > 1
+    """(output, log-sum-exp or None where no kernel gives it here); causal unless `full` or a boolean mask is given."""
+    causal = mask is None and not full and query.shape[-2] > 1
     # The operators underneath do not look at the last stride, as what chooses among them does; an edit may give any.
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     if normalizer and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
@@ -110,13 +125,42 @@ def _banded(attention: Attention, normalizer: bool) -> tuple[Tensor, Tensor | No
     return torch.cat(outputs, -2), torch.cat(found, -1) if len(found) == len(normalizers) else None
 
 
+def _prefixed(attention: Attention, prefix: int, normalizer: bool) -> tuple[Tensor, Tensor | None]:
+    """Queries within the prefix see all of it and nothing else; for those behind it the mask is the causal one.
+
+    The causal kernel runs over all queries, since none begins in the middle; what it gives within the prefix is dropped.
+    """
+    query, key, value = (x[..., :prefix, :] for x in (attention.query, attention.key, attention.value))
+    output, log_z = _kernel(query, key, value, None, attention.scale, normalizer, full=True)
+    if prefix >= attention.query.shape[-2]:
+        return output, log_z
+    rest, log_z_rest = _kernel(attention.query, attention.key, attention.value, None, attention.scale, normalizer)
+    output = torch.cat([output, rest[..., prefix:, :]], -2)
+    if log_z is None or log_z_rest is None:
+        return output, None
+    return output, torch.cat([log_z, log_z_rest[..., prefix:]], -1)
+
+
 def _written_out(attention: Attention) -> tuple[Tensor, Tensor]:
-    """What no fused kernel knows (soft-caps, slopes), block of queries by block."""
+    """What no fused kernel knows (soft-caps, slopes, a window behind a prefix), block of queries by block."""
     outputs, normalizers = [], []
     for start, stop in query_blocks(attention):
         logits = attention.logits(start, stop)
         log_z = logits.logsumexp(-1)
-        value = attention.value[..., attention.first_key(start) : stop, :]
+        value = attention.value[..., attention.first_key(start) : attention.last_key(stop), :]
         outputs.append((logits - log_z[..., None]).exp().to(value.dtype) @ value)
         normalizers.append(log_z)
     return torch.cat(outputs, -2), torch.cat(normalizers, -1)
+
+
+def check_edits(edits: Sequence[Edit], spec: Spec) -> None:
+    """Refuse edits of a pass that no adapter can make.
+
+    Raises:
+        InputError: no such site or block.
+    """
+    for edit in edits:
+        if edit.site not in ("residual", "query", "key", "value"):
+            raise InputError(f"edit site '{edit.site}' does not exist; use residual, query, key or value")
+        if not 0 <= edit.layer < spec.blocks:
+            raise InputError(f"edit of block {edit.layer}: the model has blocks 0 to {spec.blocks - 1}")

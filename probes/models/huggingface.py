@@ -10,7 +10,6 @@ Where the families differ stands in one table, `FAMILIES`; the code below it has
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,8 +26,22 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.activations import ACT2FN
 
 from ..errors import InputError
-from .fused import attend
-from .view import Attention, Birth, Edit, Identity, Linear, Norm, Parts, PositionalEncoding, Site, Spec, Trace, Watcher
+from .fused import attend, check_edits
+from .view import (
+    Attention,
+    Birth,
+    Edit,
+    Identity,
+    Linear,
+    Norm,
+    Parts,
+    PositionalEncoding,
+    Site,
+    Spec,
+    Trace,
+    Watcher,
+    weights_hash,
+)
 
 ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
 
@@ -322,9 +335,9 @@ class _Listening:
         if layer is None:
             return
         if self._sites is not None:
-            self._sites[layer].fired.append(detached(attention))
+            self._sites[layer].fired.append(attention.detached())
         if self._watcher is not None:
-            self._watcher(layer, detached(attention))
+            self._watcher(layer, attention.detached())
 
 
 class HuggingFaceView:
@@ -489,7 +502,7 @@ class HuggingFaceView:
         """
         calls: list[Any] = [None] * self.spec.blocks
         last: Site[Tensor] = Site("final residual", self.spec.blocks)
-        _check_edits(edits, self.spec)
+        check_edits(edits, self.spec)
         changes = [[e for e in edits if e.site == "residual" and e.layer == at] for at in range(self.spec.blocks)]
 
         def before(layer: int) -> Callable[..., Any]:
@@ -670,40 +683,12 @@ def _born(config: Any) -> dict[str, Any]:
     return found | family_of(config).born(config)
 
 
-def weights_hash(weights: Iterable[Tensor]) -> str:
-    """SHA-256 over the tensors' own hashes (dtype, shape, bytes of the values), sorted.
-
-    Names do not enter: the same weights have the same hash behind TransformerLens, which renames modules.
-    """
-    digests = []
-    for tensor in weights:
-        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        digests.append(digest.digest())
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
-
-
-def detached(attention: Attention) -> Attention:
-    """The same without its history."""
-    tensors = ("query", "key", "value", "output", "normalizer")
-    values = {name: getattr(attention, name) for name in tensors}
-    return replace(attention, **{name: None if x is None else x.detach() for name, x in values.items()})
-
-
 @torch.no_grad()
 def _columns_of(projection: nn.Module, spec: Spec, device: torch.device, dtype: torch.dtype) -> Tensor:
     """A projection's matrix by head, [H, c, d], asked of the module itself: adapters and other storage count, too."""
     ones = torch.eye(spec.heads * spec.head_dim, device=device, dtype=dtype)[None]  # [1, H c, H c]
     nothing = projection(torch.zeros_like(ones[:, :1]))
     return (projection(ones) - nothing)[0].unflatten(0, (spec.heads, spec.head_dim))
-
-
-def _check_edits(edits: Sequence[Edit], spec: Spec) -> None:
-    for edit in edits:
-        if edit.site not in ("residual", "query", "key", "value"):
-            raise InputError(f"edit site '{edit.site}' does not exist; use residual, query, key or value")
-        if not 0 <= edit.layer < spec.blocks:
-            raise InputError(f"edit of block {edit.layer}: the model has blocks 0 to {spec.blocks - 1}")
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

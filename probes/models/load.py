@@ -46,8 +46,8 @@ def load(
 
     Args:
         source: a bundled name ("tiny-llama"), a local folder in transformers' format, a hub id ("Qwen/Qwen2.5-0.5B"), a
-            transformers model in memory, a `TransformerBridge`, or a view (returned as it is). A name may carry its
-            revision: "tiny-llama@step0".
+            transformers model in memory, a `TransformerBridge`, or a view, such as a toy (returned as it is). A name may
+            carry its revision: "tiny-llama@step0".
         backend: who runs it. Both give the same numbers; TransformerLens is for models with a lens user's hooks.
         device: "auto" takes CUDA if there is any, and leaves a model in memory where it is.
         dtype: "auto" is float32, and a model in memory stays as it is.
@@ -208,7 +208,8 @@ def _from_memory(
     is_bridge = type(source).__name__ == "TransformerBridge"
     if not is_bridge and not isinstance(source, PreTrainedModel):
         raise InputError(
-            f"cannot load a {type(source).__name__}; give a name, a folder, a transformers model or a TransformerBridge"
+            f"cannot load a {type(source).__name__}; "
+            "give a name, a folder, a transformers model, a TransformerBridge or a view"
         )
     if is_bridge and backend != "transformer_lens":
         backend = "transformer_lens"  # a bridge is what TransformerLens runs, whatever the default says

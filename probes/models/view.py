@@ -9,9 +9,10 @@ Shapes in docstrings: B prompts, T positions, d width, H query heads, G key-valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -36,6 +37,7 @@ class Spec:
     windows: tuple[int | None, ...]  # how many positions a query sees, itself included; None: all before it
     max_length: int | None  # positions the checkpoint was made for
     initializer_range: float | None
+    prefix: int | None = None  # every query sees the first so many positions; under a full mask that is all
 
 
 @dataclass(frozen=True)
@@ -139,26 +141,31 @@ class Attention:
     softcap: float | None
     window: int | None
     slopes: Float[Tensor, " head"] | None = None  # ALiBi: logits lose slope * (i - j)
+    prefix: int | None = None  # every query sees the first so many keys; at T or above, all of them
     output: Float[Tensor, "batch head position c"] | None = None
     normalizer: Float[Tensor, "batch head position"] | None = None
 
     def first_key(self, start: int) -> int:
         """The first key that any query from `start` on sees."""
-        return 0 if self.window is None else max(0, start - self.window + 1)
+        return 0 if self.window is None or self.prefix is not None else max(0, start - self.window + 1)
+
+    def last_key(self, stop: int) -> int:
+        """One past the last key that any query before `stop` sees."""
+        return stop if self.prefix is None else max(stop, min(self.prefix, self.query.shape[-2]))
 
     def logits(self, start: int = 0, stop: int | None = None) -> Float[Tensor, "batch head query key"]:
-        """Scaled logits of queries start to stop against keys `first_key(start)` to stop, in at least float32.
+        """Scaled logits of queries start to stop against keys `first_key(start)` to `last_key(stop)`, in at least float32.
 
         Soft-cap and ALiBi's slopes are in them; what a query does not see is minus infinity. They hold
-        B H (stop - start) (stop - first_key) numbers.
+        B H (stop - start) (last_key - first_key) numbers.
         """
         length = self.query.shape[-2]
         stop = length if stop is None else stop
-        first = self.first_key(start)
+        first, last = self.first_key(start), self.last_key(stop)
         exact = torch.promote_types(self.query.dtype, torch.float32)
-        query, key = (self.query[..., start:stop, :].to(exact) * self.scale, self.key[..., first:stop, :].to(exact))
+        query, key = (self.query[..., start:stop, :].to(exact) * self.scale, self.key[..., first:last, :].to(exact))
         queries = torch.arange(start, stop, device=query.device)[:, None]
-        keys = torch.arange(first, stop, device=query.device)[None, :]
+        keys = torch.arange(first, last, device=query.device)[None, :]
         return self.logits_of(query @ key.transpose(-1, -2), queries, keys)
 
     def logits_of(self, products: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
@@ -172,11 +179,17 @@ class Attention:
         if self.slopes is not None:
             distance = (queries - keys).to(logits)
             logits = logits - self.slopes.to(logits).reshape(-1, *[1] * distance.ndim) * distance
-        return logits.masked_fill_(~sees(queries, keys, self.window), float("-inf"))
+        return logits.masked_fill_(~sees(queries, keys, self.window, self.prefix), float("-inf"))
 
     def pattern(self) -> Float[Tensor, "batch head query key"]:
         """The full attention pattern; for small T, since it holds B H T T numbers."""
         return self.logits().softmax(-1).to(self.query.dtype)
+
+    def detached(self) -> Attention:
+        """The same without its history."""
+        tensors = ("query", "key", "value", "output", "normalizer")
+        values = {name: getattr(self, name) for name in tensors}
+        return replace(self, **{name: None if x is None else x.detach() for name, x in values.items()})
 
 
 @dataclass(frozen=True)
@@ -290,6 +303,19 @@ class View(Protocol):
         by its revision.
         """
         ...
+
+
+def weights_hash(weights: Iterable[Tensor]) -> str:
+    """SHA-256 over the tensors' own hashes (dtype, shape, bytes of the values), sorted.
+
+    Names do not enter: the same weights have the same hash behind TransformerLens, which renames modules.
+    """
+    digests = []
+    for tensor in weights:
+        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digests.append(digest.digest())
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
 
 def contentless_patterns(

@@ -16,7 +16,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, get_args, get_type_hints
@@ -35,7 +35,10 @@ from ..train import Run, Trained, forget, train
 
 # In the order of the sources' figures; the module of an experiment has its name with underscores.
 EXPERIMENTS = ("retrieval", "previous-token", "position-bias", "sinks", "rollout", "petroglyph")
+OWN_SETTINGS = ("rollout", "petroglyph")  # theorems and an exact statement: their sources train nothing
 VERDICTS = {True: "holds", False: "does not hold", None: "not measured here"}
+EXAMPLES: dict[Any, str] = {int: "3", float: "0.5", bool: "yes or no"}
+LISTS: dict[Any, str] = {int: "2,4", float: "0.5,1", bool: "no,yes"}
 Advance = Callable[[str, float, float], None]  # (label, done, total)
 
 
@@ -52,12 +55,21 @@ class Claim(NamedTuple):
 
 
 @dataclass
+class Clock:
+    """Seconds of training: all that is in a result, interrupted calls included, and those of this call alone."""
+
+    spent: float = 0.0
+    now: float = 0.0
+
+
+@dataclass
 class Work:
     """Where an experiment trains, and whom it tells how far it is."""
 
     device: torch.device
     folder: Path  # of unfinished work
     advance: Advance
+    clock: Clock = field(default_factory=Clock)  # shared with copies of this that tell their progress in another way
 
     def train(self, label: str, runs: Sequence[Run], steps: int, **options: Any) -> list[Trained]:
         """`toy.train.train`, resumable under this label, its progress shown."""
@@ -68,8 +80,12 @@ class Work:
             done += more
             self.advance(label, float(done), total)
 
+        began = time.monotonic()
         folder = self.folder / label.replace(" ", "-")
-        return train(runs, steps, device=self.device, folder=folder, advance=count, **options)
+        found = train(runs, steps, device=self.device, folder=folder, advance=count, **options)
+        self.clock.now += time.monotonic() - began
+        self.clock.spent += sum(one.seconds for one in found)
+        return found
 
 
 class Experiment(Protocol):
@@ -103,19 +119,21 @@ def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:
     """An experiment's settings: published or quick ones, with changes given as "field=value" (lists as "2,4").
 
     Raises:
-        InputError: no such experiment or field, or a value of another type.
+        InputError: no such experiment or field, a field given twice, or a value of another type.
     """
     module = experiment(name)
     settings = module.QUICK if quick else module.Settings()
     types = get_type_hints(type(settings))
     changes = {}
     for text in given:
-        field, _, value = text.partition("=")
-        field = field.strip().replace("-", "_")
-        if field not in types or not value.strip():
+        key, _, value = text.partition("=")
+        key = key.strip().replace("-", "_")
+        if key not in types or not value.strip():
             known = ", ".join(f.name for f in fields(settings))
             raise InputError(f"--with '{text}' changes nothing in '{name}'; give FIELD=VALUE with one of {known}")
-        changes[field] = _read(text, value.strip(), types[field])
+        if key in changes:
+            raise InputError(f"--with '{text}' gives {key} a second time; give each field once, lists as in 2,4")
+        changes[key] = _read(text, value.strip(), types[key])
     return replace(settings, **changes)
 
 
@@ -152,7 +170,7 @@ def run(
                 "published_settings": published,
                 "device": str(where),
                 "hardware": hardware(where),
-                "seconds": round(time.monotonic() - began, 1),
+                "seconds": round(time.monotonic() - began - work.clock.now + work.clock.spent, 1),
                 "dtype": "float32",
             }
             | dict(ds.attrs)
@@ -179,14 +197,15 @@ def report_of(name: str, ds: xr.Dataset) -> Report:
 
 def extent(ds: xr.Dataset) -> str:
     """How large a run was, against the published setting, on what and how long: a caption, and a report's first lines."""
-    settings, published = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
+    settings, full = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
+    own = ds.attrs["experiment"] in OWN_SETTINGS
     less = [
-        f"{name.replace('_', ' ')} {_shown(settings[name])} (published setting: {_shown(published[name])})"
+        f"{name.replace('_', ' ')} {_shown(settings[name])} ({'full' if own else 'published'}: {_shown(full[name])})"
         for name in settings
-        if settings[name] != published[name]
+        if settings[name] != full[name]
     ]
-    kind = "Quick run" if ds.attrs["quick"] else "Full run" if not less else "The largest run that was feasible here"
-    details = "; ".join(less) if less else "as published"
+    kind = "Full run" if not less else "Quick run" if ds.attrs["quick"] else "Part of the full run"
+    details = "; ".join(less) or ("the sources give no setting" if own else "the published setting")
     made = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
     return f"{kind}: {details}. {made}."
 
@@ -224,24 +243,26 @@ def _device(name: str) -> torch.device:
 
 def _read(text: str, value: str, kind: Any) -> Any:
     """A field's value from text, by the field's type: int, float, str, bool or a tuple of one of them."""
+    listed = get_args(kind) and get_args(kind)[-1] is ...
     try:
-        if get_args(kind) and get_args(kind)[-1] is ...:
-            return tuple(_read(text, part.strip(), get_args(kind)[0]) for part in value.split(",") if part.strip())
-        if kind is bool:
-            return {"yes": True, "no": False, "true": True, "false": False}[value.lower()]
-        return kind(value)
+        if listed:
+            return tuple(_one(part.strip(), get_args(kind)[0]) for part in value.removesuffix(",").split(","))
+        return _one(value, kind)
     except (ValueError, KeyError, TypeError):
-        raise InputError(f"--with '{text}' cannot be read; give a value like {_example(kind)}") from None
+        examples = LISTS.get(get_args(kind)[0], "some,names") if listed else EXAMPLES.get(kind, "a name")
+        raise InputError(f"--with '{text}' cannot be read; give a value like {examples}") from None
 
 
-def _example(kind: Any) -> str:
-    if get_args(kind) and get_args(kind)[-1] is ...:
-        return f"a list of such values: {_example(get_args(kind)[0])}"
-    return {int: "3", float: "0.5", bool: "yes or no"}.get(kind, "a name")
+def _one(value: str, kind: Any) -> Any:
+    if not value:
+        raise ValueError("nothing between two commas")
+    return {"yes": True, "no": False, "true": True, "false": False}[value.lower()] if kind is bool else kind(value)
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(_shown, value)) if isinstance(value, list) else str(value)
 
 
 def _duration(seconds: float) -> str:

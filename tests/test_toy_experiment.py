@@ -1,0 +1,421 @@
+"""The frame of the experiments: settings, provenance, captions, unfinished work, the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from probes import __main__ as cli
+from probes.errors import InputError
+from probes.files import atomic
+from probes.results import dataset, load
+from probes.studies.tables import Table
+from toy.experiments import experiment as frame
+from toy.experiments.experiment import Claim, Work, extent, report_of, run, settings_of
+from toy.model import Architecture
+from toy.tasks import Copying
+from toy.train import Run
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = 40
+    rate: float = 0.01
+    task: str = "copying"
+    residual: bool = True
+    targets: tuple[int, ...] = (0, 3)
+    rates: tuple[float, ...] = (0.1,)
+    names: tuple[str, ...] = ("a",)
+    switches: tuple[bool, ...] = (False, True)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InputError(f"steps={self.steps} is too few; give at least 1")
+
+
+def measured(settings: Settings, work: Work) -> xr.Dataset:
+    a = Architecture(length=4, vocabulary=4, outputs=4, residual=settings.residual)
+    runs = [
+        Run(a, Copying(4, 4, target, 8), seed=seed, learning_rate=settings.rate)
+        for seed in (0, 1)
+        for target in settings.targets
+    ]
+    found = work.train("all of them", runs, settings.steps)
+    work.advance("evaluation", 1.0, 1.0)
+    loss = torch.stack([one.losses[-1] for one in found]).view(2, -1)
+    return dataset(
+        {"loss": (("seed", "target"), loss, {"long_name": "loss", "units": "nat"})},
+        coords={"seed": [0, 1], "target": list(settings.targets)},
+        attrs={"task": settings.task},
+    )
+
+
+def claimed(ds: xr.Dataset) -> list[Claim]:
+    loss = ds["loss"]
+    last = 3 in ds["target"]
+    return [
+        Claim("[X] Fig. 1", "below 9", f"{float(loss.median()):.2f}", bool((loss < 9).all())),
+        Claim("[X] Fig. 1", "below 0", f"{float(loss.median()):.2f}", bool((loss < 0).all())),
+        Claim("[X] Fig. 2", "the last | first", "", bool(loss.sel(target=3).min() < 9) if last else None),
+    ]
+
+
+def drawn(ds: xr.Dataset, path: Path) -> list[Path]:
+    file = path.with_suffix(".txt")
+    with atomic(file) as temporary:
+        temporary.write_text(extent(ds), encoding="utf-8")
+    return [file]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An experiment of a second, called tiny-one."""
+    module: Any = ModuleType("toy.experiments.tiny_one")
+    module.Settings, module.QUICK = Settings, Settings(steps=20, targets=(0,))
+    module.measure, module.claims, module.draw = measured, claimed, drawn
+    module.tables = lambda ds: [Table("Losses", ("target",), [[str(k)] for k in ds["target"].values])]
+    monkeypatch.setitem(sys.modules, "toy.experiments.tiny_one", module)
+    monkeypatch.setattr(frame, "EXPERIMENTS", (*frame.EXPERIMENTS, "tiny-one"))
+    return module
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ("steps=300", "steps", 300),
+        (" steps = 300 ", "steps", 300),
+        ("rate=1e-3", "rate", 0.001),
+        ("rate=1", "rate", 1.0),
+        ("task=in-context", "task", "in-context"),
+        ("task=a=b", "task", "a=b"),
+        ("residual=no", "residual", False),
+        ("residual=True", "residual", True),
+        ("targets=1,2", "targets", (1, 2)),
+        ("targets=1, 2,", "targets", (1, 2)),
+        ("targets=-1", "targets", (-1,)),
+        ("rates=0.1,1", "rates", (0.1, 1.0)),
+        ("names=first,first-and-last", "names", ("first", "first-and-last")),
+        ("switches=no,YES,false", "switches", (False, True, False)),
+    ],
+)
+def test_a_setting_is_read_by_its_type(tiny, given, field, value):
+    found = getattr(settings_of("tiny-one", quick=False, given=[given]), field)
+    assert found == value
+    assert type(found) is type(value)
+    if isinstance(value, tuple):
+        assert [type(x) for x in found] == [type(x) for x in value]
+
+
+def test_settings_are_the_published_or_the_quick_ones_with_changes(tiny):
+    assert settings_of("tiny-one", quick=False) == Settings()
+    assert settings_of("tiny-one", quick=True) == Settings(steps=20, targets=(0,))
+    changed = settings_of("tiny-one", quick=True, given=["rate=0.5", "targets=1"])
+    assert changed == Settings(steps=20, rate=0.5, targets=(1,))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["speed=3"], "--with 'speed=3' changes nothing in 'tiny-one'; give FIELD=VALUE with one of steps, rate, task"),
+        (["steps"], "--with 'steps' changes nothing"),
+        (["steps="], "--with 'steps=' changes nothing"),
+        (["=3"], "--with '=3' changes nothing"),
+        ([""], "--with '' changes nothing"),
+        (["steps=many"], "--with 'steps=many' cannot be read; give a value like 3"),
+        (["steps=3.0"], "--with 'steps=3.0' cannot be read; give a value like 3"),
+        (["steps=1,2"], "--with 'steps=1,2' cannot be read"),
+        (["rate=fast"], "--with 'rate=fast' cannot be read; give a value like 0.5"),
+        (["residual=1"], "--with 'residual=1' cannot be read; give a value like yes or no"),
+        (["targets=1,x"], "--with 'targets=1,x' cannot be read; give a value like 2,4"),
+        (["targets=1,,2"], "--with 'targets=1,,2' cannot be read"),
+        (["targets=,"], "--with 'targets=,' cannot be read"),
+        (["switches=yes,maybe"], "--with 'switches=yes,maybe' cannot be read; give a value like no,yes"),
+        (["steps=3", "rate=1", "steps=4"], "--with 'steps=4' gives steps a second time"),
+        (["steps=0"], "steps=0 is too few; give at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tiny, given, says):
+    with pytest.raises(InputError) as raised:
+        settings_of("tiny-one", quick=False, given=given)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_experiment_that_is_not_there_is_refused():
+    with pytest.raises(InputError, match=r"there is no experiment 'sink'; give one of retrieval, .*, or all"):
+        settings_of("sink", quick=True)
+
+
+@pytest.mark.parametrize("name", frame.EXPERIMENTS)
+def test_every_experiment_offers_what_the_frame_asks_for(name):
+    module = frame.experiment(name)
+    for offered in ("measure", "tables", "claims", "draw"):
+        assert callable(getattr(module, offered))
+    assert isinstance(module.QUICK, module.Settings)
+    assert module.Settings() != module.QUICK
+    settings = settings_of(name, quick=True)
+    assert settings == module.QUICK
+    # Every field can be given as it is written in a caption.
+    for field, value in vars(settings).items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        if text:
+            assert settings_of(name, quick=True, given=[f"{field}={text}"]) == settings
+
+
+# --------------------------------------------------------------------------------------------------------- run and files
+
+
+def test_a_run_writes_result_figure_and_table(tiny, tmp_path):
+    told: list[tuple[str, float, float]] = []
+    ds, report, files = run(
+        "tiny-one", tmp_path, quick=True, given=["rate=0.5"], device="cpu", advance=lambda *step: told.append(step)
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny-one.md", "tiny-one.nc", "tiny-one.txt"]
+    assert sorted(files) == sorted(tmp_path.iterdir())
+    back = load(tmp_path / "tiny-one.nc")
+    np.testing.assert_array_equal(back["loss"].values, ds["loss"].values)
+    attrs = back.attrs
+    assert json.loads(attrs["settings"]) == vars(Settings(steps=20, rate=0.5, targets=(0,))) | {
+        "targets": [0],
+        "rates": [0.1],
+        "names": ["a"],
+        "switches": [False, True],
+    }
+    assert json.loads(attrs["published_settings"])["steps"] == 40
+    assert (attrs["experiment"], attrs["quick"], attrs["device"], attrs["task"]) == ("tiny-one", 1, "cpu", "copying")
+    assert attrs["torch"] == torch.__version__
+    assert 0 < attrs["seconds"] < 600
+    assert told[-1] == ("evaluation", 1.0, 1.0)
+    assert [step for step in told if step[0] == "all of them"][-1] == ("all of them", 40.0, 40.0)
+    page = (tmp_path / "tiny-one.md").read_text(encoding="utf-8")
+    assert extent(ds) in page
+    assert [row[-1] for row in report.tables[-1].rows] == ["holds", "does not hold", "not measured here"]
+    assert report_of("tiny-one", back).tables == report.tables  # from the file alone
+    for verdict in ("holds", "does not hold", "not measured here"):
+        assert verdict in page
+
+
+def test_interrupted_and_run_again_is_the_uninterrupted_run(tiny, tmp_path, monkeypatch):
+    from toy import train as training
+
+    monkeypatch.setattr(training, "TELL_SECONDS", -1.0)
+    whole, _, _ = run("tiny-one", tmp_path / "whole", device="cpu")
+
+    def stop(label: str, done: float, total: float) -> None:
+        if done >= 80:  # of 160
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("tiny-one", tmp_path / "out", device="cpu", advance=stop)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".unfinished-tiny-one"]
+    with pytest.raises(
+        InputError, match=r"'.*unfinished-tiny-one/all-of-them' holds unfinished training with steps 40"
+    ):
+        run("tiny-one", tmp_path / "out", device="cpu", given=["steps=41"])
+    told: list[float] = []
+    again, _, _ = run("tiny-one", tmp_path / "out", device="cpu", advance=lambda label, done, total: told.append(done))
+    assert told[0] == 80
+    np.testing.assert_array_equal(again["loss"].values, whole["loss"].values)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )
+
+
+def test_what_fails_after_training_can_be_run_again_without_it(tiny, tmp_path, monkeypatch):
+    def fails(ds: xr.Dataset, path: Path) -> list[Path]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tiny, "draw", fails)
+    with pytest.raises(ZeroDivisionError):
+        run("tiny-one", tmp_path, device="cpu")
+    monkeypatch.setattr(tiny, "draw", drawn)
+    told: list[float] = []
+    run("tiny-one", tmp_path, device="cpu", advance=lambda label, done, total: told.append(done))
+    assert told[0] == 160.0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "tpu"}, "device 'tpu' is unknown; give auto, cpu or cuda"),
+        ({"given": ["steps=0"]}, "steps=0 is too few"),
+        ({"out": "file/below"}, "is no folder"),
+    ],
+)
+def test_bad_input_writes_nothing(tiny, tmp_path, options, says):
+    (tmp_path / "file").touch()
+    out = tmp_path / options.pop("out", "out")
+    with pytest.raises(InputError) as raised:
+        run("tiny-one", out, **options)
+    assert says in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_refused(tiny, tmp_path):
+    with pytest.raises(InputError, match="device 'cuda' is not there; give cpu, or auto"):
+        run("tiny-one", tmp_path / "out", device="cuda")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_result_says_so(tiny, tmp_path):
+    ds, _, _ = run("tiny-one", tmp_path, quick=True, device="auto")
+    assert ds.attrs["device"] == "cuda"
+    assert torch.cuda.get_device_name() in extent(ds)
+
+
+# --------------------------------------------------------------------------------------------------------------- extent
+
+
+def result(quick: bool, seconds: float = 12.3, **changes: Any) -> xr.Dataset:
+    published = {"steps": 40, "targets": [0, 3], "feed_forward": [False, True]}
+    attrs = {
+        "experiment": "tiny-one",
+        "quick": int(quick),
+        "settings": json.dumps(published | changes),
+        "published_settings": json.dumps(published),
+        "hardware": "CPU (Some), 1 thread, float32",
+        "seconds": seconds,
+        "torch": "2.0",
+    }
+    return xr.Dataset(attrs=attrs)
+
+
+@pytest.mark.parametrize(
+    ("ds", "says"),
+    [
+        (result(False), "Full run: the published setting. CPU (Some), 1 thread, float32, 12 s, torch 2.0."),
+        (result(True, steps=3), "Quick run: steps 3 (published: 40). CPU"),
+        (result(True), "Full run: the published setting. CPU"),  # with all that makes it quick changed back
+        (
+            result(False, targets=[1], feed_forward=[True]),
+            "Part of the full run: targets 1 (published: 0, 3); feed forward yes (published: no, yes). CPU",
+        ),
+        (result(False).assign_attrs(experiment="rollout"), "Full run: the sources give no setting. CPU"),
+        (result(False, steps=3).assign_attrs(experiment="rollout"), "Part of the full run: steps 3 (full: 40). CPU"),
+        (result(False, 99.4), ", 99 s,"),
+        (result(False, 150.0), ", 2 min,"),
+        (result(False, 3 * 3600.0), ", 3.0 h,"),
+    ],
+)
+def test_a_caption_says_how_large_the_run_was(ds, says):
+    assert says in extent(ds)
+
+
+def test_hardware_names_the_processor_and_its_threads():
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert frame.hardware(torch.device("cpu")).endswith(", 1 thread, float32")
+        torch.set_num_threads(2)
+        assert frame.hardware(torch.device("cpu")).endswith(", 2 threads, float32")
+    finally:
+        torch.set_num_threads(threads)
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of `headwater ARGUMENTS`."""
+    monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
+    monkeypatch.setattr("probes.results._command", "")  # what the command leaves there goes with the test
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    code = raised.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", "Missing argument"),
+        ("retreival", "there is no experiment 'retreival'; give one of retrieval, previous-token"),
+        ("retrieval all", "there is no experiment 'all'"),
+        ("retrieval --with", "--with"),
+        ("retrieval --with speed=3", "--with 'speed=3' changes nothing in 'retrieval'"),
+        ("retrieval --with steps=x", "--with 'steps=x' cannot be read; give a value like 3"),
+        ("tiny-one --with steps=0", "steps=0 is too few; give at least 1"),
+        ("tiny-one retrieval --with task=a", "--with 'task=a' changes nothing in 'retrieval'"),  # before any work
+        ("tiny-one --device tpu", "tpu"),
+        ("tiny-one --quick --with steps=3 --with steps=4", "gives steps a second time"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tiny, monkeypatch, capfd, tmp_path, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    out = [] if arguments == "" or arguments.endswith("--with") else ["--out", str(tmp_path / "out")]
+    assert call(monkeypatch, "toy", *arguments.split(), *out) == cli.BAD_INPUT == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert says in shown.err
+    assert len(shown.err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_prints_verdicts_and_files_and_is_in_the_result(tiny, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["toy", "tiny-one", "tiny-one", "--quick", "--device", "cpu", "--out", str(tmp_path)]
+    assert call(monkeypatch, *words) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("Published statements") == 1  # named twice, run once
+    assert "not measured here" in shown
+    assert "tiny-one.nc" in shown
+    assert "headwater toy tiny-one" in load(tmp_path / "tiny-one.nc").attrs["command"]
+
+
+REAL = ["toy", "retrieval", "--with", "layers=1,2", "--with", "width=2", "--with", "residual=no"]
+REAL += ["--with", "feed_forward=no", "--with", "target=0,9", "--with", "seeds=1", "--with", "steps=900"]
+REAL += ["--with", "batch=32", "--with", "sequences=64", "--device", "cpu"]
+SAVES_OFTEN = """
+import sys
+from toy import train
+train.SAVE_SECONDS = 0.02
+from probes.__main__ import main
+sys.argv = ["headwater", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_experiment_goes_on_to_the_result_of_an_unbroken_one(tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def command(out: str) -> list[str]:
+        return [sys.executable, "-c", SAVES_OFTEN, *REAL, "--out", str(tmp_path / out)]
+
+    unfinished = tmp_path / "out" / ".unfinished-retrieval" / "retrieval" / "group-0.safetensors"
+    with subprocess.Popen(
+        command("out"), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while process.poll() is None and not unfinished.exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".unfinished-retrieval"]
+    for out in ("out", "whole"):
+        done = subprocess.run(command(out), env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    one, other = (load(tmp_path / out / "retrieval.nc") for out in ("out", "whole"))
+    for name in one.data_vars:
+        np.testing.assert_array_equal(one[name].values, other[name].values)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
+        p.name for p in (tmp_path / "whole").iterdir()
+    )

@@ -1,0 +1,276 @@
+"""Experiment petroglyph: the exact test against a plain twin, the task, a tiny run, the rules both ways."""
+
+import math
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+import reference
+import torch
+import xarray as xr
+from PIL import Image
+
+from probes.errors import InputError
+from probes.results import load
+from toy.experiments import experiment, petroglyph
+from toy.experiments.petroglyph import (
+    CLEAR,
+    EPS,
+    ROUNDING,
+    Settings,
+    claims,
+    differences,
+    distinct_tokens,
+    exact_outputs,
+    prefix_orders,
+    recorded_steps,
+    tables,
+)
+from toy.model import initial
+from toy.tasks import WhichFirst, mirrored
+from toy.train import stacked
+
+TINY = ["seeds=2", "steps=40", "tests=200", "length=4", "sequences=2", "norm=none,rms", "width=4", "batch=32"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    out = tmp_path_factory.mktemp("petroglyph")
+    return *experiment.run("petroglyph", out, given=TINY, device="cpu"), out
+
+
+def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
+    return {claim.published: claim.holds for claim in claims(ds)}
+
+
+def solved(ds: xr.Dataset) -> xr.Dataset:
+    """The same, as if the models that can tell order apart had learned to."""
+    ds = ds.copy(deep=True)
+    blind = abs(ds["accuracy"] - 0.5).max("step") == 0
+    ds["accuracy"] = ds["accuracy"].where(blind | (ds["step"] < ds["step"].max()), 0.99)
+    return ds
+
+
+# ------------------------------------------------------------------------------------------------------------ exact test
+
+
+def test_orders_are_all_permutations_of_the_prefix_the_first_one_none():
+    orders = prefix_orders(5)
+    assert orders.shape == (24, 5)
+    assert orders[0].tolist() == [0, 1, 2, 3, 4]
+    assert {tuple(order) for order in orders.tolist()} == {(*p, 4) for p in permutations(range(4))}
+
+
+def test_tokens_are_different_within_a_sequence():
+    tokens = distinct_tokens(7, 6, 20)
+    assert all(len(set(row)) == 6 for row in tokens.tolist())
+    assert len({tuple(row) for row in tokens.tolist()}) > 15
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_outputs_are_those_of_plain_loops(layers, mask, residual):
+    settings = Settings()
+    architecture = settings.architecture(layers=layers, mask=mask, positional="none", residual=residual)
+    weights = initial(architecture, 3)
+    tokens = distinct_tokens(10, 6, 2)
+    found = exact_outputs(architecture, stacked([weights]), tokens)[0]
+    assert found.dtype == torch.float64
+    for row, out in zip(tokens.tolist(), found.tolist(), strict=True):
+        plain = {name: x.tolist() for name, x in weights.items()}
+        expected = reference.plain_attention_only(plain, row, layers, causal=mask == "causal", residual=residual)
+        assert out == pytest.approx(expected, rel=1e-12, abs=1e-14)
+
+
+def test_differences_are_largest_and_least_over_permutations_and_sequences():
+    settings = Settings()
+    architecture = settings.architecture(layers=2, mask="causal", positional="none", length=4)
+    weights = stacked([initial(architecture, seed) for seed in (0, 1)])
+    tokens, orders = distinct_tokens(10, 4, 3), prefix_orders(4)
+    largest, least = differences(architecture, weights, tokens, orders)
+    for model in range(2):
+        own = {name: x[model : model + 1] for name, x in weights.items()}
+        changes, sizes = [], []
+        for row in tokens:
+            first = exact_outputs(architecture, own, row[None])[0, 0]
+            for order in orders:
+                out = exact_outputs(architecture, own, row[order][None])[0, 0]
+                sizes.append(float(out.abs().max()))
+                changes.append(float((out - first).abs().max()))
+        changed = [x for n, x in enumerate(changes) if n % len(orders)]
+        assert largest[model] * EPS == pytest.approx(max(changed) / max(sizes), rel=1e-9)
+        assert least[model] * EPS == pytest.approx(min(changed) / max(sizes), rel=1e-9)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("positional", ["none", "learned", "rope"])
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_who_can_tell_permutations_apart(layers, positional, mask):
+    architecture = Settings().architecture(layers=layers, mask=mask, positional=positional, length=5)
+    weights = stacked([initial(architecture, 0)])
+    largest, least = differences(architecture, weights, distinct_tokens(10, 5, 2), prefix_orders(5))
+    if positional == "none" and (layers == 1 or mask == "full"):
+        assert largest < ROUNDING
+    else:
+        assert least > CLEAR
+
+
+def test_steps_are_few_and_reach_both_ends():
+    assert recorded_steps(1) == [0, 1]
+    steps = recorded_steps(1000)
+    assert steps[0] == 0
+    assert steps[-1] == 1000
+    assert len(steps) <= petroglyph.POINTS
+    assert steps == sorted(set(steps))
+
+
+# ------------------------------------------------------------------------------------------------------------------ task
+
+
+def test_task_answers_which_marked_token_stands_first():
+    task = WhichFirst(vocabulary=5, length=6, batch=500)
+    drawn = task.draw(None, torch.Generator().manual_seed(1), 2)
+    assert drawn.inputs.shape == (2, 500, 6)
+    places = set()
+    for row, answer in zip(drawn.inputs.flatten(0, 1).tolist(), task.answers(drawn).flatten().tolist(), strict=True):
+        assert row.count(0) == row.count(1) == 1
+        assert row[-1] > 1
+        assert next(token for token in row if token < 2) == answer
+        assert max(row) < 5
+        places.add((row.index(0), row.index(1)))
+    assert len(places) == 5 * 4  # every pair of places before the last one
+    assert float(task.answers(drawn).double().mean()) == pytest.approx(0.5, abs=0.08)
+
+
+def test_mirror_images_exchange_the_marked_tokens_and_nothing_else():
+    tokens = torch.tensor([[3, 0, 4, 1, 2], [1, 2, 2, 0, 3]])
+    assert mirrored(tokens).tolist() == [[3, 1, 4, 0, 2], [0, 2, 2, 1, 3]]
+
+
+@pytest.mark.parametrize("change", [{"vocabulary": 2}, {"length": 2}, {"batch": 0}])
+def test_task_without_room_is_refused(change):
+    with pytest.raises(InputError, match=r"is too few; give at least"):
+        WhichFirst(**change)
+
+
+# ------------------------------------------------------------------------------------------------------------------- run
+
+
+def test_tiny_run(tiny):
+    ds, report, files, out = tiny
+    assert ds["difference"].dims == ("layers", "mask", "positional", "residual", "feed_forward", "norm", "seed")
+    assert ds["accuracy"].dims == ("layers", "mask", "trained_positional", "seed", "step")
+    impossible = ds["difference"].sel(mask="full", positional="decay")
+    assert np.isnan(impossible).all()
+    assert int(np.isnan(ds["difference"]).sum()) == impossible.size
+    assert ds.attrs["permutations"] == 5
+    xr.testing.assert_equal(ds, load(out / "petroglyph.nc"))
+    assert [file.name for file in files] == [f"petroglyph.{end}" for end in ("nc", "png", "svg", "md")]
+    for file in files[1:3]:
+        assert 0 < file.stat().st_size < 300_000
+    with Image.open(files[1]) as image:
+        assert min(image.size) > 400
+    assert report.tables[-1].title == "Published statements"
+
+
+def test_blind_models_are_right_in_exactly_one_half_whatever_they_learned(tiny):
+    ds, *_ = tiny
+    for layers, mask in ((1, "causal"), (1, "full"), (2, "full")):
+        here = ds.sel(layers=layers, mask=mask, trained_positional="none")
+        assert (here["accuracy"] == 0.5).all()
+        assert (here["loss"] > math.log(2) - 1e-12).all()
+        assert (here["trained_difference"] < ROUNDING).all()
+    # They did train, and those that see order are not at one half.
+    here = ds.sel(layers=2, mask="causal", trained_positional="none")
+    assert (here["accuracy"].isel(step=-1) != 0.5).all()
+    assert (ds["loss"].isel(step=0) != ds["loss"].isel(step=-1)).all()
+
+
+def test_exact_statements_hold_in_the_tiny_run_and_learning_is_judged(tiny):
+    ds, *_ = tiny
+    found = verdicts(solved(ds))
+    assert all(holds is True for holds in found.values()), found
+    assert len(found) == 10
+    assert verdicts(ds)["2 causal layers learn it without positional encoding"] is False  # in 40 steps
+
+
+ONE = {"layers": 1, "mask": "causal", "positional": "none"}
+TWO = {"layers": 2, "mask": "causal", "positional": "none"}
+FULL = {"layers": 2, "mask": "full", "positional": "none"}
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "value", "refuted"),
+    [
+        ("difference", ONE, 1e4, ["1 layer without positional encoding cannot", "residual stream"]),
+        ("least_difference", TWO, 1e8, ["2 causal layers without positional encoding can", "residual stream"]),
+        ("difference", FULL, 1e4, ["it is the causal mask", "residual stream"]),
+        ("least_difference", ONE | {"positional": "rope"}, 2.0, ["it is the missing encoding"]),
+        ("trained_difference", ONE, 1e10, ["trained models as fresh ones"]),
+        ("trained_difference", TWO, 3.0, ["trained models as fresh ones"]),
+        ("trained_difference", FULL, 1e10, ["trained models as fresh ones"]),
+        ("accuracy", ONE, 0.53, ["1 layer cannot learn"]),
+        ("accuracy", TWO, 0.9, ["2 causal layers learn it"]),
+        ("accuracy", FULL, 0.48, ["2 layers under a full mask do not"]),
+        ("accuracy", ONE | {"positional": "learned"}, 0.6, ["1 layer with learned positions"]),
+    ],
+)
+def test_each_rule_can_fail(tiny, name, where, value, refuted):
+    ds = solved(tiny[0])
+    place = {("trained_positional" if d == "positional" and d not in ds[name].dims else d): v for d, v in where.items()}
+    if "residual" in ds[name].dims:  # one variant and seed of many
+        place |= {"residual": 1, "feed_forward": 0, "norm": "rms", "seed": 1}
+    ds[name].loc[place] = value
+    found = [text for text, holds in verdicts(ds).items() if holds is False]
+    assert len(found) == len(refuted)
+    assert all(any(text.startswith(start) for text in found) for start in refuted), found
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"layers": [1]},
+        {"layers": [2]},
+        {"mask": ["full"]},
+        {"positional": ["rope", "decay"]},
+        {"positional": ["none"], "trained_positional": ["none"]},
+        {"residual": [1], "feed_forward": [0], "norm": ["none"], "seed": [0]},
+    ],
+)
+def test_subsets_crash_nothing(tiny, chosen, tmp_path):
+    ds = tiny[0].sel(chosen)
+    assert len(claims(ds)) == 10
+    tables(ds)
+    for file in petroglyph.draw(ds, tmp_path / "petroglyph"):
+        assert file.is_file()
+
+
+def test_nothing_is_trained_without_a_kind_to_train(tmp_path):
+    given = [*TINY, "positional=rope", "layers=1", "mask=causal", "residual=yes", "feed-forward=no", "norm=none"]
+    ds, _, files = experiment.run("petroglyph", tmp_path, given=given, device="cpu")
+    assert "accuracy" not in ds
+    assert files[1].is_file()
+    assert set(verdicts(ds).values()) <= {None, True}
+
+
+# -------------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 9}, "length=9 is out of range; give from 3 to 8"),
+        ({"length": 8, "vocabulary": 7}, "length=8 different tokens"),
+        ({"context": 5}, "context=5 is shorter"),
+        ({"mask": ("window",)}, "mask 'window' is not compared here"),
+        ({"positional": ("alibi",)}, "positional='alibi' is unknown"),
+        ({"layers": ()}, "layers=nothing"),
+        ({"seeds": 0}, "seeds=0 is too few"),
+        ({"learning_rate": -1.0}, r"learning_rate=-1\.0"),
+    ],
+)
+def test_bad_settings_say_what_is_wrong(change, message):
+    with pytest.raises(InputError, match=message):
+        replace(Settings(), **change)

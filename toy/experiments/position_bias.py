@@ -1,0 +1,721 @@
+"""Position bias of in-context retrieval [Wu, section 5]: of two identical items, is the earlier believed or the later?
+
+Models of some depth, mask, positional encoding and residual switch learn to name the label of a query's class from eight
+pairs of an item and its label. They are trained on queries whose answer stands anywhere, or always at certain items, and
+asked about classes they never saw, with two identical items of which one carries the right label: gap(a, b) = accuracy
+where a is right minus accuracy where b is right. A positive gap of an earlier a and a later b is a bias toward the earlier.
+
+Data of a seed and its fresh weights are the same for all models that can share them, test sequences for all of one world.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import torch
+import xarray as xr
+from scipy.stats import t as student
+from torch import Tensor
+
+from probes.errors import InputError
+from probes.results import dataset
+from probes.studies.tables import Table
+
+from ..model import Architecture, Mask, Switches, forward, initial
+from ..tasks import Drawn, InContext
+from ..train import Run, Trained, stacked
+from .experiment import Claim, Work
+
+DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
+ITEMS = 8
+FIRST, MIDDLE, LAST = 0, ITEMS // 2, ITEMS - 1  # "middle" is item n/2 counted from 0, as in the published program
+PAIRS = {"first-middle": (FIRST, MIDDLE), "first-last": (FIRST, LAST), "middle-last": (MIDDLE, LAST)}
+ORDERS = ("earlier", "later")  # which of the two is right
+TRAINING: dict[str, tuple[int, ...] | None] = {
+    "unbiased": None,
+    "first": (FIRST,),
+    "middle": (MIDDLE,),
+    "last": (LAST,),
+    "first-and-last": (FIRST, LAST),
+}
+POSITIONAL = ("none", "decay", "rope", "sinusoidal")
+RESIDUAL = ("off", "on")
+DATA = ("gaussian", "fixed")
+SCALES = ("text", "program")
+FIRST_CHECK = (
+    100  # steps; how often the published program measures, and the first of ours, which lie ever further apart
+)
+CHUNK = {"cpu": 1 << 19, "cuda": 1 << 28}  # numbers in a stream of a test pass: what fits the cache, or the memory
+FEWEST = 3  # seeds from which on an interval by Student's t says something (that of two is 13 times their range)
+SIGMAS = 2  # standard errors from which on a gap counts
+AGREE = 0.9  # the share of gaps of one sign from which on two grids tell the same
+DIMS = ("scale", "data", "depth", "mask", "positional", "residual", "training", "seed")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The grid is the full product of the lists; "sinusoidal" is trained on biased data alone, as published.
+
+    `masks`: causal, full, window-N, prefix-N (decay goes with causal and window-N alone). `seeds`, `steps`, `checks`: their
+    number; a check measures gaps on `course_tests` sequences, the trained model's are of `tests`, for each pair and order.
+    """
+
+    depths: tuple[int, ...] = (2, 4, 6)
+    positional: tuple[str, ...] = POSITIONAL
+    residual: tuple[str, ...] = RESIDUAL
+    training: tuple[str, ...] = tuple(TRAINING)
+    data: tuple[str, ...] = DATA
+    scales: tuple[str, ...] = SCALES
+    masks: tuple[str, ...] = ("causal",)
+    seeds: int = 5
+    steps: int = 100_000
+    tests: int = 10_000
+    checks: int = 10
+    course_tests: int = 2_000
+    width: int = 64
+    batch: int = 128
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("positional", POSITIONAL),
+            ("residual", RESIDUAL),
+            ("training", tuple(TRAINING)),
+            ("data", DATA),
+            ("scales", SCALES),
+        ):
+            for value in getattr(self, name):
+                if value not in allowed:
+                    raise InputError(f"{name}: '{value}' is unknown; give some of {', '.join(allowed)}")
+        for name in ("depths", "positional", "residual", "training", "data", "scales", "masks"):
+            given = getattr(self, name)
+            if not given or len(set(given)) < len(given):
+                raise InputError(f"{name}={','.join(map(str, given))} is no list of distinct values; give each once")
+        for name in ("seeds", "steps", "tests", "checks", "course_tests", "batch"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)} is too few; give at least 1")
+        if not cases(self):
+            raise InputError(
+                "nothing is left of the grid: sinusoidal goes with biased training alone, decay with masks causal and "
+                "window-N alone; give another positional"
+            )
+        for case in cases(self):
+            if case.seed == 0:
+                run_of(case, self)  # raises what cannot be
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model of the grid; its fields, in order, are the leading dimensions of the result."""
+
+    scale: str
+    data: str
+    depth: int
+    mask: str
+    positional: str
+    residual: str
+    training: str
+    seed: int
+
+    @property
+    def world(self) -> tuple[str, str, int]:
+        """Of what test sequences are made."""
+        return self.scale, self.data, self.seed
+
+
+def cases(settings: Settings) -> list[Case]:
+    """All models, in the order in which they are trained: what an interruption leaves is whole seeds of whole depths."""
+    s = settings
+    found = [
+        Case(scale, data, depth, mask, positional, residual, training, seed)
+        for scale, data, depth, seed, training, mask, positional, residual in product(
+            s.scales, s.data, s.depths, range(s.seeds), s.training, s.masks, s.positional, s.residual
+        )
+    ]
+    return [case for case in found if in_grid(case)]
+
+
+def in_grid(case: Case) -> bool:
+    """Whether a combination is trained at all."""
+    if case.positional == "sinusoidal" and case.training == "unbiased":
+        return False  # it was published for biased data alone
+    return case.positional != "decay" or case.mask == "causal" or case.mask.startswith("window")
+
+
+def switches_of(mask: str) -> dict[str, Any]:
+    """The fields of `Architecture` that a mask's name stands for: causal, full, window-N or prefix-N.
+
+    Raises:
+        InputError: no such mask.
+    """
+    kind, _, number = mask.partition("-")
+    numbered = kind in ("window", "prefix")
+    if kind not in get_args(Mask) or numbered != number.isdecimal() or (number and not numbered):
+        raise InputError(f"mask '{mask}' is unknown; give causal, full, window-N or prefix-N")
+    return {"mask": kind} | ({kind: int(number)} if numbered else {})
+
+
+def architecture_of(depth: int, mask: str, positional: Any, residual: str, width: int) -> Architecture:
+    """The transformer of [Wu, section 5]: one head, no output projection, a ReLU head on the last position."""
+    return Architecture(
+        blocks=depth,
+        width=width,
+        length=2 * ITEMS + 1,
+        vocabulary=None,
+        outputs=InContext.labels,
+        positional=positional,
+        decay=DECAY if positional == "decay" else None,
+        residual=residual == "on",
+        output_projection=False,
+        head="mlp",
+        **switches_of(mask),
+    )
+
+
+def run_of(case: Case, settings: Settings) -> Run:
+    """A model of the grid and its training."""
+    scale: Any = case.scale
+    data: Any = case.data
+    task = InContext(
+        items=ITEMS,
+        width=settings.width,
+        scale=scale,
+        data=data,
+        biased=TRAINING[case.training],
+        batch=settings.batch,
+    )
+    architecture = architecture_of(case.depth, case.mask, case.positional, case.residual, settings.width)
+    return Run(
+        architecture,
+        task,
+        seed=case.seed,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def check_steps(settings: Settings) -> list[int]:
+    """Numbers of updates after which gaps are measured, evenly on a logarithmic axis; the last is the end of training."""
+    first = min(FIRST_CHECK, settings.steps)
+    if settings.checks == 1:
+        return [settings.steps]
+    return sorted({round(step) for step in np.geomspace(first, settings.steps, settings.checks).tolist()})
+
+
+QUICK = Settings(
+    depths=(2,),
+    positional=("none", "decay"),
+    residual=("off",),
+    training=("unbiased", "first"),
+    data=("gaussian",),
+    scales=("text",),
+    seeds=2,
+    steps=600,
+    tests=2_000,
+    checks=3,
+    course_tests=1_000,
+)
+
+
+def parts(found: Sequence[Case], device: str) -> list[list[Case]]:
+    """What is trained in one call: on a CPU what shares its data, on a GPU everything of one depth."""
+
+    def key(case: Case) -> tuple[Any, ...]:
+        fine = () if device == "cuda" else (case.scale, case.data, case.seed, case.training)
+        return (case.depth, *fine)
+
+    by_key: dict[Any, list[Case]] = {}
+    for case in found:
+        by_key.setdefault(key(case), []).append(case)
+    return list(by_key.values())
+
+
+def measure(settings: Settings, work: Work) -> xr.Dataset:
+    """Train the grid and test it.
+
+    Returns:
+        `accuracy [..., pair, order]`, `gap [..., pair]`, `accuracy_by_position [..., position]` of the trained models, over
+        the dimensions of `DIMS` (NaN for what is not part of the grid); `course_accuracy [..., pair, order, step]`,
+        `course_gap [..., pair, step]` and `training_loss [..., step]` (mean since the step before) over training.
+    """
+    s, steps, found = settings, check_steps(settings), cases(settings)
+    coords: dict[str, Any] = {
+        "scale": s.scales,
+        "data": s.data,
+        "depth": s.depths,
+        "mask": s.masks,
+        "positional": s.positional,
+        "residual": s.residual,
+        "training": s.training,
+        "seed": tuple(range(s.seeds)),
+    }
+    grid = tuple(len(coords[dim]) for dim in DIMS)
+    accuracy = np.full((*grid, len(PAIRS), 2), np.nan, np.float32)
+    course = np.full((*grid, len(PAIRS), 2, len(steps)), np.nan, np.float32)
+    single = np.full((*grid, ITEMS), np.nan, np.float32)
+    losses = np.full((*grid, len(steps)), np.nan, np.float32)
+
+    for part, models in trained(settings, found, steps, work):
+        places = [tuple(coords[dim].index(getattr(case, dim)) for dim in DIMS) for case in part]
+        for place, model in zip(places, models, strict=True):
+            losses[place] = [float(model.losses[a:b].mean()) for a, b in zip([0, *steps], steps, strict=False)]
+        for world in dict.fromkeys(case.world for case in part):
+            here = [
+                (place, model) for case, place, model in zip(part, places, models, strict=True) if case.world == world
+            ]
+            final = [(model.run.architecture, model.weights) for _, model in here]
+            for a, b, drawn in _pair_tests(here[0][1].run, s.tests, work.device):
+                for (place, _), value in zip(here, accuracies(final, drawn, work.device), strict=True):
+                    accuracy[(*place, a, b)] = value
+                some = Drawn(drawn.inputs[:, : s.course_tests], drawn.hidden[:, : s.course_tests])
+                for n, step in enumerate(steps):
+                    then = [
+                        (model.run.architecture, model.recorded[step] if step < s.steps else model.weights)
+                        for _, model in here
+                    ]
+                    for (place, _), value in zip(here, accuracies(then, some, work.device), strict=True):
+                        course[(*place, a, b, n)] = value
+            for at, drawn in _single_tests(here[0][1].run, s.tests, work.device):
+                for (place, _), value in zip(here, accuracies(final, drawn, work.device), strict=True):
+                    single[(*place, at)] = value
+
+    share = {"units": "1"}
+    return dataset(
+        {
+            "accuracy": ((*DIMS, "pair", "order"), accuracy, {"long_name": "accuracy by which item is right"} | share),
+            "gap": ((*DIMS, "pair"), accuracy[..., 0] - accuracy[..., 1], {"long_name": "accuracy gap"} | share),
+            "accuracy_by_position": (
+                (*DIMS, "position"),
+                single,
+                {"long_name": "accuracy by the answer's item"} | share,
+            ),
+            "course_accuracy": (
+                (*DIMS, "pair", "order", "step"),
+                course,
+                {"long_name": "accuracy by which item is right, during training"} | share,
+            ),
+            "course_gap": (
+                (*DIMS, "pair", "step"),
+                course[..., 0, :] - course[..., 1, :],
+                {"long_name": "accuracy gap during training"} | share,
+            ),
+            "training_loss": (
+                (*DIMS, "step"),
+                losses,
+                {"long_name": "training loss since the step before", "units": "nat"},
+            ),
+        },
+        coords={name: list(values) for name, values in coords.items()}
+        | {
+            "pair": list(PAIRS),
+            "order": list(ORDERS),
+            "position": (("position",), np.arange(ITEMS), {"long_name": "item that holds the answer", "units": "1"}),
+            "step": (("step",), np.array(steps), {"long_name": "updates of the weights", "units": "1"}),
+        },
+    )
+
+
+def trained(
+    settings: Settings, found: Sequence[Case], steps: Sequence[int], work: Work
+) -> Iterator[tuple[list[Case], list[Trained]]]:
+    """Part by part; one bar of progress for each (scale, data, depth)."""
+    totals: dict[str, int] = {}
+    done: dict[str, int] = {}
+    device = work.device.type
+
+    def bar(case: Case) -> str:
+        return f"depth {case.depth}" if device == "cuda" else f"{case.scale} scale, {case.data}, depth {case.depth}"
+
+    for case in found:
+        totals[bar(case)] = totals.get(bar(case), 0) + settings.steps
+    for part in parts(found, device):
+        first, label = part[0], bar(part[0])
+        runs = [run_of(case, settings) for case in part]
+        before = done.get(label, 0)
+
+        def advance(_: str, now: float, __: float, label: str = label, before: int = before) -> None:
+            work.advance(label, before + now, totals[label])
+
+        name = f"depth {first.depth}"
+        if device != "cuda":
+            name += f" {first.scale} {first.data} seed {first.seed} {first.training}"
+        models = replace(work, advance=advance).train(
+            name, runs, settings.steps, record=steps[:-1], recorded=tuple(initial(runs[0].architecture, 0))
+        )
+        done[label] = before + len(part) * settings.steps
+        yield part, models
+
+
+def _pair_tests(run: Run, n: int, device: torch.device) -> Iterator[tuple[int, int, Drawn]]:
+    """(number of the pair, of the order, n sequences); they depend on the world alone, not on how a model was trained."""
+    task: Any = run.task
+    world = task.world(run.seed, device)
+    for a, (earlier, later) in enumerate(PAIRS.values()):
+        for b, (right, wrong) in enumerate(((earlier, later), (later, earlier))):
+            yield a, b, task.pairs(world, generator_of(device, "pairs", run.seed, a, b), n, right, wrong)
+
+
+def _single_tests(run: Run, n: int, device: torch.device) -> Iterator[tuple[int, Drawn]]:
+    """(the item that is right, n sequences)."""
+    task: Any = run.task
+    world = task.world(run.seed, device)
+    for at in range(ITEMS):
+        yield at, task.single(world, generator_of(device, "single", run.seed, at), n, at)
+
+
+def generator_of(device: torch.device, *what: str | int) -> torch.Generator:
+    """Its own for each test set, none of them one of training's."""
+    text = " ".join(map(str, ("test", *what)))
+    return torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]))
+
+
+def accuracies(
+    models: Sequence[tuple[Architecture, Mapping[str, Tensor]]], drawn: Drawn, device: torch.device
+) -> list[float]:
+    """The share of the n sequences that each model, all of one shape, answers rightly."""
+    shape = models[0][0].shape
+    numbers = shape.length * (shape.width + shape.heads * shape.length)  # of a sequence in one model
+    most = max(1, CHUNK[device.type] // numbers)  # sequences of all models of one pass
+    together = min(len(models), max(1, most // drawn.inputs.shape[1])) if device.type == "cuda" else 1
+    found: list[float] = []
+    with torch.no_grad():
+        for at in range(0, len(models), together):
+            some = models[at : at + together]
+            switches = Switches.of([architecture for architecture, _ in some], device)
+            weights = {name: tensor.to(device) for name, tensor in stacked([weights for _, weights in some]).items()}
+            right = torch.zeros(len(some), device=device)
+            each = max(1, most // together)
+            for inputs, answers in zip(drawn.inputs[0].split(each), drawn.hidden[0].split(each), strict=True):
+                right += (forward(shape, weights, switches, inputs[None]).argmax(-1) == answers).sum(1)
+            found += (right / drawn.hidden.shape[1]).tolist()
+    return found
+
+
+def tables(ds: xr.Dataset) -> list[Table]:
+    """Gaps, and what the models had learned, a row per model of the grid; its training data are columns."""
+    trainings = [str(name) for name in ds["training"].values]
+    gaps, levels = [], []
+    for names, cell in _cells(ds):
+        by_training = [cell.sel(training=name) for name in trainings]
+        gaps.append([*names, *(_signed(one["gap"].median("seed").values) for one in by_training)])
+        levels.append([*names, *(_level(one) for one in by_training)])
+    dims = ("scale", "data", "mask", "depth", "positional", "residual")
+    return [
+        Table(f"Gap ({', '.join(PAIRS)}; median over seeds), by training data", (*dims, *trainings), gaps),
+        Table(
+            "Accuracy where the answer is the first, middle, last item, and loss at the end of training (medians)",
+            (*dims, *trainings),
+            levels,
+        ),
+    ]
+
+
+def _cells(ds: xr.Dataset) -> Iterator[tuple[list[str], xr.Dataset]]:
+    """What has been trained, by all dimensions but training data and seed."""
+    dims = ("scale", "data", "mask", "depth", "positional", "residual")
+    for values in product(*(ds[dim].values.tolist() for dim in dims)):
+        cell = ds.sel(dict(zip(dims, values, strict=True)))
+        if cell["gap"].notnull().any():
+            yield list(map(str, values)), cell
+
+
+def _signed(values: np.ndarray) -> str:
+    return "-" if np.isnan(values).any() else ", ".join(f"{value:+.3f}" for value in values)
+
+
+def _level(cell: xr.Dataset) -> str:
+    if not cell["gap"].notnull().any():
+        return "-"
+    places = cell["accuracy_by_position"].median("seed").sel(position=[FIRST, MIDDLE, LAST]).values
+    loss = float(cell["training_loss"].isel(step=-1).median("seed"))
+    return f"{', '.join(f'{value:.2f}' for value in places)}; {loss:.2f}"
+
+
+def over_seeds(values: np.ndarray) -> tuple[float, float, float]:
+    """Mean over seeds and an interval: 95 % by Student's t from `FEWEST` seeds on, their range below it, NaN of one."""
+    values = np.asarray(values, dtype=np.float64)
+    values = values[np.isfinite(values)]
+    if values.size < 2:
+        return float(values.mean()) if values.size else math.nan, math.nan, math.nan
+    if values.size < FEWEST:
+        return float(values.mean()), float(values.min()), float(values.max())
+    half = float(student.ppf(0.975, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size))
+    return float(values.mean()), float(values.mean()) - half, float(values.mean()) + half
+
+
+def noise(ds: xr.Dataset) -> float:
+    """What a difference of two accuracies must exceed to count: `SIGMAS` standard errors where they are largest."""
+    return SIGMAS * math.sqrt(2 * 0.25 / int(json.loads(str(ds.attrs["settings"]))["tests"]))
+
+
+class Judged(NamedTuple):
+    """What a rule found: the numbers, and whether the statement holds (None: not measured)."""
+
+    measured: str
+    holds: bool | None
+
+
+NOT_THERE = Judged("-", None)
+Rule = Callable[[xr.Dataset], Judged]
+
+
+def claims(ds: xr.Dataset) -> list[Claim]:
+    """The published statements, for each scale of the data by itself; the paper's residual streams are off unless named."""
+    found = []
+    for scale in ds["scale"].values.tolist():
+        world = _world(ds, scale)
+        for source, published, rule in STATEMENTS:
+            judged = NOT_THERE if world is None else rule(world)
+            found.append(Claim(source, f"{published} ({scale} scale)", *judged))
+        pair = (world, _world(ds, scale, "fixed"))
+        said = "a fixed vocabulary with anisotropy 0.75 gives the same biases as Gaussian data"
+        found.append(Claim("[Wu] section 5", f"{said} ({scale} scale)", *_alike(*pair, "fixed")))
+    pair = (_world(ds, "text"), _world(ds, "program"))
+    said = "vectors of standard deviation 1/sqrt(d), as in the text, and 1/d, as in the program, give the same biases"
+    found.append(Claim("[Wu] section 5, text and program", said, *_alike(*pair, "program")))
+    return found
+
+
+def _world(ds: xr.Dataset, scale: str, data: str = "gaussian") -> xr.Dataset | None:
+    """The causal models of one kind of data; None if none were trained."""
+    at = {"scale": scale, "data": data, "mask": "causal"}
+    if any(value not in ds[dim].values for dim, value in at.items()):
+        return None
+    world = ds.sel(at)
+    return world if bool(world["gap"].notnull().any()) else None
+
+
+def _gap(world: xr.Dataset, positional: str, training: str, residual: str = "off") -> xr.DataArray | None:
+    """[depth, seed, pair]; None if such models were not trained."""
+    at = {"positional": positional, "training": training, "residual": residual}
+    if any(value not in world[dim].values for dim, value in at.items()):
+        return None
+    gap = world["gap"].sel(at).transpose("depth", "seed", "pair")
+    return gap if bool(gap.notnull().all()) else None
+
+
+def _by_depth(values: xr.DataArray) -> str:
+    """[depth, seed] in words: median and range."""
+    return "; ".join(f"depth {depth}: {_spread(values.sel(depth=depth).values)}" for depth in values["depth"].values)
+
+
+def _spread(values: np.ndarray) -> str:
+    middle = f"{np.median(values):+.3f}"
+    return middle if values.size == 1 else f"{middle} [{values.min():+.3f}, {values.max():+.3f}]"
+
+
+def _earlier_wins(world: xr.Dataset) -> Judged:
+    gap = _gap(world, "none", "unbiased")
+    if gap is None:
+        return NOT_THERE
+    told = ". ".join(f"{pair}: {_by_depth(gap.sel(pair=pair))}" for pair in PAIRS)
+    return Judged(told, bool((gap.median("seed") > noise(world)).all()))
+
+
+def _resolved(world: xr.Dataset) -> Judged:
+    gap = _gap(world, "none", "unbiased")
+    if gap is None or gap.sizes["seed"] < FEWEST:
+        return NOT_THERE
+    ends = [over_seeds(gap.sel(depth=d, pair=p).values) for d in gap["depth"].values for p in PAIRS]
+    away = [low > 0 or high < 0 for _, low, high in ends]
+    return Judged(f"0 lies outside {sum(away)} of {len(away)} intervals (depths and pairs)", all(away))
+
+
+def _grows(positional: str) -> Rule:
+    def rule(world: xr.Dataset) -> Judged:
+        gap = _gap(world, positional, "unbiased")
+        if gap is None or gap.sizes["depth"] < 2:
+            return NOT_THERE
+        mean = gap.mean("pair").sortby("depth")
+        rise = (mean.isel(depth=-1) - mean.isel(depth=0)).median("seed")
+        return Judged(f"mean of the three gaps: {_by_depth(mean)}", bool(rise > noise(world)))
+
+    return rule
+
+
+def _recency(positional: str) -> Rule:
+    def rule(world: xr.Dataset) -> Judged:
+        plain, other = _gap(world, "none", "unbiased"), _gap(world, positional, "unbiased")
+        if plain is None or other is None:
+            return NOT_THERE
+        less = (plain - other).mean("pair")
+        told = f"mean of the three gaps without it less those with it: {_by_depth(less)}"
+        return Judged(told, bool((less.median("seed") > noise(world)).all()))
+
+    return rule
+
+
+def _follows(training: str, signs: Mapping[str, int]) -> Rule:
+    """Biased data shift each of these gaps in this direction, against unbiased data, whatever the encoding."""
+
+    def rule(world: xr.Dataset) -> Judged:
+        told, right = [], []
+        for positional in world["positional"].values.tolist():
+            even, biased = _gap(world, positional, "unbiased"), _gap(world, positional, training)
+            if even is None or biased is None:
+                continue
+            for pair, sign in signs.items():
+                shift = (biased - even).sel(pair=pair)
+                told.append(f"{positional}, {pair}: {_spread(shift.values)}")
+                right.append(bool((sign * shift.median("seed") > noise(world)).all()))
+        if not told:
+            return NOT_THERE
+        return Judged(f"shift of the gap (over seeds and depths) {'; '.join(told)}", all(right))
+
+    return rule
+
+
+def _middle_loses(world: xr.Dataset) -> Judged:
+    """By gaps: the first wins over the middle, the last too."""
+    where: list[tuple[str, int]] = []
+    tried = 0
+    for positional in world["positional"].values.tolist():
+        gap = _gap(world, positional, "first-and-last")
+        if gap is None:
+            continue
+        middle = gap.median("seed")
+        lost = (middle.sel(pair="first-middle") > noise(world)) & (middle.sel(pair="middle-last") < -noise(world))
+        tried += lost.size
+        where += [(positional, int(depth)) for depth in lost["depth"].values[lost.values]]
+    return Judged(_found(where, tried), bool(where)) if tried else NOT_THERE
+
+
+def _dips(training: str) -> Rule:
+    """By accuracy: the middle items are answered worse than either end."""
+
+    def rule(world: xr.Dataset) -> Judged:
+        where: list[tuple[str, int]] = []
+        tried = 0
+        for positional in world["positional"].values.tolist():
+            if _gap(world, positional, training) is None:
+                continue
+            at = {"positional": positional, "training": training, "residual": "off"}
+            curve = world["accuracy_by_position"].sel(at).median("seed")
+            inner = curve.sel(position=[MIDDLE - 1, MIDDLE]).mean("position")
+            ends = curve.sel(position=[FIRST, LAST]).min("position")
+            lost = ends - inner > noise(world)
+            tried += lost.size
+            where += [(positional, int(depth)) for depth in lost["depth"].values[lost.values]]
+        return Judged(_found(where, tried), bool(where)) if tried else NOT_THERE
+
+    return rule
+
+
+def _found(where: Sequence[tuple[str, int]], tried: int) -> str:
+    """How many (encoding, depth), and which."""
+    names = [
+        f"{name} (depth {', '.join(str(depth) for other, depth in where if other == name)})"
+        for name in dict.fromkeys(name for name, _ in where)
+    ]
+    return f"in {len(where)} of {tried} models{': ' if names else ''}{', '.join(names)}"
+
+
+def _same_with_residual(world: xr.Dataset) -> Judged:
+    if not {"off", "on"} <= set(world["residual"].values.tolist()):
+        return NOT_THERE
+    return _agreement(world["gap"].sel(residual="off"), world["gap"].sel(residual="on"), noise(world))
+
+
+def _less_with_residual(world: xr.Dataset) -> Judged:
+    if not {"off", "on"} <= set(world["residual"].values.tolist()) or "unbiased" not in world["training"].values:
+        return NOT_THERE
+    gaps = world["gap"].sel(training="unbiased").median("seed")
+    if not bool(gaps.notnull().any()):
+        return NOT_THERE
+    off, on = (float(np.nanmean(np.abs(gaps.sel(residual=residual).values))) for residual in ("off", "on"))
+    return Judged(f"mean |gap| on unbiased data {off:.3f} without, {on:.3f} with", off - on > noise(world))
+
+
+def _alike(one: xr.Dataset | None, other: xr.Dataset | None, name: str) -> Judged:
+    if one is None or other is None:
+        return NOT_THERE
+    return _agreement(one["gap"], other["gap"], noise(one))
+
+
+def _agreement(one: xr.DataArray, other: xr.DataArray, least: float) -> Judged:
+    """Whether gaps that count in both have the same sign."""
+    a, b = one.median("seed").values.ravel(), other.median("seed").values.ravel()
+    both = (np.abs(a) > least) & (np.abs(b) > least)  # NaN is no larger than anything
+    if not both.any():
+        return NOT_THERE
+    same = np.sign(a[both]) == np.sign(b[both])
+    there = np.isfinite(a) & np.isfinite(b)
+    told = f"same sign in {int(same.sum())} of the {same.size} gaps that count in both (of {int(there.sum())}), "
+    told += f"mean |gap| {np.abs(a[there]).mean():.3f} and {np.abs(b[there]).mean():.3f}"
+    return Judged(told, bool(same.mean() >= AGREE))
+
+
+STATEMENTS: tuple[tuple[str, str, Rule], ...] = (
+    (
+        "[Wu] section 5, no encoding",
+        "a causal mask alone favours earlier items, also after unbiased training",
+        _earlier_wins,
+    ),
+    ("[Wu] section 5, no encoding", "that gap differs from 0 (95 % intervals over runs)", _resolved),
+    ("[Wu] section 5, no encoding", "and it grows with depth", _grows("none")),
+    ("[Wu] section 5, decay mask", "decay moves the bias toward recent items", _recency("decay")),
+    ("[Wu] section 5, RoPE", "RoPE moves the bias toward recent items", _recency("rope")),
+    ("[Wu] section 5, decay mask", "more depth moves it back to earlier items", _grows("decay")),
+    ("[Wu] section 5, RoPE", "more depth moves it back to earlier items", _grows("rope")),
+    (
+        "[Wu] section 5, biased data",
+        "answers that stand first in training pull the bias to the first item",
+        _follows("first", {"first-middle": 1, "first-last": 1}),
+    ),
+    (
+        "[Wu] section 5, biased data",
+        "answers in the middle pull it to the middle",
+        _follows("middle", {"first-middle": -1, "middle-last": 1}),
+    ),
+    (
+        "[Wu] section 5, biased data",
+        "answers that stand last pull it to the last item",
+        _follows("last", {"first-last": -1, "middle-last": -1}),
+    ),
+    (
+        "[Wu] section 5, lost in the middle",
+        "answers first or last in training: under some encodings the middle loses against both ends",
+        _middle_loses,
+    ),
+    (
+        "[Wu] section 5, lost in the middle",
+        "the same by accuracy: the middle items are answered worse than both ends",
+        _dips("first-and-last"),
+    ),
+    ("[Wu] section 5, residual", "residual streams leave the sign of the biases", _same_with_residual),
+    ("[Wu] section 5, residual", "residual streams weaken the bias of unbiased training", _less_with_residual),
+)
+
+
+def draw(ds: xr.Dataset, path: Path) -> list[Path]:
+    """Gap bars and curves; the first kind of data under `path` itself, any others with their names added to it."""
+    # Not above: the figures read this module's names.
+    from ..plots.position_bias import position_bias_curves_figure, position_bias_figure
+
+    written: list[Path] = []
+    for n, at in enumerate(kinds(ds)):
+        base = path if n == 0 else path.with_name("-".join((path.name, *at.values())))
+        for figure, name in (
+            (position_bias_figure, base),
+            (position_bias_curves_figure, base.with_name(f"{base.name}-curves")),
+        ):
+            figure(ds, at=at, path=name)
+            written += [name.with_name(f"{name.name}{suffix}") for suffix in (".png", ".svg")]
+    return written
+
+
+def kinds(ds: xr.Dataset) -> list[dict[str, str]]:
+    """Kinds of data and masks that were trained, each as {scale, data, mask}."""
+    dims = ("scale", "data", "mask")
+    values = product(*(map(str, ds[dim].values) for dim in dims))
+    found: list[dict[str, str]] = [dict(zip(dims, names, strict=True)) for names in values]
+    return [at for at in found if bool(ds["gap"].sel(at).notnull().any())]

@@ -1,0 +1,542 @@
+"""Loss of retrieving the token at one position, against that position [Liu-7].
+
+Ten random tokens, and a model of its own for each position k that is trained to predict the k-th of them behind the last
+one; no positional encoding, one causal head. What a model cannot know shows as a loss that stays up: the post's curves are
+single runs, here each point has several seeds. Settings that the post does not give (residual stream, feed-forward,
+optimizer) are dimensions, or have a value whose choice is written beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+import xarray as xr
+from torch.nn import functional
+
+from probes.errors import InputError
+from probes.results import dataset
+from probes.studies.tables import Table, number
+from probes.summary import spearman
+
+from ..model import Architecture
+from ..tasks import Copying
+from ..train import Run, Schedule, Trained, logits
+from .experiment import Claim, Work
+
+CURVE_POINTS = 20  # of a training curve: means over so many equal parts of the training
+TEST_SEED = 2**32  # of the fresh sequences; runs have smaller ones
+TEST_CHUNK = 2048  # sequences evaluated at a time
+
+# Read off [Liu-7]'s figures (no statement there of residuals, feed-forward or optimizer): loss by target, ten of ten tokens.
+PUBLISHED: dict[tuple[int, int], tuple[float, ...]] = {  # by (layers, width)
+    (1, 2): (2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 0.00),
+    (2, 2): (1.13, 2.06, 2.15, 2.18, 2.19, 2.19, 2.19, 2.19, 2.19, 0.00),
+    (2, 10): (0.00, 1.65, 1.88, 1.97, 1.95, 1.95, 1.98, 2.00, 1.96, 0.00),
+}
+PUBLISHED_SIZE = 10  # its vocabulary and its context
+
+SOURCE = "[Liu-7]"
+RETRIEVED = 0.05  # nats; a loss below it counts as 0.00, which is what can be told from a figure's axis up to 2.3
+AGREES = 0.05  # nats; a median so near counts as the published value, for the same reason
+ERRORS = 4  # standard errors by which a loss must be below a limit to break it; one in 30,000 does by chance
+RISES = 0.6  # Spearman's correlation of loss and target; 9 targets in random order are above it in 5 % of cases
+BREAKS = 0.1  # nats; what a plateau that is broken falls by at least: some five times what its targets differ by
+WIDEST_SAID = 3  # of the targets at which seeds differ, in a sentence
+STILL = 0.05  # nats; what a loss that has converged does not fall by in the last quarter of the training
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The published setting: ten tokens of ten, depths 1 to 3, widths 2 and 10.
+
+    "Trained to convergence", says the post, and neither optimizer nor steps: Adam here, batch 128, a rate that falls along
+    half a cosine. Five seeds stand where the post has one run.
+    """
+
+    layers: tuple[int, ...] = (1, 2, 3)
+    width: tuple[int, ...] = (2, 10)
+    residual: tuple[bool, ...] = (False, True)
+    feed_forward: tuple[bool, ...] = (False, True)
+    seeds: int = 5
+    target: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    vocabulary: int = 10
+    context: int = 10
+    steps: int = 5000
+    learning_rate: float = 1e-2
+    schedule: str = "cosine"
+    batch: int = 128
+    sequences: int = 16_384  # fresh ones for the final loss; its standard error is then 0.006 nats at most
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "residual", "feed_forward", "target"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise InputError(f"{name}={','.join(map(str, values)) or 'nothing'}; give one or more different values")
+        for name, least in (("seeds", 1), ("steps", CURVE_POINTS), ("sequences", 1), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}={getattr(self, name)} is too few; give at least {least}")
+        for name, least in (("vocabulary", 2), ("context", 2)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}={getattr(self, name)} leaves nothing to retrieve; give at least {least}")
+        beyond = [k for k in self.target if not 0 <= k < self.context]
+        if beyond:
+            raise InputError(f"target {beyond[0]} is no position of {self.context}; give from 0 to {self.context - 1}")
+        self.runs()  # architectures, rates and schedules refuse what cannot be
+
+    def runs(self) -> list[Run]:
+        """All models, in the order of `loss`'s dimensions."""
+        return [
+            Run(
+                Architecture(
+                    blocks=layers,
+                    width=width,
+                    length=self.context,
+                    vocabulary=self.vocabulary,
+                    outputs=self.vocabulary,
+                    residual=residual,
+                    feed_forward=feed_forward,
+                ),
+                Copying(self.vocabulary, self.context, target, self.batch),
+                seed=seed,
+                learning_rate=self.learning_rate,
+                schedule=cast(Schedule, self.schedule),
+            )
+            for layers, width, residual, feed_forward, seed, target in product(
+                self.layers, self.width, self.residual, self.feed_forward, range(self.seeds), self.target
+            )
+        ]
+
+
+QUICK = Settings(
+    layers=(1, 2), residual=(False,), feed_forward=(False,), seeds=2, target=(0, 1, 4, 8, 9), steps=1500, sequences=4096
+)
+
+
+def measure(settings: Settings, work: Work) -> xr.Dataset:
+    """Train every model of the grid and give its loss on fresh sequences.
+
+    Returns:
+        `loss [layers, width, residual, feed_forward, seed, target]` and `loss_error` alike, in nats: mean over the same
+        fresh sequences for all models, and its standard error; `curve [..., target, step]`: training loss, mean over the
+        steps up to `step` from the one before; `limit [reader, target]`: what no reader of that kind gets below (`limits`).
+    """
+    runs = settings.runs()
+    trained = work.train("retrieval", runs, settings.steps)
+    dims = ("layers", "width", "residual", "feed_forward", "seed", "target")
+    shape = tuple(len(getattr(settings, d)) if d != "seed" else settings.seeds for d in dims)
+    losses, errors = evaluate(trained, settings, work)
+    ends = np.linspace(0, settings.steps, CURVE_POINTS + 1).round().astype(int)
+    parts = [torch.stack([model.losses[start:end].mean() for model in trained]) for start, end in pairwise(ends)]
+    readers = limits(settings.vocabulary, settings.context)
+    return dataset(
+        {
+            "loss": (dims, losses.reshape(shape), {"long_name": "loss on fresh sequences", "units": "nat"}),
+            "loss_error": (dims, errors.reshape(shape), {"long_name": "standard error of the loss", "units": "nat"}),
+            "curve": (
+                (*dims, "step"),
+                torch.stack(parts, -1).reshape(*shape, CURVE_POINTS),
+                {"long_name": "training loss, mean over the steps up to this one", "units": "nat"},
+            ),
+            "limit": (
+                ("reader", "target"),
+                np.array([[found[k] for k in settings.target] for found in readers.values()]),
+                {"long_name": "least loss of a reader of this kind", "units": "nat"},
+            ),
+        },
+        coords={
+            "layers": list(settings.layers),
+            "width": list(settings.width),
+            "residual": np.array(settings.residual, dtype=np.int8),
+            "feed_forward": np.array(settings.feed_forward, dtype=np.int8),
+            "seed": np.arange(settings.seeds),
+            "target": list(settings.target),
+            "step": ends[1:],
+            "reader": list(readers),
+        },
+        attrs={"task": "the token at position target, of uniform random ones", "positional": "none", "mask": "causal"},
+    )
+
+
+def evaluate(trained: Sequence[Trained], settings: Settings, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, its standard error) of every model on the same fresh sequences, in nats."""
+    task = Copying(settings.vocabulary, settings.context, batch=settings.sequences)
+    inputs = task.draw(None, torch.Generator().manual_seed(TEST_SEED), 1).inputs[0]
+    by_shape: dict[Architecture, list[int]] = {}
+    for i, model in enumerate(trained):
+        by_shape.setdefault(model.run.architecture.shape, []).append(i)
+    losses, errors, done = torch.empty(len(trained)), torch.empty(len(trained)), 0
+    for members in by_shape.values():
+        models = [trained[i] for i in members]
+        where = torch.tensor([settings.target[i % len(settings.target)] for i in members])
+        found = []
+        for some in inputs.split(TEST_CHUNK):
+            out = logits(models, some).flatten(0, 1)
+            answers = some.T[where].flatten()
+            found.append(functional.cross_entropy(out, answers, reduction="none").view(len(members), -1))
+        each = torch.cat(found, 1).double()
+        losses[members] = each.mean(1).float()
+        errors[members] = (each.std(1, correction=0) / math.sqrt(each.shape[1])).float()
+        done += len(members)
+        work.advance("fresh sequences", float(done), float(len(trained)))
+    return losses, errors
+
+
+def limits(vocabulary: int, context: int) -> dict[str, list[float]]:
+    """Least losses in nats by target, of readers who know the sequence but for something.
+
+    "nothing": has not seen it, `ln V`. "bag of all": sees which tokens there are and how often, not where, as uniform
+    attention does that cannot tell the last token apart. "bag and last": the same of the tokens before the last one, and
+    that one apart; one causal layer without positional encoding knows no more, of whatever width. A token that stands
+    `count` times among n has probability count / n, so that the loss is `E log(n / count)`, with `count - 1` binomial
+    (n - 1, 1/V).
+    """
+    others = bag(vocabulary, context - 1)
+    return {
+        "nothing": [math.log(vocabulary)] * context,
+        "bag of all": [bag(vocabulary, context)] * context,
+        "bag and last": [others] * (context - 1) + [0.0],
+    }
+
+
+def bag(vocabulary: int, n: int) -> float:
+    """`E log(n / count)`, nats: what is unknown of one of n uniform tokens to whom knows them all but not their order."""
+    p = 1 / vocabulary
+    terms = (math.comb(n - 1, c) * p**c * (1 - p) ** (n - 1 - c) * math.log(n / (1 + c)) for c in range(n))
+    return math.fsum(terms)
+
+
+# ------------------------------------------------------------------------------------------------ what results say
+
+
+class Variant(NamedTuple):
+    """A stream's structure, which [Liu-7] does not state."""
+
+    residual: int
+    feed_forward: int
+
+    def __str__(self) -> str:
+        return f"{'residual' if self.residual else 'no residual'}, {'' if self.feed_forward else 'no '}feed-forward"
+
+
+class Nearest(NamedTuple):
+    """The variant whose medians over seeds are nearest to a published curve, by the root mean square over targets."""
+
+    variant: Variant
+    rms: float  # nats
+    loss: xr.DataArray  # [seed, target]
+    published: xr.DataArray  # [target]
+
+
+def variants(ds: xr.Dataset) -> list[Variant]:
+    """All of a result."""
+    return [Variant(int(r), int(f)) for r, f in product(ds["residual"].values, ds["feed_forward"].values)]
+
+
+def losses(ds: xr.Dataset, layers: int, width: int, variant: Variant) -> xr.DataArray | None:
+    """`loss [seed, target]` of one kind of model; None where the result has none."""
+    wanted = {"layers": layers, "width": width, "residual": variant.residual, "feed_forward": variant.feed_forward}
+    if any(value not in ds[name].values for name, value in wanted.items()):
+        return None
+    return ds["loss"].sel(wanted)
+
+
+def published(ds: xr.Dataset, layers: int, width: int) -> xr.DataArray | None:
+    """A published curve at the result's targets; None for a curve that was not, or a result of another task."""
+    settings = json.loads(ds.attrs["settings"])
+    curve = PUBLISHED.get((layers, width))
+    if curve is None or (settings["vocabulary"], settings["context"]) != (PUBLISHED_SIZE, PUBLISHED_SIZE):
+        return None
+    targets = ds["target"].values
+    return xr.DataArray([curve[k] for k in targets], dims="target", coords={"target": targets})
+
+
+def nearest(ds: xr.Dataset, layers: int, width: int) -> Nearest | None:
+    """Which variant a published curve is of, as far as it can be told; None where there is nothing to compare."""
+    curve, found = published(ds, layers, width), []
+    for variant in variants(ds):
+        loss = losses(ds, layers, width, variant)
+        if curve is not None and loss is not None:
+            rms = float(np.sqrt(((loss.median("seed") - curve) ** 2).mean()))
+            found.append(Nearest(variant, rms, loss, curve))
+    return min(found, key=lambda one: one.rms) if found else None
+
+
+def tables(ds: xr.Dataset) -> list[Table]:
+    """Losses by target; how far training got; published curves, their nearest variant and what seeds say of single runs."""
+    targets = [str(k) for k in ds["target"].values]
+    rows, converged = [], []
+    for layers, width, variant in product(ds["layers"].values, ds["width"].values, variants(ds)):
+        loss = losses(ds, layers, width, variant)
+        assert loss is not None
+        cells = [
+            f"{number(one.median(), '.2f')} [{number(one.min(), '.2f')}, {number(one.max(), '.2f')}]"
+            for one in loss.transpose("target", "seed")
+        ]
+        rows.append([str(layers), str(width), str(variant), *cells])
+        curve = ds["curve"].sel(
+            layers=layers, width=width, residual=variant.residual, feed_forward=variant.feed_forward
+        )
+        still = curve.isel(step=-1 - CURVE_POINTS // 4) - curve.isel(step=-1) > STILL
+        names = [f"{k}: {int(n)}" for k, n in zip(targets, still.sum("seed").values, strict=True) if n]
+        converged.append(
+            [str(layers), str(width), str(variant), f"{int(still.sum())} of {still.size}", ", ".join(names) or "-"]
+        )
+    readers = [[str(one.reader.values), *(number(x, ".3f") for x in one.values)] for one in ds["limit"]]
+    columns = ("layers", "width", "variant", *(f"k = {k}" for k in targets))
+    found = [
+        Table("Loss by target, nats: median over seeds [range]", columns, rows),
+        Table(
+            "Least loss of a reader who knows nothing, the bag of tokens, or it and the last token",
+            ("reader", *columns[3:]),
+            readers,
+        ),
+        Table(
+            f"Not converged: models whose loss still fell by more than {STILL:g} in the last quarter",
+            ("layers", "width", "variant", "models", "by target"),
+            converged,
+        ),
+    ]
+    against = [row for key in PUBLISHED if (row := _against(ds, *key)) is not None]
+    if against:
+        found.append(
+            Table(
+                "Published curves, the variant nearest to each, and what its seeds say about single runs",
+                (
+                    "layers",
+                    "width",
+                    "nearest variant",
+                    "rms of the medians",
+                    f"medians within {AGREES:g}",
+                    "published within the seeds' range",
+                    "range of the seeds, median (largest)",
+                    "published steps between neighbours, median",
+                    "single runs that order neighbours as published",
+                ),
+                against,
+            )
+        )
+    return found
+
+
+class Spread(NamedTuple):
+    """What the seeds of the nearest variant say of a published curve's single runs."""
+
+    near: Nearest
+    agree: int  # targets at which the median is within AGREES of the published value
+    inside: int  # targets at which the published value is within the range of the seeds, give or take AGREES
+    ranges: xr.DataArray  # [target]; largest minus smallest of the seeds
+    steps: np.ndarray  # published differences between neighbouring targets that are not zero
+    ordered: float  # share of pairs of single runs at those neighbours that have the published order
+
+
+def spread(ds: xr.Dataset, layers: int, width: int) -> Spread | None:
+    """None where there is no published curve, or a single seed."""
+    near = nearest(ds, layers, width)
+    if near is None or near.loss.sizes["seed"] < 2:
+        return None
+    loss, curve = near.loss.transpose("seed", "target").values, near.published.values
+    k = near.published["target"].values
+    pairs = [n for n in np.argsort(k)[:-1] if k[n] + 1 in k and curve[n] != curve[list(k).index(k[n] + 1)]]
+    steps, right = [], []
+    for n in pairs:
+        m = list(k).index(k[n] + 1)
+        steps.append(curve[m] - curve[n])
+        right.append(np.mean(np.sign(loss[:, None, m] - loss[None, :, n]) == np.sign(steps[-1])))
+    low, high = loss.min(0) - AGREES, loss.max(0) + AGREES
+    return Spread(
+        near,
+        int(np.sum(np.abs(np.median(loss, 0) - curve) <= AGREES)),
+        int(np.sum((curve >= low) & (curve <= high))),
+        near.loss.max("seed") - near.loss.min("seed"),
+        np.array(steps),
+        float(np.mean(right)) if right else math.nan,
+    )
+
+
+def _against(ds: xr.Dataset, layers: int, width: int) -> list[str] | None:
+    found = spread(ds, layers, width)
+    if found is None:
+        return None
+    near, targets = found.near, found.ranges.sizes["target"]
+    at = int(found.ranges["target"][int(np.argmax(found.ranges.values))])
+    return [
+        str(layers),
+        str(width),
+        str(near.variant),
+        number(near.rms, ".3f"),
+        f"{found.agree} of {targets}",
+        f"{found.inside} of {targets}",
+        f"{number(found.ranges.median(), '.2f')} ({number(found.ranges.max(), '.2f')} at k = {at})",
+        number(np.median(np.abs(found.steps)) if found.steps.size else math.nan, ".2f"),
+        number(found.ordered, ".0%"),
+    ]
+
+
+def claims(ds: xr.Dataset) -> list[Claim]:
+    """Statements of [Liu-7] about its curves, each for the variant nearest to the curve it is about."""
+    found = [_blind(ds)]
+    for layers, width in PUBLISHED:
+        found += _curve(ds, layers, width)
+    for width in (2, 10):
+        found += [_beats_blind(ds, width), _primacy(ds, width), _middle(ds, width)]
+    without, with_stream, with_both = (Variant(*v) for v in ((0, 0), (1, 0), (1, 1)))
+    found += [
+        _breaks(ds, "residuals break the plateau (3 layers, width 10)", without, with_stream),
+        _breaks(ds, "then a feed-forward does (3 layers, width 10)", with_stream, with_both),
+    ]
+    return [*found, _single_runs(ds)]
+
+
+def _blind(ds: xr.Dataset) -> Claim:
+    """Every one-layer model of the result, all widths and variants, seeds and steps aside."""
+    text = "1 layer without positional encoding cannot tell apart the tokens before the last, so cannot retrieve k <= 8"
+    if 1 not in ds["layers"].values or not _before_last(ds).size:
+        return Claim(SOURCE, text, "-", None)
+    here = ds.sel(layers=1, target=_before_last(ds))
+    limit = float(here["limit"].sel(reader="bag and last").max())
+    margin = (here["loss"] - limit) / here["loss_error"]
+    measured = (
+        f"least loss of {here['loss'].size} models {float(here['loss'].min()):.2f}, "
+        f"median {float(here['loss'].median()):.2f}; a reader blind to order gets {limit:.3f}"
+    )
+    return Claim(SOURCE, text, measured, bool((margin > -ERRORS).all()))
+
+
+def _curve(ds: xr.Dataset, layers: int, width: int) -> list[Claim]:
+    """The published numbers: at k <= 8, and at the last token."""
+    name = f"{layers} layer{'s' if layers > 1 else ''}, width {width}"
+    values = PUBLISHED[layers, width]
+    shown = (
+        "2.19 at every k <= 8"
+        if len(set(values[:-1])) == 1
+        else ", ".join(f"{x:.2f}" for x in values[:-1]) + " at k = 0 to 8"
+    )
+    texts = [f"{name}: loss {shown}", f"{name}: loss {values[-1]:.2f} at k = {len(values) - 1}"]
+    near, found = nearest(ds, layers, width), []
+    for text, chosen in zip(texts, (_before_last(ds), _last(ds)), strict=True):
+        if near is None or not chosen.size:
+            found.append(Claim(SOURCE, text, "-", None))
+            continue
+        loss, curve = near.loss.sel(target=chosen), near.published.sel(target=chosen)
+        off = abs(loss.median("seed") - curve)
+        missing = chosen.size < (len(values) - 1 if text is texts[0] else 1)
+        said = "; ".join(f"{int(k)}: {_over_seeds(loss.sel(target=k))}" for k in chosen)
+        holds = bool((off <= AGREES).all())
+        # One target that is off refutes; agreement needs all of them.
+        found.append(Claim(SOURCE, text, f"{said} ({near.variant})", None if holds and missing else holds))
+    return found
+
+
+def _beats_blind(ds: xr.Dataset, width: int) -> Claim:
+    text = f"2 layers differ from 1 in kind: they tell positions apart (width {width}, k = 0)"
+    near = nearest(ds, 2, width)
+    if near is None or 0 not in ds["target"].values:
+        return Claim(SOURCE, text, "-", None)
+    loss, limit = near.loss.sel(target=0), float(ds["limit"].sel(reader="bag and last", target=0))
+    measured = f"{_over_seeds(loss)}; no 1-layer model gets below {limit:.2f} ({near.variant})"
+    return Claim(SOURCE, text, measured, float(loss.median()) < limit)
+
+
+def _primacy(ds: xr.Dataset, width: int) -> Claim:
+    text = f"2 layers, width {width}: before the last, the first token is the easiest, and loss grows with k"
+    near, k = nearest(ds, 2, width), _before_last(ds)
+    if near is None or k.size < 3 or 0 not in k:
+        return Claim(SOURCE, text, "-", None)
+    medians = near.loss.sel(target=k).median("seed").values
+    rho = spearman(k.astype(float), medians)
+    least = int(k[medians.argmin()])
+    measured = (
+        f"least at k = {least}, Spearman of loss and k {number(rho, '.2f')} over {k.size} targets ({near.variant})"
+    )
+    return Claim(SOURCE, text, measured, least == 0 and rho > RISES)
+
+
+def _middle(ds: xr.Dataset, width: int) -> Claim:
+    text = f"2 layers, width {width}: lost in the middle, the first and the last token are easier than any between"
+    near, last = nearest(ds, 2, width), _last(ds)
+    middle = _before_last(ds)[1:]
+    if near is None or not last.size or not middle.size or 0 not in ds["target"].values:
+        return Claim(SOURCE, text, "-", None)
+    medians = near.loss.median("seed")
+    ends = [float(medians.sel(target=k)) for k in (0, int(last[0]))]
+    between = medians.sel(target=middle)
+    low, high = float(between.min()), float(between.max())
+    measured = f"first {ends[0]:.2f}, last {ends[1]:.2f}, between {low:.2f} to {high:.2f} ({near.variant})"
+    return Claim(SOURCE, text, measured, max(ends) < low)
+
+
+def _breaks(ds: xr.Dataset, text: str, before: Variant, after: Variant) -> Claim:
+    """The mean over the targets between first and last falls in every seed, and by more than `BREAKS` in the median."""
+    middle = _before_last(ds)[1:]
+    pair = [losses(ds, 3, 10, variant) for variant in (before, after)]
+    if pair[0] is None or pair[1] is None or not middle.size:
+        return Claim(SOURCE, text, "-", None)
+    one, other = (loss.sel(target=middle).mean("target") for loss in pair if loss is not None)
+    measured = f"mean over k = {middle[0]} to {middle[-1]}: {_over_seeds(one)} to {_over_seeds(other)}"
+    fell = one - other
+    return Claim(SOURCE, text, measured, bool((fell > 0).all() and float(fell.median()) > BREAKS))
+
+
+def _single_runs(ds: xr.Dataset) -> Claim:
+    """What the spread of the seeds says of curves of one run per target."""
+    text = "(implied) one run per target shows the curve"
+    found = {key: one for key in PUBLISHED if (one := spread(ds, *key)) is not None}
+    if not found:
+        return Claim(SOURCE, text, "-", None)
+    return Claim(SOURCE, text, spread_sentence(ds), all(float(one.ranges.max()) <= AGREES for one in found.values()))
+
+
+def spread_sentence(ds: xr.Dataset) -> str:
+    """What the seeds' spread says about the published single runs, in words; empty without published curves or seeds."""
+    said = []
+    for (layers, width), one in ((key, spread(ds, *key)) for key in PUBLISHED):
+        if one is None:
+            continue
+        loss, targets = one.near.loss, one.ranges.sizes["target"]
+        order = np.argsort(-one.ranges.values)[:WIDEST_SAID]
+        wide = [int(one.ranges["target"][n]) for n in order if one.ranges.values[n] > AGREES]
+        ends = [f"{k} ({float(loss.sel(target=k).min()):.2f} to {float(loss.sel(target=k).max()):.2f})" for k in wide]
+        differing = int((one.ranges > AGREES).sum())
+        moved = f"differ by more than {AGREES:g} at {differing} of {targets} targets, most at k = {', '.join(ends)}"
+        said.append(
+            f"{layers} layer{'s' if layers > 1 else ''}, width {width} ({one.near.variant}): the published value is within "
+            f"the range of {loss.sizes['seed']} seeds at {one.inside} of {targets} targets; the seeds "
+            + (moved if differing else f"agree within {AGREES:g} everywhere")
+            + (
+                f"; two single runs order neighbours as published in {one.ordered:.0%} of pairs"
+                if one.steps.size
+                else ""
+            )
+        )
+    return ". ".join(said)
+
+
+def _before_last(ds: xr.Dataset) -> np.ndarray:
+    """The result's targets before the last position, rising."""
+    k = np.sort(ds["target"].values)
+    return k[k < json.loads(ds.attrs["settings"])["context"] - 1]
+
+
+def _last(ds: xr.Dataset) -> np.ndarray:
+    k = ds["target"].values
+    return k[k == json.loads(ds.attrs["settings"])["context"] - 1]
+
+
+def _over_seeds(values: xr.DataArray) -> str:
+    return f"{float(values.median()):.2f} [{float(values.min()):.2f}, {float(values.max()):.2f}]"
+
+
+def draw(ds: xr.Dataset, path: Path) -> list[Path]:
+    """PATH.png and PATH.svg."""
+    from ..plots.retrieval import retrieval_figure  # here, since it asks this module for the published curves
+
+    retrieval_figure(ds, path=path)
+    return [path.with_suffix(suffix) for suffix in (".png", ".svg")]

@@ -1,0 +1,447 @@
+"""One toy behind the view, so that every probe of `probes` runs on it as on a pretrained model.
+
+The pass is that of `toy.model` with one model side by side, block by block at all positions; only attention is run by
+`probes.models.fused`, which gives watchers what they ask for. Nothing of the weights is copied.
+
+What a toy lacks is what the view's definitions leave of it: without norm the final norm is the identity, without W_O a head
+writes its values' components where they stand (identity slices), without residual stream a block's output alone is the
+stream. A full mask is a prefix of all positions.
+
+Toys whose inputs are vectors (in-context retrieval) have no vocabulary; a `table` of vectors gives them token ids. What the
+head tells apart are then the last of those ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from probes.errors import InputError
+from probes.models.fused import attend, check_edits
+from probes.models.view import (
+    Attention,
+    Edit,
+    Identity,
+    Linear,
+    Norm,
+    Parts,
+    PositionalEncoding,
+    Site,
+    Spec,
+    Trace,
+    Watcher,
+    weights_hash,
+)
+
+from .model import (
+    NORM_EPS,
+    Architecture,
+    PositionalSwitch,
+    Switches,
+    embedded,
+    head,
+    initial,
+    joined,
+    normed,
+    rotated,
+    split,
+    times,
+    written,
+)
+from .tasks import InContext
+from .train import Trained
+
+# The field's word for each switch: sinusoids are absolute positions added to the embeddings, as learned ones are, and decay
+# acts on logits by distance alone, as ALiBi does.
+POSITIONAL: dict[PositionalSwitch, PositionalEncoding] = {
+    "none": "none",
+    "learned": "learned",
+    "sinusoidal": "learned",
+    "rope": "rope",
+    "decay": "none",
+}
+FAMILY = "toy"
+
+# Of whom a pass was asked to be watched, by view, as passes of one may be run inside another's watcher.
+_watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("toy_watchers", default=MappingProxyType({}))
+
+
+class Toy:
+    """`View` over one toy.
+
+    Args:
+        architecture: its switches.
+        weights: by name, as `toy.model.initial` and `Trained.weights` have them; all of one dtype and on one device. They
+            are used as they are, without their history.
+        name: for provenance.
+        condition: "pretrained", "init" or "init-nope".
+        table: for a toy without vocabulary, the vectors [id, d] that token ids stand for; the head's classes are the last
+            of them. Without it the toy has no token ids, and takes vectors alone (`placed`).
+        bos: the id that training put first, if any.
+        positional: False: no positional encoding reaches the blocks, learned positions are zero.
+
+    Raises:
+        InputError: weights that are not the architecture's, a table that does not fit, a `bos` outside the vocabulary.
+    """
+
+    backend = "toy"
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: Mapping[str, Tensor],
+        *,
+        name: str = "toy",
+        condition: str = "pretrained",
+        table: Float[Tensor, "id d"] | None = None,
+        bos: int | None = None,
+        positional: bool = True,
+    ) -> None:
+        _check_weights(architecture, weights)
+        first = next(iter(weights.values()))
+        self.architecture, self.tokenizer = architecture, None
+        self.device, self.dtype = first.device, first.dtype
+        self._name, self._condition, self._bos, self._positional = name, condition, bos, positional
+        self._table = None if table is None else _checked_table(architecture, table).to(first)
+        own = {name: tensor.detach() for name, tensor in weights.items()}
+        if not positional and "positions" in own:
+            own["positions"] = torch.zeros_like(own["positions"])
+        self._weights = {name: tensor[None] for name, tensor in own.items()}
+        acting = architecture if positional else _without_positions(architecture)
+        s = Switches.of([acting], self.device)
+        given = {name: getattr(s, name) for name in ("bias", "cos", "sin", "added", "keep")}
+        self._switches = replace(s, **{name: x.to(self.dtype) for name, x in given.items() if x is not None})
+        self._slopes = None if acting.decay is None else first.new_full((architecture.heads,), acting.decay)
+        self.spec = _spec(architecture, 0 if self._table is None else len(self._table))
+        if bos is not None and not 0 <= bos < self.spec.vocabulary:
+            raise InputError(f"bos={bos} is no token id; ids run from 0 to {self.spec.vocabulary - 1}")
+
+    @classmethod
+    def of(cls, trained: Trained, *, name: str | None = None, device: torch.device | str = "cpu") -> Toy:
+        """The view of a trained toy.
+
+        Toys of in-context retrieval read vectors. Token ids are made for them: id n is class n of the run's world for n
+        below the number of classes, and then come the labels, which are what the head tells apart. A class's vector is
+        that of an item without its noise, `mu / sqrt(1 + eps^2)` for "gaussian" data, and its one vector for "fixed" data.
+
+        Args:
+            trained: as `toy.train.train` gives it.
+            name: for provenance; the task's unless given.
+            device: where it was trained: generators of another kind of device draw another world.
+        """
+        task, table = trained.run.task, None
+        if isinstance(task, InContext):
+            world = task.world(trained.run.seed, device)
+            lean, spread = (0.0, task.eps) if task.data == "gaussian" else (task.anisotropy, task.anisotropy)
+            table = torch.cat([(world.means + lean * world.common) / (1 + spread**2) ** 0.5, world.labels])
+        kind = str(task.described()["task"])
+        return cls(trained.run.architecture, trained.weights, name=name or f"toy of {kind}", table=table)
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> Identity:
+        tensors = [tensor[0] for tensor in self._weights.values()]
+        return Identity(
+            name=self._name,
+            revision=None,
+            condition=self._condition,
+            # What ids stand for belongs to what a table's toy is.
+            weights=weights_hash(tensors if self._table is None else [*tensors, self._table]),
+            config=json.dumps(self.architecture.described(), sort_keys=True),
+            backend=self.backend,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+        )
+
+    @property
+    def bos(self) -> int | None:
+        return self._bos
+
+    # -- forward passes
+
+    @torch.no_grad()
+    def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
+        if self.architecture.vocabulary is not None:
+            return self._entering(tokens.to(self.device))
+        if self._table is None:
+            raise InputError(
+                f"'{self._name}' reads vectors and has no token ids; give it table=, or vectors to `placed`"
+            )
+        return self._entering(self._table[tokens.to(self.device)])
+
+    @torch.no_grad()
+    def placed(self, vectors: Float[Tensor, "batch position d"]) -> Float[Tensor, "batch position d"]:
+        """What block 0 reads where inputs are vectors: they and their positions.
+
+        Raises:
+            InputError: the toy reads token ids.
+        """
+        if self.architecture.vocabulary is not None:
+            raise InputError(f"'{self._name}' reads token ids, not vectors; give them to `embed`")
+        self._check(vectors)
+        return self._entering(vectors.to(self.device, self.dtype))
+
+    def residual(
+        self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
+    ) -> Float[Tensor, "batch position d"]:
+        return self._run(embeddings, edits, None, None)
+
+    @torch.no_grad()
+    def trace(
+        self,
+        embeddings: Float[Tensor, "batch position d"],
+        *,
+        attention: bool = False,
+        edits: Sequence[Edit] = (),
+    ) -> Trace:
+        layers = range(self.spec.blocks)
+        sites: list[Site[Attention]] = [Site("attention", layer) for layer in layers]
+        streams: list[Tensor] = []
+        last = self._run(embeddings.detach(), edits, streams, sites if attention else None)
+        blocks = [
+            partial(self._block, layer, [edit for edit in edits if edit.layer == layer], None) for layer in layers
+        ]
+        turned = self._at(embeddings.shape[1])
+        rotation = None
+        if turned.cos is not None and turned.sin is not None:
+            rotation = turned.cos[0, 0, 0], turned.sin[0, 0, 0]
+        recorded = tuple(site.value(FAMILY) for site in sites) if attention else ()
+        return Trace((*streams, last), tuple(blocks), (rotation,) * self.spec.blocks, recorded)
+
+    @contextmanager
+    def watching(self, watcher: Watcher) -> Iterator[None]:
+        token = _watchers.set(MappingProxyType({**_watchers.get(), id(self): watcher}))
+        try:
+            yield
+        finally:
+            _watchers.reset(token)
+
+    def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
+        """Rows of W_O by head; without W_O rows of the identity."""
+        a = self.architecture
+        if a.output_projection:
+            return self._weights[f"{layer}.o"][0].unflatten(0, (a.heads, a.head_dim))
+        return torch.eye(a.width, dtype=self.dtype, device=self.device).unflatten(0, (a.heads, a.head_dim))
+
+    def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
+        """The final norm; the identity where norms are off."""
+        rows = residual.reshape(1, 1, -1, residual.shape[-1])
+        return normed(self.architecture, self._weights, "norm", rows).reshape(residual.shape)
+
+    def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
+        """The head's logits, linear or "mlp"; minus infinity for token ids that it does not tell apart."""
+        logits = head(self.architecture, self._weights, normed.reshape(1, 1, -1, normed.shape[-1]))
+        logits = logits.reshape(*normed.shape[:-1], self.architecture.outputs)
+        others = self.spec.vocabulary - self.architecture.outputs
+        if others <= 0:
+            return logits
+        # The head's classes are the first ids of a vocabulary and the last ones of a table.
+        edges = (0, others) if self._table is None else (others, 0)
+        return functional.pad(logits, edges, value=float("-inf"))
+
+    def _entering(self, inputs: Tensor) -> Float[Tensor, "batch position d"]:
+        length = inputs.shape[1]
+        self._check_length(length)
+        weights = self._weights
+        if "positions" in weights:
+            weights = {**weights, "positions": weights["positions"][:, :length]}
+        return embedded(weights, self._at(length), inputs[None])[0]
+
+    def _at(self, length: int) -> Switches:
+        """The switches of a prompt that may be shorter than the architecture's."""
+        s = self._switches
+        return replace(
+            s,
+            bias=s.bias[..., :length, :length],
+            cos=None if s.cos is None else s.cos[..., :length, :],
+            sin=None if s.sin is None else s.sin[..., :length, :],
+            added=None if s.added is None else s.added[..., :length, :],
+        )
+
+    def _run(
+        self,
+        embeddings: Tensor,
+        edits: Sequence[Edit],
+        streams: list[Tensor] | None,
+        sites: Sequence[Site[Attention]] | None,
+    ) -> Float[Tensor, "batch position d"]:
+        """One pass; what blocks read goes to `streams`, what they attended to `sites`."""
+        self._check(embeddings)
+        check_edits(edits, self.spec)
+        stream = embeddings
+        for layer in range(self.spec.blocks):
+            own = [edit for edit in edits if edit.layer == layer]
+            for edit in own:
+                stream = edit.function(stream) if edit.site == "residual" else stream
+            if streams is not None:
+                streams.append(stream)
+            stream = self._block(layer, own, None if sites is None else sites[layer], stream)
+        return stream
+
+    def _block(self, layer: int, edits: Sequence[Edit], site: Site[Attention] | None, stream: Tensor) -> Tensor:
+        """One block, whose queries, keys and values are edited, recorded at `site` and watched."""
+        a, weights, switches, x = self.architecture, self._weights, self._at(stream.shape[1]), stream[None]
+        n = normed(a, weights, f"{layer}.attention_norm", x)
+        q, k, v = (split(a, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
+        q, k = (rotated(switches, y) for y in (q, k))
+        given: dict[Literal["query", "key", "value"], Tensor] = {"query": q[0], "key": k[0], "value": v[0]}
+        for edit in edits:
+            if edit.site != "residual":
+                given[edit.site] = edit.function(given[edit.site])
+        seen: Site[bool] = Site("attention", layer)
+        watcher = _watchers.get().get(id(self))
+
+        def attended(attention: Attention) -> None:
+            seen.fired.append(True)
+            if site is not None:
+                site.fired.append(attention.detached())
+            if watcher is not None:
+                watcher(layer, attention.detached())
+
+        mixed = self._mixed(given["query"], given["key"], given["value"], attended, normalizer=watcher is not None)
+        if watcher is not None:
+            seen.value(FAMILY)
+        return written(a, weights, switches, layer, x, joined(mixed[None]))[0]
+
+    def _mixed(
+        self, query: Tensor, key: Tensor, value: Tensor, attended: Callable[[Attention], None], *, normalizer: bool
+    ) -> Float[Tensor, "batch head position c"]:
+        """What the heads take up; `attended` is told."""
+        attention = Attention(
+            query=query,
+            key=key,
+            value=value,
+            scale=self.architecture.head_dim**-0.5,
+            softcap=None,
+            window=self.architecture.window,
+            slopes=self._slopes,
+            prefix=self.spec.prefix,
+        )
+        attention = attend(attention, normalizer=normalizer)
+        attended(attention)
+        assert attention.output is not None
+        return attention.output
+
+    def _check(self, embeddings: Tensor) -> None:
+        width, shape = self.spec.width, list(embeddings.shape)
+        if embeddings.ndim != 3 or shape[-1] != width:
+            raise InputError(f"embeddings have shape {shape}; '{self._name}' takes [prompt, position, {width}]")
+        self._check_length(shape[1])
+
+    def _check_length(self, length: int) -> None:
+        if not 1 <= length <= self.architecture.length:
+            raise InputError(
+                f"prompts have {length} positions, '{self._name}' was made for {self.architecture.length}; "
+                f"give from 1 to {self.architecture.length}"
+            )
+
+    # -- taking apart and starting afresh
+
+    def parts(self, layer: int) -> Parts | None:
+        """A block with residual stream, norms, W_O, feed-forward and a mask that looks back; None for others."""
+        a = self.architecture
+        standard = a.residual and a.norm != "none" and a.output_projection and a.feed_forward
+        if not standard or self.spec.prefix is not None:
+            return None
+        own = {name.partition(".")[2]: w[0] for name, w in self._weights.items() if name.startswith(f"{layer}.")}
+        kind: Literal["rms", "layer"] = "layer" if a.norm == "layer" else "rms"
+
+        def norm(name: str) -> Norm:
+            return Norm(kind, own[name], own.get(f"{name}.bias"), NORM_EPS)
+
+        def linear(name: str) -> Linear:
+            return Linear(own[name].mT, own.get(f"{name}.bias"))
+
+        return Parts(
+            attention_norm=norm("attention_norm"),
+            mlp_norm=norm("mlp_norm"),
+            q=linear("q"),
+            k=linear("k"),
+            v=linear("v"),
+            o=linear("o"),
+            gate=None,
+            up=linear("up"),
+            down=linear("down"),
+            activation=functional.gelu,
+            head_dim=a.head_dim,
+            scale=a.head_dim**-0.5,
+            window=a.window,
+            slopes=self._slopes,
+        )
+
+    def reinitialized(self, seed: int, *, positional: bool = True) -> Toy:
+        """Fresh weights of the same architecture, those of `toy.model.initial`; what token ids of a table stand for stays.
+
+        Without `positional`, learned positions and sinusoids are zero, rotations the identity, and nothing decays.
+        """
+        fresh = {name: tensor.to(self.device, self.dtype) for name, tensor in initial(self.architecture, seed).items()}
+        return Toy(
+            self.architecture,
+            fresh,
+            name=self._name,
+            condition="init" if positional else "init-nope",
+            table=self._table,
+            bos=self._bos,
+            positional=positional,
+        )
+
+
+def _spec(a: Architecture, table: int) -> Spec:
+    return Spec(
+        family=FAMILY,
+        blocks=a.blocks,
+        heads=a.heads,
+        kv_heads=a.heads,
+        head_dim=a.head_dim,
+        width=a.width,
+        vocabulary=table if a.vocabulary is None else a.vocabulary,
+        positional=(POSITIONAL[a.positional],) * a.blocks,
+        windows=(a.window,) * a.blocks,
+        max_length=a.length,
+        initializer_range=None,  # matrices are uniform, each within 1/sqrt(inputs)
+        prefix=a.length if a.mask == "full" else a.prefix,
+    )
+
+
+def _without_positions(a: Architecture) -> Architecture:
+    """What acts where no positional encoding may; learned positions are tensors, and zeroed elsewhere."""
+    return a if a.positional == "learned" else replace(a, positional="none", decay=None)
+
+
+def _check_weights(a: Architecture, weights: Mapping[str, Tensor]) -> None:
+    expected = {name: list(tensor.shape) for name, tensor in initial(a, 0).items()}
+    found: dict[str, Any] = {name: list(tensor.shape) for name, tensor in weights.items()}
+    for name in (*expected, *found):
+        if expected.get(name) != found.get(name):
+            raise InputError(
+                f"weight '{name}' has shape {found.get(name)}, its architecture wants {expected.get(name)}; "
+                "give the weights of one model, with the architecture that it was made with"
+            )
+    kinds = {(tensor.dtype, tensor.device) for tensor in weights.values()}
+    if len(kinds) > 1:
+        said = ", ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in kinds))
+        raise InputError(f"weights are {said}; give all in one dtype and on one device")
+
+
+def _checked_table(a: Architecture, table: Tensor) -> Tensor:
+    if a.vocabulary is not None:
+        raise InputError(f"the toy has a vocabulary of {a.vocabulary}; leave table out")
+    if table.ndim != 2 or table.shape[1] != a.width or len(table) < a.outputs:
+        raise InputError(
+            f"table has shape {list(table.shape)}; give vectors [id, {a.width}], at least the {a.outputs} classes"
+        )
+    return table.detach()
