@@ -1,14 +1,15 @@
 """How fast toys train: against the published program of [Wu], against one model at a time, against the products alone.
 
-    python benchmarks/toys.py [--program FOLDER] [--threads 1] [--device cpu] [--rounds 5] [--out reports/toy]
+    python benchmarks/toys.py [--program FOLDER] [--threads 1] [--device cpu] [--rounds 3] [--out reports/toy]
 
-FOLDER holds a checkout of github.com/xinyiwu98/position-bias-in-attention; its data set and its model are imported from there
-and trained in its own loop. Without it, ours alone is measured. Rates are model-steps per second: a sweep of six models that
-takes a step in a second makes six. "End to end" includes drawing the data. Contenders are timed in turn, so that drift of a
-shared machine hits all alike; rates are medians over rounds, ratios medians of the rounds' own ratios.
+FOLDER holds a checkout of github.com/xinyiwu98/position-bias-in-attention; its data set and its model are imported from
+there and trained in its own loop. Without it, ours alone is measured. Rates are model-steps per second: a sweep of six
+models that takes a step in a second makes six. "End to end" includes drawing the data. Contenders are timed in turn, so that
+drift of a shared machine hits all alike; rates are medians over rounds, ratios medians of the rounds' own ratios.
 
-With one thread on a CPU the clock is the process's CPU time, which is the time of an otherwise idle machine, but for caches
-and memory that others use, too; else it is the clock on the wall. Writes `training.md`.
+With one thread on a CPU the clock is the process's CPU time, which is the time of an otherwise idle machine but for caches
+and memory that others use, too; else it is the clock on the wall. Three rounds are four minutes of CPU time. Writes
+`training.md`.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def middle(rates: list[float]) -> str:
 def ratio(ours: list[float], theirs: list[float]) -> str:
     """Median of the rounds' ratios and their range."""
     each = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-    return f"{statistics.median(each):.3g} ({each[0]:.3g} to {each[-1]:.3g})"
+    shown = [f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (statistics.median(each), each[0], each[-1])]
+    return "{} ({} to {})".format(*shown)
 
 
 # ------------------------------------------------------------------------------------------------------------------ [Wu]
@@ -124,7 +126,7 @@ class Program:
         ).to(self.device)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """As its loader gives them, for ever; its sampler first lists a permutation of 64 million indices, which is left out."""
+        """As its loader gives them, for ever, without its sampler's first permutation of 64 million indices."""
         training = self.training
 
         class Short(Dataset[Any]):
@@ -172,7 +174,7 @@ def against_the_program(given: argparse.Namespace, clock: Clock) -> tuple[list[s
     for depth in DEPTHS:
         for positional in POSITIONS:
             runs = [Run(architecture(depth, positional), InContext(), seed, 1e-3, 1e-6) for seed in range(given.sweep)]
-            calls = {
+            calls: dict[str, tuple[Callable[[], object], float]] = {
                 "one": (lambda runs=runs: train(runs[:1], STEPS, device=given.device), STEPS),
                 "sweep": (lambda runs=runs: train(runs, STEPS, device=given.device), STEPS * len(runs)),
             }
@@ -198,8 +200,8 @@ def against_the_program(given: argparse.Namespace, clock: Clock) -> tuple[list[s
     ]
     if program is not None:
         below.append(
-            "The program's end-to-end rate leaves out what its sampler does before the first step (it lists a permutation of "
-            "64 million indices) and its evaluation every 100 steps."
+            "The program's end-to-end rate leaves out what its sampler does before the first step (it lists a permutation "
+            "of 64 million indices) and its evaluation every 100 steps."
         )
     below.append(test_sets(program, given, clock))
     return columns, rows, below
@@ -230,8 +232,8 @@ def test_sets(program: Program | None, given: argparse.Namespace, clock: Clock) 
         return text + "."
     minutes = TEST_SETS * TEST_SIZE / statistics.median(found["program"]) / 60
     return (
-        f"{text}, the program {minutes:.0f} minutes (extrapolated from {given.rounds} times {THEIR_SEQUENCES} sequences), "
-        f"{ratio(found['ours'], found['program'])} times as long."
+        f"{text}, the program {minutes:.0f} minutes (extrapolated from {given.rounds} times {THEIR_SEQUENCES} sequences). "
+        f"Ratio {ratio(found['ours'], found['program'])}."
     )
 
 
@@ -317,9 +319,8 @@ def tiny(given: argparse.Namespace, clock: Clock) -> tuple[list[str], list[list[
         parts.append(f"{' + '.join(str(len(group)) for group in groups(runs, given.device))} at width {width}")
         print(" | ".join(rows[-1]), flush=True)
     below = [
-        "Two blocks, one head, vocabulary and context 10, batch 128; ten targets and five seeds. Groups trained side by side: "
-        + ", ".join(parts)
-        + ". All include drawing the data and the optimizer."
+        "Two blocks, one head, vocabulary and context 10, batch 128; ten targets and five seeds. Groups trained side by "
+        "side: " + ", ".join(parts) + ". All include drawing the data and the optimizer."
     ]
     return columns, rows, below
 
@@ -333,7 +334,7 @@ def main() -> None:
     parser.add_argument("--program", type=Path, help="folder with [Wu]'s program")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sweep", type=int, default=SWEEP, help="models of a sweep in the comparison with [Wu]")
     parser.add_argument("--out", type=Path, default=Path("reports/toy"))
     given = parser.parse_args()
@@ -350,8 +351,8 @@ def main() -> None:
     rates = ", ".join(f"{matrix_rate(given.device, clock, n) / 1e9:.0f} ({n} at once)" for n in (1, given.sweep))
     lines = [
         f"`{command}`",
-        "Model-steps per second, medians of "
-        f"{given.rounds} rounds in which the contenders took turns; ratios: median and range of the rounds' own. Clock: "
+        f"Model-steps per second, medians of {given.rounds} round{'s' if given.rounds > 1 else ''} in which the contenders "
+        "took turns; ratios: median and range of the rounds' own. Clock: "
         + ("CPU time of the one thread." if clock.cpu else "on the wall."),
         describe(given.device),
         f"Products [2176, 64] x [64, 64], GFLOP/s: {rates}.",
