@@ -195,7 +195,7 @@ def against_the_program(given: argparse.Namespace, clock: Clock) -> tuple[list[s
     below = [
         f"Batch 128, AdamW, no residuals, in-context data of that paper. Groups that a sweep of {given.sweep} is trained "
         "in: " + ", ".join(f"{_groups(depth, given)} at {depth} blocks" for depth in DEPTHS) + ". "
-        '"Products alone": model-steps per second if a step were its matrix products and those ran at the rate below; '
+        '"Products alone": model-steps per second if a step were its matrix products and those ran at the rate above; '
         '"share": of that what one model reaches. Our last block computes the last position alone.'
     ]
     if program is not None:

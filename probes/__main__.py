@@ -504,7 +504,7 @@ def toy(
     for name in chosen:
         with progress() as advance:
             _, report, files = run(name, out, quick=quick, given=given or (), device=device, advance=advance)
-        print_report(report)
+        print_report(report, sentences=True)
         print_written(files)
 
 

@@ -59,17 +59,31 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console(width=sum(widths) + 2).print(table)
 
 
-def print_report(report: Report) -> None:
-    """What was measured and what the columns are, then tables, with the sentences above the last one, the longest."""
-    width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
+def print_report(report: Report, *, sentences: bool = False) -> None:
+    """What was measured and what the columns are, then tables, with the sentences above the last one, the longest.
+
+    `sentences`: the last table's cells are sentences, too long for columns; its rows are printed one below the other.
+    """
     print(report.title)
-    print(textwrap.fill(report.described, width, break_long_words=False, break_on_hyphens=False))
+    print(_wrapped(report.described))
     *above, last = report.tables
     for table in above:
         _print_titled(table)
     for line in report.lines:
         print(line)
-    _print_titled(last)
+    if not sentences:
+        _print_titled(last)
+        return
+    print(f"\n{last.title}:")
+    for row in last.rows:
+        print()
+        for name, cell in zip(last.columns, row, strict=True):
+            print(_wrapped(f"{name}: {cell}", indent="    "))
+
+
+def _wrapped(text: str, *, indent: str = "") -> str:
+    width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _print_titled(table: Table) -> None:
