@@ -248,7 +248,8 @@ def test_subsets_crash_nothing(tiny, chosen, tmp_path):
 
 
 def test_nothing_is_trained_without_a_kind_to_train(tmp_path):
-    given = [*TINY, "positional=rope", "layers=1", "mask=causal", "residual=yes", "feed-forward=no", "norm=none"]
+    tiny = [text for text in TINY if not text.startswith("norm=")]
+    given = [*tiny, "positional=rope", "layers=1", "mask=causal", "residual=yes", "feed-forward=no", "norm=none"]
     ds, _, files = experiment.run("petroglyph", tmp_path, given=given, device="cpu")
     assert "accuracy" not in ds
     assert files[1].is_file()

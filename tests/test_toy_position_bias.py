@@ -277,7 +277,8 @@ def test_what_a_run_writes(tiny):
 
 
 def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path):
-    given = [*TINY[:-3], "course-tests=20", "width=8", "batch=8", "depths=2", "residual=off", "positional=none"]
+    other = {"course-tests": "20", "depths": "2", "residual": "off", "positional": "none"}
+    given = [f"{name}={value}" for name, value in (dict(text.split("=") for text in TINY) | other).items()]
     plain, _, _ = experiment.run("position-bias", tmp_path / "plain", given=given, device="cpu")
 
     def stop(label, done, total):

@@ -198,7 +198,7 @@ def report_of(name: str, ds: xr.Dataset) -> Report:
 def extent(ds: xr.Dataset) -> str:
     """How large a run was, against the published setting, on what and how long: a caption, and a report's first lines."""
     settings, full = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
-    own = ds.attrs["experiment"] in OWN_SETTINGS
+    own = ds.attrs.get("experiment") in OWN_SETTINGS
     less = [
         f"{name.replace('_', ' ')} {_shown(settings[name])} ({'full' if own else 'published'}: {_shown(full[name])})"
         for name in settings
