@@ -443,25 +443,7 @@ def attention_logits(
     slopes: Tensor | None = None,
 ) -> Tensor:
     """Logits [B, H, T, T] of q, k [B, H, T, c], one query at a time; minus infinity where it does not look."""
-    prompts, heads, length, _ = query.shape
-    every = []
-    for b in range(prompts):
-        for h in range(heads):
-            rows = []
-            for i in range(length):
-                first = 0 if window is None else max(0, i + 1 - window)
-                row = (key[b, h, first : i + 1] * query[b, h, i]).sum(-1) * scale
-                if softcap is not None:
-                    row = softcap * torch.tanh(row / softcap)
-                if slopes is not None:
-                    row = row - slopes[h] * torch.arange(i - first, -1, -1, dtype=row.dtype)
-                before, after = row.new_full((first,), -math.inf), row.new_full((length - i - 1,), -math.inf)
-                rows.append(torch.cat([before, row, after]))
-            every.append(torch.stack(rows))
-    return torch.stack(every).view(prompts, heads, length, length)
-
-
-# ---------------------------------------------------------------------------------------------------- leakage (leakage)
+    return masked_logits(query, key, scale, softcap=softcap, window=window, slopes=slopes)
 
 
 def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[str, float]:

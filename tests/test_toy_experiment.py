@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from test_cli import call
 
 from probes import __main__ as cli
 from probes.errors import InputError
@@ -350,17 +351,6 @@ def test_hardware_names_the_processor_and_its_threads():
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of `headwater ARGUMENTS`."""
-    monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
-    monkeypatch.setattr("probes.results._command", "")  # what the command leaves there goes with the test
-    with pytest.raises(SystemExit) as raised:
-        cli.main()
-    code = raised.value.code
-    assert isinstance(code, int)
-    return code
 
 
 @pytest.mark.parametrize(

@@ -77,16 +77,16 @@ class Architecture:
 
     def __post_init__(self) -> None:
         for name in ("blocks", "heads", "width", "length", "outputs"):
-            _at_least(name, getattr(self, name), 1)
+            at_least(name, getattr(self, name), 1)
         if self.vocabulary is not None:
-            _at_least("vocabulary", self.vocabulary, 1)
+            at_least("vocabulary", self.vocabulary, 1)
         for name, allowed in (
             ("mask", Mask),
             ("positional", PositionalSwitch),
             ("norm", NormSwitch),
             ("head", Head),
         ):
-            _one_of(name, getattr(self, name), allowed.__args__)
+            one_of(name, getattr(self, name), allowed.__args__)
         if self.width % self.heads:
             raise InputError(f"{self.heads} heads do not divide a width of {self.width}; give a divisor of it")
         if self.positional == "rope" and self.width // self.heads % 2:
@@ -376,11 +376,13 @@ def rotated(switches: Switches, x: Float[Tensor, "model batch head position c"],
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def at_least(name: str, value: float, least: float) -> None:
+    """Raise InputError where `value` is less."""
     if value < least:
         raise InputError(f"{name}={value} is too few; give at least {least}")
 
 
-def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Raise InputError where `value` is none of those."""
     if value not in allowed:
         raise InputError(f"{name}={value!r} is unknown; give one of {', '.join(allowed)}")

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from probes.errors import InputError
 
+from .model import at_least
+
 
 class Drawn(NamedTuple):
     """Sequences of a block of steps: token ids `[step, B, T]` or vectors `[step, B, T, d]`, and what else was drawn."""
@@ -91,9 +93,9 @@ class Copying:
     batch: int = 128
 
     def __post_init__(self) -> None:
-        _at_least("vocabulary", self.vocabulary, 2)
-        _at_least("length", self.length, 1)
-        _at_least("batch", self.batch, 1)
+        at_least("vocabulary", self.vocabulary, 2)
+        at_least("length", self.length, 1)
+        at_least("batch", self.batch, 1)
         if not -self.length <= self.target < self.length:
             raise InputError(
                 f"target={self.target} is no position of {self.length}; give from {-self.length} to {self.length - 1}"
@@ -163,7 +165,7 @@ class InContext:
 
     def __post_init__(self) -> None:
         for name in ("items", "width", "labels", "burst", "batch"):
-            _at_least(name, getattr(self, name), 1)
+            at_least(name, getattr(self, name), 1)
         if self.items % self.burst:
             raise InputError(f"burst={self.burst} does not divide {self.items} items; give a divisor of it")
         if self.classes < self.items // self.burst:
@@ -305,11 +307,6 @@ def _rows(index: Int[Tensor, "n item"], width: int) -> Int[Tensor, "n item d"]:
     return index[..., None].expand(-1, -1, width)
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"{name}={value} is too few; give at least {least}")
-
-
 @dataclass(frozen=True)
 class WhichFirst:
     """Which of two marked tokens stands first: the answer is 0 or 1, the marked token's own id.
@@ -327,9 +324,9 @@ class WhichFirst:
     batch: int = 128
 
     def __post_init__(self) -> None:
-        _at_least("vocabulary", self.vocabulary, 3)
-        _at_least("length", self.length, 3)
-        _at_least("batch", self.batch, 1)
+        at_least("vocabulary", self.vocabulary, 3)
+        at_least("length", self.length, 3)
+        at_least("batch", self.batch, 1)
 
     @property
     def width(self) -> None:

@@ -47,7 +47,7 @@ from probes.errors import InputError
 from probes.results import dataset
 from probes.studies.tables import Table, number
 
-from ..model import Architecture, PositionalSwitch, Switches, forward
+from ..model import Architecture, PositionalSwitch, Switches, at_least, forward
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, seed_of, stacked
 from .experiment import Claim, Work
@@ -57,11 +57,6 @@ SPIKE_SMOOTH, SPIKE_RISE, FALLEN = 50, 1.0, 0.5  # steps, nats, share of a guess
 TINY = float(np.finfo(np.float64).tiny)
 TEST_BLOCK = -1  # of data: no step of training draws it
 CHUNK, TOGETHER = 4096, 8  # sequences and models evaluated at a time: float64 of 100 tokens stays below 30 MiB
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if value < least:
-        raise InputError(f"{name}={value} is too few; give at least {least}")
 
 
 @dataclass(frozen=True)
@@ -96,14 +91,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("seeds", "large_seeds", "batch", "rate_steps", "rate_points", "test", "curve_test"):
-            _at_least(name, getattr(self, name), 1)
+            at_least(name, getattr(self, name), 1)
         for name in ("steps", "points"):
-            _at_least(name, getattr(self, name), 2)
+            at_least(name, getattr(self, name), 2)
         for name in ("vocabulary", "context"):
-            _at_least(name, getattr(self, name), 3)
+            at_least(name, getattr(self, name), 3)
         for name in ("grid_vocabularies", "grid_contexts", "rate_vocabularies", "offset_contexts"):
             for value in getattr(self, name):
-                _at_least(name, value, 3)
+                at_least(name, value, 3)
         for name in ("residual", "projection"):
             if getattr(self, name) not in SWITCH:
                 raise InputError(f"{name}={getattr(self, name)} is no switch; give on or off")

@@ -52,7 +52,7 @@ from probes.mixing import (
 from probes.results import dataset
 from probes.studies.tables import Table, number
 
-from ..model import THETA, Architecture, Mask, PositionalSwitch, initial
+from ..model import THETA, Architecture, Mask, PositionalSwitch, at_least, initial
 from ..tasks import Copying
 from ..train import Run, seed_of
 from ..view import Toy
@@ -92,11 +92,6 @@ def cases(settings: Settings) -> list[Case]:
     ]
 
 
-def _at_least(name: str, value: float, least: float) -> None:
-    if value < least:
-        raise InputError(f"{name}={value} is too few; give at least {least}")
-
-
 @dataclass(frozen=True)
 class Settings:
     """Sizes; the theorems have none of their own. T = 17 and decay -ln 0.8 are those of [Wu]'s toys."""
@@ -130,12 +125,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("seeds", "sequences", "layers", "peak_layers", "trained_steps", "batch"):
-            _at_least(name, getattr(self, name), 1)
+            at_least(name, getattr(self, name), 1)
         for name in ("length", "peak_length"):
-            _at_least(name, getattr(self, name), 3)
+            at_least(name, getattr(self, name), 3)
         for name, least in (("windows", 2), ("prefixes", 1), ("trained_blocks", 1)):
             for value in getattr(self, name):
-                _at_least(name, value, least)
+                at_least(name, value, least)
                 if name != "trained_blocks" and value > self.length:
                     raise InputError(f"{name}={value} does not fit {self.length} positions; give at most {self.length}")
         for plane in self.planes:
