@@ -30,8 +30,9 @@ Sources: science of the measurement, section 4, "BOS swap"; [Ruscio], arXiv 2606
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypeAlias
 
@@ -58,9 +59,10 @@ from .leakage import (
     weight_form,
 )
 from .models.view import Edit, Identity, Parts, Trace, View, Watcher
+from .prompts import tokens_hash
 from .results import dataset, provenance
 from .sinks import THRESHOLD, sinks
-from .summary import mean_profile
+from .summary import Profile, mean_profile
 
 Replacement: TypeAlias = int | str  # a token id, or one of KINDS
 KINDS = ("mean", "zero", "random")
@@ -71,6 +73,7 @@ Progress = Callable[[float, float], None]  # (share done, 1)
 PROFILE_PROMPTS = 4
 # Of the time, by what is measured; before and after take the same.
 SHARES = {"leakage": 0.5, "sinks": 0.1, "loss": 0.1, "sensitivity": 0.3}
+LEAST = {"bootstrap": 0, "seed": 0, "profile_prompts": 1, "products": 2}
 LOGITS_AT_ONCE = 1 << 24  # next-token logits: 64 MiB in float32
 EMBEDDING_NUMBERS = 1 << 22  # of embeddings averaged at a time: 16 MiB in float32, however large the vocabulary
 
@@ -213,6 +216,17 @@ def mean_embedding(model: View) -> Float[Tensor, " d"]:
 # -------------------------------------------------------------------------------------------------- before and after
 
 
+@dataclass(frozen=True)
+class State:
+    """How a model is with what stands at position 0: one side of a swap. Made by `state`."""
+
+    of: dict[str, Any]  # model, prompts and options
+    leaks: dict[str, np.ndarray]  # by `FORMS` and "residual", [resample, entry, layer, head, band]
+    sink: xr.Dataset  # of key 0
+    losses: Float[np.ndarray, "prompt predicted"]
+    profile: Profile
+
+
 def bos_swap(
     model: View,
     tokens: Int[Tensor, "prompt position"],
@@ -224,6 +238,7 @@ def bos_swap(
     bootstrap: int = 400,
     profile_prompts: int = PROFILE_PROMPTS,
     products: int = PRODUCTS,
+    before: State | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """What another embedding at position 0 does to leakage, sinks, next-token loss and the Jacobian profile.
@@ -236,6 +251,7 @@ def bos_swap(
         bands, lags, bootstrap: as in `probes.leakage`.
         profile_prompts: the first so many prompts are taken for the Jacobian profile; all, if there are fewer.
         products: of its sketch, per prompt.
+        before: the model as it is, measured with the same options (`state`): several replacements need that only once.
         progress: called with (share of the work done, 1).
 
     Returns:
@@ -252,57 +268,38 @@ def bos_swap(
 
     Raises:
         InputError: no such replacement, an option that cannot be used, prompts that do not fit bands and lags, values
-            that are not finite.
+            that are not finite, or `before` is of another model, other prompts or options.
 
     Source: science of the measurement, section 4; [Ruscio], arXiv 2606.06160.
     """
-    bands, lags = check(model, tokens, bands, lags)
-    for name, value, least in (
-        ("bootstrap", bootstrap, 0),
-        ("seed", seed, 0),
-        ("profile_prompts", profile_prompts, 1),
-        ("products", products, 2),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name}={value} cannot be used; give a whole number, {least} or more")
-    views: dict[str, View] = {"before": model, "after": swapped(model, replacement, seed=seed)}
-    chosen = views["after"].replacement  # type: ignore[attr-defined]
+    options = _options(model, tokens, seed, bands, lags, bootstrap, profile_prompts, products)
+    bands, lags = options["bands"], options["lags"]
+    if before is not None and before.of != (key := _key(model, tokens, options)):
+        other = ", ".join(name for name in key if before.of.get(name) != key[name])
+        raise InputError(f"before was measured with other {other}; measure it with the same, or leave it out")
+    view = swapped(model, replacement, seed=seed)
+    chosen = view.replacement
     weights = resampling(len(tokens), bootstrap, seed)
-    report = _Report(progress)
-
-    leaks = {when: _leakage(view, tokens, bands, lags, weights, report) for when, view in views.items()}
-    sink = {}
-    for when, view in views.items():
-        found = sinks(view, tokens, keys=(0,), per_prompt=False, progress=report.of("sinks"))
-        sink[when] = found.isel(key=0)
-    losses = {when: _losses(view, tokens, report.of("loss")) for when, view in views.items()}
-    profiles = {}
-    for when, view in views.items():
-        found = jacobian(
-            view,
-            tokens[:profile_prompts],
-            method="sketch",
-            products=products,
-            seed=seed,
-            progress=report.of("sensitivity"),
-        )
-        profiles[when] = mean_profile(found.sensitivity, found.stderr)
+    report = _Report(progress, runs=2 if before is None else 1)
+    states = {"before": _state(model, tokens, options, weights, report) if before is None else before}
+    states["after"] = _state(view, tokens, options, weights, report)
     report.finish()
+    leaks, losses = ({when: getattr(one, name) for when, one in states.items()} for name in ("leaks", "losses"))
 
     made = _Variables(bootstrap > 0)
     for form, (dim, of_what, units) in FORMS.items():
-        before, after = (leaks[when][form].mean(-2) for when in views)  # mean over heads
-        for when, values in (("before", before), ("after", after), ("change", after - before)):
+        one, other = (leaks[when][form].mean(-2) for when in states)  # mean over heads
+        for when, values in (("before", one), ("after", other), ("change", other - one)):
             said = f"{of_what}, mean over heads, {when}{' by' if when == 'change' else ''} the swap"
             made.add(f"{form}_{when}", (dim, "layer", "band"), values, said, units)
-    residual = {when: leaks[when]["residual"][:, 0] for when in views}  # [resample, layer, head, band]
+    residual = {when: leaks[when]["residual"][:, 0] for when in states}  # [resample, layer, head, band]
     for suffix, dims, over in (("", ("layer", "band"), 2), ("_of_model", ("band",), (1, 2))):
         of_what = "mean over blocks and heads" if suffix else "mean over heads"
-        before, after = (residual[when].mean(over) for when in views)
-        for when, values in (("before", before), ("after", after), ("change", after - before)):
+        one, other = (residual[when].mean(over) for when in states)
+        for when, values in (("before", one), ("after", other), ("change", other - one)):
             said = f"residual component of leakage, log form, {of_what}, {when}{' by' if when == 'change' else ''} the swap"
             made.add(f"residual_{when}{suffix}", dims, values, said, "nat^2")
-        ends = removed(before, after)
+        ends = removed(one, other)
         for name, values in zip(("", "_low", "_high")[: 3 if bootstrap else 1], ends, strict=False):
             said = f"fraction of the residual component that the swap removes, {of_what}"
             made.plain(f"removed{suffix}{name}", dims, values, said, "1")
@@ -320,14 +317,14 @@ def bos_swap(
         known = ~np.isnan(change[0])
         change = change[:, known] if known.any() else change
     made.add("loss_change_of_model", (), change.mean(1), "the same, mean over positions from 1 on", "nat")
-    for when in views:
+    for when, state_then in states.items():
         alpha = f"mean weight on position 0 [Gu], {when} the swap"
-        made.plain(f"alpha_{when}", ("layer", "head"), sink[when].alpha.values, alpha, "1")
+        made.plain(f"alpha_{when}", ("layer", "head"), state_then.sink.alpha.values, alpha, "1")
         rate = f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0, {when} the swap"
-        made.plain(f"sink_rate_{when}", ("layer",), sink[when].sink_rate.values, rate, "1")
-        norm = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap"
-        made.plain(f"sensitivity_{when}", ("position",), profiles[when].mean, norm, "1")
-        made.plain(f"sensitivity_{when}_stderr", ("position",), profiles[when].stderr, f"standard error: {norm}", "1")
+        made.plain(f"sink_rate_{when}", ("layer",), state_then.sink.sink_rate.values, rate, "1")
+        norm, profile = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap", state_then.profile
+        made.plain(f"sensitivity_{when}", ("position",), profile.mean, norm, "1")
+        made.plain(f"sensitivity_{when}_stderr", ("position",), profile.stderr, f"standard error: {norm}", "1")
     return dataset(
         made.variables,
         tokens=tokens,
@@ -343,15 +340,75 @@ def bos_swap(
             tokens,
             measurement="bos_swap",
             replacement=chosen,
-            seed=seed,
-            bands=bands,
-            lags=lags,
-            bootstrap=bootstrap,
-            profile_prompts=profile_prompts,
-            products=products,
+            **options,
         )
         | {"replacement": chosen},
     )
+
+
+def state(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    seed: int = 0,
+    bands: Any = None,
+    lags: Any = LAGS,
+    bootstrap: int = 400,
+    profile_prompts: int = PROFILE_PROMPTS,
+    products: int = PRODUCTS,
+    progress: Progress | None = None,
+) -> State:
+    """The model as it is, for `bos_swap(..., before=...)` with several replacements; arguments are those of `bos_swap`.
+
+    Raises:
+        InputError: as `bos_swap`.
+    """
+    options = _options(model, tokens, seed, bands, lags, bootstrap, profile_prompts, products)
+    report = _Report(progress, runs=1)
+    found = _state(model, tokens, options, resampling(len(tokens), bootstrap, seed), report)
+    report.finish()
+    return found
+
+
+def _options(
+    model: View, tokens: Tensor, seed: int, bands: Any, lags: Any, bootstrap: int, profile_prompts: int, products: int
+) -> dict[str, Any]:
+    """Options that can be used, by name."""
+    bands, lags = check(model, tokens, bands, lags)
+    numbers = {"bootstrap": bootstrap, "seed": seed, "profile_prompts": profile_prompts, "products": products}
+    for name, value in numbers.items():
+        least = LEAST[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name}={value} cannot be used; give a whole number, {least} or more")
+    return {"seed": seed, "bands": bands, "lags": lags} | {
+        name: numbers[name] for name in ("bootstrap", "profile_prompts", "products")
+    }
+
+
+def _key(model: View, tokens: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What two sides of a swap share."""
+    found = model.identity
+    return {
+        "weights": found.weights,
+        "backend": found.backend,
+        "dtype": found.dtype,
+        "tokens": tokens_hash(tokens),
+    } | dict(options)
+
+
+def _state(model: View, tokens: Tensor, options: Mapping[str, Any], weights: Tensor, report: _Report) -> State:
+    leaks = _leakage(model, tokens, options["bands"], options["lags"], weights, report)
+    sink = sinks(model, tokens, keys=(0,), per_prompt=False, progress=report.of("sinks")).isel(key=0)
+    losses = _losses(model, tokens, report.of("loss"))
+    found = jacobian(
+        model,
+        tokens[: options["profile_prompts"]],
+        method="sketch",
+        products=options["products"],
+        seed=options["seed"],
+        progress=report.of("sensitivity"),
+    )
+    return State(_key(model, tokens, options), leaks, sink, losses, mean_profile(found.sensitivity, found.stderr))
 
 
 # By name: dimension, what it is, unit.
@@ -460,14 +517,14 @@ def _losses(
 
 
 class _Report:
-    """Progress of stages that run twice each, before and after."""
+    """Progress of stages that run once for each side that is measured."""
 
-    def __init__(self, progress: Progress | None) -> None:
-        self.progress, self.finished, self.last = progress, 0.0, 0.0
+    def __init__(self, progress: Progress | None, runs: int) -> None:
+        self.progress, self.runs, self.finished, self.last = progress, runs, 0.0, 0.0
 
     def of(self, stage: str) -> Progress:
         """What the next run of a stage reports to."""
-        start, share = self.finished, SHARES[stage] / 2
+        start, share = self.finished, SHARES[stage] / self.runs
         self.finished += share
 
         def report(done: float | int, total: float | int) -> None:

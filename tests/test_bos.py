@@ -22,7 +22,7 @@ from torch import Tensor
 import probes
 from probes import InputError
 from probes import bos as bos_module
-from probes.bos import Swapped, mean_embedding, parse_replacement, removed, swapped
+from probes.bos import Swapped, mean_embedding, parse_replacement, removed, state, swapped
 from probes.bos import bos_swap as checked_bos_swap
 from probes.leakage import leakage
 from probes.models.view import Attention, Edit, View
@@ -448,3 +448,37 @@ def test_stories_run_with_a_band_of_their_own():
     found = everything(bos_swap(model, tokens, replacement=7, bands=((10, 31),), **SMALL))
     assert all(np.isfinite(v).all() for n, v in found.items() if not n.startswith(("removed", "loss")))
     assert (found["loss_change"][1:-1] != 0).all()
+
+
+# ------------------------------------------------------------------------------------------ one side for several swaps
+
+
+def test_a_side_measured_once_serves_every_replacement():
+    model, tokens = view("llama"), some_tokens()
+    before = state(model, tokens, **SMALL)
+    for replacement in ("zero", 7):
+        alone = bos_swap(model, tokens, replacement=replacement, **SMALL)
+        together = bos_swap(model, tokens, replacement=replacement, before=before, **SMALL)
+        xr.testing.assert_identical(together.drop_attrs(deep=False), alone.drop_attrs(deep=False))
+        assert together.attrs["options"] == alone.attrs["options"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"seed": 1}, "seed"), ({"lags": (1, 3)}, "lags"), ({"bootstrap": 5, "products": 7}, "bootstrap, products")],
+)
+def test_a_side_measured_with_other_options_is_refused(changes, says):
+    model, tokens = view("llama"), some_tokens()
+    before = state(model, tokens, **(SMALL | changes))
+    with pytest.raises(InputError, match=f"before was measured with other {says}; "):
+        bos_swap(model, tokens, before=before, **SMALL)
+
+
+def test_a_side_of_other_prompts_or_weights_is_refused():
+    model, tokens = view("llama"), some_tokens()
+    other = state(model, tokens.flip(0), **SMALL)
+    with pytest.raises(InputError, match="before was measured with other tokens; "):
+        bos_swap(model, tokens, before=other, **SMALL)
+    fresh = state(model.reinitialized(0), tokens, **SMALL)
+    with pytest.raises(InputError, match="before was measured with other weights; "):
+        bos_swap(model, tokens, before=fresh, **SMALL)

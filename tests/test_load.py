@@ -298,6 +298,15 @@ def test_unknown_options_are_refused(kept, unchecked):
 
 
 @pytest.mark.parametrize(
+    ("option", "value"), [("device", "cpu"), ("dtype", "float64"), ("revision", "step0"), ("tokenizer", object())]
+)
+def test_a_view_is_given_back_as_it_is_and_takes_no_options(kept, option, value):
+    view = probes.load(kept)
+    assert probes.load(view) is view
+    assert refused(view, **{option: value}).startswith(f"{option}={value!s:.40} changes nothing in a view")
+
+
+@pytest.mark.parametrize(
     ("source", "says"),
     [
         ("/nowhere/at/all", "model folder '/nowhere/at/all' does not exist"),

@@ -152,6 +152,33 @@ def test_several_models_and_values(folder, tmp_path):
     assert results["bee"].attrs["first_policy"] == "none"  # its BOS is its end token
 
 
+def test_what_values_share_is_measured_once_per_model(folder, tmp_path):
+    """And not at all for a single value, nor for a model whose units were all measured before."""
+    made, told = [], []
+
+    def share(model: Any, tokens: Any, *, scale: float = 1.0, progress: Any) -> float:
+        made.append(model.identity.name)
+        progress(1, 1)
+        return 10 * scale
+
+    def measure(model: Any, tokens: Any, *, base: float = 0.0, **given: Any) -> xr.Dataset:
+        return size(model, tokens, **given).assign(base=base)
+
+    probe = Probe("size", measure, draw, told_of, along="shift", shared=("base", share))
+    options = {"shift": [5, 7], "scale": 2.0}
+    results = run(folder, tmp_path, "ape bee", probe, options=options, advance=lambda *said: told.append(said))
+    assert made == ["ape", "bee"]
+    assert [ds["base"].values.tolist() for ds in results.values()] == [[20.0, 20.0]] * 2
+    assert {said[0] for said in told if said[0].endswith("base")} == {"ape size 5 base", "bee size 5 base"}
+    (alone,) = run(folder, tmp_path / "alone", "ape", probe, options={"shift": 5}).values()
+    assert float(alone["base"]) == 0
+    with pytest.raises(Stop):
+        run(folder, tmp_path / "cut", "ape bee", probe, options=options, advance=stopping_at("bee size 7"))
+    made.clear()
+    run(folder, tmp_path / "cut", "ape bee", probe, options=options)
+    assert made == ["bee"]
+
+
 def test_one_value_is_no_dimension(folder, tmp_path):
     (result,) = run(folder, tmp_path, "ape", SHIFTED, options={"shift": [5]}).values()
     assert result["norm"].dims == ("prompt", "position")

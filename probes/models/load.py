@@ -57,7 +57,7 @@ def load(
 
     Raises:
         InputError: the source cannot be found, reached, read or is of an unsupported family; weights are missing, of the
-            wrong shape, not finite, or not in safetensors; an option has an unknown value.
+            wrong shape, not finite, or not in safetensors; an option has an unknown value, or comes with a view.
     """
     if backend not in ("transformers", "transformer_lens"):
         raise InputError(f"backend '{backend}' does not exist; use transformers or transformer_lens")
@@ -69,6 +69,10 @@ def load(
         model.to(place or ("cuda" if torch.cuda.is_available() else "cpu"))
         return _view(model, backend, tokenizer or found, name, revision, own=True)
     if isinstance(source, View):
+        given = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
+        for option, value in given.items():
+            if value not in ("auto", None):
+                raise InputError(f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out")
         return source
     return _from_memory(source, backend, place, dtype, tokenizer, revision)
 

@@ -9,13 +9,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import xarray as xr
 from torch import Tensor
 
-from ..bos import bos_swap
+from ..bos import bos_swap, state
 from ..errors import InputError
 from ..files import write_table
 from ..leakage import leakage
@@ -46,16 +47,17 @@ class Probe:
     measure: Callable[..., xr.Dataset]
     figure: Callable[..., Any]
     report: Callable[..., Report]  # of results by model, with options of its own
-    along: str | None = (
-        None  # an option of which several values may be given: a unit each, and a dimension of the result
-    )
+    along: str | None = None  # an option that may have several values: a unit each, and a dimension of the result
+    # What those units have in common, measured once per model: an option of `measure` and the function that makes it, which
+    # takes the same arguments but for `along`.
+    shared: tuple[str, Callable[..., Any]] | None = None
 
 
 PROBES: dict[str, Probe] = {
     "sinks": Probe("sinks", sinks, sinks_figure, sinks_report),
     "trajectory": Probe("trajectory", trajectory, trajectory_figure, trajectory_report),
     "leakage": Probe("leakage", leakage, leakage_figure, leakage_report),
-    "bos-swap": Probe("bos-swap", bos_swap, bos_figure, bos_report, along="replacement"),
+    "bos-swap": Probe("bos-swap", bos_swap, bos_figure, bos_report, along="replacement", shared=("before", state)),
 }
 
 
@@ -139,6 +141,7 @@ def survey(
     results: Results = {}
     for one in models:
         model, units = one.model(), []
+        common: dict[str, Any] = {}
         for value, given in split_up.items():
             running = label(one.name, value)
 
@@ -147,12 +150,18 @@ def survey(
                 tokens: Tensor = one.tokens,
                 given: Mapping[str, Any] = given,
                 running: str = running,
+                common: dict[str, Any] = common,
             ) -> xr.Dataset:
-                def progress(done: float | int, total: float | int) -> None:
+                def progress(done: float | int, total: float | int, running: str = running) -> None:
                     if advance is not None:
                         advance(running, float(done), float(total))
 
-                made = chosen.measure(model, tokens, progress=progress, **given)
+                if chosen.shared is not None and len(split_up) > 1 and not common:
+                    name, make = chosen.shared
+                    own = {option: x for option, x in given.items() if option != chosen.along}
+                    told_of = partial(progress, running=f"{running} {name}")
+                    common[name] = make(model, tokens, progress=told_of, **own)
+                made = chosen.measure(model, tokens, progress=progress, **given, **common)
                 return made.assign_attrs(describe(model, **source))
 
             units.append(unfinished.unit(running, key(model, one.tokens, given), measure, advance=advance))

@@ -26,6 +26,7 @@ Advance: TypeAlias = Callable[[str, float, float], None]  # (what is running, do
 
 CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "first")
 HASH = "tokens_sha256"
+FOLDER = "unfinished"  # of units, in the output's folder
 MARK = "unfinished"  # a unit's attribute: {"kind": ..., "key": {...}} as JSON
 NAMED = 6  # of the units found, in the line that says so
 
@@ -45,7 +46,7 @@ class Unfinished:
 
     def __init__(self, out: str | Path, kind: str) -> None:
         self.out, self.kind = Path(out), kind
-        self.folder = self.out / "unfinished"
+        self.folder = self.out / FOLDER
         self._labels: set[str] = set()
         require_writable(self.folder)
 
