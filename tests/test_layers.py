@@ -11,6 +11,7 @@ MAY_IMPORT_TRANSFORMERS = ADAPTERS | {"probes.models.load"}
 TOY_MAY_IMPORT = {"probes.models.view", "probes.models.fused", "probes.text", "probes.files", "probes.errors"}
 # What runs an experiment and draws it makes results and figures as the probes do, and judges by their theory.
 EXPERIMENTS_MAY_IMPORT = TOY_MAY_IMPORT | {
+    "probes.claims",
     "probes.mixing",
     "probes.plots",
     "probes.plots.style",

@@ -20,12 +20,13 @@ import xarray as xr
 from test_cli import call
 
 from probes import __main__ as cli
+from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.files import atomic
 from probes.results import dataset, load
 from probes.studies.tables import Table
 from toy.experiments import experiment as frame
-from toy.experiments.experiment import Claim, Work, extent, report_of, run, settings_of
+from toy.experiments.experiment import Work, claims_of, extent, report_of, run, settings_of
 from toy.model import Architecture
 from toy.tasks import Copying
 from toy.train import Run
@@ -66,11 +67,13 @@ def measured(settings: Settings, work: Work) -> xr.Dataset:
 
 def claimed(ds: xr.Dataset) -> list[Claim]:
     loss = ds["loss"]
-    last = 3 in ds["target"]
+    median, last = f"{float(loss.median()):.2f}", 3 in ds["target"]
     return [
-        Claim("[X] Fig. 1", "below 9", f"{float(loss.median()):.2f}", bool((loss < 9).all())),
-        Claim("[X] Fig. 1", "below 0", f"{float(loss.median()):.2f}", bool((loss < 0).all())),
-        Claim("[X] Fig. 2", "the last | first", "", bool(loss.sel(target=3).min() < 9) if last else None),
+        Statement("x-below-9", "[X] Fig. 1", "below 9", "all losses").judged(median, bool((loss < 9).all())),
+        Statement("x-below-0", "[X] Fig. 1", "below 0", "all losses").judged(median, bool((loss < 0).all())),
+        Statement("x-last", "[X] Fig. 2", "the last | first", "below 9").judged(
+            "", bool(loss.sel(target=3).min() < 9) if last else None
+        ),
     ]
 
 
@@ -208,6 +211,7 @@ def test_a_run_writes_result_figure_and_table(tiny, tmp_path):
     assert extent(ds) in page
     assert [row[-1] for row in report.tables[-1].rows] == ["holds", "does not hold", "not measured here"]
     assert report_of("tiny-one", back).tables == report.tables  # from the file alone
+    assert [row[1] for row in report.tables[-1].rows] == ["below 9", "below 0", "the last | first"]
     for verdict in ("holds", "does not hold", "not measured here"):
         assert verdict in page
 
@@ -268,6 +272,23 @@ def test_what_fails_after_training_can_be_run_again_without_it(tiny, tmp_path, m
     told: list[float] = []
     run("tiny-one", tmp_path, device="cpu", advance=lambda label, done, total: told.append(done))
     assert told[0] == 160.0
+
+
+def test_claims_of_a_result_have_model_and_command(tiny, tmp_path):
+    ds, _, _ = run("tiny-one", tmp_path, quick=True, device="cpu")
+    rows = claims_of("tiny-one", ds)
+    assert [row.id for row in rows] == ["x-below-9", "x-below-0", "x-last"]
+    assert [row.verdict for row in rows] == ["holds", "does not hold", "not measured here"]
+    assert {row.model for row in rows} == {"toys, 2 seeds, quick run"}
+    assert [row.rule for row in rows] == ["all losses", "all losses", "below 9"]
+    full = "headwater toy tiny-one --out runs/toy"
+    assert {row.command for row in rows} == {full}  # made from Python
+    called = claims_of("tiny-one", ds.assign_attrs(command="headwater toy tiny-one --quick"))
+    assert [row.command for row in called] == ["headwater toy tiny-one --quick"] * 2 + [full]
+    whole = ds.isel(seed=[0]).assign_attrs(settings=ds.attrs["published_settings"], quick=0)
+    assert {row.model for row in claims_of("tiny-one", whole)} == {"toys, 1 seed, full run"}
+    with pytest.raises(InputError, match="there is no experiment 'tiny'"):
+        claims_of("tiny", ds)
 
 
 @pytest.mark.parametrize(

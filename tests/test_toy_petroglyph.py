@@ -41,7 +41,7 @@ def tiny(tmp_path_factory):
 
 
 def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
-    return {claim.published: claim.holds for claim in claims(ds)}
+    return {claim.claim: claim.holds for claim in claims(ds)}
 
 
 def solved(ds: xr.Dataset) -> xr.Dataset:

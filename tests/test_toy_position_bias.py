@@ -109,7 +109,7 @@ def described(settings: Settings) -> dict:
 
 
 def verdict(ds: xr.Dataset, words: str, scale: str = "text"):
-    (found,) = [c for c in claims(ds) if words in c.published and (f"({scale} scale)" in c.published or "1/d" in words)]
+    (found,) = [c for c in claims(ds) if words in c.claim and (f"({scale} scale)" in c.claim or "1/d" in words)]
     return found
 
 
@@ -309,7 +309,7 @@ def test_intervals_over_seeds():
 
 def test_all_statements_hold_where_they_do(everything):
     found = claims(everything)
-    assert [c.published for c in found if c.holds is not True] == []
+    assert [c.claim for c in found if c.holds is not True] == []
     assert len(found) == 2 * (len(module.STATEMENTS) + 1) + 1
 
 
@@ -351,7 +351,7 @@ def test_statements_fail_where_they_do_not_hold(words, change, everything):
 @pytest.mark.parametrize("source", ["decay mask", "RoPE"])
 def test_growth_with_depth_is_judged_for_each_encoding(source, everything):
     def found(ds):
-        return [c.holds for c in claims(ds) if c.source.endswith(source) and "more depth" in c.published]
+        return [c.holds for c in claims(ds) if c.source.endswith(source) and "more depth" in c.claim]
 
     assert found(everything) == [True, True]
     assert found(made_up(at_deep)) == [False, False]
@@ -368,7 +368,7 @@ def test_what_was_not_run_is_not_judged():
     few = Settings(depths=(2,), positional=("none",), residual=("on",), training=("unbiased",), data=("fixed",))
     for settings in (few, replace(few, residual=("off",), data=("gaussian",), seeds=1), replace(few, masks=("full",))):
         ds = made_up(settings=replace(settings, steps=10, checks=1))
-        judged = {c.published: c.holds for c in claims(ds)}
+        judged = {c.claim: c.holds for c in claims(ds)}
         assert all(holds is None for words, holds in judged.items() if "grows" in words or "decay" in words)
         assert len(tables(ds)) == 2
     assert verdict(made_up(settings=replace(few, residual=("off",), data=("gaussian",))), "a causal mask").holds is True

@@ -313,7 +313,7 @@ def made_up(**changes) -> xr.Dataset:
 
 
 def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
-    return {claim.published: claim.holds for claim in claims(ds)}
+    return {claim.claim: claim.holds for claim in claims(ds)}
 
 
 def test_claims_hold_for_a_result_like_the_published_one():

@@ -66,7 +66,7 @@ def made_up(change=None, *, settings=None) -> xr.Dataset:
 
 
 def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
-    return {claim.published: claim.holds for claim in claims(ds)}
+    return {claim.claim: claim.holds for claim in claims(ds)}
 
 
 # -------------------------------------------------------------------------------------------------------------- limits
@@ -224,7 +224,7 @@ def test_spread_counts_targets_and_orders():
     # Neighbours 4 and 5 are published as equal and do not count: 8 pairs of targets, 9 pairs of runs each, 3 of one wrong.
     assert found.steps.size == 8
     assert found.ordered == pytest.approx(1 - 3 / (8 * 9))
-    text = next(claim for claim in claims(made_up(scattered)) if "(implied)" in claim.published)
+    text = next(claim for claim in claims(made_up(scattered)) if "(implied)" in claim.claim)
     assert text.holds is False
     assert "1 of 10 targets, most at k = 1 (1.50 to 1.98)" in text.measured
 

@@ -6,7 +6,8 @@ An experiment is one module of this package with
   cores;
 - `measure(settings, work) -> xr.Dataset`, everything that is trained or computed;
 - `tables(ds) -> list[Table]`, its numbers, from the result alone;
-- `claims(ds) -> list[Claim]`, the published statements about its figure, judged by rules over the result alone;
+- `claims(ds) -> list[Claim]`, the published statements about its figure, judged by rules over the result alone (on what and
+  by which command is the same for all, and added by `claims_of`);
 - `draw(ds, path) -> list[Path]`, its figures, from the result alone (`toy.plots`).
 """
 
@@ -19,12 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, get_args, get_type_hints
+from typing import Any, Protocol, get_args, get_type_hints
 
 import numpy as np
 import torch
 import xarray as xr
 
+from probes.claims import Claim
 from probes.errors import InputError
 from probes.files import require_writable
 from probes.results import attributes, made_with, save
@@ -36,22 +38,9 @@ from ..train import Run, Trained, forget, train
 # In the order of the sources' figures; the module of an experiment has its name with underscores.
 EXPERIMENTS = ("retrieval", "previous-token", "position-bias", "sinks", "rollout", "petroglyph")
 OWN_SETTINGS = ("rollout", "petroglyph")  # theorems and an exact statement: their sources train nothing
-VERDICTS = {True: "holds", False: "does not hold", None: "not measured here"}
 EXAMPLES: dict[Any, str] = {int: "3", float: "0.5", bool: "yes or no"}
 LISTS: dict[Any, str] = {int: "2,4", float: "0.5,1", bool: "no,yes"}
 Advance = Callable[[str, float, float], None]  # (label, done, total)
-
-
-class Claim(NamedTuple):
-    """One published statement: where, what, what was measured, and whether it holds by a rule over the result.
-
-    `holds` is None where the result does not hold what the rule needs (a quick or partial run).
-    """
-
-    source: str  # as in "[Wu] Fig. 4"
-    published: str
-    measured: str
-    holds: bool | None
 
 
 @dataclass
@@ -190,9 +179,27 @@ def run(
 def report_of(name: str, ds: xr.Dataset) -> Report:
     """A result's numbers and the table of published statements about it, from the result alone."""
     module = experiment(name)
-    rows = [[c.source, c.published, c.measured, VERDICTS[c.holds]] for c in module.claims(ds)]
+    rows = [[c.source, c.claim, c.measured, c.verdict] for c in module.claims(ds)]
     table = Table("Published statements", ("source", "published", "measured", "verdict"), rows)
     return Report(f"headwater toy {name}", extent(ds), [*module.tables(ds), table], [])
+
+
+def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
+    """The published statements as rows of the table of all claims: with what they were measured on, and the command.
+
+    What the result does not decide has the command of the full run, which does.
+
+    Raises:
+        InputError: there is no experiment of that name.
+    """
+    seeds = ds.sizes.get("seed", 1)
+    model = f"toys, {seeds} seed{'s' if seeds > 1 else ''}, {_kind(ds).lower()}"
+    full = f"headwater toy {name} --out runs/toy"
+    made = str(ds.attrs.get("command", "")) or full
+    return [
+        replace(claim, model=model, command=full if claim.holds is None else made)
+        for claim in experiment(name).claims(ds)
+    ]
 
 
 def extent(ds: xr.Dataset) -> str:
@@ -204,10 +211,15 @@ def extent(ds: xr.Dataset) -> str:
         for name in settings
         if settings[name] != full[name]
     ]
-    kind = "Full run" if not less else "Quick run" if ds.attrs["quick"] else "Part of the full run"
     details = "; ".join(less) or ("the sources give no setting" if own else "the published setting")
     made = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
-    return f"{kind}: {details}. {made}."
+    return f"{_kind(ds)}: {details}. {made}."
+
+
+def _kind(ds: xr.Dataset) -> str:
+    if json.loads(ds.attrs["settings"]) == json.loads(ds.attrs["published_settings"]):
+        return "Full run"
+    return "Quick run" if ds.attrs["quick"] else "Part of the full run"
 
 
 def hardware(device: torch.device) -> str:

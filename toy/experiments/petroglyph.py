@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.results import dataset
 from probes.studies.tables import Table, number
@@ -36,7 +37,7 @@ from probes.studies.tables import Table, number
 from ..model import Architecture, Mask, NormSwitch, PositionalSwitch, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
-from .experiment import Claim, Work
+from .experiment import Work
 
 EPS = float(np.finfo(np.float64).eps)
 TEST_SEED = 2**32  # of test sequences; runs have smaller ones
@@ -389,12 +390,25 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     one, two, full = (1, "causal", "none"), (2, "causal", "none"), (2, "full", "none")
     found = [
         _fresh_claim(
-            ds, both, "1 layer without positional encoding cannot tell permuted prefixes apart", [one], blind=True
+            ds,
+            "one-layer-blind",
+            both,
+            "1 layer without positional encoding cannot tell permuted prefixes apart",
+            [one],
+            blind=True,
         ),
-        _fresh_claim(ds, both, "2 causal layers without positional encoding can", [two], blind=False),
-        _fresh_claim(ds, "control", "it is the causal mask: 2 layers under a full mask cannot", [full], blind=True),
+        _fresh_claim(ds, "two-layers-see", both, "2 causal layers without positional encoding can", [two], blind=False),
         _fresh_claim(
             ds,
+            "full-mask-blind",
+            "control",
+            "it is the causal mask: 2 layers under a full mask cannot",
+            [full],
+            blind=True,
+        ),
+        _fresh_claim(
+            ds,
+            "encoding-sees",
             "control",
             f"it is the missing encoding: 1 layer with one ({', '.join(encodings) or 'any'}) can",
             [(1, "causal", p) for p in encodings],
@@ -402,69 +416,106 @@ def claims(ds: xr.Dataset) -> list[Claim]:
         ),
         _variants(ds, [(one, True), (two, False), (full, True)]),
     ]
-    text = "trained models as fresh ones: 1 layer cannot, 2 can, 2 under a full mask cannot"
+    said = Statement(
+        "petroglyph-trained",
+        both,
+        "trained models as fresh ones: 1 layer cannot, 2 can, 2 under a full mask cannot",
+        f"largest changes below {ROUNDING:g} eps, below {ROUNDING:g} eps under a full mask, and all above {CLEAR:g} eps "
+        "with 2 causal layers",
+    )
     after = [trained(ds, "trained_difference", *kind) for kind in (one, two, full)]
     if any(x is None for x in after):
-        found.append(Claim(both, text, "-", None))
+        found.append(said.judged())
     else:
         values = [x.values for x in after if x is not None]
-        said = "; ".join(f"{_range(x)} eps" for x in values)
         blind = values[0].max() < ROUNDING and values[2].max() < ROUNDING
-        found.append(Claim(both, text, said, bool(blind and values[1].min() > CLEAR)))
+        measured = "; ".join(f"{_range(x)} eps" for x in values)
+        found.append(said.judged(measured, bool(blind and values[1].min() > CLEAR)))
     return [
         *found,
-        _accuracy_claim(ds, both, "1 layer cannot learn which of two tokens stands first", one, blind=True),
-        _accuracy_claim(ds, both, "2 causal layers learn it without positional encoding", two, blind=False),
-        _accuracy_claim(ds, "control", "2 layers under a full mask do not", full, blind=True),
-        _accuracy_claim(ds, "control", "1 layer with learned positions does", (1, "causal", "learned"), blind=False),
+        _accuracy_claim(
+            ds, "one-layer-cannot-learn", both, "1 layer cannot learn which of two tokens stands first", one, blind=True
+        ),
+        _accuracy_claim(
+            ds, "two-layers-learn", both, "2 causal layers learn it without positional encoding", two, blind=False
+        ),
+        _accuracy_claim(ds, "full-mask-cannot-learn", "control", "2 layers under a full mask do not", full, blind=True),
+        _accuracy_claim(
+            ds,
+            "encoding-learns",
+            "control",
+            "1 layer with learned positions does",
+            (1, "causal", "learned"),
+            blind=False,
+        ),
     ]
 
 
 def _fresh_claim(
-    ds: xr.Dataset, source: str, text: str, chosen: Sequence[tuple[int, str, str]], *, blind: bool
+    ds: xr.Dataset, name: str, source: str, text: str, chosen: Sequence[tuple[int, str, str]], *, blind: bool
 ) -> Claim:
     """Fresh models of these kinds, all variants and seeds: the largest change is rounding, or even the least is none."""
+    rule = (
+        f"the largest change by any permutation is below {ROUNDING:g} eps in every model"
+        if blind
+        else f"the least change by any permutation is above {CLEAR:g} eps in every model"
+    )
+    said = Statement(f"petroglyph-{name}", source, text, rule)
     found = [fresh(ds, "difference" if blind else "least_difference", *kind) for kind in chosen]
     values = [x.ravel() for x in found if x is not None]
     if not values or len(values) < len(chosen):
-        return Claim(source, text, "-", None)
+        return said.judged()
     every = np.concatenate(values)
     if blind:
         measured = (
             f"largest change of {every.size} models, {ds.attrs['permutations']} permutations: {every.max():.2g} eps"
         )
-        return Claim(source, text, measured, bool(every.max() < ROUNDING))
+        return said.judged(measured, bool(every.max() < ROUNDING))
     # Every permutation is to be told apart, up to chance ties: the one of least change.
     measured = f"least change of {every.size} models, {ds.attrs['permutations']} permutations: {every.min():.2g} eps"
-    return Claim(source, text, measured, bool(every.min() > CLEAR))
+    return said.judged(measured, bool(every.min() > CLEAR))
 
 
 def _variants(ds: xr.Dataset, expected: Sequence[tuple[tuple[int, str, str], bool]]) -> Claim:
     """Residual stream, feed-forward and norms: each variant's verdicts, one by one."""
-    text, agree, of = "residual stream, feed-forward and norm change none of these three", 0, 0
+    agree, of = 0, 0
+    said = Statement(
+        "petroglyph-variants",
+        "control",
+        "residual stream, feed-forward and norm change none of these three",
+        "every variant gives the three verdicts in all seeds",
+    )
     for kind, blind in expected:
         largest, least = fresh(ds, "difference", *kind), fresh(ds, "least_difference", *kind)
         if largest is None or least is None:
-            return Claim("control", text, "-", None)
+            return said.judged()
         as_expected = largest.max(1) < ROUNDING if blind else least.min(1) > CLEAR
         agree, of = agree + int(as_expected.sum()), of + as_expected.size
     many = of > len(expected)
-    return Claim("control", text, f"{agree} of {of} verdicts are the same in all seeds", agree == of if many else None)
+    return said.judged(f"{agree} of {of} verdicts are the same in all seeds", agree == of if many else None)
 
 
-def _accuracy_claim(ds: xr.Dataset, source: str, text: str, kind: tuple[int, str, str], *, blind: bool) -> Claim:
+def _accuracy_claim(
+    ds: xr.Dataset, name: str, source: str, text: str, kind: tuple[int, str, str], *, blind: bool
+) -> Claim:
+    rule = (
+        f"accuracy within {TIES:g} of 1/2 in every seed at every step"
+        if blind
+        else f"median accuracy at the end of training above {SOLVED:g}"
+    )
+    said = Statement(f"petroglyph-{name}", source, text, rule)
     accuracy = trained(ds, "accuracy", *kind)
     if accuracy is None:
-        return Claim(source, text, "-", None)
+        return said.judged()
     if blind:
         off = float(abs(accuracy - 0.5).max())
         measured = (
             f"accuracy within {off:.2g} of 1/2 in {accuracy.sizes['seed']} seeds at all {accuracy.sizes['step']} steps"
         )
-        return Claim(source, text, measured, off < TIES)
+        return said.judged(measured, off < TIES)
     last = accuracy.isel(step=-1)
     measured = f"accuracy {float(last.median()):.3f} [{float(last.min()):.3f}, {float(last.max()):.3f}]"
-    return Claim(source, text, f"{measured} after {int(last['step'])} steps", float(last.median()) > SOLVED)
+    return said.judged(f"{measured} after {int(last['step'])} steps", float(last.median()) > SOLVED)
 
 
 def _range(values: np.ndarray) -> str:

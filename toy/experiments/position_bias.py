@@ -25,6 +25,7 @@ import xarray as xr
 from scipy.stats import t as student
 from torch import Tensor
 
+from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.results import dataset
 from probes.studies.tables import Table
@@ -32,7 +33,7 @@ from probes.studies.tables import Table
 from ..model import Architecture, Mask, Switches, forward, initial
 from ..tasks import Drawn, InContext
 from ..train import Run, Trained, stacked
-from .experiment import Claim, Work
+from .experiment import Work
 
 DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
 ITEMS = 8
@@ -465,6 +466,7 @@ class Judged(NamedTuple):
 
 
 NOT_THERE = Judged("-", None)
+SAME_SIGNS = f"gaps that count in both have the same sign in at least {AGREE:.0%} of the cases"
 Rule = Callable[[xr.Dataset], Judged]
 
 
@@ -473,15 +475,25 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     found = []
     for scale in ds["scale"].values.tolist():
         world = _world(ds, scale)
-        for source, published, rule in STATEMENTS:
-            judged = NOT_THERE if world is None else rule(world)
-            found.append(Claim(source, f"{published} ({scale} scale)", *judged))
+        for statement, rule in STATEMENTS:
+            said = replace(statement, id=f"{statement.id}-{scale}", claim=f"{statement.claim} ({scale} scale)")
+            found.append(said.judged(*(NOT_THERE if world is None else rule(world))))
         pair = (world, _world(ds, scale, "fixed"))
-        said = "a fixed vocabulary with anisotropy 0.75 gives the same biases as Gaussian data"
-        found.append(Claim("[Wu] section 5", f"{said} ({scale} scale)", *_alike(*pair, "fixed")))
+        said = Statement(
+            f"wu-toy-fixed-vocabulary-{scale}",
+            "[Wu] section 5",
+            f"a fixed vocabulary with anisotropy 0.75 gives the same biases as Gaussian data ({scale} scale)",
+            SAME_SIGNS,
+        )
+        found.append(said.judged(*_alike(*pair, "fixed")))
     pair = (_world(ds, "text"), _world(ds, "program"))
-    said = "vectors of standard deviation 1/sqrt(d), as in the text, and 1/d, as in the program, give the same biases"
-    found.append(Claim("[Wu] section 5, text and program", said, *_alike(*pair, "program")))
+    said = Statement(
+        "wu-toy-text-and-program",
+        "[Wu] section 5, text and program",
+        "vectors of standard deviation 1/sqrt(d), as in the text, and 1/d, as in the program, give the same biases",
+        SAME_SIGNS,
+    )
+    found.append(said.judged(*_alike(*pair, "program")))
     return found
 
 
@@ -528,6 +540,13 @@ def _resolved(world: xr.Dataset) -> Judged:
     ends = [over_seeds(gap.sel(depth=d, pair=p).values) for d in gap["depth"].values for p in PAIRS]
     away = [low > 0 or high < 0 for _, low, high in ends]
     return Judged(f"0 lies outside {sum(away)} of {len(away)} intervals (depths and pairs)", all(away))
+
+
+def _rising(positional: str) -> str:
+    """The rule of `_grows` in words."""
+    return (
+        f"from the least to the largest depth the mean gap ({positional}) rises by more than {SIGMAS} standard errors"
+    )
 
 
 def _grows(positional: str) -> Rule:
@@ -654,45 +673,129 @@ def _agreement(one: xr.DataArray, other: xr.DataArray, least: float) -> Judged:
     return Judged(told, bool(same.mean() >= AGREE))
 
 
-STATEMENTS: tuple[tuple[str, str, Rule], ...] = (
+COUNTS = f"{SIGMAS} standard errors of the test"
+SHIFTS = f"against unbiased data the median gap shifts that way by more than {COUNTS}, under every encoding and depth"
+STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
     (
-        "[Wu] section 5, no encoding",
-        "a causal mask alone favours earlier items, also after unbiased training",
+        Statement(
+            "wu-toy-causal-favours-earlier",
+            "[Wu] section 5, no encoding",
+            "a causal mask alone favours earlier items, also after unbiased training",
+            f"median gap above {COUNTS} for every pair and depth",
+        ),
         _earlier_wins,
     ),
-    ("[Wu] section 5, no encoding", "that gap differs from 0 (95 % intervals over runs)", _resolved),
-    ("[Wu] section 5, no encoding", "and it grows with depth", _grows("none")),
-    ("[Wu] section 5, decay mask", "decay moves the bias toward recent items", _recency("decay")),
-    ("[Wu] section 5, RoPE", "RoPE moves the bias toward recent items", _recency("rope")),
-    ("[Wu] section 5, decay mask", "more depth moves it back to earlier items", _grows("decay")),
-    ("[Wu] section 5, RoPE", "more depth moves it back to earlier items", _grows("rope")),
     (
-        "[Wu] section 5, biased data",
-        "answers that stand first in training pull the bias to the first item",
+        Statement(
+            "wu-toy-causal-gap-resolved",
+            "[Wu] section 5, no encoding",
+            "that gap differs from 0 (95 % intervals over runs)",
+            f"no interval over {FEWEST} runs or more holds 0, for every pair and depth",
+        ),
+        _resolved,
+    ),
+    (
+        Statement(
+            "wu-toy-causal-grows-with-depth", "[Wu] section 5, no encoding", "and it grows with depth", _rising("none")
+        ),
+        _grows("none"),
+    ),
+    (
+        Statement(
+            "wu-toy-decay-favours-recent",
+            "[Wu] section 5, decay mask",
+            "decay moves the bias toward recent items",
+            f"the mean gap falls by more than {COUNTS} against no encoding, at every depth",
+        ),
+        _recency("decay"),
+    ),
+    (
+        Statement(
+            "wu-toy-rope-favours-recent",
+            "[Wu] section 5, RoPE",
+            "RoPE moves the bias toward recent items",
+            f"the mean gap falls by more than {COUNTS} against no encoding, at every depth",
+        ),
+        _recency("rope"),
+    ),
+    (
+        Statement(
+            "wu-toy-decay-depth-favours-earlier",
+            "[Wu] section 5, decay mask",
+            "more depth moves it back to earlier items",
+            _rising("decay"),
+        ),
+        _grows("decay"),
+    ),
+    (
+        Statement(
+            "wu-toy-rope-depth-favours-earlier",
+            "[Wu] section 5, RoPE",
+            "more depth moves it back to earlier items",
+            _rising("rope"),
+        ),
+        _grows("rope"),
+    ),
+    (
+        Statement(
+            "wu-toy-data-first",
+            "[Wu] section 5, biased data",
+            "answers that stand first in training pull the bias to the first item",
+            SHIFTS,
+        ),
         _follows("first", {"first-middle": 1, "first-last": 1}),
     ),
     (
-        "[Wu] section 5, biased data",
-        "answers in the middle pull it to the middle",
+        Statement(
+            "wu-toy-data-middle", "[Wu] section 5, biased data", "answers in the middle pull it to the middle", SHIFTS
+        ),
         _follows("middle", {"first-middle": -1, "middle-last": 1}),
     ),
     (
-        "[Wu] section 5, biased data",
-        "answers that stand last pull it to the last item",
+        Statement(
+            "wu-toy-data-last",
+            "[Wu] section 5, biased data",
+            "answers that stand last pull it to the last item",
+            SHIFTS,
+        ),
         _follows("last", {"first-last": -1, "middle-last": -1}),
     ),
     (
-        "[Wu] section 5, lost in the middle",
-        "answers first or last in training: under some encodings the middle loses against both ends",
+        Statement(
+            "wu-toy-lost-in-the-middle-gaps",
+            "[Wu] section 5, lost in the middle",
+            "answers first or last in training: under some encodings the middle loses against both ends",
+            f"both gaps of the middle count against it by more than {COUNTS} under some encoding and depth",
+        ),
         _middle_loses,
     ),
     (
-        "[Wu] section 5, lost in the middle",
-        "the same by accuracy: the middle items are answered worse than both ends",
+        Statement(
+            "wu-toy-lost-in-the-middle-accuracy",
+            "[Wu] section 5, lost in the middle",
+            "the same by accuracy: the middle items are answered worse than both ends",
+            f"by more than {COUNTS} under some encoding and depth",
+        ),
         _dips("first-and-last"),
     ),
-    ("[Wu] section 5, residual", "residual streams leave the sign of the biases", _same_with_residual),
-    ("[Wu] section 5, residual", "residual streams weaken the bias of unbiased training", _less_with_residual),
+    (
+        Statement(
+            "wu-toy-residual-same-sign",
+            "[Wu] section 5, residual",
+            "residual streams leave the sign of the biases",
+            SAME_SIGNS,
+        ),
+        _same_with_residual,
+    ),
+    (
+        Statement(
+            "wu-toy-residual-weaker",
+            "[Wu] section 5, residual",
+            "residual streams weaken the bias of unbiased training",
+            f"the mean size of the gaps falls by more than {COUNTS}",
+        ),
+        _less_with_residual,
+    ),
 )
 
 

@@ -43,6 +43,7 @@ from scipy.optimize import nnls
 from scipy.special import gammaln
 from torch import Tensor
 
+from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.results import dataset
 from probes.studies.tables import Table, number
@@ -50,7 +51,7 @@ from probes.studies.tables import Table, number
 from ..model import Architecture, PositionalSwitch, Switches, at_least, forward
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, seed_of, stacked
-from .experiment import Claim, Work
+from .experiment import Work
 
 SWITCH = ("off", "on")  # of residual stream and output projection
 SPIKE_SMOOTH, SPIKE_RISE, FALLEN = 50, 1.0, 0.5  # steps, nats, share of a guesser's loss; see `spikes`
@@ -778,10 +779,12 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     by_name = {cell.name: cell for cell in PUBLISHED}
     short, long, wide, fast, large, large_fast = by_name
     found += [
-        _order_claim(ds, "relative perplexity is larger at C = 10 than at C = 4 (V = 30, width 2)", short, long),
-        _order_claim(ds, "width 10 does far better than width 2, even at V = 100, C = 10", wide, short),
-        _order_claim(ds, "learning rate 0.1 does better than 0.01 at V = 30", fast, short),
-        _order_claim(ds, "learning rate 0.1 does worse than 0.01 at V = 100", large, large_fast),
+        _order_claim(
+            ds, "longer", "relative perplexity is larger at C = 10 than at C = 4 (V = 30, width 2)", short, long
+        ),
+        _order_claim(ds, "wider", "width 10 does far better than width 2, even at V = 100, C = 10", wide, short),
+        _order_claim(ds, "fast-at-30", "learning rate 0.1 does better than 0.01 at V = 30", fast, short),
+        _order_claim(ds, "fast-at-100", "learning rate 0.1 does worse than 0.01 at V = 100", large, large_fast),
         _spike_claim(ds),
         _offset_claim(ds),
     ]
@@ -791,27 +794,46 @@ def claims(ds: xr.Dataset) -> list[Claim]:
 def _plateau_claims(ds: xr.Dataset) -> list[Claim]:
     v, c = _sizes(ds)
     curve = of_variant(ds, "perplexity")
-    texts = [
-        "without positional embeddings perplexity stalls at about 25 at first",
-        "then at about 20.6",
-        f"V (C-2)/(C-1) = {betting(30, 4)['published']:g} bounds what can be had without positions",
-        "with learned positional embeddings perplexity falls to about 1",
+    statements = stalls, then, bounded, solves = [
+        Statement(f"liu4-previous-token-{name}", SOURCE, text, rule, published)
+        for name, text, rule, published in (
+            (
+                "stalls",
+                "without positional embeddings perplexity stalls at about 25 at first",
+                f"some seed stays within {NEAR:.0%} of it over a factor of {STALLED:g} in steps",
+                f"{PLATEAUS[0]:g}",
+            ),
+            (
+                "plateau",
+                "then at about 20.6",
+                f"median over seeds at the end of training within {NEAR:.0%} of it",
+                f"{PLATEAUS[1]:g}",
+            ),
+            (
+                "bound",
+                f"V (C-2)/(C-1) = {betting(30, 4)['published']:g} bounds what can be had without positions",
+                f"the least median perplexity of any width without positions is above {1 - NEAR:.0%} of the bound",
+                f"{betting(30, 4)['published']:g}",
+            ),
+            (
+                "solved",
+                "with learned positional embeddings perplexity falls to about 1",
+                f"median perplexity at the end of training below {SOLVED:g}",
+                "1",
+            ),
+        )
     ]
     if curve is None or (v, c) != (30, 4):
-        return [Claim(SOURCE, text, "-", None) for text in texts]
+        return [statement.judged() for statement in statements]
     without, placed = (curve.sel(positional=kind) for kind in ("none", "learned"))
     long = [_stay(without.isel(seed=n), PLATEAUS[0]) for n in range(without.sizes["seed"])]
     last, end = without.isel(step=-1), placed.isel(step=-1)
-    first = Claim(
-        SOURCE,
-        texts[0],
+    first = stalls.judged(
         f"{sum(x >= STALLED for x in long)} of {len(long)} seeds stay within {NEAR:.0%} of it over a factor of "
         f"{STALLED:g} in steps",
         any(x >= STALLED for x in long),
     )
-    second = Claim(
-        SOURCE,
-        texts[1],
+    second = then.judged(
         f"{_spread(last)} after {int(last['step'])} steps",
         bool(abs(float(last.median()) / PLATEAUS[1] - 1) < NEAR),
     )
@@ -819,17 +841,13 @@ def _plateau_claims(ds: xr.Dataset) -> list[Claim]:
     if "blind_perplexity" in ds:
         widths = ds["blind_perplexity"]
         best = ", ".join(f"{_spread(one)} at width {int(one['blind_width'])}" for one in widths)
-        bound = Claim(
-            SOURCE,
-            texts[2],
+        bound = bounded.judged(
             f"{best}; the best reader blind to order gets {limit:.2f}. It is the mean perplexity of betting on one token",
             bool(widths.median("seed").min() > (1 - NEAR) * betting(v, c)["published"]),
         )
     else:
-        bound = Claim(SOURCE, texts[2], "-", None)
-    solved = Claim(
-        SOURCE, texts[3], f"{_spread(end)} after {int(end['step'])} steps", bool(float(end.median()) < SOLVED)
-    )
+        bound = bounded.judged()
+    solved = solves.judged(f"{_spread(end)} after {int(end['step'])} steps", bool(float(end.median()) < SOLVED))
     return [first, second, bound, solved]
 
 
@@ -847,29 +865,36 @@ def _stay(curve: xr.DataArray, level: float) -> float:
 
 
 def _head_claims(ds: xr.Dataset) -> list[Claim]:
-    texts = [
-        "along the separation direction p_-1 is negative, p_0, p_-2, p_-3 positive (up to s -> -s)",
-        "s W_Q W_K^T s < 0 (-1.1 for s = (1, 1), which is -0.56 for the unit vector)",
+    statements = separates, negative = [
+        Statement(
+            "liu4-previous-token-separation",
+            SOURCE,
+            "along the separation direction p_-1 is negative, p_0, p_-2, p_-3 positive (up to s -> -s)",
+            "so in more than half of the seeds",
+        ),
+        Statement(
+            "liu4-previous-token-bilinear-form",
+            SOURCE,
+            "s W_Q W_K^T s < 0 (-1.1 for s = (1, 1), which is -0.56 for the unit vector)",
+            "below 0 in more than half of the seeds",
+            "-1.1",
+        ),
     ]
     side = signs(ds)
     if side is None:
-        return [Claim(SOURCE, text, "-", None) for text in texts]
+        return [statement.judged() for statement in statements]
     seeds = len(side.own)
     right, shifted = (sum(x is True for x in found) for found in (side.own, side.shifted))
     known = side.bilinear[np.isfinite(side.bilinear)]
     below = int((known < 0).sum())
     shown = f"median {np.median(known):.2f} [{known.min():.2f}, {known.max():.2f}]" if len(known) else "no separation"
     return [
-        Claim(
-            SOURCE,
-            texts[0],
+        separates.judged(
             f"{right} of {seeds} seeds; {shifted} with the mean token embedding added; "
             f"{sum(x is None for x in side.own)} not separated",
             right > seeds / 2,
         ),
-        Claim(
-            SOURCE,
-            texts[1],
+        negative.judged(
             f"below 0 in {below} of {seeds} seeds; {shown}; "
             f"the mean token's query prefers p_-1 in {int((side.lead > 0).sum())} of {seeds} seeds",
             below > seeds / 2,
@@ -879,18 +904,24 @@ def _head_claims(ds: xr.Dataset) -> list[Claim]:
 
 def _cell_claim(ds: xr.Dataset, cell: Cell) -> Claim:
     """Agreement with the median of any batch size, or with single runs: the range of the seeds."""
-    text = f"(perplexity - 1) / V = {cell.value:.1e} at {cell.name} after {cell.steps:,} steps"
+    said = Statement(
+        f"liu4-previous-token-v{cell.vocabulary}-c{cell.context}-width-{cell.width}-lr-{cell.learning_rate:g}",
+        SOURCE,
+        f"(perplexity - 1) / V = {cell.value:.1e} at {cell.name} after {cell.steps:,} steps",
+        f"at some batch size the median over seeds is within a factor of {WITHIN:g}, or the number within the seeds' range",
+        f"{cell.value:.1e}",
+    )
     own = of_variant(ds, "relative_published")
     if own is None or cell.name not in own["cell"].values or not np.isfinite(one := own.sel(cell=cell.name)).any():
-        return Claim(SOURCE, text, "-", None)
+        return said.judged()
     known = [one.sel(batch=b).dropna("seed") for b in one["batch"].values if np.isfinite(one.sel(batch=b)).any()]
     shown = "; ".join(f"batch {int(x['batch'])}: {_spread(x)}" for x in known)
     if _steps(ds, cell) != cell.steps:
-        return Claim(SOURCE, text, f"{shown}, after {_steps(ds, cell):,} steps", None)
+        return said.judged(f"{shown}, after {_steps(ds, cell):,} steps", None)
     fits = [
         bool(x.min() <= cell.value <= x.max()) or 1 / WITHIN < float(x.median()) / cell.value < WITHIN for x in known
     ]
-    return Claim(SOURCE, text, shown, any(fits))
+    return said.judged(shown, any(fits))
 
 
 def _steps(ds: xr.Dataset, cell: Cell) -> int:
@@ -899,22 +930,30 @@ def _steps(ds: xr.Dataset, cell: Cell) -> int:
     return int(settings["rate_steps" if cell.steps > 3000 else "steps"])
 
 
-def _order_claim(ds: xr.Dataset, text: str, less: str, more: str) -> Claim:
+def _order_claim(ds: xr.Dataset, name: str, text: str, less: str, more: str) -> Claim:
     """Medians over seeds, at the first batch size that has both."""
+    rule = f"median over seeds at {less} below that at {more}"
+    said = Statement(f"liu4-previous-token-{name}", SOURCE, text, rule)
     own = of_variant(ds, "relative_published")
     if own is None or not {less, more} <= set(own["cell"].values):
-        return Claim(SOURCE, text, "-", None)
-    small, large = (own.sel(cell=name).isel(batch=0) for name in (less, more))
+        return said.judged()
+    small, large = (own.sel(cell=cell).isel(batch=0) for cell in (less, more))
     if not (np.isfinite(small).any() and np.isfinite(large).any()):
-        return Claim(SOURCE, text, "-", None)
+        return said.judged()
     measured = f"{_spread(small)} at {less}, {_spread(large)} at {more}"
-    return Claim(SOURCE, text, measured, bool(float(small.median()) < float(large.median())))
+    return said.judged(measured, bool(float(small.median()) < float(large.median())))
 
 
 def _spike_claim(ds: xr.Dataset) -> Claim:
-    text = "at V = 100, C = 4, width 2 the loss has a spike at learning rate 0.1 (near step 6,000)"
+    said = Statement(
+        "liu4-previous-token-spike",
+        SOURCE,
+        "at V = 100, C = 4, width 2 the loss has a spike at learning rate 0.1 (near step 6,000)",
+        "more than half of the seeds have a spike somewhere at that rate, which is constant",
+        "near step 6,000",
+    )
     if "spikes" not in ds or 100 not in ds["rate_vocabulary"].values or not {0.1, 0.01} <= _rates_of(ds):
-        return Claim(SOURCE, text, "-", None)
+        return said.judged()
     counts = ds["spikes"].sum("rate_step").sel(rate_vocabulary=100, schedule="constant")
     fast, slow = (counts.sel(learning_rate=rate) for rate in (0.1, 0.01))
     at = ds["spikes"].sel(rate_vocabulary=100, schedule="constant", learning_rate=0.1).any("seed")
@@ -924,7 +963,7 @@ def _spike_claim(ds: xr.Dataset) -> Claim:
         f"{_spread(fast, 'g')} spikes per run at 0.1 ({near}), {_spread(slow, 'g')} at 0.01; "
         f"{int((fast > 0).sum())} of {fast.size} seeds have any at 0.1"
     )
-    return Claim(SOURCE, text, measured, bool((fast > 0).sum() > fast.size / 2))
+    return said.judged(measured, bool((fast > 0).sum() > fast.size / 2))
 
 
 def _rates_of(ds: xr.Dataset) -> set[float]:
@@ -932,14 +971,19 @@ def _rates_of(ds: xr.Dataset) -> set[float]:
 
 
 def _offset_claim(ds: xr.Dataset) -> Claim:
-    text = "any other fixed offset is learned as well (C = 4)"
+    said = Statement(
+        "liu4-previous-token-offsets",
+        SOURCE,
+        "any other fixed offset is learned as well (C = 4)",
+        f"median perplexity below {SOLVED:g} at every offset",
+    )
     if "relative_by_target" not in ds or 4 not in ds["offset_context"].values:
-        return Claim(SOURCE, text, "-", None)
+        return said.judged()
     here = ds["relative_by_target"].sel(offset_context=4).dropna("target", how="all")
     v = _sizes(ds)[0]
     medians = 1 + v * here.median("seed")
     shown = ", ".join(f"{_spread(1 + v * one)} at offset {int(one['target']) + 1}" for one in here)
-    return Claim(SOURCE, text, f"perplexity {shown}", bool((medians < SOLVED).all()))
+    return said.judged(f"perplexity {shown}", bool((medians < SOLVED).all()))
 
 
 def _sizes(ds: xr.Dataset) -> tuple[int, int]:

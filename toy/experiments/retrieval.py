@@ -21,6 +21,7 @@ import torch
 import xarray as xr
 from torch.nn import functional
 
+from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.results import dataset
 from probes.studies.tables import Table, number
@@ -29,7 +30,7 @@ from probes.summary import spearman
 from ..model import Architecture
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, logits
-from .experiment import Claim, Work
+from .experiment import Work
 
 CURVE_POINTS = 20  # of a training curve: means over so many equal parts of the training
 TEST_SEED = 2**32  # of the fresh sequences; runs have smaller ones
@@ -389,17 +390,22 @@ def claims(ds: xr.Dataset) -> list[Claim]:
         found += [_beats_blind(ds, width), _primacy(ds, width), _middle(ds, width)]
     without, with_stream, with_both = (Variant(*v) for v in ((0, 0), (1, 0), (1, 1)))
     found += [
-        _breaks(ds, "residuals break the plateau (3 layers, width 10)", without, with_stream),
-        _breaks(ds, "then a feed-forward does (3 layers, width 10)", with_stream, with_both),
+        _breaks(ds, "residual", "residuals break the plateau (3 layers, width 10)", without, with_stream),
+        _breaks(ds, "feed-forward", "then a feed-forward does (3 layers, width 10)", with_stream, with_both),
     ]
     return [*found, _single_runs(ds)]
 
 
 def _blind(ds: xr.Dataset) -> Claim:
     """Every one-layer model of the result, all widths and variants, seeds and steps aside."""
-    text = "1 layer without positional encoding cannot tell apart the tokens before the last, so cannot retrieve k <= 8"
+    said = Statement(
+        "liu7-retrieval-one-layer-blind",
+        SOURCE,
+        "1 layer without positional encoding cannot tell apart the tokens before the last, so cannot retrieve k <= 8",
+        f"no one-layer model is more than {ERRORS} standard errors below the loss of the best reader blind to order",
+    )
     if 1 not in ds["layers"].values or not _before_last(ds).size:
-        return Claim(SOURCE, text, "-", None)
+        return said.judged()
     here = ds.sel(layers=1, target=_before_last(ds))
     limit = float(here["limit"].sel(reader="bag and last").max())
     margin = (here["loss"] - limit) / here["loss_error"]
@@ -407,7 +413,7 @@ def _blind(ds: xr.Dataset) -> Claim:
         f"least loss of {here['loss'].size} models {float(here['loss'].min()):.2f}, "
         f"median {float(here['loss'].median()):.2f}; a reader blind to order gets {limit:.3f}"
     )
-    return Claim(SOURCE, text, measured, bool((margin > -ERRORS).all()))
+    return said.judged(measured, bool((margin > -ERRORS).all()))
 
 
 def _curve(ds: xr.Dataset, layers: int, width: int) -> list[Claim]:
@@ -419,79 +425,114 @@ def _curve(ds: xr.Dataset, layers: int, width: int) -> list[Claim]:
         if len(set(values[:-1])) == 1
         else ", ".join(f"{x:.2f}" for x in values[:-1]) + " at k = 0 to 8"
     )
-    texts = [f"{name}: loss {shown}", f"{name}: loss {values[-1]:.2f} at k = {len(values) - 1}"]
+    statements = [
+        Statement(
+            f"liu7-retrieval-depth-{layers}-width-{width}-{where}",
+            SOURCE,
+            f"{name}: loss {text}",
+            f"medians over seeds within {AGREES:g} nats of the curve at all these k, in the variant nearest to it",
+            text,
+        )
+        for where, text in (("before-last", shown), ("last", f"{values[-1]:.2f} at k = {len(values) - 1}"))
+    ]
     near, found = nearest(ds, layers, width), []
-    for text, chosen in zip(texts, (_before_last(ds), _last(ds)), strict=True):
+    for statement, chosen in zip(statements, (_before_last(ds), _last(ds)), strict=True):
         if near is None or not chosen.size:
-            found.append(Claim(SOURCE, text, "-", None))
+            found.append(statement.judged())
             continue
         loss, curve = near.loss.sel(target=chosen), near.published.sel(target=chosen)
         off = abs(loss.median("seed") - curve)
-        missing = chosen.size < (len(values) - 1 if text is texts[0] else 1)
+        missing = chosen.size < (len(values) - 1 if statement is statements[0] else 1)
         said = "; ".join(f"{int(k)}: {_over_seeds(loss.sel(target=k))}" for k in chosen)
         holds = bool((off <= AGREES).all())
         # One target that is off refutes; agreement needs all of them.
-        found.append(Claim(SOURCE, text, f"{said} ({near.variant})", None if holds and missing else holds))
+        found.append(statement.judged(f"{said} ({near.variant})", None if holds and missing else holds))
     return found
 
 
 def _beats_blind(ds: xr.Dataset, width: int) -> Claim:
-    text = f"2 layers differ from 1 in kind: they tell positions apart (width {width}, k = 0)"
+    said = Statement(
+        f"liu7-retrieval-two-layers-see-order-width-{width}",
+        SOURCE,
+        f"2 layers differ from 1 in kind: they tell positions apart (width {width}, k = 0)",
+        "median loss at k = 0 below that of the best reader blind to order",
+    )
     near = nearest(ds, 2, width)
     if near is None or 0 not in ds["target"].values:
-        return Claim(SOURCE, text, "-", None)
+        return said.judged()
     loss, limit = near.loss.sel(target=0), float(ds["limit"].sel(reader="bag and last", target=0))
     measured = f"{_over_seeds(loss)}; no 1-layer model gets below {limit:.2f} ({near.variant})"
-    return Claim(SOURCE, text, measured, float(loss.median()) < limit)
+    return said.judged(measured, float(loss.median()) < limit)
 
 
 def _primacy(ds: xr.Dataset, width: int) -> Claim:
-    text = f"2 layers, width {width}: before the last, the first token is the easiest, and loss grows with k"
+    said = Statement(
+        f"liu7-retrieval-primacy-width-{width}",
+        SOURCE,
+        f"2 layers, width {width}: before the last, the first token is the easiest, and loss grows with k",
+        f"of the medians before the last that at k = 0 is the least, and Spearman of loss and k is above {RISES:g}",
+    )
     near, k = nearest(ds, 2, width), _before_last(ds)
     if near is None or k.size < 3 or 0 not in k:
-        return Claim(SOURCE, text, "-", None)
+        return said.judged()
     medians = near.loss.sel(target=k).median("seed").values
     rho = spearman(k.astype(float), medians)
     least = int(k[medians.argmin()])
     measured = (
         f"least at k = {least}, Spearman of loss and k {number(rho, '.2f')} over {k.size} targets ({near.variant})"
     )
-    return Claim(SOURCE, text, measured, least == 0 and rho > RISES)
+    return said.judged(measured, least == 0 and rho > RISES)
 
 
 def _middle(ds: xr.Dataset, width: int) -> Claim:
-    text = f"2 layers, width {width}: lost in the middle, the first and the last token are easier than any between"
+    said = Statement(
+        f"liu7-retrieval-lost-in-the-middle-width-{width}",
+        SOURCE,
+        f"2 layers, width {width}: lost in the middle, the first and the last token are easier than any between",
+        "median losses of the first and the last token are both below those of all between",
+    )
     near, last = nearest(ds, 2, width), _last(ds)
     middle = _before_last(ds)[1:]
     if near is None or not last.size or not middle.size or 0 not in ds["target"].values:
-        return Claim(SOURCE, text, "-", None)
+        return said.judged()
     medians = near.loss.median("seed")
     ends = [float(medians.sel(target=k)) for k in (0, int(last[0]))]
     between = medians.sel(target=middle)
     low, high = float(between.min()), float(between.max())
     measured = f"first {ends[0]:.2f}, last {ends[1]:.2f}, between {low:.2f} to {high:.2f} ({near.variant})"
-    return Claim(SOURCE, text, measured, max(ends) < low)
+    return said.judged(measured, max(ends) < low)
 
 
-def _breaks(ds: xr.Dataset, text: str, before: Variant, after: Variant) -> Claim:
+def _breaks(ds: xr.Dataset, name: str, text: str, before: Variant, after: Variant) -> Claim:
     """The mean over the targets between first and last falls in every seed, and by more than `BREAKS` in the median."""
+    said = Statement(
+        f"liu7-retrieval-{name}-breaks-plateau",
+        SOURCE,
+        text,
+        f"mean loss between first and last token falls in every seed, by more than {BREAKS:g} nats in the median",
+    )
     middle = _before_last(ds)[1:]
     pair = [losses(ds, 3, 10, variant) for variant in (before, after)]
     if pair[0] is None or pair[1] is None or not middle.size:
-        return Claim(SOURCE, text, "-", None)
+        return said.judged()
     one, other = (loss.sel(target=middle).mean("target") for loss in pair if loss is not None)
     measured = f"mean over k = {middle[0]} to {middle[-1]}: {_over_seeds(one)} to {_over_seeds(other)}"
     fell = one - other
-    return Claim(SOURCE, text, measured, bool((fell > 0).all() and float(fell.median()) > BREAKS))
+    return said.judged(measured, bool((fell > 0).all() and float(fell.median()) > BREAKS))
 
 
 def _single_runs(ds: xr.Dataset) -> Claim:
     """What the spread of the seeds says of curves of one run per target."""
-    text = "(implied) one run per target shows the curve"
+    said = Statement(
+        "liu7-retrieval-single-runs",
+        SOURCE,
+        "(implied) one run per target shows the curve",
+        f"seeds differ by at most {AGREES:g} nats at every target of every published curve",
+    )
     found = {key: one for key in PUBLISHED if (one := spread(ds, *key)) is not None}
     if not found:
-        return Claim(SOURCE, text, "-", None)
-    return Claim(SOURCE, text, spread_sentence(ds), all(float(one.ranges.max()) <= AGREES for one in found.values()))
+        return said.judged()
+    return said.judged(spread_sentence(ds), all(float(one.ranges.max()) <= AGREES for one in found.values()))
 
 
 def spread_sentence(ds: xr.Dataset) -> str:

@@ -36,6 +36,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
+from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.mixing import (
     Bounds,
@@ -56,7 +57,7 @@ from ..model import THETA, Architecture, Mask, PositionalSwitch, at_least, initi
 from ..tasks import Copying
 from ..train import Run, seed_of
 from ..view import Toy
-from .experiment import Claim, Work
+from .experiment import Work
 
 ROUNDING = 1e-9  # relative, of sums and products of positive float64 numbers, after dozens of them
 TINY = float(np.finfo(np.float64).tiny)
@@ -746,17 +747,30 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     for name, text in bounds.items():
         counted = _counted(ds, THEOREMS[name])
         measured = "-" if counted is None else f"{counted[0]:,} of {counted[1]:,} numbers beyond"
-        found.append(Claim(f"{SOURCE} Thm {name}", text, measured, None if counted is None else counted[0] == 0))
-    found += [_converges(ds, "4.1", "causal", "all mass goes to the first token, exponentially")]
+        said = Statement(
+            f"wu-thm-{name.replace(' ', '-')}-bound",
+            f"{SOURCE} Thm {name}",
+            text,
+            "no number of any toy is beyond its bound, with the measured eps and B",
+        )
+        found.append(said.judged(measured, None if counted is None else counted[0] == 0))
+    found += [_converges(ds)]
     found += [_same_limit(ds), _slower(ds), _prefix_claim(ds), _shares_claim(ds)]
     return [*found, *_decay_claims(ds), *_rope_claims(ds)]
 
 
-def _converges(ds: xr.Dataset, theorem: str, case: str, text: str) -> Claim:
+def _converges(ds: xr.Dataset) -> Claim:
     """Every fresh toy, however large its logits."""
-    name = f"{SOURCE} Thm {theorem}"
+    case = "causal"
+    said = Statement(
+        "wu-thm-4.1-limit",
+        f"{SOURCE} Thm 4.1",
+        "all mass goes to the first token, exponentially",
+        f"in every fresh toy less than {CONVERGED:g} of the mass is left at the top, and the rates of both halves of its "
+        f"course agree within a factor of {STEADY:g}",
+    )
     if not fresh(ds) or case not in ds["case"].values:
-        return Claim(name, text, "-", None)
+        return said.judged()
     here = ds.sel(case=case, source=fresh(ds))
     courses = here["outside"].isel(layer=slice(_top(here) + 1)).values.reshape(-1, _top(here) + 1)
     whole = np.array([rates(one) for one in courses])
@@ -770,9 +784,9 @@ def _converges(ds: xr.Dataset, theorem: str, case: str, text: str) -> Claim:
         f"first half's rate over second's {_shown(ratio, '.2f')}"
     )
     if not np.isfinite(ratio).all():
-        return Claim(name, text, measured, None)
+        return said.judged(measured)
     steady = bool(((ratio < STEADY) & (ratio > 1 / STEADY)).all())
-    return Claim(name, text, measured, bool((left < CONVERGED).all()) and steady)
+    return said.judged(measured, bool((left < CONVERGED).all()) and steady)
 
 
 def _windows(ds: xr.Dataset) -> list[int]:
@@ -780,9 +794,15 @@ def _windows(ds: xr.Dataset) -> list[int]:
 
 
 def _same_limit(ds: xr.Dataset) -> Claim:
-    text = "window: the same limit, all mass goes to the first token"
+    said = Statement(
+        "wu-thm-4.2-limit",
+        f"{SOURCE} Thm 4.2",
+        "window: the same limit, all mass goes to the first token",
+        "under every window that the toys are deep enough for, the mass beyond has fallen by a tenth or more since the text "
+        "was first crossed",
+    )
     if not fresh(ds) or not _windows(ds):
-        return Claim(f"{SOURCE} Thm 4.2", text, "-", None)
+        return said.judged()
     measured, holds = [], []
     for width in _windows(ds):
         here = ds["outside"].sel(case=f"window {width}", source=fresh(ds))
@@ -792,61 +812,84 @@ def _same_limit(ds: xr.Dataset) -> Claim:
         crossed = crossing(ds, width)
         if here.sizes["layer"] > 2 * crossed:
             holds.append(bool((top < 0.9 * here.isel(layer=crossed)).all()))
-    return Claim(
-        f"{SOURCE} Thm 4.2",
-        text,
+    return said.judged(
         f"mass beyond after {_top(ds.sel(source=fresh(ds))) + 1} layers {', '.join(measured)}",
         all(holds) if holds else None,
     )
 
 
 def _slower(ds: xr.Dataset) -> Claim:
-    text = "window: the more steps ceil((N-1)/(w-1)) it takes to cross, the slower"
+    said = Statement(
+        "wu-thm-4.2-rate",
+        f"{SOURCE} Thm 4.2",
+        "window: the more steps ceil((N-1)/(w-1)) it takes to cross, the slower",
+        "the median rate of fresh toys rises with every window that takes fewer steps",
+    )
     found = {}
     for width in _windows(ds) if fresh(ds) else []:
         values = [rates(one) for one in ds["outside"].sel(case=f"window {width}", source=fresh(ds)[0]).values]
         if np.isfinite(values).all():
             found[width] = float(np.median(values))
     if len(found) < 2:
-        return Claim(f"{SOURCE} Thm 4.2", text, "-", None)
+        return said.judged()
     shown = ", ".join(f"{rate:.3f} at {crossing(ds, width)} (w = {width})" for width, rate in found.items())
     widths = sorted(found)
     rising = all(found[a] < found[b] for a, b in itertools.pairwise(widths) if crossing(ds, a) != crossing(ds, b))
-    return Claim(f"{SOURCE} Thm 4.2", text, f"rate per layer {shown}, {fresh(ds)[0]}", rising)
+    return said.judged(f"rate per layer {shown}, {fresh(ds)[0]}", rising)
 
 
 def _prefix_claim(ds: xr.Dataset) -> Claim:
-    text = "prefix: all mass goes to the K tokens of the prefix"
+    said = Statement(
+        "wu-thm-4.3-limit",
+        f"{SOURCE} Thm 4.3",
+        "prefix: all mass goes to the K tokens of the prefix",
+        f"in every fresh toy less than {CONVERGED:g} of the mass is outside at the top",
+    )
     chosen = [str(case) for case in ds["case"].values if str(case).startswith("prefix")] if fresh(ds) else []
     if not chosen:
-        return Claim(f"{SOURCE} Thm 4.3", text, "-", None)
+        return said.judged()
     here = ds.sel(case=chosen, source=fresh(ds))
     left = here["outside"].isel(layer=_top(here))
     shown = ", ".join(f"{case}: {_spread(left.sel(case=case))}" for case in chosen)
-    return Claim(f"{SOURCE} Thm 4.3", text, f"mass outside at the top {shown}", bool((left < CONVERGED).all()))
+    return said.judged(f"mass outside at the top {shown}", bool((left < CONVERGED).all()))
 
 
 def _shares_claim(ds: xr.Dataset) -> Claim:
-    text = "prefix: each of its tokens keeps a share that does not vanish"
+    said = Statement(
+        "wu-thm-4.3-shares",
+        f"{SOURCE} Thm 4.3",
+        "prefix: each of its tokens keeps a share that does not vanish",
+        f"the least share at the top is above that of the middle layer divided by {STEADY:g}, and above eps",
+    )
     chosen = [str(case) for case in ds["case"].values if str(case).startswith("prefix")] if fresh(ds) else []
     if not chosen:
-        return Claim(f"{SOURCE} Thm 4.3", text, "-", None)
+        return said.judged()
     here = ds.sel(case=chosen, source=fresh(ds))
     top = _top(here)
     least, before = here["share"].isel(layer=top), here["share"].isel(layer=top // 2)
     shown = ", ".join(f"{case}: {_spread(least.sel(case=case))}" for case in chosen)
     still = bool((least > before / STEADY).all()) and bool((least > here["eps"]).all())
-    return Claim(f"{SOURCE} Thm 4.3", text, f"least share of any query at the top {shown}", still)
+    return said.judged(f"least share of any query at the top {shown}", still)
 
 
 def _decay_claims(ds: xr.Dataset) -> list[Claim]:
     name = f"{SOURCE} Thm 4.5"
-    texts = [
-        "decay: the rollout is largest at x* = t / (e^m - 1)",
-        "decay: the peak moves away with depth t, and comes nearer with m",
+    statements = at_star, moving = [
+        Statement(
+            "wu-thm-4.5-peak",
+            name,
+            "decay: the rollout is largest at x* = t / (e^m - 1)",
+            f"every peak within the first half of the text is within {EXACT} token of it, at the least logits",
+        ),
+        Statement(
+            "wu-thm-4.5-peak-moves",
+            name,
+            "decay: the peak moves away with depth t, and comes nearer with m",
+            "medians of the peaks never come nearer with depth, nor move away with m, at the least logits",
+        ),
     ]
     if "decay_curve" not in ds:
-        return [Claim(name, text, "-", None) for text in texts]
+        return [statement.judged() for statement in statements]
     stars, length = decay_stars(ds), ds.sizes["distance"]
     found = peaks(ds, "decay_curve").transpose("scale", "seed", "decay", "peak_layer").values
     looked = stars < INSIDE * length
@@ -866,20 +909,35 @@ def _decay_claims(ds: xr.Dataset) -> list[Claim]:
         else "-"
     )
     return [
-        Claim(name, texts[0], f"{off[0].size} peaks of each; {shown}", exact),
-        Claim(name, texts[1], f"from t = 1 to {medians.shape[1] - 1}: {ends} (medians, least logits)", moves),
+        at_star.judged(f"{off[0].size} peaks of each; {shown}", exact),
+        moving.judged(f"from t = 1 to {medians.shape[1] - 1}: {ends} (medians, least logits)", moves),
     ]
 
 
 def _rope_claims(ds: xr.Dataset) -> list[Claim]:
     name = f"{SOURCE} Thm 4.7"
-    texts = [
-        "RoPE: the peak x* moves away with depth t",
-        "RoPE: the peak x* comes nearer with theta_1",
-        "RoPE: the rollout is largest where C(t+x, x) e^(-c x^2 theta^2) is",
+    statements = with_depth, with_angle, at_star = [
+        Statement(
+            "wu-thm-4.7-peak-with-depth",
+            name,
+            "RoPE: the peak x* moves away with depth t",
+            "medians of the peaks within the first half of the text rise with every layer",
+        ),
+        Statement(
+            "wu-thm-4.7-peak-with-angle",
+            name,
+            "RoPE: the peak x* comes nearer with theta_1",
+            "medians of the peaks within the first half of the text rise with every smaller angle, from two layers on",
+        ),
+        Statement(
+            "wu-thm-4.7-peak",
+            name,
+            "RoPE: the rollout is largest where C(t+x, x) e^(-c x^2 theta^2) is",
+            f"medians of the peaks are within {EXACT} token of it",
+        ),
     ]
     if "rope_curve" not in ds:
-        return [Claim(name, text, "-", None) for text in texts]
+        return [statement.judged() for statement in statements]
     stars, length = rope_stars(ds), ds.sizes["distance"]
     found = peaks(ds, "rope_curve").isel(noise=0).transpose("seed", "theta", "peak_layer").values
     paths = ds["rope_paths"].transpose("theta", "peak_layer").values
@@ -904,9 +962,9 @@ def _rope_claims(ds: xr.Dataset) -> list[Claim]:
         "are, whose paths weigh differently"
     )
     return [
-        Claim(name, texts[0], f"from t = 0 to {medians.shape[1] - 1}: {along} rad per token", deeper),
-        Claim(name, texts[1], f"at t = {at}: {by_angle} rad per token", nearer),
-        Claim(name, texts[2], measured if known.any() else "-", where),
+        with_depth.judged(f"from t = 0 to {medians.shape[1] - 1}: {along} rad per token", deeper),
+        with_angle.judged(f"at t = {at}: {by_angle} rad per token", nearer),
+        at_star.judged(measured if known.any() else "-", where),
     ]
 
 

@@ -24,6 +24,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.results import dataset
 from probes.sinks import TAU
@@ -45,7 +46,7 @@ from ..model import (
 )
 from ..train import Trained, stacked
 from . import position_bias
-from .experiment import Claim, Work
+from .experiment import Work
 from .position_bias import CHUNK, Case, accuracies, generator_of
 
 DIMS = ("scale", "depth", "mask", "residual", "seed")
@@ -292,14 +293,45 @@ def claims(ds: xr.Dataset) -> list[Claim]:
             continue
         one = ds.sel(at)
         where = f"({at['scale']} scale, {at['depth']} blocks)"
-        for source, published, judged in (
-            ("[Wu] K.4", "under a causal mask the sink is the first token", _first(one, ["causal"])),
-            ("[Wu] K.4, read on", "that sink is made by training: fresh weights give less", _emerges(one)),
-            ("[Wu] K.4", "under sliding windows too the first token is the sink", _first(one, _of_kind(ds, "window"))),
-            ("[Wu] K.4", "the smaller the window, the weaker that sink", _weaker(one)),
-            ("[Wu] K.4", "under a prefix mask all its tokens are sinks", _shared(one)),
+        for name, source, published, rule, judged in (
+            (
+                "first-token",
+                "[Wu] K.4",
+                "under a causal mask the sink is the first token",
+                "median of the metric at the first token above that at every other",
+                _first(one, ["causal"]),
+            ),
+            (
+                "made-by-training",
+                "[Wu] K.4, read on",
+                "that sink is made by training: fresh weights give less",
+                f"the metric at the first token rises by more than {MARGIN:g} in training, median over seeds",
+                _emerges(one),
+            ),
+            (
+                "first-token-window",
+                "[Wu] K.4",
+                "under sliding windows too the first token is the sink",
+                "median of the metric at the first token above that at every other, under every window",
+                _first(one, _of_kind(ds, "window")),
+            ),
+            (
+                "weaker-with-window",
+                "[Wu] K.4",
+                "the smaller the window, the weaker that sink",
+                "median of the metric at the first token rises with every wider window",
+                _weaker(one),
+            ),
+            (
+                "shared-by-prefix",
+                "[Wu] K.4",
+                "under a prefix mask all its tokens are sinks",
+                "the least median of the metric within the prefix is above the highest after it, for every prefix",
+                _shared(one),
+            ),
         ):
-            found.append(Claim(source, f"{published} {where}", *judged))
+            slug = f"wu-toy-sink-{name}-{at['scale']}-{at['depth']}"
+            found.append(Statement(slug, source, f"{published} {where}", rule).judged(*judged))
     return found
 
 
