@@ -1,14 +1,16 @@
 # make env      a virtual environment in .venv with the tested set of packages
 # make test     all tests
-# make report   the bundled models measured: reports/jacobian, theory, sinks, trajectory, leakage and bos-swap (the map of
-#               theory, of over an hour, is made by `headwater map --out reports/theory`, tables of cost by `make bench`)
+# make report   the bundled models measured, and the page of it all: reports/index.html, claims.md, overview.png and a folder
+#               per probe (what takes longer is committed as it was measured: `headwater map --out reports/theory`,
+#               `headwater toy all --out reports/toy`, `headwater match MODELS --out reports/match`; cost: `make bench`)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.headwater-installed
 BUNDLED := tiny-llama tiny-llama-ntk tiny-mistral-window tiny-qwen2
+STEPS := $(addprefix tiny-llama@step,0 100 300 1000) tiny-llama  # sinks as training makes them
 
-REPORTS := $(addprefix report-,jacobian bos-swap leakage theory sinks trajectory)  # the longest first
+REPORTS := $(addprefix report-,jacobian bos-swap leakage theory sinks trajectory scalar steps)  # the longest first
 
 .PHONY: env test report $(REPORTS) lint bench clean
 .DEFAULT_GOAL := test
@@ -28,11 +30,12 @@ test: env
 # Two at a time with one thread each: on two cores that takes two thirds of the time of one at a time with two threads.
 report: env
 	OMP_NUM_THREADS=1 $(MAKE) --no-print-directory --output-sync=target -j2 $(REPORTS)
+	$(BIN)/headwater report --out reports
 
 report-jacobian:
 	$(BIN)/headwater jacobian $(BUNDLED) --out reports/jacobian
 report-bos-swap:
-	$(BIN)/headwater bos-swap $(BUNDLED) --prompts 256 --length 128 --out reports/bos-swap
+	$(BIN)/headwater bos-swap $(BUNDLED) --replace mean,zero,random --prompts 256 --length 128 --out reports/bos-swap
 report-leakage:
 	$(BIN)/headwater leakage $(BUNDLED) --prompts 1024 --length 128 --out reports/leakage
 report-theory:
@@ -41,6 +44,10 @@ report-sinks:
 	$(BIN)/headwater sinks $(BUNDLED) --out reports/sinks
 report-trajectory:
 	$(BIN)/headwater trajectory $(BUNDLED) --out reports/trajectory
+report-scalar:
+	$(BIN)/headwater jacobian $(BUNDLED) --method scalar --conditions pretrained --out reports/scalar
+report-steps:
+	$(BIN)/headwater sinks $(STEPS) --reacts off --pictures 0 --prompts 16 --out reports/steps
 
 lint: env
 	$(BIN)/ruff check .
