@@ -1,0 +1,645 @@
+"""Inspecting one text: what is measured, by algebra and by brute force; parts; what is shown; bad input; the command."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from rich.console import Console
+
+import probes
+from probes import __main__ as cli
+from probes.errors import InputError
+from probes.inspection import (
+    BASELINES,
+    FURTHER,
+    RECENCY,
+    Readout,
+    divided,
+    parts_of,
+    read_text,
+    readout,
+    typical,
+    visible,
+)
+from probes.jacobian import jacobian
+from probes.plots.inspection import (
+    COLORS,
+    DARK,
+    EDGES,
+    LABELS,
+    all_rows,
+    colored_text,
+    inspection_page,
+    part_rows,
+    print_inspection,
+    ratio_class,
+    sentences,
+    top_rows,
+)
+from probes.summary import rms_log_error
+
+STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
+ROUNDING = 1e-5  # transformers' norms compute in float32, whatever the model's type
+WORDS = " ".join(f"w{n}" for n in (5, 9, 17, 9, 33, 60, 101, 5, 9, 17, 88, 41))
+CODE = (
+    "def area(width, height):\n\treturn width * height  # <b>é漢</b> [red]\n\n\ndef volume(width, height):\n    return "
+)
+
+
+def small(family: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
+    return probes.load(families.model(family, dtype=dtype), tokenizer=families.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    return probes.load("tiny-llama", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def seen(tiny: Any) -> xr.Dataset:
+    """A short text of code under the default options, but for fewer seeds."""
+    return probes.inspect(tiny, CODE, seeds=1)
+
+
+# ------------------------------------------------------------------------------------------------- what is measured
+
+
+def gradients(model: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log p [vocabulary], their gradients by the embeddings [vocabulary, position, d]), one backward pass each."""
+    embedded = model.embed(tokens).requires_grad_()
+    log_p = model.unembed(model.norm(model.residual(embedded)))[0, -1].log_softmax(-1)
+    rows = [torch.autograd.grad(value, embedded, retain_graph=True)[0][0] for value in log_p]
+    return log_p.detach(), torch.stack(rows)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])  # the last caps its logits
+def test_prediction_is_the_gradient_of_every_token_weighted_by_its_probability(family):
+    model = small(family, torch.float64)
+    tokens = torch.tensor([[0, 5, 9, 17, 9, 33, 60, 101, 5]])
+    log_p, rows = gradients(model, tokens)
+    expected = (log_p.exp()[:, None] * rows.pow(2).sum(-1)).sum(0).div(families.WIDTH).sqrt()
+    found = jacobian(readout(model, tokens, "prediction"), tokens, readout="logits")["sensitivity"].values[0]
+    np.testing.assert_allclose(found, expected, rtol=ROUNDING)
+
+
+def test_prediction_says_what_a_small_step_costs():
+    """KL of the prediction after a random step of length e is (e s_j)^2 / 2 nats on average."""
+    model = probes.load("tiny-llama", device="cpu", dtype="float64")
+    tokens, at = probes.prompts(model, n=1, length=12), 4
+    s = jacobian(readout(model, tokens, "prediction"), tokens, readout="logits")["sensitivity"].values[0]
+    embedded, length, width = model.embed(tokens), 1e-3 / s[at], model.spec.width
+    frame = torch.linalg.qr(torch.randn(width, width, dtype=torch.float64))[0]
+    moved = embedded.repeat(2 * width, 1, 1)
+    # Every direction forth and back: the mean over a frame is that over the sphere, and third orders cancel.
+    moved[:, at] += length * torch.cat([frame, -frame])
+    with torch.no_grad():
+        before, after = (model.unembed(model.norm(model.residual(x)[:, -1])).log_softmax(-1) for x in (embedded, moved))
+    divergence = (before.exp() * (before - after)).sum(-1).mean()
+    assert float(divergence) == pytest.approx((length * s[at]) ** 2 / 2, rel=1e-2)
+
+
+def test_a_token_is_its_own_gradient():
+    model = small("llama", torch.float64)
+    ds = probes.inspect(model, WORDS, of=7, baseline="none")
+    log_p, rows = gradients(model, torch.tensor(ds["tokens"].values))
+    np.testing.assert_allclose(ds["sensitivity"], rows[7].norm(dim=-1) / math.sqrt(families.WIDTH), rtol=ROUNDING)
+    assert not ds["stderr"].any()
+    assert json.loads(str(ds.attrs["options"]))["method"] == "exact"
+    best = int(log_p.argmax())
+    top, same = (probes.inspect(model, WORDS, of=of, baseline="none") for of in ("top", best))
+    np.testing.assert_array_equal(top["sensitivity"], same["sensitivity"])
+    np.testing.assert_array_equal(ds["next_id"], log_p.topk(5).indices)
+    np.testing.assert_allclose(ds["probability"], log_p.topk(5).values.exp(), rtol=ROUNDING)
+    assert ds.attrs["entropy"] == pytest.approx(float(-(log_p.exp() * log_p).sum()))
+
+
+def test_logits_are_those_of_jacobian():
+    model = small()
+    ds = probes.inspect(model, WORDS, of="logits", baseline="none", method="exact")
+    expected = jacobian(model, torch.tensor(ds["tokens"].values), readout="logits")
+    np.testing.assert_array_equal(ds["sensitivity"], expected["sensitivity"][0])
+
+
+def test_shifts_of_all_logits_change_no_prediction():
+    model = small("llama", torch.float64)
+    tokens = torch.tensor([[0, 5, 9, 17, 9, 33, 60, 101, 5]])
+    common = torch.randn(families.WIDTH, dtype=torch.float64)
+    shifted = Readout(model, lambda normed: model.unembed(normed) + (normed @ common)[..., None])
+    ways = [readout(view, tokens, "prediction") for view in (model, shifted)]
+    own, other = (jacobian(view, tokens, readout="logits")["sensitivity"].values for view in ways)
+    np.testing.assert_allclose(other, own, rtol=ROUNDING)
+    plain, moved = (jacobian(view, tokens, readout="logits")["sensitivity"].values for view in (model, shifted))
+    assert np.all(np.abs(moved / plain - 1) > 1e-3)
+
+
+def test_sketch_agrees_with_exact(tiny):
+    exact, sketch = (probes.inspect(tiny, CODE, method=how, baseline="none") for how in ("exact", "sketch"))
+    assert not exact["stderr"].any()
+    off = np.abs(sketch["sensitivity"] - exact["sensitivity"]) <= 4 * sketch["stderr"] + 1e-3 * exact["sensitivity"]
+    assert off.all()
+
+
+# ---------------------------------------------------------------------------------------------- what it is divided by
+
+
+def test_what_equals_its_baseline_has_ratio_1():
+    profile = np.array([9.0, 4, 3, 2, 1, 1, 1, 1, 1, 2, 3, 30])
+    ratio, scaled, parts = divided(7 * profile, profile)
+    np.testing.assert_allclose(ratio, 1)
+    np.testing.assert_allclose(scaled, 7 * profile)
+    assert list(parts) == ["sink", *["rest"] * 9, "recency", "recency"]
+    content = np.where(np.arange(12) == 5, 8.0, 1.0)
+    ratio, _, _ = divided(profile * content, profile)
+    rest = parts == "rest"
+    assert np.exp(np.log(ratio[rest]).mean()) == pytest.approx(1)
+    assert ratio[5] / ratio[4] == pytest.approx(8)
+    bare, _, own = divided(profile, np.ones(12), bare=True)
+    np.testing.assert_allclose(bare / bare[4], profile)
+    np.testing.assert_array_equal(own, parts)
+
+
+def test_a_model_that_is_its_own_baseline_has_ratio_1():
+    """A newborn without known parts, held against the one of the same seed, which is then measured, too."""
+    newborn = probes.fresh({"model_type": "llama", **small_config()}, seed=0)
+    whole = Readout(newborn, newborn.unembed)
+    whole.parts, whole.tokenizer = lambda layer: None, families.tokenizer()
+    ds = probes.inspect(whole, WORDS, seeds=1)
+    assert ds.attrs["baseline_by"] == "measurement"
+    np.testing.assert_allclose(ds["ratio"], 1, rtol=1e-5)
+    np.testing.assert_allclose(ds["baseline"], ds["sensitivity"], rtol=1e-5)
+    np.testing.assert_allclose(ds["share"], ds["baseline_share"], rtol=1e-5)
+
+
+def small_config() -> dict[str, int]:
+    return {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "max_position_embeddings": 128,
+    }
+
+
+def test_theory_is_the_baseline_of_a_newborn_and_not_of_a_trained_model(tiny, seen):
+    newborn = probes.inspect(tiny.reinitialized(seed=5), CODE, seeds=2, method="exact")
+    assert newborn.attrs["baseline_by"] == "theory"
+    assert rms_log_error(newborn["ratio"].values, np.ones(newborn.sizes["position"])) < 0.15  # of single models
+    assert rms_log_error(seen["ratio"].values, np.ones(seen.sizes["position"])) > 0.5
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_every_baseline(tiny, baseline):
+    ds = probes.inspect(tiny, CODE, baseline=baseline, seeds=1)
+    rest = ds["part_of"].values == "rest"
+    np.testing.assert_allclose(ds["ratio"], ds["sensitivity"] / ds["baseline"], rtol=1e-6)
+    assert np.exp(np.log(ds["ratio"].values[rest]).mean()) == pytest.approx(1)
+    assert float(ds["share"].sum()) == pytest.approx(1)
+    assert float(ds["baseline_share"].sum()) == pytest.approx(1)
+    profile = ds["sensitivity"] if baseline == "none" else ds["baseline"]
+    np.testing.assert_array_equal(parts_of(profile.values), ds["part_of"])
+    assert bool(np.ptp(ds["baseline"].values) == 0) is (baseline == "none")
+
+
+def test_content_is_told_from_position(tiny):
+    """Of one text the baseline "text" leaves less of position's course than "init", and more of content than "kernel"."""
+    text = read_text(None, Path(cli.__file__).with_name("errors.py"))
+    found = {name: probes.inspect(tiny, text, baseline=name, of="top") for name in ("init", "text", "kernel")}
+    assert abs(found["text"].attrs["trend"]) < abs(found["init"].attrs["trend"])
+    spread = {
+        name: float(np.std(np.log(ds["ratio"].values[ds["part_of"].values == "rest"]))) for name, ds in found.items()
+    }
+    assert spread["text"] > spread["kernel"]
+
+
+def test_typical_profile():
+    curves = np.exp(np.random.default_rng(0).normal(size=(4, 50)))
+    np.testing.assert_allclose(typical(np.stack([np.arange(1, 51.0)] * 2))[[0, -1]], [1, 50])
+    np.testing.assert_allclose(typical(3 * curves), 3 * typical(curves))
+    np.testing.assert_allclose(typical(curves[:1])[[0, -1]], curves[0, [0, -1]])
+    assert np.std(np.log(typical(curves)[5:-5])) < np.std(np.log(curves.mean(0)[5:-5]))
+    curves[2, :7] = 0
+    assert not typical(curves)[:7].any()
+    assert typical(curves)[7:].all()
+    assert not typical(0 * curves).any()
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+@pytest.mark.parametrize(
+    ("profile", "recency"),
+    [
+        ([1] * 12, 1),  # flat: the last position all the same
+        ([1] * 9 + [1.9, 2.1, 5], 2),
+        ([1] * 9 + [3, 1, 5], 1),  # not beyond a gap
+        ([9] * 3 + [1] * 6 + [3, 3, 3], 3),
+        ([0] * 8 + [1, 1, 1, 1, 1, 3, 3, 9], 3),  # the middle is of what is reached
+        ([0] * 15 + [1], 1),
+        (list(2.0 ** np.arange(16)), 4),  # median of positions 4 to 11 is 2^7.5, roughly
+    ],
+)
+def test_parts(profile: Sequence[float], recency: int):
+    parts = parts_of(np.array(profile, dtype=float))
+    assert parts[0] == "sink"
+    if profile[-1] != 2.0**15:
+        assert list(parts[1:]) == ["rest"] * (len(profile) - 1 - recency) + ["recency"] * recency
+        return
+    middle = np.median(profile[4:12])
+    expected = sum(value > RECENCY * middle for value in profile)
+    assert list(parts).count("recency") == expected
+
+
+def test_there_is_always_something_between():
+    random = np.random.default_rng(1)
+    for length in range(8, 40):
+        profile = np.exp(random.normal(size=length).cumsum())
+        assert "rest" in parts_of(profile)
+
+
+def test_sliding_window():
+    """Out of reach there is no ratio; the parts are found within reach."""
+    model = probes.load("tiny-mistral-window", device="cpu")
+    text = Path(cli.__file__).read_text(encoding="utf-8")[:620]
+    ds = probes.inspect(model, text, seeds=1)
+    length = ds.sizes["position"]
+    reach = 6 * 31  # blocks times window - 1
+    assert length > reach + 10
+    beyond = np.arange(length) < length - 1 - reach
+    assert np.isnan(ds["ratio"].values[beyond]).all()
+    assert np.isfinite(ds["ratio"].values[~beyond]).all()
+    assert math.isfinite(float(ds.attrs["trend"]))
+    page = inspection_page(ds)
+    assert page.count('class="t kno no') == beyond.sum()
+    assert all(row[4] == "-" for row in all_rows(ds)[: beyond.sum()])
+    assert len(top_rows(ds, 1000)) == (~beyond & (ds["part_of"].values == "rest")).sum()
+
+
+# ------------------------------------------------------------------------------------------------- tokens as one sees them
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
+def test_tokens_give_the_text_back(name):
+    model = probes.load(name, device="cpu")
+    ds = probes.inspect(model, CODE, of="top", baseline="none")
+    tokens = [str(token) for token in ds["token"].values]
+    if model.bos is not None:
+        assert tokens.pop(0) == "<|bos|>"
+        assert int(ds["tokens"][0, 0]) == model.bos
+    assert "".join(token for token in tokens if token != FURTHER) == visible(CODE)
+    assert tokens.count(FURTHER) == 3  # é and 漢 are two and three bytes, which nobody has merged
+    assert json.loads(str(ds.attrs["text"])) == CODE
+
+
+def test_spaces_between_words_are_kept():
+    text = "  " + WORDS.replace(" ", "   ") + " "
+    ds = probes.inspect(small(), text, of="top", baseline="none")
+    assert "".join(map(str, ds["token"].values[1:])) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nb\tc", "a⏎b⇥c"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\x00\r\x7f", "\\x00\\x0d\\x7f".replace("\\x0d", "\\r")),
+        ("a\u202eb\u2028", "a\\u202eb\\u2028"),
+        ("漢字 é 👩\u200d💻", "漢字 é 👩\u200d💻"),
+    ],
+)
+def test_what_would_not_be_seen_is_made_visible(text, shown):
+    assert visible(text) == shown
+
+
+def test_first_token_policies(tiny):
+    with_bos, without, other = (
+        probes.inspect(tiny, CODE, of="top", baseline="none", first=f) for f in ("bos", "none", 7)
+    )
+    assert with_bos.sizes["position"] == without.sizes["position"] + 1
+    np.testing.assert_array_equal(with_bos["tokens"][0, 1:], without["tokens"][0])
+    assert int(other["tokens"][0, 0]) == 7
+    assert (with_bos.attrs["first_policy"], without.attrs["first_policy"]) == ("bos", "none")
+
+
+# -------------------------------------------------------------------------------------------------------- what is shown
+
+
+def test_classes_are_symmetric_and_each_has_its_colour():
+    assert [ratio_class(r) for r in (0.1, 0.3, 0.6, 1.0, 1.5, 3.0, 10.0)] == list(range(7))
+    assert ratio_class(math.nan) is None
+    assert ratio_class(math.inf) == 6
+    np.testing.assert_allclose(np.array(EDGES) * np.array(EDGES)[::-1], 1)
+    assert len(COLORS) == len(DARK) == len(LABELS) == len(EDGES) + 1
+    assert COLORS[3] is DARK[3] is None
+    for color in (*COLORS, *DARK):  # letters can be read on their colour: WCAG's contrast
+        if color is not None:
+            light, dark = sorted((luminance(color[0]), luminance(color[1])), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) > 3.5
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+def printed(ds: xr.Dataset, **given: Any) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=100, highlight=False, emoji=False, **given)
+    print_inspection(ds, top=3, console=console)
+    return out.getvalue()
+
+
+COLORED: dict[str, Any] = {"force_terminal": True, "color_system": "truecolor"}
+
+
+def test_colours_follow_the_ratio(seen):
+    text, console = colored_text(seen), Console()
+    at = 1  # behind the sink's bracket
+    for piece, ratio, part in zip(seen["token"].values, seen["ratio"].values, seen["part_of"].values, strict=True):
+        color = COLORS[ratio_class(float(ratio)) or 0]
+        written = str(piece).replace("⏎", "⏎\n")
+        assert text.plain[at : at + len(written)] == written
+        for offset, character in enumerate(written):
+            if character != "\n":
+                style = text.get_style_at_offset(console, at + offset)
+                assert (style.bgcolor.name if style.bgcolor else None) == (color[0] if color else None)
+                assert bool(style.underline) == (part == "recency")
+                assert bool(style.bold) == (part == "sink")
+        at += len(written) + (part == "sink")
+    assert at == len(text.plain)
+
+
+def test_terminal(seen):
+    shown = printed(seen, **COLORED)
+    assert "\x1b[48;2;" in shown or ";48;2;" in shown
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert f"[<|bos|>]{visible(CODE)}".replace("漢", "漢··").replace("é", "é·").replace("⏎", "⏎\n") in plain
+    assert all(label in plain for label in LABELS)
+    assert "sink" in plain
+    assert "part" in plain
+    assert "[red]" in plain
+
+
+@pytest.mark.parametrize("given", [{}, {**COLORED, "no_color": True}])
+def test_numbers_where_there_are_no_colours(seen, given):
+    shown = printed(seen, **given)
+    assert "48;2" not in shown
+    for row in all_rows(seen):
+        cells = r"\s+".join(re.escape(cell.strip()) for cell in row if cell.strip())
+        assert re.search(rf"^\s*{cells}\s*$", shown, re.M), row
+
+
+def test_tables_and_sentences(seen):
+    rows = top_rows(seen, 3)
+    ratios = [float(row[4]) for row in rows]
+    assert ratios == sorted(ratios, reverse=True)
+    rest = seen["ratio"].values[seen["part_of"].values == "rest"]
+    assert ratios[0] == pytest.approx(rest.max(), rel=1e-2)
+    at = int(rows[0][0])
+    assert rows[0][1] == str(seen["token"].values[at])
+    assert [row[0] for row in part_rows(seen)] == ["sink", "recency", "rest"]
+    assert part_rows(seen)[0][1] == "0"
+    assert float(part_rows(seen)[0][2].rstrip("%")) == pytest.approx(
+        100 * float(seen["share"].sel(part="sink")), abs=0.06
+    )
+    said = " ".join(sentences(seen))
+    assert "tiny-llama reads" in said
+    assert f"'{seen['next_token'].values[0]}' {float(seen['probability'][0]):.1%}" in said
+    assert "fresh weights, 1 seed)" in said
+    trend = seen.assign_attrs(trend=-0.9)
+    assert "falls with position" in " ".join(sentences(trend))
+    assert "with position" not in " ".join(sentences(seen.assign_attrs(trend=0.1)))
+
+
+class Reader(HTMLParser):
+    """The tags of a page, and the text of its <pre>."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.inside: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        assert not any(name.startswith("on") or name in ("src", "href") for name, _ in attrs)
+        if tag not in ("meta", "line", "rect", "polyline"):
+            self.inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.inside and self.inside[-1] == tag:
+            self.inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if "pre" in self.inside:
+            self.text += data
+
+
+def test_page(seen):
+    page = inspection_page(seen, top=2)
+    reader = Reader()
+    reader.feed(page)
+    assert reader.inside == []
+    assert "script" not in reader.tags
+    assert "link" not in reader.tags
+    assert "b" not in reader.tags
+    assert "&lt;b&gt;" in page or "&lt;" in page
+    assert "http" not in page
+    expected = "<|bos|>" + visible(CODE).replace("漢", "漢··").replace("é", "é·").replace("⏎", "⏎\n")
+    assert reader.text == expected
+    assert page.count('data-says="position') == seen.sizes["position"]
+    assert page.count(' sink" data-says') == 1
+    assert page.count(' recency" data-says') == int((seen["part_of"] == "recency").sum())
+    assert "prefers-color-scheme: dark" in page
+    ratio = float(seen["ratio"][3])
+    assert f"ratio {ratio:.3g}" in page
+    assert f'class="t k{ratio_class(ratio)}' in page
+    names = [str(t) for t in seen["next_token"].values]
+    assert all(f">{name}<" in page for name in names if name.isalnum())
+
+
+def test_page_of_a_result_without_baseline(tiny):
+    page = inspection_page(probes.inspect(tiny, CODE, of="top", baseline="none"))
+    assert "divided by nothing" in page
+    assert "Dotted" not in page
+
+
+def test_kept_on_disk(seen, tmp_path):
+    probes.save_result(seen, tmp_path / "inspect.nc")
+    again = probes.load_result(tmp_path / "inspect.nc")
+    for name in seen.variables:
+        np.testing.assert_array_equal(again[name], seen[name])
+    assert inspection_page(again) == inspection_page(seen)
+    nul = probes.inspect(small(), WORDS.replace(" ", " \x00 ", 1), of="top", baseline="none")
+    probes.save_result(nul, tmp_path / "nul.nc")  # HDF5's texts end at a zero byte
+    assert json.loads(str(probes.load_result(tmp_path / "nul.nc").attrs["text"])).count("\x00") == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "says"),
+    [
+        ("", {}, "the text is empty"),
+        ("w3", {}, "the text gives 2 tokens, the first one included; between sink and recency it takes at least 8"),
+        ("w3", {"first": "none"}, "the text gives 1 token, the first one"),
+        ("   ", {}, "the text gives 1 token,"),
+        ("w3 " * 200, {}, "the text gives 201 tokens, .* was made for 128; shorten it"),
+        (WORDS + "\udcff", {}, "not valid Unicode"),
+        (WORDS, {"of": "everything"}, "of 'everything' is unknown; give prediction, logits, top or a token id"),
+        (WORDS, {"of": 128}, "token id 128 is outside the vocabulary"),
+        (WORDS, {"of": 5, "products": 9}, "products=9 has no use with of=5"),
+        (WORDS, {"method": "exact", "products": 9}, "products=9 goes with method 'sketch'"),
+        (WORDS, {"first": 200}, "first token id 200 is outside the vocabulary"),
+        (WORDS, {"seeds": 0}, "seeds=0"),
+        (WORDS, {"seed": -1}, "seed=-1"),
+    ],
+)
+def test_bad_input(text, given, says):
+    with pytest.raises(InputError, match=says) as raised:
+        probes.inspect(small(), text, **given)
+    assert "\n" not in str(raised.value)
+
+
+def test_bad_choices(unchecked):
+    wrong: dict[str, Any] = {"baseline": "mean"}
+    with pytest.raises(InputError, match="baseline 'mean' does not exist; use init, kernel, text, none"):
+        probes.inspect(small(), WORDS, **wrong)
+    wrong = {"method": "scalar"}
+    with pytest.raises(InputError, match="method 'scalar' does not exist; use exact, sketch"):
+        probes.inspect(small(), WORDS, **wrong)
+
+
+def test_models_that_cannot_be_inspected():
+    bare = probes.load(families.model("llama"))
+    with pytest.raises(InputError, match="has no tokenizer"):
+        probes.inspect(bare, WORDS)
+    config = families.FAMILIES["llama"]()
+    config.vocab_size = 50
+    narrow = probes.load(families.build(config), tokenizer=families.tokenizer())
+    with pytest.raises(InputError, match="the tokenizer gives id 101"):
+        probes.inspect(narrow, WORDS)
+    broken = families.model("llama")
+    with torch.no_grad():
+        broken.get_output_embeddings().weight[3] = math.nan  # type: ignore[index]
+    with pytest.raises(InputError, match="not finite"):
+        probes.inspect(probes.load(broken, tokenizer=families.tokenizer()), WORDS)
+
+
+def test_texts_of_files(tmp_path):
+    (tmp_path / "a.txt").write_text("wide 漢\n", encoding="utf-8")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
+    assert read_text(None, tmp_path / "a.txt") == "wide 漢\n"
+    assert read_text("", None) == ""
+    for file, says in (
+        (tmp_path / "b.txt", "no UTF-8 text"),
+        (tmp_path / "c.txt", "No such file"),
+        (tmp_path, "Is a dir"),
+    ):
+        with pytest.raises(InputError, match=says):
+            read_text(None, file)
+    for text, file in ((None, None), ("a", tmp_path / "a.txt")):
+        with pytest.raises(InputError, match="give one of them"):
+            read_text(text, file)
+
+
+def test_progress():
+    heard: list[tuple[float, float]] = []
+    probes.inspect(small(), WORDS, seeds=2, progress=lambda *step: heard.append(step))
+    done = [step[0] for step in heard]
+    assert done == sorted(done)
+    assert done[-1] == 1.0
+    assert len(set(done)) > 4
+    assert {step[1] for step in heard} == {1.0}
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+def headwater(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    command = [sys.executable, "-W", "error", "-m", "probes", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+
+
+def test_command_end_to_end(tmp_path):
+    done = headwater("inspect", "tiny-llama", "--text", CODE, "--out", str(tmp_path), "--seeds", "1", "--top", "2")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "tiny-llama reads" in done.stdout
+    assert done.stdout.rstrip().endswith(f"wrote {tmp_path / 'inspect.html'}, {tmp_path / 'inspect.nc'}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inspect.html", "inspect.nc"]
+    ds = probes.load_result(tmp_path / "inspect.nc")
+    page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
+    assert page == inspection_page(ds, top=2)
+    assert str(ds.attrs["command"]).startswith("headwater inspect tiny-llama --text 'def area(width")
+    assert json.loads(str(ds.attrs["text"])) == CODE
+    for row in top_rows(ds, 2):
+        assert row[2] in done.stdout
+    own = probes.inspect(probes.load("tiny-llama", device="cpu"), CODE, seeds=1)
+    np.testing.assert_allclose(ds["sensitivity"], own["sensitivity"], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no text is given; give one of them"),
+        (["--text", ""], "the text is empty"),
+        (["--text", "a", "--file", "b"], "both --text and --file are given"),
+        (["--file", "/nowhere"], "file '/nowhere' cannot be read"),
+        (["--text", "a b"], "at least 8"),
+        (["--text", CODE, "--of", "all"], "of 'all' is unknown"),
+        (["--text", CODE, "--baseline", "best"], "best"),
+        (["--text", CODE, "--top", "-1"], "--top"),
+    ],
+)
+def test_bad_commands_are_one_line(monkeypatch, capfd, tmp_path, arguments, says):
+    monkeypatch.setattr(sys, "argv", ["headwater", "inspect", "tiny-llama", *arguments, "--out", str(tmp_path / "out")])
+    monkeypatch.setattr("probes.results._command", "")
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    assert raised.value.code == cli.BAD_INPUT
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert says in shown.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_defaults_of_the_command_are_those_of_the_library():
+    shown = {name: p.default for name, p in inspect.signature(cli.inspect).parameters.items()}
+    library = inspect.signature(probes.inspect).parameters.values()
+    for parameter in library:
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "progress":
+            assert shown[parameter.name] == parameter.default, parameter.name
+
+
+def test_a_checkpoint_of_another_kind():
+    """A published model with a sentencepiece tokenizer."""
+    if not STORIES.is_dir():
+        pytest.skip("the checkpoint stories260K is not here")
+    model = probes.load(str(STORIES), device="cpu")
+    text = "Once upon a time, there was a little girl named Lily. She loved to play outside. One day,"
+    ds = probes.inspect(model, text, method="exact")
+    tokens = [str(token) for token in ds["token"].values]
+    assert "".join(tokens[1:] if model.bos is not None else tokens) == text
+    assert ds.attrs["baseline_by"] == "theory"
+    assert np.isfinite(ds["ratio"]).all()
