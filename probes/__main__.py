@@ -71,6 +71,7 @@ def _print_version(wanted: bool | None) -> None:
         "headwater theory tiny-llama",
         "headwater sinks tiny-llama",
         "headwater leakage tiny-llama tiny-llama-ntk tiny-mistral-window",
+        "headwater report tiny-llama",
         "headwater pretrain tiny-llama --out runs/tiny-llama",
     ),
 )
@@ -282,7 +283,9 @@ def sinks(
     reacts: Annotated[
         str, typer.Option(help="What to put at position 0: mean, zero, random, a token id, or off.")
     ] = "mean",
-    pictures: Annotated[int, typer.Option(help="Patterns to keep and draw, of the heads with the highest score.")] = 3,
+    pictures: Annotated[
+        int, typer.Option(help="Patterns to keep, of the heads with the highest score; the figure has room for three.")
+    ] = 3,
     top: Annotated[int, typer.Option(min=0, help="Heads of each model in the table.")] = 10,
     prompts: Prompts = 32,
     length: Length = 256,
@@ -467,6 +470,146 @@ def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **
 
 @app.command(
     epilog=_examples(
+        'headwater inspect tiny-llama --text "def area(width, height): return width *"',
+        "headwater inspect tiny-qwen2 --file notes.txt --baseline text --out runs/notes",
+        "headwater inspect ./checkpoint --file notes.txt --of top --method exact",
+    ),
+)
+def inspect(
+    model: Annotated[str, typer.Argument(help="A bundled name, folder or hub id, with @REVISION if wanted.")] = (
+        "tiny-llama"
+    ),
+    text: Annotated[str | None, typer.Option(help="What the model reads.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Instead: a file that holds it.")] = None,
+    of: Annotated[
+        str,
+        typer.Option(help="What depends on the tokens: prediction, logits, top (log p of the most probable), an id."),
+    ] = "prediction",
+    baseline: Annotated[
+        Literal["init", "kernel", "text", "none"],
+        typer.Option(
+            help="What is divided out: the architecture's bias at birth; the random-matrix baseline of the weights; "
+            "the model's mean profile over other texts; nothing."
+        ),
+    ] = "init",
+    out: Annotated[Path, typer.Option(help="Folder for the page and the result.")] = Path("runs/inspect"),
+    top: Annotated[int, typer.Option(min=0, help="Tokens in the table.")] = 12,
+    method: Annotated[
+        Literal["exact", "sketch"], typer.Option(help="All products, or few with an error bar.")
+    ] = "sketch",
+    products: Annotated[int | None, typer.Option(help="Of the sketch; 64 if not given.")] = None,
+    seeds: Annotated[int, typer.Option(help="Fresh models of the baseline init.")] = 3,
+    first: First = "auto",
+    seed: Seed = 0,
+    backend: Backends = "transformers",
+    device: Device = "auto",
+    dtype: DTypes = "auto",
+) -> None:
+    """Show a text in colour: how much the next-token prediction depends on each token, position's own part divided out.
+
+    Writes inspect.html, inspect.nc and prints the text (numbers instead of colours in a pipe), the shares of sink, recency
+    and the rest, and the tokens that stand out most.
+    """
+    from .files import require_writable
+    from .inspection import inspect as measure
+    from .inspection import parse_of, read_text
+    from .models.load import load
+    from .plots.inspection import print_inspection, write_page
+    from .prompts import parse_first
+    from .results import save, set_command
+
+    set_command(sys.argv[1:])
+    words = read_text(text, file)
+    require_writable(out)
+    view = load(model, backend, device=device, dtype=dtype)
+    with progress() as advance:
+        result = measure(
+            view,
+            words,
+            of=parse_of(of),
+            baseline=baseline,
+            method=method,
+            products=products,
+            first=parse_first(first),
+            seeds=seeds,
+            seed=seed,
+            progress=lambda done, total: advance(f"{view.identity.name} inspect", done, total),
+        )
+    print_inspection(result, top=top)
+    write_page(result, out / "inspect.html", top=top)
+    save(result, out / "inspect.nc")
+    print_written([out / "inspect.html", out / "inspect.nc"])
+
+
+@app.command(
+    epilog=_examples(
+        "headwater match tiny-llama --quick",
+        "headwater match tiny-llama tiny-mistral-window --out runs/two",
+        "headwater match ./checkpoint --length 512 --device cuda",
+    ),
+)
+def match(
+    models: Models = None,
+    out: Out = Path("runs/match"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small toys, few steps, no ablations: about a minute, marked as such.")
+    ] = False,
+    seeds: Seeds = 2,
+    prompts: Prompts = 128,
+    length: Length = 256,
+    text: Text = None,
+    dataset: Dataset = None,
+    split: Split = "train",
+    column: Column = "text",
+    first: First = "auto",
+    seed: Seed = 0,
+    backend: Backends = "transformers",
+    device: Device = "auto",
+    dtype: DTypes = "auto",
+) -> None:
+    """Train toys of a model's architecture and lay both beside each other: profiles, sinks, leakage, position 0 swapped.
+
+    Writes match.nc, match.png, match.svg, match.md and prints how far the model's profile agrees with those of the toys and
+    of theory, and which ingredient (residual stream, mask, positional encoding, window) makes which feature of it.
+    Interrupted, the same command goes on.
+    """
+    from toy.matching import QUICK, Matching, Settings
+
+    from .prompts import parse_first
+    from .results import set_command
+    from .studies.match import NAME, match
+    from .studies.matched import match_report
+    from .studies.runs import written_files
+
+    maker = Matching(QUICK if quick else Settings(), device)
+    set_command(sys.argv[1:])
+    with progress() as advance:
+        results = match(
+            models or ["tiny-llama"],
+            out,
+            maker,
+            quick=quick,
+            seeds=seeds,
+            prompts=prompts,
+            length=length,
+            text=None if text is None else str(text),
+            dataset=dataset,
+            split=split,
+            column=column,
+            first=parse_first(first),
+            seed=seed,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+            advance=advance,
+            told=remark,
+        )
+    print_report(match_report(results))
+    print_written(written_files(results, out, NAME, f"{NAME}.md"))
+
+
+@app.command(
+    epilog=_examples(
         "headwater toy all --quick",
         "headwater toy retrieval --out reports/toy",
         "headwater toy position-bias --with depths=2 --with steps=20000 --with seeds=2",
@@ -506,6 +649,104 @@ def toy(
             _, report, files = run(name, out, quick=quick, given=given or (), device=device, advance=advance)
         print_report(report, sentences=True)
         print_written(files)
+
+
+@app.command(
+    epilog=_examples(
+        "headwater report tiny-llama",
+        "headwater report Qwen/Qwen2.5-0.5B ./my-checkpoint --length 512 --out runs/two",
+        "headwater report --out reports",
+    ),
+)
+def report(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Bundled names, folders or hub ids; none: the page from what lies in --out."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results and page; what was measured there is kept.")] = Path(
+        "runs/report"
+    ),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is there.")] = False,
+    prompts: Annotated[
+        int | None, typer.Option(help="Windows of text of every study; if not given, 2 to 256 as each study needs.")
+    ] = None,
+    length: Length = 256,
+    text: Text = None,
+    dataset: Dataset = None,
+    split: Split = "train",
+    column: Column = "text",
+    first: First = "auto",
+    seed: Seed = 0,
+    backend: Backends = "transformers",
+    device: Device = "auto",
+    dtype: DTypes = "auto",
+) -> None:
+    """Measure models by every study and write one page: answer, claims, interactive charts, methods, provenance.
+
+    Writes index.html, claims.md, overview.png, overview.svg and, in a folder per study, results, figures and tables. A
+    result that is there, made with the same options, is kept; interrupted, the same command goes on. Without models it
+    makes the page from all results under --out, those of other commands (map, match, toy) included.
+    """
+    from .claims import VERDICTS, claims, claims_table, merged
+    from .page import build
+    from .page.answer import sentences
+    from .page.measuring import Source, measure
+    from .plots.overview import overview_figure
+    from .prompts import parse_first
+    from .results import set_command
+    from .studies.collected import collect
+    from .studies.survey import write_report
+
+    set_command(sys.argv[1:])
+    refused: list[str] = []
+    if models:
+        source = Source(
+            None if text is None else str(text),
+            dataset,
+            split,
+            column,
+            parse_first(first),
+            seed,
+            backend,
+            device,
+            dtype,
+        )
+        with progress() as advance:
+            refused = measure(
+                models, out, count=prompts, length=length, source=source, fresh=fresh, advance=advance, told=remark
+            )
+    collected = collect(out)
+    if not len(collected):
+        raise InputError(
+            f"'{out}' holds no results to report; name a model to measure, as in headwater report tiny-llama"
+        )
+    found = merged([*claims(collected), *_toy_claims(collected)])
+    write_report(claims_table(found), out / "claims.md")
+    written = [out / "index.html", out / "claims.md"]
+    picture = None
+    if collected["jacobian"]:
+        picture = out / "overview.png"
+        overview_figure(collected["jacobian"], collected["leakage"], collected["bos-swap"], path=picture)
+        written += [picture, picture.with_suffix(".svg")]
+    said = sentences(collected, found)
+    build(collected, found, out, command=_given(), picture=picture, sentences=said, remarks=refused)
+    print("\n".join(said))
+    counts = {verdict: sum(claim.verdict == verdict for claim in found) for verdict in VERDICTS.values()}
+    print(f"{len(found)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    print_written(written)
+
+
+def _toy_claims(collected: Any) -> list[Any]:
+    """Statements about toys, of every result of a toy experiment."""
+    from toy.experiments.experiment import EXPERIMENTS, claims_of
+
+    return [
+        claim
+        for kind in collected
+        for name, ds in collected[kind].items()
+        if kind.split("/")[0] == "toy" and name in EXPERIMENTS
+        for claim in claims_of(name, ds)
+    ]
 
 
 @app.command(

@@ -12,8 +12,8 @@ from test_plots import result
 from test_plots_attention import bos_result, leakage_result, several
 
 from probes.claims import Claim
+from probes.page.answer import over, sentences
 from probes.results import combine
-from probes.studies.answer import over, sentences
 from probes.studies.collected import Collected
 from probes.summary import band, profiles, ushape
 

@@ -415,6 +415,7 @@ def test_without_results_nothing_is_measured_and_a_command_will():
         assert re.fullmatch(r"headwater (jacobian|theory|map|sinks|trajectory|leakage|bos-swap) ?.*", row.command)
         assert SLUG.fullmatch(row.id)
         assert row.rule
+        assert re.fullmatch(r"[A-Z].*\.", row.claim)  # each row is read alone
         assert row.model != "-"
         assert re.match(r"\[(Chowdhury|Ruscio|Gu|Wu|Liu\+)\]", row.source)
     assert {origin(row) for row in rows} == {"[Chowdhury]", "[Ruscio]", "[Gu]", "[Wu]", "[Liu+]"}
@@ -430,6 +431,12 @@ def test_commands_are_ones_that_the_command_line_takes():
         for called in row.command.split(" && "):
             _, name, *arguments = called.split()
             group.commands[name].make_context(name, arguments)  # raises what it would refuse
+
+
+def test_logit_scales_in_labels_of_a_map_are_written_as_in_claims():
+    ds = atlas_of(place(U, window=32))["map"].assign_coords(label=("place", ["window 32, d sigma^2 0.05"]))
+    measured = judged("chowdhury-u-at-birth-window", given(map={"map": ds})).measured
+    assert measured.startswith("window 32, d σ² 0.05: primacy ")
 
 
 def test_a_bad_id_is_refused():

@@ -41,7 +41,8 @@ def tiny(tmp_path_factory):
 
 
 def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
-    return {claim.claim: claim.holds for claim in claims(ds)}
+    """By id, without the experiment's part of it."""
+    return {claim.id.removeprefix("petroglyph-"): claim.holds for claim in claims(ds)}
 
 
 def solved(ds: xr.Dataset) -> xr.Dataset:
@@ -193,7 +194,8 @@ def test_exact_statements_hold_in_the_tiny_run_and_learning_is_judged(tiny):
     found = verdicts(solved(ds))
     assert all(holds is True for holds in found.values()), found
     assert len(found) == 10
-    assert verdicts(ds)["2 causal layers learn it without positional encoding"] is False  # in 40 steps
+    assert all(c.claim[0].isupper() and c.claim.endswith(".") for c in claims(ds))  # read alone
+    assert verdicts(ds)["two-layers-learn"] is False  # in 40 steps
 
 
 ONE = {"layers": 1, "mask": "causal", "positional": "none"}
@@ -204,17 +206,17 @@ FULL = {"layers": 2, "mask": "full", "positional": "none"}
 @pytest.mark.parametrize(
     ("name", "where", "value", "refuted"),
     [
-        ("difference", ONE, 1e4, ["1 layer without positional encoding cannot", "residual stream"]),
-        ("least_difference", TWO, 1e8, ["2 causal layers without positional encoding can", "residual stream"]),
-        ("difference", FULL, 1e4, ["it is the causal mask", "residual stream"]),
-        ("least_difference", ONE | {"positional": "rope"}, 2.0, ["it is the missing encoding"]),
-        ("trained_difference", ONE, 1e10, ["trained models as fresh ones"]),
-        ("trained_difference", TWO, 3.0, ["trained models as fresh ones"]),
-        ("trained_difference", FULL, 1e10, ["trained models as fresh ones"]),
-        ("accuracy", ONE, 0.53, ["1 layer cannot learn"]),
-        ("accuracy", TWO, 0.9, ["2 causal layers learn it"]),
-        ("accuracy", FULL, 0.48, ["2 layers under a full mask do not"]),
-        ("accuracy", ONE | {"positional": "learned"}, 0.6, ["1 layer with learned positions"]),
+        ("difference", ONE, 1e4, ["one-layer-blind", "variants"]),
+        ("least_difference", TWO, 1e8, ["two-layers-see", "variants"]),
+        ("difference", FULL, 1e4, ["full-mask-blind", "variants"]),
+        ("least_difference", ONE | {"positional": "rope"}, 2.0, ["encoding-sees"]),
+        ("trained_difference", ONE, 1e10, ["trained"]),
+        ("trained_difference", TWO, 3.0, ["trained"]),
+        ("trained_difference", FULL, 1e10, ["trained"]),
+        ("accuracy", ONE, 0.53, ["one-layer-cannot-learn"]),
+        ("accuracy", TWO, 0.9, ["two-layers-learn"]),
+        ("accuracy", FULL, 0.48, ["full-mask-cannot-learn"]),
+        ("accuracy", ONE | {"positional": "learned"}, 0.6, ["encoding-learns"]),
     ],
 )
 def test_each_rule_can_fail(tiny, name, where, value, refuted):
@@ -223,9 +225,7 @@ def test_each_rule_can_fail(tiny, name, where, value, refuted):
     if "residual" in ds[name].dims:  # one variant and seed of many
         place |= {"residual": 1, "feed_forward": 0, "norm": "rms", "seed": 1}
     ds[name].loc[place] = value
-    found = [text for text, holds in verdicts(ds).items() if holds is False]
-    assert len(found) == len(refuted)
-    assert all(any(text.startswith(start) for text in found) for start in refuted), found
+    assert {name for name, holds in verdicts(ds).items() if holds is False} == set(refuted)
 
 
 @pytest.mark.parametrize(

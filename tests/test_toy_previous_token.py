@@ -319,6 +319,7 @@ def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
 def test_claims_hold_for_a_result_like_the_published_one():
     found = verdicts(made_up())
     assert len(found) == 4 + 2 + len(PUBLISHED) + 6
+    assert all(c.claim[0].isupper() and c.claim.endswith(".") for c in claims(made_up()))  # read alone
     assert set(found.values()) == {True}
 
 
@@ -344,18 +345,18 @@ def set_at(index, value):
     ("key", "change", "text"),
     [
         ("perplexity", set_at((0, 0, 1, slice(None), slice(2, 5)), 30.0), "stalls at about 25"),
-        ("perplexity", set_at((0, 0, 1, slice(None), -1), 17.0), "then at about 20.6"),
+        ("perplexity", set_at((0, 0, 1, slice(None), -1), 17.0), "then stalls at about 20.6"),
         ("perplexity", set_at((1, 0, 1, slice(None), -1), 1.6), "falls to about 1"),
-        ("blind_perplexity", set_at(1, 7.0), "bounds what can be had"),
+        ("blind_perplexity", set_at(1, 7.0), "bounds the perplexity"),
         ("bilinear", lambda x: -x, "s W_Q W_K^T s < 0"),
-        ("positions", lambda x: x + 3, "p_-1 is negative"),
-        ("relative_published", set_at((0, 0), 1e-2), "= 2.5e-04 at"),
+        ("positions", lambda x: x + 3, "p_-1, is negative"),
+        ("relative_published", set_at((0, 0), 1e-2), "= 2.5e-04 after"),
         ("relative_published", set_at((0, 1), 1e-6), "larger at C = 10"),
         ("relative_published", set_at((0, 2), 1e-2), "width 10 does far better"),
         ("relative_published", set_at((0, 3), 1e-2), "0.1 does better than 0.01 at V = 30"),
         ("relative_published", set_at((0, 5), 1e-6), "0.1 does worse than 0.01 at V = 100"),
         ("spikes", lambda x: x * 0, "has a spike"),
-        ("relative_by_target", set_at((0, 0), 0.5), "any other fixed offset"),
+        ("relative_by_target", set_at((0, 0), 0.5), "Any fixed offset other than"),
     ],
 )
 def test_each_claim_can_fail(key, change, text):

@@ -18,7 +18,7 @@ from toy.experiments import experiment, retrieval
 from toy.experiments.retrieval import PUBLISHED, QUICK, Settings, Variant, bag, claims, limits, nearest, spread, tables
 from toy.tasks import Copying
 
-KIND = "2 layers differ from 1 in kind: they tell positions apart"
+KIND, SINGLE = "two-layers-see-order-width", "single-runs"  # ids of claims, without the experiment's part
 TINY = ["layers=1,2", "width=2", "seeds=2", "target=9,0,4", "steps=60", "sequences=3000", "feed-forward=no"]
 
 
@@ -66,7 +66,8 @@ def made_up(change=None, *, settings=None) -> xr.Dataset:
 
 
 def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
-    return {claim.claim: claim.holds for claim in claims(ds)}
+    """By id, without the experiment's part of it."""
+    return {claim.id.removeprefix("liu7-retrieval-"): claim.holds for claim in claims(ds)}
 
 
 # -------------------------------------------------------------------------------------------------------------- limits
@@ -158,6 +159,7 @@ def test_all_statements_hold_where_the_published_curves_are_reproduced():
     found = verdicts(ds)
     assert all(holds is True for holds in found.values()), found
     assert len(found) == 16
+    assert all(c.claim[0].isupper() and c.claim.endswith(".") for c in claims(ds))  # read alone
     for key in PUBLISHED:
         near = nearest(ds, *key)
         assert near is not None
@@ -176,27 +178,24 @@ def at(*place, value):
 @pytest.mark.parametrize(
     ("change", "refuted"),
     [
-        (at(0, 1, 1, 1, 2, 3, value=1.6), {"1 layer without"}),  # a single model below what is possible
-        (at(0, 0, 0, 0, slice(0, 2), 4, value=2.25), {"1 layer, width 2: loss 2.19"}),
-        (at(0, 0, slice(None), slice(None), slice(0, 2), 9, value=0.6), {"1 layer, width 2: loss 0.00"}),
-        (at(1, 0, 0, 0, slice(None), 0, value=1.8), {"2 layers, width 2: loss 1.13", f"{KIND} (width 2"}),
+        (at(0, 1, 1, 1, 2, 3, value=1.6), {"one-layer-blind"}),  # a single model below what is possible
+        (at(0, 0, 0, 0, slice(0, 2), 4, value=2.25), {"depth-1-width-2-before-last"}),
+        (at(0, 0, slice(None), slice(None), slice(0, 2), 9, value=0.6), {"depth-1-width-2-last"}),
+        (at(1, 0, 0, 0, slice(None), 0, value=1.8), {"depth-2-width-2-before-last", f"{KIND}-2"}),
         (at(1, 1, 0, 0, slice(None), 0, value=1.99),
-            {"2 layers, width 10: loss 0.00, 1.6", f"{KIND} (width 10", "2 layers, width 10: before",
-             "2 layers, width 10: lost"}),
-        (at(1, 1, 0, 0, slice(None), 9, value=1.9), {"2 layers, width 10: loss 0.00 at k = 9", "2 layers, width 10: lost"}),
-        (at(2, 1, 1, 0, slice(None), slice(1, 9), value=2.2), {"residuals break"}),
-        (at(2, 1, 1, 0, 0, slice(1, 9), value=2.3), {"residuals break"}),  # one seed in which it did not
-        (at(2, 1, 1, 1, slice(None), slice(1, 9), value=1.65), {"then a feed-forward"}),
-        (at(1, 0, 0, 0, 0, 0, value=0.0), {"(implied)"}),  # one seed apart moves no median
+            {"depth-2-width-10-before-last", f"{KIND}-10", "primacy-width-10", "lost-in-the-middle-width-10"}),
+        (at(1, 1, 0, 0, slice(None), 9, value=1.9), {"depth-2-width-10-last", "lost-in-the-middle-width-10"}),
+        (at(2, 1, 1, 0, slice(None), slice(1, 9), value=2.2), {"residual-breaks-plateau"}),
+        (at(2, 1, 1, 0, 0, slice(1, 9), value=2.3), {"residual-breaks-plateau"}),  # one seed in which it did not
+        (at(2, 1, 1, 1, slice(None), slice(1, 9), value=1.65), {"feed-forward-breaks-plateau"}),
+        (at(1, 0, 0, 0, 0, 0, value=0.0), {SINGLE}),  # one seed apart moves no median
     ],
 )  # fmt: skip
 def test_each_rule_can_fail(change, refuted):
     ds = made_up(change)
-    found = {text for text, holds in verdicts(ds).items() if holds is False}
-    missing = {start for start in refuted if not any(text.startswith(start) for text in found)}
-    assert not missing
-    others = {text for text in found if not any(text.startswith(start) for start in refuted)}
-    assert others <= {text for text in found if text.startswith("(implied)")}
+    found = {name for name, holds in verdicts(ds).items() if holds is False}
+    assert refuted <= found
+    assert found - refuted <= {SINGLE}
 
 
 def test_nearest_variant_is_found_and_claims_follow_it():
@@ -208,7 +207,7 @@ def test_nearest_variant_is_found_and_claims_follow_it():
     assert near is not None
     assert near.variant == Variant(1, 1)
     assert near.rms == pytest.approx(0.01)
-    assert verdicts(made_up(moved))["2 layers, width 10: loss 0.00 at k = 9"] is True
+    assert verdicts(made_up(moved))["depth-2-width-10-last"] is True
 
 
 def test_spread_counts_targets_and_orders():
@@ -224,7 +223,7 @@ def test_spread_counts_targets_and_orders():
     # Neighbours 4 and 5 are published as equal and do not count: 8 pairs of targets, 9 pairs of runs each, 3 of one wrong.
     assert found.steps.size == 8
     assert found.ordered == pytest.approx(1 - 3 / (8 * 9))
-    text = next(claim for claim in claims(made_up(scattered)) if "(implied)" in claim.claim)
+    text = next(claim for claim in claims(made_up(scattered)) if claim.id.endswith(SINGLE))
     assert text.holds is False
     assert "1 of 10 targets, most at k = 1 (1.50 to 1.98)" in text.measured
 
@@ -250,18 +249,18 @@ def test_subsets_are_drawn(chosen, tmp_path):
 
 
 def test_partial_targets_can_refute_a_curve_but_not_confirm_it():
-    text = "1 layer, width 2: loss 2.19 at every k <= 8"
-    assert verdicts(made_up().sel(target=[0, 4]))[text] is None
+    name = "depth-1-width-2-before-last"
+    assert verdicts(made_up().sel(target=[0, 4]))[name] is None
     off = made_up(at(0, 0, 0, 0, slice(None), 4, value=2.25)).sel(target=[0, 4])
-    assert verdicts(off)[text] is False
+    assert verdicts(off)[name] is False
 
 
 def test_other_tasks_have_no_published_curves():
     ds = made_up(settings=Settings(vocabulary=20, seeds=3))
     assert nearest(ds, 2, 10) is None
     found = verdicts(ds)
-    assert found.pop("(implied) one run per target shows the curve") is None
-    assert found["2 layers, width 2: loss 0.00 at k = 9"] is None
+    assert found.pop(SINGLE) is None
+    assert found["depth-2-width-2-last"] is None
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -366,27 +366,29 @@ def test_claims_hold_where_the_theorems_do():
     found = claims(made_up())
     assert len(found) == 5 + 5 + 2 + 3
     assert {claim.holds for claim in found} == {True}
+    assert all(c.claim[0].isupper() and c.claim.endswith(".") for c in found)  # read alone
 
 
 @pytest.mark.parametrize(
     ("key", "change", "text"),
     [
-        ("violations", lambda x: x + np.array([1, 0, 0, 0])[:, None, None], "4.1 causal mask"),
-        ("violations", lambda x: x + np.array([0, 1, 0, 0])[:, None, None], "4.2 window w"),
-        ("violations", lambda x: x + np.array([0, 0, 0, 1])[:, None, None], "4.3 prefix of K"),
+        ("violations", lambda x: x + np.array([1, 0, 0, 0])[:, None, None], "4.1 Under a causal mask the"),
+        ("violations", lambda x: x + np.array([0, 1, 0, 0])[:, None, None], "4.2 Under a window of w"),
+        ("violations", lambda x: x + np.array([0, 0, 0, 1])[:, None, None], "4.3 With a prefix of K tokens the"),
         ("decay_peak_violations", lambda x: x + 1, "4.4 and 4.5"),
         ("rope_violations", lambda x: x + 1, "4.6 and 4.7"),
-        ("outside", lambda x: np.maximum(x, 0.1), "4.1 all mass"),
-        ("outside", lambda x: 1 / np.arange(1, 25) ** 2 + 0 * x, "4.1 all mass"),  # goes, but not exponentially
-        ("outside", lambda x: np.maximum(x, 0.4), "4.2 window: the same limit"),
-        ("outside", lambda x: x[[0, 2, 1, 3]], "4.2 window: the more steps"),
-        ("outside", lambda x: np.maximum(x, 0.1), "4.3 prefix: all mass"),
-        ("share", lambda x: x * np.exp(-0.2 * np.arange(24)), "4.3 prefix: each"),
-        ("decay_curve", lambda x: np.roll(x, 3, -1), "4.5 decay: the rollout is largest"),
-        ("decay_curve", lambda x: x[:, :, :, ::-1], "4.5 decay: the peak moves"),
-        ("rope_curve", lambda x: x[:, :, :, ::-1], "4.7 RoPE: the peak x* moves"),
-        ("rope_curve", lambda x: x[::-1], "4.7 RoPE: the peak x* comes nearer"),
-        ("rope_curve", lambda x: np.roll(x, 5, -1), "4.7 RoPE: the rollout is largest"),
+        ("outside", lambda x: np.maximum(x, 0.1), "4.1 Under a causal mask all mass"),
+        # The mass goes, but not exponentially.
+        ("outside", lambda x: 1 / np.arange(1, 25) ** 2 + 0 * x, "4.1 Under a causal mask all mass"),
+        ("outside", lambda x: np.maximum(x, 0.4), "4.2 Under a sliding window the limit"),
+        ("outside", lambda x: x[[0, 2, 1, 3]], "4.2 Under a sliding window of w tokens the rollout's mass"),
+        ("outside", lambda x: np.maximum(x, 0.1), "4.3 With a prefix of K tokens all mass"),
+        ("share", lambda x: x * np.exp(-0.2 * np.arange(24)), "4.3 With a prefix of K tokens each"),
+        ("decay_curve", lambda x: np.roll(x, 3, -1), "4.5 Under a decay mask of rate m the rollout is largest"),
+        ("decay_curve", lambda x: x[:, :, :, ::-1], "4.5 Under a decay mask of rate m the rollout's peak moves"),
+        ("rope_curve", lambda x: x[:, :, :, ::-1], "4.7 Under RoPE the rollout's peak x* moves"),
+        ("rope_curve", lambda x: x[::-1], "4.7 Under RoPE the rollout's peak x* comes nearer"),
+        ("rope_curve", lambda x: np.roll(x, 5, -1), "4.7 Under RoPE the rollout is largest"),
     ],
 )
 def test_each_claim_can_fail(key, change, text):

@@ -209,7 +209,9 @@ def judged(ds: xr.Dataset) -> list[bool | None]:
 
 
 def test_statements_hold_where_they_do(tiny):
-    assert judged(made_up(tiny, as_published)) == [True] * 5
+    ds = made_up(tiny, as_published)
+    assert judged(ds) == [True] * 5
+    assert all(c.claim[0].isupper() and c.claim.endswith(".") for c in claims(ds))  # read alone
 
 
 def changed(which, place, value):

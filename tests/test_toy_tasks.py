@@ -68,7 +68,30 @@ def test_copying_is_described_by_all_its_fields():
         "length": 8,
         "target": 2,
         "batch": 16,
+        "bos": False,
     }
+
+
+def test_bos_stands_first_and_nowhere_else():
+    task = Copying(vocabulary=5, length=6, target=3, batch=50, bos=True)
+    drawn = task.draw(None, generator(), 4)
+    assert (drawn.inputs[..., 0] == 4).all()
+    assert set(drawn.inputs[..., 1:].unique().tolist()) == {0, 1, 2, 3}
+    assert (task.outputs, task.first, task.stream.bos) == (4, 4, True)
+    assert torch.equal(task.answers(drawn), drawn.inputs[..., 3])
+    assert (Copying().first, Copying().outputs) == (None, 10)
+
+
+@pytest.mark.parametrize("given", [{"target": 0}, {"target": -6}, {"vocabulary": 2}])
+def test_bos_cannot_be_asked_for_or_be_all_there_is(given):
+    with pytest.raises(InputError, match=f"{next(iter(given))}={next(iter(given.values()))}"):
+        Copying(**({"vocabulary": 5, "length": 6, "target": 3, "bos": True} | given))
+
+
+def test_text_behind_bos_is_drawn_like_any_other():
+    with_bos = Copying(vocabulary=5, length=6, bos=True).draw(None, generator(), 3).inputs
+    without = Copying(vocabulary=4, length=6).draw(None, generator(), 3).inputs
+    assert torch.equal(with_bos[..., 1:], without[..., 1:])
 
 
 # --------------------------------------------------------------------------------------------- in-context retrieval
@@ -323,3 +346,29 @@ def test_what_cannot_be_drawn_is_refused(make, says):
         make()
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_ids_stand_for_classes_labels_and_a_query_from_the_context():
+    task = InContext(items=4, width=8, classes=16, labels=4, burst=2)
+    world = task.world(0, "cpu")
+    ids = task.ids(world, generator(), 100)
+    assert ids.shape == (100, 9)
+    items, labels, query = ids[:, 0:8:2], ids[:, 1::2], ids[:, 8]
+    assert torch.equal(labels, 16 + world.label_of[items])
+    assert (items == query[:, None]).sum(1).eq(2).all()  # a burst of it
+    assert int(ids.max()) < 16 + 4
+    biased = InContext(items=4, width=8, classes=16, labels=4, burst=1, biased=(2,))
+    ids = biased.ids(biased.world(0, "cpu"), generator(), 20)
+    assert torch.equal(ids[:, 4], ids[:, 8])
+
+
+def test_novel_sequences_are_of_classes_that_training_never_shows():
+    task = InContext(items=4, width=8, classes=16, labels=4, burst=2, eps=0.0)
+    world = task.world(0, "cpu")
+    drawn = task.novel(world, generator(1), 50)
+    items, query = drawn.inputs[0][:, 0:8:2], drawn.inputs[0][:, 8]
+    assert (torch.cdist(items.flatten(0, 1), world.means) > 0.05).all()
+    same = (items - query[:, None]).square().sum(-1) < 1e-10
+    assert same.sum(1).eq(2).all()
+    behind = drawn.inputs[0][torch.arange(50), 2 * same.int().argmax(1) + 1]
+    torch.testing.assert_close(behind, world.labels[drawn.hidden[0]])

@@ -26,6 +26,7 @@ from .judging import (
     in_each,
     is_u,
     map_command,
+    place_told,
     places,
     range_told,
     seen_whole,
@@ -44,8 +45,8 @@ ALMOST_ALL = 0.95  # share of the norm that the value path has where the score p
 ALIKE = 0.9  # rank correlation of smoothed profiles from which on one is the baseline of the other
 ISOLATED = 2.0  # the last position against the mean of the 5 % before it
 STEADY = 1.5  # factor within which a height counts as not depending on the text's length
-LOGIT_SCALE = 0.36  # d sigma^2 of Qwen2-0.5B
-NEAR = 0.05  # of a d sigma^2 in a map
+LOGIT_SCALE = 0.36  # d σ² of Qwen2-0.5B
+NEAR = 0.05  # of a d σ² in a map
 RISING = 0.9  # rank correlation with ln 1/x over the first quarter, from which on a profile climbs as the theory has it
 ORDER = 10.0  # factor within which a number is "of the order of" another
 SCALAR_ERROR = 0.1  # RMS log error up to which a surrogate counts as sound
@@ -88,7 +89,7 @@ for _id, _name, _about in (
     Statement(
         "chowdhury-u-at-birth-bundled",
         f"{SOURCE} abstract",
-        "The U-shape is there in fresh models, before any training.",
+        "The U-shape of sensitivity is there in fresh models, before any training.",
         f"primacy and recency are both at least {FACTOR:g} in every fresh model of every architecture without window",
         model="bundled models, fresh weights",
         command=COMMANDS["jacobian"],
@@ -128,7 +129,7 @@ def _u_under_window(collected: Collected) -> Judged | None:
     if not found:
         return None
     said = "; ".join(
-        f"{row.label}: primacy {number(row.shape.primacy)}, recency {number(row.shape.recency)}" for row in found
+        f"{place_told(row)}: primacy {number(row.shape.primacy)}, recency {number(row.shape.recency)}" for row in found
     )
     return Judged(said, all(is_u(row.shape) for row in found), f"{len(found)} configurations", map_command(collected))
 
@@ -151,7 +152,7 @@ def _u_everywhere(collected: Collected) -> Judged | None:
     without = [row for row in found if not is_u(row.shape)]
     said = f"U at {len(found) - len(without)} of {len(found)} places"
     if without:
-        said += f"; without it from d sigma^2 = {min(row['strength'] for row in without):.2g} on"
+        said += f"; without it from d σ² = {min(row['strength'] for row in without):.2g} on"
     return Judged(said, not without, f"{len(found)} fresh configurations", map_command(collected))
 
 
@@ -173,7 +174,7 @@ def _same_without_rope(collected: Collected, *, at: float | None) -> Judged | No
     if not pairs:
         return None
     found = {row["strength"]: _ranks(row["measured"], twin["measured"]) for row, twin in pairs}
-    said = "; ".join(f"d sigma^2 = {strength:.2g}: {told}" for strength, (told, _) in found.items())
+    said = "; ".join(f"d σ² = {strength:.2g}: {told}" for strength, (told, _) in found.items())
     model = f"fresh models of {pairs[0][0]['blocks']} blocks, width {pairs[0][0]['width']}"
     return Judged(said, all(bool(same) for _, same in found.values()), model, map_command(collected))
 
@@ -188,7 +189,7 @@ def _ranks(one: np.ndarray, other: np.ndarray) -> Told:
 
 
 for _id, _where, _at in (
-    ("", f", at the logit scale of Qwen2-0.5B (d sigma^2 = {LOGIT_SCALE:g})", LOGIT_SCALE),
+    ("", f", at the logit scale of Qwen2-0.5B (d σ² = {LOGIT_SCALE:g})", LOGIT_SCALE),
     ("-at-any-scale", ", whatever the logit scale", None),
 ):
     stated(
@@ -251,7 +252,7 @@ def _of_usual(collected: Collected, tell: Callable[[Row], Told]) -> Judged | Non
     Statement(
         "chowdhury-cesaro-ranks",
         f"{SOURCE} experiments",
-        "The last row of N^L orders the positions as the Jacobian norm of fresh models does.",
+        "The last row of the Cesàro power N^L orders the positions as the Jacobian norm of fresh models does.",
         f"rank correlation of the profile with N^L at its best alpha, both smoothed, at least {SAME:g} in both models",
         published="0.99",
         model="fresh GPT-2 and Qwen2.5-0.5B configurations",
@@ -267,7 +268,7 @@ def _cesaro_ranks(collected: Collected) -> Judged | None:
     Statement(
         "chowdhury-cesaro-exact",
         f"{SOURCE} title",
-        "N^L is an exact theory of the profile at birth.",
+        "The Cesàro power N^L is an exact theory of the sensitivity profile at birth.",
         f"RMS log error of N^L at its best alpha and scale at most {EXACT:g} in both models",
         model="fresh GPT-2 and Qwen2.5-0.5B configurations",
         command=COMMANDS["map"],
@@ -282,7 +283,7 @@ def _cesaro_exact(collected: Collected) -> Judged | None:
     Statement(
         "chowdhury-continuous-limit",
         f"{SOURCE} abstract",
-        "The closed-form density of the continuous limit describes the profile at birth.",
+        "The closed-form density of the continuous limit of N^L describes the sensitivity profile at birth.",
         f"RMS log error of the density's mass per token, at the alpha of N^L and the best scale, at most {EXACT:g}",
         model="fresh GPT-2 and Qwen2.5-0.5B configurations",
         command=COMMANDS["map"],
@@ -311,7 +312,8 @@ def _kernel_and_cesaro(measured: np.ndarray, kernel: np.ndarray, cesaro: np.ndar
     Statement(
         "chowdhury-objection-powers-map",
         OBJECTION,
-        "The bottom row of the Cesàro power is the wrong quantity: powers of paths add up, not amplitudes.",
+        "The bottom row of the Cesàro power N^L is the wrong quantity at birth: powers of paths add up, not "
+        "amplitudes.",
         "the second-moment kernel, with nothing fitted, has a smaller RMS log error (best scale) than N^L with its best "
         "alpha at every place",
         model="fresh models over the map",
@@ -357,7 +359,8 @@ for _condition, _told in (("init", "fresh"), ("pretrained", "pretrained")):
         Statement(
             f"chowdhury-objection-powers-{_condition}",
             OBJECTION,
-            f"In {_told} models, too, adding up powers describes the profile better than adding up amplitudes.",
+            f"In {_told} models adding up powers of paths describes the sensitivity profile better than adding up "
+            "amplitudes.",
             "RMS log error (best scale) of the second-moment kernel below that of N^L with its best alpha in every model",
             model=f"bundled models, {_told}",
             command=COMMANDS["theory"],
@@ -393,8 +396,9 @@ def _primacy_tail(collected: Collected) -> Judged | None:
     Statement(
         "chowdhury-primacy-tail-everywhere",
         f"{SOURCE} abstract",
-        "The primacy tail is there at any logit scale.",
-        f"rank correlation with ln(1/x) over the first quarter at least {RISING:g} at every place without window",
+        "The primacy tail of the profile at birth, a polynomial in ln(1/x), is there at any logit scale.",
+        f"rank correlation of the profile with ln(1/x) over the first quarter at least {RISING:g} at every place "
+        "without window",
         model="fresh models over the map",
         command=COMMANDS["map"],
     ),
@@ -410,7 +414,7 @@ def _primacy_tail_everywhere(collected: Collected) -> Judged | None:
         ranks[n] = spearman(quarter, -np.arange(len(quarter), dtype=float))
     below = [found[n]["strength"] for n, rho in ranks.items() if not rho >= RISING]
     said = f"{len(found) - len(below)} of {len(found)} places; {range_told(ranks.values(), '.2f')}"
-    said += f"; below from d sigma^2 = {min(below):.2g} on" if below else ""
+    said += f"; below from d σ² = {min(below):.2g} on" if below else ""
     return Judged(said, not below, f"{len(found)} fresh configurations", map_command(collected))
 
 
@@ -418,7 +422,7 @@ def _primacy_tail_everywhere(collected: Collected) -> Judged | None:
     Statement(
         "chowdhury-recency-isolated",
         f"{SOURCE} abstract",
-        "The last position stands as an isolated anchor above its neighbours.",
+        "At birth the last position stands as an isolated anchor above its neighbours in the profile.",
         f"the last position is at least {ISOLATED:g} times the mean of the 5 % before it in both models",
         model="fresh GPT-2 and Qwen2.5-0.5B configurations",
         command=COMMANDS["map"],
@@ -438,7 +442,8 @@ def _isolated(collected: Collected) -> Judged | None:
     Statement(
         "chowdhury-recency-order-one",
         f"{SOURCE} abstract",
-        "The anchor at the last position is O(1): its height does not depend on the text's length.",
+        "The anchor at the last position of the profile at birth is O(1): its height does not depend on the text's "
+        "length.",
         f"the last position's sensitivity stays within a factor of {STEADY:g} over all lengths, at every logit scale of "
         "the map with several",
         published="O(1)",
@@ -461,7 +466,7 @@ def _order_one(collected: Collected) -> Judged | None:
     if not found:
         return None
     ratios = {strength: max(heights.values()) / min(heights.values()) for strength, heights in found.items()}
-    said = ", ".join(f"factor {ratio:.2f} at d sigma^2 = {strength:.2g}" for strength, ratio in sorted(ratios.items()))
+    said = ", ".join(f"factor {ratio:.2f} at d σ² = {strength:.2g}" for strength, ratio in sorted(ratios.items()))
     spans = [length for heights in found.values() for length in heights]
     model = f"fresh models, T = {min(spans)} to {max(spans)}"
     return Judged(said, all(ratio <= STEADY for ratio in ratios.values()), model, map_command(collected))
@@ -471,7 +476,7 @@ def _order_one(collected: Collected) -> Judged | None:
     Statement(
         "chowdhury-residual-makes-recency",
         f"{SOURCE} abstract",
-        "The anchor at the last position is the residual stream's.",
+        "The anchor at the last position of the profile at birth is made by the residual stream.",
         "at every logit scale, recency rises as the branches beside the residual stream are made weaker",
         model="fresh models with scaled branches",
         command=COMMANDS["map"],
@@ -489,7 +494,7 @@ def _residual_makes_recency(collected: Collected) -> Judged | None:
     if not found:
         return None
     said = "; ".join(
-        f"d sigma^2 = {strength:.2g}: "
+        f"d σ² = {strength:.2g}: "
         + ", ".join(f"{number(by_scale[scale])} (branches times {scale:g})" for scale in sorted(by_scale))
         for strength, by_scale in sorted(found.items())
     )
@@ -516,7 +521,7 @@ def _depths_told(depths: dict[int, float]) -> str:
     Statement(
         "chowdhury-dead-zone-deepens",
         f"{SOURCE} abstract",
-        "The dead zone in the middle deepens with depth.",
+        "The dead zone in the middle of the profile at birth deepens with the model's depth.",
         "the middle against the beginning falls at every step of depth, at the map's smallest logit scale",
         model="fresh models of several depths",
         command=COMMANDS["map"],
@@ -535,7 +540,7 @@ def _deepens(collected: Collected) -> Judged | None:
     Statement(
         "chowdhury-dead-zone-factorial",
         f"{SOURCE} abstract",
-        "The dead zone is of the order 1/(H-1)!, with H the depth.",
+        "The dead zone in the middle of the profile at birth is of the order 1/(H-1)!, with H the depth.",
         f"from the least to the largest depth the middle falls by (H-1)! within a factor of {ORDER:g}",
         published="1/(H-1)!",
         model="fresh models of several depths",
@@ -562,7 +567,7 @@ def _factorial(collected: Collected) -> Judged | None:
     Statement(
         "chowdhury-score-path-vanishes-bundled",
         f"{SOURCE} theory",
-        "At initialization the path through attention scores vanishes.",
+        "At initialization the part of the Jacobian through attention scores vanishes.",
         f"the value path alone has at least {ALMOST_ALL:.0%} of the norm, mean over positions, in every fresh model",
         model="bundled models, fresh weights",
         command=COMMANDS["theory"],
@@ -586,7 +591,7 @@ def _value_share(condition: str, ds: xr.Dataset) -> Told:
     Statement(
         "chowdhury-score-path-vanishes-usual",
         f"{SOURCE} theory",
-        "At initialization the path through attention scores vanishes, at the widths of models in use.",
+        "At initialization the part of the Jacobian through attention scores vanishes at the widths of models in use.",
         f"the value path alone has at least {ALMOST_ALL:.0%} of the norm in every usual configuration of the map",
         model="fresh GPT-2, Qwen2.5-0.5B, Llama-7B width",
         command=COMMANDS["map"],
@@ -598,7 +603,7 @@ def _score_vanishes_on_map(collected: Collected) -> Judged | None:
     found = [one for one in found if np.isfinite(one[1])]
     if not found:
         return None
-    said = "; ".join(f"{name} (d sigma^2 = {strength:.2g}): {share:.3f}" for name, share, strength in found)
+    said = "; ".join(f"{name} (d σ² = {strength:.2g}): {share:.3f}" for name, share, strength in found)
     model = f"fresh {', '.join(name for name, *_ in found)}"
     return Judged(
         f"value path {said}", all(share >= ALMOST_ALL for _, share, _ in found), model, map_command(collected)

@@ -136,8 +136,8 @@ def _there(ds: xr.Dataset) -> Told:
         "gu-first-token-above-uniform",
         f"{SOURCE} abstract",
         "Language models give the first token significant attention.",
-        "alpha of position 0, mean over blocks and heads, is above that of uniform attention under the same masks in every "
-        "model",
+        "alpha (mean weight) of position 0, mean over blocks and heads, is above that of uniform attention under the "
+        "same masks in every model",
         model="bundled models, pretrained",
         command=COMMANDS["sinks"],
     ),
@@ -155,7 +155,7 @@ def _above_uniform(collected: Collected) -> Judged | None:
     Statement(
         "gu-first-token-alone",
         f"{SOURCE} 3.1",
-        "The sink is the first token, and no other.",
+        "The attention sink is the first token, and no other.",
         "in every model with a sink, no other position measured has a sink rate as high as position 0",
         model="bundled models, pretrained",
         command=COMMANDS["sinks"],
@@ -238,7 +238,7 @@ def _emerges(collected: Collected) -> Judged | None:
     Statement(
         "gu-emerges-when",
         f"{SOURCE} Fig. 4",
-        "The sink emerges between 1,000 and 2,000 steps.",
+        "The attention sink emerges between 1,000 and 2,000 steps of training.",
         f"the last step measured with a sink rate below {THERE:g} is before step {EMERGES[1]:,}, the first one with more "
         f"after step {EMERGES[0]:,}",
         published="1,000 to 2,000 steps",
@@ -290,15 +290,15 @@ def _in_sinks(name: str, below: float, ds: xr.Dataset) -> Told:
 
 for _id, _claim, _name, _below in (
     ("values-small", "Values of the sink are much smaller than those of other tokens.", "value_norm", SMALLER),
-    ("keys-small", "Keys of the sink, too, are smaller than those of other tokens.", "key_norm", 1.0),
+    ("keys-small", "Keys of the sink are smaller than those of other tokens.", "key_norm", 1.0),
 ):
     stated(
         Statement(
             f"gu-{_id}",
             f"{SOURCE} 3.1, Fig. 2",
             _claim,
-            f"the norm at position 0 is below {_below:g} times the mean of the others in every head whose mean weight on "
-            "position 0 is above 0.3",
+            f"the {_name.partition('_')[0]}'s norm at position 0 is below {_below:g} times the mean of the others in "
+            "every head whose mean weight on position 0 is above 0.3",
             model="bundled models, pretrained",
             command=COMMANDS["sinks"],
         ),
@@ -335,8 +335,8 @@ def _stores(collected: Collected) -> Judged | None:
         "gu-stream-of-sink-large",
         f"{SOURCE} 3.1",
         "From some block on the first token's hidden state is significantly larger than the others'.",
-        f"the norm at position 0 is more than {LARGER:g} times the others' in some block of every model, behind its own "
-        "first token",
+        f"the norm at position 0 is more than {LARGER:g} times the others' in some block of every model, that position "
+        "being the model's own first token",
         model="bundled models, pretrained",
         command=COMMANDS["trajectory"],
     ),
@@ -383,8 +383,8 @@ def _windowed(results: Results) -> dict[str, xr.Dataset]:
         "gu-window-absolute-first",
         f"{SOURCE} section 6, Fig. 6",
         "Under sliding-window attention the sink is the absolute first token.",
-        "alpha against that of uniform attention is above 1 at position 0 and higher there than at every other position "
-        "measured, in every model with a window",
+        "alpha (mean weight) against that of uniform attention is above 1 at position 0 and higher there than at "
+        "every other position measured, in every model with a window",
         model=WINDOW,
         command=COMMANDS["sinks"],
     ),

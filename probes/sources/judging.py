@@ -182,6 +182,11 @@ def places(collected: Collected, **where: Any) -> list[Row]:
     return found
 
 
+def place_told(row: Row) -> str:
+    """What is moved at a place of a map, with the logit scale written as in claims."""
+    return str(row["label"]).replace("d sigma^2", "d σ²")
+
+
 def map_command(collected: Collected) -> str:
     """Of all maps."""
     return commands(collected["map"].values())

@@ -105,7 +105,8 @@ def _mask(collected: Collected) -> Judged | None:
     Statement(
         "ruscio-residual-stream-is-a-source",
         f"{SOURCE} abstract",
-        "The residual stream is a second source, whether or not the model has a BOS.",
+        "The residual stream is a second source of absolute position beside the mask, whether or not the model has a "
+        "BOS.",
         "the interval of the residual component V(X) (log form, early queries) lies above 0 in every model",
         model="bundled models, pretrained",
         command=COMMANDS["leakage"],
@@ -120,8 +121,9 @@ def _stream(collected: Collected) -> Judged | None:
     Statement(
         "ruscio-both-in-all-architectures",
         f"{SOURCE} abstract",
-        "Both components appear under NTK-scaled RoPE, standard RoPE and a sliding window.",
-        "the intervals of both (log form, early queries) lie above 0 in all three controlled models",
+        "Both components of leakage, mask and residual stream, appear under NTK-scaled RoPE, standard RoPE and a "
+        "sliding window.",
+        "the intervals of both components (log form, early queries) lie above 0 in all three controlled models",
         model=ARCHITECTURES,
         command=COMMANDS["leakage"],
     ),
@@ -135,8 +137,8 @@ def _both(collected: Collected) -> Judged | None:
     Statement(
         "ruscio-both-in-published-models",
         f"{SOURCE} abstract",
-        "Both components appear in the three architectures of the paper.",
-        "the intervals of both (log form, early queries) lie above 0 in all three models",
+        "Both components of leakage, mask and residual stream, appear in the three architectures of the paper.",
+        "the intervals of both components (log form, early queries) lie above 0 in all three models",
         model=", ".join(PUBLISHED_MODELS.values()),
         command=f"headwater leakage {' '.join(PUBLISHED_MODELS.values())} --prompts 1024 --length 128 --out runs/ruscio",
     ),
@@ -150,9 +152,9 @@ def _both_published(collected: Collected) -> Judged | None:
     Statement(
         "ruscio-residual-stream-adds",
         f"{SOURCE} abstract",
-        "The residual stream supplies a share of the leakage.",
-        "the interval of its share (Shapley value, log form, early queries) lies above 0 in every model where shares are "
-        "resolved",
+        "The residual stream supplies a share of the leakage of absolute position.",
+        "the interval of the residual stream's share (Shapley value, log form, early queries) lies above 0 in every "
+        "model where shares are resolved",
         model="bundled models, pretrained",
         command=COMMANDS["leakage"],
     ),
@@ -184,9 +186,19 @@ def _ordered(lower: str, upper: str, collected: Collected) -> Judged | None:
 
 
 for _id, _claim, _lower, _upper in (
-    ("ntk-suppresses", "NTK scaling suppresses the residual component.", NTK, PLAIN),
-    ("window-accumulates", "A sliding window lets the residual component grow beyond standard RoPE's.", PLAIN, WINDOW),
-    ("ntk-below-window", "NTK scaling leaves less of the residual component than a sliding window.", NTK, WINDOW),
+    ("ntk-suppresses", "NTK scaling suppresses the residual component of leakage.", NTK, PLAIN),
+    (
+        "window-accumulates",
+        "A sliding window lets the residual component of leakage grow beyond standard RoPE's.",
+        PLAIN,
+        WINDOW,
+    ),
+    (
+        "ntk-below-window",
+        "NTK scaling leaves less of the residual component of leakage than a sliding window.",
+        NTK,
+        WINDOW,
+    ),
 ):
     stated(
         Statement(
@@ -205,8 +217,9 @@ for _id, _claim, _lower, _upper in (
     Statement(
         "ruscio-standard-between",
         f"{SOURCE} abstract",
-        "Standard RoPE sits between NTK scaling and a sliding window.",
-        "V(X) at early queries rises in that order, with intervals apart",
+        "The residual component of leakage under standard RoPE lies between those under NTK scaling and a sliding "
+        "window.",
+        "V(X) at early queries rises from NTK scaling to standard RoPE to the sliding window, with intervals apart",
         model=ARCHITECTURES,
         command=COMMANDS["leakage"],
     ),
@@ -298,7 +311,8 @@ def _bos_forty(collected: Collected) -> Judged | None:
         "ruscio-bos-removes-some",
         f"{SOURCE} abstract",
         "Part of the residual component at early queries hangs on the embedding at position 0.",
-        "the interval of the fraction removed lies above 0 in every model with a BOS, by every replacement",
+        "the interval of the fraction of V(X) removed at early queries lies above 0 in every model with a BOS, by "
+        "every replacement",
         published="40 %",
         model="bundled models with BOS",
         command=COMMANDS["bos-swap"],
@@ -338,8 +352,9 @@ for _id, _model in PUBLISHED_MODELS.items():
     Statement(
         "ruscio-protocol-replacement",
         PROTOCOL,
-        "The fraction removed does not depend on what is put at position 0.",
-        "intervals of the fraction by all replacements (two at least) overlap in every model with a BOS, at early queries",
+        "The fraction of the residual component that a swap removes does not depend on what is put at position 0.",
+        "intervals of the fraction of V(X) removed by all replacements (two at least) overlap in every model with a "
+        "BOS, at early queries",
         model="bundled models with BOS",
         command=COMMANDS["bos-swap"],
     ),
@@ -362,8 +377,10 @@ def _by_replacement(collected: Collected) -> Judged | None:
     Statement(
         "ruscio-protocol-band",
         PROTOCOL,
-        "The fraction is one of early queries: behind them less is removed.",
-        "in every later band whose interval is apart from that of the early band the fraction is below it",
+        "The fraction of the residual component that a swap at position 0 removes is one of early queries: behind "
+        "them less is removed.",
+        "in every later band whose interval is apart from that of the early band the fraction of V(X) removed is "
+        "below it",
         model="bundled models with BOS",
         command=COMMANDS["bos-swap"].replace("--prompts 256", "--prompts 4096").replace("reports/", "runs/"),
     ),
@@ -405,9 +422,10 @@ FORMS = {  # other things that "residual component" may be read as: variable, pl
     Statement(
         "ruscio-protocol-form",
         PROTOCOL,
-        "The fraction does not depend on how the residual component is defined.",
-        "by every other definition that is above 0 before the swap the fraction at early queries lies in the interval of "
-        "that of V(X), in every model with a BOS",
+        "The fraction of the residual component that a swap at position 0 removes does not depend on how that "
+        "component is defined.",
+        "by every other definition that is above 0 before the swap the fraction removed at early queries lies in the "
+        "interval of that of V(X), in every model with a BOS",
         model="bundled models with BOS",
         command=COMMANDS["bos-swap"],
     ),
@@ -434,7 +452,7 @@ def _by_form(collected: Collected) -> Judged | None:
     Statement(
         "ruscio-sinks-stabilize",
         f"{SOURCE} abstract",
-        "Attention sinks are stabilizers: without the BOS patterns depend more on absolute position.",
+        "Attention sinks are stabilizers: without the BOS, attention patterns depend more on absolute position.",
         "total leakage (log form, early queries, mean over blocks) rises by the swap, in every model with a BOS",
         model="bundled models with BOS",
         command=COMMANDS["bos-swap"],
@@ -501,7 +519,7 @@ def _constant(collected: Collected) -> Judged | None:
     Statement(
         "ruscio-fingerprint-varies",
         f"{SOURCE} abstract",
-        "Without it the fingerprint varies with the token at position 0.",
+        "Without an auto-prepended BOS the fingerprint at position 0 varies with the token there.",
         f"mean cosine of the streams of different tokens before the final norm below {APART:g} in every model",
         model="bundled models, pretrained",
         command=COMMANDS["trajectory"],
@@ -568,7 +586,8 @@ def _react(collected: Collected) -> Judged | None:
     Statement(
         "ruscio-isolation-design",
         ISOLATION,
-        "The two channels can be switched off one by one, and account for all of the leakage.",
+        "The two channels, mask and residual stream, can be switched off one by one, and account for all of the "
+        "leakage.",
         f"with both off the log form is 0 (below {NOTHING:g} nat²), and the 2 x 2 design's parts, mask, residual stream and "
         f"spread, add up to the weight form's total within {SUMS:g} of it",
         model="bundled models, pretrained",
@@ -617,7 +636,7 @@ def _mask_alone(collected: Collected) -> Judged | None:
     Statement(
         "ruscio-isolation-mask-dominates",
         ISOLATION,
-        "At early queries the mask contributes more than the residual stream.",
+        "At early queries the mask contributes more to the leakage than the residual stream.",
         "the mask's share (Shapley value, log form) is above the residual stream's, intervals apart, in every model where "
         "shares are resolved",
         model="bundled models, pretrained",
@@ -642,7 +661,8 @@ def _dominates(collected: Collected) -> Judged | None:
         "ruscio-isolation-null",
         ISOLATION,
         "In the first block, whose streams carry no position, the residual component is 0.",
-        "its interval holds 0, or position 0's own logits account for it, in every model and band",
+        "the interval of the first block's V(X) holds 0, or position 0's own logits account for it, in every model "
+        "and band",
         model="bundled models, pretrained",
         command=COMMANDS["leakage"],
     ),

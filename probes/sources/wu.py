@@ -20,7 +20,7 @@ STATED: Stated = []
     Statement(
         "wu-first-token-sink-pretrained",
         f"{SOURCE} K.4",
-        "By its own metric, too, the sink of causal models is the first token.",
+        "By the metric of [Wu] the sink of causal language models is the first token.",
         "the fraction of queries with a weight above 0.2 is highest at position 0, in every model",
         model="bundled models, pretrained",
         command=COMMANDS["sinks"],
@@ -71,7 +71,7 @@ def _deeper(collected: Collected) -> Judged | None:
     Statement(
         "wu-depth-does-not-undo-logits",
         f"{SOURCE} Thm 4.1, read on models with residual streams",
-        "That holds whatever the attention logits.",
+        "The deeper the model, the more a causal mask favours the beginning, whatever the attention logits.",
         "primacy of fresh models rises from the least to the largest depth at every logit scale of the map",
         model="fresh models of several depths",
         command=COMMANDS["map"],
@@ -83,7 +83,7 @@ def _at_any_scale(collected: Collected) -> Judged | None:
     if not found:
         return None
     ends = {strength: (depths[min(depths)], depths[max(depths)]) for strength, depths in sorted(found.items())}
-    said = "; ".join(f"d sigma^2 = {strength:.2g}: {number(a)} to {number(b)}" for strength, (a, b) in ends.items())
+    said = "; ".join(f"d σ² = {strength:.2g}: {number(a)} to {number(b)}" for strength, (a, b) in ends.items())
     rising = all(b > a for a, b in ends.values())
     return Judged(f"primacy {said}", rising, "fresh models of several depths", map_command(collected))
 
@@ -92,7 +92,7 @@ def _at_any_scale(collected: Collected) -> Judged | None:
     Statement(
         "wu-window-slows",
         f"{SOURCE} Thm 4.2, read on models with residual streams",
-        "The smaller the window, the slower the beginning gains.",
+        "The smaller the sliding window, the slower the beginning gains with depth.",
         "at equal depth primacy of fresh models is larger under the wider window, and largest without, at every logit scale",
         model="fresh models with and without window",
         command=COMMANDS["map"],
@@ -110,7 +110,7 @@ def _slows(collected: Collected) -> Judged | None:
     if not found:
         return None
     said = "; ".join(
-        f"d sigma^2 = {strength:.2g}: "
+        f"d σ² = {strength:.2g}: "
         + ", ".join(f"{number(one)} ({'no window' if math.isinf(w) else f'{w:g}'})" for w, one in by_width.items())
         for strength, by_width in sorted(found.items())
     )

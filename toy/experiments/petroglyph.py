@@ -46,7 +46,8 @@ POINTS = 25  # steps at which training models are tested, at most
 POSITIONAL = ("none", "learned", "sinusoidal", "rope", "decay")
 TRAINED_POSITIONAL = ("none", "learned")
 
-LIU, IRIE = "[Liu-7]", "[Irie]"
+BOTH = "[Liu-7], [Irie]"
+CONTROL = f"{BOTH}, our control"
 # The same numbers summed in another order differ by about eps of the terms' size, some ten times per layer.
 ROUNDING = 1e3  # eps; what is above it is no rounding
 CLEAR = 1e9  # eps; what is above it, 2e-7 of the output, is seen in float32, too
@@ -385,32 +386,40 @@ def tables(ds: xr.Dataset) -> list[Table]:
 
 def claims(ds: xr.Dataset) -> list[Claim]:
     """The claim in its two halves, fresh and trained, and what controls it."""
-    both = f"{LIU}, {IRIE}"
     encodings = [str(p) for p in ds["positional"].values if p != "none"]
     one, two, full = (1, "causal", "none"), (2, "causal", "none"), (2, "full", "none")
     found = [
         _fresh_claim(
             ds,
             "one-layer-blind",
-            both,
-            "1 layer without positional encoding cannot tell permuted prefixes apart",
+            BOTH,
+            "One layer without positional encoding cannot tell permuted prefixes apart.",
             [one],
             blind=True,
         ),
-        _fresh_claim(ds, "two-layers-see", both, "2 causal layers without positional encoding can", [two], blind=False),
+        _fresh_claim(
+            ds,
+            "two-layers-see",
+            BOTH,
+            "Two causal layers without positional encoding can tell permuted prefixes apart.",
+            [two],
+            blind=False,
+        ),
         _fresh_claim(
             ds,
             "full-mask-blind",
-            "control",
-            "it is the causal mask: 2 layers under a full mask cannot",
+            CONTROL,
+            "It takes the causal mask to tell permuted prefixes apart without positional encoding: two layers under a "
+            "full mask cannot.",
             [full],
             blind=True,
         ),
         _fresh_claim(
             ds,
             "encoding-sees",
-            "control",
-            f"it is the missing encoding: 1 layer with one ({', '.join(encodings) or 'any'}) can",
+            CONTROL,
+            "It is the missing encoding that keeps one causal layer from telling permuted prefixes apart: with one "
+            f"({', '.join(encodings) or 'any'}) it can.",
             [(1, "causal", p) for p in encodings],
             blind=False,
         ),
@@ -418,10 +427,11 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     ]
     said = Statement(
         "petroglyph-trained",
-        both,
-        "trained models as fresh ones: 1 layer cannot, 2 can, 2 under a full mask cannot",
-        f"largest changes below {ROUNDING:g} eps, below {ROUNDING:g} eps under a full mask, and all above {CLEAR:g} eps "
-        "with 2 causal layers",
+        BOTH,
+        "Trained models without positional encoding are as fresh ones: one layer cannot tell permuted prefixes apart, "
+        "two causal layers can, two under a full mask cannot.",
+        f"the largest change of the output by any permutation is below {ROUNDING:g} eps with one layer and with two "
+        f"under a full mask, and above {CLEAR:g} eps with two causal layers, in every model",
     )
     after = [trained(ds, "trained_difference", *kind) for kind in (one, two, full)]
     if any(x is None for x in after):
@@ -434,17 +444,34 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     return [
         *found,
         _accuracy_claim(
-            ds, "one-layer-cannot-learn", both, "1 layer cannot learn which of two tokens stands first", one, blind=True
+            ds,
+            "one-layer-cannot-learn",
+            BOTH,
+            "One causal layer without positional encoding cannot learn which of two tokens stands first.",
+            one,
+            blind=True,
         ),
         _accuracy_claim(
-            ds, "two-layers-learn", both, "2 causal layers learn it without positional encoding", two, blind=False
+            ds,
+            "two-layers-learn",
+            BOTH,
+            "Two causal layers without positional encoding learn which of two tokens stands first.",
+            two,
+            blind=False,
         ),
-        _accuracy_claim(ds, "full-mask-cannot-learn", "control", "2 layers under a full mask do not", full, blind=True),
+        _accuracy_claim(
+            ds,
+            "full-mask-cannot-learn",
+            CONTROL,
+            "Two layers under a full mask without positional encoding do not learn which of two tokens stands first.",
+            full,
+            blind=True,
+        ),
         _accuracy_claim(
             ds,
             "encoding-learns",
-            "control",
-            "1 layer with learned positions does",
+            CONTROL,
+            "One causal layer with learned positions learns which of two tokens stands first.",
             (1, "causal", "learned"),
             blind=False,
         ),
@@ -456,9 +483,11 @@ def _fresh_claim(
 ) -> Claim:
     """Fresh models of these kinds, all variants and seeds: the largest change is rounding, or even the least is none."""
     rule = (
-        f"the largest change by any permutation is below {ROUNDING:g} eps in every model"
+        f"the largest change of the last output by any permutation of the tokens before it is below {ROUNDING:g} eps "
+        "in every model"
         if blind
-        else f"the least change by any permutation is above {CLEAR:g} eps in every model"
+        else f"the least change of the last output by any permutation of the tokens before it is above {CLEAR:g} eps "
+        "in every model"
     )
     said = Statement(f"petroglyph-{name}", source, text, rule)
     found = [fresh(ds, "difference" if blind else "least_difference", *kind) for kind in chosen]
@@ -481,9 +510,10 @@ def _variants(ds: xr.Dataset, expected: Sequence[tuple[tuple[int, str, str], boo
     agree, of = 0, 0
     said = Statement(
         "petroglyph-variants",
-        "control",
-        "residual stream, feed-forward and norm change none of these three",
-        "every variant gives the three verdicts in all seeds",
+        CONTROL,
+        "Residual stream, feed-forward and norm leave as it is who tells permuted prefixes apart without positional "
+        "encoding: one layer cannot, two causal layers can, two under a full mask cannot.",
+        "every variant gives these three verdicts in all seeds",
     )
     for kind, blind in expected:
         largest, least = fresh(ds, "difference", *kind), fresh(ds, "least_difference", *kind)
@@ -499,9 +529,9 @@ def _accuracy_claim(
     ds: xr.Dataset, name: str, source: str, text: str, kind: tuple[int, str, str], *, blind: bool
 ) -> Claim:
     rule = (
-        f"accuracy within {TIES:g} of 1/2 in every seed at every step"
+        f"accuracy is within {TIES:g} of 1/2 in every seed at every step"
         if blind
-        else f"median accuracy at the end of training above {SOLVED:g}"
+        else f"median accuracy over seeds at the end of training is above {SOLVED:g}"
     )
     said = Statement(f"petroglyph-{name}", source, text, rule)
     accuracy = trained(ds, "accuracy", *kind)

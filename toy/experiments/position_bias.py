@@ -466,23 +466,31 @@ class Judged(NamedTuple):
 
 
 NOT_THERE = Judged("-", None)
-SAME_SIGNS = f"gaps that count in both have the same sign in at least {AGREE:.0%} of the cases"
+GAP = "gap (accuracy with the earlier of two identical items right, less that with the later right)"
+SAME_SIGNS = (
+    f"where the {GAP} counts in both kinds of models, above {SIGMAS} standard errors, its sign is the same in at least "
+    f"{AGREE:.0%} of the cases"
+)
 Rule = Callable[[xr.Dataset], Judged]
 
 
 def claims(ds: xr.Dataset) -> list[Claim]:
-    """The published statements, for each scale of the data by itself; the paper's residual streams are off unless named."""
+    """The published statements, for each scale of the data by itself; the paper's residual streams are off unless named.
+
+    Their texts say for which; in `STATEMENTS` they hence have no full stop yet.
+    """
     found = []
     for scale in ds["scale"].values.tolist():
         world = _world(ds, scale)
         for statement, rule in STATEMENTS:
-            said = replace(statement, id=f"{statement.id}-{scale}", claim=f"{statement.claim} ({scale} scale)")
+            said = replace(statement, id=f"{statement.id}-{scale}", claim=f"{statement.claim} ({scaled(scale)}).")
             found.append(said.judged(*(NOT_THERE if world is None else rule(world))))
         pair = (world, _world(ds, scale, "fixed"))
         said = Statement(
             f"wu-toy-fixed-vocabulary-{scale}",
             "[Wu] section 5",
-            f"a fixed vocabulary with anisotropy 0.75 gives the same biases as Gaussian data ({scale} scale)",
+            "In the in-context retrieval task a fixed vocabulary with anisotropy 0.75 gives the same position biases "
+            f"as Gaussian data ({scaled(scale)}).",
             SAME_SIGNS,
         )
         found.append(said.judged(*_alike(*pair, "fixed")))
@@ -490,11 +498,17 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     said = Statement(
         "wu-toy-text-and-program",
         "[Wu] section 5, text and program",
-        "vectors of standard deviation 1/sqrt(d), as in the text, and 1/d, as in the program, give the same biases",
+        "In the in-context retrieval task vectors of standard deviation 1/sqrt(d), as in the paper's text, and 1/d, "
+        "as in its program, give the same position biases.",
         SAME_SIGNS,
     )
     found.append(said.judged(*_alike(*pair, "program")))
     return found
+
+
+def scaled(scale: str) -> str:
+    """Which scale of the data a statement is about, in words."""
+    return f"vectors scaled as in the paper's {scale}"
 
 
 def _world(ds: xr.Dataset, scale: str, data: str = "gaussian") -> xr.Dataset | None:
@@ -544,9 +558,8 @@ def _resolved(world: xr.Dataset) -> Judged:
 
 def _rising(positional: str) -> str:
     """The rule of `_grows` in words."""
-    return (
-        f"from the least to the largest depth the mean gap ({positional}) rises by more than {SIGMAS} standard errors"
-    )
+    encoding = {"none": "without positional encoding", "decay": "under a decay mask", "rope": "with RoPE"}[positional]
+    return f"{encoding} the mean {GAP} rises by more than {SIGMAS} standard errors from the least to the largest depth"
 
 
 def _grows(positional: str) -> Rule:
@@ -674,14 +687,15 @@ def _agreement(one: xr.DataArray, other: xr.DataArray, least: float) -> Judged:
 
 
 COUNTS = f"{SIGMAS} standard errors of the test"
-SHIFTS = f"against unbiased data the median gap shifts that way by more than {COUNTS}, under every encoding and depth"
+FALLS = f"the mean {GAP} is lower by more than {COUNTS} than without positional encoding, at every depth"
+SHIFTS = f"against unbiased data the median {GAP} shifts that way by more than {COUNTS}, under every encoding and depth"
 STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
     (
         Statement(
             "wu-toy-causal-favours-earlier",
             "[Wu] section 5, no encoding",
-            "a causal mask alone favours earlier items, also after unbiased training",
-            f"median gap above {COUNTS} for every pair and depth",
+            "In the in-context retrieval task a causal mask alone favours earlier items, also after unbiased training",
+            f"the median {GAP} is above {COUNTS} for every pair of positions and every depth",
         ),
         _earlier_wins,
     ),
@@ -689,14 +703,19 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-causal-gap-resolved",
             "[Wu] section 5, no encoding",
-            "that gap differs from 0 (95 % intervals over runs)",
-            f"no interval over {FEWEST} runs or more holds 0, for every pair and depth",
+            "In the in-context retrieval task the bias of a causal mask alone is resolved: its gap differs from 0 by "
+            "95 % intervals over runs",
+            f"no 95 % interval of the {GAP} over {FEWEST} runs or more holds 0, for every pair of positions and every "
+            "depth",
         ),
         _resolved,
     ),
     (
         Statement(
-            "wu-toy-causal-grows-with-depth", "[Wu] section 5, no encoding", "and it grows with depth", _rising("none")
+            "wu-toy-causal-grows-with-depth",
+            "[Wu] section 5, no encoding",
+            "In the in-context retrieval task the bias of a causal mask alone toward earlier items grows with depth",
+            _rising("none"),
         ),
         _grows("none"),
     ),
@@ -704,8 +723,8 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-decay-favours-recent",
             "[Wu] section 5, decay mask",
-            "decay moves the bias toward recent items",
-            f"the mean gap falls by more than {COUNTS} against no encoding, at every depth",
+            "In the in-context retrieval task a decay mask moves the bias toward recent items",
+            FALLS,
         ),
         _recency("decay"),
     ),
@@ -713,8 +732,8 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-rope-favours-recent",
             "[Wu] section 5, RoPE",
-            "RoPE moves the bias toward recent items",
-            f"the mean gap falls by more than {COUNTS} against no encoding, at every depth",
+            "In the in-context retrieval task RoPE moves the bias toward recent items",
+            FALLS,
         ),
         _recency("rope"),
     ),
@@ -722,7 +741,7 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-decay-depth-favours-earlier",
             "[Wu] section 5, decay mask",
-            "more depth moves it back to earlier items",
+            "In the in-context retrieval task under a decay mask more depth moves the bias back to earlier items",
             _rising("decay"),
         ),
         _grows("decay"),
@@ -731,7 +750,7 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-rope-depth-favours-earlier",
             "[Wu] section 5, RoPE",
-            "more depth moves it back to earlier items",
+            "In the in-context retrieval task with RoPE more depth moves the bias back to earlier items",
             _rising("rope"),
         ),
         _grows("rope"),
@@ -740,14 +759,17 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-data-first",
             "[Wu] section 5, biased data",
-            "answers that stand first in training pull the bias to the first item",
+            "In the in-context retrieval task answers that stand first in training pull the bias to the first item",
             SHIFTS,
         ),
         _follows("first", {"first-middle": 1, "first-last": 1}),
     ),
     (
         Statement(
-            "wu-toy-data-middle", "[Wu] section 5, biased data", "answers in the middle pull it to the middle", SHIFTS
+            "wu-toy-data-middle",
+            "[Wu] section 5, biased data",
+            "In the in-context retrieval task answers that stand in the middle in training pull the bias to the middle",
+            SHIFTS,
         ),
         _follows("middle", {"first-middle": -1, "middle-last": 1}),
     ),
@@ -755,7 +777,7 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-data-last",
             "[Wu] section 5, biased data",
-            "answers that stand last pull it to the last item",
+            "In the in-context retrieval task answers that stand last in training pull the bias to the last item",
             SHIFTS,
         ),
         _follows("last", {"first-last": -1, "middle-last": -1}),
@@ -764,8 +786,10 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-lost-in-the-middle-gaps",
             "[Wu] section 5, lost in the middle",
-            "answers first or last in training: under some encodings the middle loses against both ends",
-            f"both gaps of the middle count against it by more than {COUNTS} under some encoding and depth",
+            "In the in-context retrieval task, trained on answers that stand first or last, the middle loses against "
+            "both ends under some encodings",
+            f"the {GAP} is against the middle item, by more than {COUNTS}, both with the first and with the last, "
+            "under some encoding and depth",
         ),
         _middle_loses,
     ),
@@ -773,8 +797,10 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-lost-in-the-middle-accuracy",
             "[Wu] section 5, lost in the middle",
-            "the same by accuracy: the middle items are answered worse than both ends",
-            f"by more than {COUNTS} under some encoding and depth",
+            "In the in-context retrieval task, trained on answers that stand first or last, the middle items are "
+            "answered worse than both ends under some encodings",
+            f"accuracy at the middle items is below that at either end by more than {COUNTS} under some encoding and "
+            "depth",
         ),
         _dips("first-and-last"),
     ),
@@ -782,7 +808,7 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-residual-same-sign",
             "[Wu] section 5, residual",
-            "residual streams leave the sign of the biases",
+            "In the in-context retrieval task residual streams leave the sign of the position biases as it is",
             SAME_SIGNS,
         ),
         _same_with_residual,
@@ -791,8 +817,8 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         Statement(
             "wu-toy-residual-weaker",
             "[Wu] section 5, residual",
-            "residual streams weaken the bias of unbiased training",
-            f"the mean size of the gaps falls by more than {COUNTS}",
+            "In the in-context retrieval task residual streams weaken the position bias after unbiased training",
+            f"the mean size of the {GAP} is lower with residual streams by more than {COUNTS}",
         ),
         _less_with_residual,
     ),

@@ -141,6 +141,11 @@ class Cell(NamedTuple):
     def name(self) -> str:
         return f"V={self.vocabulary} C={self.context} width {self.width} lr {self.learning_rate:g}"
 
+    @property
+    def told(self) -> str:
+        """The setting as in a sentence; `name` is its coordinate in results."""
+        return f"V = {self.vocabulary}, C = {self.context}, width {self.width}, learning rate {self.learning_rate:g}"
+
 
 PUBLISHED = (
     Cell(30, 4, 2, 0.01, 3000, 2.5e-4),
@@ -780,7 +785,7 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     short, long, wide, fast, large, large_fast = by_name
     found += [
         _order_claim(
-            ds, "longer", "relative perplexity is larger at C = 10 than at C = 4 (V = 30, width 2)", short, long
+            ds, "longer", "(perplexity - 1) / V is larger at C = 10 than at C = 4 (V = 30, width 2)", short, long
         ),
         _order_claim(ds, "wider", "width 10 does far better than width 2, even at V = 100, C = 10", wide, short),
         _order_claim(ds, "fast-at-30", "learning rate 0.1 does better than 0.01 at V = 30", fast, short),
@@ -793,31 +798,36 @@ def claims(ds: xr.Dataset) -> list[Claim]:
 
 def _plateau_claims(ds: xr.Dataset) -> list[Claim]:
     v, c = _sizes(ds)
+    setting = "(V = 30, C = 4, width 2)"
     curve = of_variant(ds, "perplexity")
     statements = stalls, then, bounded, solves = [
         Statement(f"liu4-previous-token-{name}", SOURCE, text, rule, published)
         for name, text, rule, published in (
             (
                 "stalls",
-                "without positional embeddings perplexity stalls at about 25 at first",
-                f"some seed stays within {NEAR:.0%} of it over a factor of {STALLED:g} in steps",
+                "Without positional embeddings the previous-token task's perplexity at first stalls at about 25 "
+                f"{setting}.",
+                f"in some seed the perplexity stays within {NEAR:.0%} of {PLATEAUS[0]:g} over a factor of {STALLED:g} "
+                "in steps",
                 f"{PLATEAUS[0]:g}",
             ),
             (
                 "plateau",
-                "then at about 20.6",
-                f"median over seeds at the end of training within {NEAR:.0%} of it",
+                "Without positional embeddings the previous-token task's perplexity then stalls at about 20.6 "
+                f"{setting}.",
+                f"the median perplexity over seeds at the end of training is within {NEAR:.0%} of {PLATEAUS[1]:g}",
                 f"{PLATEAUS[1]:g}",
             ),
             (
                 "bound",
-                f"V (C-2)/(C-1) = {betting(30, 4)['published']:g} bounds what can be had without positions",
-                f"the least median perplexity of any width without positions is above {1 - NEAR:.0%} of the bound",
+                f"In the previous-token task V (C-2)/(C-1) = {betting(30, 4)['published']:g} bounds the perplexity "
+                "that can be had without positions (V = 30, C = 4).",
+                f"the least median perplexity of any width without positions is above {1 - NEAR:.0%} of V (C-2)/(C-1)",
                 f"{betting(30, 4)['published']:g}",
             ),
             (
                 "solved",
-                "with learned positional embeddings perplexity falls to about 1",
+                f"With learned positional embeddings the previous-token task's perplexity falls to about 1 {setting}.",
                 f"median perplexity at the end of training below {SOLVED:g}",
                 "1",
             ),
@@ -869,14 +879,16 @@ def _head_claims(ds: xr.Dataset) -> list[Claim]:
         Statement(
             "liu4-previous-token-separation",
             SOURCE,
-            "along the separation direction p_-1 is negative, p_0, p_-2, p_-3 positive (up to s -> -s)",
-            "so in more than half of the seeds",
+            "In the previous-token task (C = 4) the position asked for, p_-1, is negative along the separation "
+            "direction s, and p_0, p_-2, p_-3 are positive (up to s -> -s).",
+            "the signs are these in more than half of the seeds",
         ),
         Statement(
             "liu4-previous-token-bilinear-form",
             SOURCE,
-            "s W_Q W_K^T s < 0 (-1.1 for s = (1, 1), which is -0.56 for the unit vector)",
-            "below 0 in more than half of the seeds",
+            "In the previous-token task s W_Q W_K^T s < 0 along the separation direction s (-1.1 for s = (1, 1), "
+            "which is -0.56 for the unit vector).",
+            "s W_Q W_K^T s is below 0 in more than half of the seeds",
             "-1.1",
         ),
     ]
@@ -907,8 +919,10 @@ def _cell_claim(ds: xr.Dataset, cell: Cell) -> Claim:
     said = Statement(
         f"liu4-previous-token-v{cell.vocabulary}-c{cell.context}-width-{cell.width}-lr-{cell.learning_rate:g}",
         SOURCE,
-        f"(perplexity - 1) / V = {cell.value:.1e} at {cell.name} after {cell.steps:,} steps",
-        f"at some batch size the median over seeds is within a factor of {WITHIN:g}, or the number within the seeds' range",
+        f"In the previous-token task (perplexity - 1) / V = {cell.value:.1e} after {cell.steps:,} steps at "
+        f"{cell.told}.",
+        f"at some batch size the median over seeds is within a factor of {WITHIN:g} of the published number, or that "
+        "number lies within the seeds' range",
         f"{cell.value:.1e}",
     )
     own = of_variant(ds, "relative_published")
@@ -932,8 +946,9 @@ def _steps(ds: xr.Dataset, cell: Cell) -> int:
 
 def _order_claim(ds: xr.Dataset, name: str, text: str, less: str, more: str) -> Claim:
     """Medians over seeds, at the first batch size that has both."""
-    rule = f"median over seeds at {less} below that at {more}"
-    said = Statement(f"liu4-previous-token-{name}", SOURCE, text, rule)
+    told = {cell.name: cell.told for cell in PUBLISHED}
+    rule = f"median of (perplexity - 1) / V over seeds at {told[less]} is below that at {told[more]}"
+    said = Statement(f"liu4-previous-token-{name}", SOURCE, f"In the previous-token task {text}.", rule)
     own = of_variant(ds, "relative_published")
     if own is None or not {less, more} <= set(own["cell"].values):
         return said.judged()
@@ -948,8 +963,9 @@ def _spike_claim(ds: xr.Dataset) -> Claim:
     said = Statement(
         "liu4-previous-token-spike",
         SOURCE,
-        "at V = 100, C = 4, width 2 the loss has a spike at learning rate 0.1 (near step 6,000)",
-        "more than half of the seeds have a spike somewhere at that rate, which is constant",
+        "In the previous-token task at V = 100, C = 4, width 2 the loss has a spike at learning rate 0.1 (near step "
+        "6,000).",
+        "in more than half of the seeds the loss has a spike somewhere in training at the constant learning rate 0.1",
         "near step 6,000",
     )
     if "spikes" not in ds or 100 not in ds["rate_vocabulary"].values or not {0.1, 0.01} <= _rates_of(ds):
@@ -974,7 +990,7 @@ def _offset_claim(ds: xr.Dataset) -> Claim:
     said = Statement(
         "liu4-previous-token-offsets",
         SOURCE,
-        "any other fixed offset is learned as well (C = 4)",
+        "Any fixed offset other than the previous-token task's is learned as well (C = 4).",
         f"median perplexity below {SOLVED:g} at every offset",
     )
     if "relative_by_target" not in ds or 4 not in ds["offset_context"].values:

@@ -390,8 +390,8 @@ def claims(ds: xr.Dataset) -> list[Claim]:
         found += [_beats_blind(ds, width), _primacy(ds, width), _middle(ds, width)]
     without, with_stream, with_both = (Variant(*v) for v in ((0, 0), (1, 0), (1, 1)))
     found += [
-        _breaks(ds, "residual", "residuals break the plateau (3 layers, width 10)", without, with_stream),
-        _breaks(ds, "feed-forward", "then a feed-forward does (3 layers, width 10)", with_stream, with_both),
+        _breaks(ds, "residual", "residual streams break", without, with_stream),
+        _breaks(ds, "feed-forward", "a feed-forward beside residual streams breaks", with_stream, with_both),
     ]
     return [*found, _single_runs(ds)]
 
@@ -401,8 +401,9 @@ def _blind(ds: xr.Dataset) -> Claim:
     said = Statement(
         "liu7-retrieval-one-layer-blind",
         SOURCE,
-        "1 layer without positional encoding cannot tell apart the tokens before the last, so cannot retrieve k <= 8",
-        f"no one-layer model is more than {ERRORS} standard errors below the loss of the best reader blind to order",
+        "In the retrieval task (which token stands at position k of 10) 1 layer without positional encoding cannot "
+        "tell apart the tokens before the last, so it cannot retrieve any k <= 8.",
+        f"no one-layer model's loss is more than {ERRORS} standard errors below that of the best reader blind to order",
     )
     if 1 not in ds["layers"].values or not _before_last(ds).size:
         return said.judged()
@@ -418,7 +419,7 @@ def _blind(ds: xr.Dataset) -> Claim:
 
 def _curve(ds: xr.Dataset, layers: int, width: int) -> list[Claim]:
     """The published numbers: at k <= 8, and at the last token."""
-    name = f"{layers} layer{'s' if layers > 1 else ''}, width {width}"
+    name = f"{layers} layer{'s' if layers > 1 else ''} of width {width} {'have' if layers > 1 else 'has'}"
     values = PUBLISHED[layers, width]
     shown = (
         "2.19 at every k <= 8"
@@ -429,8 +430,9 @@ def _curve(ds: xr.Dataset, layers: int, width: int) -> list[Claim]:
         Statement(
             f"liu7-retrieval-depth-{layers}-width-{width}-{where}",
             SOURCE,
-            f"{name}: loss {text}",
-            f"medians over seeds within {AGREES:g} nats of the curve at all these k, in the variant nearest to it",
+            f"In the retrieval task (token k of 10) {name} a loss in nats of {text}.",
+            f"median losses over seeds are within {AGREES:g} nats of the published curve at all these k, in the "
+            "variant nearest to it",
             text,
         )
         for where, text in (("before-last", shown), ("last", f"{values[-1]:.2f} at k = {len(values) - 1}"))
@@ -454,8 +456,9 @@ def _beats_blind(ds: xr.Dataset, width: int) -> Claim:
     said = Statement(
         f"liu7-retrieval-two-layers-see-order-width-{width}",
         SOURCE,
-        f"2 layers differ from 1 in kind: they tell positions apart (width {width}, k = 0)",
-        "median loss at k = 0 below that of the best reader blind to order",
+        f"In the retrieval task (token k of 10) 2 layers of width {width} differ in kind from 1 layer: they tell "
+        "positions apart (k = 0).",
+        "median loss of 2 layers at k = 0 is below that of the best reader blind to order",
     )
     near = nearest(ds, 2, width)
     if near is None or 0 not in ds["target"].values:
@@ -469,8 +472,10 @@ def _primacy(ds: xr.Dataset, width: int) -> Claim:
     said = Statement(
         f"liu7-retrieval-primacy-width-{width}",
         SOURCE,
-        f"2 layers, width {width}: before the last, the first token is the easiest, and loss grows with k",
-        f"of the medians before the last that at k = 0 is the least, and Spearman of loss and k is above {RISES:g}",
+        f"In the retrieval task (token k of 10) 2 layers of width {width} find the first token the easiest of those "
+        "before the last, and their loss grows with k.",
+        "of the median losses at all k before the last the one at k = 0 is the least, and their rank correlation with "
+        f"k is above {RISES:g}",
     )
     near, k = nearest(ds, 2, width), _before_last(ds)
     if near is None or k.size < 3 or 0 not in k:
@@ -488,7 +493,8 @@ def _middle(ds: xr.Dataset, width: int) -> Claim:
     said = Statement(
         f"liu7-retrieval-lost-in-the-middle-width-{width}",
         SOURCE,
-        f"2 layers, width {width}: lost in the middle, the first and the last token are easier than any between",
+        f"In the retrieval task (token k of 10) 2 layers of width {width} are lost in the middle: the first and the "
+        "last token are easier than any between.",
         "median losses of the first and the last token are both below those of all between",
     )
     near, last = nearest(ds, 2, width), _last(ds)
@@ -503,13 +509,14 @@ def _middle(ds: xr.Dataset, width: int) -> Claim:
     return said.judged(measured, max(ends) < low)
 
 
-def _breaks(ds: xr.Dataset, name: str, text: str, before: Variant, after: Variant) -> Claim:
+def _breaks(ds: xr.Dataset, name: str, what: str, before: Variant, after: Variant) -> Claim:
     """The mean over the targets between first and last falls in every seed, and by more than `BREAKS` in the median."""
     said = Statement(
         f"liu7-retrieval-{name}-breaks-plateau",
         SOURCE,
-        text,
-        f"mean loss between first and last token falls in every seed, by more than {BREAKS:g} nats in the median",
+        f"In the retrieval task (token k of 10) {what} the plateau of the loss over k (3 layers, width 10).",
+        f"with it the mean loss over the targets between first and last falls in every seed, by more than {BREAKS:g} "
+        "nats in the median",
     )
     middle = _before_last(ds)[1:]
     pair = [losses(ds, 3, 10, variant) for variant in (before, after)]
@@ -526,8 +533,8 @@ def _single_runs(ds: xr.Dataset) -> Claim:
     said = Statement(
         "liu7-retrieval-single-runs",
         SOURCE,
-        "(implied) one run per target shows the curve",
-        f"seeds differ by at most {AGREES:g} nats at every target of every published curve",
+        "One run per target shows the curve of loss over k in the retrieval task (implied by curves of single runs).",
+        f"losses of several seeds differ by at most {AGREES:g} nats at every target of every published curve",
     )
     found = {key: one for key in PUBLISHED if (one := spread(ds, *key)) is not None}
     if not found:

@@ -737,11 +737,16 @@ def _top(ds: xr.Dataset) -> int:
 def claims(ds: xr.Dataset) -> list[Claim]:
     """Theorems 4.1 to 4.7, their bounds on all toys and their statements on fresh ones."""
     bounds = {
-        "4.1": "causal mask: P(z_i >= j) <= (1 - j eps)^(t+1)",
-        "4.2": "window w: P(z_i >= j) <= (1 - j eps^m)^floor((t+1)/m), m = ceil((N-1)/(w-1))",
-        "4.3": "prefix of K tokens: outside it the bound of 4.1, inside every share at least eps",
-        "4.4 and 4.5": "decay m: entries like e^-(i-j)m, rollouts like C(t+i-j, i-j) e^-(i-j)m, with their constants",
-        "4.6 and 4.7": "RoPE: entries like e^-c(i-j)^2 theta^2, rollouts like C(t+i-j, i-j) times it, with constants",
+        "4.1": "Under a causal mask the rollout's mass at token j and beyond is bounded: P(z_i >= j) <= "
+        "(1 - j eps)^(t+1).",
+        "4.2": "Under a window of w tokens the rollout's mass at token j and beyond is bounded: P(z_i >= j) <= "
+        "(1 - j eps^m)^floor((t+1)/m), m = ceil((N-1)/(w-1)).",
+        "4.3": "With a prefix of K tokens the rollout's mass outside it obeys the bound of the causal mask, and every "
+        "share inside it is at least eps.",
+        "4.4 and 4.5": "Under a decay mask of rate m attention entries go like e^-(i-j)m and rollouts like "
+        "C(t+i-j, i-j) e^-(i-j)m, within the theorems' constants.",
+        "4.6 and 4.7": "Under RoPE attention entries go like e^-c(i-j)^2 theta^2 and rollouts like C(t+i-j, i-j) "
+        "times it, within the theorems' constants.",
     }
     found = []
     for name, text in bounds.items():
@@ -751,7 +756,8 @@ def claims(ds: xr.Dataset) -> list[Claim]:
             f"wu-thm-{name.replace(' ', '-')}-bound",
             f"{SOURCE} Thm {name}",
             text,
-            "no number of any toy is beyond its bound, with the measured eps and B",
+            "no number of any toy is beyond its bound, with the eps (least entry) and B (deviation of logits) "
+            "measured in that toy",
         )
         found.append(said.judged(measured, None if counted is None else counted[0] == 0))
     found += [_converges(ds)]
@@ -765,9 +771,9 @@ def _converges(ds: xr.Dataset) -> Claim:
     said = Statement(
         "wu-thm-4.1-limit",
         f"{SOURCE} Thm 4.1",
-        "all mass goes to the first token, exponentially",
-        f"in every fresh toy less than {CONVERGED:g} of the mass is left at the top, and the rates of both halves of its "
-        f"course agree within a factor of {STEADY:g}",
+        "Under a causal mask all mass of the rollout goes to the first token, exponentially in depth.",
+        f"in every fresh toy less than {CONVERGED:g} of the mass is beyond the first token at the top, and the rates "
+        f"of both halves of its course over layers agree within a factor of {STEADY:g}",
     )
     if not fresh(ds) or case not in ds["case"].values:
         return said.judged()
@@ -797,9 +803,9 @@ def _same_limit(ds: xr.Dataset) -> Claim:
     said = Statement(
         "wu-thm-4.2-limit",
         f"{SOURCE} Thm 4.2",
-        "window: the same limit, all mass goes to the first token",
-        "under every window that the toys are deep enough for, the mass beyond has fallen by a tenth or more since the text "
-        "was first crossed",
+        "Under a sliding window the limit is that of the causal mask: all mass of the rollout goes to the first token.",
+        "under every window that the toys are deep enough for, the mass beyond the first token has fallen by a tenth "
+        "or more since the text was first crossed",
     )
     if not fresh(ds) or not _windows(ds):
         return said.judged()
@@ -822,8 +828,9 @@ def _slower(ds: xr.Dataset) -> Claim:
     said = Statement(
         "wu-thm-4.2-rate",
         f"{SOURCE} Thm 4.2",
-        "window: the more steps ceil((N-1)/(w-1)) it takes to cross, the slower",
-        "the median rate of fresh toys rises with every window that takes fewer steps",
+        "Under a sliding window of w tokens the rollout's mass goes to the first token the more slowly, the more steps "
+        "ceil((N-1)/(w-1)) it takes to cross the text.",
+        "the median rate per layer of fresh toys is higher under every window that takes fewer steps",
     )
     found = {}
     for width in _windows(ds) if fresh(ds) else []:
@@ -842,8 +849,8 @@ def _prefix_claim(ds: xr.Dataset) -> Claim:
     said = Statement(
         "wu-thm-4.3-limit",
         f"{SOURCE} Thm 4.3",
-        "prefix: all mass goes to the K tokens of the prefix",
-        f"in every fresh toy less than {CONVERGED:g} of the mass is outside at the top",
+        "With a prefix of K tokens all mass of the rollout goes to those K tokens.",
+        f"in every fresh toy less than {CONVERGED:g} of the mass is outside the prefix at the top",
     )
     chosen = [str(case) for case in ds["case"].values if str(case).startswith("prefix")] if fresh(ds) else []
     if not chosen:
@@ -858,8 +865,9 @@ def _shares_claim(ds: xr.Dataset) -> Claim:
     said = Statement(
         "wu-thm-4.3-shares",
         f"{SOURCE} Thm 4.3",
-        "prefix: each of its tokens keeps a share that does not vanish",
-        f"the least share at the top is above that of the middle layer divided by {STEADY:g}, and above eps",
+        "With a prefix of K tokens each of them keeps a share of the rollout that does not vanish with depth.",
+        f"the least share of a prefix token at the top is above that of the middle layer divided by {STEADY:g}, and "
+        "above eps",
     )
     chosen = [str(case) for case in ds["case"].values if str(case).startswith("prefix")] if fresh(ds) else []
     if not chosen:
@@ -878,14 +886,16 @@ def _decay_claims(ds: xr.Dataset) -> list[Claim]:
         Statement(
             "wu-thm-4.5-peak",
             name,
-            "decay: the rollout is largest at x* = t / (e^m - 1)",
-            f"every peak within the first half of the text is within {EXACT} token of it, at the least logits",
+            "Under a decay mask of rate m the rollout is largest at the distance x* = t / (e^m - 1), t being the "
+            "depth.",
+            f"every peak within the first half of the text is within {EXACT} token of x*, at the least logits",
         ),
         Statement(
             "wu-thm-4.5-peak-moves",
             name,
-            "decay: the peak moves away with depth t, and comes nearer with m",
-            "medians of the peaks never come nearer with depth, nor move away with m, at the least logits",
+            "Under a decay mask of rate m the rollout's peak moves away from the query with depth t, and comes nearer "
+            "as m grows.",
+            "medians of the peaks never come nearer to the query with depth, nor move away with m, at the least logits",
         ),
     ]
     if "decay_curve" not in ds:
@@ -920,20 +930,22 @@ def _rope_claims(ds: xr.Dataset) -> list[Claim]:
         Statement(
             "wu-thm-4.7-peak-with-depth",
             name,
-            "RoPE: the peak x* moves away with depth t",
-            "medians of the peaks within the first half of the text rise with every layer",
+            "Under RoPE the rollout's peak x* moves away from the query with depth t.",
+            "medians of the peaks' distances, within the first half of the text, rise with every layer",
         ),
         Statement(
             "wu-thm-4.7-peak-with-angle",
             name,
-            "RoPE: the peak x* comes nearer with theta_1",
-            "medians of the peaks within the first half of the text rise with every smaller angle, from two layers on",
+            "Under RoPE the rollout's peak x* comes nearer to the query as the angle theta_1 grows.",
+            "medians of the peaks' distances, within the first half of the text, rise with every smaller angle, from "
+            "two layers on",
         ),
         Statement(
             "wu-thm-4.7-peak",
             name,
-            "RoPE: the rollout is largest where C(t+x, x) e^(-c x^2 theta^2) is",
-            f"medians of the peaks are within {EXACT} token of it",
+            "Under RoPE the rollout is largest at the distance x at which C(t+x, x) e^(-c x^2 theta^2) is.",
+            f"medians of the peaks are within {EXACT} token of the distance at which C(t+x, x) e^(-c x^2 theta^2) is "
+            "largest",
         ),
     ]
     if "rope_curve" not in ds:

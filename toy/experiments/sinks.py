@@ -47,10 +47,11 @@ from ..model import (
 from ..train import Trained, stacked
 from . import position_bias
 from .experiment import Work
-from .position_bias import CHUNK, Case, accuracies, generator_of
+from .position_bias import CHUNK, Case, accuracies, generator_of, scaled
 
 DIMS = ("scale", "depth", "mask", "residual", "seed")
 MARGIN = 0.05  # of the metric, above fresh weights: close to one query more of 17 that looks at the first token
+METRIC = "sink metric (fraction of queries that give a position a weight above tau)"
 LAST_STEPS = 0.01  # the share of training at its end over which the loss is averaged
 
 
@@ -292,41 +293,41 @@ def claims(ds: xr.Dataset) -> list[Claim]:
         if at["residual"] != residual:
             continue
         one = ds.sel(at)
-        where = f"({at['scale']} scale, {at['depth']} blocks)"
+        where = f"({at['depth']} blocks, {scaled(at['scale'])})."
         for name, source, published, rule, judged in (
             (
                 "first-token",
                 "[Wu] K.4",
-                "under a causal mask the sink is the first token",
-                "median of the metric at the first token above that at every other",
+                "In toys under a causal mask the sink is the first token",
+                f"median of the {METRIC} at the first token is above that at every other",
                 _first(one, ["causal"]),
             ),
             (
                 "made-by-training",
                 "[Wu] K.4, read on",
-                "that sink is made by training: fresh weights give less",
-                f"the metric at the first token rises by more than {MARGIN:g} in training, median over seeds",
+                "The sink of toys under a causal mask, their first token, is made by training: fresh weights give less",
+                f"the {METRIC} at the first token rises by more than {MARGIN:g} in training, median over seeds",
                 _emerges(one),
             ),
             (
                 "first-token-window",
                 "[Wu] K.4",
-                "under sliding windows too the first token is the sink",
-                "median of the metric at the first token above that at every other, under every window",
+                "In toys under sliding windows the first token is the sink as well",
+                f"median of the {METRIC} at the first token is above that at every other, under every window",
                 _first(one, _of_kind(ds, "window")),
             ),
             (
                 "weaker-with-window",
                 "[Wu] K.4",
-                "the smaller the window, the weaker that sink",
-                "median of the metric at the first token rises with every wider window",
+                "The smaller a toy's sliding window, the weaker the sink at the first token",
+                f"median of the {METRIC} at the first token rises with every wider window",
                 _weaker(one),
             ),
             (
                 "shared-by-prefix",
                 "[Wu] K.4",
-                "under a prefix mask all its tokens are sinks",
-                "the least median of the metric within the prefix is above the highest after it, for every prefix",
+                "In toys under a prefix mask all tokens of the prefix are sinks",
+                f"the least median of the {METRIC} within the prefix is above the highest after it, for every prefix",
                 _shared(one),
             ),
         ):

@@ -15,8 +15,8 @@ import xarray as xr
 
 from ..claims import VERDICTS, Claim
 from ..leakage import resolved
+from ..studies.collected import Collected
 from ..summary import band, estimate, profiles, rms_log_error, ushape
-from .collected import Collected
 
 Results = Mapping[str, xr.Dataset]
 

@@ -1,0 +1,296 @@
+"""What `headwater report MODEL...` measures: every study on every model, by the functions that the single commands use.
+
+Results lie under the report's folder, `KIND/FILE-MODEL.nc`, where `headwater report` without models and `make report` look
+for them, too. A result that is there and was made with the same options, on the same weights and tokens and by the same
+version, is kept; what an interrupted report had begun is taken up. Models that came with earlier reports stay beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import xarray as xr
+
+from ..errors import InputError
+from ..files import file_name, require_writable, write_table
+from ..jacobian import PRODUCTS
+from ..leakage import LAGS, usual_bands
+from ..models.load import Backend, DType
+from ..models.view import View
+from ..plots.style import recorded
+from ..prompts import FirstToken, prompts, tokens_hash
+from ..results import save
+from ..sinks import FIRST_KEYS
+from ..studies.collected import Collected, collect
+from ..studies.runs import Loading, Subject, subjects
+from ..studies.study import (
+    AGREEMENT_COLUMNS,
+    FIGURES,
+    Settings,
+    agreement_cells,
+    agreements,
+    described,
+    study,
+)
+from ..studies.survey import PROBES, survey, write_report
+from ..studies.unfinished import HASH, Advance
+from ..summary import SHORTEST
+from .cards import pretrained_weights
+
+Told: TypeAlias = Callable[[str], object]
+Results: TypeAlias = Mapping[str, xr.Dataset]
+
+SCRATCH = ".measuring"  # of the report's folder: studies under way; `collect` does not look into hidden folders
+SWAPS = ("mean", "zero", "random")  # what is put at position 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where prompts come from and how models are run, the same for all studies."""
+
+    text: str | None = None
+    dataset: str | None = None
+    split: str = "train"
+    column: str = "text"
+    first: FirstToken | int = "auto"
+    seed: int = 0
+    backend: Backend = "transformers"
+    device: str = "auto"
+    dtype: DType = "auto"
+
+    def chosen(self) -> dict[str, Any]:
+        """As `probes.prompts` takes it."""
+        return {name: getattr(self, name) for name in ("text", "dataset", "split", "column", "first", "seed")}
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study of the report: the folder of its results, what their files begin with, its usual size and its options."""
+
+    kind: str
+    file: str
+    prompts: int
+    settings: Settings | None = None  # of `probes.studies.study.study`; the others are surveys
+    options: Mapping[str, Any] | None = None
+
+    @property
+    def by_parts(self) -> bool:
+        """Whether the study takes models apart, which only transformers' modules let it do."""
+        return self.kind == "theory"
+
+
+def studies(seed: int = 0) -> tuple[Study, ...]:
+    """All studies of a report, the quick ones first."""
+    theory = Settings(theories=("uniform", "values", "score_path", "config"), by_path=True)
+    return (
+        Study("scalar", "jacobian", 16, settings=Settings(method="scalar", conditions=("pretrained",))),
+        Study("trajectory", "trajectory", 32, options={"starts": 64, "seed": seed}),
+        Study("sinks", "sinks", 32, options={"threshold": 0.3, "tau": 0.2, "reacts": "mean", "pictures": 3}),
+        Study("theory", "theory", 2, settings=theory),
+        Study("jacobian", "jacobian", 16, settings=Settings()),
+        Study("leakage", "leakage", 256, options={"lags": LAGS, "bootstrap": 400, "seed": seed}),
+        Study(
+            "bos-swap",
+            "bos-swap",
+            128,
+            options={
+                "replacement": list(SWAPS),
+                "lags": LAGS,
+                "bootstrap": 400,
+                "seed": seed,
+                "profile_prompts": 4,
+                "products": PRODUCTS,
+            },
+        ),
+    )
+
+
+def measure(
+    models: Sequence[str],
+    out: str | Path,
+    *,
+    count: int | None = None,
+    length: int = 256,
+    source: Source = Source(),
+    fresh: bool = False,
+    chosen: Sequence[Study] | None = None,
+    advance: Advance | None = None,
+    told: Told | None = None,
+) -> list[str]:
+    """Measure every model by every study, as far as it was not done before; write results, figures and tables.
+
+    Args:
+        models: as `probes.load` takes them.
+        out: the report's folder.
+        count: prompts of every study; each study's own number if not given.
+        length: tokens per prompt.
+        source: of prompts and models.
+        fresh: measure again what is there.
+        chosen: studies; all of them if not given.
+        advance: hears (what is running, done, in all).
+        told: hears in one line each what was kept, taken up or refused.
+
+    Returns: what studies refused to measure, a sentence each.
+
+    Raises:
+        InputError: bad input, found before anything is measured; results in `out` that cannot be read; or every study
+            refused every model.
+    """
+    out, said = Path(out), told or (lambda line: None)
+    chosen = studies(source.seed) if chosen is None else tuple(chosen)
+    if length < SHORTEST:
+        raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
+    require_writable(out)
+    before = collect(out) if out.is_dir() else Collected(out)
+    loading = Loading(source.backend, source.device, source.dtype)
+    most = count if count is not None else max(one.prompts for one in chosen)
+    found = subjects(models, loading, lambda model: prompts(model, n=most, length=length, **source.chosen()), _nothing)
+    sizes = {one.kind: {"prompts": count if count is not None else one.prompts, "length": length} for one in chosen}
+    refused: list[str] = []
+    for subject in found:
+        model = subject.model()
+        kept = [
+            one.kind for one in chosen if not fresh and _kept(one, model, subject.name, before, sizes[one.kind], source)
+        ]
+        del model
+        if kept:
+            said(f"{subject.name}: kept {', '.join(kept)}, made with the same options (--fresh measures again)")
+        for one in chosen:
+            if one.kind in kept:
+                continue
+            try:
+                _measure(one, subject, out, before, sizes[one.kind], source, advance, said)
+            except InputError as error:
+                refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
+                said(refused[-1])
+    if len(refused) == len(found) * len(chosen):
+        raise InputError(f"nothing could be measured; the first reason: {refused[0]}")
+    draw(out, [one.kind for one in chosen])
+    return refused
+
+
+def draw(out: Path, kinds: Sequence[str]) -> None:
+    """Figures and tables of all results of these kinds, from the results alone."""
+    collected = collect(out)
+    for one in studies():
+        results = collected[one.kind]
+        if one.kind not in kinds or not results:
+            continue
+        folder = out / one.kind
+        if one.settings is None:
+            PROBES[one.kind].figure(results, path=folder / f"{one.file}.png")
+            write_report(PROBES[one.kind].report(results), folder / f"{one.file}.md")
+            continue
+        FIGURES[one.file](results, path=folder / f"{one.file}.png")
+        if one.kind == "theory":
+            rows = [list(agreement_cells(row)) for row in agreements(results)]
+            lines = [described(results)]
+            title = "Theories against measured profiles"
+            write_table(folder / "theory.md", title, lines, AGREEMENT_COLUMNS, rows)
+
+
+def _nothing(*_: Any) -> None:
+    """Studies check for themselves, each when its turn comes: what one refuses, another may measure."""
+
+
+def _measure(
+    one: Study,
+    subject: Subject,
+    out: Path,
+    before: Collected,
+    size: Mapping[str, int],
+    source: Source,
+    advance: Advance | None,
+    told: Told,
+) -> None:
+    """One study of one model, in a folder of its own until it is done; an older result of the same model then goes."""
+    scratch = out / SCRATCH / one.kind / file_name(subject.name)
+
+    def labelled(label: str, done: float, total: float) -> None:
+        if advance is not None:
+            advance(label if one.kind in label else f"{one.kind}: {label}", done, total)
+
+    running: dict[str, Any] = {"device": source.device, "dtype": source.dtype, "advance": labelled, "told": told}
+    if one.settings is not None:
+        settings = replace(one.settings, **size, **source.chosen())
+        name: Literal["jacobian", "theory"] = "theory" if one.file == "theory" else "jacobian"
+        backend = "transformers" if one.by_parts else source.backend
+        results = study([subject.source], scratch, settings, name=name, backend=backend, **running)
+    else:
+        options = dict(one.options or {})
+        results = survey(
+            [subject.source],
+            scratch,
+            PROBES[one.kind],
+            options=options,
+            backend=source.backend,
+            **size,
+            **source.chosen(),
+            **running,
+        )
+    (ds,) = results.values()
+    file = out / one.kind / f"{one.file}-{file_name(subject.name)}.nc"
+    save(ds, file)
+    older = before.files.get((one.kind, subject.name), file)
+    if older != file:
+        older.unlink(missing_ok=True)
+    shutil.rmtree(scratch)
+    for folder in (scratch.parent, scratch.parent.parent):
+        with suppress(OSError):  # another study's unfinished work is in it
+            folder.rmdir()
+
+
+def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[str, int], source: Source) -> bool:
+    """Whether there is a result made with the same options, on the same weights and tokens, by the same version."""
+    ds = before[one.kind].get(name)
+    if ds is None:
+        return False
+    tokens = prompts(model, n=size["prompts"], length=size["length"], **source.chosen())
+    backend = "transformers" if one.by_parts else source.backend
+    same = {
+        "headwater": version("headwater"),
+        "backend": backend,
+        "dtype": model.identity.dtype,
+        HASH: tokens_hash(tokens),
+    }
+    if any(recorded(ds, key) != [value] for key, value in same.items()):
+        return False
+    if model.identity.weights not in pretrained_weights(ds) or not _complete(one, ds):
+        return False
+    wanted = json.loads(json.dumps(_options(one, size["length"], source.seed)))
+    made = [json.loads(options) for options in recorded(ds, "options")]
+    return bool(made) and all(options.get(key) == value for options in made for key, value in wanted.items())
+
+
+def _complete(one: Study, ds: xr.Dataset) -> bool:
+    """Whether a study with settings has all conditions, fresh models and theories."""
+    if one.settings is None:
+        return True
+    conditions = set(map(str, ds["condition"].values)) if "condition" in ds.dims else set()
+    if conditions != set(one.settings.conditions):
+        return False
+    if "init" in conditions and int(ds["runs"].sel(condition="init")) != one.settings.seeds:
+        return False
+    return all(f"theory_{theory}" in ds for theory in one.settings.theories or ())
+
+
+def _options(one: Study, length: int, seed: int) -> dict[str, Any]:
+    """The options that a result of this study records."""
+    if one.settings is not None:
+        pathway = "all" if one.settings.by_path else one.settings.pathway
+        wanted = {name: getattr(one.settings, name) for name in ("method", "readout", "from_layer")}
+        wanted |= {"pathway": pathway, "query": length - 1, "seed": seed}
+        return wanted | ({"products": PRODUCTS} if one.settings.method == "sketch" else {})
+    wanted = dict(one.options or {})
+    if one.kind == "sinks":
+        wanted["keys"] = FIRST_KEYS[:length]
+    if "lags" in wanted:
+        wanted["bands"] = usual_bands(length, wanted["lags"])
+    return wanted

@@ -1,0 +1,176 @@
+"""A folder of results such as `headwater report` leaves, of tiny random models, for the tests of the page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import xarray as xr
+
+from probes.claims import Claim
+from probes.files import file_name
+from probes.page.measuring import Source, Study, measure, studies
+from probes.results import attributes, load, made_with, save
+from probes.studies.matched import judged
+
+LENGTH, PROMPTS = 24, 4
+ROGUE = "<script>alert('x')</script>/ape & co"  # the name of a model, as somebody might call a folder
+KINDS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "scalar")
+
+
+def models(folder: Path) -> Path:
+    """Two tiny checkpoints, "ape" (with BOS) and "bee" (without), and a text for them."""
+    for name, family in (("ape", "llama"), ("bee", "gpt2")):
+        families.model(family).save_pretrained(folder / name)
+        families.tokenizer("prepended" if family == "llama" else "end").save_pretrained(folder / name)
+    words = np.random.default_rng(0).integers(3, 100, 600)
+    (folder / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
+    return folder
+
+
+def small(*kinds: str) -> list[Study]:
+    """Studies of the report with fewer fresh models and resamples."""
+    found = []
+    for one in studies():
+        if kinds and one.kind not in kinds:
+            continue
+        if one.settings is not None:
+            found.append(replace(one, settings=replace(one.settings, seeds=2)))
+        elif "bootstrap" in (one.options or {}):
+            found.append(replace(one, options={**(one.options or {}), "bootstrap": 20}))
+        else:
+            found.append(one)
+    return found
+
+
+def source(folder: Path) -> Source:
+    return Source(text=str(folder / "text.txt"))
+
+
+def renamed(root: Path, old: str, new: str) -> None:
+    """Every result of a model once more, under another name."""
+    for file in sorted(root.rglob(f"*-{old}.nc")):
+        ds = load(file).assign_attrs(model=new)
+        save(ds, file.with_name(f"{file.stem.removesuffix(old)}{file_name(new)}.nc"))
+
+
+def whole(models: Path, root: Path) -> Path:
+    """Results of every kind: "ape" measured, and again under a bad name; two steps, a map, toys beside "ape" and alone."""
+    measure([str(models / "ape")], root, count=PROMPTS, length=LENGTH, source=source(models), chosen=small())
+    renamed(root, "ape", ROGUE)
+    for step, name in (("ape@step0", "sinks-ape@step0.nc"), ("ape", "sinks-ape.nc")):
+        ds = load(root / "sinks" / "sinks-ape.nc")
+        ds["alpha"] = ds["alpha"] * (1 if step == "ape" else 0.5)
+        save(ds, root / "steps" / name)
+    save(atlas(), root / "theory" / "map.nc")
+    save(retrieval(), root / "toy" / "retrieval.nc")
+    save(position_bias(), root / "toy" / "position-bias.nc")
+    save(match(), root / "match" / "match.nc")
+    return root
+
+
+def made(**more: Any) -> dict[str, Any]:
+    return attributes({**made_with(), "device": "cpu", "dtype": "float32", **more})
+
+
+def atlas() -> xr.Dataset:
+    """A map of five places whose first positions stand 4, 2, 1 and 6 times above the middle, the last one's not at all."""
+    x, primacy = np.linspace(0, 1, 32), (4.0, 2.0, 1.0, 6.0, 0.0)
+    curves = np.stack([np.where(x < 0.05, high, 1.0) + (x == 1) * 2.0 for high in primacy])
+    group = ["depth", "depth", "depth", "model", "window"]
+    names = ("measured", "uniform", "values", "score_path", "config", "cesaro", "value")
+    coords = {
+        "group": ("place", group),
+        "strength": ("place", [0.1, 0.5, 1.0, 0.3, 0.1]),
+        "blocks": ("place", [8, 8, 8, 12, 8]),
+        "width": ("place", [64] * 5),
+        "length": ("place", [32] * 5),
+        "name": ("place", ["", "", "", "Some-7B", ""]),
+        "label": ("place", ["weak", "middling", "strong", "Some-7B", "a window"]),
+    }
+    variables = {name: (("place", "position"), curves) for name in names}
+    return xr.Dataset(variables, coords=coords, attrs=made(measurement="map", seeds=2, products=64, factor=2.0))
+
+
+def retrieval() -> xr.Dataset:
+    """Losses [layers, width, residual, feed_forward, seed, target]; the reader of nothing has ln 10."""
+    random = np.random.default_rng(0)
+    dims = ("layers", "width", "residual", "feed_forward", "seed", "target")
+    loss = random.uniform(0, 2, (2, 2, 2, 2, 3, 4))
+    loss[1, 1] = np.nan  # a part of the experiment that was not run
+    coords = {"layers": [1, 2], "width": [2, 10], "residual": [0, 1], "feed_forward": [0, 1], "target": range(4)}
+    ds = xr.Dataset({"loss": (dims, loss)}, coords={**coords, "seed": range(3), "reader": ["nothing"]})
+    ds["limit"] = ("reader", "target"), np.full((1, 4), np.log(10))
+    return ds.assign_attrs(made(experiment="retrieval"))
+
+
+def position_bias() -> xr.Dataset:
+    """Gaps [depth, positional, training, seed, pair]."""
+    dims = ("depth", "positional", "training", "seed", "pair")
+    gap = np.random.default_rng(1).normal(0, 0.1, (2, 2, 2, 3, 3))
+    coords = {"depth": [2, 4], "positional": ["none", "rope"], "training": ["unbiased", "last"], "seed": range(3)}
+    coords |= {"pair": ["first-middle", "first-last", "middle-last"]}
+    return xr.Dataset({"gap": (dims, gap)}, coords=coords, attrs=made(experiment="position-bias"))
+
+
+def claims() -> list[Claim]:
+    """One of every verdict, from two sources."""
+    common: dict[str, Any] = {"model": "ape", "rule": "the number is above 0.3"}
+    return [
+        Claim(
+            "b-second",
+            "[Gu] Table 1",
+            "Sinks are <b>everywhere</b>.",
+            "0.64",
+            "0.1",
+            holds=False,
+            command="x",
+            **common,
+        ),
+        Claim("a-first", "[Ruscio] 4.1", "A swap removes 40 %.", "40 %", "81 %", holds=True, command="y", **common),
+        Claim("c-third", "[Gu] Table 2", "Larger models have more.", "-", "-", holds=None, command="z", **common),
+    ]
+
+
+def match() -> xr.Dataset:
+    """A model of 24 positions beside toys of 12, matching and without a residual stream; curves drawn at random."""
+    random = np.random.default_rng(2)
+    states, variants, trainings = (
+        ["init", "pretrained"],
+        ["matched", "no residual"],
+        ["init", "retrieval", "in-context"],
+    )
+    of_model, of_toys = (
+        ("state", "seed", "prompt", "position"),
+        ("variant", "training", "toy_seed", "toy_prompt", "point"),
+    )
+    whose = {"model": (of_model, (2, 2, 3, 24)), "toy": (of_toys, (2, 3, 2, 3, 12))}
+    found: dict[str, Any] = {}
+    for name, (dims, size) in whose.items():
+        found |= {
+            f"{name}_{curve}": (dims, random.uniform(0.5, 2, size)) for curve in ("sensitivity", "alpha", "sink_rate")
+        }
+        swapped = tuple(dim for dim in dims if dim not in ("prompt", "toy_prompt"))
+        found[f"{name}_swapped"] = swapped, random.uniform(0.5, 2, [size[dims.index(dim)] for dim in swapped])
+        lead = dims[:2]
+        for scalar in ("leakage_total", "removed", "reacts"):
+            found |= {f"{name}_{scalar}{end}": (lead, np.full(size[:2], 0.1)) for end in ("", "_low", "_high")}
+        for end in ("", "_low", "_high"):
+            found[f"{name}_leakage_share{end}"] = (*lead, "source"), np.full((*size[:2], 3), 0.3)
+    for name in ("model_sensitivity", "model_alpha", "model_sink_rate", "model_swapped"):
+        found[name][1][1, 1] = np.nan  # pretrained weights have one seed
+    found["model_uniform"] = "position", 1 / np.arange(1, 25)
+    found["toy_uniform"] = ("variant", "point"), np.tile(1 / np.arange(1, 13), (2, 1))
+    found["theory_kernel"] = of_model, found["model_sensitivity"][1] * 1.1
+    found["theory_cesaro"] = ("state", "position"), random.uniform(0.5, 2, (2, 24))
+    found["theory_alpha"] = "state", np.full(2, 0.4)
+    members = ("variant", "training", "member")
+    found |= {name: (members, np.full((2, 3, 2), 0.5)) for name in ("toy_loss", "toy_accuracy", "toy_target")}
+    coords = {"state": states, "variant": variants, "training": trainings, "source": ["mask", "residual", "spread"]}
+    told = {"prompts": 3, "seeds": 2}, {"seeds": 2, "ablation_seeds": 2, "steps": 10, "in_context_steps": 10}
+    more = {"band": "9-23", "lags": "1-8", "toy_band": "5-11", "toy_lags": "1-4", "notes": [], "quick": 0}
+    attrs = made(measurement="match", model="ape", options=told[0], toys=told[1], **more)
+    return judged(xr.Dataset(found, coords=coords, attrs=attrs), bootstrap=20)
