@@ -141,13 +141,13 @@ def match() -> xr.Dataset:
     states, variants, trainings = (
         ["init", "pretrained"],
         ["matched", "no residual"],
-        ["init", "retrieval", "in-context"],
+        ["init", "grown", "retrieval", "in-context"],
     )
     of_model, of_toys = (
         ("state", "seed", "prompt", "position"),
         ("variant", "training", "toy_seed", "toy_prompt", "point"),
     )
-    whose = {"model": (of_model, (2, 2, 3, 24)), "toy": (of_toys, (2, 3, 2, 3, 12))}
+    whose = {"model": (of_model, (2, 2, 3, 24)), "toy": (of_toys, (2, 4, 2, 3, 12))}
     found: dict[str, Any] = {}
     for name, (dims, size) in whose.items():
         found |= {
@@ -168,7 +168,8 @@ def match() -> xr.Dataset:
     found["theory_cesaro"] = ("state", "position"), random.uniform(0.5, 2, (2, 24))
     found["theory_alpha"] = "state", np.full(2, 0.4)
     members = ("variant", "training", "member")
-    found |= {name: (members, np.full((2, 3, 2), 0.5)) for name in ("toy_loss", "toy_accuracy", "toy_target")}
+    found |= {name: (members, np.full((2, 4, 2), 0.5)) for name in ("toy_loss", "toy_accuracy", "toy_target")}
+    found["toy_scale"] = (), 0.3
     coords = {"state": states, "variant": variants, "training": trainings, "source": ["mask", "residual", "spread"]}
     told = {"prompts": 3, "seeds": 2}, {"seeds": 2, "ablation_seeds": 2, "steps": 10, "in_context_steps": 10}
     more = {"band": "9-23", "lags": "1-8", "toy_band": "5-11", "toy_lags": "1-4", "notes": [], "quick": 0}

@@ -486,6 +486,12 @@ def given(checkpoints: Path) -> dict[str, Any]:
     return {"count": pages.PROMPTS, "length": pages.LENGTH, "source": pages.source(checkpoints)}
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without figures and tables, which take longer than measuring where there is little to measure."""
+    monkeypatch.setattr("probes.page.measuring.draw", lambda out, kinds: None)
+
+
 def stamps(root: Path) -> dict[str, int]:
     return {str(file.relative_to(root)): file.stat().st_mtime_ns for file in root.rglob("*.nc")}
 
@@ -511,6 +517,21 @@ def test_what_is_there_with_the_same_options_is_kept(root, checkpoints, given, t
     assert "--fresh" in line
 
 
+def test_figures_are_drawn_where_something_is_new_or_they_are_missing(root, checkpoints, given, tmp_path):
+    out = tmp_path / "report"
+    shutil.copytree(root, out)
+    (out / "trajectory" / "trajectory.png").unlink()
+    (out / "scalar" / "jacobian-ape.nc").unlink()
+    drawn = {kind: out / kind / f"{stem}.png" for kind, stem in (("scalar", "jacobian"), ("sinks", "sinks"))}
+    before = {kind: file.stat().st_mtime_ns for kind, file in drawn.items()}
+    chosen = pages.small("trajectory", "sinks", "scalar")
+    measure([str(checkpoints / "ape")], out, chosen=chosen, **given)
+    assert (out / "trajectory" / "trajectory.png").is_file()
+    assert drawn["scalar"].stat().st_mtime_ns > before["scalar"]
+    assert drawn["sinks"].stat().st_mtime_ns == before["sinks"]
+
+
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("change", "again"),
     [({"count": 5}, True), ({"length": 20}, True), ({"fresh": True}, True), ({}, False)],
@@ -526,6 +547,7 @@ def test_other_options_are_measured(root, checkpoints, given, tmp_path, change, 
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "edit",
     [
@@ -555,6 +577,7 @@ def test_models_of_earlier_reports_stay(checkpoints, given, tmp_path):
     assert "| bee |" in table
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_a_study_refuses_is_said_and_the_rest_is_measured(checkpoints, given, tmp_path):
     said: list[str] = []
     chosen = pages.small("sinks", "leakage")
@@ -577,6 +600,7 @@ class Stop(Exception):
     """Pulls the plug."""
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_report_goes_on(checkpoints, given, tmp_path):
     reached: list[str] = []
 

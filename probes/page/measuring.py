@@ -154,6 +154,7 @@ def measure(
     found = subjects(models, loading, lambda model: prompts(model, n=most, length=length, **source.chosen()), _nothing)
     sizes = {one.kind: {"prompts": count if count is not None else one.prompts, "length": length} for one in chosen}
     refused: list[str] = []
+    stale = {one.kind for one in chosen if not (out / one.kind / f"{one.file}.png").is_file()}  # figures and tables
     for subject in found:
         model = subject.model()
         kept = [
@@ -167,12 +168,13 @@ def measure(
                 continue
             try:
                 _measure(one, subject, out, before, sizes[one.kind], source, advance, said)
+                stale.add(one.kind)
             except InputError as error:
                 refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
                 said(refused[-1])
     if len(refused) == len(found) * len(chosen):
         raise InputError(f"nothing could be measured; the first reason: {refused[0]}")
-    draw(out, [one.kind for one in chosen])
+    draw(out, sorted(stale))
     return refused
 
 
