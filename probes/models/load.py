@@ -72,7 +72,9 @@ def load(
         given = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
         for option, value in given.items():
             if value not in ("auto", None):
-                raise InputError(f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out")
+                raise InputError(
+                    f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out"
+                )
         return source
     return _from_memory(source, backend, place, dtype, tokenizer, revision)
 
