@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from . import theory as theory
     from .bos import bos_swap as bos_swap
     from .bos import swapped as swapped
+    from .compare import agreement as agreement
+    from .compare import portrait as portrait
     from .errors import InputError as InputError
+    from .inspection import inspect as inspect
     from .jacobian import jacobian as jacobian
     from .leakage import leakage as leakage
     from .models.load import bundled as bundled
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from .plots import jacobian_figure as jacobian_figure
     from .plots import leakage_figure as leakage_figure
     from .plots import map_figure as map_figure
+    from .plots import match_figure as match_figure
     from .plots import sinks_figure as sinks_figure
     from .plots import theory_figure as theory_figure
     from .plots import trajectory_figure as trajectory_figure
@@ -46,11 +50,13 @@ if TYPE_CHECKING:
 _WHERE = {
     "InputError": ("errors", "InputError"),
     "View": ("models.view", "View"),
+    "agreement": ("compare", "agreement"),
     "bos_figure": ("plots", "bos_figure"),
     "bos_swap": ("bos", "bos_swap"),
     "bundled": ("models.load", "bundled"),
     "combine": ("results", "combine"),
     "fresh": ("models.load", "fresh"),
+    "inspect": ("inspection", "inspect"),
     "jacobian": ("jacobian", "jacobian"),
     "jacobian_figure": ("plots", "jacobian_figure"),
     "leakage": ("leakage", "leakage"),
@@ -58,7 +64,9 @@ _WHERE = {
     "load": ("models.load", "load"),
     "load_result": ("results", "load"),
     "map_figure": ("plots", "map_figure"),
+    "match_figure": ("plots", "match_figure"),
     "mean_profile": ("summary", "mean_profile"),
+    "portrait": ("compare", "portrait"),
     "prompts": ("prompts", "prompts"),
     "relative_error": ("summary", "relative_error"),
     "save_result": ("results", "save"),

@@ -555,6 +555,7 @@ def match(
         bool, typer.Option("--quick", help="Small toys, few steps, no ablations: about a minute, marked as such.")
     ] = False,
     seeds: Seeds = 2,
+    bootstrap: Bootstrap = 400,
     prompts: Prompts = 128,
     length: Length = 256,
     text: Text = None,
@@ -590,6 +591,7 @@ def match(
             maker,
             quick=quick,
             seeds=seeds,
+            bootstrap=bootstrap,
             prompts=prompts,
             length=length,
             text=None if text is None else str(text),

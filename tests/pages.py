@@ -171,7 +171,11 @@ def match() -> xr.Dataset:
     found |= {name: (members, np.full((2, 4, 2), 0.5)) for name in ("toy_loss", "toy_accuracy", "toy_target")}
     found["toy_scale"] = (), 0.3
     coords = {"state": states, "variant": variants, "training": trainings, "source": ["mask", "residual", "spread"]}
-    told = {"prompts": 3, "seeds": 2}, {"seeds": 2, "ablation_seeds": 2, "steps": 10, "in_context_steps": 10}
+    told = {"prompts": 3, "seeds": 2}, {
+        **dict.fromkeys(("seeds", "ablation_seeds"), 2),
+        **dict.fromkeys(("steps", "in_context_steps", "vocabulary"), 10),
+        **{"items": 8, "burst": 4, "labels": 8},
+    }
     more = {"band": "9-23", "lags": "1-8", "toy_band": "5-11", "toy_lags": "1-4", "notes": [], "quick": 0}
     attrs = made(measurement="match", model="ape", options=told[0], toys=told[1], **more)
     return judged(xr.Dataset(found, coords=coords, attrs=attrs), bootstrap=20)

@@ -81,25 +81,29 @@ class Task(Protocol):
 class Copying:
     """Uniform random tokens; the answer is the one at position `target`, from 0 [Liu-7], or from the end if negative.
 
-    -2 is the token before the last [Liu-4].
+    -2 is the token before the last [Liu-4]. With `bos` the last id of the vocabulary stands first in every sequence and
+    nowhere else, and is no answer.
 
     Raises:
-        InputError: no such position.
+        InputError: no such position, or one that holds BOS.
     """
 
-    vocabulary: int = 10
-    length: int = 10
+    vocabulary: int = 10  # ids in all, that of BOS among them
+    length: int = 10  # positions in all, that of BOS among them
     target: int = -1
     batch: int = 128
+    bos: bool = False
 
     def __post_init__(self) -> None:
-        at_least("vocabulary", self.vocabulary, 2)
+        at_least("vocabulary", self.vocabulary, 3 if self.bos else 2)
         at_least("length", self.length, 1)
         at_least("batch", self.batch, 1)
         if not -self.length <= self.target < self.length:
             raise InputError(
                 f"target={self.target} is no position of {self.length}; give from {-self.length} to {self.length - 1}"
             )
+        if self.bos and self.target % self.length == 0:
+            raise InputError(f"target={self.target} is BOS in every sequence; give from 1 to {self.length - 1}")
 
     @property
     def width(self) -> None:
@@ -107,7 +111,12 @@ class Copying:
 
     @property
     def outputs(self) -> int:
-        return self.vocabulary
+        return self.vocabulary - self.bos
+
+    @property
+    def first(self) -> int | None:
+        """The id of BOS, if there is one."""
+        return self.vocabulary - 1 if self.bos else None
 
     @property
     def stream(self) -> Copying:
@@ -118,7 +127,9 @@ class Copying:
 
     def draw(self, world: None, generator: torch.Generator, steps: int) -> Drawn:
         size = (steps, self.batch, self.length)
-        tokens = torch.randint(self.vocabulary, size, generator=generator, device=generator.device)
+        tokens = torch.randint(self.outputs, size, generator=generator, device=generator.device)
+        if self.bos:
+            tokens[..., 0] = self.vocabulary - 1
         return Drawn(tokens, tokens)
 
     def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
@@ -212,19 +223,26 @@ class InContext:
 
     def draw(self, world: World, generator: torch.Generator, steps: int) -> Drawn:
         chosen = self._classes(generator, (steps, self.batch))
-        if self.biased is None:
-            at = torch.randint(self.items, (steps, self.batch, 1), generator=generator, device=generator.device)
-        else:
-            which = torch.randint(
-                len(self.biased), (steps, self.batch, 1), generator=generator, device=generator.device
-            )
-            at = torch.tensor(self.biased, device=generator.device)[which]
+        at = self._asked(generator, (steps, self.batch))
         asked = torch.cat([chosen, chosen.gather(-1, at)], -1)  # [steps, B, items + 1]
         inputs = self._sequences(world, self._vectors(world, world.means[asked], generator), world.label_of[asked])
         return Drawn(inputs, world.label_of[asked[..., -1]])
 
     def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
         return drawn.hidden
+
+    def ids(self, world: World, generator: torch.Generator, n: int) -> Int[Tensor, "n position"]:
+        """Sequences as token ids of a trained toy's view (`toy.view.Toy.of`): class, label, ..., the query's class.
+
+        Classes and queries are drawn as in training; the view's table has every class's vector without noise. Labels are
+        the ids after those of the classes.
+        """
+        chosen = self._classes(generator, (n,))
+        asked = torch.cat([chosen, chosen.gather(-1, self._asked(generator, (n,)))], -1)
+        made = asked.new_empty(n, self.length)
+        made[:, 0::2] = asked
+        made[:, 1::2] = self.classes + world.label_of[chosen]
+        return made
 
     def pairs(self, world: World, generator: torch.Generator, n: int, right: int, wrong: int) -> Drawn:
         """Test sequences of novel classes in which items `right` and `wrong` are one and the same vector.
@@ -248,6 +266,13 @@ class InContext:
         x[:, wrong] = x[:, right]
         return Drawn(self._sequences(world, x, labels.gather(1, asked))[None], labels.gather(1, asked)[None, :, -1])
 
+    def novel(self, world: World, generator: torch.Generator, n: int) -> Drawn:
+        """Test sequences made as in training, of novel classes: nothing but the context says what their labels are."""
+        own, vectors, labels = self._novel(world, generator, n, self.burst)
+        asked = torch.cat([own, own.gather(-1, self._asked(generator, (n,)))], -1)
+        x = self._vectors(world, vectors.gather(1, _rows(asked, self.width)), generator)
+        return Drawn(self._sequences(world, x, labels.gather(1, asked))[None], labels.gather(1, asked)[None, :, -1])
+
     def single(self, world: World, generator: torch.Generator, n: int, at: int) -> Drawn:
         """Test sequences of as many novel classes as items, one item each; the query is of the class of item `at`.
 
@@ -267,6 +292,13 @@ class InContext:
         for number in numbers:
             if not 0 <= number < self.items:
                 raise InputError(f"item {number} is not there; give a number from 0 to {self.items - 1}")
+
+    def _asked(self, generator: torch.Generator, size: tuple[int, ...]) -> Int[Tensor, "*size 1"]:
+        """The item whose class the query has."""
+        if self.biased is None:
+            return torch.randint(self.items, (*size, 1), generator=generator, device=generator.device)
+        which = torch.randint(len(self.biased), (*size, 1), generator=generator, device=generator.device)
+        return torch.tensor(self.biased, device=generator.device)[which]
 
     def _classes(self, generator: torch.Generator, size: tuple[int, ...]) -> Int[Tensor, "*size item"]:
         """Distinct classes, `burst` items of each, in random order."""

@@ -11,6 +11,7 @@ from .bos import bos_figure as bos_figure
 from .jacobian import jacobian_figure as jacobian_figure
 from .leakage import leakage_figure as leakage_figure
 from .map import map_figure as map_figure
+from .match import match_figure as match_figure
 from .overview import overview_figure as overview_figure
 from .sinks import sinks_figure as sinks_figure
 from .style import BLACK as BLACK

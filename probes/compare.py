@@ -1,0 +1,412 @@
+"""Toys beside a model: every probe on one view in one call, and how far two curves over position agree.
+
+Curves of different lengths meet on the position fraction x = j / (T - 1): 0 is the first position, 1 the one that is read
+out. The longer one is taken at the shorter one's points, in the logarithm between its own two nearest positions; where one
+of those is zero (a sliding window sees no further) the nearer one counts.
+
+A curve is a root mean square over prompts, and the geometric mean of those over seeds, as everywhere here. Agreement of two:
+
+- `spearman`, the rank correlation over all points;
+- `error`, the RMS log error with a free scale over the points where both are above zero: shapes are compared, since a toy's
+  unit is its own;
+- `apart`, the share of points where one of the two is zero and the other is not: windows reach whole blocks far, and at the
+  end of the reach one curve may stop a point before the other.
+
+Intervals (95 %, percentiles of the bootstrap) draw prompts anew, and seeds where there are several, for both curves; two
+curves that were measured on the same prompts (a prediction and what it predicts) draw the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .bos import removed, swapped
+from .errors import InputError
+from .jacobian import PRODUCTS, jacobian
+from .leakage import INTERVAL, LAGS, PARTS, SOURCES, Band, log_form, resampling, sampled, usual_bands
+from .leakage import check as check_leakage
+from .models.view import View
+from .results import dataset, provenance
+from .sinks import THRESHOLD, sinks
+from .summary import SHORTEST, rms_log_error, spearman, ushape
+
+EXACT_WIDTH = 64  # up to it the Jacobian is taken exactly: no more products than a sketch has
+PROMPTS = 8  # of profiles and sinks; of both all, if there are fewer
+BOOTSTRAP = 400
+SHAPES = ("primacy", "recency", "trough")
+
+Samples = Float[np.ndarray, "_ _ _"]  # [seed, prompt, position]; two curves differ in all three
+Progress = Callable[[float, float], None]  # (share of the work done, 1)
+
+
+class Agreement(NamedTuple):
+    """How alike two curves are; see the module's text. NaN: too few points where both are above zero, or one is flat."""
+
+    spearman: float
+    spearman_low: float
+    spearman_high: float
+    error: float
+    error_low: float
+    error_high: float
+    apart: float
+
+
+class Shape(NamedTuple):
+    """Primacy, recency and trough (as a fraction) of a curve, each with the ends of its interval; `summary.ushape`'s."""
+
+    primacy: tuple[float, float, float]
+    recency: tuple[float, float, float]
+    trough: tuple[float, float, float]
+
+
+# ------------------------------------------------------------------------------------------------------- one view
+
+
+def portrait(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    replacement: Any = "mean",
+    stationary: bool = True,
+    prompts: int = PROMPTS,
+    bootstrap: int = BOOTSTRAP,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Every probe on one view: profile, sinks by position, sources of leakage, and what a swap at position 0 does.
+
+    Args:
+        model: any view, a pretrained model's or a toy's; it is not changed.
+        tokens: ids [prompt, position]; all are taken for leakage, the first ones for the rest.
+        replacement: what the swap puts at position 0, as in `probes.swapped`.
+        stationary: whether what stands at a position does not depend on the position (but for position 0), which leakage
+            is defined for. Sequences of items and labels in turn are not.
+        prompts: how many of them for sinks and the Jacobian profile, which is exact up to width 64, else a sketch of 64
+            products.
+        bootstrap: resamples for the intervals of leakage.
+        seed: of resampling and probes.
+        progress: called with (share done, 1).
+
+    Returns:
+        Dataset with `sensitivity`, `sensitivity_swapped` [prompt, position]; `alpha`, mean weight over blocks and heads,
+        and `sink_rate`, share of heads above the threshold [prompt, position]; `uniform` [position]; `reacts`, mean over
+        blocks and heads; `leakage_total`, `leakage_source` and `leakage_share` [source], `residual`, `residual_swapped` and
+        `removed`, each of the early
+        band and with `_low`, `_high`. Attributes: what made it, `lags` and `band` of leakage, and `refused`, JSON: what is
+        NaN because this model or these prompts do not admit it, and why.
+
+    Raises:
+        InputError: tokens or options that cannot be used; values that are not finite.
+
+    Source: science of the measurement, sections 1, 3 and 4.
+    """
+    steps = _Steps(progress, 5)
+    some: dict[str, Any] = (
+        {"method": "exact"} if model.spec.width <= EXACT_WIDTH else {"method": "sketch", "products": PRODUCTS}
+    )
+    other = swapped(model, replacement, seed=seed)
+    found = {}
+    for name, view in (("sensitivity", model), ("sensitivity_swapped", other)):
+        found[name] = jacobian(view, tokens[:prompts], seed=seed, **some).sensitivity.values
+        steps()
+    seen = sinks(model, tokens[:prompts], keys="all", per_prompt=True, reacts=replacement)
+    alpha = seen["alpha"].transpose("prompt", "layer", "head", "key").values
+    reacts = seen["reacts"].values
+    steps()
+    lags = usual_lags(model, tokens.shape[1])
+    bands = usual_bands(tokens.shape[1], lags)[:1] if lags else ()
+    refused = _refused(model, tokens, bands, lags, stationary)
+    leaks = None if refused else _leaks(model, other, tokens, bands, lags, resampling(len(tokens), bootstrap, seed))
+    steps.finish()
+    by_prompt = ("prompt", "position")
+    of_leakage = {
+        "leakage_total": ("leakage of the early band, log form, mean over blocks and heads", "nat^2"),
+        "leakage_source": ("Shapley value of each source in it", "nat^2"),
+        "leakage_share": ("share of each source in it", "1"),
+        "residual": ("its residual component", "nat^2"),
+        "residual_swapped": ("its residual component, position 0 swapped", "nat^2"),
+        "removed": ("fraction of its residual component that the swap at position 0 removes", "1"),
+    }
+    variables: dict[str, tuple[Any, ...]] = {
+        "sensitivity": (by_prompt, found["sensitivity"], {"long_name": "||J_j||_F / sqrt(d)", "units": "1"}),
+        "sensitivity_swapped": (
+            by_prompt,
+            found["sensitivity_swapped"],
+            {"long_name": "||J_j||_F / sqrt(d), position 0 swapped", "units": "1"},
+        ),
+        "alpha": (
+            by_prompt,
+            alpha.mean((1, 2)),
+            {"long_name": "mean weight on the position over the queries from it on [Gu]", "units": "1"},
+        ),
+        "sink_rate": (
+            by_prompt,
+            (alpha > THRESHOLD).mean((1, 2)),
+            {"long_name": f"share of heads with alpha > {THRESHOLD:g}", "units": "1"},
+        ),
+        "uniform": (
+            ("position",),
+            seen["uniform"].values.mean(0),
+            {"long_name": "alpha of uniform attention", "units": "1"},
+        ),
+        "reacts": (
+            (),
+            np.float64(reacts[~np.isnan(reacts)].mean() if not np.isnan(reacts).all() else np.nan),
+            {"long_name": "attention to keys >= 1 changed by the swap at position 0, total variation", "units": "1"},
+        ),
+    }
+    for name, (said, unit) in of_leakage.items():
+        dims = ("source",) if name in ("leakage_source", "leakage_share") else ()
+        ends = np.full((3, *[len(SOURCES) for _ in dims]), np.nan) if leaks is None else leaks[name]
+        for end, values in zip(("", "_low", "_high"), ends, strict=True):
+            described = said if not end else f"{said}, {end[1:]} end of the 95 % interval"
+            variables[f"{name}{end}"] = (dims, values, {"long_name": described, "units": unit})
+    return dataset(
+        variables,
+        coords={"source": list(SOURCES), "position": range(tokens.shape[1])},
+        attrs=provenance(
+            model,
+            tokens,
+            measurement="portrait",
+            replacement=replacement,
+            stationary=stationary,
+            prompts=prompts,
+            bootstrap=bootstrap,
+            seed=seed,
+            **some,
+        )
+        | {
+            "lags": "" if not lags else f"{lags[0]}-{lags[-1]}",
+            "band": "" if not bands else "-".join(map(str, bands[0])),
+        }
+        | {"refused": refused or {}},
+    )
+
+
+def _refused(
+    model: View, tokens: Tensor, bands: Sequence[Band], lags: Sequence[int], stationary: bool
+) -> dict[str, str]:
+    """Why leakage is not measured, if it is not."""
+    if not stationary:
+        return {"leakage": "what stands at a position depends on the position in these prompts"}
+    if not bands:
+        return {"leakage": f"no lag fits the window, or {tokens.shape[1]} positions"}
+    try:
+        check_leakage(model, tokens, bands, lags)
+    except InputError as error:
+        return {"leakage": str(error)}
+    return {}
+
+
+def _leaks(
+    model: View,
+    other: View,
+    tokens: Int[Tensor, "prompt position"],
+    bands: Sequence[Band],
+    lags: Sequence[int],
+    weights: Float[Tensor, "resample half prompt"],
+) -> dict[str, np.ndarray]:
+    """Leakage of one band, log form, means over blocks and heads; each with the ends of its interval [3, ...].
+
+    What `probes.leakage` and `probes.bos_swap` give, without what is not asked for here.
+    """
+    means: dict[str, np.ndarray] = {}
+    for when, view in (("before", model), ("after", other)):
+        blocks = [log_form(samples, bands, weights) for _, samples in sampled(view, tokens, bands, lags)]
+        for name in ("log_form", "log_source", "log_stream"):  # [resample, entry, layer, head, band]
+            values = torch.stack([block[name] for block in blocks], 2).numpy()
+            if not np.isfinite(values).all():
+                raise InputError(
+                    f"model '{model.identity.name}' gives attention logits that are not finite; "
+                    "check its weights, or use dtype float32"
+                )
+            means[f"{name} {when}"] = values.mean((2, 3, 4))
+    total = means["log_form before"][:, PARTS.index("total")]
+    sources = means["log_source before"]
+    whole = sources.sum(1, keepdims=True)
+    shares = np.divide(sources, whole, out=np.full_like(sources, np.nan), where=whole > 0)
+    streams = {when: means[f"log_stream {when}"][:, 0] for when in ("before", "after")}
+    gone = removed(means["log_stream before"], means["log_stream after"])  # one entry each
+    return {
+        "leakage_total": _with_ends(total),
+        "leakage_source": _with_ends(sources),
+        "leakage_share": _with_ends(shares),
+        "residual": _with_ends(streams["before"]),
+        "residual_swapped": _with_ends(streams["after"]),
+        "removed": np.stack(gone)[:, 0],
+    }
+
+
+def _with_ends(resamples: Float[np.ndarray, "resample ..."]) -> np.ndarray:
+    """The first, and the ends over the others; none where there are no others, or the first is none."""
+    ends = np.full((2, *resamples.shape[1:]), np.nan)
+    if len(resamples) > 1 and not np.isnan(resamples[0]).any():
+        ends = np.nanpercentile(resamples[1:], INTERVAL, axis=0)
+    return np.stack([resamples[0], *ends])
+
+
+def usual_lags(model: View, length: int) -> tuple[int, ...]:
+    """1 to 8, or as many as a quarter of the prompt and every window have room for; none where there is no room."""
+    window = min((w for w in model.spec.windows if w is not None), default=length)
+    return LAGS[: max(0, min((length - 1) // 4, window - 1))]
+
+
+class _Steps:
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def __call__(self) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(float(self.done / self.total), 1.0)
+
+    def finish(self) -> None:
+        self.done = self.total - 1
+        self()
+
+
+# ------------------------------------------------------------------------------------------------------ two curves
+
+
+def fractions(length: int) -> Float[np.ndarray, " position"]:
+    """x = j / (T - 1) of every position."""
+    return np.arange(length) / max(1, length - 1)
+
+
+def averaged(values: Samples) -> Float[np.ndarray, " position"]:
+    """One curve of [seed, prompt, position]: rms over prompts, geometric mean over seeds.
+
+    Raises:
+        InputError: there is nothing to average, or values that are negative or not finite.
+    """
+    found = _checked(values)
+    return _average(found)
+
+
+def taken_at(curve: Float[np.ndarray, " position"], points: int) -> Float[np.ndarray, " point"]:
+    """A curve at `points` even fractions from 0 to 1, interpolated in the logarithm; see the module's text on zeros.
+
+    Raises:
+        InputError: fewer than 2 points, or more than the curve has.
+    """
+    if not 2 <= points <= len(curve):
+        raise InputError(f"points={points} cannot be taken of {len(curve)} positions; give from 2 to {len(curve)}")
+    if points == len(curve):
+        return np.array(curve, dtype=np.float64)
+    at = fractions(points) * (len(curve) - 1)
+    low = np.minimum(np.floor(at).astype(int), len(curve) - 2)
+    share = at - low
+    left, right = np.asarray(curve, dtype=np.float64)[low], np.asarray(curve, dtype=np.float64)[low + 1]
+    both = (left > 0) & (right > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = np.exp((1 - share) * np.log(left) + share * np.log(right))
+    return np.where(both, between, np.where(share < 0.5, left, right))
+
+
+def agreement(
+    one: Samples,
+    other: Samples,
+    *,
+    paired: bool = False,
+    bootstrap: int = BOOTSTRAP,
+    seed: int = 0,
+) -> Agreement:
+    """How alike two curves over position are, on the shorter one's fractions.
+
+    Args:
+        one, other: [seed, prompt, position], zero or more; they may differ in all three.
+        paired: their prompts are the same ones (and as many).
+        bootstrap: resamples for the intervals; 0 for none (NaN).
+        seed: of the resampling.
+
+    Raises:
+        InputError: curves that cannot be compared.
+    """
+    a, b = _checked(one), _checked(other)
+    if paired and a.shape[1] != b.shape[1]:
+        raise InputError(f"{a.shape[1]} and {b.shape[1]} prompts cannot be paired; give the same ones, or paired=False")
+    points = min(a.shape[-1], b.shape[-1])
+    values = _alike(taken_at(_average(a), points), taken_at(_average(b), points))
+    generator = np.random.default_rng(seed)
+    resampled = []
+    for _ in range(bootstrap):
+        first = _drawn(a, generator)
+        second = first if paired else None
+        x = a[first[0]][:, first[1]]
+        y = _resample(b, generator, second)
+        resampled.append(_alike(taken_at(_average(x), points), taken_at(_average(y), points))[:2])
+    (rank_low, rank_high), (error_low, error_high) = (_ends([r[n] for r in resampled], values[n]) for n in (0, 1))
+    return Agreement(values[0], rank_low, rank_high, values[1], error_low, error_high, values[2])
+
+
+def shape(values: Samples, *, bootstrap: int = BOOTSTRAP, seed: int = 0) -> Shape:
+    """Primacy, recency and trough of a curve [seed, prompt, position], with intervals.
+
+    Ratios are infinite, or NaN, where a window cuts off the middle.
+
+    Raises:
+        InputError: values that are no curve, or fewer than 8 positions.
+    """
+    found = _checked(values)
+    if found.shape[-1] < SHORTEST:
+        raise InputError(f"a curve of {found.shape[-1]} positions has no middle; give at least {SHORTEST}")
+    generator = np.random.default_rng(seed)
+    value = _features(_average(found))
+    resampled = [_features(_average(_resample(found, generator, None))) for _ in range(bootstrap)]
+    return Shape(*((value[n], *_ends([r[n] for r in resampled], value[n])) for n in range(3)))
+
+
+def _features(curve: Float[np.ndarray, " position"]) -> tuple[float, float, float]:
+    found = ushape(curve)
+    return found.primacy, found.recency, found.trough_fraction
+
+
+def _alike(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    both = (x > 0) & (y > 0)
+    error = rms_log_error(x[both], y[both], free_scale=True) if np.count_nonzero(both) > 1 else math.nan
+    return spearman(x, y), error, float(np.mean((x > 0) != (y > 0)))
+
+
+def _checked(values: Samples) -> Samples:
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim != 3 or found.size == 0 or found.shape[-1] < 2:
+        raise InputError(f"a curve has shape {list(found.shape)}; give [seed, prompt, position], at least 2 positions")
+    if not np.all(np.isfinite(found) & (found >= 0)):
+        raise InputError("a curve has values that are negative or not finite; give sensitivities or weights")
+    return found
+
+
+def _average(values: Samples) -> Float[np.ndarray, " position"]:
+    with np.errstate(divide="ignore"):  # exp(-inf) is the zero that it should be
+        return np.exp(np.log(np.sqrt(np.mean(values**2, 1))).mean(0))
+
+
+def _drawn(values: Samples, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Seeds and prompts of one resample."""
+    seeds, prompts, _ = values.shape
+    return generator.integers(seeds, size=seeds), generator.integers(prompts, size=prompts)
+
+
+def _resample(values: Samples, generator: np.random.Generator, given: tuple[np.ndarray, np.ndarray] | None) -> Samples:
+    """A resample; with `given`, of those prompts (and seeds, where there are as many)."""
+    seeds, prompts = _drawn(values, generator) if given is None else given
+    if len(values) != len(seeds):
+        seeds = generator.integers(len(values), size=len(values))
+    return values[seeds][:, prompts]
+
+
+def _ends(resampled: list[float], value: float) -> tuple[float, float]:
+    """Ends of the interval; none without resamples or without a value."""
+    known = np.array([one for one in resampled if not math.isnan(one)])
+    if math.isnan(value) or not len(known):
+        return math.nan, math.nan
+    low, high = np.percentile(known, INTERVAL, method="nearest")
+    return float(low), float(high)

@@ -1,0 +1,587 @@
+"""The study behind `headwater match`: a model, the theory of it, and toys of the same architecture, through the same probes.
+
+One result per model. Its dimensions:
+
+- `state`: "init" (fresh weights, `seed` of them) and "pretrained" (seed 0 alone) of the model; `prompt`; `position`, with
+  `fraction` = j / (T - 1).
+- `variant`: "matched", and toys that lack one ingredient ("no residual", "no causal mask", "no positions", "no window");
+  `training`: "init", "grown", "retrieval", "in-context"; `toy_seed`; `toy_prompt`; `point`, a toy's
+  positions, with `point_fraction`.
+  "grown" are fresh matched toys whose embeddings are scaled so that the stream grows through the blocks as it does in the
+  fresh model (`toy_scale`, the factor): how much branches weigh against the stream decides the shape at birth.
+- `member`: single toys of a variant and training, one for each seed and position asked for.
+
+Its variables, all with long_name and units, NaN where there is nothing:
+
+- curves, sample by sample: `model_sensitivity`, `model_alpha`, `model_sink_rate` [state, seed, prompt, position];
+  `toy_sensitivity` (rms over the positions asked for), `toy_alpha`, `toy_sink_rate` [variant, training, toy_seed,
+  toy_prompt, point]; `model_swapped` [state, seed, position] and `toy_swapped` [variant, training, toy_seed, point], rms
+  over prompts, with something else at position 0; `model_uniform` [position], `toy_uniform` [variant, point];
+- theory of the model: `theory_kernel` [state, seed, prompt, position], the second-moment kernel with measured patterns and
+  score path; `theory_cesaro` [state, position] and `theory_alpha` [state], N^L and its fitted alpha;
+- `model_leakage_total`, `model_removed`, `model_reacts` [state, seed], `model_leakage_share` [state, seed, source], and the
+  same of toys as means over members, `toy_...` [variant, training (, source)]; each with `_low` and `_high`, for the model
+  over prompts (of `reacts` none), for toys over members;
+- `toy_loss`, `toy_accuracy`, `toy_target` [variant, training, member];
+- what `matched.judged` adds: `agreement_spearman`, `agreement_error` [curve, state, other] with `_low` and `_high`, and
+  `agreement_apart`: a model's "sensitivity" or "alpha" in a state against the `other` one ("second-moment kernel", "N^L,
+  best alpha", "toy init", "retrieval toy", "no residual, retrieval toy", ...); `model_primacy`, `model_recency`,
+  `model_trough` [state] and `toy_...` [variant, training], with `_low` and `_high`.
+
+The study knows no toys itself: it is handed who makes them (`Maker`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from ..bos import removed
+from ..compare import BOOTSTRAP, PROMPTS, fractions, portrait
+from ..errors import InputError
+from ..leakage import INTERVAL, LEAST_PROMPTS, SOURCES
+from ..models.load import Backend, DType
+from ..models.view import Spec, View
+from ..prompts import FirstToken, describe
+from ..prompts import prompts as windows
+from ..results import dataset, provenance
+from ..summary import SHORTEST, mean_profile
+from ..theory import fit_alpha, second_moment
+from .runs import Loading, require_free, subjects, write_results, written_files
+from .unfinished import Advance, Unfinished, measured_on
+
+NAME = "match"
+STATES = ("init", "pretrained")
+TRAININGS = ("init", "grown", "retrieval", "in-context")
+TOY_PROMPTS = 64  # of leakage in toys; of theirs, like the model's, `compare.PROMPTS` for everything else
+SCALARS = ("leakage_total", "removed", "reacts")
+TOYS = ".unfinished-toys"
+SCALES = (1e-3, 1e3)  # of a fresh toy's embeddings
+HALVINGS = 16  # to a fifth of a thousandth of the factor
+
+
+@runtime_checkable
+class Member(Protocol):
+    """One trained toy, as `toy.matching.Member`."""
+
+    @property
+    def view(self) -> View: ...
+
+    @property
+    def fresh(self) -> View: ...
+
+    @property
+    def prompts(self) -> Callable[[int], Tensor]: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def target(self) -> int | None: ...
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def accuracy(self) -> float: ...
+
+    def scaled(self, factor: float) -> View: ...
+
+
+@runtime_checkable
+class Group(Protocol):
+    """The toys of one variant and task, as `toy.matching.Group`."""
+
+    @property
+    def variant(self) -> str: ...
+
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def members(self) -> Sequence[Member]: ...
+
+    @property
+    def key(self) -> str: ...
+
+
+@runtime_checkable
+class Maker(Protocol):
+    """Who makes toys, as `toy.matching.Matching`."""
+
+    @property
+    def described(self) -> dict[str, Any]: ...
+
+    def plan(self, spec: Spec, *, bos: bool, length: int, norm: Literal["rms", "layer"]) -> Any: ...
+
+    def toys(self, plans: Sequence[Any], folder: Path, advance: Advance | None) -> Sequence[Sequence[Group]]: ...
+
+    def finish(self, folder: Path) -> None: ...
+
+
+def match(
+    sources: Sequence[str],
+    out: str | Path,
+    maker: Maker,
+    *,
+    quick: bool = False,
+    prompts: int = 128,
+    length: int = 256,
+    seeds: int = 2,
+    bootstrap: int = BOOTSTRAP,
+    text: str | None = None,
+    dataset: str | None = None,
+    split: str = "train",
+    column: str = "text",
+    first: FirstToken | int = "auto",
+    seed: int = 0,
+    backend: Backend = "transformers",
+    device: str = "auto",
+    dtype: DType = "auto",
+    advance: Advance | None = None,
+    told: Callable[[str], object] | None = None,
+) -> dict[str, xr.Dataset]:
+    """Measure every model beside toys that match it; write results, figure and table, return the results by model name.
+
+    Writes `match.nc` for one model or `match-MODEL.nc` for each of several, `match.png`, `match.svg` and `match.md`, all of
+    it at the end. What was trained and measured before an interruption is taken up again.
+
+    Args:
+        sources: models, as `probes.load` takes them.
+        out: folder.
+        maker: of toys, a `Maker`.
+        quick: marks the results of a small setting.
+        prompts: windows of text for leakage; the first 8 of them for everything else. The arguments up to `seed` are those
+            of `probes.prompts`.
+        length: positions per prompt.
+        seeds: fresh models per model.
+        bootstrap: resamples for all intervals.
+        backend: who runs the models; as `device` and `dtype`, see `probes.load`.
+        advance: hears (what is running, done, in all).
+        told: hears in one line which models are done already.
+
+    Raises:
+        InputError: bad input, found before anything is trained, or unfinished work with other settings in `out`.
+    """
+    out = Path(out)
+    if seeds < 1:
+        raise InputError(f"seeds={seeds} leaves no fresh model; give at least 1")
+    if bootstrap < 0:
+        raise InputError(f"bootstrap={bootstrap} is no number of resamples; give 0 or more")
+    if prompts < LEAST_PROMPTS:
+        raise InputError(f"prompts={prompts} are too few for leakage; give at least {LEAST_PROMPTS}")
+    if length < SHORTEST:
+        raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
+    unfinished = Unfinished(out, NAME)
+    source: dict[str, Any] = {
+        "text": text,
+        "dataset": dataset,
+        "split": split,
+        "column": column,
+        "first": first,
+        "seed": seed,
+    }
+    options = {
+        "prompts": prompts,
+        "length": length,
+        "seeds": seeds,
+        "bootstrap": bootstrap,
+        **source,
+        "toys": maker.described,
+        "quick": quick,
+    }
+    plans: dict[str, Any] = {}
+
+    def key(model: View, tokens: Tensor) -> dict[str, Any]:
+        return measured_on(model, tokens) | options
+
+    def check(model: View, name: str, tokens: Tensor) -> None:
+        plans[name] = planned(model, tokens, maker)
+        if unfinished.has(name):
+            unfinished.check(name, key(model, tokens))
+
+    def prompted(model: View) -> Tensor:
+        return windows(model, n=prompts, length=length, **source)
+
+    models = subjects(sources, Loading(backend, device, dtype), prompted, check)
+    require_free(written_files([one.name for one in models], out, NAME, f"{NAME}.md"))
+    found = unfinished.going_on([one.name for one in models])
+    if told is not None and found is not None:
+        told(found)
+    trained = maker.toys([plans[one.name] for one in models], out / TOYS, advance)
+    cache: dict[str, tuple[xr.Dataset, ...]] = {}
+    results: dict[str, xr.Dataset] = {}
+    for one, groups in zip(models, trained, strict=True):
+        model = one.model()
+
+        def measure(
+            model: View = model, tokens: Tensor = one.tokens, groups: Sequence[Any] = groups, name: str = one.name
+        ) -> xr.Dataset:
+            def tell(done: float, total: float) -> None:
+                if advance is not None:
+                    advance(name, done, total)
+
+            made = measured(
+                model, tokens, groups, seeds=seeds, bootstrap=bootstrap, seed=seed, cache=cache, progress=tell
+            )
+            made.attrs |= describe(model, **source)
+            made.attrs |= {
+                "notes": json.dumps(list(plans[name].notes)),
+                "toys": json.dumps(maker.described),
+                "quick": int(quick),
+            }
+            return made
+
+        results[one.name] = unfinished.unit(one.name, key(model, one.tokens), measure, advance=advance)
+    results = write(results, out, bootstrap=bootstrap)
+    unfinished.clear()
+    maker.finish(out / TOYS)
+    return results
+
+
+def write(results: Mapping[str, xr.Dataset], out: Path, *, bootstrap: int = BOOTSTRAP) -> dict[str, xr.Dataset]:
+    """Write results with what `judged` adds, figure and table; returns them so."""
+    from ..plots.match import match_figure
+    from .matched import judged, match_report
+    from .survey import write_report
+
+    whole = {name: judged(ds, bootstrap=bootstrap) for name, ds in results.items()}
+    write_results(whole, out, NAME, match_figure)
+    write_report(match_report(whole), out / f"{NAME}.md")
+    return whole
+
+
+def planned(model: View, tokens: Tensor, maker: Maker) -> Any:
+    """The toys that match a model on these prompts; a first token that all prompts share counts as BOS."""
+    parts = model.parts(0)
+    norm = "rms" if parts is None else parts.attention_norm.kind
+    bos = len(tokens) > 1 and bool((tokens[:, 0] == tokens[0, 0]).all())
+    return maker.plan(model.spec, bos=bos, length=tokens.shape[1], norm=norm)
+
+
+def measured(
+    model: View,
+    tokens: Tensor,
+    groups: Sequence[Group],
+    *,
+    seeds: int,
+    bootstrap: int = BOOTSTRAP,
+    seed: int = 0,
+    cache: dict[str, tuple[xr.Dataset, ...]] | None = None,
+    progress: Callable[[float, float], None] = lambda done, total: None,
+) -> xr.Dataset:
+    """A model and its toys, measured; the layout is the module's text."""
+    cache = {} if cache is None else cache
+    total = float(1 + seeds + sum(len(group.members) / 10 for group in groups))
+    done = 0.0
+
+    def step(more: float) -> None:
+        nonlocal done
+        done += more
+        progress(done, total)
+
+    views = {("init", n): model.reinitialized(n) for n in range(seeds)} | {("pretrained", 0): model}
+    few = tokens[:PROMPTS]
+    portraits, kernels = {}, {}
+    apart = all(model.parts(layer) is not None for layer in range(model.spec.blocks))
+    for place, view in views.items():
+        portraits[place] = portrait(view, tokens, bootstrap=bootstrap, seed=seed)
+        if apart:
+            kernels[place] = second_moment(view, few, attention="measured", score_path=True)["sensitivity"].values
+        step(1.0)
+    variables = _of_model(model, portraits, kernels, seeds)
+
+    fresh: dict[tuple[str, str], list[tuple[int, xr.Dataset]]] = {}
+    scales: list[float] = []
+    toys: dict[tuple[str, str], list[xr.Dataset]] = {}
+    for group in groups:
+        if group.key not in cache:
+            found = []
+            for member in group.members:
+                found.append(
+                    portrait(
+                        member.view,
+                        member.prompts(TOY_PROMPTS),
+                        stationary=group.task == "retrieval",
+                        bootstrap=0,
+                        seed=seed,
+                    )
+                )
+                step(0.1)
+            cache[group.key] = tuple(found)
+        else:
+            step(0.1 * len(group.members))
+        toys[group.variant, group.task] = list(cache[group.key])
+        if group.task == "retrieval":
+            fresh_key = f"fresh {group.key}"
+            newborn = {member.seed: member for member in group.members}
+            if fresh_key not in cache:
+                cache[fresh_key] = tuple(
+                    portrait(member.fresh, member.prompts(TOY_PROMPTS), bootstrap=0, seed=seed)
+                    for member in newborn.values()
+                )
+            fresh[group.variant, "init"] = list(zip(newborn, cache[fresh_key], strict=True))
+            if group.variant == groups[0].variant:
+                target = float(np.mean([growth(views["init", n], few) for n in range(seeds)]))
+                for member in newborn.values():
+                    factor = matching_scale(member, target)
+                    scales.append(factor)
+                    drawn = portrait(member.scaled(factor), member.prompts(TOY_PROMPTS), bootstrap=0, seed=seed)
+                    fresh.setdefault((group.variant, "grown"), []).append((member.seed, drawn))
+    variables |= _of_toys(groups, fresh, toys, seed)
+    said = {"long_name": "factor on the embeddings of toys that grow as the model does, geometric mean", "units": "1"}
+    variables["toy_scale"] = ((), np.exp(np.log(scales).mean()), said)
+    points = next(iter(toys.values()))[0].sizes["position"]
+    variants = list(dict.fromkeys(group.variant for group in groups))
+    return dataset(
+        variables,
+        tokens=None,
+        coords={
+            "state": list(STATES),
+            "seed": range(seeds),
+            "variant": variants,
+            "training": list(TRAININGS),
+            "source": list(SOURCES),
+            "position": range(tokens.shape[1]),
+            "fraction": (("position",), fractions(tokens.shape[1])),
+            "point": range(points),
+            "point_fraction": (("point",), fractions(points)),
+        },
+        attrs=provenance(
+            model, tokens, prompts=len(tokens), length=tokens.shape[1], seeds=seeds, bootstrap=bootstrap, seed=seed
+        )
+        | {
+            "measurement": NAME,
+            "few_prompts": len(few),
+            "band": portraits["pretrained", 0].attrs["band"],
+            "lags": portraits["pretrained", 0].attrs["lags"],
+            "refused": portraits["pretrained", 0].attrs["refused"],
+            "toy_band": toys[variants[0], "retrieval"][0].attrs["band"],
+            "toy_lags": toys[variants[0], "retrieval"][0].attrs["lags"],
+            "toy_refused": json.dumps(
+                {f"{v}, {t}": json.loads(str(many[0].attrs["refused"])) for (v, t), many in toys.items()}
+            ),
+        },
+    )
+
+
+@torch.no_grad()
+def growth(view: View, tokens: Tensor) -> float:
+    """How many times larger (rms) the stream is after the last block than before the first, at the last position."""
+    streams = view.trace(view.embed(tokens)).residual
+    first, last = (float(stream[:, -1].double().square().mean().sqrt()) for stream in (streams[0], streams[-1]))
+    return last / first
+
+
+def matching_scale(member: Member, target: float) -> float:
+    """The factor on a fresh toy's embeddings at which its stream grows so many times; the nearest there is within limits.
+
+    Growth falls as embeddings grow, since blocks read a normalized stream: halving the interval finds it.
+    """
+    low, high = (math.log(limit) for limit in SCALES)
+    tokens = member.prompts(PROMPTS)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if growth(member.scaled(math.exp(middle)), tokens) > target:
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)
+
+
+SAID = {
+    "sensitivity": "||J_j||_F / sqrt(d)",
+    "alpha": "mean weight on the position over the queries from it on [Gu], mean over blocks and heads",
+    "sink_rate": "share of heads with alpha > 0.3",
+    "leakage_total": "leakage of the early band, log form, mean over blocks and heads",
+    "leakage_share": "share of each source in it",
+    "removed": "fraction of its residual component that the swap at position 0 removes",
+    "reacts": "attention to keys >= 1 changed by the swap at position 0, total variation, mean over blocks and heads",
+}
+
+
+def _described(name: str, of: str) -> dict[str, str]:
+    return {"long_name": f"{SAID[name]}, {of}", "units": "nat^2" if name == "leakage_total" else "1"}
+
+
+def _of_model(
+    model: View,
+    portraits: Mapping[tuple[str, int], xr.Dataset],
+    kernels: Mapping[tuple[str, int], np.ndarray],
+    seeds: int,
+) -> dict[str, tuple[Any, ...]]:
+    variables: dict[str, tuple[Any, ...]] = {}
+    one = portraits["pretrained", 0]
+
+    def gathered(values: Mapping[tuple[str, int], np.ndarray]) -> np.ndarray:
+        found = np.full((len(STATES), seeds, *next(iter(values.values())).shape), np.nan, np.float32)
+        for (state, n), value in values.items():
+            found[STATES.index(state), n] = value
+        return found
+
+    for name in ("sensitivity", "alpha", "sink_rate"):
+        values = gathered({place: ds[name].values for place, ds in portraits.items()})
+        variables[f"model_{name}"] = (("state", "seed", "prompt", "position"), values, _described(name, "the model"))
+    swapped = {place: mean_profile(ds["sensitivity_swapped"].values).mean for place, ds in portraits.items()}
+    variables["model_swapped"] = (
+        ("state", "seed", "position"),
+        gathered(swapped),
+        _described("sensitivity", "the model, position 0 swapped, rms over prompts"),
+    )
+    variables["model_uniform"] = (("position",), one["uniform"].values, _described("alpha", "uniform attention"))
+    for name in (*SCALARS, "leakage_share"):
+        dims = ("state", "seed", "source") if name == "leakage_share" else ("state", "seed")
+        for end in ("", "_low", "_high"):
+            if f"{name}{end}" in one:
+                values = gathered({place: ds[f"{name}{end}"].values for place, ds in portraits.items()})
+                variables[f"model_{name}{end}"] = (dims, values, _described(name, f"the model{_end(end)}"))
+    if kernels:
+        variables["theory_kernel"] = (
+            ("state", "seed", "prompt", "position"),
+            gathered(kernels),
+            {"long_name": "second-moment kernel, measured patterns, score path", "units": "1"},
+        )
+    length = one.sizes["position"]
+    curves, alphas = np.full((len(STATES), length), np.nan, np.float32), np.full(len(STATES), np.nan)
+    for n, state in enumerate(STATES):
+        means = [mean_profile(ds["sensitivity"].values).mean for (of, _), ds in portraits.items() if of == state]
+        mean = np.sqrt(np.mean(np.square(means), 0))
+        if np.count_nonzero(mean) >= SHORTEST:
+            fit = fit_alpha(mean, model.spec.blocks, window=model.spec.windows)
+            curves[n], alphas[n] = fit.curve, fit.alpha
+    variables["theory_cesaro"] = (("state", "position"), curves, {"long_name": "N^L, fitted", "units": "1"})
+    variables["theory_alpha"] = (("state",), alphas, {"long_name": "alpha of N^L", "units": "1"})
+    return variables
+
+
+def _of_toys(
+    groups: Sequence[Group],
+    fresh: Mapping[tuple[str, str], Sequence[tuple[int, xr.Dataset]]],
+    toys: Mapping[tuple[str, str], Sequence[xr.Dataset]],
+    seed: int,
+) -> dict[str, tuple[Any, ...]]:
+    variants = list(dict.fromkeys(group.variant for group in groups))
+    most = max(len(group.members) for group in groups)
+    seeds = max(len({member.seed for member in group.members}) for group in groups)
+    any_one = next(iter(toys.values()))[0]
+    size = (len(variants), len(TRAININGS))
+    sizes = (any_one.sizes["prompt"], any_one.sizes["position"])
+    curves = {
+        name: np.full((*size, seeds, *sizes), np.nan, np.float32) for name in ("sensitivity", "alpha", "sink_rate")
+    }
+    swapped = np.full((*size, seeds, sizes[1]), np.nan, np.float32)
+    uniform = np.full((len(variants), sizes[1]), np.nan)
+    scalars = {
+        f"{name}{end}": np.full((*size, *((len(SOURCES),) if name == "leakage_share" else ())), np.nan)
+        for name in (*SCALARS, "leakage_share")
+        for end in ("", "_low", "_high")
+    }
+    singles = {name: np.full((*size, most), np.nan) for name in ("loss", "accuracy", "target")}
+
+    def put(variant: str, training: str, numbers: Sequence[int], found: Sequence[xr.Dataset]) -> None:
+        at = (variants.index(variant), TRAININGS.index(training))
+        order = sorted(set(numbers))
+        for place, number in enumerate(order):
+            own = [ds for n, ds in zip(numbers, found, strict=True) if n == number]
+            together = {name: np.stack([ds[name].values for ds in own]) for name in (*curves, "sensitivity_swapped")}
+            curves["sensitivity"][(*at, place)] = np.sqrt(np.mean(together["sensitivity"] ** 2, 0))
+            swapped[(*at, place)] = np.sqrt(np.mean(together["sensitivity_swapped"] ** 2, (0, 1)))
+            for name in ("alpha", "sink_rate"):
+                curves[name][(*at, place)] = together[name].mean(0)
+        uniform[at[0]] = found[0]["uniform"].values
+        for name in ("leakage_total", "reacts"):
+            ends = resampled_mean(np.array([float(ds[name]) for ds in found]), seed)
+            for end, value in zip(("", "_low", "_high"), ends, strict=True):
+                scalars[f"{name}{end}"][at] = value
+        streams = np.array([[float(ds[name]) for name in ("residual", "residual_swapped")] for ds in found])
+        for end, value in zip(("", "_low", "_high"), resampled_removal(streams, seed), strict=True):
+            scalars[f"removed{end}"][at] = value
+        # Shares of the sum: a single toy's total may be next to nothing.
+        parts = np.array([ds["leakage_source"].values for ds in found])
+        for n, ends in enumerate(resampled_shares(parts, seed)):
+            for end, value in zip(("", "_low", "_high"), ends, strict=True):
+                scalars[f"leakage_share{end}"][(*at, n)] = value
+
+    for (variant, training), newborn in fresh.items():
+        put(variant, training, [number for number, _ in newborn], [ds for _, ds in newborn])
+    for group in groups:
+        put(group.variant, group.task, [member.seed for member in group.members], toys[group.variant, group.task])
+        at = (variants.index(group.variant), TRAININGS.index(group.task))
+        for n, member in enumerate(group.members):
+            singles["loss"][(*at, n)], singles["accuracy"][(*at, n)] = member.loss, member.accuracy
+            singles["target"][(*at, n)] = np.nan if member.target is None else member.target
+    dims = ("variant", "training")
+    variables: dict[str, tuple[Any, ...]] = {
+        f"toy_{name}": ((*dims, "toy_seed", "toy_prompt", "point"), values, _described(name, "toys"))
+        for name, values in curves.items()
+    }
+    variables["toy_swapped"] = (
+        (*dims, "toy_seed", "point"),
+        swapped,
+        _described("sensitivity", "toys, position 0 swapped, rms over prompts"),
+    )
+    variables["toy_uniform"] = (
+        ("variant", "point"),
+        uniform,
+        _described("alpha", "uniform attention under toys' masks"),
+    )
+    for name, values in scalars.items():
+        bare = name.removesuffix("_low").removesuffix("_high")
+        of = (*dims, "source") if bare == "leakage_share" else dims
+        variables[f"toy_{name}"] = (of, values, _described(bare, f"toys{_end(name.removeprefix(bare))}"))
+    for name, said, units in (
+        ("loss", "loss at the end of training", "nat"),
+        ("accuracy", "accuracy on unseen sequences", "1"),
+        ("target", "position asked for", "1"),
+    ):
+        variables[f"toy_{name}"] = ((*dims, "member"), singles[name], {"long_name": said, "units": units})
+    return variables
+
+
+def resampled_mean(values: np.ndarray, seed: int) -> tuple[float, float, float]:
+    """Mean over those that are numbers, and the ends of its 95 % interval over resampled members; NaN for none."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return np.nan, np.nan, np.nan
+    generator = np.random.default_rng(seed)
+    drawn = known[generator.integers(len(known), size=(BOOTSTRAP, len(known)))].mean(1)
+    low, high = np.percentile(drawn, INTERVAL) if len(known) > 1 else (np.nan, np.nan)
+    return float(known.mean()), float(low), float(high)
+
+
+def resampled_removal(streams: np.ndarray, seed: int) -> tuple[float, float, float]:
+    """Of residual components [member, before and after]: the fraction that is gone of their sum, and its ends."""
+    known = streams[np.all(np.isfinite(streams), 1)]
+    if not len(known):
+        return np.nan, np.nan, np.nan
+    generator = np.random.default_rng(seed)
+    drawn = known[generator.integers(len(known), size=(BOOTSTRAP, len(known)))]
+    sums = np.concatenate([known[None], drawn]).sum(1)  # [resample, before and after]
+    value, low, high = (float(end[0]) for end in removed(sums[:, :1], sums[:, 1:]))
+    return (value, low, high) if len(known) > 1 else (value, np.nan, np.nan)
+
+
+def resampled_shares(parts: np.ndarray, seed: int) -> list[tuple[float, float, float]]:
+    """Of parts [member, source]: each source's share of the sum over members, and the ends over resampled members."""
+    known = parts[np.all(np.isfinite(parts), 1)]
+    if not len(known) or known.sum() <= 0:
+        return [(np.nan, np.nan, np.nan)] * parts.shape[1]
+    generator = np.random.default_rng(seed)
+    drawn = known[generator.integers(len(known), size=(BOOTSTRAP, len(known)))].sum(1)
+    positive = drawn[drawn.sum(1) > 0]
+    shares = positive / positive.sum(1, keepdims=True)
+    low, high = np.percentile(shares, INTERVAL, axis=0) if len(known) > 1 else np.full((2, parts.shape[1]), np.nan)
+    whole = known.sum(0) / known.sum()
+    return [(float(a), float(b), float(c)) for a, b, c in zip(whole, low, high, strict=True)]
+
+
+def _end(end: str) -> str:
+    return f", {end[1:]} end of the 95 % interval" if end else ""

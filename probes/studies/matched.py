@@ -1,0 +1,345 @@
+"""What a result of `headwater match` says: agreement of curves, shapes and their ingredients, from the result alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ..compare import BOOTSTRAP, SHAPES, Samples, agreement, averaged, shape
+from ..summary import estimate
+from .tables import Report, Table, interval, number
+
+CURVES = ("sensitivity", "alpha")
+MATCHED = "matched"
+TASKS = ("retrieval", "in-context")
+FEATURES = {"primacy": ".3g", "recency": ".3g", "trough": ".2f"}
+
+
+INITS = ("init", "grown")
+
+
+def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:
+    """What a model's curve in a state is held against, by name: ("theory", which), ("model", state) or (variant, training).
+
+    Fresh weights against fresh toys; trained ones against fresh weights, fresh toys and trained ones.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    if "theory_kernel" in ds:
+        found["second-moment kernel"] = ("theory", "kernel")
+    found["N^L, best alpha"] = ("theory", "cesaro")
+    found["uniform attention"] = ("theory", "uniform")
+    if state == "pretrained":
+        found["model at init"] = ("model", "init")
+    for variant in map(str, ds["variant"].values):
+        prefix = "" if variant == MATCHED else f"{variant}, "
+        found[f"{prefix}toy init"] = (variant, "init")
+        if variant == MATCHED and "grown" in ds["training"].values:
+            found["toy init, same growth"] = (variant, "grown")
+        if state == "pretrained":
+            found |= {f"{prefix}{task} toy": (variant, task) for task in TASKS}
+    return found
+
+
+def samples(ds: xr.Dataset, curve: str, of: tuple[str, str], state: str) -> Samples | None:
+    """A curve as [seed, prompt, position], seeds that were not run left out; None where the result has none.
+
+    `of` as in `others_of`; `state` is the model's, which theories belong to.
+    """
+    kind, which = of
+    if kind == "theory":
+        name = {"kernel": "theory_kernel", "cesaro": "theory_cesaro", "uniform": "model_uniform"}[which]
+        if name not in ds or (which == "uniform") != (curve == "alpha"):
+            return None
+        values = (ds[name].sel(state=state) if "state" in ds[name].dims else ds[name]).values
+        values = values.reshape((1,) * (3 - values.ndim) + values.shape)
+    elif kind == "model":
+        values = ds[f"model_{curve}"].sel(state=which).values
+    else:
+        values = ds[f"toy_{curve}"].sel(variant=kind, training=which).values
+    known = values[~np.isnan(values).all((1, 2))].astype(np.float64)
+    return known if len(known) and not np.isnan(known).any() else None
+
+
+def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
+    """The result with agreements and shapes added; what was added before is replaced."""
+    names = list(dict.fromkeys(name for state in ds["state"].values for name in others_of(ds, str(state))))
+    states = [str(state) for state in ds["state"].values]
+    size = (len(CURVES), len(states), len(names))
+    fields = ("spearman", "error")
+    found = {f"{field}{end}": np.full(size, np.nan) for field in fields for end in ("", "_low", "_high")}
+    found["apart"] = np.full(size, np.nan)
+    for c, curve in enumerate(CURVES):
+        for s, state in enumerate(states):
+            own = samples(ds, curve, ("model", state), state)
+            for name, of in others_of(ds, state).items():
+                other = samples(ds, curve, of, state)
+                if own is None or other is None:
+                    continue
+                at = (c, s, names.index(name))
+                same = of == ("theory", "kernel") or of[0] == "model"
+                for field, value in agreement(own, other, paired=same, bootstrap=bootstrap)._asdict().items():
+                    found[field][at] = value
+    said = {
+        "spearman": "rank correlation of a curve of the model and another's, by position fraction",
+        "error": "RMS log error of the two, free scale, where both are above zero",
+        "apart": "share of points where one of the two is zero and the other is not",
+    }
+    variables: dict[str, Any] = {
+        f"agreement_{field}": (("curve", "state", "other"), values, _said(said, field, "1"))
+        for field, values in found.items()
+    }
+    variables |= _shapes(ds, bootstrap)
+    ds = ds.drop_vars([name for name in (*variables, "curve", "other") if name in ds])
+    return ds.assign(variables).assign_coords(curve=list(CURVES), other=names)
+
+
+def _said(said: Mapping[str, str], name: str, units: str) -> dict[str, str]:
+    bare = name.removesuffix("_low").removesuffix("_high")
+    end = name.removeprefix(bare)
+    return {"long_name": said[bare] + (f", {end[1:]} end of the 95 % interval" if end else ""), "units": units}
+
+
+def _shapes(ds: xr.Dataset, bootstrap: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    said = {
+        "primacy": "first 5 % of positions against the middle half's median",
+        "recency": "last position against the middle half's median",
+        "trough": "place of the smoothed curve's minimum, as a fraction",
+    }
+    places = {
+        "model": (("state",), [(("model", str(s)), str(s)) for s in ds["state"].values], (ds.sizes["state"],)),
+        "toy": (
+            ("variant", "training"),
+            [((str(v), str(t)), "") for v in ds["variant"].values for t in ds["training"].values],
+            (ds.sizes["variant"], ds.sizes["training"]),
+        ),
+    }
+    for whose, (dims, all_of, size) in places.items():
+        values = {f"{name}{end}": np.full(len(all_of), np.nan) for name in SHAPES for end in ("", "_low", "_high")}
+        for n, (of, state) in enumerate(all_of):
+            own = samples(ds, "sensitivity", of, state)
+            if own is None:
+                continue
+            for name, ends in shape(own, bootstrap=bootstrap)._asdict().items():
+                for end, value in zip(("", "_low", "_high"), ends, strict=True):
+                    values[f"{name}{end}"][n] = value
+        for name, column in values.items():
+            found[f"{whose}_{name}"] = (dims, column.reshape(size), _said(said, name, "1"))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- report
+
+
+def match_report(results: Mapping[str, xr.Dataset]) -> Report:
+    """Toys beside models: training, what the ingredients do, leakage and the swap, agreement.
+
+    Args:
+        results: results of `match` by model name, with or without what `judged` adds.
+    """
+    results = {name: ds if "agreement_error" in ds else judged(ds) for name, ds in results.items()}
+    tables = [
+        Table(
+            "How the matching toys agree with the model, and theory beside them",
+            (
+                "model",
+                "weights",
+                "compared with",
+                "Spearman",
+                "RMS log error",
+                "apart",
+                "alpha: Spearman",
+                "alpha: error",
+            ),
+            [row for name, ds in results.items() for row in _agreements(name, ds)],
+        ),
+        Table(
+            "Sinks, leakage, and another embedding at position 0",
+            (
+                "model",
+                "whose",
+                "alpha of 0 / uniform",
+                "sink rate of 0",
+                "leakage, nat^2",
+                "mask's share",
+                "stream's share",
+                "removed",
+                "reacts",
+                "profile changes by",
+            ),
+            [row for name, ds in results.items() for row in _attention(name, ds)],
+        ),
+        Table(
+            "Training of the toys",
+            ("model", "toy", "task", "toys", "loss, nat", "accuracy", "least accurate", "guess"),
+            [row for name, ds in results.items() for row in _training(name, ds)],
+        ),
+        _ingredients(results),
+    ]
+    return Report("Toys beside models", _described(results), tables, list(_lines(results)))
+
+
+def _described(results: Mapping[str, xr.Dataset]) -> str:
+    ds = next(iter(results.values()))
+    options, toys = json.loads(str(ds.attrs["options"])), json.loads(str(ds.attrs["toys"]))
+    kind = "QUICK setting: small toys, hardly trained. " if ds.attrs["quick"] else ""
+    return (
+        f"{kind}Models: T = {ds.sizes['position']}, {ds.sizes['prompt']} prompts ({options['prompts']} for leakage), "
+        f"{options['seeds']} fresh seeds, {ds.attrs['dtype']}, {ds.attrs['device']}. Toys: {ds.sizes['point']} positions, "
+        f"{toys['seeds']} seeds (ablations {toys['ablation_seeds']}); retrieval: {toys['steps']} steps, one toy for each "
+        f"position asked for, profiles are rms over them; in context: {toys['in_context_steps']} steps. Curves meet on the "
+        "position fraction. Spearman over all points; RMS log error with a free scale over points that both reach, apart: "
+        "share of points that only one reaches. 95 % bootstrap intervals over prompts and seeds (leakage of toys: over "
+        f"toys). Leakage: log form, queries {ds.attrs['band']} at lags {ds.attrs['lags']}, of toys "
+        f"{ds.attrs['toy_band']} at {ds.attrs['toy_lags']}; removed: fraction of the residual component that the mean "
+        "embedding at position 0 removes; reacts: attention to other keys it changes; profile changes by: RMS log change of "
+        "the sensitivity at positions from 1 on; guess: accuracy of a guess among all tokens, or among the labels in context."
+    )
+
+
+def _lines(results: Mapping[str, xr.Dataset]) -> Iterator[str]:
+    for name, ds in results.items():
+        for note in json.loads(str(ds.attrs["notes"])):
+            yield f"{name}: {note}"
+    for name, ds in results.items():
+        scale = float(ds["toy_scale"])
+        yield f"{name}: with embeddings {scale:.2g} times as large a fresh toy's stream grows as the fresh model's does"
+    for name, ds in results.items():
+        yield f"{name}: {_best(ds)}"
+    yield "in-context toys have no leakage here: items and labels take turns, so that content depends on the position"
+
+
+def _best(ds: xr.Dataset) -> str:
+    """Who comes nearest to the profile, at birth and trained."""
+    said = []
+    for state, label in (("init", "at init"), ("pretrained", "pretrained")):
+        errors = ds["agreement_error"].sel(curve="sensitivity", state=state)
+        wanted = [other for other, (kind, _) in others_of(ds, state).items() if kind in ("theory", MATCHED)]
+        found = {other: float(errors.sel(other=other)) for other in wanted}
+        known = {other: error for other, error in found.items() if not math.isnan(error)}
+        ordered = sorted(known.items(), key=lambda item: item[1])
+        said.append(f"{label} " + ", ".join(f"{other} {error:.2f}" for other, error in ordered))
+    return "RMS log error of the profile, " + "; ".join(said)
+
+
+def _agreements(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
+    for state in map(str, ds["state"].values):
+        for other in others_of(ds, state):
+            shown = []
+            for curve in CURVES:
+                place = {"curve": curve, "state": state, "other": other}
+                shown.append([estimate(ds, f"agreement_{field}", **place) for field in ("spearman", "error")])
+            apart = float(ds["agreement_apart"].sel(curve=CURVES[0], state=state, other=other))
+            cells = [[interval(*rank, form=".2f"), interval(*error, form=".2f")] for rank, error in shown]
+            if all(math.isnan(error[0]) and math.isnan(rank[0]) for rank, error in shown):
+                continue
+            yield [name, state, other, *cells[0], number(apart, ".2f"), *cells[1]]
+
+
+def _attention(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
+    whose: list[tuple[str, str, dict[str, str]]] = [
+        (f"model, {state}", "model", {"state": str(state)}) for state in map(str, ds["state"].values)
+    ]
+    for variant in map(str, ds["variant"].values):
+        for training in map(str, ds["training"].values):
+            whose.append((f"{variant} toy, {training}", "toy", {"variant": variant, "training": training}))
+    for label, kind, where in whose:
+        point = "position" if kind == "model" else "point"
+        alpha = ds[f"{kind}_alpha"].sel(where).isel({point: 0})
+        if bool(np.isnan(alpha).all()):
+            continue
+        uniform = ds[f"{kind}_uniform"].sel({k: v for k, v in where.items() if k in ds[f"{kind}_uniform"].dims})
+        rate = float(ds[f"{kind}_sink_rate"].sel(where).isel({point: 0}).mean())
+        numbers = [_scalar(ds, kind, scalar, where) for scalar in ("leakage_total", "removed", "reacts")]
+        shares = [_scalar(ds, kind, "leakage_share", where | {"source": source}) for source in ("mask", "residual")]
+        yield [
+            name,
+            label,
+            number(float(alpha.mean()) / float(uniform.isel({point: 0})), ".2f"),
+            number(rate, ".3f"),
+            interval(*numbers[0]),
+            *(interval(*share, form=".2f") for share in shares),
+            interval(*numbers[1], form=".2f"),
+            interval(*numbers[2]),
+            number(swap_change(ds, kind, where), ".2f"),
+        ]
+
+
+def _scalar(ds: xr.Dataset, kind: str, name: str, where: Mapping[str, str]) -> tuple[float, float, float]:
+    """A number with its interval; of fresh models the mean over seeds, with the mean ends."""
+    found = []
+    for end in ("", "_low", "_high"):
+        full = f"{kind}_{name}{end}"
+        values = ds[full].sel(dict(where)).values if full in ds else np.array(math.nan)
+        known = values[~np.isnan(values)]
+        found.append(float(known.mean()) if known.size else math.nan)
+    return found[0], found[1], found[2]
+
+
+def swap_change(ds: xr.Dataset, kind: str, where: Mapping[str, str]) -> float:
+    """RMS over positions from 1 on of the logarithm of sensitivity after the swap against before; where both reach."""
+    before = ds[f"{kind}_sensitivity"].sel(dict(where)).values
+    after = ds[f"{kind}_swapped"].sel(dict(where)).values
+    seeds = ~np.isnan(after).all(-1)
+    before, after = averaged(before[seeds].astype(float))[1:], averaged(after[seeds][:, None].astype(float))[1:]
+    both = (before > 0) & (after > 0)
+    return float(np.sqrt(np.mean(np.log(after[both] / before[both]) ** 2))) if both.any() else math.nan
+
+
+def _ingredients(results: Mapping[str, xr.Dataset]) -> Table:
+    variants = list(dict.fromkeys(str(v) for ds in results.values() for v in ds["variant"].values))
+    columns = ("feature", "model", "weights", "of the model", *("matched toy" if v == MATCHED else v for v in variants))
+    rows = []
+    for feature, form in FEATURES.items():
+        for name, ds in results.items():
+            for training in map(str, ds["training"].values):
+                state = "init" if training in INITS else "pretrained"
+                own = _shown(*estimate(ds, f"model_{feature}", state=state), form=form)
+                cells = []
+                for variant in variants:
+                    there = variant in ds["variant"].values
+                    where = {"variant": variant, "training": training}
+                    cells.append(_shown(*estimate(ds, f"toy_{feature}", **where), form=form) if there else "-")
+                rows.append([feature, name, training, own, *cells])
+    return Table("Which ingredient makes which feature of the profile: toys with and without it", columns, rows)
+
+
+def _shown(value: float, low: float, high: float, *, form: str) -> str:
+    """A number with its interval; ratios to a middle that a window cuts off have no number."""
+    return "no middle" if math.isinf(value) else interval(value, low, high, form=form)
+
+
+def _training(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
+    for variant in map(str, ds["variant"].values):
+        for task in TASKS:
+            loss, accuracy = (ds[f"toy_{n}"].sel(variant=variant, training=task).values for n in ("loss", "accuracy"))
+            known = ~np.isnan(loss)
+            if not known.any():
+                continue
+            least = int(np.nanargmin(accuracy))
+            target = float(ds["toy_target"].sel(variant=variant, training=task).values[least])
+            where = "" if math.isnan(target) else f" (position {target:.0f})"
+            yield [
+                name,
+                variant,
+                task,
+                str(int(known.sum())),
+                number(loss[known].mean(), ".2f"),
+                number(accuracy[known].mean(), ".2f"),
+                number(accuracy[least], ".2f") + where,
+                number(_guess(ds, task), ".2f"),
+            ]
+
+
+def _guess(ds: xr.Dataset, task: str) -> float:
+    """How often a guess is right: among all tokens, or, in context, among the labels that a sequence shows."""
+    made = json.loads(str(ds.attrs["toys"]))
+    if task == "retrieval":
+        return 1 / made["vocabulary"]
+    share = made["burst"] / made["items"]  # of one class in a sequence; two classes may have the same label
+    return share + (1 - share) / made["labels"]

@@ -1,0 +1,380 @@
+"""The study of toys beside models: what is measured, its layout, agreement and report from the result alone, files."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import probes
+from probes.compare import agreement, averaged
+from probes.errors import InputError
+from probes.jacobian import jacobian
+from probes.models.load import load
+from probes.prompts import prompts
+from probes.results import load as load_result
+from probes.studies.match import (
+    STATES,
+    TRAININGS,
+    growth,
+    match,
+    matching_scale,
+    measured,
+    planned,
+    resampled_mean,
+    resampled_removal,
+    resampled_shares,
+)
+from probes.studies.matched import MATCHED, judged, match_report, others_of, samples, swap_change
+from toy.matching import Matching, Settings
+
+LENGTH = 24
+COMMON: dict[str, Any] = {"prompts": 6, "length": LENGTH, "seeds": 2, "bootstrap": 10}
+SETTINGS = Settings(
+    seeds=2,
+    items=4,
+    width=8,
+    vocabulary=4,
+    classes=16,
+    labels=4,
+    burst=2,
+    steps=4,
+    in_context_steps=4,
+    batch=4,
+    sequences=8,
+)
+FEW = replace(SETTINGS, ablations=False, seeds=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tiny checkpoints, "ape" (full attention, BOS) and "bee" (a window), and a text for them."""
+    made = tmp_path_factory.mktemp("models")
+    for name, family in (("ape", "llama"), ("bee", "mistral")):
+        families.model(family).save_pretrained(made / name)
+        families.tokenizer("prepended" if name == "ape" else "none").save_pretrained(made / name)
+    words = np.random.default_rng(0).integers(3, 100, 600)
+    (made / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
+    return made
+
+
+def run(folder: Path, out: Path, *names: str, settings: Settings = SETTINGS, **given: Any) -> dict[str, xr.Dataset]:
+    options: Any = COMMON | {"text": str(folder / "text.txt")} | given
+    return match([str(folder / name) for name in names], out, Matching(settings, "cpu"), **options)
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, xr.Dataset]]:
+    out = tmp_path_factory.mktemp("out")
+    run(folder, out, "ape", "bee")
+    return out, {name: load_result(out / f"match-{name}.nc") for name in ("ape", "bee")}
+
+
+# ----------------------------------------------------------------------------------------------------------- the result
+
+
+def test_result_has_the_layout_that_the_module_states(done):
+    for name, ds in done[1].items():
+        variants = [
+            "matched",
+            "no residual",
+            "no causal mask",
+            "no positions",
+            *(["no window"] if name == "bee" else []),
+        ]
+        assert list(ds.variant.values) == variants
+        assert list(ds.state.values) == list(STATES)
+        assert list(ds.training.values) == list(TRAININGS)
+        assert ds.model_sensitivity.dims == ("state", "seed", "prompt", "position")
+        assert ds.toy_sensitivity.dims == ("variant", "training", "toy_seed", "toy_prompt", "point")
+        assert (ds.sizes["position"], ds.sizes["point"], ds.sizes["prompt"]) == (LENGTH, 9, 6)
+        assert ds.attrs["measurement"] == "match"
+        assert json.loads(ds.attrs["toys"])["steps"] == 4
+        for variable in ds.data_vars.values():
+            assert variable.attrs["long_name"]
+            assert variable.attrs["units"]
+
+
+def test_model_is_measured_as_by_the_probes(folder, done):
+    model = load(str(folder / "ape"))
+    tokens = prompts(model, n=6, length=LENGTH, text=str(folder / "text.txt"))
+    ds = done[1]["ape"]
+    for state, seed, view in (("pretrained", 0, model), ("init", 1, model.reinitialized(1))):
+        found = ds.model_sensitivity.sel(state=state, seed=seed)
+        np.testing.assert_allclose(found, jacobian(view, tokens).sensitivity, rtol=1e-4)
+    assert np.isnan(ds.model_sensitivity.sel(state="pretrained", seed=1)).all()
+
+
+def test_toys_are_measured_as_by_the_probes(folder, done):
+    model = load(str(folder / "ape"))
+    tokens = prompts(model, n=6, length=LENGTH, text=str(folder / "text.txt"))
+    maker = Matching(SETTINGS, "cpu")
+    group = maker.toys([planned(model, tokens, maker)], folder / "again", None)[0][0]
+    maker.finish(folder / "again")
+    of_seed = [member for member in group.members if member.seed == 1]
+    squares = [jacobian(member.view, member.prompts(64)[:8]).sensitivity.values ** 2 for member in of_seed]
+    found = done[1]["ape"].toy_sensitivity.sel(variant=MATCHED, training="retrieval").isel(toy_seed=1)
+    np.testing.assert_allclose(found, np.sqrt(np.mean(squares, 0)), rtol=1e-4)
+
+
+def test_the_first_token_that_all_share_counts_as_bos(folder, done):
+    assert np.nanmin(done[1]["ape"].toy_target) == 1
+    assert np.nanmin(done[1]["bee"].toy_target) == 0
+
+
+def test_ablations_have_one_seed_and_matched_toys_all(done):
+    found = done[1]["ape"].toy_sensitivity.sel(training="retrieval").isel(toy_prompt=0, point=-1)
+    assert np.isfinite(found.sel(variant="matched")).all()
+    assert np.isfinite(found.sel(variant="no residual")).sum() == 1
+
+
+def test_windows_cut_model_and_toys_off_alike(done):
+    ds = done[1]["bee"]
+    reach = 3 * (families.WINDOW - 1)
+    assert (ds.model_sensitivity.sel(state="pretrained", seed=0)[:, : LENGTH - 1 - reach] == 0).all()
+    of_toys = ds.toy_sensitivity.sel(variant="matched", training="retrieval")
+    assert (of_toys[..., -1] > 0).all()
+
+
+def test_what_is_not_admitted_is_nan_and_said(done):
+    ds = done[1]["ape"]
+    refused = json.loads(ds.attrs["toy_refused"])
+    assert "prefix" in refused["no causal mask, retrieval"]["leakage"]
+    assert "depends on the position" in refused["matched, in-context"]["leakage"]
+    assert refused["matched, retrieval"] == {}
+    assert np.isnan(ds.toy_leakage_total.sel(training="in-context")).all()
+    assert np.isfinite(ds.toy_leakage_total.sel(variant="matched", training="retrieval"))
+
+
+def test_grown_toys_grow_as_the_model_does(folder):
+    model = load(str(folder / "ape"))
+    tokens = prompts(model, n=6, length=LENGTH, text=str(folder / "text.txt"))
+    maker = Matching(SETTINGS, "cpu")
+    member = maker.toys([planned(model, tokens, maker)], folder / "grown", None)[0][0].members[0]
+    maker.finish(folder / "grown")
+    plain = growth(member.fresh, member.prompts(8))
+    for target in (2 * plain, 1 + (plain - 1) / 2):
+        factor = matching_scale(member, target)
+        assert (factor < 1) == (target > plain)
+        assert growth(member.scaled(factor), member.prompts(8)) == pytest.approx(target, rel=1e-2)
+
+
+# ------------------------------------------------------------------------------------------- agreement, from the result
+
+
+def test_agreement_is_that_of_the_curves_in_the_result(done):
+    ds = done[1]["ape"]
+    own = ds.model_sensitivity.sel(state="pretrained").values[:1].astype(float)
+    toys = ds.toy_sensitivity.sel(variant="matched", training="retrieval").values.astype(float)
+    expected = agreement(own, toys, bootstrap=10)
+    where = {"curve": "sensitivity", "state": "pretrained", "other": "retrieval toy"}
+    for field, value in expected._asdict().items():
+        assert float(ds[f"agreement_{field}"].sel(where)) == pytest.approx(value)
+
+
+def test_theory_that_knows_the_model_agrees_and_changes_with_the_result(done):
+    ds = done[1]["ape"]
+    changed = ds.copy(deep=True)
+    changed["theory_kernel"] = changed["model_sensitivity"] * 3
+    found = judged(changed, bootstrap=10)
+    where = {"curve": "sensitivity", "other": "second-moment kernel"}
+    np.testing.assert_allclose(found.agreement_spearman.sel(where), 1)
+    np.testing.assert_allclose(found.agreement_error_high.sel(where), 0, atol=1e-6)
+    assert not np.allclose(found.agreement_error.sel(where), ds.agreement_error.sel(where))
+
+
+def test_fresh_weights_are_held_against_fresh_toys_alone(done):
+    ds = done[1]["ape"]
+    assert "retrieval toy" not in others_of(ds, "init")
+    assert {"retrieval toy", "toy init", "model at init", "no residual, in-context toy"} <= set(
+        others_of(ds, "pretrained")
+    )
+    assert math.isnan(float(ds.agreement_error.sel(curve="sensitivity", state="init", other="retrieval toy")))
+
+
+def test_curves_that_were_not_measured_are_none(done):
+    ds = done[1]["ape"]
+    assert samples(ds, "sensitivity", ("no residual", "grown"), "init") is None
+    assert samples(ds, "alpha", ("theory", "kernel"), "init") is None
+    assert samples(ds.drop_vars("theory_kernel"), "sensitivity", ("theory", "kernel"), "init") is None
+    found = samples(ds, "sensitivity", ("theory", "kernel"), "pretrained")
+    assert found is not None
+    assert found.shape == (1, 6, LENGTH)
+
+
+def test_swap_change_is_the_log_ratio_of_the_profiles(done):
+    ds = done[1]["ape"]
+    before = averaged(ds.model_sensitivity.sel(state="pretrained").values[:1].astype(float))[1:]
+    after = ds.model_swapped.sel(state="pretrained").values[0].astype(float)[1:]
+    expected = np.sqrt(np.mean(np.log(after / before) ** 2))
+    assert swap_change(ds, "model", {"state": "pretrained"}) == pytest.approx(expected, rel=1e-5)
+
+
+def test_means_of_members_leave_out_what_is_not_finite():
+    value, low, high = resampled_mean(np.array([1.0, 3.0, np.nan, np.inf]), 0)
+    assert (value, low, high) == (2, 1, 3)
+    assert all(map(math.isnan, resampled_mean(np.array([np.nan]), 0)))
+    assert resampled_mean(np.array([2.0]), 0)[0] == 2
+
+
+def test_shares_of_members_are_those_of_their_sum():
+    parts = np.array([[2.0, -1.0], [4.0, 1.0], [np.nan, np.nan]])
+    (mask, low, high), (stream, _, _) = resampled_shares(parts, 0)
+    assert (mask, stream) == (1, 0)
+    assert low == pytest.approx(0.8)
+    assert high == pytest.approx(2)
+    assert math.isnan(resampled_shares(np.array([[-1.0, 0.5]]), 0)[0][0])
+
+
+def test_removal_is_of_the_sum_over_members():
+    value, low, high = resampled_removal(np.array([[1.0, 0.5], [3.0, 0.5], [np.nan, 1.0]]), 0)
+    assert value == 0.75
+    assert (low, high) == (0.5, pytest.approx(5 / 6))
+    value, low, high = resampled_removal(np.array([[-1.0, 0.5], [0.5, 0.2]]), 0)
+    assert math.isnan(value)
+    assert math.isnan(resampled_removal(np.array([[2.0, 1.0]]), 0)[1])
+
+
+# ------------------------------------------------------------------------------------------------------- report, figure
+
+
+def test_report_is_made_from_results_alone(done):
+    report = match_report(done[1])
+    agreeing, attention, training, ingredients = report.tables
+    for name in done[1]:
+        others = {row[2] for row in agreeing.rows if row[0] == name}
+        assert {"second-moment kernel", "N^L, best alpha", "toy init", "retrieval toy", "in-context toy"} <= others
+    assert all(len(row) == len(table.columns) for table in report.tables for row in table.rows)
+    assert ["ape", "matched", "retrieval", "16"] in [row[:4] for row in training.rows]
+    assert {(row[2], row[-1]) for row in training.rows} == {("retrieval", "0.25"), ("in-context", "0.62")}
+    assert ingredients.columns[4:] == ("matched toy", "no residual", "no causal mask", "no positions", "no window")
+    no_window = [row[-1] for row in ingredients.rows if row[1] == "ape"]
+    assert set(no_window) == {"-"}
+    assert {row[1] for row in attention.rows} >= {"model, init", "model, pretrained", "matched toy, retrieval"}
+    assert any("key-value heads" in line for line in report.lines)
+
+
+def test_files_are_written_once_all_is_done(done):
+    out = done[0]
+    names = ["match-ape.nc", "match-bee.nc", "match.md", "match.png", "match.svg"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert (out / "match.png").stat().st_size < 300_000
+    assert "Which ingredient makes which feature" in (out / "match.md").read_text(encoding="utf-8")
+
+
+def test_figure_draws_one_model_with_few_variants(done):
+    ds = done[1]["bee"].sel(variant=["matched"])
+    figure = probes.match_figure(ds)
+    labels = [cell.get_ylabel() for cell in figure.axes if cell.get_ylabel()]
+    assert len(labels) == 5
+    lines = figure.axes[0].get_lines()
+    drawn = max(lines, key=lambda line: len(np.atleast_1d(line.get_xdata())))
+    assert len(np.atleast_1d(drawn.get_xdata())) == LENGTH
+    assert len(probes.match_figure(done[1]).axes) == 7 * 3
+
+
+def test_other_results_are_not_drawn():
+    with pytest.raises(InputError, match="headwater match"):
+        probes.match_figure(xr.Dataset(attrs={"model": "ape"}))
+
+
+# ------------------------------------------------------------------------------------------- interruption, bad input
+
+
+class Stop(Exception):
+    """Pulls the plug."""
+
+
+def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path):
+    def advance(running: str, step: float, total: float) -> None:
+        if running == "bee":
+            raise Stop
+
+    whole = run(folder, tmp_path / "whole", "ape", "bee", settings=FEW)
+    out = tmp_path / "parts"
+    with pytest.raises(Stop):
+        run(folder, out, "ape", "bee", settings=FEW, advance=advance)
+    assert (out / "unfinished" / "ape.nc").exists()
+    with pytest.raises(InputError, match="other seeds"):
+        run(folder, out, "ape", "bee", settings=FEW, seeds=1)
+    told: list[str] = []
+    run(folder, out, "ape", "bee", settings=FEW, told=told.append)
+    assert "1 of 2 are done (ape)" in told[0]
+    for name in ("ape", "bee"):
+        again = load_result(out / f"match-{name}.nc")
+        for variable in ("model_sensitivity", "toy_sensitivity", "agreement_error", "toy_leakage_share"):
+            np.testing.assert_array_equal(again[variable], whole[name][variable])
+    assert not list(out.glob("*unfinished*"))
+    assert not list(out.glob(".unfinished*"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seeds": 0}, "seeds=0"),
+        ({"prompts": 3}, "prompts=3"),
+        ({"length": 5}, "length=5"),
+        ({"bootstrap": -1}, "bootstrap=-1"),
+        ({"text": "nothing.txt"}, "nothing.txt"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path, given, said):
+    trained: list[Any] = []
+    with pytest.raises(InputError, match=said):
+        run(folder, tmp_path, "ape", advance=lambda *now: trained.append(now), **given)
+    assert not trained
+
+
+def test_progress_reaches_its_end(folder):
+    model = load(str(folder / "ape"))
+    tokens = prompts(model, n=6, length=LENGTH, text=str(folder / "text.txt"))
+    maker = Matching(FEW, "cpu")
+    groups = maker.toys([planned(model, tokens, maker)], folder / "progress", None)[0]
+    maker.finish(folder / "progress")
+    told: list[tuple[float, float]] = []
+    measured(model, tokens, groups, seeds=1, bootstrap=0, progress=lambda *now: told.append(now))
+    assert told == sorted(told)
+    assert told[-1][0] == pytest.approx(told[-1][1])
+
+
+def test_command_measures_in_the_quick_setting(folder, tmp_path):
+    """The command's own part: options arrive, results are marked, and the report is printed."""
+    given = [
+        "match",
+        str(folder / "ape"),
+        "--quick",
+        "--prompts",
+        "4",
+        "--length",
+        "16",
+        "--seeds",
+        "1",
+        "--bootstrap",
+        "10",
+    ]
+    command = [sys.executable, "-m", "probes", *given, "--text", str(folder / "text.txt"), "--out", str(tmp_path)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    ds = load_result(tmp_path / "match.nc")
+    assert ds.attrs["quick"] == 1
+    assert ds.attrs["command"].startswith("headwater match")
+    assert list(ds.variant.values) == ["matched"]
+    assert "QUICK setting" in made.stdout
+    assert "match.md" in made.stdout
+
+
+@pytest.mark.gpu
+def test_toys_train_on_a_gpu_to_the_same_accuracy(folder, tmp_path):
+    options: Any = COMMON | {"text": str(folder / "text.txt"), "device": "cuda"}
+    found = match([str(folder / "ape")], tmp_path, Matching(SETTINGS, "cuda"), **options)
+    assert torch.isfinite(torch.tensor(found["ape"].toy_loss.sel(variant="matched", training="retrieval").values)).all()
