@@ -7,8 +7,10 @@ all attention is uniform, and a missing soft-cap, a wrong rotation or a forgotte
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
@@ -109,3 +111,13 @@ def tokenizer(bos: Literal["prepended", "dedicated", "end", "none"] = "prepended
         made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     begin = {"prepended": "<s>", "dedicated": "<s>", "end": "</s>", "none": None}[bos]
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=begin, eos_token="</s>", unk_token="<unk>")
+
+
+def checkpoints(folder: Path, **found: tuple[str, Literal["prepended", "dedicated", "end", "none"]]) -> Path:
+    """Models of these families with tokenizers of these kinds, saved under their names, and a text that they can read."""
+    for name, (family, bos) in found.items():
+        model(family).save_pretrained(folder / name)
+        tokenizer(bos).save_pretrained(folder / name)
+    words = np.random.default_rng(0).integers(3, 100, 600)
+    (folder / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
+    return folder

@@ -23,12 +23,7 @@ KINDS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "sc
 
 def models(folder: Path) -> Path:
     """Two tiny checkpoints, "ape" (with BOS) and "bee" (without), and a text for them."""
-    for name, family in (("ape", "llama"), ("bee", "gpt2")):
-        families.model(family).save_pretrained(folder / name)
-        families.tokenizer("prepended" if family == "llama" else "end").save_pretrained(folder / name)
-    words = np.random.default_rng(0).integers(3, 100, 600)
-    (folder / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
-    return folder
+    return families.checkpoints(folder, ape=("llama", "prepended"), bee=("gpt2", "end"))
 
 
 def small(*kinds: str) -> list[Study]:
@@ -171,11 +166,16 @@ def match() -> xr.Dataset:
     found |= {name: (members, np.full((2, 4, 2), 0.5)) for name in ("toy_loss", "toy_accuracy", "toy_target")}
     found["toy_scale"] = (), 0.3
     coords = {"state": states, "variant": variants, "training": trainings, "source": ["mask", "residual", "spread"]}
-    told = {"prompts": 3, "seeds": 2}, {
-        **dict.fromkeys(("seeds", "ablation_seeds"), 2),
-        **dict.fromkeys(("steps", "in_context_steps", "vocabulary"), 10),
-        **{"items": 8, "burst": 4, "labels": 8},
-    }
+    told = (
+        {"prompts": 3, "seeds": 2},
+        {
+            **dict.fromkeys(("seeds", "ablation_seeds"), 2),
+            **dict.fromkeys(("steps", "in_context_steps", "vocabulary"), 10),
+            "items": 8,
+            "burst": 4,
+            "labels": 8,
+        },
+    )
     more = {"band": "9-23", "lags": "1-8", "toy_band": "5-11", "toy_lags": "1-4", "notes": [], "quick": 0}
     attrs = made(measurement="match", model="ape", options=told[0], toys=told[1], **more)
     return judged(xr.Dataset(found, coords=coords, attrs=attrs), bootstrap=20)

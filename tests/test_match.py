@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from test_toy_matching import SMALL
 
 import probes
 from probes.compare import agreement, averaged
@@ -40,19 +41,7 @@ from toy.matching import Matching, Settings
 
 LENGTH = 24
 COMMON: dict[str, Any] = {"prompts": 6, "length": LENGTH, "seeds": 2, "bootstrap": 10}
-SETTINGS = Settings(
-    seeds=2,
-    items=4,
-    width=8,
-    vocabulary=4,
-    classes=16,
-    labels=4,
-    burst=2,
-    steps=4,
-    in_context_steps=4,
-    batch=4,
-    sequences=8,
-)
+SETTINGS = replace(SMALL, steps=4, in_context_steps=4)
 FEW = replace(SETTINGS, ablations=False, seeds=1)
 
 
@@ -60,12 +49,7 @@ FEW = replace(SETTINGS, ablations=False, seeds=1)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tiny checkpoints, "ape" (full attention, BOS) and "bee" (a window), and a text for them."""
     made = tmp_path_factory.mktemp("models")
-    for name, family in (("ape", "llama"), ("bee", "mistral")):
-        families.model(family).save_pretrained(made / name)
-        families.tokenizer("prepended" if name == "ape" else "none").save_pretrained(made / name)
-    words = np.random.default_rng(0).integers(3, 100, 600)
-    (made / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
-    return made
+    return families.checkpoints(made, ape=("llama", "prepended"), bee=("mistral", "none"))
 
 
 def run(folder: Path, out: Path, *names: str, settings: Settings = SETTINGS, **given: Any) -> dict[str, xr.Dataset]:

@@ -43,15 +43,11 @@ COMMON: dict[str, Any] = {"prompts": 4, "length": LENGTH}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tiny checkpoints, "ape" (with BOS) and "bee" (without), "ant" of a small vocabulary, and a text for them."""
     made = tmp_path_factory.mktemp("models")
-    for name, family in (("ape", "llama"), ("bee", "gpt2")):
-        families.model(family).save_pretrained(made / name)
-        families.tokenizer("prepended" if family == "llama" else "end").save_pretrained(made / name)
+    families.checkpoints(made, ape=("llama", "prepended"), bee=("gpt2", "end"))
     config = families.FAMILIES["llama"]()
     config.vocab_size = 100
     families.build(config).save_pretrained(made / "ant")
     families.tokenizer().save_pretrained(made / "ant")
-    words = np.random.default_rng(0).integers(3, 100, 600)
-    (made / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
     return made
 
 
