@@ -52,7 +52,7 @@ MODEL = {
 }
 TOYS = {
     "init": Style("toy, init", SKY, (0, (4, 1.5)), 7),
-    "grown": Style("same growth of stream", GREEN, (0, (1, 1.3)), 7),
+    "grown": Style("same growth of stream", ORANGE, (0, (1, 1.3)), 7),
     "retrieval": Style("retrieval toy", GREEN, (0, (4, 1.5)), 7),
     "in-context": Style("in-context toy", PURPLE, (0, (1, 1.3)), 7),
 }
