@@ -689,7 +689,7 @@ def report(
     result that is there, made with the same options, is kept; interrupted, the same command goes on. Without models it
     makes the page from all results under --out, those of other commands (map, match, toy) included.
     """
-    from .claims import VERDICTS, claims, claims_table, merged
+    from .claims import SEVERAL, claims, claims_table, merged
     from .page import build
     from .page.answer import sentences
     from .page.measuring import Source, measure
@@ -733,8 +733,8 @@ def report(
     said = sentences(collected, found)
     build(collected, found, out, command=_given(), picture=picture, sentences=said, remarks=refused)
     print("\n".join(said))
-    counts = {verdict: sum(claim.verdict == verdict for claim in found) for verdict in VERDICTS.values()}
-    print(f"{len(found)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    counts = {said: sum(claim.holds is holds for claim in found) for holds, said in SEVERAL.items()}
+    print(f"{len(found)} claims: " + ", ".join(f"{count} {said}" for said, count in counts.items()))
     print_written(written)
 
 

@@ -18,6 +18,7 @@ from .studies.collected import Collected
 from .studies.tables import Report, Table
 
 VERDICTS = {True: "holds", False: "does not hold", None: "not measured here"}
+SEVERAL = {True: "hold", False: "do not hold", None: "not measured here"}  # behind a number of claims
 COLUMNS = ("id", "source", "claim", "published", "measured", "model", "verdict", "rule", "command")
 SLUG = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
 
@@ -164,8 +165,8 @@ def origin(claim: Claim) -> str:
 
 
 def _counted(name: str, found: Sequence[Claim]) -> str:
-    counts = Counter(claim.verdict for claim in found)
-    return f"{name}: {len(found)} claims, " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS.values())
+    counts = Counter(claim.holds for claim in found)
+    return f"{name}: {len(found)} claims, " + ", ".join(f"{counts[holds]} {said}" for holds, said in SEVERAL.items())
 
 
 def _cell(text: str) -> str:

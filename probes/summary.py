@@ -81,6 +81,12 @@ def smooth(curve: ArrayLike) -> Float[np.ndarray, " position"]:
     return np.array([values[j - r : j + r + 1].mean() for j, r in enumerate(reach)])
 
 
+def smooth_between(curve: ArrayLike) -> Float[np.ndarray, " position"]:
+    """The same between the ends, which stay as they are and enter no average: they stand apart, and would be smeared."""
+    values = _curve(curve, "the curve")
+    return values if len(values) < 3 else np.concatenate([values[:1], smooth(values[1:-1]), values[-1:]])
+
+
 def spearman(a: ArrayLike, b: ArrayLike) -> float:
     """Spearman's rank correlation; ties share their mean rank. NaN where a curve is constant.
 

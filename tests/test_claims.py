@@ -260,8 +260,8 @@ def windows(narrow: float, wide: float) -> Collected:
     return given(map=atlas_of(place(), *(place(curve(first), group="window", window=w) for first, w in widths)))
 
 
-def steps(*rates: float) -> Collected:
-    names = ("x@step0", "x@step1000", "x")
+def steps(*rates: float, last: str = "x") -> Collected:
+    names = ("x@step0", "x@step1000", last)
     return given(steps={name: sunk(rate) for name, rate in zip(names, rates, strict=True)})
 
 
@@ -370,7 +370,7 @@ def cases() -> Iterator[Any]:
     yield "gu-first-token-alone", sinking(), sinking(0.5, 0.7)
     yield "gu-no-meaning-needed", sinking(bos=False), sinking(0.0, bos=False)
     yield "gu-emerges-in-training", steps(0, 0, 0.5), steps(0.2, 0.5, 0.5)
-    yield "gu-emerges-when", steps(0, 0, 0.5), steps(0, 0.5, 0.5)
+    yield "gu-emerges-when", steps(0, 0, 0.5, last="x@step2000"), steps(0, 0.5, 0.5)
     yield "gu-values-small", sinking(), sinking(value=0.9)
     yield "gu-keys-small", sinking(), sinking(key=1.5)
     yield "gu-stores-attention", sinking(), sinking(reads=0.5)
@@ -529,6 +529,12 @@ def test_steps_that_never_have_a_sink():
     assert (row.holds, row.measured) == (None, "x: not up to the end")
 
 
+def test_steps_too_far_apart_leave_open_when_sinks_emerge():
+    row = judged("gu-emerges-when", steps(0, 0, 0.5))  # between step 1,000 and the end, which may be any
+    assert row.holds is None
+    assert "0.500 at the end" in row.measured
+
+
 def test_measured_rows_have_the_commands_of_their_results():
     two = given(
         jacobian={
@@ -575,10 +581,10 @@ def test_the_table_is_sorted_counted_and_escaped(tmp_path):
     report = claims_table(found)
     assert [one[0] for one in report.tables[0].rows] == ["`a`", "`c`", "`b`", "`d`"]
     assert report.lines == [
-        "all: 4 claims, 1 holds, 2 does not hold, 1 not measured here",
-        "[X]: 2 claims, 0 holds, 1 does not hold, 1 not measured here",
-        "[Y]: 1 claims, 1 holds, 0 does not hold, 0 not measured here",
-        "control: 1 claims, 0 holds, 1 does not hold, 0 not measured here",
+        "all: 4 claims, 1 hold, 2 do not hold, 1 not measured here",
+        "[X]: 2 claims, 0 hold, 1 do not hold, 1 not measured here",
+        "[Y]: 1 claims, 1 hold, 0 do not hold, 0 not measured here",
+        "control: 1 claims, 0 hold, 1 do not hold, 0 not measured here",
     ]
     write_report(report, tmp_path / "claims.md")
     page = (tmp_path / "claims.md").read_text(encoding="utf-8")

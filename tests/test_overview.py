@@ -16,7 +16,7 @@ from probes.plots import BLACK, BLUE, VERMILLION, overview_figure
 from probes.plots.overview import MOST, ROWS
 from probes.plots.style import LARGEST, ORANGE
 from probes.results import combine
-from probes.summary import band, profiles, smooth
+from probes.summary import band, profiles, smooth_between
 
 SOURCES = {"mask": 0.4, "residual": -0.1, "spread": 0.0}
 
@@ -59,7 +59,7 @@ def test_profiles_are_those_of_the_result(sensitivity):
     curves = [(to_hex(line.get_color()), np.asarray(line.get_ydata())) for line in above.lines]
     lines = {color: curve for color, curve in curves if curve.size > 2}  # dots at both ends are lines, too
     np.testing.assert_allclose(lines[BLUE.lower()], band([run.mean for run in found["init"]]).centre)
-    np.testing.assert_allclose(lines[VERMILLION.lower()], smooth(found["pretrained"][0].mean))
+    np.testing.assert_allclose(lines[VERMILLION.lower()], smooth_between(found["pretrained"][0].mean))
     assert above.get_yscale() == "log"
 
 
@@ -101,7 +101,8 @@ def test_small_print_names_bands_replacements_and_models_left_out(sensitivity, l
     many = {f"model {n}": sensitivity for n in range(MOST + 2)}
     figure = overview_figure(many, dict.fromkeys(many, leakage), {"model 0": several(17, "mean")})
     said = str(figure.get_supxlabel()).replace("\n", " ")
-    for part in ("queries 9-31", "swapped for: 17", f"the first {MOST} of {MOST + 2} models", "T = 64", "4 prompts"):
+    measured = ("above: T = 64, 4 prompts", "queries 9-31, T = 64, 4 prompts", "swapped for: 17")
+    for part in (*measured, f"the first {MOST} of {MOST + 2} models"):
         assert part in said
     assert sum(axes.get_title() != "" for axes in figure.axes) == MOST
 

@@ -29,7 +29,7 @@ from probes.plots.style import CYCLE
 from probes.results import load, save
 from probes.studies.collected import Collected, collect
 from probes.studies.matched import samples
-from probes.summary import band, profiles, smooth
+from probes.summary import band, profiles, smooth_between
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_sensitivity_is_the_result_s(collected):
         np.testing.assert_allclose([float(low) for low, _ in each.customdata], fresh.low, rtol=1e-3)
         assert list(each.x) == list(range(pages.LENGTH))
         smoothed = trace(figure, model=name, condition="init", curve=charts.MEASURED, detail=charts.SMOOTHED)
-        np.testing.assert_allclose(numbers(smoothed.y), smooth(fresh.centre), rtol=1e-3)
+        np.testing.assert_allclose(numbers(smoothed.y), smooth_between(fresh.centre), rtol=1e-3)
         kernel = trace(figure, model=name, condition="init", curve=charts.KERNEL)
         predicted = band([run.mean for run in profiles(ds, "theory_score_path")["init"]]).centre
         np.testing.assert_allclose(numbers(kernel.y), predicted, rtol=1e-3)
@@ -641,7 +641,7 @@ def test_report_from_the_command_line(monkeypatch, capsys, checkpoints, root, tm
     assert call(monkeypatch, str(checkpoints / "ape"), "--out", str(out), *options) == 0
     said = capsys.readouterr()
     assert "ape: kept trajectory, sinks" in said.err
-    counts = re.search(r"(\d+) claims: (\d+) holds, (\d+) does not hold, (\d+) not measured here", said.out)
+    counts = re.search(r"(\d+) claims: (\d+) hold, (\d+) do not hold, (\d+) not measured here", said.out)
     assert counts is not None
     every, *each = map(int, counts.groups())
     assert every == sum(each) > 30

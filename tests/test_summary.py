@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.errors import InputError
-from probes.summary import band, mean_profile, profiles, rms_log_error, smooth, spearman, ushape
+from probes.summary import band, mean_profile, profiles, rms_log_error, smooth, smooth_between, spearman, ushape
 
 positive = st.floats(1e-3, 1e3)
 ROUNDING = 1e-12  # sums of up to 200 float64 terms of like size
@@ -189,3 +189,14 @@ def test_profiles_of_a_single_run():
     assert len(found["init"]) == 1
     with pytest.raises(InputError, match="the result has leakage, no sensitivity"):
         profiles(xr.Dataset({"leakage": ("lag", [1.0])}))
+
+
+def test_ends_are_kept_out_of_the_average_between_them():
+    curve = np.ones(100)
+    curve[[0, -1]] = 50, 80
+    np.testing.assert_allclose(smooth_between(curve), curve)
+    inside = np.random.default_rng(0).uniform(1, 2, 98)
+    found = smooth_between(np.concatenate([[50], inside, [80]]))
+    np.testing.assert_allclose(found[1:-1], smooth(inside))
+    assert (found[0], found[-1]) == (50, 80)
+    np.testing.assert_array_equal(smooth_between([3.0, 4.0]), [3, 4])

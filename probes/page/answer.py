@@ -20,14 +20,16 @@ from ..summary import band, estimate, profiles, rms_log_error, ushape
 
 Results = Mapping[str, xr.Dataset]
 
+SAME = 1.1  # factor up to which nothing is said to have changed
+
 
 def sentences(collected: Collected, claims: Sequence[Claim]) -> list[str]:
-    """Five sentences: birth, training, mask against residual stream, position 0, and how the published claims fare."""
+    """Five sentences: mask against residual stream, position 0, birth, training, and how the published claims fare."""
     return [
-        _birth(collected["jacobian"]),
-        _training(collected["jacobian"]),
         _sources(collected["leakage"]),
         _position_zero(collected["bos-swap"], collected["sinks"], collected["trajectory"]),
+        _birth(collected["jacobian"]),
+        _training(collected["jacobian"]),
         _claims(claims),
     ]
 
@@ -51,8 +53,9 @@ def _birth(results: Results) -> str:
     said = "At birth no model's attention reaches back from the last position to the first"
     if primacy:
         said = (
-            f"At birth the ends stand out: sensitivity to the first positions is {over(primacy)} times that to the middle, "
-            f"to the last position {over(recency)} times ({_of(len(primacy), born)} whose attention reaches back that far)"
+            f"At birth the last position's output is most sensitive to the ends of the text: to the first positions "
+            f"{over(primacy)} times as much as to the middle, to the last {over(recency)} times (in "
+            f"{_of(len(primacy), born)}, those whose attention reaches back that far)"
         )
     finite = [error for error in errors if math.isfinite(error)]
     if finite:
@@ -61,6 +64,7 @@ def _birth(results: Results) -> str:
 
 
 def _training(results: Results) -> str:
+    factors: dict[str, list[float]] = {"the middle": [], "the first positions": [], "the last one": []}
     first, last, count = [], [], 0
     for ds in results.values():
         before, after = _curve(ds, "init"), _curve(ds, "pretrained")
@@ -69,26 +73,39 @@ def _training(results: Results) -> str:
         count += 1
         one, other = ushape(before), ushape(after)
         if all(math.isfinite(x) and x > 0 for x in (one.primacy, other.primacy)):
-            first.append((one.primacy, other.primacy))
-            last.append((one.recency, other.recency))
+            first.append(other.primacy)
+            last.append(other.recency)
+            middle = other.middle / one.middle
+            grown = (middle, middle * other.primacy / one.primacy, middle * other.recency / one.recency)
+            for found, factor in zip(factors.values(), grown, strict=True):
+                found.append(factor)
     if not first:
         return (
             "After training: not measured here on a model that reaches back to position 0 (headwater jacobian MODEL)."
         )
-    moves = ["lowers" if b < a else "raises" for a, b in first], ["raises" if b > a else "lowers" for a, b in last]
-    one, other = (next(iter(m)) if len(set(m)) == 1 else "moves" for m in moves)
-    courses = [f"from {over(a for a, _ in ends)} to {over(b for _, b in ends)}" for ends in (first, last)]
+    said = [f"sensitivity to {what} {_changed(found)}" for what, found in factors.items()]
     return (
-        f"Training {one} the first end, {courses[0]} times the middle, and {other} the last, {courses[1]} "
-        f"({_of(len(first), count)})."
+        f"Training changes all of it: {', '.join(said)}, so that the first positions now stand {over(first)} times above "
+        f"the middle and the last {over(last)} times (in {_of(len(first), count)})."
     )
+
+
+def _changed(factors: Sequence[float]) -> str:
+    """What became of something in all models; a tenth up or down is no change."""
+    if max(factors) < 1 / SAME:
+        return f"falls to {over(factors, '.2g')} of what it was"
+    if min(factors) > SAME:
+        return f"rises {over(factors, '.2g')}-fold"
+    if min(factors) >= 1 / SAME and max(factors) <= SAME:
+        return "stays as it was"
+    return f"becomes {over(factors, '.2g')} times what it was"
 
 
 def _sources(results: Results) -> str:
     if not results:
         return "Absolute position in attention patterns: not measured here (headwater leakage MODEL)."
     mask, total = [], []
-    roles: dict[str, list[float]] = {"works against it": [], "adds to it": [], "cannot be told from nothing": []}
+    against, along, unknown = [], [], 0
     first = next(iter(results.values()))
     name, lags = str(first["band"].values[0]), json.loads(str(first.attrs["options"]))["lags"]
     for ds in results.values():
@@ -97,15 +114,25 @@ def _sources(results: Results) -> str:
             total.append(estimate(ds, "log_form_of_model", part="total", band=at)[0])
             mask.append(estimate(ds, "log_share_of_model", source="mask", band=at)[0])
             value, low, high = estimate(ds, "log_share_of_model", source="residual", band=at)
-            against, along, unknown = roles.values()
-            (against if high < 0 else along if low > 0 else unknown).append(value)
+            if high < 0:
+                against.append(-value)
+            elif low > 0:
+                along.append(value)
+            else:
+                unknown += 1
     if not total:
         return f"Absolute position in attention patterns is within noise at queries {name}: it takes more prompts."
-    said = [f"{role} in {_of(len(x), len(results))} ({over(x, '.0%')})" for role, x in roles.items() if x]
+    said = []
+    if against:
+        said.append(f"takes {over(against, '.0%')} off again in {_of(len(against), len(results))}")
+    if along:
+        said.append(f"adds {over(along, '.0%')} in {_of(len(along), len(results))}")
+    if unknown:
+        said.append(f"cannot be told from nothing in {_of(unknown, len(results))}")
     return (
-        f"How much attention goes {min(lags)} to {max(lags)} tokens back depends on where the query stands (queries {name}: "
-        f"{over(total, '.2g')} nat²); the causal mask accounts for {over(mask, '.0%')} of that, and the residual stream "
-        f"{', '.join(said)}."
+        f"Where a query stands shows in its attention ({over(total, '.2g')} nat² in the log-weights of the tokens "
+        f"{min(lags)} to {max(lags)} back, queries {name}), and that comes from the causal mask: it accounts for "
+        f"{over(mask, '.0%')}, while the residual stream {', '.join(said)}."
     )
 
 
@@ -121,22 +148,23 @@ def _position_zero(swaps: Results, sinks: Results, trajectories: Results) -> str
     parts = []
     if removed:
         parts.append(
-            f"Swapping the embedding at position 0 removes {over(removed, '.0%')} of what the residual stream does there "
-            f"({_of(len(removed), len(swaps))} in which it does anything that these prompts tell from noise)"
+            f"Another embedding at position 0 removes {over(removed, '.0%')} of what the residual stream does to these "
+            f"queries (in {_of(len(removed), len(swaps))}, those where these prompts show that it does anything)"
         )
     elif swaps:
-        parts.append("What the residual stream does there is within noise before position 0 is swapped")
+        parts.append("What the residual stream does to these queries is within noise before position 0 is swapped")
     else:
         parts.append("What position 0 carries: not measured here (headwater bos-swap MODEL)")
     if sinks:
         heads = sum(ds["attends"].size for ds in sinks.values())
         attend = sum(int(ds["selected"].sel(rule="attends").sum()) for ds in sinks.values())
         both = sum(int(ds["selected"].sel(rule="sink-reading").sum()) for ds in sinks.values())
-        parts.append(f"{attend} of {heads} heads attend to it by our rule, {both} of them also read it")
+        reading = "" if not attend else f", {both or 'none'} of which also read{'' if both > 1 else 's'} what is there"
+        parts.append(f"{attend or 'none'} of {heads} heads attend{'' if attend > 1 else 's'} to position 0{reading}")
     if trajectories:
         same = [float(ds["later_difference"].max()) == 0 for ds in trajectories.values()]
         parts.append(
-            f"its own path through the blocks is the same, bit for bit, under any text in {_of(sum(same), len(same))}"
+            f"its own path through the blocks is the same, bit for bit, under any text (in {_of(sum(same), len(same))})"
         )
     return "; ".join(parts) + "."
 
@@ -144,9 +172,9 @@ def _position_zero(swaps: Results, sinks: Results, trajectories: Results) -> str
 def _claims(claims: Sequence[Claim]) -> str:
     count = {holds: sum(claim.holds is holds for claim in claims) for holds in VERDICTS}
     return (
-        f"Of {len(claims)} published claims {count[True] + count[False]} were measured here: {count[True]} hold, "
-        f"{count[False]} do not; the other {count[None]} want weights or runs that are not here, and say which command "
-        "measures them."
+        f"Of {len(claims)} statements (published claims, objections to them, reviewers' requests) "
+        f"{count[True] + count[False]} were judged on these results: {count[True]} hold, {count[False]} do not; the other "
+        f"{count[None]} want weights or runs that are not here, and say which command measures them."
     )
 
 

@@ -29,7 +29,7 @@ from ..plots.style import BLACK, CYCLE, DECADES, GREY, PURPLE, THEORIES, conditi
 from ..sinks import RULES
 from ..studies.atlas import rows as map_rows
 from ..studies.matched import others_of, samples
-from ..summary import band, profiles, smooth
+from ..summary import band, profiles, smooth_between
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
 
@@ -116,7 +116,7 @@ def sensitivity(results: Results, scalar: Results | None = None) -> go.Figure:
             if len(runs) == 1:
                 low, high, what = centre - 2 * runs[0].stderr, centre + 2 * runs[0].stderr, "±2 standard errors:"
             at = positions(len(centre))
-            for detail, ends in ((EACH, (low, centre, high)), (SMOOTHED, map(smooth, (low, centre, high)))):
+            for detail, ends in ((EACH, (low, centre, high)), (SMOOTHED, map(smooth_between, (low, centre, high)))):
                 bottom, middle, top = (curve[at] for curve in ends)
                 meta = of | {"curve": MEASURED, "detail": detail}
                 _band(figure, at, middle, bottom, top, color=colors[name], meta=meta)

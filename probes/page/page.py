@@ -14,7 +14,7 @@ from markupsafe import Markup
 from PIL import Image
 from plotly.offline import get_plotlyjs
 
-from ..claims import VERDICTS, Claim, origin
+from ..claims import SEVERAL, VERDICTS, Claim, origin
 from ..errors import InputError
 from ..files import atomic
 from ..plots.style import BLACK
@@ -74,6 +74,7 @@ def build(
         claims=[_row(claim) for claim in claims],
         counts=Counter(claim.verdict for claim in claims),
         verdicts=list(VERDICTS.values()),
+        several=list(SEVERAL.values()),
         sources=list(dict.fromkeys(origin(claim) for claim in claims)),
         references=SOURCES,
         sections=parts,

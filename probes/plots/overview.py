@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..errors import InputError
-from ..summary import band, estimate, profiles, smooth
+from ..summary import band, estimate, profiles, smooth_between
 from .jacobian import theories_in, theory_curve
 from .style import (
     BLACK,
@@ -86,7 +86,7 @@ def overview_figure(
             lines.insert(1, handle(THEORIES["score_path"], "predicted at birth"))
         side_legend(sides["profile"], lines)
         side_legend(sides["sources"], [_entry(*row) for row in ROWS])
-        texts = [*facts({name: sensitivity[name] for name in names}), *_explained(leakage, swaps, names)]
+        texts = [f"above: {', '.join(facts(_only(sensitivity, names)))}", *_explained(leakage, swaps, names)]
         if len(sensitivity) > MOST:
             texts.append(f"the first {MOST} of {len(sensitivity)} models")
         small_print(figure, texts, width)
@@ -109,7 +109,7 @@ def _profile(cell: Axes, ds: xr.Dataset) -> bool:
         shown = np.where(curve > 0, curve, np.nan)
         if condition == "pretrained":
             cell.plot(x, shown, color=style.color, linewidth=0.7, alpha=0.35)
-            shown = np.where(curve > 0, smooth(curve), np.nan)
+            shown = np.where(curve > 0, smooth_between(curve), np.nan)
         cell.plot(x, shown, color=style.color, linestyle=style.line, linewidth=1.7, zorder=style.order)
         cell.plot(x[[0, -1]], shown[[0, -1]], "o", color=style.color, markersize=3.8, zorder=style.order)
         if condition == "init" and theories_in(ds, ("score_path",)):
@@ -151,15 +151,20 @@ def _sources(cell: Axes, leakage: xr.Dataset | None, swap: xr.Dataset | None) ->
         cell.text(0.5, 0.5, "not measured", transform=cell.transAxes, ha="center", va="center", color=GREY)
 
 
+def _only(results: Results, names: list[str]) -> dict[str, xr.Dataset]:
+    return {name: results[name] for name in names if name in results}
+
+
 def _explained(leakage: Results, swaps: Results, names: list[str]) -> list[str]:
     texts = []
-    bands = dict.fromkeys(str(leakage[name]["band"].values[0]) for name in names if name in leakage)
-    if bands:
-        texts.append(f"below: queries {' / '.join(bands)}, sum of the two sources, 95 % intervals over prompts")
-    put = dict.fromkeys(_replacement(swaps[name]) for name in names if name in swaps)
-    if put:
-        texts.append(f"swapped for: {' / '.join(put)}")
-    return texts
+    leaks, swapped = _only(leakage, names), _only(swaps, names)
+    if leaks:
+        bands = dict.fromkeys(str(ds["band"].values[0]) for ds in leaks.values())
+        texts.append(f"below: queries {' / '.join(bands)}, {', '.join(facts(leaks))}, Shapley values and their sum")
+    if swapped:
+        put = dict.fromkeys(map(_replacement, swapped.values()))
+        texts.append(f"residual alone: V(X), {', '.join(facts(swapped))}, swapped for: {' / '.join(put)}")
+    return [*texts, "95 % intervals over prompts"] if texts else []
 
 
 def _replacement(swap: xr.Dataset) -> str:

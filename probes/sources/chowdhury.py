@@ -29,6 +29,7 @@ from .judging import (
     place_told,
     places,
     range_told,
+    resampled,
     seen_whole,
     shape,
     stated,
@@ -52,6 +53,7 @@ ORDER = 10.0  # factor within which a number is "of the order of" another
 SCALAR_ERROR = 0.1  # RMS log error up to which a surrogate counts as sound
 SCALAR_RANKS = 0.95  # and rank correlation from which on
 EDGE = 0.05  # share of the text at either end in which a trough is no valley
+SURE = 0.95  # of resamples
 PROFILES = "headwater jacobian {} --length 2048 --out runs/{}"
 
 
@@ -637,8 +639,8 @@ def _persists(collected: Collected) -> Judged | None:
         "chowdhury-valley-persists",
         f"{SOURCE} abstract",
         "Standard training does not overcome the valley: the least of the profile stays between its ends.",
-        "both ends of the pretrained profile stand above its middle, and its trough is not in the first or last 5 %, in "
-        "every model without window",
+        "both ends of the pretrained profile stand above its middle in 95 % of resamples of the prompts, and its trough is "
+        "not in the first or last 5 %, in every model without window",
         model="bundled models, pretrained",
         command=COMMANDS["jacobian"],
     ),
@@ -647,7 +649,9 @@ def _persists(collected: Collected) -> Judged | None:
 def _valley(collected: Collected) -> Judged | None:
     def judge(ds: xr.Dataset) -> Told:
         said, shapes = ends_told(ds, "pretrained")
-        inside = all(one.primacy > 1 and one.recency > 1 and EDGE <= one.trough_fraction <= 1 - EDGE for one in shapes)
+        drawn = list(resampled(ds, "pretrained")) or shapes
+        above = np.mean([one.primacy > 1 and one.recency > 1 for one in drawn]) >= SURE
+        inside = bool(above) and all(EDGE <= one.trough_fraction <= 1 - EDGE for one in shapes)
         return f"{said}, trough at {', '.join(f'{one.trough_fraction:.0%}' for one in shapes)} of the text", inside
 
     return in_each(_with_shapes(collected["jacobian"], "pretrained"), judge)

@@ -20,6 +20,7 @@ from .judging import (
     Stated,
     Told,
     commands,
+    decided,
     having,
     in_each,
     options,
@@ -239,8 +240,8 @@ def _emerges(collected: Collected) -> Judged | None:
         "gu-emerges-when",
         f"{SOURCE} Fig. 4",
         "The attention sink emerges between 1,000 and 2,000 steps of training.",
-        f"the last step measured with a sink rate below {THERE:g} is before step {EMERGES[1]:,}, the first one with more "
-        f"after step {EMERGES[0]:,}",
+        f"the steps measured around the first sink rate of {THERE:g} or more lie within these; where they only overlap with "
+        "them it is not decided",
         published="1,000 to 2,000 steps",
         model="tiny-llama over its training",
         command=COMMANDS["steps"],
@@ -258,13 +259,12 @@ def _when(collected: Collected) -> Judged | None:
             said.append(f"{model}: not up to {_step_told(max(rates))}")
             continue
         said.append(f"{model}: {_course_told(steps)}")
-        right.append(bool(before) and max(before) < EMERGES[1] and first > EMERGES[0])
+        last = max(before, default=0)
+        within = EMERGES[0] <= last and first <= EMERGES[1]
+        apart = bool(before) and (last >= EMERGES[1] or first <= EMERGES[0])
+        right.append(True if within else False if apart or not before else None)
     models = ", ".join(_courses(collected))
-    return (
-        Judged("; ".join(said), all(right) if right else None, f"{models} over training", commands(used))
-        if said
-        else None
-    )
+    return Judged("; ".join(said), decided(right), f"{models} over training", commands(used)) if said else None
 
 
 # ------------------------------------------------------------------------------------------------ keys, values and streams

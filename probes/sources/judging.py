@@ -6,7 +6,7 @@ A statement about models in general is judged model by model and holds if it hol
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -91,6 +91,13 @@ def window(ds: xr.Dataset) -> int | None:
     found = config(ds)
     width = found.get("sliding_window")
     return int(width) if width and found.get("use_sliding_window", True) else None
+
+
+def decided(verdicts: Sequence[bool | None]) -> bool | None:
+    """Of several models: false where it is in one, true where it is in all, else not known."""
+    if any(verdict is False for verdict in verdicts):
+        return False
+    return True if verdicts and all(verdicts) else None
 
 
 # -------------------------------------------------------------------------------------------------------------- curves

@@ -198,7 +198,7 @@ def _described(results: Mapping[str, xr.Dataset]) -> str:
         f"toys). Leakage: log form, queries {ds.attrs['band']} at lags {ds.attrs['lags']}, of toys "
         f"{ds.attrs['toy_band']} at {ds.attrs['toy_lags']}; removed: fraction of the residual component that the mean "
         "embedding at position 0 removes; reacts: attention to other keys it changes; profile changes by: RMS log change of "
-        "the sensitivity at positions from 1 on; guess: accuracy of a guess among all tokens, or among the labels in context."
+        "the sensitivity at positions from 1 on; guess: accuracy of a guess among all tokens, or the labels in context."
     )
 
 

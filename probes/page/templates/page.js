@@ -149,6 +149,14 @@
   }, { rootMargin: "600px" });
   each("figure.chart", (figure) => near.observe(figure));
   addEventListener("beforeprint", () => each("figure.chart", draw));
+  // And all others once there is nothing else to do, so that links land where they should.
+  const later = window.requestIdleCallback || ((act) => setTimeout(act, 200));
+  const rest = [...document.querySelectorAll("figure.chart")];
+  later(function next() {
+    if (!rest.length) return;
+    draw(rest.shift());
+    later(next);
+  });
 
   // ---------------------------------------------------------------------------------------------------- a head's detail
 
