@@ -24,8 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
+# One process per core, with one thread each: more threads than cores get in each other's way.
 test: env
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 # Two at a time with one thread each: on two cores that takes two thirds of the time of one at a time with two threads.
 report: env
