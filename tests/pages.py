@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import families
 import numpy as np
+import pytest
 import xarray as xr
+from filelock import FileLock
 
 from probes.claims import Claim
 from probes.files import file_name
@@ -50,6 +53,18 @@ def renamed(root: Path, old: str, new: str) -> None:
     for file in sorted(root.rglob(f"*-{old}.nc")):
         ds = load(file).assign_attrs(model=new)
         save(ds, file.with_name(f"{file.stem.removesuffix(old)}{file_name(new)}.nc"))
+
+
+def shared(factory: pytest.TempPathFactory) -> Path:
+    """A folder with `models` and their report, `whole`, made once for all processes of a run of the tests; only read."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "pages"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "done").exists():
+            (folder / "models").mkdir(parents=True)
+            whole(models(folder / "models"), folder / "report")
+            (folder / "done").touch()
+    return folder
 
 
 def whole(models: Path, root: Path) -> Path:

@@ -35,8 +35,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    models = pages.models(tmp_path_factory.mktemp("models"))
-    root = pages.whole(models, tmp_path_factory.mktemp("report"))
+    root = Path(shutil.copytree(pages.shared(tmp_path_factory) / "report", tmp_path_factory.mktemp("page") / "report"))
     said = ["The first sentence of the answer.", "The second."]
     picture = root / "sinks" / "sinks.png"
     return build(collect(root), pages.claims(), root, command="headwater report", picture=picture, sentences=said)

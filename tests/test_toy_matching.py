@@ -255,3 +255,14 @@ def test_accuracy_in_context_is_that_of_novel_classes():
     behind = inputs[torch.arange(200), 2 * near + 1]
     guessed = (behind[:, None] - world.labels).square().sum(-1).argmin(-1)
     assert (guessed == drawn.hidden[0]).double().mean() > 0.7
+
+
+def test_positions_asked_for_are_all_or_evenly_spaced():
+    length = SMALL.length
+    assert SMALL.asked(True) == list(range(1, length))
+    assert SMALL.asked(False) == list(range(length))
+    few = replace(SMALL, targets=3)
+    assert few.asked(True) == [1, round((1 + length - 1) / 2), length - 1]
+    assert replace(SMALL, targets=99).asked(True) == list(range(1, length))
+    with pytest.raises(InputError, match="targets=-1"):
+        replace(SMALL, targets=-1)

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -57,6 +58,7 @@ class Settings:
     items: int = 8  # pairs of an in-context sequence, as published; both tasks have 2 items + 1 positions
     width: int = WIDTH
     vocabulary: int = 10  # tokens of the retrieval task beside BOS
+    targets: int = 0  # positions that retrieval asks for, evenly spaced; 0: every one
     classes: int = 8192  # too many to be known by heart in so few steps
     labels: int = 8
     burst: int = 4
@@ -72,12 +74,20 @@ class Settings:
         for name in ("seeds", "ablation_seeds", "width", "steps", "in_context_steps", "batch", "sequences"):
             at_least(name, getattr(self, name), 1)
         at_least("items", self.items, 4)
+        at_least("targets", self.targets, 0)
         self.in_context(self.width)  # raises what does not go together
 
     @property
     def length(self) -> int:
         """Positions of every toy."""
         return 2 * self.items + 1
+
+    def asked(self, bos: bool) -> list[int]:
+        """Positions that retrieval toys are asked for, one toy each."""
+        every = range(int(bos), self.length)
+        if not self.targets:
+            return list(every)
+        return sorted({round(float(x)) for x in np.linspace(every[0], every[-1], self.targets)})
 
     def retrieval(self, target: int, bos: bool) -> Copying:
         return Copying(self.vocabulary + bos, self.length, target, self.batch, bos)
@@ -227,7 +237,7 @@ def plan(
         if window is not None:
             kinds["no window"] = replace(base, mask="causal", window=None)
     tasks: dict[Task, tuple[Any, ...]] = {
-        "retrieval": tuple(settings.retrieval(target, bos) for target in range(int(bos), settings.length)),
+        "retrieval": tuple(settings.retrieval(target, bos) for target in settings.asked(bos)),
         "in-context": (settings.in_context(base.width),),
     }
     variants = tuple(
