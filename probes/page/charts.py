@@ -211,18 +211,14 @@ def birth(ds: xr.Dataset) -> go.Figure:
         _places(figure, [row for row in others if not row["name"]], end, "other changes", GREY, "markers")
         _places(figure, named, end, "usual models", PURPLE, "markers", symbol="star", size=11)
     figure.add_hline(y=factor, line={"color": GREY, "dash": "dot", "width": 1})
-    figure.add_annotation(
-        x=1,
-        y=math.log10(factor),
-        xref="paper",
-        yref="y",
-        text=f"{factor:g} times the middle",
-        showarrow=False,
-        xanchor="right",
-        yanchor="bottom",
-        font={"size": 11},
-    )
+    _beside_line(figure, math.log10(factor), f"{factor:g} times the middle")
     return figure
+
+
+def _beside_line(figure: go.Figure, y: float, said: str) -> None:
+    """What a horizontal line stands for, at its right end; `y` as the axis counts, in decades on a logarithmic one."""
+    look: Any = {"showarrow": False, "xanchor": "right", "yanchor": "bottom", "font": {"size": 11}}
+    figure.add_annotation(x=1, y=y, xref="paper", yref="y", text=said, **look)
 
 
 def _places(
@@ -527,16 +523,7 @@ def removed(results: Results) -> go.Figure:
     limits = [max(min(low, 0.0), REMOVED[0]) - 0.05, min(max(high, 1.0), REMOVED[1]) + 0.05]
     figure.update_yaxes(tickformat=".0%", zeroline=True, range=limits)
     figure.add_hline(y=PUBLISHED, line={"color": GREY, "dash": "dot", "width": 1})
-    figure.add_annotation(
-        x=1,
-        y=PUBLISHED,
-        xref="paper",
-        text=f"[Ruscio]: {PUBLISHED:.0%} at early queries",
-        showarrow=False,
-        xanchor="right",
-        yanchor="bottom",
-        font={"size": 11},
-    )
+    _beside_line(figure, PUBLISHED, f"[Ruscio]: {PUBLISHED:.0%} at early queries")
     return figure
 
 
