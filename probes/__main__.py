@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from . import options as read
+from . import processes
 from .console import print_report, print_table, print_written, progress, remark
 from .errors import InputError
 from .options import (
@@ -44,6 +45,7 @@ from .options import (
 
 BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+SHARED = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")  # what several processes do together
 
 app = typer.Typer(
     name="headwater",
@@ -76,12 +78,22 @@ def _print_version(wanted: bool | None) -> None:
     ),
 )
 def _options(
+    context: typer.Context,
     wanted: Annotated[
         bool | None,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave."),
     ] = None,
 ) -> None:
     """Where does a pretrained language model's sense of position come from?"""
+    if processes.launched() > 1:
+        if context.invoked_subcommand not in SHARED:
+            raise InputError(
+                f"headwater {context.invoked_subcommand} runs in one process, not in {processes.launched()}; "
+                f"start it without the launcher ({', '.join(SHARED)} share their prompts)"
+            )
+        processes.join()
+        if not processes.first():
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as this process lives
 
 
 @app.command(
@@ -217,7 +229,8 @@ def theory(
     rows = [list(agreement_cells(row)) for row in agreements(results)]
     print_table(AGREEMENT_COLUMNS, rows)
     lines = [f"`{_given()}`", described(results)]
-    write_table(out / "theory.md", "Theories against measured profiles", lines, AGREEMENT_COLUMNS, rows)
+    if processes.first():
+        write_table(out / "theory.md", "Theories against measured profiles", lines, AGREEMENT_COLUMNS, rows)
     print_written(written_files(results, out, "theory", "theory.md"))
 
 
@@ -860,6 +873,8 @@ def main() -> None:
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer turns Ctrl-C within a command into this code
         _complain("interrupted", INTERRUPTED)
+    if not code:
+        processes.leave()  # after an error the others are not waited for: the launcher ends them
     sys.exit(code or 0)
 
 
@@ -868,7 +883,9 @@ def _given() -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    print("headwater:", " ".join(message.split()), file=sys.stderr)
+    who = int(os.environ.get("RANK", "0") or 0) if processes.launched() > 1 else 0
+    if who == 0 or processes.begun():  # before, all processes complain of the same
+        print("headwater:" if who == 0 else f"headwater, process {who}:", " ".join(message.split()), file=sys.stderr)
     return code
 
 

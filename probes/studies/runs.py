@@ -10,6 +10,7 @@ from typing import Any
 import xarray as xr
 from torch import Tensor
 
+from .. import processes
 from ..errors import InputError
 from ..files import file_name
 from ..models.load import Backend, DType, load
@@ -113,7 +114,9 @@ def require_free(files: Sequence[Path]) -> None:
 
 
 def write_results(results: Mapping[str, xr.Dataset], out: Path, name: str, figure: Callable[..., Any]) -> None:
-    """Write `result_files` and the figure of all models."""
+    """Write `result_files` and the figure of all models; of several processes the first does."""
+    if not processes.first():
+        return
     for result, file in zip(results.values(), result_files(results, out, name), strict=True):
         save(result, file)
     figure(results, path=out / f"{name}.png")

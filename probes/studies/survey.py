@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import xarray as xr
 from torch import Tensor
 
+from .. import processes
 from ..bos import bos_swap, state
 from ..errors import InputError
 from ..files import write_table
@@ -173,11 +174,13 @@ def survey(
 
 
 def write_report(report: Report, path: Path) -> None:
-    """A report as a page in Markdown, under the command that made it.
+    """A report as a page in Markdown, under the command that made it; of several processes the first writes it.
 
     Raises:
         InputError: the path cannot be written to.
     """
+    if not processes.first():
+        return
     *above, last = report.tables
     command = str(made_with()["command"])
     lines = [f"`{command}`"] if command else []
