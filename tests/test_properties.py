@@ -1,7 +1,7 @@
 """What algebra says about every model, whatever its weights: symmetries, causality, scales, independence of prompts.
 
 Each test changes the weights of a small random model in a way whose effect on a measurement is known exactly, and measures
-before and after. Float64 throughout; where transformers computes norms in float32, that is what the tolerance allows for.
+before and after, in float64.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ SMALL: dict[str, Any] = {
 TOKENS = torch.randint(WORDS, (4, LENGTH), generator=torch.Generator().manual_seed(1))
 ONE = TOKENS[:1]
 READOUTS = ("residual", "normed", "logits")
-# Sums in another order, and norms that are rounded to float32 on the way: 6e-8, and two blocks that amplify it.
-SAME = 1e-9
-bounded = settings(max_examples=6, derandomize=True, deadline=None, database=None)
+SAME = 1e-9  # float64, sums in another order
+ROUNDED = (
+    1e-5  # where norms see other numbers: transformers computes an RMSNorm in float32, and two blocks amplify that
+)
+bounded = settings(max_examples=5, derandomize=True, deadline=None, database=None)
 
 
 def llama(seed: int = 0, **changed: Any) -> Any:
@@ -145,18 +147,13 @@ def turned(basis: Tensor) -> Any:
     return changed(original(), change)
 
 
-@bounded
-@given(st.integers(0, 100), st.booleans())
+@pytest.mark.parametrize("permuted", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_another_basis_of_the_residual_stream_changes_nothing(seed, permuted):
-    basis = rotation(WIDTH, seed)
-    if permuted:
-        order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(seed))
-        basis = torch.eye(WIDTH, dtype=torch.float64)[order]
-    model = turned(basis)
-    for readout in ("residual", "logits"):
-        close(sensitivity(model, readout=readout), sensitivity(original(), readout=readout))
-    paths = [sensitivity(m, pathway="all") for m in (model, original())]
-    close(*paths)
+    order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(seed))
+    model = turned(torch.eye(WIDTH, dtype=torch.float64)[order] if permuted else rotation(WIDTH, seed))
+    for options in ({"pathway": "all"}, {"readout": "logits"}):
+        close(sensitivity(model, **options), sensitivity(original(), **options), ROUNDED)
 
 
 @bounded
@@ -187,9 +184,7 @@ def test_nothing_comes_from_later_positions(query):
 @given(st.integers(1, LENGTH - 2), st.integers(0, 100))
 def test_later_tokens_change_nothing_about_earlier_queries(query, seed):
     other = TOKENS[:2].clone()
-    other[:, query + 1 :] = torch.randint(
-        WORDS, (2, LENGTH - query - 1), generator=torch.Generator().manual_seed(seed)
-    )
+    other[:, query + 1 :] = torch.randint(WORDS, (2, LENGTH - query - 1), generator=torch.Generator().manual_seed(seed))
     expected = sensitivity(original(), TOKENS[:2], query=query)
     assert np.array_equal(sensitivity(original(), other, query=query), expected)
 
@@ -231,7 +226,7 @@ def test_blocks_that_write_nothing_pass_on_what_they_read():
 def test_readouts_grow_with_the_weights_that_read_out(factor):
     for readout, name in (("normed", "norm"), ("logits", "lm_head"), ("logits", "norm")):
         expected = factor * sensitivity(original(), readout=readout)
-        close(sensitivity(scaled(original(), **{name: factor}), readout=readout), expected)
+        close(sensitivity(scaled(original(), **{name: factor}), readout=readout), expected, ROUNDED)
 
 
 @bounded
@@ -240,9 +235,9 @@ def test_a_norm_takes_the_scale_of_the_stream_away(factor):
     """Embeddings and all that blocks write times c: streams times c, the same normed, so J is the same and J normed 1/c."""
     model = llama(rms_norm_eps=1e-30)  # the one term that knows the scale
     larger = scaled(model, embed_tokens=factor, o_proj=factor, down_proj=factor)
-    close(sensitivity(larger), sensitivity(model))
+    close(sensitivity(larger), sensitivity(model), ROUNDED)
     for readout in ("normed", "logits"):
-        close(sensitivity(larger, readout=readout), sensitivity(model, readout=readout) / factor)
+        close(sensitivity(larger, readout=readout), sensitivity(model, readout=readout) / factor, ROUNDED)
 
 
 @bounded

@@ -11,11 +11,11 @@ CODE = re.compile(r"(`+[^`]+`+)")
 
 def escaped(text: str) -> str:
     """Angle brackets in prose as entities; code, indented or between backticks, stays."""
-    lines = []
-    for line in text.split("\n"):
-        parts = [line] if line.startswith("    ") else CODE.split(line)
-        lines.append("".join(part if n % 2 or line.startswith("    ") else TAG.sub("&lt;", part) for n, part in enumerate(parts)))
-    return "\n".join(lines)
+    return "\n".join(line if line.startswith("    ") else _prose(line) for line in text.split("\n"))
+
+
+def _prose(line: str) -> str:
+    return "".join(part if n % 2 else TAG.sub("&lt;", part) for n, part in enumerate(CODE.split(line)))
 
 
 class Docstrings(Extension):
