@@ -1,6 +1,7 @@
 # make env      a virtual environment in .venv with the tested set of packages
 # make test     all tests; COVER=1: and which lines of probes and toy they reach
-# make docs     the documentation in site/, from docs/ and docstrings: open site/index.html
+# make docs     the documentation in site/, from docs/ and docstrings: open site/index.html (its search needs a server:
+#               python -m http.server -d site)
 # make wheel    sdist and wheel built, the wheel installed elsewhere and its command tried
 # make report   the bundled models measured, and the page of it all: reports/index.html, claims.md, overview.png and a folder
 #               per probe (what takes longer is committed as it was measured: `headwater map --out reports/theory`,
