@@ -199,14 +199,14 @@ def test_docstrings_describe_arguments_that_exist(path):
     _, _, after = (inspect.getdoc(value) or "").partition("\nArgs:\n")
     section = re.split(r"^\S", after, maxsplit=1, flags=re.MULTILINE)[0]
     stated = [name for line in re.findall(r"^    (\w[\w, ]*): ", section, re.MULTILINE) for name in line.split(", ")]
-    assert set(stated) <= set(inspect.signature(value).parameters)
+    assert not stated or set(stated) <= set(inspect.signature(value).parameters)
 
 
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
         (r'<p>with <span class="arithmatex">\(x_j\)</span> read</p>', ("<math", "<msub>")),
-        (r'<div class="arithmatex">\[\| J \| &lt; 1\]</div>', ('display="block"', "&lt;")),
+        (r'<div class="arithmatex">\[\| J \| &lt; 1\]</div>', ('display="block"', "&#x0003C;")),
     ],
 )
 def test_formulas_are_drawn_without_a_script(page, expected):
