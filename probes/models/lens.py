@@ -82,9 +82,9 @@ class LensView(HuggingFaceView):
         return None
 
     def reinitialized(self, seed: int, *, positional: bool = True) -> LensView:
-        model = fresh_model(self._model.config, seed, positional=positional).to(self.device)
+        model: Any = fresh_model(self._model.config, seed, positional=positional)
         twin = type(self)(
-            boot(cast(model, self.dtype), self._name),
+            boot(cast(model.to(self.device), self.dtype), self._name),
             tokenizer=self.tokenizer,
             name=self._name,
             revision=self._revision,
