@@ -321,7 +321,7 @@ def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
     """The same map without one entry inside another ("" and "model.layers.3"), which transformers and accelerate read apart.
 
     Raises:
-        InputError: a name that is no module of the model, or weights without a device.
+        InputError: a name that is no module of the model, weights without a device, or tied ones on two accelerators.
     """
     names = {name for name, _ in model.named_modules()}
     for name in device_map:
@@ -342,6 +342,16 @@ def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
             raise InputError(f"device_map gives no device for '{name}'; add it, or one for all the rest under ''")
 
     put("", model, None)
+    for one, other in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+        places = [
+            found[next(name for name in found if f"{key}.".startswith(f"{name}." if name else ""))]
+            for key in (one, other)
+        ]
+        if places[0] != places[1] and not {"cpu", "disk"} & set(places):
+            raise InputError(
+                f"device_map puts '{one}' on '{places[0]}' and '{other}' on '{places[1]}', which are one weight; "
+                "give both one device"
+            )
     return found
 
 
@@ -371,7 +381,7 @@ def _sizes(max_memory: Any) -> dict[int | str, int]:
                 f"max_memory names '{device}', which is not there; give cpu, or the number of one of {count} accelerators"
             )
         try:
-            found[device] = convert_file_size_to_int(size)
+            found[device] = convert_file_size_to_int(int(size) if str(size).isdecimal() else size)
         except (ValueError, AttributeError):
             raise InputError(f"max_memory for '{device}' is '{size}', no size; give bytes, or as in 10GiB") from None
     return found
