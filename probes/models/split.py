@@ -92,7 +92,7 @@ class Weight:
 
     name: str
     parameter: nn.Parameter
-    source: tuple[Mapping[str, Tensor], str] | None
+    source: tuple[Any, str] | None  # (a hook's mapping from keys to values, the key)
 
     @property
     def there(self) -> bool:
@@ -122,7 +122,7 @@ def weights(model: nn.Module) -> Iterator[Weight]:
     yield from _weights(model, "", None)
 
 
-def _weights(module: nn.Module, prefix: str, holder: tuple[Mapping[str, Tensor], int] | None) -> Iterator[Weight]:
+def _weights(module: nn.Module, prefix: str, holder: tuple[Any, int] | None) -> Iterator[Weight]:
     for hook in hooks(module):
         if hook.offload and hook.weights_map is not None:
             holder = (hook.weights_map, len(prefix))  # whose keys begin below this module
