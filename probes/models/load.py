@@ -94,7 +94,7 @@ def load(
     if isinstance(source, View):
         given: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
         for option, value in (given | {"device_map": device_map}).items():
-            if value not in ("auto", None):
+            if value is not None and (option == "device_map" or value != "auto"):
                 raise InputError(
                     f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out"
                 )
@@ -274,6 +274,7 @@ def _from_memory(
 def _split_already(
     source: Any, place: torch.device | None, dtype: torch.dtype | None, tokenizer: Any, revision: str | None
 ) -> View:
+    _check_finite(source, type(source).__name__)
     view = _view(source, "transformers", tokenizer, _name_of(source), revision, own=False)
     for wanted, found, option in ((place, view.device, "device"), (dtype, view.dtype, "dtype")):
         if wanted is not None and wanted != found:
@@ -281,7 +282,6 @@ def _split_already(
                 f"{option} '{wanted}' would move a {type(source).__name__} that accelerate has split; "
                 "leave it out, or load the checkpoint's folder"
             )
-    _check_finite(source, type(source).__name__)
     return view
 
 

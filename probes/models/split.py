@@ -263,7 +263,7 @@ def _loaders(model: nn.Module) -> Iterator[Any]:
 
 def _folder(loader: Any) -> str | None:
     folder = getattr(loader, "save_folder", None)
-    return folder if folder is not None and os.path.isdir(folder) else None
+    return os.fspath(folder) if folder is not None and os.path.isdir(folder) else None
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
     """The same map without one entry inside another ("" and "model.layers.3"), which transformers and accelerate read apart.
 
     Raises:
-        InputError: a name that is no module of the model, weights without a device, or tied ones on two accelerators.
+        InputError: a name that is no module of the model, weights without a device, or tied ones on two.
     """
     names = {name for name, _ in model.named_modules()}
     for name in device_map:
@@ -342,14 +342,11 @@ def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
             raise InputError(f"device_map gives no device for '{name}'; add it, or one for all the rest under ''")
 
     put("", model, None)
-    for one, other in (getattr(model, "all_tied_weights_keys", None) or {}).items():
-        places = [
-            found[next(name for name in found if f"{key}.".startswith(f"{name}." if name else ""))]
-            for key in (one, other)
-        ]
-        if places[0] != places[1] and not {"cpu", "disk"} & set(places):
+    for pair in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+        places = [next(found[name] for name in found if not name or key.startswith(f"{name}.")) for key in pair]
+        if places[0] != places[1]:  # transformers then looks for a second copy of the weight in the file
             raise InputError(
-                f"device_map puts '{one}' on '{places[0]}' and '{other}' on '{places[1]}', which are one weight; "
+                f"device_map puts '{pair[0]}' on '{places[0]}' and '{pair[1]}' on '{places[1]}', which are one weight; "
                 "give both one device"
             )
     return found
@@ -359,7 +356,7 @@ def _place(name: Any, device: Any) -> str:
     if device == "disk":
         return "disk"
     try:
-        probe = torch.zeros(1, device=device)
+        probe = torch.zeros(1, device=torch.device(device))
         probe.item()  # there, working, and holding values
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0][:120]
