@@ -28,12 +28,15 @@ from .options import (
     Conditions,
     Dataset,
     Device,
+    DeviceMap,
     DTypes,
     First,
     Lags,
     Length,
+    MaxMemory,
     Method,
     Models,
+    OffloadFolder,
     Out,
     Products,
     Prompts,
@@ -135,6 +138,9 @@ def jacobian(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Measure how strongly the output depends on each input position, at initialization and after pretraining.
@@ -166,7 +172,9 @@ def jacobian(
         first=parse_first(first),
         seed=seed,
     )
-    results = _study(models, out, settings, name="jacobian", backend=backend, device=device, dtype=dtype)
+    spread = read.split_over(device_map, max_memory, offload_folder)
+    running = {"backend": backend, "device": device, "dtype": dtype, "split_over": spread}
+    results = _study(models, out, settings, name="jacobian", **running)
     print_table(COLUMNS, [list(cells(row)) for row in summarize(results)])
     for name, correlation in rope_correlations(results).items():
         print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
@@ -196,6 +204,9 @@ def theory(
     first: First = "auto",
     seed: Seed = 0,
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Hold measured profiles against theory: the second-moment kernel in four forms, and N^L with its best alpha.
@@ -225,7 +236,9 @@ def theory(
         theories=("uniform", "values", "score_path", "config"),
         by_path=True,
     )
-    results = _study(models, out, settings, name="theory", backend="transformers", device=device, dtype=dtype)
+    spread = read.split_over(device_map, max_memory, offload_folder)
+    running = {"backend": "transformers", "device": device, "dtype": dtype, "split_over": spread}
+    results = _study(models, out, settings, name="theory", **running)
     rows = [list(agreement_cells(row)) for row in agreements(results)]
     print_table(AGREEMENT_COLUMNS, rows)
     lines = [f"`{_given()}`", described(results)]
@@ -283,6 +296,7 @@ def _study(models: list[str] | None, out: Path, settings: Any, **options: Any) -
         "headwater sinks tiny-llama",
         "headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5 --threshold 0.2",
         "headwater sinks ./checkpoint --keys all --reacts off --pictures 0 --length 1024",
+        "headwater sinks ./checkpoint --device-map auto --max-memory 0=20GiB,cpu=60GiB --offload-folder offload",
     ),
 )
 def sinks(
@@ -310,6 +324,9 @@ def sinks(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Find attention sinks, and the heads that read position 0.
@@ -351,6 +368,9 @@ def trajectory(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Follow position 0 through the blocks, which no later token can reach.
@@ -383,6 +403,9 @@ def leakage(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Split the absolute position in attention patterns into the causal mask's part and the residual stream's.
@@ -430,6 +453,9 @@ def bos_swap(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Put something else at position 0 and see what changes.
@@ -473,6 +499,7 @@ def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **
             reporting=reporting,
             text=None if given["text"] is None else str(given["text"]),
             first=parse_first(given["first"]),
+            split_over=read.split_over(given["device_map"], given["max_memory"], given["offload_folder"]),
             advance=advance,
             told=remark,
             **{name: given[name] for name in COMMON},
@@ -516,6 +543,9 @@ def inspect(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Show a text in colour: how much the next-token prediction depends on each token, position's own part divided out.
@@ -534,7 +564,8 @@ def inspect(
     set_command(sys.argv[1:])
     words = read_text(text, file)
     require_writable(out)
-    view = load(model, backend, device=device, dtype=dtype)
+    spread = read.split_over(device_map, max_memory, offload_folder)
+    view = load(model, backend, device=device, dtype=dtype, **spread)
     with progress() as advance:
         result = measure(
             view,

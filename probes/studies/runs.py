@@ -25,6 +25,7 @@ class Loading:
     backend: Backend = "transformers"
     device: str = "auto"
     dtype: DType = "auto"
+    split: Mapping[str, Any] | None = None  # device_map, max_memory, offload_folder, for models larger than one device
 
     def load(self, source: str) -> View:
         """The model.
@@ -32,7 +33,7 @@ class Loading:
         Raises:
             InputError: as `probes.load` does.
         """
-        return load(source, self.backend, device=self.device, dtype=self.dtype)
+        return load(source, self.backend, device=self.device, dtype=self.dtype, **self.split or {})
 
 
 @dataclass(frozen=True)

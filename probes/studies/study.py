@@ -119,6 +119,7 @@ def study(
     backend: Literal["transformers", "transformer_lens"] = "transformers",
     device: str = "auto",
     dtype: DType = "auto",
+    split_over: Mapping[str, Any] | None = None,
     advance: Advance | None = None,
     told: Callable[[str], object] | None = None,
 ) -> dict[str, xr.Dataset]:
@@ -126,7 +127,8 @@ def study(
 
     Writes `NAME.nc` for one model or `NAME-MODEL.nc` for each of several, `NAME.png` and `NAME.svg`, where NAME is the
     figure's; all of it at the end. `advance(label, done, total)` hears of products done, `told` in one line which runs are
-    there from a study that was interrupted.
+    there from a study that was interrupted. `split_over` holds `device_map`, `max_memory`, `offload_folder`, as
+    `probes.load` takes them.
 
     Raises:
         InputError: bad input, or an unfinished study with other settings in `out` (the message says which).
@@ -148,7 +150,7 @@ def study(
     def prompted(model: View) -> Tensor:
         return prompts(model, n=settings.prompts, length=settings.length, **settings.source())
 
-    models = subjects(sources, Loading(backend, device, dtype), prompted, check)
+    models = subjects(sources, Loading(backend, device, dtype, split_over), prompted, check)
     require_free(written_files([one.name for one in models], out, name))
     found = unfinished.going_on([_label(one.name, run) for one in models for run in settings.runs()])
     if told is not None and found is not None:

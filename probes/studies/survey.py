@@ -80,6 +80,7 @@ def survey(
     backend: Backend = "transformers",
     device: str = "auto",
     dtype: DType = "auto",
+    split_over: Mapping[str, Any] | None = None,
     advance: Advance | None = None,
     told: Callable[[str], object] | None = None,
 ) -> Results:
@@ -98,6 +99,7 @@ def survey(
         prompts: windows of text; the arguments up to `seed` are those of `probes.prompts`.
         length: positions per prompt.
         backend: who runs the models; as `device` and `dtype`, see `probes.load`.
+        split_over: `device_map`, `max_memory`, `offload_folder` of `probes.load`, for models larger than one device.
         advance: hears (what is running, done, in all).
         told: hears in one line which units are there already.
 
@@ -134,7 +136,7 @@ def survey(
     def prompted(model: View) -> Tensor:
         return windows(model, n=prompts, length=length, **source)
 
-    models = subjects(sources, Loading(backend, device, dtype), prompted, check)
+    models = subjects(sources, Loading(backend, device, dtype, split_over), prompted, check)
     require_free(written_files([one.name for one in models], out, chosen.name, f"{chosen.name}.md"))
     found = unfinished.going_on([label(one.name, value) for one in models for value in split_up])
     if told is not None and found is not None:
