@@ -217,7 +217,7 @@ def jacobian(
     squared, variance = (
         torch.from_numpy(pieces.stacked(name)) for name in ("squared", "variance")
     )  # [prompt, layer, position]
-    engines = pieces.stacked("engines").any(0)
+    engines = [name for at, name in enumerate(ENGINES) if any(piece["engines"][at] for piece in pieces)]
     if not torch.isfinite(squared).all():
         raise InputError(
             f"model '{model.identity.name}' gives sensitivities that are not finite; "
@@ -261,7 +261,7 @@ def jacobian(
             from_layer=from_layer,
             seed=seed,
         )
-        | {"engine": "+".join(name for name, used in zip(ENGINES, engines, strict=True) if used)},
+        | {"engine": "+".join(engines)},
     )
 
 

@@ -15,6 +15,7 @@ import torch
 
 from .errors import InputError
 from .jacobian import FROZEN, KEPT_BYTES, PRODUCTS, Pathway
+from .leakage import LOGITS_AT_ONCE, TOKENS_AT_ONCE
 from .memory import Pace, Sizes, paced
 from .models.fused import BLOCK_NUMBERS
 from .models.view import View
@@ -81,13 +82,14 @@ def plan(
         raise InputError(f"probe '{probe}' does not exist; use {', '.join(PROBES)}")
     sizes = Sizes.of(model)
     share = -(-prompts // processes)
-    forward = sizes.blocks * (_flops(sizes, length) / _rate(model, sizes, length) + CALLS * CALL)
+    arithmetic, calls = sizes.blocks * _flops(sizes, length) / _rate(model, sizes, length), sizes.blocks * CALLS * CALL
+    forward = arithmetic + calls
     pace: Pace | None = None
     if probe in ("jacobian", "theory"):
         pace = paced(model, length)
         if options.get("chunk"):
             pace = Pace(int(options["chunk"]), pace.keep)
-        memory, seconds = _jacobian(model, sizes, length, pace, forward, options)
+        memory, seconds = _jacobian(sizes, length, pace, (arithmetic, calls), options)
         seconds *= share * runs
         if probe == "theory":
             grams = _theory(sizes, length)
@@ -105,7 +107,7 @@ def plan(
         seconds *= runs if probe == "leakage" else 2 * runs
         if probe == "bos-swap":
             pace = paced(model, length)
-            more, taken = _jacobian(model, sizes, length, pace, forward, options)
+            more, taken = _jacobian(sizes, length, pace, (arithmetic, calls), options)
             memory, seconds = max(memory, more), seconds + 4 * 2 * runs * taken + 4 * share * runs * forward
             pace = None
     weights = sum(p.numel() * p.element_size() for p in _parameters(model))
@@ -123,9 +125,9 @@ def _parameters(model: View) -> Any:
 
 
 def _jacobian(
-    model: View, sizes: Sizes, length: int, pace: Pace, forward: float, options: dict[str, Any]
+    sizes: Sizes, length: int, pace: Pace, forward: tuple[float, float], options: dict[str, Any]
 ) -> tuple[int, float]:
-    """(bytes, seconds per prompt)."""
+    """(bytes, seconds per prompt); `forward` is a pass's arithmetic and its calls, in seconds."""
     method = options.get("method", "sketch")
     pathway: Pathway = options.get("pathway") or "total"
     products = options.get("products")
@@ -148,9 +150,10 @@ def _jacobian(
         each = 4 * length * sizes.width
         arrived = 2 * chunk * one + 16 * chunk * length * sizes.width + min(KEPT_BYTES, probes * each)
     memory = folded + streams + kept + max(passing, arrived)
-    # A product is two passes of forward's work, and attention's scores once more.
-    making = forward * (1 if pace.keep else max(1, count / chunk))
-    return memory, forward + making + flows * 2.2 * count * forward
+    # A product is a pass backwards, and attention's scores once more; a chunk of them shares the calls.
+    chunks = max(1.0, count / chunk)
+    making = sum(forward) * (1 if pace.keep else chunks)
+    return memory, sum(forward) + making + flows * (1.2 * count * forward[0] + 2 * chunks * forward[1])
 
 
 def _theory(sizes: Sizes, length: int) -> int:
@@ -180,7 +183,8 @@ def _leakage(model: View, sizes: Sizes, prompts: int, length: int, options: dict
     held = everything * (2 * sizes.width + 4 * sizes.queries) * sizes.itemsize
     samples = 8 * everything * sizes.heads * (3 * count + 10)
     resamples = 8 * (1 + int(options.get("bootstrap", 400))) * prompts * 2
-    return held + samples + resamples + 6 * (1 << 25) + _forward(sizes, min(8192, everything))
+    logits = 4 * min(LOGITS_AT_ONCE, prompts * sizes.heads * length * length // 2)  # of a half, a band of queries
+    return held + samples + resamples + 6 * logits + _forward(sizes, min(TOKENS_AT_ONCE, everything))
 
 
 # -------------------------------------------------------------------------------------------------------------- time
@@ -200,7 +204,7 @@ def _rate(model: View, sizes: Sizes, length: int) -> float:
     best, started = float("inf"), time.perf_counter()
     while time.perf_counter() - started < 0.05:
         began = time.perf_counter()
-        a @ b
+        torch.mm(a, b)
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         best = min(best, time.perf_counter() - began)

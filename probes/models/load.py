@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from ..errors import InputError
+from ..processes import launched, local_number
 from .view import Birth, View
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
@@ -89,7 +90,7 @@ def load(
     if isinstance(source, (str, os.PathLike)):
         model, found, name, revision = _from_name(os.fspath(source), revision, dtype, trust_remote_code, placement)
         if placement is None:
-            model.to(place or ("cuda" if torch.cuda.is_available() else "cpu"))
+            model.to(place or _usual_device())
         return _view(model, backend, tokenizer or found, name, revision, own=True)
     if isinstance(source, View):
         given: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
@@ -227,6 +228,13 @@ def _device(device: str) -> torch.device | None:
         reason = str(error).splitlines()[0][:120]
         raise InputError(f"device '{device}' cannot be used ({reason}); give cpu, cuda or auto") from None
     return probe.device  # with its index: "cuda" is where a model on "cuda:0" is
+
+
+def _usual_device() -> str:
+    """CUDA if there is any: of several processes on a machine, each its own GPU."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{local_number() % torch.cuda.device_count()}" if launched() > 1 else "cuda"
 
 
 def _from_memory(

@@ -19,10 +19,12 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
+from .. import processes
 from ..errors import InputError
 from ..jacobian import Method, Pathway, Readout, jacobian
 from ..models.load import DType
 from ..models.view import View
+from ..plan import Plan, plan
 from ..plots import jacobian_figure, theory_figure
 from ..prompts import FirstToken, describe, prompts
 from ..results import combine
@@ -158,11 +160,21 @@ def study(
     results: dict[str, xr.Dataset] = {}
     for one in models:
         model = one.model()
+        if told is not None:
+            left = sum(not unfinished.done(_label(one.name, run)) for run in settings.runs())
+            told(estimate(model, settings, name, left).line(one.name))
         runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
         results[one.name] = _with_fits(combine(runs), model)
     write_results(results, out, name, FIGURES[name])
     unfinished.clear()
     return results
+
+
+def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"], runs: int) -> Plan:
+    """What so many runs of this study will take."""
+    pathway = "all" if settings.by_path else settings.pathway
+    chosen: dict[str, Any] = {"method": settings.method, "products": settings.products, "pathway": pathway}
+    return plan(model, settings.prompts, settings.length, name, runs=runs, processes=processes.count(), **chosen)
 
 
 FIGURES = {"jacobian": jacobian_figure, "theory": theory_figure}

@@ -23,6 +23,8 @@ from ..files import write_table
 from ..leakage import leakage
 from ..models.load import Backend, DType
 from ..models.view import View
+from ..plan import PROBES as PLANNED
+from ..plan import plan
 from ..plots.bos import bos_figure
 from ..plots.leakage import leakage_figure
 from ..plots.sinks import sinks_figure
@@ -144,6 +146,11 @@ def survey(
     results: Results = {}
     for one in models:
         model, units = one.model(), []
+        left = sum(not unfinished.done(label(one.name, value)) for value in split_up)
+        if told is not None and chosen.name in PLANNED:
+            asked = next(iter(split_up.values()))
+            plans = {"runs": left, "processes": processes.count(), **asked}
+            told(plan(model, prompts, length, chosen.name, **plans).line(one.name))
         common: dict[str, Any] = {}
         for value, given in split_up.items():
             running = label(one.name, value)

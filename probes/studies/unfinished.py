@@ -59,7 +59,11 @@ class Unfinished:
 
     def has(self, label: str) -> bool:
         """Whether something of a unit of this label is there, measured with whatever."""
-        return self._done(label) or key_of(self._parts(label)) is not None
+        return self.done(label) or key_of(self._parts(label)) is not None
+
+    def done(self, label: str) -> bool:
+        """Whether all of it is there."""
+        return self._file(label).exists()
 
     def check(self, label: str, key: Mapping[str, Any], *, without: Collection[str] = ()) -> None:
         """Refuse to go on with a unit that was measured with another key; `without` names what is not known yet.
@@ -83,7 +87,7 @@ class Unfinished:
 
     def going_on(self, labels: Sequence[str]) -> str | None:
         """One line that says which of these units are there already; None where there are none."""
-        found = [label for label in labels if self._done(label)]
+        found = [label for label in labels if self.done(label)]
         begun = [label for label in labels if label not in found and self.has(label)]
         if not found and not begun:
             return None
@@ -152,9 +156,6 @@ class Unfinished:
 
     def _parts(self, label: str) -> Path:
         return self.folder / file_name(label)
-
-    def _done(self, label: str) -> bool:
-        return self._file(label).exists()
 
     def _key(self, label: str) -> dict[str, Any]:
         file = self._file(label)
