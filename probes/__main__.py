@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +49,7 @@ from .options import (
 
 BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+PATIENCE = 20  # seconds in which the first of several processes can be expected to have said what is wrong
 SHARED = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")  # what several processes do together
 
 app = typer.Typer(
@@ -915,8 +917,10 @@ def _given() -> str:
 
 def _complain(message: str, code: int) -> int:
     who = int(os.environ.get("RANK", "0") or 0) if processes.launched() > 1 else 0
-    if who == 0 or processes.begun():  # before, all processes complain of the same
-        print("headwater:" if who == 0 else f"headwater, process {who}:", " ".join(message.split()), file=sys.stderr)
+    if who > 0 and not processes.begun():  # all processes have the same to say, and the launcher ends all with the first
+        time.sleep(PATIENCE)
+        return code
+    print("headwater:" if who == 0 else f"headwater, process {who}:", " ".join(message.split()), file=sys.stderr)
     return code
 
 

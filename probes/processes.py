@@ -132,7 +132,8 @@ def handed(tensor: Any, to: int) -> Any:
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count())]
     dist.all_gather(sizes, torch.tensor([len(tensor)]), group=_group)
     longest = max(int(size) for size in sizes)
-    own = tensor.cpu().contiguous().view(torch.uint8)  # gloo does not know all types
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)  # `contiguous` leaves strides of empty ones
+    own = plain.view(torch.uint8)  # gloo does not know all types
     padded = torch.zeros(longest, *own.shape[1:], dtype=torch.uint8)
     padded[: len(own)] = own
     found = [torch.empty_like(padded) for _ in range(count())] if number() == to else None

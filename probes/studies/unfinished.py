@@ -12,6 +12,7 @@ same (a text may have moved), and the options only say why not.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -148,6 +149,10 @@ class Unfinished:
             )
             if ours:
                 part.unlink(missing_ok=True)
+        written = re.compile(rf"\.{re.escape(self.kind)}(-.+)?-[a-z0-9_]{{8}}\.(nc|png|svg|md|html)")
+        for file in self.out.glob(f".{self.kind}-*"):
+            if written.fullmatch(file.name):  # by a kill while the results were written
+                file.unlink(missing_ok=True)
         with suppress(OSError):  # somebody else's file is in it
             self.folder.rmdir()
 

@@ -1,0 +1,82 @@
+"""Two processes share the prompts and end with the bytes of one: every study, every probe, and a real launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import shared
+
+from probes.results import load
+
+LAUNCHED = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+LAUNCHED += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "probes"]
+
+
+def torchrun(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, timeout=500)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of one process and of two."""
+    one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
+    shared.everything(one)
+    done = torchrun(2, str(Path(__file__).with_name("shared.py")), str(two))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return one, two
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*shared.SURVEYS, *shared.STUDIES])
+def test_results_of_two_processes_are_those_of_one(both, name):
+    one, two = (folder / name for folder in both)
+    assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}  # no journal is left
+    (file,) = one.glob("*.nc")
+    expected, found = load(file), load(two / file.name)
+    assert set(expected.variables) ^ set(found.variables) <= {"created"}  # says which run it was
+    for variable in set(expected.variables) - {"created"}:
+        assert found[variable].values.dtype == expected[variable].values.dtype
+        assert found[variable].values.tobytes() == expected[variable].values.tobytes(), variable
+    assert expected.attrs["options"] == found.attrs["options"]
+
+
+@pytest.mark.slow
+def test_every_process_has_the_whole_result_in_memory(both):
+    expected = shared.in_memory()
+    for number in (0, 1):
+        assert json.loads((both[1] / f"process-{number}.json").read_text()) == expected
+
+
+@pytest.mark.slow
+def test_a_launcher_starts_the_command_line(tmp_path):
+    out, arguments = tmp_path / "out", ["sinks", "tiny-llama", "--prompts", "3", "--length", "24", "--reacts", "off"]
+    done = subprocess.run(
+        [*LAUNCHED, *arguments, "--out", str(out)], capture_output=True, text=True, env=os.environ, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("wrote ") == 1  # one process speaks
+    assert sorted(path.name for path in out.iterdir()) == ["sinks.md", "sinks.nc", "sinks.png", "sinks.svg"]
+    assert load(out / "sinks.nc").attrs["command"].startswith("headwater sinks tiny-llama")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["sinks", "nobody"], "model 'nobody' is neither bundled"),
+        (["map", "--quick"], "headwater map runs in one process, not in 2; start it without the launcher"),
+    ],
+)
+def test_bad_input_is_said_once(tmp_path, arguments, says):
+    done = torchrun(2, "-m", "probes", *arguments, "--out", str(tmp_path / "out"))
+    assert done.returncode != 0
+    assert sum(line.startswith("headwater") for line in done.stderr.splitlines()) == 1
+    assert f"headwater: {says}" in done.stderr
+    assert not (tmp_path / "out").exists()
