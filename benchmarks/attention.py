@@ -100,9 +100,8 @@ def contender(name: str, model: Any) -> Callable[[Tensor], Any]:
         return eager
     if name == "nnsight":
         return by_nnsight(other, blocks)
-    from probes.models.lens import (
-        boot,
-    )  # not above: only two contenders need TransformerLens, which takes long to import
+    # Not above: only two contenders need TransformerLens, which takes long to import.
+    from probes.models.lens import boot
 
     bridge: Any = boot(other, "random")
     points = [f"blocks.{layer}.attn.hook_pattern" for layer in range(blocks)]

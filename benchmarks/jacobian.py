@@ -145,7 +145,7 @@ def _calls(model: Any, view: Any, tokens: Tensor, directions: int) -> dict[str, 
         prompt = _Prompt(view, tokens, "residual", [0], _Apart.of(view, 0, "parts"), None, check=False)
         estimate = _Estimate(width, torch.Generator())
         with prompt.linearized():
-            estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64)[:, :directions], _Reporter(None, 1))
+            estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64)[:, :directions], _Reporter(None, 1.0))
         return estimate.squared()[0]
 
     found: dict[str, Callable[[], Tensor]] = {"exact": exact}
@@ -257,14 +257,14 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
     (job,) = jobs(settings)
     lines = [
         "One prompt, every position's norm of the derivative of the last stream at the last position. Time against ours, "
-        "exact: medians (quartiles) of the rounds' ratios, above 1 where ours is faster. The difference is that of the norms, "
-        "the largest over positions, for sketches the root mean square: what they are off by. jacobian-lens's scheme is "
-        "written out for one target position (`benchmarks/jacobian.py`).",
+        "exact: medians (quartiles) of the rounds' ratios, above 1 where ours is faster. The difference is that of the "
+        "norms, the largest over positions, for sketches the root mean square: what they are off by. jacobian-lens's "
+        "scheme is written out for one target position (`benchmarks/jacobian.py`).",
         "",
         "TransformerLens's `JacobianLens.fit` computes a d x d matrix per source block: the derivatives of *all* later last "
         "streams summed, averaged over source positions. No position's sensitivity can be had from it, but it makes "
-        "products of the same kind: compared is time per (block, direction), from the output of block 0 on. Its number is held "
-        "against ours where both mean the same (two tokens, the first one's own path).",
+        "products of the same kind: compared is time per (block, direction), from the output of block 0 on. Its number is "
+        "held against ours where both mean the same (two tokens, the first one's own path).",
     ]
     headlines: list[Headline] = []
     for label, row in rows.of(job).items():

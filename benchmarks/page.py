@@ -9,7 +9,10 @@ from typing import Any
 from harness import Job, Row, Rows, Section, Settings, table
 from plots import draw
 
+from probes.errors import InputError
 from probes.files import atomic
+
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 
 
 def write_page(out: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any]) -> Path:
@@ -39,6 +42,28 @@ def write_page(out: Path, rows: Rows, settings: Settings, cases: Mapping[str, An
     return path
 
 
+def write_headlines(readme: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any]) -> None:
+    """Put the head table between the two marks of a page.
+
+    Raises:
+        InputError: the page has no such marks.
+    """
+    text = readme.read_text(encoding="utf-8")
+    before, found, rest = text.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not found or not closed:
+        raise InputError(f"'{readme}' has no place for the table; put the lines {BEGIN} and {END} into it")
+    heads = [
+        head
+        for case in cases.values()
+        if any(rows.of(job) for job in case.jobs(settings))
+        for head in case.section(rows, settings, readme.parent).headlines
+    ]
+    body = "\n".join(table(["what", "ours", "the other", "ratio"], heads))
+    with atomic(readme) as temporary:
+        temporary.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}", encoding="utf-8")
+
+
 def unmeasured(job: Job, rows: Rows) -> list[str]:
     """Labels without a row, but those that a shorter one that did not survive stands for."""
     if job.rising and any("failed" in (rows.get(job, label) or {}) for label in job.points):
@@ -60,9 +85,9 @@ def introduction(rows: Rows, settings: Settings) -> list[str]:
         f"{place}{machine['processor']}, {cores}, {threads}, {machine['system']}; {versions}; {made}. Rows as JSON, "
         f"with the times of every round: [`{rows.path.name}`](benchmarks/{rows.path.name}).",
         "",
-        "All contenders of a comparison are timed in turn in one process and compared round by round. The machine is "
-        "shared: seconds hold for it and for that hour, and what is to be quoted are ratios. Where it says so, quartiles of the "
-        "rounds stand in parentheses.",
+        "A time is compared with that of what it was timed in turn with, in one process, round by round; quartiles of the "
+        "rounds stand in parentheses. Such a machine is shared: seconds hold for it and for that hour, and what is to be "
+        "quoted are ratios.",
     ]
     if not settings.cuda:
         lines += [

@@ -58,6 +58,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds after which the run stops")
     parser.add_argument("--again", action="store_true", help="measure the chosen cases anew")
     parser.add_argument("--page", action="store_true", help="write the page from the rows that are there")
+    parser.add_argument("--readme", type=Path, help="a page that gets the head table, too, between its two marks")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args(words)
@@ -89,7 +90,7 @@ def main() -> None:
         job = Job(**order["job"])
         serve(case(job.case), job, Settings(**order["settings"]))
         return
-    from page import write_page  # not above: a child draws nothing
+    from page import write_headlines, write_page  # not above: a child draws nothing
 
     limit = 0.8 * available(given.device) if given.memory_limit is None else given.memory_limit * GIB
     program = None if given.program is None else str(given.program.resolve())
@@ -117,6 +118,8 @@ def main() -> None:
                 if time.monotonic() < until and not run_job(job, rows, settings, stamp, until):
                     failures.append(f"{name}, {job.name}")
     written = write_page(given.out, rows, settings, {name: case(name) for name in CASES})
+    if given.readme is not None:
+        write_headlines(given.readme, rows, settings, {name: case(name) for name in CASES})
     print(f"wrote {written} after {time.monotonic() - began:.0f} s")
     if installed("nnsight") is None:
         print("nnsight is not installed here; its rows say so")

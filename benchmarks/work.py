@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
-from probes.jacobian import LOCAL_FEATURES, LOCAL_POSITIONS, _Apart, _Prompt
+from probes.jacobian import LOCAL_FEATURES, LOCAL_POSITIONS
 from probes.leakage import LAGS, LOGITS_AT_ONCE
 from probes.linear import flops
 from probes.models.fused import query_blocks
@@ -54,12 +54,11 @@ def jacobian(view: View, prompts: int, length: int, products: float) -> float:
 
     The check holds one product of every block against autograd's, which is two passes forward and backward at full length.
     """
-    prompt = _Prompt(
-        view, torch.zeros(1, length, dtype=torch.long), "residual", [0], _Apart.of(view, 0, "parts"), None, check=False
-    )
+    parts = _parts(view)
+    product = sum(flops(one, length=length, rows=1 if one is parts[-1] else None) for one in parts)
     once = 2 * forward(view, length)
-    check = sum(flops(parts, length=length) for parts in _parts(view)) + 2.5 * forward(view, length)
-    return prompts * (products * prompt.product_flops() + once) + check
+    check = sum(flops(one, length=length) for one in parts) + 2.5 * forward(view, length)
+    return prompts * (products * product + once) + check
 
 
 def sinks(view: View, prompts: int, length: int, keys: int | str = len(FIRST_KEYS)) -> float:
@@ -72,7 +71,8 @@ def sinks(view: View, prompts: int, length: int, keys: int | str = len(FIRST_KEY
         extra += 2.0 * heads * (length * c + made * c + 2 * made)
     else:
         extra += 2.0 * heads * length * c * int(keys)
-    grams = 2.0 * heads * c * c * spec.width
+    # Output weights are read by giving the projection an identity, then each head's Gram matrix is made; once.
+    grams = 2.0 * (heads * c) ** 2 * spec.width + 2.0 * heads * c * c * spec.width
     return prompts * (forward(view, length) + spec.blocks * extra) + spec.blocks * grams
 
 
