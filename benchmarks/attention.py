@@ -55,7 +55,7 @@ def shapes(settings: Settings) -> dict[str, dict[str, Any]]:
         return {f"Qwen2.5-{size} shape, bf16": {"size": size} for size in ("0.5B", "7B")}
     if settings.quick:
         return {"Llama, 2 blocks, 4 heads, width 128": {"width": 128, "blocks": 2, "heads": 4}}
-    return {"Llama, 4 blocks, 8 heads, width 512": {"width": 512, "blocks": 4, "heads": 8}}
+    return {"Llama, 4 blocks, 4 heads, width 256": {"width": 256, "blocks": 4, "heads": 4}}
 
 
 def jobs(settings: Settings) -> list[Job]:
@@ -146,7 +146,7 @@ def by_nnsight(model: Any, blocks: int) -> Callable[[Tensor], Tensor]:
 
 def rounds_of(length: int) -> int:
     """How often the pair is timed: minutes in all at any length."""
-    return 7 if length <= 1024 else 3 if length <= 8192 else 1
+    return 7 if length <= 1024 else 3 if length <= 4096 else 1
 
 
 @torch.no_grad()
@@ -213,7 +213,7 @@ def relative(row: Row) -> list[float]:
 def section(rows: Rows, settings: Settings, folder: Path) -> Section:
     lines = [
         "One prompt of T random tokens; every contender in a process of its own. Time is a multiple of the plain pass timed "
-        "in turn with it: median (quartiles); one round at the longest. Memory is the peak above the level with "
+        "in turn with it: median (quartiles); one round from T = 8,192 on. Memory is the peak above the level with "
         "the model loaded (weights are not in it). All but the plain pass end with [Gu]'s alpha of the first keys, which "
         "`probes.sinks` gives beside the other statistics of sinks; the last column is the largest difference between "
         "alphas of key 0. `output_attentions` and `run_with_cache` collect all blocks' patterns; the next two reduce each "

@@ -22,7 +22,7 @@ from scaling import PROBES, probe
 import probes
 
 TITLE = "Share of the machine"
-ROUNDS, SPEND = 5, 15.0
+ROUNDS, SPEND = 5, 8.0
 
 
 def jobs(settings: Settings) -> list[Job]:

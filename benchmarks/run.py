@@ -34,6 +34,7 @@ CASES = {
     "scaling": "scaling",
     "rates": "rates",
     "prompts": "prompts_memory",
+    "planner": "planner",
 }
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -37,7 +37,7 @@ LEADING = {
     "trajectory": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
     "leakage": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
 }
-ROUNDS, SPEND = 3, 5.0
+ROUNDS, SPEND = 3, 3.0
 SHAPE = {"length": 128, "width": 128, "blocks": 4, "prompts": 1}
 PASS = {"length": 512, "width": 256, "blocks": 4, "prompts": 2}  # of probes that cost a few passes
 
