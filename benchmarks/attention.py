@@ -249,7 +249,8 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
     versions = {row.get("nnsight") for row in rows.found.values() if row.get("nnsight")}
     if versions:
         lines += ["", f"nnsight {', '.join(sorted(versions))}."]
-    lines += ["", "![Attention statistics: time and memory over the prompt's length](benchmarks/attention.png)"]
+    picture = f"benchmarks/{settings.figure('attention')}"
+    lines += ["", f"![Attention statistics: time and memory over the prompt's length]({picture})"]
     return Section(headlines, lines)
 
 

@@ -45,6 +45,10 @@ class Settings:
     def cuda(self) -> bool:
         return self.device.startswith("cuda")
 
+    def figure(self, name: str) -> str:
+        """File name of a case's figure."""
+        return f"{name}-cuda.png" if self.cuda else f"{name}.png"
+
 
 @dataclass(frozen=True)
 class Job:

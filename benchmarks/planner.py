@@ -111,12 +111,11 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
             off.append(abs(by))
             sizes = [f"{row[name] / MIB:,.0f}" for name in ("planned", "above")]
             times = (row["planned seconds"], row["seconds"][0])
-            body.append(
-                [job.name, label, *sizes, f"{by:+.0%}", *(f"{x:.2g}" for x in times), f"{times[0] / times[1]:.2f}"]
-            )
+            shown = [f"{x:.2g}" for x in (*times, times[0] / times[1])]
+            body.append([job.name, label, *sizes, f"{by:+.0%}", *shown])
     within = sum(x <= PROMISED for x in off)
     lines = [
-        "Peak memory above the loaded model and time, as `probes.plan` says before and as measured; model, prompts x tokens. "
+        "Peak memory above the loaded model and time, as `probes.plan` says before and as measured; prompts x tokens. "
         f"Memory is promised within {PROMISED:.0%} of the peak: {within} of {len(off)} rows are. Time is a rough guess.",
         "",
         *table(["probe", "at", "planned, MiB", "measured", "off by", "planned, s", "measured", "ratio"], body),

@@ -15,10 +15,24 @@ from harness import Rows, Settings, exponent, middle, quartiles, ratios
 from machine import MIB
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from probes.files import atomic
-from probes.plots.style import BLACK, BLUE, CYCLE, DPI, FAINT, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILLION
+from probes.plots.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    DPI,
+    FAINT,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILLION,
+    log_axis,
+)
 
 # Ours in blue and green, the plain pass in black.
 COLORS = {
@@ -62,8 +76,7 @@ def draw(folder: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any])
         for name in cases:
             figure = drawn[name](rows, settings) if name in drawn else None
             if figure is not None:
-                suffix = "-cuda" if settings.cuda else ""
-                with atomic(folder / f"{name}{suffix}.png") as temporary:
+                with atomic(folder / settings.figure(name)) as temporary:
                     figure.savefig(temporary, format="png", dpi=DPI)
 
 
@@ -144,9 +157,7 @@ def attention_figure(rows: Rows, settings: Settings) -> Figure | None:
         cells[0].axhline(1, color=BLACK, linewidth=0.8)
         cells[0].set_ylabel("time / plain pass")
         cells[1].set_ylabel("peak memory above the model, MiB")
-        cells[1].set_yscale("log")
-        cells[1].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        cells[1].yaxis.set_minor_formatter(NullFormatter())
+        log_axis(cells[1])
         for cell in cells:
             cell.set_xscale("log", base=2)
             _plain_numbers(cell, at)
@@ -178,12 +189,12 @@ def scaling_figure(rows: Rows, settings: Settings) -> Figure | None:
             handles.setdefault(scaling.PROBES[job.name].replace("`", ""), line)
             cell.text(x[-1], seconds[-1], f" {exponent(x, seconds).value:.1f}", fontsize=7, color=color, va="center")
         cell.set_xscale("log", base=2)
-        cell.set_yscale("log")
         _plain_numbers(cell, sorted(seen))
         cell.tick_params(axis="x", labelsize=7, labelrotation=60)
         cell.set_xlabel(said)
         cell.margins(x=0.14)
         cell.grid(axis="y", color=FAINT, linewidth=0.6)
+    log_axis(cells[0])
     cells[0].set_ylabel("seconds")
     title = "dotted: operations,\nthrough the last point"
     figure.legend(

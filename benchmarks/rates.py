@@ -102,10 +102,10 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
                 PROBES[name],
                 where,
                 f"{seconds:.3g}",
-                f"{row['flops'] / 1e9:,.0f}",
+                f"{row['flops'] / 1e9:,.3g}",
                 f"{row['counted flops'] / row['flops']:.2f}",
                 spread(by_work, ".0%"),
-                f"{row['bytes'] / GIB:,.1f}",
+                f"{row['bytes'] / GIB:,.2g}",
                 spread(by_bytes, ".0%"),
             ]
         )

@@ -150,7 +150,7 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
         "Slope of log time over log size with its 95 % interval; the slope that the operations by formula have over these "
         "sizes, which is what to compare it with; and the leading term's exponent, which these sizes are far from. Time "
         "grows more slowly than operations where small sizes are mostly overhead (Python's calls), faster where large ones "
-        " outgrow caches.",
+        "outgrow caches.",
         "",
         *table(["probe", "over", "exponent of the time", "of the operations", "in the end", "times"], body),
         "",

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from harness import Headline, Job, Row, Rows, Section, Settings, middle, ratios, spread, table
+from harness import Headline, Job, Row, Rows, Section, Settings, ratios, spread, table
 from torch import Tensor, nn
 from torch.nn import functional
 from toys import STEPS, TINY, TINY_STEPS, Clock, Program, architecture, plainly
+from toys import middle as rate
 
 from toy.model import Architecture
 from toy.tasks import Copying, InContext
@@ -131,7 +132,7 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
             body.append([label, SAID[name], spread(each), spread(rates["all"]), spread(gain)])
             if (label, name) in HEADLINES:
                 what = f"toys, {label}: {row['models']} trained at once, against {SAID[name]}"
-                ours, other = (f"{middle(x):.3g} model-steps/s" for x in (rates["all"], each))
+                ours, other = (f"{rate(x)} model-steps/s" for x in (rates["all"], each))
                 headlines.append(Headline(what, ours, other, spread(gain)))
     cpu = any(row["cpu"] for row in found.values())
     lines = [
