@@ -100,16 +100,17 @@ class Rows:
 
     Args:
         path: the JSON file; rows there are taken over if they were measured on the same machine with the same sizes.
-        machine: what must be the same.
+        machine: what must be the same; None takes the rows as they are, and the machine they are of.
     """
 
-    def __init__(self, path: Path, machine: Mapping[str, Any]) -> None:
-        self.path, self.machine = path, dict(machine)
+    def __init__(self, path: Path, machine: Mapping[str, Any] | None) -> None:
+        self.path, self.machine = path, dict(machine or {})
         self.found: dict[str, Row] = {}
         self.differs: list[str] = []  # what the file's machine had otherwise
         if path.exists():
             kept = json.loads(path.read_text(encoding="utf-8"))
             before = kept["machine"]
+            self.machine = dict(before) if machine is None else self.machine
             names = [*dict.fromkeys([*before, *self.machine])]
             self.differs = [
                 f"{name} {before.get(name)} is now {self.machine.get(name)}"

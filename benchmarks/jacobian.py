@@ -287,7 +287,8 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
     ]
     headlines: list[Headline] = []
     for label, row in rows.of(job).items():
-        lines += ["", f"### {label}", ""]
+        part = "" if row["directions"] == row["width"] else f", {row['directions']} of {row['width']:,} directions"
+        lines += ["", f"### {label}{part}", ""]
         body = []
         for name, said in NAMES.items():
             if name in row["lost"]:
@@ -305,7 +306,7 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
                 shown += f", {row['auto products']:.0f} products"
             body.append([said, spread(times), against, shown, f"{row['above'][name] / MIB:,.0f}"])
         lines += table(["", "seconds", "time / ours, exact", "difference", "MiB above the model"], body)
-        headlines = _headlines(label, row)  # those of the largest size that was measured
+        headlines = _headlines(f"{label}{part}", row)  # those of the largest size that was measured
     if rows.of(job):
         lines += ["", f"![Jacobian: time against our exact one](benchmarks/{settings.figure('jacobian')})"]
     heads = f"heads of {HEAD_WIDTH}, float32" if not settings.cuda else "bfloat16"

@@ -58,7 +58,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--time-limit", type=float, default=600.0, help="seconds for one point of one contender")
     parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds after which the run stops")
     parser.add_argument("--again", action="store_true", help="measure the chosen cases anew")
-    parser.add_argument("--page", action="store_true", help="write the page from the rows that are there")
+    parser.add_argument("--page", action="store_true", help="only write the page, from the rows that are there")
     parser.add_argument("--readme", type=Path, help="a page that gets the head table, too, between its two marks")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -97,7 +97,10 @@ def main() -> None:
     program = None if given.program is None else str(given.program.resolve())
     settings = Settings(given.device, given.quick, given.full, program, int(limit), given.time_limit)
     machine = identity(given.device) | {"sizes": "quick" if given.quick else "usual"}
-    rows = Rows(given.out / "benchmarks" / f"{given.device.split(':')[0]}.json", machine)
+    kept = given.out / "benchmarks" / f"{given.device.split(':')[0]}.json"
+    if given.page and not kept.exists():
+        raise SystemExit(f"'{kept}' is not there; leave --page out to measure")
+    rows = Rows(kept, None if given.page else machine)
     if rows.differs:
         print(f"rows that are there are of another run and are measured anew: {'; '.join(rows.differs)}")
     if given.again:

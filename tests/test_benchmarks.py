@@ -111,6 +111,9 @@ def test_rows_are_taken_up_again_on_the_same_machine_only(tmp_path):
     assert again.get(job, "one") is None
     other = harness.Rows(path, {"processor": "x", "threads": 2})
     assert other.get(job, "one") is None
+    as_it_is = harness.Rows(path, None)
+    assert as_it_is.get(job, "one") == {"seconds": [1.0]}
+    assert as_it_is.machine == {"processor": "x", "threads": 1}
     assert other.differs == ["threads 1 is now 2"]
 
 
