@@ -68,6 +68,8 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--only {unknown[0]} does not exist; use {', '.join(CASES)}")
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here; leave it out")
+    if given.readme is not None and not given.readme.is_file():
+        parser.error(f"--readme {given.readme} is no file; name one that has the two marks")
     given.out = given.out or Path("runs/quick" if given.quick else "reports")
     return given
 
