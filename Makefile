@@ -1,6 +1,9 @@
 # make env      a virtual environment in .venv with the tested set of packages
-# make test     all tests
+# make test     all tests; COVER=1: and which lines of probes and toy they reach
 # make bench    speed and memory beside what one would use instead: reports/benchmarks.md (BENCH="--quick" in small)
+# make docs     the documentation in site/, from docs/ and docstrings: open site/index.html (its search needs a server:
+#               python -m http.server -d site)
+# make wheel    sdist and wheel built, the wheel installed elsewhere and its command tried
 # make report   the bundled models measured, and the page of it all: reports/index.html, claims.md, overview.png and a folder
 #               per probe (what takes longer is committed as it was measured: `headwater map --out reports/theory`,
 #               `headwater toy all --out reports/toy`, `headwater match MODELS --out reports/match`)
@@ -8,12 +11,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.headwater-installed
+DOCS_STAMP := $(VENV)/.headwater-docs-installed
 BUNDLED := tiny-llama tiny-llama-ntk tiny-mistral-window tiny-qwen2
 STEPS := $(addprefix tiny-llama@step,0 100 300 1000) tiny-llama  # sinks as training makes them
 
 REPORTS := $(addprefix report-,jacobian bos-swap leakage theory sinks trajectory scalar steps)  # the longest first
 
-.PHONY: env test report $(REPORTS) lint bench clean
+.PHONY: env test docs wheel report $(REPORTS) lint bench clean
 .DEFAULT_GOAL := test
 
 env: $(STAMP)
@@ -25,9 +29,20 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
-# One process per core, with one thread each: more threads than cores get in each other's way.
+# One process per core, with one thread each: more threads than cores get in each other's way. Tracing lines costs time on
+# Python 3.11, which has no cheap way to it, so that it is asked for.
 test: env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(COVER),--cov)
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: env
+	.ci/wheel
 
 # Two at a time with one thread each: on two cores that takes two thirds of the time of one at a time with two threads.
 report: env
@@ -61,5 +76,5 @@ bench: env
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/run.py $(BENCH)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .coverage* *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

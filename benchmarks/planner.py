@@ -17,6 +17,7 @@ from models import SIGMA, VOCABULARY, llama, qwen, random_tokens
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import probes
+from probes.plan import plan
 
 TITLE = "The planner's estimates"
 PROMISED = 0.25  # of the measured peak
@@ -81,8 +82,6 @@ def _model(point: dict[str, Any], device: str) -> Any:
 
 def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
     """Rows with planned and measured bytes and seconds."""
-    from probes.plan import plan
-
     probe, options, call = CALLS[job.name]
     for label, point in job.points.items():
         view: Any = probes.load(_model(point, settings.device))

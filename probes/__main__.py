@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from . import options as read
+from . import processes
 from .console import print_report, print_table, print_written, progress, remark
 from .errors import InputError
 from .options import (
@@ -27,12 +28,15 @@ from .options import (
     Conditions,
     Dataset,
     Device,
+    DeviceMap,
     DTypes,
     First,
     Lags,
     Length,
+    MaxMemory,
     Method,
     Models,
+    OffloadFolder,
     Out,
     Products,
     Prompts,
@@ -44,6 +48,7 @@ from .options import (
 
 BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+SHARED = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")  # what several processes do together
 
 app = typer.Typer(
     name="headwater",
@@ -76,12 +81,22 @@ def _print_version(wanted: bool | None) -> None:
     ),
 )
 def _options(
+    context: typer.Context,
     wanted: Annotated[
         bool | None,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave."),
     ] = None,
 ) -> None:
     """Where does a pretrained language model's sense of position come from?"""
+    if processes.launched() > 1:
+        if context.invoked_subcommand not in SHARED:
+            raise InputError(
+                f"headwater {context.invoked_subcommand} runs in one process, not in {processes.launched()}; "
+                f"start it without the launcher ({', '.join(SHARED)} share their prompts)"
+            )
+        processes.join()
+        if not processes.first():
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as this process lives
 
 
 @app.command(
@@ -123,6 +138,9 @@ def jacobian(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Measure how strongly the output depends on each input position, at initialization and after pretraining.
@@ -154,7 +172,9 @@ def jacobian(
         first=parse_first(first),
         seed=seed,
     )
-    results = _study(models, out, settings, name="jacobian", backend=backend, device=device, dtype=dtype)
+    spread = read.split_over(device_map, max_memory, offload_folder)
+    running = {"backend": backend, "device": device, "dtype": dtype, "split_over": spread}
+    results = _study(models, out, settings, name="jacobian", **running)
     print_table(COLUMNS, [list(cells(row)) for row in summarize(results)])
     for name, correlation in rope_correlations(results).items():
         print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
@@ -184,6 +204,9 @@ def theory(
     first: First = "auto",
     seed: Seed = 0,
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Hold measured profiles against theory: the second-moment kernel in four forms, and N^L with its best alpha.
@@ -213,11 +236,14 @@ def theory(
         theories=("uniform", "values", "score_path", "config"),
         by_path=True,
     )
-    results = _study(models, out, settings, name="theory", backend="transformers", device=device, dtype=dtype)
+    spread = read.split_over(device_map, max_memory, offload_folder)
+    running = {"backend": "transformers", "device": device, "dtype": dtype, "split_over": spread}
+    results = _study(models, out, settings, name="theory", **running)
     rows = [list(agreement_cells(row)) for row in agreements(results)]
     print_table(AGREEMENT_COLUMNS, rows)
     lines = [f"`{_given()}`", described(results)]
-    write_table(out / "theory.md", "Theories against measured profiles", lines, AGREEMENT_COLUMNS, rows)
+    if processes.first():
+        write_table(out / "theory.md", "Theories against measured profiles", lines, AGREEMENT_COLUMNS, rows)
     print_written(written_files(results, out, "theory", "theory.md"))
 
 
@@ -270,6 +296,7 @@ def _study(models: list[str] | None, out: Path, settings: Any, **options: Any) -
         "headwater sinks tiny-llama",
         "headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5 --threshold 0.2",
         "headwater sinks ./checkpoint --keys all --reacts off --pictures 0 --length 1024",
+        "headwater sinks ./checkpoint --device-map auto --max-memory 0=20GiB,cpu=60GiB --offload-folder offload",
     ),
 )
 def sinks(
@@ -297,6 +324,9 @@ def sinks(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Find attention sinks, and the heads that read position 0.
@@ -338,6 +368,9 @@ def trajectory(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Follow position 0 through the blocks, which no later token can reach.
@@ -370,6 +403,9 @@ def leakage(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Split the absolute position in attention patterns into the causal mask's part and the residual stream's.
@@ -417,6 +453,9 @@ def bos_swap(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Put something else at position 0 and see what changes.
@@ -460,6 +499,7 @@ def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **
             reporting=reporting,
             text=None if given["text"] is None else str(given["text"]),
             first=parse_first(given["first"]),
+            split_over=read.split_over(given["device_map"], given["max_memory"], given["offload_folder"]),
             advance=advance,
             told=remark,
             **{name: given[name] for name in COMMON},
@@ -503,6 +543,9 @@ def inspect(
     seed: Seed = 0,
     backend: Backends = "transformers",
     device: Device = "auto",
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
     """Show a text in colour: how much the next-token prediction depends on each token, position's own part divided out.
@@ -521,7 +564,8 @@ def inspect(
     set_command(sys.argv[1:])
     words = read_text(text, file)
     require_writable(out)
-    view = load(model, backend, device=device, dtype=dtype)
+    spread = read.split_over(device_map, max_memory, offload_folder)
+    view = load(model, backend, device=device, dtype=dtype, **spread)
     with progress() as advance:
         result = measure(
             view,
@@ -860,6 +904,8 @@ def main() -> None:
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer turns Ctrl-C within a command into this code
         _complain("interrupted", INTERRUPTED)
+    if not code:
+        processes.leave()  # after an error the others are not waited for: the launcher ends them
     sys.exit(code or 0)
 
 
@@ -868,7 +914,9 @@ def _given() -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    print("headwater:", " ".join(message.split()), file=sys.stderr)
+    who = int(os.environ.get("RANK", "0") or 0) if processes.launched() > 1 else 0
+    if who == 0 or processes.begun():  # before, all processes complain of the same
+        print("headwater:" if who == 0 else f"headwater, process {who}:", " ".join(message.split()), file=sys.stderr)
     return code
 
 

@@ -50,15 +50,17 @@ from .leakage import (
     LAGS,
     PARTS,
     SOURCES,
+    Samples,
     band_coordinates,
+    by_block,
     check,
     halves_of,
     log_form,
     resampling,
-    sampled,
     weight_form,
 )
 from .models.view import Edit, Identity, Parts, Trace, View, Watcher
+from .pieces import Piece, each, within
 from .prompts import tokens_hash
 from .results import dataset, provenance
 from .sinks import THRESHOLD, sinks
@@ -91,6 +93,7 @@ class Swapped:
         self.replacement_seed = seed
         self.spec, self.tokenizer = model.spec, model.tokenizer
         self.device, self.dtype = model.device, model.dtype
+        self.offloaded: bool = getattr(model, "offloaded", False)
         self._mean: Tensor | None = None
 
     @property
@@ -281,8 +284,11 @@ def bos_swap(
     chosen = view.replacement
     weights = resampling(len(tokens), bootstrap, seed)
     report = _Report(progress, runs=2 if before is None else 1)
-    states = {"before": _state(model, tokens, options, weights, report) if before is None else before}
-    states["after"] = _state(view, tokens, options, weights, report)
+    if before is None:
+        with within("before"):
+            before = _state(model, tokens, options, weights, report)
+    with within("after"):
+        states = {"before": before, "after": _state(view, tokens, options, weights, report)}
     report.finish()
     leaks, losses = ({when: getattr(one, name) for when, one in states.items()} for name in ("leaks", "losses"))
 
@@ -365,7 +371,8 @@ def state(
     """
     options = _options(model, tokens, seed, bands, lags, bootstrap, profile_prompts, products)
     report = _Report(progress, runs=1)
-    found = _state(model, tokens, options, resampling(len(tokens), bootstrap, seed), report)
+    with within("before"):
+        found = _state(model, tokens, options, resampling(len(tokens), bootstrap, seed), report)
     report.finish()
     return found
 
@@ -469,18 +476,20 @@ def _leakage(
     report: _Report,
 ) -> dict[str, np.ndarray]:
     """Under every resampling, [resample, entry, layer, head, band] each: `FORMS`, and `residual`, V(X), with one entry."""
-    progress, blocks = report.of("leakage"), []
-    for layer, samples in sampled(model, tokens, bands, lags):
+
+    def summed_up(samples: Samples) -> dict[str, Tensor]:
         log, weight = log_form(samples, bands, weights), weight_form(samples, bands, weights)
-        blocks.append((log["log_form"], log["log_source"], weight["weight_source"], log["log_stream"]))
-        progress(float(layer + 1), float(model.spec.blocks))
-    found = [torch.stack(values, 2).numpy() for values in zip(*blocks, strict=True)]
-    if not all(np.isfinite(values).all() for values in found):
+        forms = (log["log_form"], log["log_source"], weight["weight_source"], log["log_stream"])
+        return dict(zip((*FORMS, "residual"), forms, strict=True))
+
+    blocks = by_block(model, tokens, bands, lags, summed_up, report.of("leakage"))
+    found = {name: np.stack([block[name] for block in blocks], 2) for name in blocks[0]}
+    if not all(np.isfinite(values).all() for values in found.values()):
         raise InputError(
             f"model '{model.identity.name}' gives attention logits that are not finite; "
             "check its weights, or use dtype float32"
         )
-    return dict(zip((*FORMS, "residual"), found, strict=True))
+    return found
 
 
 @torch.no_grad()
@@ -492,11 +501,13 @@ def _losses(
     NaN where the head excludes the token (logit minus infinity): toys may tell only some of the ids apart.
     """
     rows = max(1, LOGITS_AT_ONCE // model.spec.vocabulary)
-    found = np.zeros((len(tokens), tokens.shape[1] - 1))
-    never = np.zeros(found.shape, dtype=bool)
-    for n, prompt in enumerate(tokens):
-        normed = model.norm(model.residual(model.embed(prompt[None])))[0, :-1]
-        targets = prompt[1:].to(normed.device)
+    done = 0
+
+    def measured(n: int) -> Piece:
+        nonlocal done
+        found, never = np.zeros(tokens.shape[1] - 1), np.zeros(tokens.shape[1] - 1, dtype=bool)
+        normed = model.norm(model.residual(model.embed(tokens[n : n + 1])))[0, :-1]
+        targets = tokens[n, 1:].to(normed.device)
         for start in range(0, len(targets), rows):
             at = slice(start, start + rows)
             logits = model.unembed(normed[at])
@@ -505,9 +516,15 @@ def _losses(
             excluded = torch.isneginf(logits.gather(-1, targets[at][:, None])[:, 0])
             if excluded.any():  # by the head, whatever it reads; one value out of range is a fault
                 excluded &= torch.isneginf(logits).all(0)[targets[at]]
-                loss, never[n, at] = loss.masked_fill(excluded, torch.nan), excluded.cpu().numpy()
-            found[n, at] = loss.cpu().numpy()
-        progress(float(n + 1), float(len(tokens)))
+                loss, never[at] = loss.masked_fill(excluded, torch.nan), excluded.cpu().numpy()
+            found[at] = loss.cpu().numpy()
+        done += 1
+        progress(float(done), float(len(tokens)))
+        return {"loss": found, "never": never}
+
+    pieces = each("loss", len(tokens), measured)
+    progress(float(len(tokens)), float(len(tokens)))
+    found, never = pieces.stacked("loss"), pieces.stacked("never")
     if not (np.isfinite(found) | never).all():
         raise InputError(
             f"model '{model.identity.name}' gives a next-token loss that is not finite; "

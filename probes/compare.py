@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -31,7 +30,7 @@ from torch import Tensor
 from .bos import removed, swapped
 from .errors import InputError
 from .jacobian import PRODUCTS, jacobian
-from .leakage import INTERVAL, LAGS, PARTS, SOURCES, Band, log_form, resampling, sampled, usual_bands
+from .leakage import INTERVAL, LAGS, PARTS, SOURCES, Band, by_block, log_form, resampling, usual_bands
 from .leakage import check as check_leakage
 from .models.view import View
 from .results import dataset, provenance
@@ -220,9 +219,9 @@ def _leaks(
     """
     means: dict[str, np.ndarray] = {}
     for when, view in (("before", model), ("after", other)):
-        blocks = [log_form(samples, bands, weights) for _, samples in sampled(view, tokens, bands, lags)]
+        blocks = by_block(view, tokens, bands, lags, lambda samples: log_form(samples, bands, weights))
         for name in ("log_form", "log_source", "log_stream"):  # [resample, entry, layer, head, band]
-            values = torch.stack([block[name] for block in blocks], 2).numpy()
+            values = np.stack([block[name] for block in blocks], 2)
             if not np.isfinite(values).all():
                 raise InputError(
                     f"model '{model.identity.name}' gives attention logits that are not finite; "

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import processes
+
 if TYPE_CHECKING:
     from .studies.tables import Report, Table
 
@@ -18,7 +20,13 @@ WIDEST = 120  # columns of running text
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float, float], None]]:
-    """A bar per label, shown once there is something to show, so that bad input ends in a single line."""
+    """A bar per label, shown once there is something to show, so that bad input ends in a single line.
+
+    Of several processes the first shows its own.
+    """
+    if not processes.first():
+        yield lambda *_: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -40,8 +48,9 @@ def progress() -> Iterator[Callable[[str, float, float], None]]:
 
 
 def remark(line: str) -> None:
-    """One line on stderr."""
-    print("headwater:", line, file=sys.stderr)
+    """One line on stderr, from the first process."""
+    if processes.first():
+        print("headwater:", line, file=sys.stderr)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -45,7 +45,7 @@ add: ||J||^2 = ||J_value||^2 + ||J_score||^2 + 2 <J_value, J_score>; at initiali
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -57,9 +57,12 @@ from jaxtyping import Float, Int
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
+from . import processes
 from .errors import InputError
 from .linear import AutogradBlock, Folded, LinearizedBlock, close, flops, local_flops
+from .memory import out_of_memory, paced
 from .models.view import Edit, Parts, Trace, View
+from .pieces import Piece, Pieces, each, exchanged
 from .prompts import check_tokens
 from .results import dataset, provenance
 
@@ -78,7 +81,7 @@ LOCAL_FEATURES = 64  # random combinations of each E_li's input directions kept 
 BASIS_SHARE = 0.625  # of the budget spent on Q, the rest on probes; the error hardly changes from 0.5 to 0.75
 LEAST_PROBES = 8  # below it the standard error rests on too few pairs
 KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too
-CPU_ROWS = 2048  # rows of a matrix product at which it runs at full rate while cotangents stay in cache
+ENGINES = ("autograd", "parts")
 # Whether patterns are held constant, for each flow of cotangents that a pathway needs; of two, the difference counts.
 FROZEN: dict[Pathway, tuple[bool, ...]] = {
     "total": (False,),
@@ -124,7 +127,8 @@ def jacobian(
         engine: "parts" for the linearized blocks, "autograd" for the model's own modules, "auto" for parts where the
             model is known well enough and their output and slope agree with the model's own, else autograd.
         seed: of the sketch's probes.
-        chunk: directions pulled back at once; chosen for speed and bounded memory unless given.
+        chunk: directions pulled back at once; chosen for speed and the memory there is unless given. Where memory runs out
+            nevertheless, the prompt is begun anew with half of it, and its blocks are made again for every chunk.
         progress: called with (products done, products in all) as they are done.
 
     Returns:
@@ -159,31 +163,61 @@ def jacobian(
     apart = _Apart.of(model, layers[0], engine)
     # What follows is seen by no query that leads there.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
-    prompts = [
-        _Prompt(model, tokens[n : n + 1, :end], readout, layers, apart, chunk, check=n == 0, pathway=pathway, query=at)
-        for n in range(len(tokens))
-    ]
-    generators = [np.random.SeedSequence([seed, n]).generate_state(1)[0] for n in range(len(tokens))]
-    estimates: list[_Estimate] = []
-    report = _Reporter(progress, len(tokens) * _expected(method, budget, width))
-    for prompt, state in zip(prompts, generators, strict=True):
-        generator = torch.Generator().manual_seed(int(state))
-        estimate = _Estimate(width, generator)
-        with prompt.linearized():
-            if method == "exact":
-                estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64), report)
-            elif method == "scalar":
-                estimate.add_scalar(prompt, report)
-            else:
-                first = min(PRODUCTS // 2, width) if budget == "auto" else min(budget, width)
-                _sketch(estimate, prompt, first, report)
-        estimates.append(estimate)
+    # One process's share of the prompts, of which the first is checked most closely.
+    pace = _Pace.of(model, end, apart.lowest, chunk)
+    checked = False
+    report = _Reporter(progress, 0.0)
+
+    def prompt_of(n: int) -> _Prompt:
+        nonlocal checked
+        ids = tokens[n : n + 1, :end]
+        made = _Prompt(model, ids, readout, layers, apart, pace, check=not checked, pathway=pathway, query=at)
+        checked = True
+        return made
+
+    def estimated(n: int) -> _Estimate:
+        state = np.random.SeedSequence([seed, n]).generate_state(1)[0]
+        estimate, before = _Estimate(width, torch.Generator().manual_seed(int(state))), report.done
+        prompt = prompt_of(n)
+        try:
+            with prompt.linearized():
+                if method == "exact":
+                    estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64), report)
+                elif method == "scalar":
+                    estimate.add_scalar(prompt, report)
+                else:
+                    first = min(PRODUCTS // 2, width) if budget == "auto" else min(budget, width)
+                    _sketch(estimate, prompt, first, report)
+        except (RuntimeError, MemoryError) as error:
+            pace.slow_down(error, model, end)
+        else:
+            estimate.used = prompt.used
+            return estimate
+        report.done = before
+        return estimated(n)  # out of memory: once more, in smaller pieces
+
+    def expect(numbers: Iterable[int]) -> None:
+        report.total = len(list(numbers)) * _expected(method, budget, width)
+
     if method == "sketch" and budget == "auto":
-        _refine(estimates, prompts, relative_error, report)
+        # How many products is decided by all prompts together: what is known of them is held until then.
+        own = range(processes.number(), len(tokens), processes.count())
+        expect(own)
+        held = {n: estimated(n) for n in own}
+        try:
+            _refine(held, prompt_of, relative_error, report)
+        except (RuntimeError, MemoryError) as error:
+            pace.slow_down(error, model, end)
+            raise InputError(f"memory ran out between rounds of probes; give chunk={pace.chunk}") from None
+        pieces = each("jacobian", len(tokens), lambda n: held[n].piece())
+    else:
+        pieces = each("jacobian", len(tokens), lambda n: estimated(n).piece(), before=expect)
     report.finish()
 
-    squared = torch.stack([e.squared() for e in estimates])  # [prompt, layer, position]
-    variance = torch.stack([e.variance() for e in estimates])
+    squared, variance = (
+        torch.from_numpy(pieces.stacked(name)) for name in ("squared", "variance")
+    )  # [prompt, layer, position]
+    engines = [name for at, name in enumerate(ENGINES) if any(piece["engines"][at] for piece in pieces)]
     if not torch.isfinite(squared).all():
         raise InputError(
             f"model '{model.identity.name}' gives sensitivities that are not finite; "
@@ -209,8 +243,8 @@ def jacobian(
         {
             "sensitivity": (dims, sensitivity, {"long_name": "||J_j||_F / sqrt(d)", "units": unit}),
             "stderr": (dims, spread, {"long_name": "standard error of the sensitivity", "units": unit}),
-            "products": (("prompt",), np.array([e.products for e in estimates]), {"units": "vector-Jacobian products"}),
-            "basis_products": (("prompt",), np.array([e.basis_cost for e in estimates]), {"units": "products"}),
+            "products": (("prompt",), pieces.stacked("products"), {"units": "vector-Jacobian products"}),
+            "basis_products": (("prompt",), pieces.stacked("basis_products"), {"units": "products"}),
         },
         tokens=tokens,
         coords=coords,
@@ -227,7 +261,7 @@ def jacobian(
             from_layer=from_layer,
             seed=seed,
         )
-        | {"engine": _engines(prompts)},
+        | {"engine": "+".join(engines)},
     )
 
 
@@ -274,6 +308,7 @@ class _Reporter:
 
     def finish(self) -> None:
         if self.progress is not None:
+            self.total = max(self.total, 1.0)  # nothing to do here: all was there
             self.progress(self.total, self.total)
 
 
@@ -287,21 +322,84 @@ class _Apart:
     A block that the first prompt's check rejects has its parts removed here, and so for the others, too.
     """
 
+    model: View
     lowest: int
     engine: Engine
-    parts: dict[int, Parts | None]
-    folded: dict[int, Folded] = field(default_factory=dict)
+    known: dict[int, bool]  # whether a block can be taken apart
+    _parts: dict[int, Parts] = field(default_factory=dict)
+    _folded: dict[int, Folded] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: View, lowest: int, engine: Engine) -> _Apart:
-        layers = range(lowest, model.spec.blocks)
-        parts = {layer: None if engine == "autograd" else model.parts(layer) for layer in layers}
-        if engine == "parts" and None in parts.values():
+        made = cls(model, lowest, engine, {})
+        for layer in range(lowest, model.spec.blocks):
+            parts = None if engine == "autograd" else model.parts(layer)
+            made.known[layer] = parts is not None
+            if parts is not None and made.held:
+                made._parts[layer] = parts
+        if engine == "parts" and not all(made.known.values()):
             raise InputError(
                 f"engine 'parts' does not know the blocks of '{model.identity.name}' "
                 f"({model.identity.backend}); use engine 'auto' or 'autograd'"
             )
-        return cls(lowest, engine, parts)
+        return made
+
+    @property
+    def held(self) -> bool:
+        """Whether all blocks' parts are held; not those of a model that is fetched block by block from elsewhere."""
+        return not getattr(self.model, "offloaded", False)
+
+    def parts(self, layer: int) -> Parts | None:
+        """The block's parts, or None where it is not known or was rejected."""
+        if not self.known[layer]:
+            return None
+        return self._parts[layer] if self.held else self.model.parts(layer)
+
+    def folded(self, layer: int, parts: Parts) -> Folded:
+        """Its matrices as `LinearizedBlock` wants them."""
+        if not self.held:
+            return Folded.of(parts)
+        if layer not in self._folded:
+            self._folded[layer] = Folded.of(parts)
+        return self._folded[layer]
+
+    def reject(self, layer: int) -> None:
+        """The block does something else than its parts say."""
+        self.known[layer] = False
+        self._parts.pop(layer, None)
+        self._folded.pop(layer, None)
+
+
+@dataclass
+class _Pace:
+    """How many directions go through at once, and whether a prompt's blocks are kept or made again for every chunk.
+
+    Making them again is gradient checkpointing: the streams between blocks are what is kept.
+    """
+
+    chunk: int
+    keep: bool
+
+    @classmethod
+    def of(cls, model: View, length: int, lowest: int, chunk: int | None) -> _Pace:
+        planned = paced(model, length, lowest)
+        return cls(chunk or planned.chunk, planned.keep)
+
+    def slow_down(self, error: Exception, model: View, length: int) -> None:
+        """Take less memory from now on.
+
+        Raises:
+            InputError: less is not possible.
+            RuntimeError: the error, where it was no lack of memory.
+        """
+        if not out_of_memory(error):
+            raise error
+        if self.chunk == 1 and not self.keep:
+            raise InputError(
+                f"a prompt of {length} positions of '{model.identity.name}' does not fit into memory, a product at a time; "
+                "give a shorter length, dtype bfloat16, or a device map"
+            ) from None
+        self.chunk, self.keep = max(1, self.chunk // 2), False
 
 
 class _Prompt:
@@ -314,7 +412,7 @@ class _Prompt:
         readout: Readout,
         layers: list[int],
         apart: _Apart,
-        chunk: int | None,
+        pace: _Pace,
         *,
         check: bool,
         pathway: Pathway = "total",
@@ -327,8 +425,9 @@ class _Prompt:
         self.length = tokens.shape[1]
         self.query = self.length - 1 if query is None else query
         self.used: set[str] = set()
+        self._agreed: set[int] = set()
         self._blocks: dict[int, LinearizedBlock | AutogradBlock] = {}
-        self.chunk = chunk or self._chunk()
+        self.pace = pace
         self._trace: Trace | None = None
         self._frozen: Trace | None = None  # the same pass with constant patterns; made where autograd needs it
         self._top: Tensor | None = None
@@ -342,16 +441,6 @@ class _Prompt:
         finally:
             self._trace = self._frozen = self._top = None
             self._blocks.clear()
-
-    def _chunk(self) -> int:
-        """Directions at once: full-rate matrix products on a CPU, a quarter of the free memory on a GPU."""
-        if self.model.device.type != "cuda":
-            return max(1, CPU_ROWS // self.length)
-        per_direction = max(
-            (_bytes_per_direction(p, self.length, self.model.dtype) for p in self.apart.parts.values()), default=1
-        )
-        free, _ = torch.cuda.mem_get_info(self.model.device)
-        return max(1, min(self.model.spec.width, free // 4 // per_direction))
 
     def top(self) -> Float[Tensor, "d d"]:
         """Rows: cotangents of the last stream at the query position for d orthonormal directions of the readout."""
@@ -375,26 +464,27 @@ class _Prompt:
             return self._blocks[layer]
         assert self._trace is not None
         stream, after = self._trace.residual[layer], self._trace.residual[layer + 1]
-        parts = self.apart.parts[layer]
+        parts = self.apart.parts(layer)
         made: LinearizedBlock | AutogradBlock | None = None
         own = AutogradBlock(self._trace.blocks[layer], stream)
         if parts is not None:
-            if layer not in self.apart.folded:
-                self.apart.folded[layer] = Folded.of(parts)
-            made = LinearizedBlock(parts, stream, self._trace.rotary[layer], self.apart.folded[layer])
-            if not self._agrees(made, own, after):
+            made = LinearizedBlock(parts, stream, self._trace.rotary[layer], self.apart.folded(layer, parts))
+            if layer not in self._agreed and not self._agrees(made, own, after):
                 if self.apart.engine == "parts":
                     raise InputError(
                         f"block {layer} of '{self.model.identity.name}' does not do what its parts say; "
                         "use engine 'auto' or 'autograd'"
                     )
-                made = self.apart.parts[layer] = None
+                made = None
+                self.apart.reject(layer)
+            self._agreed.add(layer)
         if made is None:
             made = own
             if self.pathway != "total":
                 made.frozen_block = self._with_frozen_patterns().blocks[layer]
         self.used.add("parts" if isinstance(made, LinearizedBlock) else "autograd")
-        self._blocks[layer] = made
+        if self.pace.keep:
+            self._blocks[layer] = made
         return made
 
     def _with_frozen_patterns(self) -> Trace:
@@ -431,8 +521,8 @@ class _Prompt:
 
     def local_gram(self, most: float | int = math.inf) -> tuple[Tensor, float] | None:
         """M of the module's text [d, d], and its cost in products; None above `most`, or where blocks have no parts."""
-        blocks = [self.block(layer) for layer in range(self.apart.lowest, self.model.spec.blocks)]
-        if not all(isinstance(block, LinearizedBlock) for block in blocks):
+        layers = range(self.apart.lowest, self.model.spec.blocks)
+        if not all(isinstance(self.block(layer), LinearizedBlock) for layer in layers):
             return None
         assert self._trace is not None
         spec = self.model.spec
@@ -442,7 +532,7 @@ class _Prompt:
         count = min(LOCAL_POSITIONS, self.length - seen_from)
         positions = torch.linspace(seen_from, self.query, count).round().long().unique()
         positions = positions.to(self.model.device)
-        own_path = sum(local_flops(b.parts, length=self.length, positions=len(positions)) for b in blocks)  # type: ignore[union-attr]
+        own_path = sum(local_flops(p, length=self.length, positions=len(positions)) for p in self._every_parts())
         cost = spec.width * own_path / self.product_flops()
         if cost > most:
             return None
@@ -450,17 +540,19 @@ class _Prompt:
         keep = min(LOCAL_FEATURES, spec.width)
         mixes = [
             torch.linalg.qr(torch.randn(spec.width, keep, generator=generator))[0].to(self._trace.residual[0])
-            for _ in blocks
+            for _ in layers
         ]
-        rms = [
-            self._trace.residual[layer].float().pow(2).mean().sqrt() for layer in range(self.apart.lowest, spec.blocks)
-        ]
+        rms = [self._trace.residual[layer].float().pow(2).mean().sqrt() for layer in layers]
         seen = []
-        for start in range(0, spec.width, self.chunk):
-            own = self.top()[start : start + self.chunk, None, None, :]
+        # Of one position instead of all, so that many more go through at once where blocks have to be made again.
+        size = self.pace.chunk if self.pace.keep else spec.width
+        for start in range(0, spec.width, size):
+            own = self.top()[start : start + size, None, None, :]
             images = []
-            for block, mix, scale in zip(reversed(blocks), reversed(mixes), reversed(rms), strict=True):
-                reached, own = block.direct(own, self.query, positions)  # type: ignore[union-attr]
+            for layer, mix, scale in zip(reversed(layers), reversed(mixes), reversed(rms), strict=True):
+                block = self.block(layer)
+                assert isinstance(block, LinearizedBlock)
+                reached, own = block.direct(own, self.query, positions)
                 images.append(reached[:, 0] @ mix * scale.to(reached))
             seen.append(torch.cat(images, -1))
         images = torch.cat(seen).double()  # [d, positions, blocks * keep]
@@ -470,27 +562,18 @@ class _Prompt:
 
     def product_flops(self) -> int:
         """Matrix-product operations of one product, as performed; needs parts."""
-        total = 0
-        for layer, parts in self.apart.parts.items():
+        top = self.model.spec.blocks - 1 - self.apart.lowest
+        return sum(
+            flops(parts, length=self.length, rows=1 if n == top else None)
+            for n, parts in enumerate(self._every_parts())
+        )
+
+    def _every_parts(self) -> Iterator[Parts]:
+        for layer in range(self.apart.lowest, self.model.spec.blocks):
+            parts = self.apart.parts(layer)
             if parts is None:
                 raise ValueError(f"block {layer} is not taken apart; its operations are not known")
-            top = layer == self.model.spec.blocks - 1
-            total += flops(parts, length=self.length, rows=1 if top else None)
-        return total
-
-
-def _engines(prompts: list[_Prompt]) -> str:
-    used = set().union(*(prompt.used for prompt in prompts))
-    return "+".join(sorted(used))
-
-
-def _bytes_per_direction(parts: Parts | None, length: int, dtype: torch.dtype) -> int:
-    if parts is None:
-        return 1 << 28
-    features = parts.q.weight.shape[0] + 2 * parts.k.weight.shape[0]
-    heads = parts.q.weight.shape[0] // parts.head_dim
-    row = 3 * parts.down.weight.shape[1] + 4 * features + 8 * parts.down.weight.shape[0] + 2 * heads * 128
-    return row * length * dtype.itemsize
+            yield parts
 
 
 def readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) -> Float[Tensor, "d d"]:
@@ -535,6 +618,17 @@ class _Estimate:
     products: float = 0.0
     basis_cost: float = 0.0
     scalar: bool = field(default=False)
+    used: set[str] = field(default_factory=set)
+
+    def piece(self) -> Piece:
+        """What is kept of the prompt."""
+        return {
+            "squared": self.squared().numpy(),
+            "variance": self.variance().numpy(),
+            "products": np.array(self.products),
+            "basis_products": np.array(self.basis_cost),
+            "engines": np.array([engine in self.used for engine in ENGINES]),
+        }
 
     def add_exact(self, prompt: _Prompt, directions: Tensor, report: _Reporter) -> None:
         """Add orthonormal directions [d, m] of the readout to the exact part."""
@@ -573,7 +667,7 @@ class _Estimate:
         top = prompt.top()
         # Even chunks: a last chunk of one probe would have no pairs.
         count = directions.shape[1]
-        pieces = math.ceil(count / prompt.chunk)
+        pieces = math.ceil(count / prompt.pace.chunk)
         for piece in torch.tensor_split(directions, max(1, pieces), dim=1):
             self.products += piece.shape[1]
             yield prompt.pull(piece.T.to(top) @ top)
@@ -645,24 +739,39 @@ def _sketch(estimate: _Estimate, prompt: _Prompt, budget: int, report: _Reporter
 
 
 def _refine(
-    estimates: list[_Estimate],
-    prompts: list[_Prompt],
+    estimates: dict[int, _Estimate],
+    prompt_of: Callable[[int], _Prompt],
     target: float,
     report: _Reporter,
 ) -> None:
-    """Add probes to all prompts in rounds until the mean profile's relative standard error is `target`."""
+    """Add probes to all prompts in rounds until the mean profile's relative standard error is `target`.
+
+    `estimates` are this process's, by the prompt's number; every process decides by those of all.
+    """
     while True:
-        squared = torch.stack([e.squared() for e in estimates]).sum(0)
-        variance = torch.stack([e.variance() for e in estimates]).sum(0)
+        known = _everybodys(estimates)
+        squared, variance = (torch.from_numpy(known.stacked(name)).sum(0) for name in ("squared", "variance"))
         seen = squared > 0
         reached = (variance[seen].sqrt() / (2 * squared[seen])).pow(2).mean().sqrt().item() if seen.any() else 0.0
-        open_ = [(e, p) for e, p in zip(estimates, prompts, strict=True) if e.left > 0]
-        if reached <= target or not open_:
+        left, probes = (known.stacked(name) for name in ("left", "probes"))
+        if reached <= target or not (left > 0).any():
             return
         # The error falls as 1/sqrt(probes) at least; what is missing is added at once, at most doubling the probes.
-        have = max(e.probes.shape[1] for e, _ in open_ if e.probes is not None)
-        more = min(have, math.ceil(have * ((reached / target) ** 2 - 1)))
-        report.total += sum(min(max(2, more), e.left) for e, _ in open_)
-        for estimate, prompt in open_:
+        have = int(probes[left > 0].max())
+        more = max(2, min(have, math.ceil(have * ((reached / target) ** 2 - 1))))
+        open_ = {n: estimate for n, estimate in estimates.items() if estimate.left > 0}
+        report.total += sum(min(more, e.left) for e in open_.values())
+        for n, estimate in open_.items():
+            prompt = prompt_of(n)
             with prompt.linearized():
-                estimate.add_probes(prompt, min(max(2, more), estimate.left), report)
+                estimate.add_probes(prompt, min(more, estimate.left), report)
+
+
+def _everybodys(estimates: dict[int, _Estimate]) -> Pieces:
+    """What all processes' estimates are so far, in the order of the prompts."""
+    found: dict[int, Piece] = {}
+    for n, estimate in estimates.items():
+        probes = 0 if estimate.probes is None else estimate.probes.shape[1]
+        counts = {"left": np.array(estimate.left), "probes": np.array(probes)}
+        found[n] = {"squared": estimate.squared().numpy(), "variance": estimate.variance().numpy(), **counts}
+    return exchanged(found)

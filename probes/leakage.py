@@ -72,7 +72,8 @@ Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the spl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,10 +83,12 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from . import processes
 from .attention import by_layer, diagonals, normalizers
 from .errors import InputError
 from .jacobian import Progress
 from .models.view import Attention, View
+from .pieces import Piece, shared
 from .positions import read_ranges
 from .prompts import check_tokens
 from .results import dataset, provenance
@@ -162,12 +165,12 @@ def leakage(
     if not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed={seed} is no seed; give a whole number, 0 or more")
     weights = resampling(len(tokens), bootstrap, seed)
-    found: list[dict[str, Float[Tensor, "resample entry head band"]]] = []
-    for layer, samples in sampled(model, tokens, bands, lags):
-        found.append(log_form(samples, bands, weights) | weight_form(samples, bands, weights))
-        if progress is not None:
-            progress(float(layer + 1), float(model.spec.blocks))
-    names = {name: torch.stack([block[name] for block in found], 2).numpy() for name in found[0]}
+
+    def summed_up(samples: Samples) -> dict[str, Tensor]:
+        return log_form(samples, bands, weights) | weight_form(samples, bands, weights)
+
+    found = by_block(model, tokens, bands, lags, summed_up, progress)
+    names = {name: np.stack([block[name] for block in found], 2) for name in found[0]}
     if not all(np.isfinite(values).all() for values in names.values()):
         raise InputError(
             f"model '{model.identity.name}' gives attention logits that are not finite; "
@@ -354,14 +357,66 @@ def parse_bands(text: str) -> tuple[Band, ...]:
 # ---------------------------------------------------------------------------------------------------- measuring
 
 
-def sampled(
-    model: View, tokens: Int[Tensor, "prompt position"], bands: Sequence[Band], lags: Sequence[int]
-) -> Iterator[tuple[int, Samples]]:
-    """Block by block: (layer, samples), with all prompts run through each block before the next."""
-    embeddings = torch.cat([model.embed(tokens[n : n + 1]) for n in range(len(tokens))])
+def by_block(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    bands: Sequence[Band],
+    lags: Sequence[int],
+    summed_up: Callable[[Samples], dict[str, Tensor]],
+    progress: Progress | None = None,
+) -> list[Piece]:
+    """What `summed_up` makes of every block's samples; all prompts run through a block before the next.
+
+    Several processes run a share of the prompts each, and hand queries, keys and log-sum-exps of a block to one of them,
+    which makes its samples: block after block another one.
+    """
     chunk = max(1, TOKENS_AT_ONCE // tokens.shape[1])
-    for layer, attentions in by_layer(model, embeddings, chunk=chunk):
-        yield layer, samples_of(_joined(attentions), bands, lags)
+
+    def measured(shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, Piece]]:
+        owner = {layer: process for process, share in enumerate(shares) for layer in share}
+        if not owner:
+            return
+        embeddings, count = _own_prompts(model, tokens, chunk)
+        rounds = sorted(owner)[len(shares) - 1 :: len(shares)]  # after these blocks everybody has one
+        mine: tuple[int, Attention] | None = None
+        for layer, attentions in by_layer(model, embeddings, chunk=chunk):
+            if layer in owner:
+                whole = _handed(_joined(attentions), count, owner[layer])
+                mine = mine if whole is None else (layer, whole)
+            if mine is not None and (layer in rounds or layer == max(owner)):
+                made = summed_up(samples_of(mine[1], bands, lags))
+                yield mine[0], {name: x.cpu().numpy() for name, x in made.items()}
+                mine = None
+            if progress is not None:
+                progress(float(layer + 1), float(model.spec.blocks))
+            if layer == max(owner):
+                return
+
+    found = list(shared("leakage", model.spec.blocks, measured))
+    if progress is not None:
+        progress(float(model.spec.blocks), float(model.spec.blocks))
+    return found
+
+
+def _own_prompts(model: View, tokens: Int[Tensor, "prompt position"], chunk: int) -> tuple[Tensor, int]:
+    """(embeddings of this process's prompts, how many count): whole chunks, so that products have the same shapes."""
+    chunks, share = math.ceil(len(tokens) / chunk), processes.count()
+    first, last = (chunk * (chunks * n // share) for n in (processes.number(), processes.number() + 1))
+    own = tokens[first:last]
+    some = own if len(own) else tokens[:chunk]  # to go through the blocks with
+    return torch.cat([model.embed(some[n : n + 1]) for n in range(len(some))]), len(own)
+
+
+def _handed(attention: Attention, count: int, to: int) -> Attention | None:
+    """The first `count` prompts of every process together, in process `to`."""
+    given = {name: getattr(attention, name)[:count] for name in ("query", "key")} | {
+        "normalizer": normalizers(attention)[:count]
+    }
+    found = {name: processes.handed(x, to) for name, x in given.items()}
+    if found["query"] is None:
+        return None
+    value = attention.value[:1].expand(len(found["query"]), -1, -1, -1)
+    return replace(attention, value=value, **found)
 
 
 def samples_of(attention: Attention, bands: Sequence[Band], lags: Sequence[int]) -> Samples:

@@ -29,6 +29,19 @@ First = Annotated[str, typer.Option(help="Position 0: auto (BOS where the model 
 Seed = Annotated[int, typer.Option(help="Of the windows' places and of whatever else is drawn.")]
 Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")]
 DTypes = Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        help="Instead, for models larger than one device: auto, balanced, balanced_low_0 or sequential, over all "
+        "accelerators, main memory and disk."
+    ),
+]
+MaxMemory = Annotated[
+    str | None, typer.Option(help="With --device-map: what each device may hold, as in 0=20GiB,cpu=8GiB.")
+]
+OffloadFolder = Annotated[
+    Path | None, typer.Option(help="With --device-map: for weights that wait on disk in another form than they came.")
+]
 Backends = Annotated[Literal["transformers", "transformer_lens"], typer.Option(help="Who runs the models.")]
 Out = Annotated[Path, typer.Option(help="Folder for results, figure and table; unfinished work there is continued.")]
 Bands = Annotated[
@@ -55,6 +68,21 @@ def products(text: str | None) -> int | Literal["auto"] | None:
         return int(text)
     except ValueError:
         raise InputError(f"products '{text}' is no number; give a whole number, or auto") from None
+
+
+def split_over(device_map: str | None, max_memory: str | None, offload_folder: Path | None) -> dict[str, Any]:
+    """What `probes.load` takes for models larger than one device, without what was not given.
+
+    Raises:
+        InputError: memory not written as DEVICE=SIZE.
+    """
+    found: dict[str, Any] = {"device_map": device_map, "offload_folder": offload_folder}
+    if max_memory is not None:
+        pairs = [part.strip().partition("=") for part in max_memory.split(",")]
+        if not all(device and size for device, _, size in pairs):
+            raise InputError(f"max-memory '{max_memory}' is no list of DEVICE=SIZE; give it as in 0=20GiB,cpu=8GiB")
+        found["max_memory"] = {int(device) if device.isdecimal() else device: size for device, _, size in pairs}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def steps(text: str) -> tuple[int, ...]:

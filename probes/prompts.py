@@ -5,7 +5,8 @@ nothing otherwise. Windows begin at independent uniform offsets (without replace
 says nothing about the position. What stands at position 0 is the first-token policy: Qwen has no BOS, Llama was trained
 with one, and sinks depend on it; the policy is therefore explicit and recorded.
 
-Text is tokenized only until there is `MARGIN` times as much as the prompts hold. The seed alone decides which documents
+Text is tokenized only until there is `MARGIN` times as much as the prompts hold, and its ids wait on disk: many prompts take
+no more memory than themselves. The seed alone decides which documents
 are read and where the windows begin: the same under every policy, so that two policies can be compared on one text.
 """
 
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +33,9 @@ FirstToken = Literal["auto", "bos", "none"]
 MARGIN = 8  # tokens read per token used: windows rarely overlap, and a long text is not tokenized whole
 SKIP = 256  # a stream cannot be shuffled; skipping up to this many documents lets the seed choose where reading begins
 CHARACTERS_PER_TOKEN = 16  # a generous bound on ordinary text, to cut what is read of one very long document
+AT_ONCE = 1 << 20  # characters tokenized together; ids take some thirty times their memory until they are written down
+IN_MEMORY = 1 << 24  # bytes of ids kept in memory; more go to a temporary file
+ID = np.dtype("<i4")
 LONGEST_WORD = 100  # characters within which that passage looks for the beginning of a word
 
 
@@ -86,23 +91,24 @@ def prompts(
     else:
         found = read_documents(HELDOUT if text is None else text)
         documents = (found[i] for i in random.permutation(len(found)))
-    stream = _tokenize(model, documents, budget=budget, random=random)
-
     source = _source(text=text, dataset=dataset, split=split, column=column)
-    offsets = len(stream) - length + 1
-    if offsets < n:
-        raise InputError(
-            f"{source} gives {len(stream)} tokens; {n} windows of {length} need at least {length + n - 1}: "
-            "give more text, or ask for fewer or shorter prompts"
-        )
-    highest = int(stream.max())
-    if highest >= model.spec.vocabulary:
-        raise InputError(
-            f"the tokenizer gives id {highest}, but {model.identity.name} has {model.spec.vocabulary} embeddings; "
-            "load the tokenizer that belongs to the model"
-        )
-    starts = random.choice(offsets, size=n, replace=False)
-    windows = torch.from_numpy(np.stack([stream[start : start + length] for start in starts]))  # [prompt, position]
+    with SpooledTemporaryFile(max_size=IN_MEMORY) as file:
+        tokens, highest = _tokenize(model, documents, file, budget=budget, random=random)
+        offsets = tokens - length + 1
+        if offsets < n:
+            raise InputError(
+                f"{source} gives {tokens} tokens; {n} windows of {length} need at least {length + n - 1}: "
+                "give more text, or ask for fewer or shorter prompts"
+            )
+        if highest >= model.spec.vocabulary:
+            raise InputError(
+                f"the tokenizer gives id {highest}, but {model.identity.name} has {model.spec.vocabulary} embeddings; "
+                "load the tokenizer that belongs to the model"
+            )
+        windows = torch.empty(n, length, dtype=torch.int64)
+        for window, start in zip(windows, random.choice(offsets, size=n, replace=False), strict=True):
+            file.seek(int(start) * ID.itemsize)
+            window[:] = torch.from_numpy(np.frombuffer(file.read(length * ID.itemsize), dtype=ID).astype(np.int64))
     if first_id is None:
         return windows
     return torch.cat([torch.full((n, 1), first_id), windows[:, :-1]], dim=1)
@@ -227,28 +233,40 @@ def _skip_some(documents: Iterator[Document], random: np.random.Generator) -> It
 
 
 def _tokenize(
-    model: View, documents: Iterator[Document], *, budget: int, random: np.random.Generator
-) -> Int[np.ndarray, " token"]:
-    """Token ids of the documents, joined, until there are `budget` of them."""
+    model: View, documents: Iterator[Document], file: IO[bytes], *, budget: int, random: np.random.Generator
+) -> tuple[int, int]:
+    """Write the documents' token ids, joined, until there are `budget` of them: (how many there are, the highest)."""
     tokenizer: Any = model.tokenizer
     end = getattr(tokenizer, "eos_token_id", None)
-    pieces: list[Sequence[int]] = []
-    tokens = 0
+    tokens, written, highest = 0, 0, -1  # of text; and with what stands between documents
     for document in documents:
         if tokens >= budget:
             break
         passage = _passage(document.text, characters=CHARACTERS_PER_TOKEN * (budget - tokens), random=random)
-        # Special tokens spelled out in a text stay text: HTML's <s> is no BOS in the middle of a window.
-        ids = tokenizer(passage, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-        if not len(ids):
-            continue
-        if pieces and end is not None:
-            pieces.append([end])
-        pieces.append(ids)
-        tokens += len(ids)
-    if not pieces:
-        return np.empty(0, dtype=np.int64)
-    return np.concatenate([np.asarray(piece, dtype=np.int64) for piece in pieces])
+        begun = False
+        for some in _slices(passage):
+            # Special tokens spelled out in a text stay text: HTML's <s> is no BOS in the middle of a window.
+            ids = tokenizer(some, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+            if not len(ids):
+                continue
+            tokens += len(ids)
+            if written and not begun and end is not None:
+                ids = [end, *ids]
+            begun = True
+            file.write(np.asarray(ids, dtype=ID).tobytes())
+            written, highest = written + len(ids), max(highest, *ids)
+    return written, highest
+
+
+def _slices(text: str) -> Iterator[str]:
+    """The text, or if it is very long, one passage of it after another, cut where words begin."""
+    start = 0
+    while len(text) - start > AT_ONCE:
+        cut = start + AT_ONCE
+        found = next((at for at in range(cut, max(start, cut - LONGEST_WORD), -1) if text[at].isspace()), cut)
+        yield text[start:found]
+        start = found
+    yield text[start:]
 
 
 def _passage(text: str, *, characters: int, random: np.random.Generator) -> str:

@@ -42,7 +42,7 @@ prompt twice, and makes both patterns of the queries that see position 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -57,6 +57,7 @@ from .attention import column_statistics, columns, outputs, pattern_blocks, run_
 from .errors import InputError
 from .models.fused import query_blocks
 from .models.view import Attention, View
+from .pieces import Piece, Pieces, each, groups
 from .positions import read_ranges
 from .prompts import check_tokens
 from .results import dataset, provenance
@@ -70,6 +71,7 @@ TAU = 0.2  # [Wu]'s
 ATTENDS = 0.3  # [Gu]'s eps again, on the mean over prompts; eight times uniform attention at 128 positions
 READS = 0.3  # of the output's size; where the parts are orthogonal, 0.3^2 = 9 % of its energy
 REACTS = 0.1  # a tenth of a query's attention moves, while nothing but position 0 was changed from outside
+NORMS = ("value_norm", "key_norm", "written_norm")
 RULES = ("attends", "reads", "reacts", "sink-reading")
 PLACES = ("sink", "rest")  # position 0; the mean over all others
 PICTURE_LENGTH = 128  # queries and keys of a pattern's picture: more cannot be seen on a page
@@ -163,19 +165,29 @@ def sinks(
 
     sums = _Sums(model, tokens, None if every else chosen, float(threshold), float(tau), separate, other is not None)
     report = _Reporter(progress, len(tokens), model.spec.blocks)
-    for n in range(len(tokens)):
-        ids = tokens[n : n + 1]
-        with torch.no_grad():
-            embeddings = model.embed(ids)
-            if other is not None:  # side by side, so that both patterns of a block exist together
-                embeddings = torch.cat([embeddings, other.embed(ids)])
+    together = groups(len(tokens))
 
-        def watch(layer: int, attention: Attention, n: int = n) -> None:
-            sums.add(n, layer, attention)
-            report()
+    def summed(group: int) -> Piece:
+        sums.begin(len(together[group]))
+        for at, n in enumerate(together[group]):
+            ids = tokens[n : n + 1]
+            with torch.no_grad():
+                embeddings = model.embed(ids)
+                if other is not None:  # side by side, so that both patterns of a block exist together
+                    embeddings = torch.cat([embeddings, other.embed(ids)])
 
-        run_watched(model, embeddings, watch)
-    found = sums.results()
+            def watch(layer: int, attention: Attention, at: int = at) -> None:
+                sums.add(at, layer, attention)
+                report()
+
+            run_watched(model, embeddings, watch)
+        return sums.piece()
+
+    def expect(numbers: Iterable[int]) -> None:
+        report.total = float(sum(len(together[n]) for n in numbers)) or 1.0
+
+    found = sums.results(each("sinks", len(together), summed, before=expect))
+    report.finish()
     if not all(np.isfinite(found[name]).all() for name in ("alpha", "value_norm", "key_norm", "written_norm")):
         raise InputError(
             f"model '{model.identity.name}' gives attention that is not finite; "
@@ -317,7 +329,12 @@ def uniform_alpha(
 
 
 class _Sums:
-    """What is summed over prompts, in float64, as each block attends. Numbers are [layer, head] unless said otherwise."""
+    """What is summed over some prompts, in float64, as each block attends. Numbers are [layer, head] unless said otherwise.
+
+    `begin` starts a sum anew, `piece` is what it has come to, `results` puts all pieces together.
+    """
+
+    SUMMED = ("sinks", "over", "weight", "own", "along", "whole", "moved", "among")
 
     def __init__(
         self,
@@ -332,18 +349,7 @@ class _Sums:
         self.spec, self.prompts, self.length = model.spec, tokens.shape[0], tokens.shape[1]
         self.chosen, self.threshold, self.tau = chosen, threshold, tau
         self.separate, self.reacting = separate, reacting
-        device, heads = model.device, (model.spec.blocks, model.spec.heads)
-        keys = self.length if chosen is None else len(chosen)
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
-        self.alpha = zeros(*[self.prompts] * separate, *heads, keys)
-        self.sinks, self.over = zeros(model.spec.blocks, keys), zeros(*heads, keys)
-        # Of position 0: its weights, their squares times |v_0 W_O|^2, its share along the output, the output.
-        self.weight, self.own, self.along, self.whole = (zeros(*heads) for _ in range(4))
-        self.moved, self.among = zeros(*heads), zeros(*heads)
-        self.norms = {name: zeros(*heads, 2) for name in ("value_norm", "key_norm", "written_norm")}
+        self.device = device = model.device
         self.grams = [_gram(model.output_weights(layer)) for layer in range(model.spec.blocks)]
         k = torch.arange(self.length, device=device) if chosen is None else torch.tensor(chosen, device=device)
         self.until_end = (self.length - k).double()  # queries from the key on
@@ -357,6 +363,26 @@ class _Sums:
             self.reaches = [self.length for _ in reaches]
             # [query, key]: queries before a key, which count in `over` alone.
             self.ahead = torch.arange(self.length, device=device)[:, None] < k
+
+    def begin(self, prompts: int) -> None:
+        """Nothing is summed yet, of so many prompts."""
+        heads = (self.spec.blocks, self.spec.heads)
+        keys = self.length if self.chosen is None else len(self.chosen)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=self.device)
+
+        self.alpha = zeros(*[prompts] * self.separate, *heads, keys)
+        self.sinks, self.over = zeros(self.spec.blocks, keys), zeros(*heads, keys)
+        # Of position 0: its weights, their squares times |v_0 W_O|^2, its share along the output, the output.
+        self.weight, self.own, self.along, self.whole = (zeros(*heads) for _ in range(4))
+        self.moved, self.among = zeros(*heads), zeros(*heads)
+        self.norms = {name: zeros(*heads, 2) for name in NORMS}
+
+    def piece(self) -> Piece:
+        """The sums since `begin`."""
+        found = {name: getattr(self, name) for name in ("alpha", *self.SUMMED)} | self.norms
+        return {name: x.cpu().numpy() for name, x in found.items()}
 
     def add(self, prompt: int, layer: int, attention: Attention) -> None:
         """One block of one prompt; where reactions are measured, of the prompt and its twin."""
@@ -408,7 +434,21 @@ class _Sums:
         # sum_i o_i G o_i = <G, sum_i o_i^T o_i>
         self.whole[layer] += ((output.mT @ output) * gram).sum((-2, -1), dtype=torch.float64).clamp_min(0)
 
-    def results(self) -> dict[str, np.ndarray]:
+    def results(self, pieces: Pieces) -> dict[str, np.ndarray]:
+        """What is reported, of all pieces in their order."""
+        self.begin(0)
+        alpha = []
+        for piece in pieces:
+            for name in self.SUMMED:
+                getattr(self, name).add_(torch.from_numpy(piece[name]).to(self.device))
+            for name, sums in self.norms.items():
+                sums.add_(torch.from_numpy(piece[name]).to(self.device))
+            if self.separate:
+                alpha.append(torch.from_numpy(piece["alpha"]))
+            else:
+                self.alpha.add_(torch.from_numpy(piece["alpha"]).to(self.device))
+        if self.separate:
+            self.alpha = torch.cat(alpha)
         prompts, heads = self.prompts, self.spec.heads
         reading, reacting = (
             torch.tensor([max(0, reach - start) for reach in self.reaches], device=self.weight.device)[:, None]
@@ -539,6 +579,11 @@ class _Reporter:
         self.done += 1
         if self.progress is not None:
             self.progress(self.done / self.blocks, self.total)
+
+    def finish(self) -> None:
+        """All is there, be it from before."""
+        if self.progress is not None and self.done == 0:
+            self.progress(self.total, self.total)
 
 
 def _check_keys(keys: Any, length: int) -> tuple[int, ...]:

@@ -117,6 +117,7 @@ from .mixing import (
 from .models.load import born
 from .models.view import Parts, Trace, View
 from .moments import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
+from .pieces import Piece, each
 from .results import attributes, dataset, made_with, provenance
 
 __all__ = [
@@ -187,16 +188,29 @@ def second_moment(
     if score_path and attention == "uniform":
         raise InputError("score_path=True needs the patterns themselves; give attention='measured' with it")
     sources = range(layers[0], model.spec.blocks)
-    parts = {layer: _parts(model, layer) for layer in sources}
-    folded = {layer: Folded.of(parts[layer]) for layer in sources}
+    apart: dict[int, tuple[Parts, Folded]] = {}
     done, total = 0, len(tokens) * len(sources)
-    profiles = []
-    for prompt in tokens:
-        trace = model.trace(model.embed(prompt[None, : at + 1]))
+
+    def parts_of(layer: int) -> tuple[Parts, Folded]:
+        if layer in apart:
+            return apart[layer]
+        parts = _parts(model, layer)
+        found = parts, Folded.of(parts)
+        if not getattr(model, "offloaded", False):  # else it lies elsewhere for lack of room
+            apart[layer] = found
+        return found
+
+    for layer in sources:  # before any work
+        parts_of(layer)
+
+    def predicted(n: int) -> Piece:
+        nonlocal done
+        trace = model.trace(model.embed(tokens[n : n + 1, : at + 1]))
         moments = _top(model, trace, readout)
         found: dict[int, Tensor] = {}
         for layer in reversed(sources):
-            block = LinearizedBlock(parts[layer], trace.residual[layer], trace.rotary[layer], folded[layer])
+            parts, folded = parts_of(layer)
+            block = LinearizedBlock(parts, trace.residual[layer], trace.rotary[layer], folded)
             if not block.gives(trace.residual[layer + 1]):
                 raise InputError(
                     f"block {layer} of '{model.identity.name}' does not do what its parts say; the theory needs its parts"
@@ -206,8 +220,11 @@ def second_moment(
             done += 1
             if progress is not None:
                 progress(done, total)
-        profiles.append(torch.stack([found[layer] for layer in layers]))
-    values = torch.nn.functional.pad(torch.stack(profiles), (0, tokens.shape[1] - at - 1))
+        profile = torch.stack([found[layer] for layer in layers])
+        return {"profile": (profile.float() if profile.dtype == torch.bfloat16 else profile).numpy()}
+
+    profiles = torch.from_numpy(each("second moment", len(tokens), predicted).stacked("profile"))
+    values = torch.nn.functional.pad(profiles, (0, tokens.shape[1] - at - 1))
     dims: tuple[str, ...] = ("prompt", "layer", "position")
     if from_layer != "all":
         dims, values = ("prompt", "position"), values[:, 0]

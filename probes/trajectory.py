@@ -25,7 +25,7 @@ Source: science of the measurement, section 4, "Position 0 as a closed system".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ from torch import Tensor
 
 from .errors import InputError
 from .models.view import Edit, View
+from .pieces import Piece, Pieces, each, groups
 from .prompts import check_tokens
 from .results import dataset, provenance
 
@@ -55,6 +56,7 @@ RULES = {
 PLACES = ("position 0", "position 1 behind BOS")
 TAILS = (0.05, 0.95)  # of the pairs' cosines
 EMBEDDING_NUMBERS = 1 << 22  # of embeddings looked at together: 16 MiB in float32
+STREAM_NUMBERS = 1 << 22  # of streams at position 0 held together: 32 MiB in float64
 BITS = 17  # of a float32's magnitude that tell the bins apart: 8 of exponent, 9 of mantissa
 
 
@@ -252,24 +254,42 @@ _ALONG: dict[str, tuple[tuple[str, ...], str, str]] = {
 def _along(model: View, tokens: Int[Tensor, "prompt position"], report: _Reporter) -> _Along:
     count, length = tokens.shape
     layers, width = model.spec.blocks + 1, model.spec.width
+    together = groups(count)
+
+    def passed(group: int) -> Piece:
+        some = together[group]
+        norms = np.zeros((len(some), layers, length))
+        # The k-th largest magnitude among a position's dimensions, its maximum over positions: as many of these are above a
+        # threshold as the position with most has dimensions above it. The threshold is known when all prompts are.
+        highest = np.zeros((len(some), layers, width), dtype=np.float32)
+        zero = torch.zeros(len(some), layers, width, dtype=torch.float64)
+        magnitudes = [_Magnitudes(model.device) for _ in range(layers)]
+        for at, n in enumerate(some):
+
+            def look(layer: int, stream: Float[Tensor, "position d"], at: int = at) -> None:
+                norms[at, layer] = stream.double().norm(dim=-1).cpu().numpy()
+                magnitude = stream.float().abs()
+                magnitudes[layer].add(magnitude)
+                highest[at, layer] = magnitude[1:].sort(dim=-1, descending=True).values.amax(0).cpu().numpy()
+                zero[at, layer] = stream[0].double().cpu()
+
+            _passing(model, tokens[n : n + 1], look)
+            report()
+        found = {f"bins {layer}": one.counts.nonzero()[:, 0].cpu() for layer, one in enumerate(magnitudes)}
+        found |= {f"counts {layer}": one.counts.cpu()[found[f"bins {layer}"]] for layer, one in enumerate(magnitudes)}
+        bins = {name: x.numpy() for name, x in found.items()}
+        return {"norms": norms, "highest": highest, "zero": zero.numpy(), **bins}
+
+    pieces = each("trajectory", len(together), passed)
     norms = np.zeros((count, layers, length))
-    # The k-th largest magnitude among a position's dimensions, its maximum over positions: as many of these are above a
-    # threshold as the position with most has dimensions above it. The threshold is known when all prompts are.
-    highest = np.zeros((count, layers, width), dtype=np.float32)
-    zero = torch.zeros(count, layers, width, dtype=torch.float64)
-    magnitudes = [_Magnitudes(model.device) for _ in range(layers)]
-
-    for n, prompt in enumerate(tokens):
-
-        def look(layer: int, stream: Float[Tensor, "position d"], n: int = n) -> None:
-            norms[n, layer] = stream.double().norm(dim=-1).cpu().numpy()
-            magnitude = stream.float().abs()
-            magnitudes[layer].add(magnitude)
-            highest[n, layer] = magnitude[1:].sort(dim=-1, descending=True).values.amax(0).cpu().numpy()
-            zero[n, layer] = stream[0].double().cpu()
-
-        _passing(model, prompt[None], look)
-        report()
+    magnitudes = [_Magnitudes(torch.device("cpu")) for _ in range(layers)]
+    value, magnitude = np.zeros((layers, width)), np.zeros((layers, width))
+    for some, piece in zip(together, pieces, strict=True):
+        norms[some.start : some.stop] = piece["norms"]
+        value += piece["zero"].sum(0)
+        magnitude += np.abs(piece["zero"]).sum(0)
+        for layer, one in enumerate(magnitudes):
+            one.counts[torch.from_numpy(piece[f"bins {layer}"])] += torch.from_numpy(piece[f"counts {layer}"])
     if not np.isfinite(norms).all():
         raise InputError(
             f"model '{model.identity.name}' has streams that are not finite; "
@@ -277,22 +297,25 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: _Reporte
         )
 
     median = np.array([one.median() for one in magnitudes])
-    first = zero.abs()
-    mean = first.mean(0)
-    top = mean.topk(min(RANKS, width), dim=-1)
+    top = torch.from_numpy(magnitude / count).topk(min(RANKS, width), dim=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = top.values.numpy() / median[:, None]
+    massive, massive_others = (
+        np.sum([_counts(np.abs(piece[name]), median) for piece in pieces], axis=0) / count
+        for name in ("zero", "highest")
+    )
+    later, alone = _closed(model, tokens, together, pieces, report)
     return _Along(
-        later_difference=_later(model, tokens, zero, report),
-        alone_difference=_alone(model, tokens, zero, report),
+        later_difference=later,
+        alone_difference=alone,
         norm=np.sqrt((norms**2).mean(0)),
         norm_first=np.median(norms[:, :, 0], axis=0),
         norm_others=np.median(norms[:, :, 1:], axis=(0, 2)),
         median_magnitude=median,
-        massive=_counts(first.numpy(), median),
-        massive_others=_counts(highest, median),
+        massive=massive,
+        massive_others=massive_others,
         top_dimension=top.indices.numpy(),
-        top_value=torch.gather(zero.mean(0), 1, top.indices).numpy(),
+        top_value=np.take_along_axis(value / count, top.indices.numpy(), 1),
         top_ratio=ratio,
     )
 
@@ -300,11 +323,11 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: _Reporte
 def _counts(
     magnitudes: Float[np.ndarray, "prompt layer d"], median: Float[np.ndarray, " layer"]
 ) -> Float[np.ndarray, "layer rule"]:
-    """How many magnitudes each rule takes, mean over prompts."""
+    """How many magnitudes each rule takes, summed over prompts."""
     found = []
     for least, medians in RULES.values():
         threshold = np.maximum(least, medians * median)[:, None]
-        found.append((magnitudes > threshold).sum(-1).mean(0))
+        found.append((magnitudes > threshold).sum((0, -1)).astype(np.float64))
     return np.stack(found, -1)
 
 
@@ -329,27 +352,46 @@ class _Magnitudes:
         return float(low + (high - low) * share)
 
 
-def _later(model: View, tokens: Tensor, zero: Float[Tensor, "prompt layer d"], report: _Reporter) -> np.ndarray:
-    """The largest difference by layer when the next prompt's text (a single prompt's own, backwards) comes after it."""
+def _closed(
+    model: View, tokens: Tensor, together: Sequence[range], pieces: Pieces, report: _Reporter
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whom position 0 depends on, [layer] each.
+
+    The largest difference when the next prompt's text (a single prompt's own, backwards) comes after it, and the largest
+    relative difference against the first token run alone.
+    """
     others = tokens.roll(-1, 0) if len(tokens) > 1 else tokens.flip(1).roll(1, 1)
     changed = torch.cat([tokens[:, :1], others[:, 1:]], 1)
     known = {prompt.numpy().tobytes(): at for at, prompt in enumerate(tokens.cpu())}
-    largest = np.zeros(model.spec.blocks + 1)
-    for n, prompt in enumerate(changed):
-        same = known.get(prompt.cpu().numpy().tobytes())  # behind one first token it is that other prompt
-        streams = zero[same] if same is not None else _first_streams(model, prompt[None], 0)[0]
-        largest = np.maximum(largest, (streams - zero[n]).abs().amax(-1).numpy())
-        report()
-    return largest
+    size = len(together[0])
+    held: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
+    def zero(n: int) -> Tensor:  # neighbours stand in one piece
+        nonlocal held
+        if held[0] != n // size:
+            held = (n // size, pieces[n // size]["zero"])
+        return torch.from_numpy(held[1][n % size])
 
-def _alone(model: View, tokens: Tensor, zero: Float[Tensor, "prompt layer d"], report: _Reporter) -> np.ndarray:
-    """The largest relative difference by layer against the first token run alone."""
-    alone = _first_streams(model, tokens[:, :1], 0)
+    def compared(group: int) -> Piece:
+        largest = np.zeros(model.spec.blocks + 1)
+        for n in together[group]:
+            same = known.get(changed[n].cpu().numpy().tobytes())  # behind one first token it is that other prompt
+            streams = zero(same) if same is not None else _first_streams(model, changed[n : n + 1], 0)[0]
+            largest = np.maximum(largest, (streams - zero(n)).abs().amax(-1).numpy())
+            report()
+        return {"later": largest}
+
+    later = np.stack([piece["later"] for piece in each("position 0", len(together), compared)]).max(0)
+    relative = np.zeros(model.spec.blocks + 1)
+    # Together, and not so many that their streams would count.
+    for some in torch.arange(len(tokens)).split(max(1, STREAM_NUMBERS // (len(relative) * model.spec.width))):
+        streams = _first_streams(model, tokens[some, :1], 0)
+        own = torch.stack([zero(n) for n in some.tolist()])
+        difference, norm = (x.norm(dim=-1) for x in (streams - own, streams))
+        each_one = torch.where(difference == 0, torch.zeros_like(norm), difference / norm)  # 0 / 0 is no difference
+        relative = np.maximum(relative, each_one.amax(0).numpy())
     report()
-    difference, norm = (x.norm(dim=-1) for x in (alone - zero, alone))
-    relative = torch.where(difference == 0, torch.zeros_like(norm), difference / norm)  # 0 / 0 is no difference
-    return relative.amax(0).numpy()
+    return later, relative
 
 
 # ------------------------------------------------------------------------------------------------------ convergence

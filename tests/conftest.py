@@ -7,6 +7,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import sampling
+
+sampling.install()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    sampling.restart()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

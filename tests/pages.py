@@ -18,6 +18,7 @@ from probes.files import file_name
 from probes.page.measuring import Source, Study, measure, studies
 from probes.results import attributes, load, made_with, save
 from probes.studies.matched import judged
+from probes.studies.runs import write_results
 
 LENGTH, PROMPTS = 24, 4
 ROGUE = "<script>alert('x')</script>/ape & co"  # the name of a model, as somebody might call a folder
@@ -55,6 +56,16 @@ def renamed(root: Path, old: str, new: str) -> None:
         save(ds, file.with_name(f"{file.stem.removesuffix(old)}{file_name(new)}.nc"))
 
 
+def undraw(patch: pytest.MonkeyPatch) -> None:
+    """Studies within a report do not draw: it is into a folder that goes away, and the report draws for itself."""
+
+    def write(results: Any, out: Path, name: str, figure: Any) -> None:
+        write_results(results, out, name, lambda results, path: None)
+
+    for place in ("study", "survey"):
+        patch.setattr(f"probes.studies.{place}.write_results", write)
+
+
 def shared(factory: pytest.TempPathFactory) -> Path:
     """A folder with `models` and their report, `whole`, made once for all processes of a run of the tests; only read."""
     base = factory.getbasetemp()
@@ -69,7 +80,9 @@ def shared(factory: pytest.TempPathFactory) -> Path:
 
 def whole(models: Path, root: Path) -> Path:
     """Results of every kind: "ape" measured, and again under a bad name; two steps, a map, toys beside "ape" and alone."""
-    measure([str(models / "ape")], root, count=PROMPTS, length=LENGTH, source=source(models), chosen=small())
+    with pytest.MonkeyPatch.context() as patch:
+        undraw(patch)
+        measure([str(models / "ape")], root, count=PROMPTS, length=LENGTH, source=source(models), chosen=small())
     renamed(root, "ape", ROGUE)
     for step, name in (("ape@step0", "sinks-ape@step0.nc"), ("ape", "sinks-ape.nc")):
         ds = load(root / "sinks" / "sinks-ape.nc")

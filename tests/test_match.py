@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import xarray as xr
 from test_toy_matching import SMALL
 
 import probes
+import probes.__main__ as cli
 from probes.compare import agreement, averaged
 from probes.errors import InputError
 from probes.jacobian import jacobian
@@ -37,19 +38,32 @@ from probes.studies.match import (
     resampled_shares,
 )
 from probes.studies.matched import MATCHED, judged, match_report, others_of, samples, swap_change
-from toy.matching import Matching, Settings
+from toy.matching import QUICK, Matching, Settings
 
-LENGTH = 24
-COMMON: dict[str, Any] = {"prompts": 6, "length": LENGTH, "seeds": 2, "bootstrap": 10}
-SETTINGS = replace(SMALL, steps=4, in_context_steps=4, targets=3)
-FEW = replace(SETTINGS, ablations=False, seeds=1)
+LENGTH, PROMPTS, BLOCKS = 24, 4, 2
+COMMON: dict[str, Any] = {"prompts": PROMPTS, "length": LENGTH, "seeds": 2, "bootstrap": 10}
+SETTINGS = replace(SMALL, steps=4, in_context_steps=4, targets=2)
+FEW = replace(SETTINGS, ablations=False, seeds=1, targets=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_toy_prompts() -> Iterator[None]:
+    """Toys are measured on as few prompts as the models are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("probes.studies.match.TOY_PROMPTS", PROMPTS)
+        yield
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tiny checkpoints, "ape" (full attention, BOS) and "bee" (a window), and a text for them."""
     made = tmp_path_factory.mktemp("models")
-    return families.checkpoints(made, ape=("llama", "prepended"), bee=("mistral", "none"))
+    families.checkpoints(made, ape=("llama", "prepended"), bee=("mistral", "none"))
+    for name, family in (("ape", "llama"), ("bee", "mistral")):  # again with fewer blocks, as their toys then have, too
+        config = families.FAMILIES[family]()
+        config.num_hidden_layers = BLOCKS
+        families.build(config).save_pretrained(made / name)
+    return made
 
 
 def run(folder: Path, out: Path, *names: str, settings: Settings = SETTINGS, **given: Any) -> dict[str, xr.Dataset]:
@@ -81,7 +95,7 @@ def test_result_has_the_layout_that_the_module_states(done):
         assert list(ds.training.values) == list(TRAININGS)
         assert ds.model_sensitivity.dims == ("state", "seed", "prompt", "position")
         assert ds.toy_sensitivity.dims == ("variant", "training", "toy_seed", "toy_prompt", "point")
-        assert (ds.sizes["position"], ds.sizes["point"], ds.sizes["prompt"]) == (LENGTH, 9, 6)
+        assert (ds.sizes["position"], ds.sizes["point"], ds.sizes["prompt"]) == (LENGTH, 9, PROMPTS)
         assert ds.attrs["measurement"] == "match"
         assert json.loads(ds.attrs["toys"])["steps"] == 4
         for variable in ds.data_vars.values():
@@ -91,7 +105,7 @@ def test_result_has_the_layout_that_the_module_states(done):
 
 def test_model_is_measured_as_by_the_probes(folder, done):
     model = load(str(folder / "ape"))
-    tokens = prompts(model, n=6, length=LENGTH, text=str(folder / "text.txt"))
+    tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
     ds = done[1]["ape"]
     for state, seed, view in (("pretrained", 0, model), ("init", 1, model.reinitialized(1))):
         found = ds.model_sensitivity.sel(state=state, seed=seed)
@@ -101,12 +115,12 @@ def test_model_is_measured_as_by_the_probes(folder, done):
 
 def test_toys_are_measured_as_by_the_probes(folder, done):
     model = load(str(folder / "ape"))
-    tokens = prompts(model, n=6, length=LENGTH, text=str(folder / "text.txt"))
+    tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
     maker = Matching(SETTINGS, "cpu")
     group = maker.toys([planned(model, tokens, maker)], folder / "again", None)[0][0]
     maker.finish(folder / "again")
     of_seed = [member for member in group.members if member.seed == 1]
-    squares = [jacobian(member.view, member.prompts(64)[:8]).sensitivity.values ** 2 for member in of_seed]
+    squares = [jacobian(member.view, member.prompts(PROMPTS)).sensitivity.values ** 2 for member in of_seed]
     found = done[1]["ape"].toy_sensitivity.sel(variant=MATCHED, training="retrieval").isel(toy_seed=1)
     np.testing.assert_allclose(found, np.sqrt(np.mean(squares, 0)), rtol=1e-4)
 
@@ -124,7 +138,7 @@ def test_ablations_have_one_seed_and_matched_toys_all(done):
 
 def test_windows_cut_model_and_toys_off_alike(done):
     ds = done[1]["bee"]
-    reach = 3 * (families.WINDOW - 1)
+    reach = BLOCKS * (families.WINDOW - 1)
     assert (ds.model_sensitivity.sel(state="pretrained", seed=0)[:, : LENGTH - 1 - reach] == 0).all()
     of_toys = ds.toy_sensitivity.sel(variant="matched", training="retrieval")
     assert (of_toys[..., -1] > 0).all()
@@ -142,7 +156,7 @@ def test_what_is_not_admitted_is_nan_and_said(done):
 
 def test_grown_toys_grow_as_the_model_does(folder):
     model = load(str(folder / "ape"))
-    tokens = prompts(model, n=6, length=LENGTH, text=str(folder / "text.txt"))
+    tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
     maker = Matching(SETTINGS, "cpu")
     member = maker.toys([planned(model, tokens, maker)], folder / "grown", None)[0][0].members[0]
     maker.finish(folder / "grown")
@@ -193,7 +207,7 @@ def test_curves_that_were_not_measured_are_none(done):
     assert samples(ds.drop_vars("theory_kernel"), "sensitivity", ("theory", "kernel"), "init") is None
     found = samples(ds, "sensitivity", ("theory", "kernel"), "pretrained")
     assert found is not None
-    assert found.shape == (1, 6, LENGTH)
+    assert found.shape == (1, PROMPTS, LENGTH)
 
 
 def test_swap_change_is_the_log_ratio_of_the_profiles(done):
@@ -239,7 +253,7 @@ def test_report_is_made_from_results_alone(done):
         others = {row[2] for row in agreeing.rows if row[0] == name}
         assert {"second-moment kernel", "N^L, best alpha", "toy init", "retrieval toy", "in-context toy"} <= others
     assert all(len(row) == len(table.columns) for table in report.tables for row in table.rows)
-    assert ["ape", "matched", "retrieval", "6"] in [row[:4] for row in training.rows]
+    assert ["ape", "matched", "retrieval", "4"] in [row[:4] for row in training.rows]
     assert {(row[2], row[-1]) for row in training.rows} == {("retrieval", "0.25"), ("in-context", "0.62")}
     assert ingredients.columns[4:] == ("matched toy", "no residual", "no causal mask", "no positions", "no window")
     no_window = [row[-1] for row in ingredients.rows if row[1] == "ape"]
@@ -285,15 +299,15 @@ def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeyp
             raise Stop
 
     monkeypatch.setattr("probes.plots.match.match_figure", lambda results, path: None)  # drawn in other tests
-    whole = run(folder, tmp_path / "whole", "bee", settings=FEW)["bee"]
+    whole = run(folder, tmp_path / "whole", "bee", settings=FEW, seeds=1)["bee"]
     out = tmp_path / "parts"
     with pytest.raises(Stop):
-        run(folder, out, "ape", "bee", settings=FEW, advance=advance)
+        run(folder, out, "ape", "bee", settings=FEW, seeds=1, advance=advance)
     before = load_result(out / "unfinished" / "ape.nc")
     with pytest.raises(InputError, match="other seeds"):
-        run(folder, out, "ape", "bee", settings=FEW, seeds=1)
+        run(folder, out, "ape", "bee", settings=FEW, seeds=2)
     told: list[str] = []
-    run(folder, out, "ape", "bee", settings=FEW, told=told.append)
+    run(folder, out, "ape", "bee", settings=FEW, seeds=1, told=told.append)
     assert "1 of 2 are done (ape)" in told[0]
     for name, expected in (("ape", before), ("bee", whole)):
         again = load_result(out / f"match-{name}.nc")
@@ -322,7 +336,7 @@ def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path, given
 
 def test_progress_reaches_its_end(folder):
     model = load(str(folder / "ape"))
-    tokens = prompts(model, n=6, length=LENGTH, text=str(folder / "text.txt"))
+    tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
     maker = Matching(FEW, "cpu")
     groups = maker.toys([planned(model, tokens, maker)], folder / "progress", None)[0]
     maker.finish(folder / "progress")
@@ -332,30 +346,24 @@ def test_progress_reaches_its_end(folder):
     assert told[-1][0] == pytest.approx(told[-1][1])
 
 
-def test_command_measures_in_the_quick_setting(folder, tmp_path):
+def test_command_measures_in_the_quick_setting(folder, tmp_path, monkeypatch, capsys):
     """The command's own part: options arrive, results are marked, and the report is printed."""
-    given = [
-        "match",
-        str(folder / "ape"),
-        "--quick",
-        "--prompts",
-        "4",
-        "--length",
-        "16",
-        "--seeds",
-        "1",
-        "--bootstrap",
-        "10",
-    ]
-    command = [sys.executable, "-m", "probes", *given, "--text", str(folder / "text.txt"), "--out", str(tmp_path)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
+    setting = replace(QUICK, steps=3, in_context_steps=2, targets=2, sequences=8)
+    monkeypatch.setattr("toy.matching.QUICK", setting)
+    given = ["match", str(folder / "ape"), "--quick", "--text", str(folder / "text.txt"), "--out", str(tmp_path)]
+    given += ["--prompts", "4", "--length", "16", "--seeds", "1", "--bootstrap", "10", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["headwater", *given])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 0
+    made = capsys.readouterr().out
     ds = load_result(tmp_path / "match.nc")
     assert ds.attrs["quick"] == 1
+    assert json.loads(ds.attrs["toys"]) == setting.described()
     assert ds.attrs["command"].startswith("headwater match")
     assert list(ds.variant.values) == ["matched"]
-    assert "QUICK setting" in made.stdout
-    assert "match.md" in made.stdout
+    assert "QUICK setting" in made
+    assert "match.md" in made
 
 
 @pytest.mark.gpu

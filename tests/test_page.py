@@ -490,6 +490,7 @@ def given(checkpoints: Path) -> dict[str, Any]:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without figures and tables, which take longer than measuring where there is little to measure."""
     monkeypatch.setattr("probes.page.measuring.draw", lambda out, kinds: None)
+    pages.undraw(monkeypatch)
 
 
 def stamps(root: Path) -> dict[str, int]:

@@ -5,6 +5,9 @@ the very same tensors, but whose modules, hooks and configuration are its own. H
 on the shadow, so there is nothing to put back after an error or an interruption.
 
 Where the families differ stands in one table, `FAMILIES`; the code below it has no branches by family.
+
+A model may be split over devices by accelerate (see `split`). What a view takes and gives then lies on the device where
+block 0 runs, whichever device a block ran on.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.activations import ACT2FN
 
 from ..errors import InputError
+from . import split
 from .fused import attend, check_edits
 from .view import (
     Attention,
@@ -283,9 +287,14 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)  # type: ignore[arg-type]
 
 
 def shadow(model: Any) -> Any:
-    """A structural copy sharing every parameter and buffer with `model`: costs no memory, isolates hooks and config."""
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared)
+    """A structural copy sharing every parameter and buffer with `model`: costs no memory, isolates hooks and config.
+
+    Raises:
+        InputError: accelerate's hooks on it would change the parameters themselves.
+    """
+    copied = copy.deepcopy(model, split.shared(model))
+    split.unbind(copied)
+    return copied
 
 
 def cast(model: Any, dtype: torch.dtype) -> Any:
@@ -312,8 +321,10 @@ class _Listening:
         edits: Sequence[Edit],
         sites: list[Site[Attention]] | None,
         watcher: Watcher | None,
+        device: torch.device,
     ) -> None:
         self._modules, self._edits, self._sites, self._watcher = modules, edits, sites, watcher
+        self._device = device  # where edits and the watcher find the tensors
         self.watched = watcher is not None
         self.fired: set[int] = set()
 
@@ -325,7 +336,7 @@ class _Listening:
         for edit in self._edits:
             if edit.layer == layer:
                 query, key, value = (
-                    edit.function(tensor) if edit.site == name else tensor
+                    edit.function(tensor.to(self._device)).to(tensor.device) if edit.site == name else tensor
                     for name, tensor in (("query", query), ("key", key), ("value", value))
                 )
         return query, key, value
@@ -335,13 +346,22 @@ class _Listening:
         if layer is None:
             return
         if self._sites is not None:
-            self._sites[layer].fired.append(attention.detached())
+            self._sites[layer].fired.append(_brought(attention.detached(), self._device))
         if self._watcher is not None:
-            self._watcher(layer, attention.detached())
+            self._watcher(layer, _brought(attention.detached(), self._device))
+
+
+def _brought(attention: Attention, device: torch.device) -> Attention:
+    """The same on that device."""
+    moved = {name: x.to(device) for name, x in vars(attention).items() if isinstance(x, Tensor)}
+    return replace(attention, **moved)
 
 
 class HuggingFaceView:
     """`View` over a transformers causal language model of a family in `FAMILIES`.
+
+    `offloaded` says whether parameters of blocks lie elsewhere than on `device`, so that `parts` fetches them anew each
+    time: who keeps the parts of all blocks then holds the whole model there.
 
     Args:
         model: left as it is; this view works on a shadow.
@@ -350,7 +370,7 @@ class HuggingFaceView:
         condition: "pretrained", "init" or "init-nope".
 
     Raises:
-        InputError: the family is not supported.
+        InputError: the family is not supported, or accelerate's hooks on the model change its weights in place.
     """
 
     backend = "transformers"
@@ -381,7 +401,10 @@ class HuggingFaceView:
         self.tokenizer = tokenizer
         self.spec = spec_of(config)
         parameter = next(model.parameters())
-        self.device, self.dtype = parameter.device, parameter.dtype
+        self._split = split.is_split(model)
+        self.device: torch.device = split.execution_device(self._blocks[0]) if self._split else parameter.device
+        self.dtype: torch.dtype = parameter.dtype
+        self.offloaded: bool = any(parameter.device != self.device for parameter in self._blocks.parameters())
 
     @property
     def identity(self) -> Identity:
@@ -419,7 +442,7 @@ class HuggingFaceView:
 
     def _weights(self) -> Iterable[Tensor]:
         """What the weights' hash is taken over."""
-        return self._model.parameters()
+        return split.distinct(self._model) if self._split else self._model.parameters()
 
     # -- forward passes
 
@@ -438,7 +461,7 @@ class HuggingFaceView:
             pass
         finally:
             handle.remove()
-        return seen.value(self.spec.family)
+        return seen.value(self.spec.family).to(self.device)
 
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
@@ -461,7 +484,7 @@ class HuggingFaceView:
         streams, blocks, rotary = [], [], []
         for layer in range(self.spec.blocks):
             args, kwargs = calls[layer]
-            stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs)
+            stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs, self.device)
             streams.append(stream)
             blocks.append(self._listened(layer, block, [edit for edit in edits if edit.layer == layer]))
             rotary.append(rotation)
@@ -480,10 +503,10 @@ class HuggingFaceView:
         return listened
 
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
-        return self._final_norm(residual)
+        return self._final_norm(residual).to(self.device)
 
     def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
-        logits = self._model.get_output_embeddings()(normed)
+        logits = self._model.get_output_embeddings()(normed).to(self.device)
         cap = getattr(self._model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -509,7 +532,7 @@ class HuggingFaceView:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 stream = embeddings if layer == 0 else _hidden(args, kwargs)
                 for edit in changes[layer]:
-                    stream = edit.function(stream)
+                    stream = edit.function(stream.to(self.device))
                 args, kwargs = _with_hidden(stream, args, kwargs)
                 calls[layer] = (args, kwargs) if record else True
                 return args, kwargs
@@ -517,7 +540,7 @@ class HuggingFaceView:
             return hook
 
         def at_end(module: nn.Module, args: tuple[Any, ...]) -> None:
-            last.fired.append(args[0])
+            last.fired.append(args[0].to(self.device))
 
         handles = [block.register_forward_pre_hook(before(i), with_kwargs=True) for i, block in enumerate(self._blocks)]
         handles.append(self._final_norm.register_forward_pre_hook(at_end))
@@ -551,7 +574,7 @@ class HuggingFaceView:
             yield
             return
         modules = {id(getattr(self._blocks[layer], self._family.attention)): layer for layer in layers}
-        listening = _Listening(modules, changed, sites, watcher)
+        listening = _Listening(modules, changed, sites, watcher, self.device)
         token = _listener.set(listening)
         try:
             yield
@@ -576,16 +599,22 @@ class HuggingFaceView:
         if type(block).__name__ != self._family.block:
             return None
         for module in block.modules():
-            if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            if module._forward_hooks or module._forward_pre_hooks:
                 return None  # somebody changed what this block computes
+            if "forward" in vars(module) and not split.only_aligned(module):
+                return None
             if type(module) not in (nn.Linear,) and isinstance(module, nn.Linear):
                 return None  # adapters and quantized layers are linear in another way
+        if self._split:
+            block = split.gathered(block, self.device)
         return replace(self._family.parts(block), window=self.spec.windows[layer])
 
     def reinitialized(self, seed: int, *, positional: bool = True) -> HuggingFaceView:
-        model = fresh_model(self._model.config, seed, positional=positional).to(self.device)
+        """As `View` says. A split model's twin is split in the same way, drawn whole in main memory before that."""
+        model = cast(fresh_model(self._model.config, seed, positional=positional), self.dtype)
+        model = split.dispatched(model, self._model) if self._split else model.to(self.device)
         return type(self)(
-            cast(model, self.dtype),
+            model,
             tokenizer=self.tokenizer,
             name=self._name,
             revision=self._revision,
@@ -688,7 +717,7 @@ def _columns_of(projection: nn.Module, spec: Spec, device: torch.device, dtype: 
     """A projection's matrix by head, [H, c, d], asked of the module itself: adapters and other storage count, too."""
     ones = torch.eye(spec.heads * spec.head_dim, device=device, dtype=dtype)[None]  # [1, H c, H c]
     nothing = projection(torch.zeros_like(ones[:, :1]))
-    return (projection(ones) - nothing)[0].unflatten(0, (spec.heads, spec.head_dim))
+    return (projection(ones) - nothing)[0].unflatten(0, (spec.heads, spec.head_dim)).to(device)
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -699,18 +728,18 @@ def _with_hidden(stream: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return ((stream, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": stream})
 
 
-def _recorded_block(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """(the stream it read, the block as a function of its stream, its rotation)."""
-    recorded = _hidden(args, kwargs).detach()
+def _recorded_block(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
+    """(the stream it read, the block as a function of its stream, its rotation), taken and given on that device."""
+    recorded = _hidden(args, kwargs).detach().to(device)
     args, kwargs = _with_hidden(recorded.new_empty(0), args, kwargs)  # so that a kept block does not keep its stream
 
     def block(stream: Tensor) -> Tensor:
         given, named = _with_hidden(stream, args, kwargs)
         output = module(*given, **named)
-        return output[0] if isinstance(output, tuple) else output
+        return (output[0] if isinstance(output, tuple) else output).to(device)
 
     pair = kwargs.get("position_embeddings")
-    rotation = None if pair is None else (pair[0][0], pair[1][0])
+    rotation = None if pair is None else (pair[0][0].to(device), pair[1][0].to(device))
     return recorded, block, rotation
 
 

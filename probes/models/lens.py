@@ -22,6 +22,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 
 from ..errors import InputError
 from .huggingface import HuggingFaceView, cast, family_of, fresh_model, shadow
+from .split import is_split
 from .view import Attention, Edit, Parts, Site
 
 _SEEN = torch.empty(0)  # in the place of what was seen and is no longer needed
@@ -57,6 +58,7 @@ class LensView(HuggingFaceView):
                 "this TransformerBridge is in compatibility mode (folded, centred weights); "
                 "give it as booted, with raw weights"
             )
+        refuse_split(bridge)
         self._bridge = shadow(bridge)
         self._lens_tokenizer = tokenizer is None
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
@@ -80,9 +82,9 @@ class LensView(HuggingFaceView):
         return None
 
     def reinitialized(self, seed: int, *, positional: bool = True) -> LensView:
-        model = fresh_model(self._model.config, seed, positional=positional).to(self.device)
+        model: Any = fresh_model(self._model.config, seed, positional=positional)
         twin = type(self)(
-            boot(cast(model, self.dtype), self._name),
+            boot(cast(model.to(self.device), self.dtype), self._name),
             tokenizer=self.tokenizer,
             name=self._name,
             revision=self._revision,
@@ -185,6 +187,15 @@ class LensView(HuggingFaceView):
 
     def _output_projection(self, layer: int) -> nn.Module:
         return self._blocks[layer].attn.o  # type: ignore[union-attr, return-value]
+
+
+def refuse_split(model: nn.Module) -> None:
+    """Raises InputError for a model that accelerate runs: bridging takes modules apart, and their hooks with them."""
+    if is_split(model):
+        raise InputError(
+            f"the {type(model).__name__} is split by accelerate, which TransformerLens's modules do not follow; "
+            "use backend transformers"
+        )
 
 
 def boot(model: Any, name: str) -> TransformerBridge:

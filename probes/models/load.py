@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from ..errors import InputError
+from ..processes import launched, local_number
 from .view import Birth, View
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
@@ -41,8 +42,15 @@ def load(
     revision: str | None = None,
     tokenizer: Any | None = None,
     trust_remote_code: bool = False,
+    device_map: str | Mapping[str, Any] | None = None,
+    max_memory: Mapping[Any, Any] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
 ) -> View:
     """A view of a model.
+
+    A model larger than one device is split by accelerate: `device_map` says where its modules go while it is read, so that
+    it is whole nowhere. A model in memory that accelerate has split already is taken as it is. Probes see such a model on
+    the device where its first block runs.
 
     Args:
         source: a bundled name ("tiny-llama"), a local folder in transformers' format, a hub id ("Qwen/Qwen2.5-0.5B"), a
@@ -54,28 +62,48 @@ def load(
         revision: of a hub id; of a bundled model or folder, the subfolder that holds that step.
         tokenizer: for models in memory.
         trust_remote_code: run modelling code that comes with the checkpoint. Off unless asked for.
+        device_map: in the place of `device`, for names and folders: "auto", "balanced", "balanced_low_0", "sequential"
+            (accelerate finds devices), or devices by module ("model.layers.0": "cuda:0"; "" for the rest). On "cpu" or
+            "disk" beside an accelerator, weights wait there until their module runs.
+        max_memory: with a policy of accelerate's: bytes, or a size as "10GiB", by accelerator's number and "cpu".
+        offload_folder: for weights on disk that cannot be read from the checkpoint as they are, and those of
+            `reinitialized`; a temporary folder if not given.
 
     Raises:
         InputError: the source cannot be found, reached, read or is of an unsupported family; weights are missing, of the
-            wrong shape, not finite, or not in safetensors; an option has an unknown value, or comes with a view.
+            wrong shape, not finite, or not in safetensors; an option has an unknown value, or comes with a view; a device
+            map has an unknown module or device or leaves weights out, or a split model would have to be moved.
     """
+    from .split import Placement
+
     if backend not in ("transformers", "transformer_lens"):
         raise InputError(f"backend '{backend}' does not exist; use transformers or transformer_lens")
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype '{dtype}' does not exist; use auto, {', '.join(DTYPES)}")
+    placement = Placement.of(device_map, max_memory, offload_folder)
+    if placement is not None:
+        if backend == "transformer_lens":
+            raise InputError(f"device_map={device_map!s:.60} goes with backend transformers; leave one of the two out")
+        if device != "auto":
+            raise InputError(f"device '{device}' and device_map={device_map!s:.60} say where the model goes; give one")
     place = _device(device)
     if isinstance(source, (str, os.PathLike)):
-        model, found, name, revision = _from_name(os.fspath(source), revision, dtype, trust_remote_code)
-        model.to(place or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model, found, name, revision = _from_name(os.fspath(source), revision, dtype, trust_remote_code, placement)
+        if placement is None:
+            model.to(place or _usual_device())
         return _view(model, backend, tokenizer or found, name, revision, own=True)
     if isinstance(source, View):
-        given = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
-        for option, value in given.items():
-            if value not in ("auto", None):
+        given: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
+        for option, value in (given | {"device_map": device_map}).items():
+            if value is not None and (option == "device_map" or value != "auto"):
                 raise InputError(
                     f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out"
                 )
         return source
+    if placement is not None:
+        raise InputError(
+            f"device_map={device_map!s:.60} goes with a name or folder; split a model in memory by accelerate.dispatch_model"
+        )
     return _from_memory(source, backend, place, dtype, tokenizer, revision)
 
 
@@ -202,6 +230,13 @@ def _device(device: str) -> torch.device | None:
     return probe.device  # with its index: "cuda" is where a model on "cuda:0" is
 
 
+def _usual_device() -> str:
+    """CUDA if there is any: of several processes on a machine, each its own GPU."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{local_number() % torch.cuda.device_count()}" if launched() > 1 else "cuda"
+
+
 def _from_memory(
     source: Any, backend: Backend, place: torch.device | None, dtype: DType, tokenizer: Any, revision: str | None
 ) -> View:
@@ -210,6 +245,7 @@ def _from_memory(
     from transformers import PreTrainedModel
 
     from .huggingface import cast
+    from .split import is_split, weights
 
     is_bridge = type(source).__name__ == "TransformerBridge"
     if not is_bridge and not isinstance(source, PreTrainedModel):
@@ -221,8 +257,14 @@ def _from_memory(
         backend = "transformer_lens"  # a bridge is what TransformerLens runs, whatever the default says
     wanted = DTYPES.get(dtype)
     parameter = next(source.parameters())
-    if parameter.device.type == "meta":
+    if not all(weight.there for weight in weights(source)):
         raise InputError(f"the {type(source).__name__} has no weights (device meta); load them before it is measured")
+    if backend == "transformer_lens":
+        from .lens import refuse_split
+
+        refuse_split(source)
+    elif is_split(source):
+        return _split_already(source, place, wanted, tokenizer, revision)
     moves = (place is not None and place != parameter.device) or (wanted is not None and wanted != parameter.dtype)
     if moves:
         source = copy.deepcopy(source)
@@ -234,8 +276,25 @@ def _from_memory(
 
         bridge: Any = source
         return LensView(bridge, tokenizer=tokenizer, revision=revision)
-    name = source.config.name_or_path or f"in-memory {source.config.model_type}"
-    return _view(source, backend, tokenizer, name, revision, own=moves)
+    return _view(source, backend, tokenizer, _name_of(source), revision, own=moves)
+
+
+def _split_already(
+    source: Any, place: torch.device | None, dtype: torch.dtype | None, tokenizer: Any, revision: str | None
+) -> View:
+    _check_finite(source, type(source).__name__)
+    view = _view(source, "transformers", tokenizer, _name_of(source), revision, own=False)
+    for wanted, found, option in ((place, view.device, "device"), (dtype, view.dtype, "dtype")):
+        if wanted is not None and wanted != found:
+            raise InputError(
+                f"{option} '{wanted}' would move a {type(source).__name__} that accelerate has split; "
+                "leave it out, or load the checkpoint's folder"
+            )
+    return view
+
+
+def _name_of(model: Any) -> str:
+    return model.config.name_or_path or f"in-memory {model.config.model_type}"
 
 
 def _view(model: Any, backend: Backend, tokenizer: Any, name: str, revision: str | None, *, own: bool) -> View:
@@ -250,7 +309,9 @@ def _view(model: Any, backend: Backend, tokenizer: Any, name: str, revision: str
     return LensView(bridge, tokenizer=tokenizer, name=name, revision=revision)
 
 
-def _from_name(source: str, revision: str | None, dtype: DType, trust: bool) -> tuple[Any, Any, str, str | None]:
+def _from_name(
+    source: str, revision: str | None, dtype: DType, trust: bool, placement: Any
+) -> tuple[Any, Any, str, str | None]:
     if not Path(source).exists() and "@" in source:
         source, _, suffix = source.rpartition("@")
         if revision not in (None, suffix):
@@ -261,7 +322,8 @@ def _from_name(source: str, revision: str | None, dtype: DType, trust: bool) -> 
     folder = CHECKPOINTS / source if source in bundled() else Path(source).expanduser()
     if folder.is_dir():
         # A folder goes by its own name: its path is this machine's affair, and the weights' hash tells folders apart.
-        return _from_folder(folder, source if source in bundled() else folder.resolve().name, revision, dtype, trust)
+        name = source if source in bundled() else folder.resolve().name
+        return _from_folder(folder, name, revision, dtype, trust, placement)
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or folder.is_file()
     if looks_like_path:
         raise InputError(f"model folder '{source}' does not exist; give a folder with config.json and *.safetensors")
@@ -269,11 +331,11 @@ def _from_name(source: str, revision: str | None, dtype: DType, trust: bool) -> 
         raise InputError(
             f"model '{source}' is neither bundled ({', '.join(bundled())}) nor a folder; hub ids are written owner/name"
         )
-    return _from_hub(source, revision, dtype, trust)
+    return _from_hub(source, revision, dtype, trust, placement)
 
 
 def _from_folder(
-    folder: Path, name: str, revision: str | None, dtype: DType, trust: bool
+    folder: Path, name: str, revision: str | None, dtype: DType, trust: bool, placement: Any
 ) -> tuple[Any, Any, str, str | None]:
     if revision is not None:
         steps = sorted(path.parent.name for path in folder.glob("*/config.json"))
@@ -286,11 +348,13 @@ def _from_folder(
         others = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt"))
         reason = f"only {others[0]}, which may run code when read" if others else "no weights"
         raise InputError(f"folder '{folder}' holds {reason}; convert the weights to *.safetensors")
-    model, tokenizer = _read(str(folder), None, dtype, trust, name)
+    model, tokenizer = _read(str(folder), None, dtype, trust, name, placement)
     return model, tokenizer, name, revision
 
 
-def _from_hub(source: str, revision: str | None, dtype: DType, trust: bool) -> tuple[Any, Any, str, str | None]:
+def _from_hub(
+    source: str, revision: str | None, dtype: DType, trust: bool, placement: Any
+) -> tuple[Any, Any, str, str | None]:
     """A hub id: from the local cache if it is there, else over the network, asked once before the long way round."""
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -312,21 +376,27 @@ def _from_hub(source: str, revision: str | None, dtype: DType, trust: bool) -> t
             f"'{source}' is not in the local cache and the hub cannot be reached ({reason}); "
             "check the network, or give a folder"
         ) from None
-    model, tokenizer = _read(source, revision, dtype, trust, source)
+    model, tokenizer = _read(source, revision, dtype, trust, source, placement)
     return model, tokenizer, source, getattr(model.config, "_commit_hash", None) or commit
 
 
-def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str) -> tuple[Any, Any]:
+def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str, placement: Any) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     from .huggingface import family_of
 
     given: dict[str, Any] = {"revision": revision} if revision is not None else {}
+
+    def structure() -> Any:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+
     with _quiet():
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **given)
             family_of(config)
+            where = {} if placement is None else placement.arguments(structure)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=config,
@@ -335,6 +405,7 @@ def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str)
                 trust_remote_code=trust,
                 ignore_mismatched_sizes=True,  # refused below, by name
                 output_loading_info=True,
+                **where,
                 **given,
             )
             model, loading = loaded
@@ -386,21 +457,26 @@ def _unread(model: Any, names: Iterable[str]) -> list[str]:
 
 
 def _check_finite(model: Any, name: str) -> None:
-    for tensor_name, tensor in model.named_parameters():
-        if not torch.isfinite(tensor).all():
-            raise InputError(f"model '{name}' has weights that are not finite ({tensor_name}); check the checkpoint")
+    from .split import weights
+
+    for weight in weights(model):
+        if not torch.isfinite(weight.value()).all():
+            raise InputError(f"model '{name}' has weights that are not finite ({weight.name}); check the checkpoint")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and notes; its errors come out as ours."""
+    """Without transformers' progress bars and notes, and accelerate's; their errors come out as ours."""
     from transformers.utils import logging
+
+    from . import split
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with split.quiet():
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

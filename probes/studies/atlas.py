@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from .. import processes
 from ..errors import InputError
 from ..jacobian import jacobian
 from ..models.load import fresh
@@ -200,9 +201,10 @@ def atlas(
         label = place.label()
         measured.append(unfinished.unit(label, keys[label], partial(_measure, place, seeds, products)))
     result = _join(chosen, measured, seeds, products)
-    save(result, out / "map.nc")
-    if finish is not None:
-        finish(result)
+    if processes.first():
+        save(result, out / "map.nc")
+        if finish is not None:
+            finish(result)
     unfinished.clear()
     if advance is not None:
         advance("map", float(len(chosen)), float(len(chosen)))

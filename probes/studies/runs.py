@@ -10,6 +10,7 @@ from typing import Any
 import xarray as xr
 from torch import Tensor
 
+from .. import processes
 from ..errors import InputError
 from ..files import file_name
 from ..models.load import Backend, DType, load
@@ -24,6 +25,7 @@ class Loading:
     backend: Backend = "transformers"
     device: str = "auto"
     dtype: DType = "auto"
+    split: Mapping[str, Any] | None = None  # device_map, max_memory, offload_folder, for models larger than one device
 
     def load(self, source: str) -> View:
         """The model.
@@ -31,7 +33,7 @@ class Loading:
         Raises:
             InputError: as `probes.load` does.
         """
-        return load(source, self.backend, device=self.device, dtype=self.dtype)
+        return load(source, self.backend, device=self.device, dtype=self.dtype, **self.split or {})
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ def require_free(files: Sequence[Path]) -> None:
 
 
 def write_results(results: Mapping[str, xr.Dataset], out: Path, name: str, figure: Callable[..., Any]) -> None:
-    """Write `result_files` and the figure of all models."""
+    """Write `result_files` and the figure of all models; of several processes the first does."""
+    if not processes.first():
+        return
     for result, file in zip(results.values(), result_files(results, out, name), strict=True):
         save(result, file)
     figure(results, path=out / f"{name}.png")

@@ -19,10 +19,12 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
+from .. import processes
 from ..errors import InputError
 from ..jacobian import Method, Pathway, Readout, jacobian
 from ..models.load import DType
 from ..models.view import View
+from ..plan import Plan, plan
 from ..plots import jacobian_figure, theory_figure
 from ..prompts import FirstToken, describe, prompts
 from ..results import combine
@@ -119,6 +121,7 @@ def study(
     backend: Literal["transformers", "transformer_lens"] = "transformers",
     device: str = "auto",
     dtype: DType = "auto",
+    split_over: Mapping[str, Any] | None = None,
     advance: Advance | None = None,
     told: Callable[[str], object] | None = None,
 ) -> dict[str, xr.Dataset]:
@@ -126,7 +129,8 @@ def study(
 
     Writes `NAME.nc` for one model or `NAME-MODEL.nc` for each of several, `NAME.png` and `NAME.svg`, where NAME is the
     figure's; all of it at the end. `advance(label, done, total)` hears of products done, `told` in one line which runs are
-    there from a study that was interrupted.
+    there from a study that was interrupted. `split_over` holds `device_map`, `max_memory`, `offload_folder`, as
+    `probes.load` takes them.
 
     Raises:
         InputError: bad input, or an unfinished study with other settings in `out` (the message says which).
@@ -148,7 +152,7 @@ def study(
     def prompted(model: View) -> Tensor:
         return prompts(model, n=settings.prompts, length=settings.length, **settings.source())
 
-    models = subjects(sources, Loading(backend, device, dtype), prompted, check)
+    models = subjects(sources, Loading(backend, device, dtype, split_over), prompted, check)
     require_free(written_files([one.name for one in models], out, name))
     found = unfinished.going_on([_label(one.name, run) for one in models for run in settings.runs()])
     if told is not None and found is not None:
@@ -156,11 +160,21 @@ def study(
     results: dict[str, xr.Dataset] = {}
     for one in models:
         model = one.model()
+        if told is not None:
+            left = sum(not unfinished.done(_label(one.name, run)) for run in settings.runs())
+            told(estimate(model, settings, name, left).line(one.name))
         runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
         results[one.name] = _with_fits(combine(runs), model)
     write_results(results, out, name, FIGURES[name])
     unfinished.clear()
     return results
+
+
+def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"], runs: int) -> Plan:
+    """What so many runs of this study will take."""
+    pathway = "all" if settings.by_path else settings.pathway
+    chosen: dict[str, Any] = {"method": settings.method, "products": settings.products, "pathway": pathway}
+    return plan(model, settings.prompts, settings.length, name, runs=runs, processes=processes.count(), **chosen)
 
 
 FIGURES = {"jacobian": jacobian_figure, "theory": theory_figure}

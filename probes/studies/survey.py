@@ -16,12 +16,15 @@ from typing import Any, Literal, TypeAlias
 import xarray as xr
 from torch import Tensor
 
+from .. import processes
 from ..bos import bos_swap, state
 from ..errors import InputError
 from ..files import write_table
 from ..leakage import leakage
 from ..models.load import Backend, DType
 from ..models.view import View
+from ..plan import PROBES as PLANNED
+from ..plan import plan
 from ..plots.bos import bos_figure
 from ..plots.leakage import leakage_figure
 from ..plots.sinks import sinks_figure
@@ -79,6 +82,7 @@ def survey(
     backend: Backend = "transformers",
     device: str = "auto",
     dtype: DType = "auto",
+    split_over: Mapping[str, Any] | None = None,
     advance: Advance | None = None,
     told: Callable[[str], object] | None = None,
 ) -> Results:
@@ -97,6 +101,7 @@ def survey(
         prompts: windows of text; the arguments up to `seed` are those of `probes.prompts`.
         length: positions per prompt.
         backend: who runs the models; as `device` and `dtype`, see `probes.load`.
+        split_over: `device_map`, `max_memory`, `offload_folder` of `probes.load`, for models larger than one device.
         advance: hears (what is running, done, in all).
         told: hears in one line which units are there already.
 
@@ -133,7 +138,7 @@ def survey(
     def prompted(model: View) -> Tensor:
         return windows(model, n=prompts, length=length, **source)
 
-    models = subjects(sources, Loading(backend, device, dtype), prompted, check)
+    models = subjects(sources, Loading(backend, device, dtype, split_over), prompted, check)
     require_free(written_files([one.name for one in models], out, chosen.name, f"{chosen.name}.md"))
     found = unfinished.going_on([label(one.name, value) for one in models for value in split_up])
     if told is not None and found is not None:
@@ -141,6 +146,11 @@ def survey(
     results: Results = {}
     for one in models:
         model, units = one.model(), []
+        left = sum(not unfinished.done(label(one.name, value)) for value in split_up)
+        if told is not None and chosen.name in PLANNED:
+            asked = next(iter(split_up.values()))
+            plans = {"runs": left, "processes": processes.count(), **asked}
+            told(plan(model, prompts, length, chosen.name, **plans).line(one.name))
         common: dict[str, Any] = {}
         for value, given in split_up.items():
             running = label(one.name, value)
@@ -173,11 +183,13 @@ def survey(
 
 
 def write_report(report: Report, path: Path) -> None:
-    """A report as a page in Markdown, under the command that made it.
+    """A report as a page in Markdown, under the command that made it; of several processes the first writes it.
 
     Raises:
         InputError: the path cannot be written to.
     """
+    if not processes.first():
+        return
     *above, last = report.tables
     command = str(made_with()["command"])
     lines = [f"`{command}`"] if command else []

@@ -2,8 +2,11 @@
 
 A unit is what is measured in one go: a model under one condition, a place of a map, one replacement. Its file says what it
 was measured with (`key`); started again, the same work reads back what is there, and other work is refused before anything
-is measured. A key is plain data by name; where it holds the options that chose the prompts, their hash decides whether
-these are the same (a text may have moved), and the options only say why not.
+is measured. Of a unit that was cut short, the pieces that were done (prompts, mostly) are kept beside it in the same way,
+by `probes.pieces`. With several processes all of them measure, and the first one writes.
+
+A key is plain data by name; where it holds the options that chose the prompts, their hash decides whether these are the
+same (a text may have moved), and the options only say why not.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from typing import Any, TypeAlias
 import h5py
 import xarray as xr
 
+from .. import processes
 from ..errors import InputError
 from ..files import file_name, require_writable
 from ..models.view import View
+from ..pieces import keeping, key_of, part_files
 from ..results import load, provenance, save
 
 Advance: TypeAlias = Callable[[str, float, float], None]  # (what is running, done, in all)
@@ -32,9 +37,9 @@ NAMED = 6  # of the units found, in the line that says so
 
 
 def measured_on(model: View, tokens: Any) -> dict[str, Any]:
-    """The part of a key that is the model's and the prompts'."""
+    """The part of a key that is the model's, the prompts' and the program's."""
     made = provenance(model, tokens)
-    return {name: made[name] for name in ("weights", "backend", "dtype", HASH)}
+    return {name: made[name] for name in ("weights", "backend", "dtype", HASH, "headwater")}
 
 
 class Unfinished:
@@ -48,10 +53,16 @@ class Unfinished:
         self.out, self.kind = Path(out), kind
         self.folder = self.out / FOLDER
         self._labels: set[str] = set()
-        require_writable(self.folder)
+        if processes.first():
+            require_writable(self.folder)
+        processes.wait()
 
     def has(self, label: str) -> bool:
-        """Whether a unit of this label is there, measured with whatever."""
+        """Whether something of a unit of this label is there, measured with whatever."""
+        return self.done(label) or key_of(self._parts(label)) is not None
+
+    def done(self, label: str) -> bool:
+        """Whether all of it is there."""
         return self._file(label).exists()
 
     def check(self, label: str, key: Mapping[str, Any], *, without: Collection[str] = ()) -> None:
@@ -76,13 +87,14 @@ class Unfinished:
 
     def going_on(self, labels: Sequence[str]) -> str | None:
         """One line that says which of these units are there already; None where there are none."""
-        found = [label for label in labels if self.has(label)]
-        if not found:
+        found = [label for label in labels if self.done(label)]
+        begun = [label for label in labels if label not in found and self.has(label)]
+        if not found and not begun:
             return None
         more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-        return (
-            f"going on with '{self.folder}': {len(found)} of {len(labels)} are done ({', '.join(found[:NAMED])}{more})"
-        )
+        done = f" ({', '.join(found[:NAMED])}{more})" if found else ""
+        partly = f", {', '.join(begun)} begun" if begun else ""
+        return f"going on with '{self.folder}': {len(found)} of {len(labels)} are done{done}{partly}"
 
     def unit(
         self,
@@ -99,32 +111,58 @@ class Unfinished:
         """
         self._labels.add(label)
         self.check(label, key)
-        file = self._file(label)
-        if file.exists():
+        file, mark = self._file(label), {"kind": self.kind, "key": dict(key)}
+        if processes.agreed(file.exists()):
             found = load(file)
             del found.attrs[MARK]
             if advance is not None:
                 advance(label, 1.0, 1.0)
             return found
-        made = measure()
-        save(made.assign_attrs({MARK: json.dumps({"kind": self.kind, "key": dict(key)}, default=str)}), file)
+        with keeping(self._parts(label), mark):
+            made = measure()
+        if processes.first():
+            save(made.assign_attrs({MARK: json.dumps(mark, default=str)}), file)
+        processes.wait()
+        if processes.first():
+            for part in part_files(self._parts(label)):
+                part.unlink(missing_ok=True)
         return made
 
     def clear(self) -> None:
         """Remove all units of this kind, those of an older number of seeds, too; other files stay."""
+        processes.wait()  # somebody may be reading
+        if not processes.first():
+            return
         cut_short = tuple(f".{file_name(label)}-" for label in self._labels)  # by a kill while they were written
         for file in self.folder.glob("*.nc"):
             mark = _mark(file)
             if (mark is not None and mark.get("kind") == self.kind) or file.name.startswith(cut_short):
                 file.unlink(missing_ok=True)
+        for part in self.folder.glob("*.part*"):
+            path = part.with_name(part.name.rpartition(".part")[0])
+            found = key_of(path)
+            ours = (
+                path.name in {file_name(label) for label in self._labels}
+                if found is None
+                else found.get("kind") == self.kind
+            )
+            if ours:
+                part.unlink(missing_ok=True)
         with suppress(OSError):  # somebody else's file is in it
             self.folder.rmdir()
 
     def _file(self, label: str) -> Path:
         return self.folder / f"{file_name(label)}.nc"
 
+    def _parts(self, label: str) -> Path:
+        return self.folder / file_name(label)
+
     def _key(self, label: str) -> dict[str, Any]:
         file = self._file(label)
+        if not file.exists():
+            begun = key_of(self._parts(label))
+            if begun is not None:
+                return begun["key"]
         mark = _mark(file)
         if mark is None:
             load(file)  # says what is wrong with it, if it is damaged

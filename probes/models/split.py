@@ -1,0 +1,396 @@
+"""Models larger than one device: spread by accelerate over several devices, main memory and disk.
+
+accelerate replaces the forward pass of modules by one that calls a hook before and after it. Before, the inputs go to the
+device where the module runs ("execution device"), and weights that lie elsewhere ("offloaded") are fetched; after, those
+are let go again. In between an offloaded parameter is on PyTorch's device "meta", where tensors have no values; the hook's
+`weights_map` has them. Here stands what a view needs to know about that: where a module runs, what its weights are, what a
+structural copy has to share, a block's weights gathered on one device, and where a caller wants a model put.
+
+Only hooks that align devices are understood. Others of accelerate's move or cast the model's own weights in place, which a
+view must not do to its caller.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import dispatch_model
+from accelerate.hooks import AlignDevicesHook, ModelHook, SequentialHook
+from accelerate.utils.modeling import convert_file_size_to_int
+from torch import Tensor, nn
+
+from ..errors import InputError
+
+POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's own ways to make a map
+HOOKED = ("forward", "_old_forward", "_hf_hook")  # what accelerate puts on a module
+MOVERS = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa", "neuron")  # what it replaces on the whole model
+
+
+# ------------------------------------------------------------------------------------------------ what accelerate did
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether accelerate runs this model: some module carries a hook of its."""
+    return any("_hf_hook" in vars(module) for module in model.modules())
+
+
+def hooks(module: nn.Module) -> list[AlignDevicesHook]:
+    """The hooks that align this module's devices.
+
+    Raises:
+        InputError: it carries another hook of accelerate's.
+    """
+    found = vars(module).get("_hf_hook")
+    return [] if found is None else _flat(found)
+
+
+def _flat(hook: ModelHook) -> list[AlignDevicesHook]:
+    if isinstance(hook, SequentialHook):
+        return [one for part in hook.hooks for one in _flat(part)]
+    if isinstance(hook, AlignDevicesHook):
+        return [hook]
+    raise InputError(
+        f"the model carries accelerate's hook '{type(hook).__name__}', which changes its weights in place as it runs; "
+        "remove it, or split the model by a device map"
+    )
+
+
+def only_aligned(module: nn.Module) -> bool:
+    """Whether the forward pass on this module is accelerate's around the class's own, and nobody else's."""
+    forward, own = vars(module).get("forward"), vars(module).get("_old_forward")
+    return (
+        bool(hooks(module))
+        and isinstance(forward, functools.partial)
+        and forward.func.__module__ == ModelHook.__module__
+        and getattr(own, "__self__", None) is module
+        and getattr(own, "__func__", None) is type(module).forward
+    )
+
+
+def execution_device(module: nn.Module) -> torch.device:
+    """Where the module runs: as its first hook says, else where its first parameter is."""
+    for part in module.modules():
+        for hook in hooks(part):
+            if hook.execution_device is not None:
+                return torch.empty(0, device=hook.execution_device).device  # with its index
+    return next(module.parameters()).device
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter and, where it is offloaded, who has its values and under which key."""
+
+    name: str
+    parameter: nn.Parameter
+    source: tuple[Any, str] | None  # (a hook's mapping from keys to values, the key)
+
+    @property
+    def there(self) -> bool:
+        """Whether it has values at all."""
+        return self.source is not None or not self.parameter.is_meta
+
+    def value(self) -> Tensor:
+        """The parameter itself, or its values wherever they are kept, in its dtype.
+
+        Raises:
+            InputError: what was offloaded cannot be read any more.
+        """
+        if self.source is None:
+            return self.parameter
+        values, key = self.source
+        try:
+            return values[key].to(self.parameter.dtype)
+        except (KeyError, OSError) as error:
+            raise InputError(
+                f"the offloaded weight '{self.name}' cannot be read ({type(error).__name__}); "
+                "keep checkpoint and offload folder as long as the model is used"
+            ) from None
+
+
+def weights(model: nn.Module) -> Iterator[Weight]:
+    """Every parameter of the model, under each of its names where it has several; no values are read yet."""
+    yield from _weights(model, "", None)
+
+
+def _weights(module: nn.Module, prefix: str, holder: tuple[Any, int] | None) -> Iterator[Weight]:
+    for hook in hooks(module):
+        if hook.offload and hook.weights_map is not None:
+            holder = (hook.weights_map, len(prefix))  # whose keys begin below this module
+    for key, parameter in module._parameters.items():
+        if parameter is not None:
+            name = prefix + key
+            offloaded = parameter.is_meta and holder is not None
+            yield Weight(name, parameter, (holder[0], name[holder[1] :]) if offloaded and holder else None)
+    for key, child in module._modules.items():
+        if child is not None:
+            yield from _weights(child, f"{prefix}{key}.", holder)
+
+
+def distinct(model: nn.Module) -> Iterator[Tensor]:
+    """The values of every weight, tied ones once, read one after another.
+
+    Of offloaded weights a tie shows in the model's own list of them alone: accelerate makes a new "meta" parameter per
+    module in every pass.
+    """
+    found = {weight.name: weight for weight in weights(model)}
+    ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    seen: set[int] = set()
+    for weight in found.values():
+        if id(weight.parameter) in seen:
+            continue
+        seen.add(id(weight.parameter))
+        twin = found.get(ties.get(weight.name, ""), weight)
+        if twin.parameter is weight.parameter or not torch.equal(weight.value().cpu(), twin.value().cpu()):
+            yield weight.value()
+
+
+# ------------------------------------------------------------------------------------------------ copies and parts
+
+
+def shared(model: nn.Module) -> dict[int, Any]:
+    """`copy.deepcopy`'s memo for a structural copy: parameters, buffers and offloaded weights are the very same.
+
+    What accelerate changes as a model runs is the copy's own: its "meta" parameters, and the list of tied weights that are
+    fetched already, whose tensors are shared.
+    """
+    memo: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers()) if not x.is_meta}
+    for module in model.modules():
+        for hook in hooks(module):
+            if hook.weights_map is not None:
+                memo[id(hook.weights_map)] = hook.weights_map
+            fetched = hook.tied_params_map
+            if fetched is not None and id(fetched) not in memo:
+                memo[id(fetched)] = {pointer: dict(places) for pointer, places in fetched.items()}
+    return memo
+
+
+def unbind(copied: nn.Module) -> None:
+    """Take from a structural copy what accelerate bound to the model it was copied from: `to` and the like."""
+    if is_split(copied):
+        for name in MOVERS:
+            vars(copied).pop(name, None)
+
+
+@torch.no_grad()
+def gathered(block: nn.Module, device: torch.device) -> Any:
+    """A stand-in for a block, with all of its weights on one device and without hooks; to be read, not run.
+
+    Weights that are there already are the block's own, others are fetched and belong to the stand-in.
+    """
+    found = {weight.name: weight.value() for weight in weights(block)}
+    found = {name: x if x.device == device else x.detach().to(device) for name, x in found.items()}
+
+    def bare(module: nn.Module, prefix: str) -> nn.Module:
+        made = object.__new__(type(module))
+        vars(made).update({key: value for key, value in vars(module).items() if key not in HOOKED})
+        own = {key: None if value is None else found[prefix + key] for key, value in module._parameters.items()}
+        children = {
+            key: None if child is None else bare(child, f"{prefix}{key}.") for key, child in module._modules.items()
+        }
+        vars(made).update(_parameters=own, _modules=children)
+        return made
+
+    return bare(block, "")
+
+
+# ------------------------------------------------------------------------------------------------ putting a model there
+
+
+def dispatched(model: Any, like: Any) -> Any:
+    """`model`, which is whole and on the CPU, put where `like` is: the same devices, main memory and disk.
+
+    What goes to disk is written to a temporary folder, within the folder that `like` was offloaded to if there is one; it
+    is removed as soon as nothing reads from it any more.
+    """
+    root = [hook.execution_device for hook in hooks(like) if hook.execution_device is not None]
+    main: Any = root[0] if root else execution_device(like)
+    main = "cpu" if str(main) == "cpu" else main  # accelerate compares it with that string
+    places = dict(getattr(like, "hf_device_map", None) or _leaves(like))
+    if "" in places:  # by this name accelerate finds no weights to offload
+        places = {name: places[""] for name, _ in model.named_children()}
+    folder = None
+    if "disk" in places.values():
+        given = next((keeper for keeper in map(_folder, _loaders(like)) if keeper is not None), None)
+        folder = tempfile.mkdtemp(prefix="headwater-offload-", dir=given)
+    try:
+        with quiet():
+            dispatch_model(
+                model, places, main, offload_dir=folder, skip_keys=getattr(like, "_skip_keys_device_placement", None)
+            )
+    finally:
+        if folder is not None:
+            reader = next(_loaders(model), None)
+            if reader is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                weakref.finalize(reader, shutil.rmtree, folder, ignore_errors=True)
+    return model
+
+
+def _leaves(model: nn.Module) -> dict[str, Any]:
+    """A map for a model that was offloaded as a whole, without one."""
+    places: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        offloading = [hook for hook in hooks(module) if hook.offload]
+        if offloading:
+            places[name] = "cpu" if _folder(_loader(offloading[0])) is None else "disk"
+        elif any(parameter is not None for parameter in module._parameters.values()):
+            places[name] = str(execution_device(module))
+    return places
+
+
+def _loader(hook: AlignDevicesHook) -> Any:
+    """What a hook reads offloaded weights from; all hooks of a model have the same one, each with its own prefix."""
+    return getattr(hook.weights_map, "dataset", hook.weights_map)
+
+
+def _loaders(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        for hook in hooks(module):
+            if hook.offload and hook.weights_map is not None:
+                yield _loader(hook)
+
+
+def _folder(loader: Any) -> str | None:
+    folder = getattr(loader, "save_folder", None)
+    return os.fspath(folder) if folder is not None and os.path.isdir(folder) else None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a caller wants a model: `device_map`, `max_memory`, `offload_folder` as accelerate has them."""
+
+    device_map: str | Mapping[str, str]  # of a mapping, devices by name, "cpu" and "disk" among them
+    max_memory: Mapping[int | str, int] | None  # bytes
+    offload_folder: str | None
+
+    @classmethod
+    def of(cls, device_map: Any, max_memory: Any, offload_folder: Any) -> Placement | None:
+        """What was asked for, or None for nothing.
+
+        Raises:
+            InputError: an unknown policy or device, a size that is none, or options that do not go together.
+        """
+        folder = None if offload_folder is None else os.fspath(offload_folder)
+        if device_map is None:
+            for option, value in (("max_memory", max_memory), ("offload_folder", folder)):
+                if value is not None:
+                    raise InputError(f"{option}={value!s:.60} goes with a device_map; give one, as 'auto'")
+            return None
+        if isinstance(device_map, Mapping):
+            if max_memory is not None:
+                raise InputError(
+                    f"max_memory={max_memory!s:.60} changes nothing where device_map names the devices; leave it out"
+                )
+            if not device_map:
+                raise InputError("device_map={} names no module; give 'auto', or a device for every module")
+            return cls({str(name): _place(name, device) for name, device in device_map.items()}, None, folder)
+        if device_map not in POLICIES:
+            raise InputError(
+                f"device_map '{device_map}' does not exist; use {', '.join(POLICIES)} or a dict from modules to devices"
+                " (for a single device give device)"
+            )
+        return cls(device_map, None if max_memory is None else _sizes(max_memory), folder)
+
+    def arguments(self, structure: Callable[[], nn.Module]) -> dict[str, Any]:
+        """The same for transformers; `structure` makes the model without weights, and is asked only for a mapping.
+
+        Raises:
+            InputError: the mapping names no module of the model, or leaves one out.
+        """
+        named = self.device_map
+        found: dict[str, Any] = {"device_map": named if isinstance(named, str) else disjoint(named, structure())}
+        if self.max_memory is not None:
+            found["max_memory"] = dict(self.max_memory)
+        if self.offload_folder is not None:
+            found["offload_folder"] = self.offload_folder
+        return found
+
+
+def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
+    """The same map without one entry inside another ("" and "model.layers.3"), which transformers and accelerate read apart.
+
+    Raises:
+        InputError: a name that is no module of the model, weights without a device, or tied ones on two.
+    """
+    names = {name for name, _ in model.named_modules()}
+    for name in device_map:
+        if name not in names:
+            known = [key for key in names if key and key.count(".") < 2]
+            raise InputError(f"device_map names '{name}', no module of this model; it has {', '.join(sorted(known))}")
+    found: dict[str, str] = {}
+
+    def put(name: str, module: nn.Module, device: str | None) -> None:
+        device = device_map.get(name, device)
+        below = f"{name}." if name else ""
+        if any(key.startswith(below) and key != name for key in device_map):
+            for child, part in module.named_children():
+                put(below + child, part, device)
+        elif device is not None:
+            found[name] = device
+        elif any(True for _ in module.parameters()):
+            raise InputError(f"device_map gives no device for '{name}'; add it, or one for all the rest under ''")
+
+    put("", model, None)
+    for pair in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+        places = [next(found[name] for name in found if not name or key.startswith(f"{name}.")) for key in pair]
+        if places[0] != places[1]:  # transformers then looks for a second copy of the weight in the file
+            raise InputError(
+                f"device_map puts '{pair[0]}' on '{places[0]}' and '{pair[1]}' on '{places[1]}', which are one weight; "
+                "give both one device"
+            )
+    return found
+
+
+def _place(name: Any, device: Any) -> str:
+    if device == "disk":
+        return "disk"
+    try:
+        probe = torch.zeros(1, device=torch.device(device))
+        probe.item()  # there, working, and holding values
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise InputError(
+            f"device_map puts '{name}' on '{device}', which cannot be used ({reason}); give cpu, cuda:0 or disk"
+        ) from None
+    return str(probe.device)
+
+
+def _sizes(max_memory: Any) -> dict[int | str, int]:
+    if not isinstance(max_memory, Mapping) or not max_memory:
+        raise InputError(f"max_memory={max_memory!s:.60} names no device; give sizes by device, as {{'cpu': '8GiB'}}")
+    found: dict[int | str, int] = {}
+    count = torch.accelerator.device_count()
+    for device, size in max_memory.items():
+        numbered = isinstance(device, int) and 0 <= device < count
+        if device not in ("cpu", "disk") and not numbered:
+            raise InputError(
+                f"max_memory names '{device}', which is not there; give cpu, or the number of one of {count} accelerators"
+            )
+        try:
+            found[device] = convert_file_size_to_int(int(size) if str(size).isdecimal() else size)
+        except (ValueError, AttributeError):
+            raise InputError(f"max_memory for '{device}' is '{size}', no size; give bytes, or as in 10GiB") from None
+    return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without accelerate's notes that weights are offloaded, which is what was asked for."""
+    logger = logging.getLogger("accelerate.big_modeling")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,221 @@
+"""What a measurement will take, said before it begins: memory above the loaded model at its peak, and time.
+
+Memory is counted from shapes (`probes.memory`), time from operations and the rate at which this machine multiplies matrices
+of the shapes that come up, measured for a moment. The first is held to 25 % by `benchmarks/planner.py` on its models; the
+second is a rough guess, since a machine has other things to do.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from .errors import InputError
+from .jacobian import FROZEN, KEPT_BYTES, PRODUCTS, Pathway
+from .leakage import LOGITS_AT_ONCE, TOKENS_AT_ONCE
+from .memory import Pace, Sizes, paced
+from .models.fused import BLOCK_NUMBERS
+from .models.view import View
+
+Name: TypeAlias = Literal["jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap"]
+PROBES: tuple[Name, ...] = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")
+MIB, GIB = 1 << 20, 1 << 30
+CALL = 2e-5  # seconds of an operation besides its arithmetic: what small models spend their time on
+CALLS = 60  # operations of a block's forward pass, about; its derivative has twice as many
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An estimate. `memory` is bytes at the peak above the loaded model, of a process that is warm; `weights` the model's.
+
+    `chunk` and `keep` are how a Jacobian would be taken (`probes.memory.Pace`); None for the other probes.
+    """
+
+    probe: Name
+    memory: int
+    weights: int
+    seconds: float
+    chunk: int | None = None
+    keep: bool | None = None
+
+    def line(self, name: str) -> str:
+        """One line for the terminal."""
+        how = ""
+        if self.chunk is not None:
+            kept = "" if self.keep else ", blocks made again for each"
+            how = f", {self.chunk} direction{'s' * (self.chunk > 1)} at once{kept}"
+        return (
+            f"{name}: about {_bytes(self.memory)} above the model's {_bytes(self.weights)}, "
+            f"about {_duration(self.seconds)} in all{how}"
+        )
+
+
+def plan(
+    model: View,
+    prompts: int,
+    length: int,
+    probe: Name,
+    *,
+    runs: int = 1,
+    processes: int = 1,
+    **options: Any,
+) -> Plan:
+    """Estimate what `probe` takes on so many prompts of so many positions.
+
+    Args:
+        model: any view.
+        prompts: how many; in the time, divided by `processes`.
+        length: positions per prompt.
+        probe: "jacobian", "theory", "sinks", "trajectory", "leakage" or "bos-swap".
+        runs: how often it is done: conditions and seeds, replacements.
+        processes: that share the prompts.
+        options: of the probe, as far as they matter here: `method`, `products`, `pathway`, `chunk` (jacobian, theory),
+            `keys`, `reacts` (sinks), `lags`, `bootstrap` (leakage, bos-swap).
+
+    Raises:
+        InputError: no such probe.
+    """
+    if probe not in PROBES:
+        raise InputError(f"probe '{probe}' does not exist; use {', '.join(PROBES)}")
+    sizes = Sizes.of(model)
+    share = -(-prompts // processes)
+    arithmetic, calls = sizes.blocks * _flops(sizes, length) / _rate(model, sizes, length), sizes.blocks * CALLS * CALL
+    forward = arithmetic + calls
+    pace: Pace | None = None
+    if probe in ("jacobian", "theory"):
+        pace = paced(model, length)
+        if options.get("chunk"):
+            pace = Pace(int(options["chunk"]), pace.keep)
+        memory, seconds = _jacobian(sizes, length, pace, (arithmetic, calls), options)
+        seconds *= share * runs
+        if probe == "theory":
+            grams = _theory(sizes, length)
+            memory = max(memory, grams)
+            seconds += share * runs * 3 * forward * (1 + length / sizes.width)
+    elif probe == "sinks":
+        every, twice = options.get("keys") == "all", options.get("reacts") is not None
+        memory = _forward(sizes, length) * (1 + twice) + _patterns(sizes, length) * max(every, twice)
+        seconds = share * runs * forward * (1.1 + 0.3 * every + 1.5 * twice)
+    elif probe == "trajectory":
+        memory = max(_forward(sizes, length), 28 * length * sizes.width)  # magnitudes, sorted, with their places
+        seconds = share * runs * forward * 4
+    else:
+        memory, seconds = _leakage(model, sizes, prompts, length, options), 2 * share * forward
+        seconds *= runs if probe == "leakage" else 2 * runs
+        if probe == "bos-swap":
+            pace = paced(model, length)
+            more, taken = _jacobian(sizes, length, pace, (arithmetic, calls), options)
+            memory, seconds = max(memory, more), seconds + 4 * 2 * runs * taken + 4 * share * runs * forward
+            pace = None
+    weights = sum(p.numel() * p.element_size() for p in _parameters(model))
+    return Plan(probe, memory, weights, seconds, pace and pace.chunk, None if pace is None else pace.keep)
+
+
+def _parameters(model: View) -> Any:
+    """The weights behind a view, where it has any to show."""
+    held = getattr(model, "original", model)
+    module = getattr(held, "_model", None)
+    return [] if module is None else module.parameters()
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+
+def _jacobian(
+    sizes: Sizes, length: int, pace: Pace, forward: tuple[float, float], options: dict[str, Any]
+) -> tuple[int, float]:
+    """(bytes, seconds per prompt); `forward` is a pass's arithmetic and its calls, in seconds."""
+    method = options.get("method", "sketch")
+    pathway: Pathway = options.get("pathway") or "total"
+    products = options.get("products")
+    count = {"exact": sizes.width, "scalar": 1}.get(str(method), products if isinstance(products, int) else PRODUCTS)
+    chunk, flows = min(pace.chunk, count), len(FROZEN[pathway])
+    one = length * sizes.width * sizes.itemsize  # a stream, or a cotangent at every position
+    streams = (sizes.blocks + 1) * one
+    if sizes.apart:
+        kept = sizes.linearized(length) * (sizes.blocks if pace.keep else 1)
+        passing = max(sizes.making(length), chunk * sizes.product(length) + (flows - 1) * chunk * one)
+        folded = sizes.blocks * sizes.folded()
+    else:  # the module's own graph
+        kept, folded = 0, 0
+        graph = 10 * sizes.width + 4 * (sizes.queries + sizes.keys) + 4 * sizes.features
+        passing = chunk * graph * length * sizes.itemsize
+    # What arrives: as it is, side by side, squared; of probes all that were pulled, for pairs, and doubles of one chunk.
+    arrived = 3 * chunk * one
+    if method == "sketch":
+        probes = max(8, count - int(0.625 * count))
+        each = 4 * length * sizes.width
+        arrived = 2 * chunk * one + 16 * chunk * length * sizes.width + min(KEPT_BYTES, probes * each)
+    memory = folded + streams + kept + max(passing, arrived)
+    # A product is a pass backwards, and attention's scores once more; a chunk of them shares the calls.
+    chunks = max(1.0, count / chunk)
+    making = sum(forward) * (1 if pace.keep else chunks)
+    return memory, sum(forward) + making + flows * (1.2 * count * forward[0] + 2 * chunks * forward[1])
+
+
+def _theory(sizes: Sizes, length: int) -> int:
+    """Bytes of the kernel: a few T x T matrices in double precision, and every head's pattern."""
+    patterns = (2 * sizes.heads + 8) * length * length * 4 + 6 * length * length * 8
+    return sizes.blocks * sizes.folded() + (sizes.blocks + 1) * length * sizes.width * sizes.itemsize + patterns
+
+
+def _forward(sizes: Sizes, length: int) -> int:
+    """Bytes of a forward pass without gradients: streams before and after, and the wider of attention and feed-forward."""
+    attention = 2 * (sizes.queries + 2 * sizes.keys) + 3 * sizes.queries
+    feed = (3 if sizes.gated else 2) * sizes.features
+    return (3 * sizes.width + max(attention, feed)) * length * sizes.itemsize
+
+
+def _patterns(sizes: Sizes, length: int) -> int:
+    """Bytes of a block of queries' patterns, of which two are alive."""
+    rows = max(1, min(length, BLOCK_NUMBERS // (sizes.heads * length)))
+    return 2 * 4 * sizes.heads * rows * length
+
+
+def _leakage(model: View, sizes: Sizes, prompts: int, length: int, options: dict[str, Any]) -> int:
+    """Bytes: all prompts' streams, one block's queries and keys (in chunks and joined), and their samples in doubles."""
+    lags = options.get("lags")
+    count = len(lags) if isinstance(lags, (tuple, list)) else 8
+    everything = prompts * length
+    held = everything * (2 * sizes.width + 4 * sizes.queries) * sizes.itemsize
+    samples = 8 * everything * sizes.heads * (3 * count + 10)
+    resamples = 8 * (1 + int(options.get("bootstrap", 400))) * prompts * 2
+    logits = 4 * min(LOGITS_AT_ONCE, prompts * sizes.heads * length * length // 2)  # of a half, a band of queries
+    return held + samples + resamples + 6 * logits + _forward(sizes, min(TOKENS_AT_ONCE, everything))
+
+
+# -------------------------------------------------------------------------------------------------------------- time
+
+
+def _flops(sizes: Sizes, length: int) -> float:
+    """Operations of one block's forward pass on one prompt."""
+    weights = sizes.width * (2 * sizes.queries + 2 * sizes.keys + sizes.first + sizes.features)
+    return 2.0 * length * weights + 2.0 * length * length * sizes.queries
+
+
+def _rate(model: View, sizes: Sizes, length: int) -> float:
+    """Operations per second of the feed-forward's product of a prompt's rows, here and now."""
+    rows = min(length, 2048)
+    a = torch.ones(rows, sizes.width, dtype=model.dtype, device=model.device)
+    b = torch.ones(sizes.width, sizes.features, dtype=model.dtype, device=model.device)
+    best, started = float("inf"), time.perf_counter()
+    while time.perf_counter() - started < 0.05:
+        began = time.perf_counter()
+        torch.mm(a, b)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        best = min(best, time.perf_counter() - began)
+    return 2.0 * rows * sizes.width * sizes.features / best
+
+
+def _bytes(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{max(1, round(size / MIB))} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,220 @@
+"""The documentation: its examples run and print what it says, every public name and command is on a page, links resolve.
+
+Fenced blocks of `python` and `sh` run in the order of their page, in an empty folder, unless an HTML comment right above
+says "not run" and why. A block of `text` behind one is what it printed: words have to come again in that order; numbers,
+which depend on the machine, need not, and lines may be left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import typer.main
+import yaml
+
+import probes
+from probes import __main__ as cli
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+BLOCK = re.compile(r"(?:<!-- (?P<note>.*?) -->\n)?```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+NAMED = re.compile(r"^::: (\S+)$", re.MULTILINE)
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).with_suffix("").as_posix())
+
+
+class Block(NamedTuple):
+    """One fenced block; `note` is the comment right above it."""
+
+    kind: str
+    body: str
+    note: str
+
+    @property
+    def runs(self) -> bool:
+        return self.kind in ("python", "sh") and not self.note.startswith("not run: ")
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(found["kind"], found["body"], found["note"] or "") for found in BLOCK.finditer(text)]
+
+
+def commands(block: Block) -> list[list[str]]:
+    """Arguments of every `headwater` line; everything else is refused, so that no line of a page goes unnoticed."""
+    lines = [shlex.split(line, comments=True) for line in block.body.splitlines()]
+    assert all(words[0] == "headwater" for words in lines if words), block.body
+    return [words[1:] for words in lines if words]
+
+
+def lacking(stated: str, printed: str) -> list[str]:
+    """The words of `stated` from the first one on that does not come in `printed` behind those before it."""
+    words = [word for word in stated.split() if not any(c.isdigit() for c in word) and any(c.isalpha() for c in word)]
+    rest = iter(printed.split())
+    for n, word in enumerate(words):
+        if word not in rest:
+            return words[n:]
+    return []
+
+
+def located(path: str) -> Any:
+    """What a `:::` line names; modules go before the functions that shadow them, as they do for mkdocstrings."""
+    parts = path.split(".")
+    for n in range(len(parts), 0, -1):
+        if _is_module(parts[:n]):
+            value: Any = importlib.import_module(".".join(parts[:n]))
+            for part in parts[n:]:
+                value = getattr(value, part)
+            return value
+    raise AssertionError(f"{path} names nothing")
+
+
+def _is_module(parts: list[str]) -> bool:
+    file = ROOT.joinpath(*parts)
+    return file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()
+
+
+DOCUMENTED = [path for page in PAGES for path in NAMED.findall(page.read_text(encoding="utf-8"))]
+
+
+def test_there_are_pages_and_the_menu_has_all_of_them():
+    def files(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [file for part in (entry.values() if isinstance(entry, dict) else entry) for file in files(part)]
+
+    nav = files(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    assert len(nav) == len(set(nav)) > 10
+    assert set(nav) == {page.relative_to(DOCS).as_posix() for page in PAGES}
+
+
+@every_page
+def test_examples_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("probes.results._command", "")  # what commands leave there goes with the test
+    names: dict[str, Any] = {"__name__": page.stem}
+    printed: str | None = None  # by the block before; None: it did not run
+    for block in blocks(page):
+        if block.kind == "text":
+            if printed is not None:
+                assert lacking(block.body, printed) == [], printed
+            printed = None
+        elif not block.runs:
+            printed = None
+        elif block.kind == "python":
+            exec(compile(block.body, str(page), "exec"), names)
+            printed = capsys.readouterr().out
+        else:
+            code = int(block.note.removeprefix("fails with ")) if block.note else 0
+            for arguments in commands(block):
+                monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
+                with pytest.raises(SystemExit) as left:
+                    cli.main()
+                assert left.value.code == code
+            shown = capsys.readouterr()
+            printed = shown.err if code else shown.out
+
+
+@every_page
+def test_commands_that_are_not_run_have_the_options_they_show(page):
+    program: Any = typer.main.get_command(cli.app)
+    for block in blocks(page):
+        if block.kind == "sh" and not block.runs:
+            for line in block.body.splitlines():
+                words = shlex.split(line, comments=True)
+                if words and words[0] == "headwater":
+                    command = program.commands[words[1]]
+                    command.make_context(words[1], words[2:])  # parses, and runs nothing
+
+
+@pytest.mark.parametrize(
+    ("stated", "printed", "missing"),
+    [
+        ("total 0.5 nat²\nmask 3", "total 0.7 nat²\nand mask 5", []),
+        ("mask total", "total mask", ["total"]),
+        ("primacy recency", "primacy", ["recency"]),
+        ("", "anything", []),
+        ("one two", "one\n\ntwo ──", []),
+    ],
+)
+def test_what_counts_as_the_same_output(stated, printed, missing):
+    assert lacking(stated, printed) == missing
+
+
+@every_page
+def test_outputs_follow_what_made_them(page):
+    found = blocks(page)
+    assert {block.kind for block in found} <= {"python", "sh", "text"}
+    for before, block in zip([None, *found], found, strict=False):
+        assert block.kind != "text" or (before is not None and before.kind in ("python", "sh"))
+        assert not block.note or block.note.startswith(("not run: ", "fails with ")), block.note
+
+
+@every_page
+def test_links_resolve(page):
+    for target, _ in LINK.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        assert "://" not in target, f"{target}: pages lead nowhere else"
+        assert (page.parent / target).is_file(), target
+
+
+def test_every_public_name_is_on_a_page():
+    shown = [located(path) for path in DOCUMENTED]
+    missing = [name for name in probes.__all__ if not any(getattr(probes, name) is value for value in shown)]
+    assert missing == []
+    assert len(DOCUMENTED) == len(set(DOCUMENTED)), "a name stands on two pages"
+
+
+def test_every_command_has_a_page():
+    program: Any = typer.main.get_command(cli.app)
+    shown = {
+        shlex.split(line)[1]
+        for page in (DOCS / "probes").glob("*.md")
+        for block in blocks(page)
+        if block.kind == "sh"
+        for line in block.body.splitlines()
+        if line.startswith("headwater ")
+    }
+    assert shown == set(program.commands)
+    assert {page.stem for page in (DOCS / "probes").glob("*.md")} == set(program.commands) - {"toy"}
+
+
+@pytest.mark.parametrize("path", DOCUMENTED)
+def test_docstrings_describe_arguments_that_exist(path):
+    value = located(path)
+    assert (inspect.getdoc(value) or "").strip(), f"{path} has no docstring"
+    if isinstance(value, ModuleType):
+        return
+    _, _, after = (inspect.getdoc(value) or "").partition("\nArgs:\n")
+    section = re.split(r"^\S", after, maxsplit=1, flags=re.MULTILINE)[0]
+    stated = [name for line in re.findall(r"^    (\w[\w, ]*): ", section, re.MULTILINE) for name in line.split(", ")]
+    assert not stated or set(stated) <= set(inspect.signature(value).parameters)
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (r'<p>with <span class="arithmatex">\(x_j\)</span> read</p>', ("<math", "<msub>")),
+        (r'<div class="arithmatex">\[\| J \| &lt; 1\]</div>', ('display="block"', "&#x0003C;")),
+    ],
+)
+def test_formulas_are_drawn_without_a_script(page, expected):
+    spec = importlib.util.spec_from_file_location("mathematics", DOCS / "hooks" / "mathematics.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    drawn = module.mathml(page)
+    assert all(part in drawn for part in expected)
+    assert "arithmatex" not in drawn

@@ -1,0 +1,256 @@
+"""Pieces: kept, read back, cut where a kill left half of one; and probes that end the same wherever they stop."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import probes
+from probes.errors import InputError
+from probes.pieces import KEY, Journal, Pieces, each, groups, keeping, key_of, part_files, within
+
+KEY_OF_TESTS = {"kind": "mine", "key": {"a": 1}}
+
+
+class Stopped(Exception):
+    """What interrupts a measurement in these tests."""
+
+
+def squares(limit: int | None = None, made: list[int] | None = None) -> Any:
+    def measure(n: int) -> dict[str, np.ndarray]:
+        if n == limit:
+            raise Stopped
+        if made is not None:
+            made.append(n)
+        return {"square": np.array(n * n), "row": np.full((2, n + 1), n / 3, dtype=np.float32)}
+
+    return measure
+
+
+def values(pieces: Pieces) -> list[tuple[int, bytes]]:
+    return [(int(piece["square"]), piece["row"].tobytes()) for piece in pieces]
+
+
+def test_without_a_journal_pieces_stay_in_memory():
+    assert values(each("x", 4, squares())) == values(Pieces([squares()(n) for n in range(4)]))
+
+
+def test_what_was_kept_is_not_measured_again(tmp_path):
+    path, made = tmp_path / "unit", []
+    with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
+        each("x", 5, squares(limit=3, made=made))
+    assert made == [0, 1, 2]
+    assert key_of(path) == KEY_OF_TESTS
+    with keeping(path, KEY_OF_TESTS):
+        found = each("x", 5, squares(made=made))
+        assert values(found) == values(each("x", 5, squares()))  # a second stage of that name is another one
+    assert made == [0, 1, 2, 3, 4]
+    assert [piece["row"].shape for piece in found] == [(2, n + 1) for n in range(5)]
+    assert found[0]["square"].shape == ()
+    assert found.stacked("square").tolist() == [0, 1, 4, 9, 16]
+
+
+def test_stages_are_told_apart_by_their_scope_not_by_what_ran_before_them(tmp_path):
+    path = tmp_path / "unit"
+    with keeping(path, KEY_OF_TESTS):
+        with within("before"):
+            each("x", 2, lambda n: {"y": np.array(10 + n)})
+        with within("after"):
+            each("x", 2, lambda n: {"y": np.array(20 + n)})
+
+    def never(n: int) -> dict[str, np.ndarray]:
+        raise AssertionError(n)
+
+    with keeping(path, KEY_OF_TESTS), within("after"):  # the other was not needed this time
+        assert each("x", 2, never).stacked("y").tolist() == [20, 21]
+
+
+@pytest.mark.parametrize("left", range(1, 60, 7))
+def test_half_a_record_is_cut_off(tmp_path, left):
+    path, made = tmp_path / "unit", []
+    with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
+        each("x", 5, squares(limit=3))
+    (file,) = part_files(path)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-left])
+    with keeping(path, KEY_OF_TESTS):
+        found = each("x", 5, squares(made=made))
+    assert made == [2, 3, 4]
+    assert values(found) == values(each("x", 5, squares()))
+
+
+def test_a_damaged_record_and_what_follows_it_are_made_again(tmp_path):
+    path, made = tmp_path / "unit", []
+    with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
+        each("x", 5, squares(limit=4))
+    (file,) = part_files(path)
+    journal = Journal(file)
+    start, _ = journal.places["1/x/1"]
+    content = bytearray(file.read_bytes())
+    content[start + 3] ^= 1
+    file.write_bytes(content)
+    with keeping(path, KEY_OF_TESTS):
+        assert values(each("x", 5, squares(made=made))) == values(each("x", 5, squares()))
+    assert made == [1, 2, 3, 4]
+
+
+def test_a_journal_without_its_key_belongs_to_nothing(tmp_path):
+    path = tmp_path / "unit"
+    path.with_name("unit.part0").write_bytes(b"hwp")
+    assert key_of(path) is None
+    with keeping(path, KEY_OF_TESTS):
+        each("x", 1, squares())
+    assert key_of(path) == KEY_OF_TESTS
+
+
+def test_journals_of_more_processes_are_read_and_left(tmp_path):
+    path, made = tmp_path / "unit", []
+    with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
+        each("x", 4, squares(limit=2))
+    part_files(path)[0].rename(tmp_path / "unit.part7")
+    with keeping(path, KEY_OF_TESTS):
+        assert values(each("x", 4, squares(made=made))) == values(each("x", 4, squares()))
+    assert made == [2, 3]
+    assert [file.name for file in part_files(path)] == ["unit.part0", "unit.part7"]
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path):
+    script = f"""
+import resource, signal, numpy as np
+from pathlib import Path
+from probes.errors import InputError
+from probes.pieces import each, keeping
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+try:
+    with keeping(Path({str(tmp_path / "unit")!r}), {{}}):
+        each("x", 9, lambda n: {{"row": np.full(200, n, dtype=np.float64)}})
+except InputError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.startswith(f"cannot write '{tmp_path / 'unit.part0'}' (File too large); make room")
+    journal = Journal(tmp_path / "unit.part0")
+    assert [name for name in journal.places if name != KEY] == ["1/x/0", "1/x/1"]
+    assert (tmp_path / "unit.part0").stat().st_size < 5000
+
+
+@pytest.mark.parametrize(("count", "first", "pieces"), [(1, 1, 1), (64, 1, 64), (65, 2, 33), (1000, 16, 63)])
+def test_groups_cover_all_prompts_in_order(count, first, pieces):
+    found = groups(count)
+    assert [n for group in found for n in group] == list(range(count))
+    assert (len(found[0]), len(found)) == (first, pieces)
+
+
+# ------------------------------------------------------------------------------------------------------------ probes
+
+
+@pytest.fixture(scope="module")
+def prompted() -> tuple[Any, torch.Tensor]:
+    model = probes.load("tiny-llama")
+    return model, probes.prompts(model, n=4, length=24)
+
+
+def measure(name: str, model: Any, tokens: torch.Tensor, progress: Any) -> Any:
+    probe = getattr(importlib.import_module("probes"), name, None)
+    options: dict[str, Any] = {
+        "jacobian": {"method": "sketch", "products": 40},
+        "sinks": {"reacts": "mean"},
+        "trajectory": {"starts": 4},
+        "leakage": {"bootstrap": 5},
+        "bos_swap": {"bootstrap": 5, "products": 20},
+        "second_moment": {},
+    }[name]
+    if name in ("leakage", "bos_swap", "second_moment"):
+        module = {"leakage": "leakage", "bos_swap": "bos", "second_moment": "theory"}[name]
+        probe = getattr(importlib.import_module(f"probes.{module}"), name)
+    assert probe is not None
+    return probe(model, tokens, progress=progress, **options)
+
+
+@pytest.mark.parametrize("name", ["jacobian", "sinks", "trajectory", "leakage", "bos_swap", "second_moment"])
+def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, name):
+    model, tokens = prompted
+    whole = measure(name, model, tokens, None)
+    calls = 0
+
+    def counted(*_: float) -> None:
+        nonlocal calls
+        calls += 1
+
+    with keeping(tmp_path / "counted", {}):
+        kept = measure(name, model, tokens, counted)
+    assert calls > 2
+    for at in (1, calls // 2, calls - 1):
+        left = at
+
+        def stopping(*_: float) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+        path = tmp_path / f"stopped-{at}"
+        with pytest.raises(KeyboardInterrupt), keeping(path, {}):
+            measure(name, model, tokens, stopping)
+        before = {file.name: file.stat().st_size for file in part_files(path)}
+        assert before
+        with keeping(path, {}):
+            again = measure(name, model, tokens, None)
+        for variable in whole.data_vars:
+            expected = whole[variable].values
+            for found in (kept, again):
+                assert found[variable].values.dtype == expected.dtype
+                assert found[variable].values.tobytes() == expected.tobytes(), variable
+
+
+def test_memory_that_runs_out_halves_the_chunk_and_the_numbers_stay(prompted, monkeypatch):
+    model, tokens = prompted
+    linear = importlib.import_module("probes.linear")
+    expected = measure("jacobian", model, tokens[:1], None)
+    real, seen = linear.LinearizedBlock.vjp, []
+
+    def small(self: Any, cotangent: Any, first: Any = None, *, frozen: bool = False) -> Any:
+        seen.append(cotangent.shape[0])
+        if cotangent.shape[0] > 5:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+        return real(self, cotangent, first, frozen=frozen)
+
+    monkeypatch.setattr(linear.LinearizedBlock, "vjp", small)
+    found = measure("jacobian", model, tokens[:1], None)
+    assert min(seen) <= 5 < max(seen)
+    for name in ("sensitivity", "stderr"):
+        torch.testing.assert_close(*(torch.from_numpy(ds[name].values) for ds in (found, expected)), rtol=1e-4, atol=0)
+    assert found["products"].values.tolist() == expected["products"].values.tolist()
+
+    def nothing(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(linear.LinearizedBlock, "vjp", nothing)
+    with pytest.raises(InputError, match="a prompt of 24 positions of 'tiny-llama' does not fit into memory"):
+        measure("jacobian", model, tokens[:1], None)
+
+
+def test_blocks_made_again_for_every_chunk_give_the_same_numbers(prompted, monkeypatch):
+    model, tokens = prompted
+    kept = measure("jacobian", model, tokens[:1], None)
+    monkeypatch.setattr(importlib.import_module("probes.memory"), "KEPT_SHARE", 0.0)
+    made_again = measure("jacobian", model, tokens[:1], None)
+    for name in kept.data_vars:
+        np.testing.assert_array_equal(kept[name].values, made_again[name].values)
+
+
+def test_journals_are_files_of_safetensors_alone(tmp_path):
+    with keeping(tmp_path / "unit", KEY_OF_TESTS):
+        each("x", 1, squares())
+    journal = Journal(part_files(tmp_path / "unit")[0])
+    from safetensors.numpy import load
+
+    assert set(load(journal.content("1/x/0"))) == {"square", "row"}
