@@ -1,11 +1,12 @@
 # make env      a virtual environment in .venv with the tested set of packages
 # make test     all tests; COVER=1: and which lines of probes and toy they reach
+# make bench    speed and memory beside what one would use instead: reports/benchmarks.md (BENCH="--quick" in small)
 # make docs     the documentation in site/, from docs/ and docstrings: open site/index.html (its search needs a server:
 #               python -m http.server -d site)
 # make wheel    sdist and wheel built, the wheel installed elsewhere and its command tried
 # make report   the bundled models measured, and the page of it all: reports/index.html, claims.md, overview.png and a folder
 #               per probe (what takes longer is committed as it was measured: `headwater map --out reports/theory`,
-#               `headwater toy all --out reports/toy`, `headwater match MODELS --out reports/match`; cost: `make bench`)
+#               `headwater toy all --out reports/toy`, `headwater match MODELS --out reports/match`)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -70,8 +71,9 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# nnsight is no dependency: with it in .venv it is measured, too. BENCH="--quick" takes two minutes and small sizes.
 bench: env
-	set -e; for file in $(wildcard benchmarks/*.py); do $(BIN)/python $$file; done
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/run.py $(BENCH)
 
 clean:
 	rm -rf $(VENV) build dist site .coverage* *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,350 +1,316 @@
-"""What attention statistics cost beside a plain forward pass, and what the other ways to them cost.
+"""Attention statistics beside a plain forward pass, and what other ways to them cost, over the prompt's length.
 
-    python benchmarks/attention.py [--lengths 1024,4096,32768] [--contenders NAME ...] [--out reports/attention]
+Every contender runs in a process of its own, so that what one leaves behind does not count for another, and goes through
+the lengths until it does not survive one. Memory is the peak above the level with the model loaded and a short prompt
+run. The plain pass that times are divided by is timed in turn with the contender, in the same process.
 
-One random Llama of 8 blocks, 16 heads and width 1,024, one prompt of random tokens. Every contender runs in a process of
-its own, so that what one leaves behind does not count for another. Memory is the peak above the level with the model
-loaded and a short prompt run; weights are counted apart, the interpreter and its libraries not at all. Times are medians;
-the plain pass they are divided by is timed in turn with them, in the same process, so that drift of a shared machine hits
-both.
-
-A contender that needs more memory than `--memory-limit` or more time than `--time-limit` did not survive; longer prompts are
-then not tried. Writes `attention.md`, and each row as soon as it is there to `attention.json`, from which a run that was
-stopped goes on; `--again` measures anew.
+What the others do is the shortest way each offers to the same numbers, [Gu]'s alpha of the first keys. `output_attentions`
+and `run_with_cache` collect the patterns of all blocks; under TransformerLens's hooks and in nnsight's trace each pattern is
+reduced as it passes, so that one at a time exists.
 """
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import gc
-import json
-import os
-import resource
-import shlex
-import signal
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe, synchronize
+from harness import Headline, Job, Row, Rows, Section, Settings, middle, ratios, spread, table
+from machine import GIB, MIB, Memory, installed, out_of_memory, seconds_of, turns
+from models import made, random_tokens
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import probes
-from probes.files import atomic
 from probes.models.huggingface import shadow
-from probes.models.lens import boot
 from probes.sinks import sinks
 
-MIB, GIB = 1 << 20, 1 << 30
-VOCABULARY = 1000  # small, so that embeddings and logits hide nothing
+TITLE = "Sinks and attention statistics"
 KEYS = 8
 SHORT = 32  # of the prompt before the memory's level is taken: libraries are loaded by then, the weights hashed
-PROMPTS = 4  # of leakage, which compares two halves of its prompts
 CONTENDERS = {
     "plain": "plain forward pass (transformers, sdpa, no logits)",
-    "sinks": f"`sinks`, {KEYS} keys",
-    "sinks all": '`sinks`, `keys="all"`',
-    "leakage": f"`leakage`, {PROMPTS} prompts, no intervals; time per prompt",
+    "sinks": f"`probes.sinks`, {KEYS} keys",
+    "sinks all": '`probes.sinks`, `keys="all"`',
     "eager": "transformers, `output_attentions=True`",
-    "lens": "TransformerLens, cache of the patterns",
+    "cache": "TransformerLens, `run_with_cache` of the patterns",
+    "hooks": "TransformerLens, `run_with_hooks`, pattern by pattern",
+    "nnsight": "nnsight, pattern by pattern in the trace",
 }
-OURS, OTHERS = "sinks", ("eager", "lens")  # whose alpha is compared
+OURS = ("sinks", "sinks all")
+OTHERS = ("eager", "cache", "hooks", "nnsight")
+MISSING = "not installed (`pip install nnsight`)"
 
 
-def made(length: int, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
-    """The model; weights twice as wide as usual, for patterns that are not uniform."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=8,
-        num_attention_heads=16,
-        num_key_value_heads=16,
-        max_position_embeddings=max(4096, length),
-        initializer_range=0.04,
-    )
-    model: Any = LlamaForCausalLM(config)
-    return model.to(device, dtype).eval().requires_grad_(False)
+def lengths(settings: Settings) -> list[int]:
+    """Prompt lengths, short to long."""
+    if settings.cuda:
+        return [4096, 8192, 16384, 32768]
+    return [128, 256, 512] if settings.quick else [256, 1024, 4096, 8192, 32768]
 
 
-def alpha_of(patterns: list[Tensor], keys: int) -> Tensor:
-    """[Gu]'s alpha from full patterns [1, H, T, T], [layer, head, key]."""
-    length = patterns[0].shape[-1]
-    queries = length - torch.arange(keys, device=patterns[0].device)
-    return torch.stack([pattern[0, :, :, :keys].float().sum(-2) / queries for pattern in patterns])
+def shapes(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Models by what the page calls them."""
+    if settings.cuda:
+        return {f"Qwen2.5-{size} shape, bf16": {"size": size} for size in ("0.5B", "7B")}
+    if settings.quick:
+        return {"Llama, 2 blocks, 4 heads, width 128": {"width": 128, "blocks": 2, "heads": 4}}
+    return {"Llama, 4 blocks, 4 heads, width 256": {"width": 256, "blocks": 4, "heads": 4}}
 
 
-def calls(name: str, model: LlamaForCausalLM) -> tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]:
-    """(the plain pass, the contender): functions of tokens; a contender may give an alpha."""
-    alone: Any = shadow(model)
+def jobs(settings: Settings) -> list[Job]:
+    """A job per contender."""
+    found = []
+    for shape, point in shapes(settings).items():
+        for name in CONTENDERS:
+            points = {f"{shape}, T = {n:,}": {**point, "length": n} for n in lengths(settings)}
+            found.append(Job("attention", name, points, rising=True))
+    return found
 
-    def plain(tokens: Tensor) -> None:
-        for ids in tokens.split(1):
-            alone.model(ids, use_cache=False)
 
+def alpha_of(pattern: Tensor, keys: int = KEYS) -> Tensor:
+    """[Gu]'s alpha [head, key] of the first keys from a whole pattern [1, H, T, T]."""
+    queries = pattern.shape[-1] - torch.arange(keys, device=pattern.device)
+    return pattern[0, :, :, :keys].float().sum(-2) / queries
+
+
+def contender(name: str, model: Any) -> Callable[[Tensor], Any]:
+    """A function of tokens that gives alpha [layer, head, key], or nothing (the plain pass)."""
+    blocks = model.config.num_hidden_layers
     if name == "plain":
-        return plain, plain
+        alone: Any = shadow(model)
+        return lambda ids: (alone.model(ids, use_cache=False), None)[1]
+    if name in OURS:
+        view = probes.load(model)
+        keys: Any = "all" if name == "sinks all" else tuple(range(KEYS))
+
+        def ours(ids: Tensor) -> Tensor:
+            alpha = torch.from_numpy(sinks(view, ids, keys=keys)["alpha"].values)
+            return (alpha[0] if alpha.ndim == 4 else alpha)[..., :KEYS]
+
+        return ours
+    other: Any = shadow(model)
     if name == "eager":
-        other: Any = shadow(model)
         other.set_attn_implementation("eager")
-        return plain, lambda ids: alpha_of(
-            list(other.model(ids, use_cache=False, output_attentions=True).attentions), KEYS
-        )
-    if name == "lens":
-        bridge: Any = boot(shadow(model), "random")
+
+        def eager(ids: Tensor) -> Tensor:
+            patterns = other.model(ids, use_cache=False, output_attentions=True).attentions
+            return torch.stack([alpha_of(pattern) for pattern in patterns])
+
+        return eager
+    if name == "nnsight":
+        return by_nnsight(other, blocks)
+    # Not above: only two contenders need TransformerLens, which takes long to import.
+    from probes.models.lens import boot
+
+    bridge: Any = boot(other, "random")
+    points = [f"blocks.{layer}.attn.hook_pattern" for layer in range(blocks)]
+    if name == "cache":
 
         def cached(ids: Tensor) -> Tensor:
-            wanted: Any = {"names_filter": lambda point: point.endswith("hook_pattern"), "return_type": None}
-            _, cache = bridge.run_with_cache(ids, **wanted)
-            return alpha_of([cache[f"blocks.{layer}.attn.hook_pattern"] for layer in range(8)], KEYS)
+            _, cache = bridge.run_with_cache(ids, names_filter=points, return_type=None)
+            return torch.stack([alpha_of(cache[point]) for point in points])
 
-        return plain, cached
-    view = probes.load(model)
-    if name == "leakage":
-        from probes.leakage import leakage
+        return cached
+    if name != "hooks":
+        raise ValueError(f"no contender '{name}'")
 
-        return plain, lambda tokens: leakage(view, tokens, bootstrap=0)
-    keys: Any = "all" if name == "sinks all" else tuple(range(KEYS))
-    return plain, lambda ids: torch.from_numpy(
-        sinks(view, ids, keys=keys)["alpha"].values[..., :KEYS].reshape(8, 16, KEYS)
-    )
+    def hooked(ids: Tensor) -> Tensor:
+        found: list[Tensor] = []
 
+        def reduce(pattern: Tensor, hook: Any) -> None:
+            found.append(alpha_of(pattern))
 
-# --------------------------------------------------------------------------------------------------- in one process
+        bridge.run_with_hooks(ids, return_type=None, fwd_hooks=[(point, reduce) for point in points])
+        return torch.stack(found)
 
-
-class Memory:
-    """Resident memory of this process, or what torch has allocated on the device, in bytes."""
-
-    def __init__(self, device: str) -> None:
-        self.cuda = device.startswith("cuda")
-        self.device = device
-        gc.collect()
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats(device)
-            self.level = torch.cuda.memory_allocated(device)
-            return
-        ctypes.CDLL(None).malloc_trim(0)  # memory freed and kept would be used again unseen
-        Path("/proc/self/clear_refs").write_text("5")  # makes the peak begin here
-        self.level = _status("VmRSS")
-
-    def above(self) -> int:
-        peak = torch.cuda.max_memory_allocated(self.device) if self.cuda else _status("VmHWM")
-        return max(0, peak - self.level)
-
-    def limit(self, size: int) -> None:
-        """Let this process have `size` bytes in all, from now on."""
-        if self.cuda:
-            torch.cuda.set_per_process_memory_fraction(
-                min(1.0, size / torch.cuda.get_device_properties(self.device).total_memory), self.device
-            )
-        else:  # address space is counted, of which libraries take more than they use
-            allowed = _status("VmSize") + max(0, size - _status("VmRSS"))
-            resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
+    return hooked
 
 
-def _status(name: str) -> int:
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
+def by_nnsight(model: Any, blocks: int) -> Callable[[Tensor], Tensor]:
+    """A trace that takes each block's pattern as it comes out of eager attention."""
+    import nnsight
+
+    model.set_attn_implementation("eager")
+    traced: Any = nnsight.NNsight(model.model)
+
+    def trace(ids: Tensor) -> Tensor:
+        with traced.trace(ids, use_cache=False):
+            found: Any = nnsight.save([])
+            for layer in range(blocks):
+                found.append(alpha_of(traced.layers[layer].self_attn.output[1]))
+        return torch.stack(list(found))
+
+    return trace
 
 
 def rounds_of(length: int) -> int:
     """How often the pair is timed: minutes in all at any length."""
-    return 7 if length <= 1024 else 3 if length <= 8192 else 1
+    return 7 if length <= 1024 else 3 if length <= 4096 else 1
 
 
 @torch.no_grad()
-def measure(name: str, length: int, dtype: torch.dtype, device: str, limit: int) -> dict[str, Any]:
-    """One row: seconds, seconds of the plain pass beside it, bytes above the level; or why there are none."""
-    model = made(length, dtype, device)
-    plain, contender = calls(name, model)
-    prompts = PROMPTS if name == "leakage" else 1
-    tokens = torch.randint(VOCABULARY, (prompts, length), generator=torch.Generator().manual_seed(1))
-    tokens[:, 0] = 0  # leakage wants one first token
-    tokens = tokens.to(device)
-    for call in (plain, contender):
-        call(tokens[:, :SHORT])
-    memory = Memory(device)
-    memory.limit(limit)
+def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
+    """Rows with seconds and those of the plain pass, bytes above the level, alpha of key 0."""
+    if job.name == "nnsight" and installed("nnsight") is None:
+        yield next(iter(job.points)), {"failed": MISSING}
+        return
+    device = settings.device
+    longest = max(job.points.values(), key=lambda point: point["length"])
+    model = made(longest, device)
+    plain, own = contender("plain", model), contender(job.name, model)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    row: dict[str, Any] = {"weights": weights}
+    for call in (plain, own):
+        call(random_tokens(1, SHORT, device=device))
+    for label, point in job.points.items():
+        row = _row(random_tokens(1, point["length"], device=device), plain, own, settings)
+        yield label, row | ({} if "failed" in row else {"weights": weights, "nnsight": installed("nnsight")})
+        if "failed" in row:
+            return
+
+
+def _row(tokens: Tensor, plain: Callable[[Tensor], Any], own: Callable[[Tensor], Any], settings: Settings) -> Row:
+    device = settings.device
+    calls = {"contender": lambda: own(tokens), "plain": lambda: plain(tokens)}
+    memory = Memory(device)
+    memory.limit(settings.memory_limit)
+    row: Row = {}
+    found: dict[str, Any] = {}
     try:
-        began = time.perf_counter()
-        alpha = contender(tokens)
-        synchronize(device)
-        first = time.perf_counter() - began
+        first = {"contender": seconds_of(lambda: found.update(alpha=own(tokens)), device)}
         row["above"] = memory.above()
-        if isinstance(alpha, Tensor):
-            row["alpha"] = alpha.double().cpu().flatten().tolist()
-        rounds = rounds_of(length)
-        seconds: dict[str, list[float]] = {"contender": [first] if rounds == 1 else [], "plain": []}
-        if rounds > 1:
-            plain(tokens)
-        for _ in range(rounds):
-            for which, call in (("contender", contender), ("plain", plain)):
-                if which == "contender" and rounds == 1:
-                    continue  # the first call has to do
-                synchronize(device)
-                began = time.perf_counter()
-                call(tokens)
-                synchronize(device)
-                seconds[which].append(time.perf_counter() - began)
-        row |= {which: statistics.median(times) / prompts for which, times in seconds.items()}
-        row["rounds"] = rounds
+        if found["alpha"] is not None:
+            row["alpha of key 0"] = found["alpha"][..., 0].double().cpu().flatten().tolist()
+        first["plain"] = seconds_of(calls["plain"], device)
+        row["seconds"] = turns(calls, rounds=rounds_of(tokens.shape[1]), device=device, first=first)
     except (RuntimeError, MemoryError) as error:
-        text = str(error)
-        if not isinstance(error, MemoryError) and "memory" not in text:
+        asked = out_of_memory(error)
+        if asked is None:
             raise
-        wanted = next((int(word) for word in text.split() if word.isdigit() and int(word) > MIB), None)
-        asked = "" if wanted is None else f": asked for {wanted / GIB:.2g} GiB at once"
-        return {"failed": f"memory, limit {limit / GIB:.1f} GiB{asked}"}
+        return {"failed": f"memory, limit {settings.memory_limit / GIB:.1f} GiB{asked and ', ' + asked}"}
     return row
 
 
-# ------------------------------------------------------------------------------------------------------- the table
+# -------------------------------------------------------------------------------------------------------------- page
 
 
-def available(device: str) -> int:
-    """Bytes that may be had now."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[0]
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    found = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
-    group = Path("/sys/fs/cgroup/memory.max")
-    given = group.read_text().strip() if group.exists() else "max"
-    return found if given == "max" else min(found, int(given))
+def by_contender(rows: Rows, settings: Settings, shape: str) -> dict[str, dict[int, Row]]:
+    """Rows of a model by contender and length, those that did not survive included."""
+    found: dict[str, dict[int, Row]] = {}
+    for job in jobs(settings):
+        for label, point in job.points.items():
+            row = rows.get(job, label)
+            if label.startswith(f"{shape}, T") and row is not None:
+                found.setdefault(job.name, {})[point["length"]] = row
+    return found
 
 
-def run(name: str, length: int, given: argparse.Namespace, limit: int) -> dict[str, Any]:
-    """A row, from a process of its own."""
-    command = [sys.executable, __file__, "--one", name, "--lengths", str(length), "--dtype", given.dtype]
-    command += ["--device", given.device, "--memory-limit", str(limit / GIB)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            out, _ = process.communicate(timeout=given.time_limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return {"failed": f"time, limit {given.time_limit:g} s"}
-        except BaseException:  # interrupted: nothing of ours keeps running
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    if process.returncode == -signal.SIGKILL:
-        return {"failed": "memory, killed by the system"}
-    if process.returncode:
-        raise SystemExit(f"{name} at T = {length} failed with exit status {process.returncode}; see above")
-    return json.loads(out.splitlines()[-1])
+def relative(row: Row) -> list[float]:
+    """Time of a contender as a multiple of the plain pass's, round by round."""
+    return ratios(row["seconds"]["contender"], row["seconds"]["plain"])
 
 
-def cells(name: str, row: dict[str, Any], base: dict[str, Any] | None, ours: dict[str, Any] | None) -> list[str]:
-    """A row of the table; `base` is the plain pass's."""
-    if "failed" in row:
-        return [CONTENDERS[name], f"did not survive ({row['failed']})", *[""] * 5]
-    found = [CONTENDERS[name], f"{row['contender']:.2f}", f"{row['contender'] / row['plain']:.2f}"]
-    found.append(f"{row['above'] / MIB:,.0f}")
-    if base is None or "failed" in base:
-        found += ["", ""]
-    else:
-        sums = (row["weights"] + row["above"], base["weights"] + base["above"])
-        found += [f"{row['above'] / max(1, base['above']):.2f}", f"{sums[0] / sums[1]:.2f}"]
-    if name in OTHERS and ours is not None and "alpha" in row and "alpha" in ours:
-        pairs = zip(row["alpha"], ours["alpha"], strict=True)
-        found.append(f"{max(abs(a - b) for a, b in pairs):.1e}")
-    return [*found, ""][:7]
-
-
-def table(rows: dict[str, dict[str, Any]], given: argparse.Namespace, limit: int) -> str:
-    """The page."""
-    command = shlex.join(["python", "benchmarks/attention.py", *given.asked])
+def section(rows: Rows, settings: Settings, folder: Path) -> Section:
     lines = [
-        "# Attention statistics beside a plain forward pass",
-        "",
-        f"`{command}`",
-        "",
-        f"Random Llama, 8 blocks, 16 heads, width 1,024, {given.dtype}; one prompt of T random tokens. Seconds are medians; "
-        "divided by the plain pass timed in turn with them. Memory is the peak above the level with the model loaded, "
-        f"{'allocated on the device' if given.device.startswith('cuda') else 'resident'}; its ratios are to the plain "
-        "pass's, without and with the weights. All but the plain pass and leakage end with the same numbers, [Gu]'s alpha "
-        "of the first keys; the last column is the largest difference from ours.",
+        "One prompt of T random tokens; every contender in a process of its own. Time is a multiple of the plain pass timed "
+        "in turn with it: median (quartiles); one round from T = 8,192 on. Memory is the peak above the level with "
+        "the model loaded (weights are not in it). All but the plain pass end with [Gu]'s alpha of the first keys, which "
+        "`probes.sinks` gives beside the other statistics of sinks; the last column is the largest difference between "
+        "alphas of key 0. `output_attentions` and `run_with_cache` collect all blocks' patterns; the next two reduce each "
+        "pattern as it passes, the best that can be done with a pattern that is there as a whole.",
     ]
-    for length in given.lengths:
-        here = {name: rows[key(name, length)] for name in given.contenders if key(name, length) in rows}
-        if not here:
+    headlines: list[Headline] = []
+    for shape in shapes(settings):
+        found = by_contender(rows, settings, shape)
+        if not found:
             continue
-        lines += ["", f"## T = {length:,}", ""]
-        lines.append("| | seconds | / plain | MiB above | / plain | / plain, with weights | alpha differs by |")
-        lines.append("|---|---|---|---|---|---|---|")
-        for name, row in here.items():
-            lines.append("| " + " | ".join(cells(name, row, here.get("plain"), here.get(OURS))) + " |")
-    longest = []
-    for name in given.contenders:
-        lived = [n for n in given.lengths if "failed" not in rows.get(key(name, n), {"failed": ""})]
-        longest.append(f"{CONTENDERS[name]}: {max(lived, default=0):,}")
-    lines += ["", "Longest of these that each survived: " + "; ".join(longest) + "."]
-    missing = [key(name, n) for n in given.lengths for name in given.contenders if key(name, n) not in rows]
-    if missing:
-        lines += ["", f"Not run: {'; '.join(missing)}."]
-    limits = f"Limits: {limit / GIB:.1f} GiB, {given.time_limit:g} s for a contender and the plain passes beside it."
-    return "\n".join([*lines, "", limits, "", describe(given.device), ""])
+        at = lengths(settings)
+        lines += ["", f"### {shape}", "", "Time, as a multiple of a plain forward pass:", ""]
+        columns = ["", *(f"T = {n:,}" for n in at)]
+        body = [[CONTENDERS[name], *(_time(found[name], n) for n in at)] for name in CONTENDERS if name in found]
+        lines += table(columns, body)
+        plain = [
+            f"{n:,}: {middle(row['seconds']['plain']):.3g} s"
+            for n, row in found.get("plain", {}).items()
+            if _lived(row)
+        ]
+        lines += ["", f"The plain pass itself, by T: {'; '.join(plain)}."] if plain else []
+        lines += ["", "Peak memory above the loaded model, MiB:", ""]
+        body = []
+        for name in CONTENDERS:
+            if name in found:
+                difference = _difference(name, found)
+                shown = "" if difference is None else f"{difference:.0e}"
+                body.append([CONTENDERS[name], *(_memory(found[name], n) for n in at), shown])
+        lines += table([*columns, "alpha differs by"], body)
+        weights = next((row["weights"] for one in found.values() for row in one.values() if _lived(row)), 0)
+        lines += ["", f"Weights: {weights / MIB:,.0f} MiB."]
+        headlines += _headlines(shape, found)
+    versions = {row.get("nnsight") for row in rows.found.values() if row.get("nnsight")}
+    if versions:
+        lines += ["", f"nnsight {', '.join(sorted(versions))}."]
+    picture = f"benchmarks/{settings.figure('attention')}"
+    lines += ["", f"![Attention statistics: time and memory over the prompt's length]({picture})"]
+    return Section(headlines, lines)
 
 
-def key(name: str, length: int) -> str:
-    """Of a row in `attention.json`."""
-    return f"{name}, {length}"
+def _lived(row: Row | None) -> bool:
+    return row is not None and "failed" not in row
 
 
-def parsed() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=lambda s: [int(x) for x in s.split(",")], default=[1024, 4096, 32768])
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--memory-limit", type=float, help="GiB; 80 %% of what is free unless given")
-    parser.add_argument("--time-limit", type=float, default=3600.0, help="seconds for one contender at one length")
-    parser.add_argument("--again", action="store_true", help="measure anew what attention.json has")
-    parser.add_argument("--out", type=Path, default=Path("reports/attention"))
-    parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    given.asked = sys.argv[1:]
-    given.lengths = sorted(set(given.lengths))
-    return given
+def _time(one: dict[int, Row], length: int) -> str:
+    row = one.get(length)
+    if row is None:
+        return ""
+    if "failed" not in row:
+        return spread(relative(row), ".2f")
+    return row["failed"] if row["failed"] == MISSING else f"did not survive ({row['failed']})"
 
 
-def main() -> None:
-    """Measure what is not there yet, print and write the table."""
-    given = parsed()
-    limit = int(0.8 * available(given.device)) if given.memory_limit is None else int(given.memory_limit * GIB)
-    if given.one is not None:
-        print(json.dumps(measure(given.one, given.lengths[0], getattr(torch, given.dtype), given.device, limit)))
-        return
-    kept, machine = given.out / "attention.json", [describe(given.device), given.dtype]
-    rows: dict[str, dict[str, Any]] = {}
-    if kept.exists() and not given.again:
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        rows = found["rows"] if found["machine"] == machine else {}
-    for length in given.lengths:
-        for name in given.contenders:
-            if key(name, length) not in rows:
-                failed = next((n for n in given.lengths if n < length and "failed" in rows.get(key(name, n), {})), None)
-                if failed is not None:
-                    continue  # more of what was too much
-                rows[key(name, length)] = run(name, length, given, limit)
-                with atomic(kept) as temporary:
-                    temporary.write_text(json.dumps({"machine": machine, "rows": rows}), encoding="utf-8")
-            here = [rows.get(key(other, length)) for other in ("plain", OURS)]
-            print(f"T = {length}: " + " | ".join(cells(name, rows[key(name, length)], *here)), flush=True)
-    with atomic(given.out / "attention.md") as temporary:
-        temporary.write_text(table(rows, given, limit), encoding="utf-8")
-    print(f"wrote {given.out / 'attention.md'}")
+def _memory(one: dict[int, Row], length: int) -> str:
+    row = one.get(length)
+    if row is None:
+        return ""
+    return "—" if "failed" in row else f"{row['above'] / MIB:,.0f}"
 
 
-if __name__ == "__main__":
-    main()
+def _difference(name: str, found: dict[str, dict[int, Row]]) -> float | None:
+    """The largest difference of alpha of key 0 from ours, over lengths both have."""
+    if name not in (*OTHERS, "sinks all"):
+        return None
+    gaps = []
+    for length, row in found[name].items():
+        ours = found.get("sinks", {}).get(length)
+        if _lived(row) and ours is not None and _lived(ours):
+            pairs = zip(row["alpha of key 0"], ours["alpha of key 0"], strict=True)
+            gaps.append(max(abs(a - b) for a, b in pairs))
+    return max(gaps, default=None)
+
+
+def _headlines(shape: str, found: dict[str, dict[int, Row]]) -> list[Headline]:
+    lived = {name: {n: row for n, row in one.items() if _lived(row)} for name, one in found.items()}
+    headlines = []
+    for name in OTHERS:
+        both = sorted(set(lived.get(name, {})) & set(lived.get("sinks", {})))
+        if not both:
+            continue
+        at = both[-1]
+        ours, other = lived["sinks"][at], lived[name][at]
+        times = [middle(relative(row)) for row in (ours, other)]
+        what = f"sinks at T = {at:,}, the longest prompt survived by {CONTENDERS[name]}"
+        headlines.append(
+            Headline(
+                what,
+                f"{times[0]:.2f} passes, {ours['above'] / MIB:,.0f} MiB",
+                f"{times[1]:.2f} passes, {other['above'] / MIB:,.0f} MiB",
+                f"time {times[1] / times[0]:.2f}, memory {other['above'] / max(1, ours['above']):.1f}",
+            )
+        )
+    if lived.get("sinks"):
+        at = max(lived["sinks"])
+        row = lived["sinks"][at]
+        others = [max(lived[name], default=0) for name in OTHERS if lived.get(name)]
+        ours = f"{middle(relative(row)):.2f} passes, {row['above'] / MIB:,.0f} MiB"
+        reached = f"at most T = {max(others):,}" if others else "not measured"
+        headlines.append(Headline(f"sinks at T = {at:,} ({shape})", ours, reached, ""))
+    return headlines

@@ -18,7 +18,7 @@ from machine import describe
 
 import probes
 from probes.files import atomic
-from probes.jacobian import _Apart, _Estimate, _Prompt, _Reporter
+from probes.jacobian import _Apart, _Estimate, _Pace, _Prompt, _Reporter
 from probes.models.view import View
 from probes.summary import rms_log_error, spearman
 
@@ -29,7 +29,8 @@ def plain(model: View, tokens: torch.Tensor, products: int, kind: str, seed: int
     """Sensitivities from plain probes, [prompt, position]."""
     width, rows = model.spec.width, []
     for n in range(len(tokens)):
-        prompt = _Prompt(model, tokens[n : n + 1], "residual", [0], _Apart.of(model, 0, "auto"), None, check=False)
+        pace = _Pace.of(model, tokens.shape[1], 0, None)
+        prompt = _Prompt(model, tokens[n : n + 1], "residual", [0], _Apart.of(model, 0, "auto"), pace, check=False)
         generator = torch.Generator().manual_seed(1000 * seed + n)
         estimate = _Estimate(width, generator)
         with prompt.linearized():

@@ -1,0 +1,301 @@
+"""How cases are run: in child processes, every row kept as soon as it is there.
+
+A case module says which jobs there are (`jobs`), measures one in a process of its own (`measure`, a generator of rows) and
+writes its section of the page (`section`). A job is a contender, or contenders that take turns, with the points it is
+measured at, smallest first. Rows go into one JSON file, from which a run that was stopped goes on; a file of another machine
+is not mixed with. A job that needs more memory than it may have, or more time for one point than `time_limit`, did not
+survive there; where larger points are more of the same (`Job.rising`), they are not tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from probes.files import write_json
+
+Row = dict[str, Any]
+MARK = "row: "  # before a row in a child's output
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run was asked for."""
+
+    device: str = "cpu"
+    quick: bool = False
+    full: bool = False
+    program: str | None = None  # folder with [Wu]'s program
+    memory_limit: int = 0  # bytes
+    time_limit: float = 600.0  # seconds for one point of one job
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def figure(self, name: str) -> str:
+        """File name of a case's figure."""
+        return f"{name}-cuda.png" if self.cuda else f"{name}.png"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one child process measures."""
+
+    case: str
+    name: str
+    points: dict[str, dict[str, Any]] = field(default_factory=dict)  # by label
+    rising: bool = False  # points need ever more: none is tried behind one that did not survive
+
+    def key(self, label: str) -> str:
+        """Of a row."""
+        return f"{self.case} | {self.name} | {label}"
+
+
+class Headline(NamedTuple):
+    """A line of the table at the top of the page."""
+
+    what: str
+    ours: str
+    other: str
+    ratio: str
+
+
+class Section(NamedTuple):
+    """What a case puts on the page: lines of its head table, and its own text and tables in Markdown."""
+
+    headlines: list[Headline]
+    lines: list[str]
+
+
+class Case(Protocol):
+    """A case's module."""
+
+    TITLE: str
+
+    def jobs(self, settings: Settings) -> list[Job]: ...
+
+    def measure(self, job: Job, settings: Settings) -> Iterator[tuple[str, Row]]: ...
+
+    def section(self, rows: Rows, settings: Settings, folder: Path) -> Section: ...
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+class Rows:
+    """The rows of a run, on disk after every change.
+
+    Args:
+        path: the JSON file; rows there are taken over if they were measured on the same machine with the same sizes.
+        machine: what must be the same; None takes the rows as they are, and the machine they are of.
+    """
+
+    def __init__(self, path: Path, machine: Mapping[str, Any] | None) -> None:
+        self.path, self.machine = path, dict(machine or {})
+        self.found: dict[str, Row] = {}
+        self.differs: list[str] = []  # what the file's machine had otherwise
+        if path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            before = kept["machine"]
+            self.machine = dict(before) if machine is None else self.machine
+            names = [*dict.fromkeys([*before, *self.machine])]
+            self.differs = [
+                f"{name} {before.get(name)} is now {self.machine.get(name)}"
+                for name in names
+                if before.get(name) != self.machine.get(name)
+            ]
+            if not self.differs:
+                # What was not installed may be by now.
+                absent = [
+                    key for key, row in kept["rows"].items() if str(row.get("failed", "")).startswith("not installed")
+                ]
+                self.found = {key: row for key, row in kept["rows"].items() if key not in absent}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.found
+
+    def get(self, job: Job, label: str) -> Row | None:
+        return self.found.get(job.key(label))
+
+    def put(self, key: str, row: Row) -> None:
+        self.found[key] = row
+        write_json(self.path, {"machine": self.machine, "rows": self.found})
+
+    def drop(self, cases: Sequence[str]) -> None:
+        """Forget the rows of these cases."""
+        self.found = {key: row for key, row in self.found.items() if key.split(" | ")[0] not in cases}
+
+    def of(self, job: Job) -> dict[str, Row]:
+        """A job's rows that were measured and survived, by label."""
+        found = {label: self.get(job, label) for label in job.points}
+        return {label: row for label, row in found.items() if row is not None and "failed" not in row}
+
+
+def run_job(job: Job, rows: Rows, settings: Settings, stamp: Mapping[str, Any], until: float) -> bool:
+    """Measure what `rows` lacks of the job; false if a child failed for a reason that is none of the limits.
+
+    Args:
+        job: what is to be measured.
+        rows: where the rows go, each with `stamp`.
+        settings: as given.
+        stamp: when and with what code a row was made.
+        until: `time.monotonic()` after which nothing more is waited for; what is missing then is measured by a later run.
+    """
+    missing = [label for label in job.points if job.key(label) not in rows]
+    if job.rising and any("failed" in (rows.get(job, label) or {}) for label in job.points):
+        return True
+    if not missing:
+        return True
+    asked = Job(job.case, job.name, {label: job.points[label] for label in missing}, job.rising)
+    order = json.dumps({"job": asdict(asked), "settings": asdict(settings)})
+    command = [sys.executable, str(Path(__file__).with_name("run.py")), "--child", order]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
+        try:
+            while True:
+                patience = min(settings.time_limit, until - time.monotonic())
+                try:
+                    line = lines.get(timeout=max(0.0, patience))
+                except queue.Empty:
+                    _kill(process)
+                    if patience == settings.time_limit:
+                        failed = f"time, limit {settings.time_limit:g} s"
+                        rows.put(job.key(missing[0]), {"failed": failed, **stamp})
+                    return True
+                if line is None:
+                    break
+                if not line.startswith(MARK):
+                    continue
+                label, row = json.loads(line.removeprefix(MARK))
+                rows.put(job.key(label), {**row, **stamp})
+                missing.remove(label)
+                print(f"  {job.name}, {label}: {_short(row)}", flush=True)
+        except BaseException:  # interrupted: nothing of ours keeps running
+            _kill(process)
+            raise
+    if process.returncode == -signal.SIGKILL and missing:
+        rows.put(job.key(missing[0]), {"failed": "memory, killed by the system", **stamp})
+        return True
+    return process.returncode == 0
+
+
+def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _short(row: Row) -> str:
+    """A row for the terminal."""
+    if "failed" in row:
+        return f"did not survive ({row['failed']})"
+    seconds = row.get("seconds")
+    if isinstance(seconds, dict):
+        return ", ".join(f"{name} {middle(times):.3g} s" for name, times in seconds.items() if times)
+    return f"{middle(seconds):.3g} s" if seconds else "measured"
+
+
+def serve(case: Case, job: Job, settings: Settings) -> None:
+    """In the child: measure and print rows."""
+    for label, row in case.measure(job, settings):
+        print(MARK + json.dumps([label, row]), flush=True)
+
+
+# ------------------------------------------------------------------------------------------------------ statistics
+
+
+def middle(times: Sequence[float]) -> float:
+    """The median."""
+    return float(np.median(times))
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The lower and the upper one."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    return float(low), float(high)
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Round by round: what shared the machine in a round slowed both down."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def spread(values: Sequence[float], form: str = ".3g") -> str:
+    """Median and quartiles; the median alone where there are less than three values."""
+    text = _number(middle(values), form)
+    if len(values) < 3:
+        return text
+    low, high = quartiles(values)
+    return f"{text} ({_number(low, form)} to {_number(high, form)})"
+
+
+def _number(value: float, form: str) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:{form}}"
+
+
+class Exponent(NamedTuple):
+    """The slope of log y over log x, and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> Exponent:
+    """Least squares on logarithms; the interval is Student's, of n - 2 degrees, and infinite for two points.
+
+    Raises:
+        ValueError: less than two points, or values that have no logarithm.
+    """
+    if len(x) < 2 or min([*x, *y]) <= 0:
+        raise ValueError(f"no exponent through {list(zip(x, y, strict=False))}")
+    a, b = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
+    centred = a - a.mean()
+    slope = float(centred @ (b - b.mean()) / (centred @ centred))
+    from scipy.stats import t as student  # not above: children fit nothing, and it takes long to import
+
+    free = len(x) - 2
+    if free == 0:
+        return Exponent(slope, -np.inf, np.inf)
+    residual = b - b.mean() - slope * centred
+    error = float(np.sqrt(residual @ residual / free / (centred @ centred)))
+    half = float(student.ppf(0.975, free)) * error
+    return Exponent(slope, slope - half, slope + half)
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Markdown.
+
+    Raises:
+        ValueError: a row of another width.
+    """
+    wrong = [row for row in rows if len(row) != len(columns)]
+    if wrong:
+        raise ValueError(f"row {list(wrong[0])} does not fit columns {list(columns)}")
+    return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]

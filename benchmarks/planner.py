@@ -1,0 +1,126 @@
+"""What `probes.plan` says before a measurement begins, against what the measurement takes: peak memory and time.
+
+Every row is a process of its own that is warm: the model is loaded, its weights are hashed, the probe has run on a short
+prompt. Then the estimate is made and the probe run; memory is the peak above the level between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import Headline, Job, Row, Rows, Section, Settings, table
+from machine import MIB, Memory, seconds_of
+from models import SIGMA, VOCABULARY, llama, qwen, random_tokens
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import probes
+from probes.plan import plan
+
+TITLE = "The planner's estimates"
+PROMISED = 0.25  # of the measured peak
+SHORT = 32
+# By name: the probe, its options as `probes.plan` and the probe take them, what is called.
+CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Any]]] = {
+    "jacobian, exact": ("jacobian", {"method": "exact"}, probes.jacobian),
+    "jacobian, sketch of 24": ("jacobian", {"method": "sketch", "products": 24}, probes.jacobian),
+    "sinks": ("sinks", {}, probes.sinks),
+    'sinks, keys="all"': ("sinks", {"keys": "all"}, probes.sinks),
+    "trajectory": ("trajectory", {}, probes.trajectory),
+    "leakage": ("leakage", {"bootstrap": 100}, probes.leakage),
+}
+
+
+def grouped(length: int) -> Any:
+    """A random model with grouped heads and a wide feed-forward, as Qwen2.5-0.5B has, a quarter as deep and half as wide."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=448,
+        intermediate_size=2432,
+        num_hidden_layers=6,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        max_position_embeddings=max(4096, length),
+        initializer_range=SIGMA,
+    )
+    model: Any = Qwen2ForCausalLM(config)
+    return model.eval().requires_grad_(False)
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """A job per row, since what one leaves behind would count for the next."""
+    if settings.cuda:
+        shapes = {"Qwen2.5-0.5B shape": {"size": "0.5B"}, "Qwen2.5-7B shape": {"size": "7B"}}
+        sizes = {"jacobian": ((1, 4096),), "sinks": ((1, 32768),), "trajectory": ((1, 8192),), "leakage": ((16, 1024),)}
+    elif settings.quick:
+        shapes = {"Llama, width 128, 4 blocks": {"width": 128, "blocks": 4}}
+        sizes = {"sinks": ((1, 512),), "leakage": ((8, 128),)}
+    else:
+        shapes = {"Llama, width 256, 6 blocks": {"width": 256, "blocks": 6}, "Qwen2, width 448, 6 blocks": {}}
+        sizes = {"jacobian": ((1, 512),), "sinks": ((1, 4096),), "trajectory": ((2, 2048),), "leakage": ((16, 512),)}
+    found = []
+    for shape, made in shapes.items():
+        for name, (probe, _, _) in CALLS.items():
+            if name == "jacobian, exact" and ("width" not in made or settings.cuda):
+                continue  # minutes, and no other memory than the sketch's
+            for prompts, length in sizes.get(probe, ()):
+                label = f"{shape}, {prompts} x {length:,}"
+                found.append(Job("planner", name, {label: {**made, "prompts": prompts, "length": length}}))
+    return found
+
+
+def _model(point: dict[str, Any], device: str) -> Any:
+    if "size" in point:
+        return qwen(point["size"], point["length"], device=device)
+    if "width" in point:
+        return llama(point["width"], point["blocks"], point["length"], device=device)
+    return grouped(point["length"]).to(device)
+
+
+def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
+    """Rows with planned and measured bytes and seconds."""
+    probe, options, call = CALLS[job.name]
+    for label, point in job.points.items():
+        view: Any = probes.load(_model(point, settings.device))
+        prompts, length = point["prompts"], point["length"]
+        call(view, random_tokens(prompts, SHORT, device=settings.device), **options)
+        planned: Any = plan(view, prompts, length, probe, **options)  # type: ignore[arg-type]
+        tokens = random_tokens(prompts, length, device=settings.device)
+        memory = Memory(settings.device)
+        seconds = seconds_of(lambda view=view, tokens=tokens: call(view, tokens, **options), settings.device)
+        yield (
+            label,
+            {
+                "planned": planned.memory,
+                "above": memory.above(),
+                "planned seconds": planned.seconds,
+                "seconds": [seconds],
+            },
+        )
+
+
+def section(rows: Rows, settings: Settings, folder: Path) -> Section:
+    body, off = [], []
+    for job in jobs(settings):
+        for label, row in rows.of(job).items():
+            by = row["planned"] / row["above"] - 1
+            off.append(abs(by))
+            sizes = [f"{row[name] / MIB:,.0f}" for name in ("planned", "above")]
+            times = (row["planned seconds"], row["seconds"][0])
+            shown = [f"{x:.2g}" for x in (*times, times[0] / times[1])]
+            body.append([job.name, label, *sizes, f"{by:+.0%}", *shown])
+    within = sum(x <= PROMISED for x in off)
+    lines = [
+        "Peak memory above the loaded model and time, as `probes.plan` says before and as measured; prompts x tokens. "
+        f"Memory is promised within {PROMISED:.0%} of the peak: {within} of {len(off)} rows are. Time is a rough guess.",
+        "",
+        *table(["probe", "at", "planned, MiB", "measured", "off by", "planned, s", "measured", "ratio"], body),
+    ]
+    found = []
+    if off:
+        what = f"planner: memory estimates within {PROMISED:.0%} of the measured peak; the worst one"
+        found.append(Headline(what, f"{within} of {len(off)}", "", f"{max(off):.0%} off"))
+    return Section(found, lines)

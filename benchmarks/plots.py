@@ -1,0 +1,203 @@
+"""The page's figures, from rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attention
+import jacobian
+import matplotlib
+import numpy as np
+import scaling
+from harness import Rows, Settings, exponent, middle, quartiles, ratios
+from machine import MIB
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from probes.files import atomic
+from probes.plots.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    DPI,
+    FAINT,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILLION,
+    log_axis,
+)
+
+# Ours in blue and green, the plain pass in black.
+COLORS = {
+    "plain": BLACK,
+    "sinks": BLUE,
+    "sinks all": SKY,
+    "eager": VERMILLION,
+    "cache": PURPLE,
+    "hooks": ORANGE,
+    "nnsight": GREEN,
+    "exact": BLUE,
+    "sketch": SKY,
+    "auto": GREEN,
+    "replicated 8": VERMILLION,
+    "replicated 32": ORANGE,
+    "jacrev": PURPLE,
+    "lens": GREY,
+}
+SHORT = {
+    "plain": "plain pass",
+    "sinks": "probes.sinks, 8 keys",
+    "sinks all": 'probes.sinks, keys="all"',
+    "eager": "output_attentions=True",
+    "cache": "TransformerLens, run_with_cache",
+    "hooks": "TransformerLens, hooks",
+    "nnsight": "nnsight",
+    "exact": "ours, exact",
+    "sketch": "ours, sketch of 64",
+    "auto": "ours, sketch to 2 %",
+    "replicated 8": "prompt repeated 8 times",
+    "replicated 32": "prompt repeated 32 times",
+    "jacrev": "torch.func.jacrev",
+    "lens": "TransformerLens's lens, per block",
+}
+
+
+def draw(folder: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any]) -> None:
+    """One PNG for each of the cases that have one."""
+    drawn = {"jacobian": jacobian_figure, "attention": attention_figure, "scaling": scaling_figure}
+    with matplotlib.rc_context(STYLE):
+        for name in cases:
+            figure = drawn[name](rows, settings) if name in drawn else None
+            if figure is not None:
+                with atomic(folder / settings.figure(name)) as temporary:
+                    figure.savefig(temporary, format="png", dpi=DPI)
+
+
+def _plain_numbers(cell: Axes, at: list[int], along: str = "x") -> None:
+    """A logarithmic axis with these values and no others."""
+    axis = cell.xaxis if along == "x" else cell.yaxis
+    axis.set_major_locator(matplotlib.ticker.FixedLocator(at))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def jacobian_figure(rows: Rows, settings: Settings) -> Figure | None:
+    """Time of every way against our exact one, by size."""
+    (job,) = jacobian.jobs(settings)
+    found = rows.of(job)
+    if not found:
+        return None
+    names = [name for name in jacobian.NAMES if any(name in row["seconds"] for row in found.values())]
+    figure = Figure(figsize=(6.8, 0.9 + 0.23 * len(names) * len(found)), layout="constrained")
+    cell = figure.add_subplot()
+    step = len(names) + 1.2
+    for n, row in enumerate(found.values()):
+        for k, name in enumerate(names):
+            if name not in row["seconds"]:
+                continue
+            if name == "lens":
+                each = [jacobian._per_direction("lens", row) / jacobian._per_direction("exact", row)]
+            else:
+                each = ratios(row["seconds"][name], row["seconds"]["exact"])
+            y, value = n * step + k, middle(each)
+            cell.barh(y, value, 0.82, color=COLORS[name], label=SHORT[name] if n == 0 else None)
+            if len(each) > 2:
+                cell.hlines(y, *quartiles(each), color=BLACK, linewidth=1)
+            cell.text(value, y, f"  {value:.2f}", va="center", fontsize=7, color=BLACK)
+    cell.axvline(1, color=BLACK, linewidth=0.8)
+    cell.set_yticks(
+        [n * step + (len(names) - 1) / 2 for n in range(len(found))], [label.replace(", T", "\nT") for label in found]
+    )
+    cell.invert_yaxis()
+    cell.margins(x=0.1)
+    cell.set_xlabel("time / time of our exact Jacobian")
+    cell.tick_params(axis="y", length=0)
+    cell.grid(axis="x", color=FAINT, linewidth=0.6)
+    cell.set_axisbelow(True)
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure
+
+
+def attention_figure(rows: Rows, settings: Settings) -> Figure | None:
+    """Time against a plain pass, and peak memory, over the prompt's length; an X where a contender did not survive."""
+    shapes = {shape: attention.by_contender(rows, settings, shape) for shape in attention.shapes(settings)}
+    shapes = {shape: found for shape, found in shapes.items() if found}
+    if not shapes:
+        return None
+    figure = Figure(figsize=(8.6, 3.1 * len(shapes)), layout="constrained")
+    handles: dict[str, Any] = {}
+    for n, (shape, found) in enumerate(shapes.items()):
+        cells = [figure.add_subplot(len(shapes), 2, 2 * n + k + 1) for k in range(2)]
+        at = attention.lengths(settings)
+        for name, one in found.items():
+            lived = {length: row for length, row in sorted(one.items()) if "failed" not in row}
+            look: Any = {"color": COLORS[name], "marker": "o", "markersize": 3.5, "linewidth": 1.4}
+            if not lived:
+                continue
+            curves = (
+                [middle(attention.relative(row)) for row in lived.values()],
+                [max(row["above"], MIB) / MIB for row in lived.values()],
+            )
+            for cell, values in zip(cells, curves, strict=True):
+                if name == "plain" and cell is cells[0]:
+                    continue
+                (line,) = cell.plot(list(lived), values, **look)
+                handles.setdefault(SHORT[name], line)
+                gone = [length for length, row in one.items() if "failed" in row]
+                for length in gone:
+                    cell.plot([length], [values[-1]], marker="x", color=COLORS[name], markersize=6, linestyle="")
+                    cell.plot([max(lived), length], [values[-1]] * 2, color=COLORS[name], linewidth=0.8, linestyle=":")
+        cells[0].axhline(1, color=BLACK, linewidth=0.8)
+        cells[0].set_ylabel("time / plain pass")
+        cells[1].set_ylabel("peak memory above the model, MiB")
+        log_axis(cells[1])
+        for cell in cells:
+            cell.set_xscale("log", base=2)
+            _plain_numbers(cell, at)
+            cell.set_xlabel("T")
+            cell.grid(axis="y", color=FAINT, linewidth=0.6)
+            cell.set_title(shape if len(shapes) > 1 else "", fontsize=9)
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8, title="x: did not survive")
+    return figure
+
+
+def scaling_figure(rows: Rows, settings: Settings) -> Figure | None:
+    """Times over every axis, with the operations by formula, scaled to the last point, dotted."""
+    jobs = [job for job in scaling.jobs(settings) if rows.of(job)]
+    if not jobs:
+        return None
+    figure = Figure(figsize=(9.6, 2.9), layout="constrained")
+    cells = figure.subplots(1, len(scaling.AXES), sharey=True)
+    handles: dict[str, Any] = {}
+    for cell, (axis, said) in zip(cells, scaling.AXES.items(), strict=True):
+        seen: set[int] = set()
+        for color, job in zip(CYCLE, jobs, strict=False):
+            x, seconds, operations = scaling.curve(rows.of(job), axis)
+            if len(x) < 2:
+                continue
+            seen |= {int(value) for value in x}
+            (line,) = cell.plot(x, seconds, color=color, marker="o", markersize=3, linewidth=1.3)
+            scaled = np.array(operations) * seconds[-1] / operations[-1]
+            cell.plot(x, scaled, color=color, linewidth=0.9, linestyle=":")
+            handles.setdefault(scaling.PROBES[job.name].replace("`", ""), line)
+            cell.text(x[-1], seconds[-1], f" {exponent(x, seconds).value:.1f}", fontsize=7, color=color, va="center")
+        cell.set_xscale("log", base=2)
+        _plain_numbers(cell, sorted(seen))
+        cell.tick_params(axis="x", labelsize=7, labelrotation=60)
+        cell.set_xlabel(said)
+        cell.margins(x=0.14)
+        cell.grid(axis="y", color=FAINT, linewidth=0.6)
+    log_axis(cells[0])
+    cells[0].set_ylabel("seconds")
+    title = "dotted: operations,\nthrough the last point"
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside right upper", fontsize=8, title=title, title_fontsize=8
+    )
+    return figure

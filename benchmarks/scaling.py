@@ -1,0 +1,161 @@
+"""How the probes' times grow with the prompt's length, the width, the depth and the number of prompts.
+
+Exponents are slopes of log time over log size, by least squares, with Student's 95 % intervals. Beside them stands the same
+slope of the operations by formula (`benchmarks/work.py`) over the very same sizes, which is what the time would do if all
+work ran at one rate, and the exponent that the leading term has in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import work
+from harness import Job, Row, Rows, Section, Settings, exponent, middle, table
+from machine import turns
+from models import llama, random_tokens
+
+import probes
+
+TITLE = "Scaling"
+AXES = {"length": "T", "width": "width", "blocks": "depth", "prompts": "prompts"}
+PROBES = {
+    "exact": "`jacobian`, exact",
+    "sketch": "`jacobian`, sketch of 64",
+    "sinks": "`sinks`, 8 keys",
+    "sinks all": '`sinks`, `keys="all"`',
+    "trajectory": "`trajectory`",
+    "leakage": "`leakage`, no intervals",
+}
+# In the end: exact makes d products of T P operations and T^2 d; the others follow the pass, or all T^2 logits.
+LEADING = {
+    "exact": {"length": "2", "width": "3", "blocks": "1", "prompts": "1"},
+    "sketch": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
+    "sinks": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
+    "sinks all": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
+    "trajectory": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
+    "leakage": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
+}
+ROUNDS, SPEND = 3, 3.0
+SHAPE = {"length": 128, "width": 128, "blocks": 4, "prompts": 1}
+PASS = {"length": 512, "width": 256, "blocks": 4, "prompts": 2}  # of probes that cost a few passes
+
+
+def sizes(name: str, settings: Settings) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """(the sizes that the others vary around, the values of every axis)."""
+    if settings.quick:
+        base = {"length": 48, "width": 64, "blocks": 2, "prompts": 4 if name == "leakage" else 1}
+        prompts = (4, 8, 16) if name == "leakage" else (1, 2, 4)
+        return base, {"length": (32, 64, 128), "width": (64, 128), "blocks": (1, 2, 4), "prompts": prompts}
+    if name in ("exact", "sketch"):
+        many = {"length": (64, 128, 256, 512), "width": (64, 128, 256, 384)}
+        if name == "sketch":
+            many = {"length": (64, 128, 256, 512, 1024), "width": (128, 256, 384, 512)}
+        return SHAPE, {**many, "blocks": (2, 4, 8, 16), "prompts": (1, 2, 4, 8)}
+    if name == "leakage":
+        base = {**PASS, "length": 256, "width": 128, "prompts": 4}
+        many = {"length": (128, 256, 512, 1024), "width": (64, 128, 256, 512)}
+        return base, {**many, "blocks": (2, 4, 8, 16), "prompts": (4, 8, 16, 32)}
+    many = {"length": (256, 512, 1024, 2048, 4096), "width": (128, 256, 512, 1024)}
+    return PASS, {**many, "blocks": (2, 4, 8, 16), "prompts": (2, 4, 8, 16)}
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """A job per probe; none on a GPU, where these sizes would be over before they began."""
+    if settings.cuda:
+        return []
+    found = []
+    for name in ("exact", "sinks", "leakage") if settings.quick else PROBES:
+        base, axes = sizes(name, settings)
+        points = {
+            f"{AXES[axis]} {value}": {**base, axis: value, "axis": axis}
+            for axis, values in axes.items()
+            for value in values
+        }
+        found.append(Job("scaling", name, points))
+    return found
+
+
+def probe(name: str, view: Any, tokens: Any) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    """(the call, its operations from what it gave)."""
+    prompts, length = tokens.shape
+    calls: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+        "exact": (
+            lambda: probes.jacobian(view, tokens),
+            lambda ds: work.jacobian(view, prompts, length, view.spec.width),
+        ),
+        "sketch": (
+            lambda: probes.jacobian(view, tokens, method="sketch"),
+            lambda ds: work.sketch(view, prompts, length, float(ds["products"].mean())),
+        ),
+        "sinks": (lambda: probes.sinks(view, tokens), lambda ds: work.sinks(view, prompts, length)),
+        "sinks all": (
+            lambda: probes.sinks(view, tokens, keys="all"),
+            lambda ds: work.sinks(view, prompts, length, "all"),
+        ),
+        "trajectory": (lambda: probes.trajectory(view, tokens), lambda ds: work.trajectory(view, prompts, length)),
+        "leakage": (lambda: probes.leakage(view, tokens, bootstrap=0), lambda ds: work.leakage(view, prompts, length)),
+    }
+    return calls[name]
+
+
+def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
+    """Rows with the seconds of every round, operations by formula, the axis and its value."""
+    for label, point in job.points.items():
+        view = probes.load(llama(point["width"], point["blocks"], point["length"], heads=point["width"] // 32))
+        tokens = random_tokens(point["prompts"], point["length"])
+        call, operations = probe(job.name, view, tokens)
+        found: dict[str, Any] = {}
+        seconds = turns(
+            {"": lambda found=found, call=call: found.update(ds=call())},
+            rounds=ROUNDS,
+            device="cpu",
+            spend=SPEND if not settings.quick else 1.0,
+        )
+        axis = point["axis"]
+        yield label, {"seconds": seconds[""], "flops": operations(found["ds"]), "axis": axis, "value": point[axis]}
+
+
+# -------------------------------------------------------------------------------------------------------------- page
+
+
+def curve(found: dict[str, Row], axis: str) -> tuple[list[float], list[float], list[float]]:
+    """(sizes, median seconds, operations) along an axis."""
+    rows = sorted((row for row in found.values() if row["axis"] == axis), key=lambda row: row["value"])
+    return (
+        [float(row["value"]) for row in rows],
+        [middle(row["seconds"]) for row in rows],
+        [row["flops"] for row in rows],
+    )
+
+
+def section(rows: Rows, settings: Settings, folder: Path) -> Section:
+    if settings.cuda:
+        return Section([], ["Not measured on GPU: these sizes are for a processor."])
+    body = []
+    for job in jobs(settings):
+        found = rows.of(job)
+        for axis, said in AXES.items():
+            x, seconds, operations = curve(found, axis)
+            if len(x) < 2:
+                continue
+            base, _ = sizes(job.name, settings)
+            rest = ", ".join(f"{AXES[name]} {value}" for name, value in base.items() if name != axis)
+            reach = f"{said} {x[0]:,.0f} to {x[-1]:,.0f} ({rest})"
+            formula = f"{exponent(x, operations).value:.2f}"
+            times = f"{seconds[0]:.2g} to {seconds[-1]:.2g} s"
+            body.append([PROBES[job.name], reach, str(exponent(x, seconds)), formula, LEADING[job.name][axis], times])
+    lines = [
+        "Slope of log time over log size with its 95 % interval; the slope that the operations by formula have over these "
+        "sizes, which is what to compare it with; and the leading term's exponent, which these sizes are far from. Time "
+        "grows more slowly than operations where small sizes are mostly overhead (Python's calls), faster where large ones "
+        "outgrow caches.",
+        "",
+        *table(["probe", "over", "exponent of the time", "of the operations", "in the end", "times"], body),
+        "",
+        "Random Llama, heads of 32, float32.",
+        "",
+        "![Scaling](benchmarks/scaling.png)",
+    ]
+    return Section([], lines)
