@@ -23,6 +23,7 @@ import torch
 import xarray as xr
 
 from ..errors import InputError
+from ..files import together
 from ..jacobian import jacobian
 from ..models.load import fresh
 from ..results import dataset, made_with, save
@@ -200,9 +201,10 @@ def atlas(
         label = place.label()
         measured.append(unfinished.unit(label, keys[label], partial(_measure, place, seeds, products)))
     result = _join(chosen, measured, seeds, products)
-    save(result, out / "map.nc")
-    if finish is not None:
-        finish(result)
+    with together():
+        save(result, out / "map.nc")
+        if finish is not None:
+            finish(result)
     unfinished.clear()
     if advance is not None:
         advance("map", float(len(chosen)), float(len(chosen)))

@@ -11,7 +11,7 @@ import xarray as xr
 from torch import Tensor
 
 from ..errors import InputError
-from ..files import file_name
+from ..files import file_name, together
 from ..models.load import Backend, DType, load
 from ..models.view import View
 from ..results import save
@@ -113,7 +113,8 @@ def require_free(files: Sequence[Path]) -> None:
 
 
 def write_results(results: Mapping[str, xr.Dataset], out: Path, name: str, figure: Callable[..., Any]) -> None:
-    """Write `result_files` and the figure of all models."""
-    for result, file in zip(results.values(), result_files(results, out, name), strict=True):
-        save(result, file)
-    figure(results, path=out / f"{name}.png")
+    """Write `result_files` and the figure of all models, all of it or nothing."""
+    with together():
+        for result, file in zip(results.values(), result_files(results, out, name), strict=True):
+            save(result, file)
+        figure(results, path=out / f"{name}.png")
