@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import shlex
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -159,8 +160,10 @@ def load(path: str | Path) -> xr.Dataset:
     try:
         with h5py.File(path) as file:  # first, since h5netcdf leaves noise behind when it fails halfway
             ours = "headwater" in dict(file.attrs)
-        ds = xr.load_dataset(path, engine="h5netcdf") if ours else xr.Dataset()
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # whatever the damage hits first
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", xr.SerializationWarning)  # values that contradict each other
+            ds = xr.load_dataset(path, engine="h5netcdf") if ours else xr.Dataset()
+    except Exception as error:  # whatever the damage hits first, and whoever reads it
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:120]
         raise InputError(f"result '{path}' cannot be read ({reason}); make it again") from None
     if not ours:

@@ -13,6 +13,7 @@ import platform
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,10 +110,12 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
             reader = _DATASET_FILES.get(Path(name).suffix)
             if reader is None:
                 raise InputError(f"dataset file '{name}' is none of {', '.join(_DATASET_FILES)}; convert it")
-            rows = datasets.load_dataset(reader, data_files=name, split=split, streaming=True)
+            with _quiet():
+                rows = datasets.load_dataset(reader, data_files=name, split=split, streaming=True)
         else:
             name, _, config = name.partition(":")
-            rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+            with _quiet():
+                rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
         for number, row in enumerate(_quietly(rows)):
             if column not in row:
                 columns = ", ".join(map(repr, row))
@@ -130,20 +133,28 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
         ) from None
 
 
-def _quietly(rows: Iterable[Any]) -> Iterator[Any]:
-    """The rows, while `datasets` logs nothing: what it cannot read it says once more by its error."""
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While `datasets` logs nothing: what it cannot read it says once more by its error."""
     import datasets
 
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+
+
+def _quietly(rows: Iterable[Any]) -> Iterator[Any]:
+    """The rows, each of them read quietly."""
     iterator = iter(rows)
     while True:
-        level = datasets.logging.get_verbosity()
-        datasets.logging.set_verbosity(logging.CRITICAL)
         try:
-            row = next(iterator)
+            with _quiet():
+                row = next(iterator)
         except StopIteration:
             return
-        finally:
-            datasets.logging.set_verbosity(level)
         yield row
 
 

@@ -813,7 +813,7 @@ def words_of(row: Row, here: Path) -> list[str]:
     given = list(row.command) if isinstance(row.command, tuple) else row.command.split()
     command, own = given[0], given[1:]
     usual = DEFAULTS[command].split()
-    if "--dataset" in own and "--text" not in own or row.name == "a report of nothing":
+    if ("--dataset" in own and "--text" not in own) or row.name == "a report of nothing":
         at = usual.index("--text")
         del usual[at : at + 2]
     if command == "report" and own[:1] == ["--out"]:
