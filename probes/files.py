@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -56,8 +57,10 @@ def atomic(path: str | Path) -> Iterator[Path]:
         else:
             _waiting.append((temporary, path, made))
         temporary, made = None, []
-    except OSError as error:
-        reason = error.strerror or error
+    except Exception as error:
+        reason = system_error(error)
+        if reason is None:
+            raise
         raise InputError(f"cannot write '{path}' ({reason}); choose a folder with room and permission") from error
     finally:
         if temporary is not None:
@@ -92,6 +95,17 @@ def together() -> Iterator[None]:
         for temporary, _, made in found:
             temporary.unlink(missing_ok=True)
             _remove(made)  # stays where it holds files
+
+
+def system_error(error: Exception) -> str | None:
+    """What the system had against reading or writing, where this error is about that.
+
+    safetensors and tokenizers raise exceptions of their own, with the system's number in the text.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return None if found is None or isinstance(error, InputError) else os.strerror(int(found[1]))
 
 
 def waiting(path: str | Path) -> Path:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from probes.errors import InputError
-from probes.files import atomic, require_writable, what_is, write_json
+from probes.files import atomic, require_writable, system_error, what_is, write_json
 from probes.models.checkpoint import check_sizes
 from probes.text import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
 
@@ -624,8 +624,10 @@ def _save_model(model: Any, tokenizer: Any, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(folder)
         type(model.config).from_dict(config).save_pretrained(folder)
-    except OSError as error:
-        raise InputError(f"cannot write '{folder}' ({error.strerror}); choose a folder with room") from error
+    except Exception as error:  # the tokenizer's own is no OSError
+        if (reason := system_error(error)) is None:
+            raise
+        raise InputError(f"cannot write '{folder}' ({reason}); choose a folder with room") from error
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
