@@ -255,8 +255,10 @@ def map_(
     quick: Annotated[
         bool, typer.Option("--quick", help="A few small places within a minute; all take over an hour.")
     ] = (False),
-    seeds: Annotated[int, typer.Option(help="Fresh models per place, each with its own prompt.")] = 2,
-    products: Annotated[int, typer.Option(help="Of the sketch, per prompt.")] = 64,
+    seeds: Annotated[
+        int, typer.Option(max=read.MOST_SEEDS, help="Fresh models per place, each with its own prompt.")
+    ] = 2,
+    products: Annotated[int, typer.Option(max=read.MOST_PRODUCTS, help="Of the sketch, per prompt.")] = 64,
 ) -> None:
     """Map where the U-shape at birth holds: d sigma^2, depth, length, width, residual scale, RoPE, windows, usual models.
 
@@ -444,7 +446,7 @@ def bos_swap(
     lags: Lags = "1-8",
     bootstrap: Bootstrap = 400,
     profile_prompts: Annotated[int, typer.Option(help="Prompts of the Jacobian profile.")] = 4,
-    products: Annotated[int, typer.Option(help="Of its sketch, per prompt.")] = 64,
+    products: Annotated[int, typer.Option(max=read.MOST_PRODUCTS, help="Of its sketch, per prompt.")] = 64,
     prompts: Prompts = 128,
     length: Length = 256,
     text: Text = None,
@@ -539,8 +541,10 @@ def inspect(
     method: Annotated[
         Literal["exact", "sketch"], typer.Option(help="All products, or few with an error bar.")
     ] = "sketch",
-    products: Annotated[int | None, typer.Option(help="Of the sketch; 64 if not given.")] = None,
-    seeds: Annotated[int, typer.Option(help="Fresh models of the baseline init.")] = 3,
+    products: Annotated[
+        int | None, typer.Option(max=read.MOST_PRODUCTS, help="Of the sketch; 64 if not given.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(max=read.MOST_SEEDS, help="Fresh models of the baseline init.")] = 3,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -555,17 +559,19 @@ def inspect(
     Writes inspect.html, inspect.nc and prints the text (numbers instead of colours in a pipe), the shares of sink, recency
     and the rest, and the tokens that stand out most.
     """
-    from .files import require_writable
+    from .files import require_writable, together
     from .inspection import inspect as measure
     from .inspection import parse_of, read_text
     from .models.load import load
     from .plots.inspection import print_inspection, write_page
     from .prompts import parse_first
     from .results import save, set_command
+    from .studies.runs import require_free
 
     set_command(sys.argv[1:])
     words = read_text(text, file)
     require_writable(out)
+    require_free([out / "inspect.html", out / "inspect.nc"])
     spread = read.split_over(device_map, max_memory, offload_folder)
     view = load(model, backend, device=device, dtype=dtype, **spread)
     with progress() as advance:
@@ -581,9 +587,10 @@ def inspect(
             seed=seed,
             progress=lambda done, total: advance(f"{view.identity.name} inspect", done, total),
         )
+    with together():
+        write_page(result, out / "inspect.html", top=top)
+        save(result, out / "inspect.nc")
     print_inspection(result, top=top)
-    write_page(result, out / "inspect.html", top=top)
-    save(result, out / "inspect.nc")
     print_written([out / "inspect.html", out / "inspect.nc"])
 
 
@@ -736,6 +743,7 @@ def report(
     makes the page from all results under --out, those of other commands (map, match, toy) included.
     """
     from .claims import SEVERAL, claims, claims_table, merged
+    from .files import together
     from .page import build
     from .page.answer import sentences
     from .page.measuring import Source, measure
@@ -769,15 +777,16 @@ def report(
             f"'{out}' holds no results to report; name a model to measure, as in headwater report tiny-llama"
         )
     found = merged([*claims(collected), *_toy_claims(collected)])
-    write_report(claims_table(found), out / "claims.md")
     written = [out / "index.html", out / "claims.md"]
     picture = None
-    if collected["jacobian"]:
-        picture = out / "overview.png"
-        overview_figure(collected["jacobian"], collected["leakage"], collected["bos-swap"], path=picture)
-        written += [picture, picture.with_suffix(".svg")]
     said = sentences(collected, found)
-    build(collected, found, out, command=_given(), picture=picture, sentences=said, remarks=refused)
+    with together():
+        write_report(claims_table(found), out / "claims.md")
+        if collected["jacobian"]:
+            picture = out / "overview.png"
+            overview_figure(collected["jacobian"], collected["leakage"], collected["bos-swap"], path=picture)
+            written += [picture, picture.with_suffix(".svg")]
+        build(collected, found, out, command=_given(), picture=picture, sentences=said, remarks=refused)
     print("\n".join(said))
     counts = {said: sum(claim.holds is holds for claim in found) for holds, said in SEVERAL.items()}
     print(f"{len(found)} claims: " + ", ".join(f"{count} {said}" for said, count in counts.items()))
@@ -917,7 +926,9 @@ def _given() -> str:
 
 def _complain(message: str, code: int) -> int:
     who = int(os.environ.get("RANK", "0") or 0) if processes.launched() > 1 else 0
-    if who > 0 and not processes.begun():  # all processes have the same to say, and the launcher ends all with the first
+    if (
+        who > 0 and not processes.begun()
+    ):  # all processes have the same to say, and the launcher ends all with the first
         time.sleep(PATIENCE)
         return code
     print("headwater:" if who == 0 else f"headwater, process {who}:", " ".join(message.split()), file=sys.stderr)

@@ -183,7 +183,7 @@ def parse_replacement(value: str) -> Replacement:
     """
     if value in KINDS:
         return value
-    if value.isascii() and value.isdigit():
+    if value.isascii() and value.isdigit() and len(value) < 20:  # Python reads no numbers of thousands of digits
         return int(value)
     raise InputError(f"replacement '{value}' is unknown; give {CHOICES}")
 

@@ -48,6 +48,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .errors import InputError
+from .files import what_is
 from .jacobian import check_choice, jacobian
 from .models.view import Identity, View
 from .prompts import FirstToken, describe, prompts
@@ -393,7 +394,13 @@ def read_text(text: str | None, file: str | Path | None) -> str:
         raise InputError(f"{'no text is' if text is None else 'both --text and --file are'} given; give one of them")
     if file is None:
         assert text is not None
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(f"the text is not UTF-8 (character {error.start}); give plain text") from None
         return text
+    if what_is(file) == "neither":
+        raise InputError(f"file '{file}' is a pipe or a device; give a text file")
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -403,7 +410,7 @@ def read_text(text: str | None, file: str | Path | None) -> str:
 
 def parse_of(value: str) -> str | int:
     """Read the command line's --of: a token id in digits, else a word that `inspect` knows or refuses."""
-    return int(value) if value.isascii() and value.isdigit() else value
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else value
 
 
 @torch.no_grad()

@@ -155,7 +155,7 @@ def jacobian(
         raise InputError(f"products={products} is no number of products; give an integer, or 'auto'")
     if budget != "auto" and method == "sketch" and budget < 2:
         raise InputError(f"products={budget} is too few for a sketch; give at least 2, or method 'scalar'")
-    if not relative_error > 0:
+    if not 0 < relative_error < np.inf:
         raise InputError(f"relative_error={relative_error} cannot be reached; give a positive number, as 0.02")
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")

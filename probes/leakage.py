@@ -493,6 +493,8 @@ def _lag_means(attention: Attention) -> Float[Tensor, "prompt head lag"]:
         lags = slice(max(0, least), max(0, least) + len(range(*reach.indices(rows + columns - 1))))
         sums[..., lags] += by_lag[..., reach]
         counts[lags] += _diagonal_sums(seen.double())[reach]
+    if not counts.any():
+        raise InputError("attention scores are not finite; check the model's weights, or use dtype float32 or float64")
     longest = int(counts.nonzero().max())
     means = sums / counts.clamp_min(1)
     means[..., longest + 1 :] = means[..., longest : longest + 1]

@@ -9,12 +9,17 @@ import typer
 
 from .errors import InputError
 
+MOST_SEEDS = 10_000  # more of anything than these is a slip of the hand, found out after days or in no memory
+MOST_PRODUCTS = 1_000_000
+MOST_RESAMPLES = 100_000
+LARGEST_SEED = 2**63 - 1  # NetCDF's integers
+
 Models = Annotated[
     list[str] | None,
     typer.Argument(help="Bundled names, folders or hub ids, with @REVISION if wanted; tiny-llama if not given."),
 ]
 Conditions = Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")]
-Seeds = Annotated[int, typer.Option(help="Fresh models per model.")]
+Seeds = Annotated[int, typer.Option(max=MOST_SEEDS, help="Fresh models per model.")]
 Prompts = Annotated[int, typer.Option(help="Windows of text.")]
 Length = Annotated[int, typer.Option(help="Tokens per window, position 0 included.")]
 Method = Annotated[
@@ -26,7 +31,7 @@ Dataset = Annotated[str | None, typer.Option(help="A dataset to stream: owner/na
 Split = Annotated[str, typer.Option(help="Of the dataset.")]
 Column = Annotated[str, typer.Option(help="Of the dataset, holding the text.")]
 First = Annotated[str, typer.Option(help="Position 0: auto (BOS where the model has one), bos, none, or a token id.")]
-Seed = Annotated[int, typer.Option(help="Of the windows' places and of whatever else is drawn.")]
+Seed = Annotated[int, typer.Option(max=LARGEST_SEED, help="Of the windows' places and of whatever else is drawn.")]
 Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")]
 DTypes = Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")]
 DeviceMap = Annotated[
@@ -48,7 +53,9 @@ Bands = Annotated[
     str | None, typer.Option(help="Ranges of queries, as in 9-31,32-63; if not given up to 31, then doubling.")
 ]
 Lags = Annotated[str, typer.Option(help="How far back the keys stand, as in 1-8 or 1,2,4.")]
-Bootstrap = Annotated[int, typer.Option(help="Resamples of the prompts for the intervals; 0 for none.")]
+Bootstrap = Annotated[
+    int, typer.Option(max=MOST_RESAMPLES, help="Resamples of the prompts for the intervals; 0 for none.")
+]
 
 
 def conditions(text: str) -> tuple[Any, ...]:
@@ -60,14 +67,17 @@ def products(text: str | None) -> int | Literal["auto"] | None:
     """A number of products, "auto" or none.
 
     Raises:
-        InputError: something else.
+        InputError: something else, or more than there is memory or time for.
     """
     if text is None or text == "auto":
         return text  # type: ignore[return-value]
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
         raise InputError(f"products '{text}' is no number; give a whole number, or auto") from None
+    if number > MOST_PRODUCTS:
+        raise InputError(f"products={text} are more than is of any use; give at most {MOST_PRODUCTS}")
+    return number
 
 
 def split_over(device_map: str | None, max_memory: str | None, offload_folder: Path | None) -> dict[str, Any]:

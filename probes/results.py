@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import shlex
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -24,7 +25,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .errors import InputError
-from .files import atomic
+from .files import atomic, what_is
 from .models.view import View
 from .prompts import tokens_hash
 
@@ -152,13 +153,17 @@ def load(path: str | Path) -> xr.Dataset:
         InputError: there is no such file, it is damaged, or it is not a result of this package.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"result '{path}' does not exist; give a NetCDF file that headwater wrote")
+    found = what_is(path)
+    if found != "file":
+        missing = "is a pipe or a device" if found == "neither" else "does not exist"
+        raise InputError(f"result '{path}' {missing}; give a NetCDF file that headwater wrote")
     try:
         with h5py.File(path) as file:  # first, since h5netcdf leaves noise behind when it fails halfway
             ours = "headwater" in dict(file.attrs)
-        ds = xr.load_dataset(path, engine="h5netcdf") if ours else xr.Dataset()
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # whatever the damage hits first
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", xr.SerializationWarning)  # values that contradict each other
+            ds = xr.load_dataset(path, engine="h5netcdf") if ours else xr.Dataset()
+    except Exception as error:  # whatever the damage hits first, and whoever reads it
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:120]
         raise InputError(f"result '{path}' cannot be read ({reason}); make it again") from None
     if not ours:
@@ -250,8 +255,10 @@ def _attribute(value: Any) -> Attribute:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, (str, float)) or (isinstance(value, int) and not isinstance(value, bool)):
+        value = str(value)
+    if isinstance(value, str):  # paths may hold bytes that are no UTF-8, and files keep nothing else
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63):
         return value
     return json.dumps(value, ensure_ascii=False, default=_plain)
 

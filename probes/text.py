@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import InputError
+from .files import what_is
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 # What `datasets` calls the readers of single files.
@@ -47,9 +50,12 @@ def read_documents(path: str | Path) -> list[Document]:
         InputError: the path does not exist, holds no text files, is not UTF-8 text, or a JSON line has no `text`.
     """
     path = Path(path)
-    if not path.exists():
+    found = what_is(path)
+    if found == "nothing":
         raise InputError(f"text '{path}' does not exist; give a text file or a folder of text files")
-    if path.is_dir():
+    if found == "neither":
+        raise InputError(f"text '{path}' is a pipe or a device; give a text file or a folder of text files")
+    if found == "folder":
         files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES)
         if not files:
             raise InputError(f"folder '{path}' holds no text files; give one with {', '.join(TEXT_SUFFIXES)} files")
@@ -79,8 +85,10 @@ def _read_file(file: Path, name: str) -> Iterator[Document]:
             continue
         try:
             record = json.loads(line)
-            yield Document(str(record.get("name", f"{name}:{number}")), str(record["text"]))
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            passage = record["text"]
+            passage.encode("utf-8")  # JSON can spell half a character, which no tokenizer takes
+            yield Document(str(record.get("name", f"{name}:{number}")), passage)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(f"'{file}' line {number} is no JSON object with a 'text' field; mend that line") from None
 
 
@@ -95,19 +103,27 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
     import datasets
 
     try:
-        if Path(name).is_file():
+        found = what_is(name)
+        if found == "neither":
+            raise InputError(f"dataset '{name}' is a pipe or a device; give a file, a folder or owner/name")
+        if found == "file":
             reader = _DATASET_FILES.get(Path(name).suffix)
             if reader is None:
                 raise InputError(f"dataset file '{name}' is none of {', '.join(_DATASET_FILES)}; convert it")
-            rows = datasets.load_dataset(reader, data_files=name, split=split, streaming=True)
+            with _quiet():
+                rows = datasets.load_dataset(reader, data_files=name, split=split, streaming=True)
         else:
             name, _, config = name.partition(":")
-            rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
-        for number, row in enumerate(rows):
+            with _quiet():
+                rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+        for number, row in enumerate(_quietly(rows)):
             if column not in row:
                 columns = ", ".join(map(repr, row))
                 raise InputError(f"dataset '{name}' has no column '{column}'; name one of those it has: {columns}")
-            yield Document(f"{name}[{number}]", str(row[column]))
+            if not isinstance(row[column], str):
+                kind = type(row[column]).__name__
+                raise InputError(f"'{name}[{number}]' has no text in column '{column}', but a {kind}; name another")
+            yield Document(f"{name}[{number}]", row[column])
     except InputError:
         raise
     except Exception as error:  # datasets raises dozens of types; every one of them means: this name gave no rows
@@ -115,6 +131,31 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
         raise InputError(
             f"dataset '{name}' cannot be streamed ({reason}); check name, split and network, or use text files"
         ) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While `datasets` logs nothing: what it cannot read it says once more by its error."""
+    import datasets
+
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+
+
+def _quietly(rows: Iterable[Any]) -> Iterator[Any]:
+    """The rows, each of them read quietly."""
+    iterator = iter(rows)
+    while True:
+        try:
+            with _quiet():
+                row = next(iterator)
+        except StopIteration:
+            return
+        yield row
 
 
 def stdlib_documents() -> list[Document]:

@@ -8,7 +8,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ADAPTERS = {"probes.models.huggingface", "probes.models.lens"}
 MAY_IMPORT_TRANSFORMERS = ADAPTERS | {"probes.models.load"}
-TOY_MAY_IMPORT = {"probes.models.view", "probes.models.fused", "probes.text", "probes.files", "probes.errors"}
+TOY_MAY_IMPORT = {
+    "probes.models.view",
+    "probes.models.fused",
+    "probes.models.checkpoint",
+    "probes.text",
+    "probes.files",
+    "probes.errors",
+}
 # What runs an experiment and draws it makes results and figures as the probes do, and judges by their theory.
 EXPERIMENTS_MAY_IMPORT = TOY_MAY_IMPORT | {
     "probes.claims",

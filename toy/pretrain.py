@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from probes.errors import InputError
-from probes.files import atomic, require_writable, write_json
+from probes.files import atomic, require_writable, system_error, what_is, write_json
+from probes.models.checkpoint import check_sizes
 from probes.text import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
 
 from .card import write_card
@@ -492,15 +493,21 @@ def _read_config(file: Path) -> Any:
     """A transformers config from its JSON file; code that a config refers to is never run."""
     from transformers import CONFIG_MAPPING
 
+    if what_is(file) == "neither":
+        raise InputError(f"config '{file}' is a pipe or a device; give a transformers config.json")
     try:
         described = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"config '{file}' is not readable ({error.strerror}); give a transformers config") from None
-    except ValueError as error:  # no UTF-8, or no JSON
+    except (ValueError, RecursionError) as error:  # no UTF-8, or no JSON
         raise InputError(f"config '{file}' is no JSON ({error}); give a transformers config.json") from None
     model_type = described.get("model_type") if isinstance(described, dict) else None
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise InputError(f"config '{file}' has model_type={model_type!r}, unknown to transformers; name a known one")
+    try:
+        check_sizes(described)
+    except InputError as error:
+        raise InputError(f"config '{file}' cannot be used: {error}") from None
     try:
         config = CONFIG_MAPPING[model_type].from_dict(described)
     except Exception as error:  # each config class checks its values in its own way
@@ -617,8 +624,10 @@ def _save_model(model: Any, tokenizer: Any, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(folder)
         type(model.config).from_dict(config).save_pretrained(folder)
-    except OSError as error:
-        raise InputError(f"cannot write '{folder}' ({error.strerror}); choose a folder with room") from error
+    except Exception as error:  # the tokenizer's own is no OSError
+        if (reason := system_error(error)) is None:
+            raise
+        raise InputError(f"cannot write '{folder}' ({reason}); choose a folder with room") from error
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()

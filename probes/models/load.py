@@ -17,7 +17,9 @@ from typing import Any, Literal
 import torch
 
 from ..errors import InputError
+from ..files import what_is
 from ..processes import launched, local_number
+from .checkpoint import check_sizes, check_weights, read_object
 from .view import Birth, View
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
@@ -312,19 +314,23 @@ def _view(model: Any, backend: Backend, tokenizer: Any, name: str, revision: str
 def _from_name(
     source: str, revision: str | None, dtype: DType, trust: bool, placement: Any
 ) -> tuple[Any, Any, str, str | None]:
-    if not Path(source).exists() and "@" in source:
+    if what_is(source) == "nothing" and "@" in source:
         source, _, suffix = source.rpartition("@")
         if revision not in (None, suffix):
             raise InputError(f"'{source}@{suffix}' and revision '{revision}' name two revisions; give one")
         revision = suffix
     if not source:
         raise InputError("the model's name is empty; give a bundled name, a folder or a hub id")
-    folder = CHECKPOINTS / source if source in bundled() else Path(source).expanduser()
-    if folder.is_dir():
+    try:
+        folder = CHECKPOINTS / source if source in bundled() else Path(source).expanduser()
+    except RuntimeError:  # nobody of that name
+        raise InputError(f"model folder '{source}' does not exist; there is no such home folder") from None
+    found = what_is(folder)
+    if found == "folder":
         # A folder goes by its own name: its path is this machine's affair, and the weights' hash tells folders apart.
         name = source if source in bundled() else folder.resolve().name
         return _from_folder(folder, name, revision, dtype, trust, placement)
-    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or folder.is_file()
+    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or found != "nothing"
     if looks_like_path:
         raise InputError(f"model folder '{source}' does not exist; give a folder with config.json and *.safetensors")
     if "/" not in source:
@@ -348,8 +354,25 @@ def _from_folder(
         others = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt"))
         reason = f"only {others[0]}, which may run code when read" if others else "no weights"
         raise InputError(f"folder '{folder}' holds {reason}; convert the weights to *.safetensors")
+    _check_config(folder, name)
     model, tokenizer = _read(str(folder), None, dtype, trust, name, placement)
     return model, tokenizer, name, revision
+
+
+def _check_config(folder: Path, name: str) -> None:
+    """Refuse what can be refused from config.json alone, in words that name the field, before transformers does."""
+    from .huggingface import family_of
+
+    try:
+        fields = read_object(folder / "config.json")
+        kind = fields.get("model_type")
+        if not isinstance(kind, str):
+            raise InputError(f"config.json has model_type={json.dumps(kind)[:40]}; a family's name belongs there")
+        if "auto_map" not in fields:  # a family of its own: transformers asks for the permission to run its code
+            family_of(SimpleNamespace(model_type=kind))
+        check_sizes(fields)
+    except InputError as error:
+        raise InputError(f"model '{name}' cannot be loaded: {error}") from None
 
 
 def _from_hub(
@@ -396,6 +419,8 @@ def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str,
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **given)
             family_of(config)
+            if Path(path).is_dir():
+                check_weights(Path(path))
             where = {} if placement is None else placement.arguments(structure)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,

@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from ..claims import SEVERAL, VERDICTS, Claim, origin
 from ..errors import InputError
-from ..files import atomic
+from ..files import atomic, waiting
 from ..plots.style import BLACK
 from ..studies.collected import Collected
 from . import cards, formulas, sections
@@ -134,7 +134,7 @@ class _Pictures:
         if file.suffix not in kinds:
             raise InputError(f"picture '{file}' is no PNG or SVG; give one")
         try:
-            content, kind = file.read_bytes(), kinds[file.suffix]
+            content, kind = waiting(file).read_bytes(), kinds[file.suffix]
         except OSError as error:
             raise InputError(f"picture '{file}' cannot be read ({error.strerror}); draw it first") from None
         if file.suffix == ".png":

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 import xarray as xr
 
-from .. import processes
 from ..errors import InputError
+from ..files import together
 from ..jacobian import jacobian
 from ..models.load import fresh
 from ..results import dataset, made_with, save
@@ -201,7 +201,7 @@ def atlas(
         label = place.label()
         measured.append(unfinished.unit(label, keys[label], partial(_measure, place, seeds, products)))
     result = _join(chosen, measured, seeds, products)
-    if processes.first():
+    with together():
         save(result, out / "map.nc")
         if finish is not None:
             finish(result)

@@ -47,6 +47,7 @@ from torch import Tensor
 from ..bos import removed
 from ..compare import BOOTSTRAP, PROMPTS, fractions, portrait
 from ..errors import InputError
+from ..files import together
 from ..leakage import INTERVAL, LEAST_PROMPTS, SOURCES
 from ..models.load import Backend, DType
 from ..models.view import Spec, View
@@ -254,8 +255,9 @@ def write(results: Mapping[str, xr.Dataset], out: Path, *, bootstrap: int = BOOT
     from .survey import write_report
 
     whole = {name: judged(ds, bootstrap=bootstrap) for name, ds in results.items()}
-    write_results(whole, out, NAME, match_figure)
-    write_report(match_report(whole), out / f"{NAME}.md")
+    with together():
+        write_results(whole, out, NAME, match_figure)
+        write_report(match_report(whole), out / f"{NAME}.md")
     return whole
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import processes
 from ..errors import InputError
-from ..files import file_name
+from ..files import file_name, together
 from ..models.load import Backend, DType, load
 from ..models.view import View
 from ..results import save
@@ -115,9 +115,10 @@ def require_free(files: Sequence[Path]) -> None:
 
 
 def write_results(results: Mapping[str, xr.Dataset], out: Path, name: str, figure: Callable[..., Any]) -> None:
-    """Write `result_files` and the figure of all models; of several processes the first does."""
+    """Write `result_files` and the figure of all models, all of it or nothing; of several processes the first does."""
     if not processes.first():
         return
-    for result, file in zip(results.values(), result_files(results, out, name), strict=True):
-        save(result, file)
-    figure(results, path=out / f"{name}.png")
+    with together():
+        for result, file in zip(results.values(), result_files(results, out, name), strict=True):
+            save(result, file)
+        figure(results, path=out / f"{name}.png")

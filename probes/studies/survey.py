@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import processes
 from ..bos import bos_swap, state
 from ..errors import InputError
-from ..files import write_table
+from ..files import together, write_table
 from ..leakage import leakage
 from ..models.load import Backend, DType
 from ..models.view import View
@@ -176,8 +176,9 @@ def survey(
 
             units.append(unfinished.unit(running, key(model, one.tokens, given), measure, advance=advance))
         results[one.name] = units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units)
-    write_results(results, out, chosen.name, chosen.figure)
-    write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
+    with together():
+        write_results(results, out, chosen.name, chosen.figure)
+        write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
     unfinished.clear()
     return results
 

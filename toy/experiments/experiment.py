@@ -28,7 +28,7 @@ import xarray as xr
 
 from probes.claims import Claim
 from probes.errors import InputError
-from probes.files import require_writable
+from probes.files import require_writable, together
 from probes.results import attributes, made_with, save
 from probes.studies.survey import write_report
 from probes.studies.tables import Report, Table
@@ -166,10 +166,11 @@ def run(
         )
         | made_with()
     )
-    save(ds, out / f"{name}.nc")
-    written = [out / f"{name}.nc", *module.draw(ds, out / name)]
-    report = report_of(name, ds)
-    write_report(report, out / f"{name}.md")
+    with together():
+        save(ds, out / f"{name}.nc")
+        written = [out / f"{name}.nc", *module.draw(ds, out / name)]
+        report = report_of(name, ds)
+        write_report(report, out / f"{name}.md")
     for folder in work.folder.glob("*"):
         forget(folder)
     forget(work.folder)

@@ -1,0 +1,149 @@
+"""What a checkpoint's folder says about itself, read before transformers makes anything of it.
+
+A safetensors file begins with its header's length (8 bytes, little-endian) and a JSON header that names dtype, shape and
+place of every tensor. From headers and config alone it is known whether the files fit together, so that a config which asks
+for more than any memory holds, or an index that leads elsewhere, is refused instead of being tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import InputError
+from ..files import what_is
+
+WEIGHTS, INDEX, CONFIG, ADAPTER = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+    "adapter_config.json",
+)
+LONGEST_HEADER = 100_000_000  # bytes, the format's own bound
+# What the families of `probes` call the sizes that must be found among the tensors' own.
+BLOCKS = ("num_hidden_layers", "n_layer")
+WIDTHS = ("hidden_size", "n_embd", "intermediate_size", "n_inner", "vocab_size", "n_positions")
+WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
+COUNTS = ("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "max_position_embeddings")
+
+
+class Tensor(NamedTuple):
+    """One tensor as a header describes it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def check_sizes(fields: Mapping[str, Any]) -> None:
+    """Check the sizes in a config.json, as far as that is possible without the weights.
+
+    Raises:
+        InputError: one is no whole number, or none of at least 1, or heads do not divide what they share.
+    """
+    for name in (*BLOCKS, *WIDTHS, *COUNTS):
+        value = fields.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"{CONFIG} has {name}={json.dumps(value)[:40]}; a whole number belongs there")
+        if value < 1:
+            raise InputError(f"{CONFIG} has {name}={value}; give at least 1")
+    heads, shared, width = (fields.get(name) for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
+    if heads and shared and heads % shared:
+        raise InputError(f"{CONFIG} has num_attention_heads={heads}, which cannot share {shared} key heads evenly")
+    if heads and width and fields.get("head_dim") is None and width % heads:
+        raise InputError(f"{CONFIG} has hidden_size={width}, no multiple of num_attention_heads={heads}")
+
+
+def check_weights(folder: Path) -> None:
+    """Check the headers of the weights' files, and the config's sizes against them.
+
+    Raises:
+        InputError: sizes that no tensor has; weights of whole numbers; weights that are no regular files, no safetensors,
+            or lie elsewhere; an adapter.
+    """
+    fields = read_object(folder / CONFIG)
+    if os.path.lexists(folder / ADAPTER):
+        raise InputError(f"{ADAPTER} makes this an adapter of another model; merge the two and save the whole")
+    tensors = [tensor for file in _files(folder) for tensor in _tensors(file)]
+    largest = max((size for tensor in tensors for size in tensor.shape), default=0)
+    if not largest:
+        return
+    for tensor in tensors:  # leftovers such as stored masks may be of any kind
+        if tensor.name.endswith(".weight") and tensor.dtype in WHOLE and "quantization_config" not in fields:
+            raise InputError(f"{tensor.name} holds whole numbers ({tensor.dtype}) instead of weights")
+    for name in BLOCKS:
+        if (value := fields.get(name)) is not None and value > len(tensors):
+            raise InputError(f"{CONFIG} has {name}={value}, and the files hold {len(tensors)} tensors in all")
+    for name in WIDTHS:
+        if (value := fields.get(name)) is not None and value > largest:
+            raise InputError(f"{CONFIG} has {name}={value}, and no tensor in the files is larger than {largest}")
+    heads, size = fields.get("num_attention_heads"), fields.get("head_dim")
+    if heads and size and heads * size > largest:
+        raise InputError(
+            f"{CONFIG} has {heads} heads of head_dim={size}, and no tensor in the files is larger than {largest}"
+        )
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a small file.
+
+    Raises:
+        InputError: there is none.
+    """
+    if what_is(file) != "file":
+        raise InputError(f"{file.name} is no regular file")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # no UTF-8, no JSON, or none that ends
+        raise InputError(f"{file.name} cannot be read as JSON ({type(error).__name__})") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file.name} holds a {type(found).__name__} instead of a JSON object")
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """The weights' files: the one, or those that the index names."""
+    if os.path.lexists(folder / WEIGHTS):
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).exists():
+        found = ", ".join(sorted(path.name for path in folder.glob("*.safetensors"))[:3])
+        raise InputError(f"there is {found}, but neither {WEIGHTS} nor {INDEX}")
+    places = read_object(folder / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise InputError(f"{INDEX} has no weight_map from tensors to files")
+    names = sorted(set(places.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise InputError(f"{INDEX} names '{name}', which is no *.safetensors file in the folder itself")
+    return [folder / name for name in names]
+
+
+def _tensors(file: Path) -> list[Tensor]:
+    """What a safetensors file says in its header; safetensors itself checks the rest."""
+    found = what_is(file)  # a pipe would be waited for
+    if found != "file":
+        raise InputError(f"{file.name} is {'not there' if found == 'nothing' else 'no regular file'}")
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if not 2 <= length <= min(LONGEST_HEADER, file.stat().st_size - 8):
+                raise InputError(f"{file.name} is cut short, or no safetensors file")
+            header = json.loads(opened.read(length).decode("utf-8"))
+        return [
+            Tensor(name, str(tensor["dtype"]), tuple(map(int, tensor["shape"])))
+            for name, tensor in header.items()
+            if name != "__metadata__"
+        ]
+    except OSError as error:
+        raise InputError(f"{file.name} cannot be read ({error.strerror})") from None
+    except InputError:
+        raise
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError, OverflowError):
+        raise InputError(f"{file.name} has a damaged header") from None

@@ -1,0 +1,156 @@
+"""The same twice: every probe gives the same numbers again, bit for bit on the CPU, within a bound on CUDA."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import probes
+from probes import __main__ as cli
+from probes.models.view import View
+from probes.results import load
+from probes.theory import second_moment
+
+PROMPTS, LENGTH = 4, 16
+BANDS = ((4, 7), (8, 15))
+# On CUDA sums are taken in an order that may differ from call to call (atomic additions of the gather's gradient) and from
+# the CPU's, and products may be rounded to TF32's ten bits: relative to the largest value of each variable.
+CUDA_TWICE, CUDA_CPU = 1e-5, 2e-2
+
+MEASURES: dict[str, Callable[[View, torch.Tensor], xr.Dataset]] = {
+    "jacobian, exact": lambda view, tokens: probes.jacobian(view, tokens),
+    "jacobian, sketch": lambda view, tokens: probes.jacobian(view, tokens, method="sketch", products=8, seed=3),
+    "jacobian, autograd": lambda view, tokens: probes.jacobian(
+        view, tokens, method="sketch", products=8, engine="autograd"
+    ),
+    "jacobian, until it is precise": lambda view, tokens: probes.jacobian(
+        view, tokens, method="sketch", products="auto", relative_error=0.3
+    ),
+    "jacobian, pathways": lambda view, tokens: probes.jacobian(
+        view, tokens, method="sketch", products=8, pathway="all", from_layer="all"
+    ),
+    "jacobian, scalar": lambda view, tokens: probes.jacobian(view, tokens, method="scalar", readout="logits"),
+    "second moment": lambda view, tokens: second_moment(view, tokens, attention="measured", score_path=True),
+    "sinks": lambda view, tokens: probes.sinks(view, tokens, reacts="random", pictures=2),
+    "trajectory": lambda view, tokens: probes.trajectory(view, tokens, starts=8, seed=5),
+    "leakage": lambda view, tokens: probes.leakage(view, tokens, bands=BANDS, lags=(1, 2), bootstrap=9, seed=2),
+    "bos swap": lambda view, tokens: probes.bos_swap(
+        view, tokens, replacement="random", bands=BANDS, lags=(1, 2), bootstrap=9, profile_prompts=2, products=8
+    ),
+    "inspect": lambda view, tokens: probes.inspect(view, " ".join(f"w{n}" for n in range(3, 20)), seeds=2, products=8),
+}
+VARYING = ("created",)  # attributes that say when
+
+
+def tokens() -> torch.Tensor:
+    drawn = torch.from_numpy(np.random.default_rng(4).integers(3, families.VOCABULARY, (PROMPTS, LENGTH)))
+    drawn[:, 0] = 0
+    return drawn
+
+
+def without_time(ds: xr.Dataset) -> xr.Dataset:
+    return ds.drop_attrs(deep=False).assign_attrs({k: v for k, v in ds.attrs.items() if k not in VARYING})
+
+
+def disturb() -> None:
+    """Whatever the caller does between two calls: draw random numbers, and leave memory with other content."""
+    torch.manual_seed(torch.seed() % 2**31)
+    torch.rand(1000)
+    np.random.random(10)  # noqa: NPY002
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_the_same_probe_twice_gives_the_same_bits(name):
+    made = []
+    for _ in range(2):
+        view = probes.load(families.model("llama"), tokenizer=families.tokenizer())
+        made.append(without_time(MEASURES[name](view, tokens())))
+        disturb()
+    xr.testing.assert_identical(*made)
+
+
+def test_a_bridge_gives_the_same_bits_twice():
+    made = []
+    for _ in range(2):
+        view = probes.load(families.model("llama"), "transformer_lens", tokenizer=families.tokenizer())
+        made.append(without_time(probes.jacobian(view, tokens(), method="sketch", products=8)))
+        disturb()
+    xr.testing.assert_identical(*made)
+
+
+SHORT = "--length 16 --text TEXT --device cpu"
+COMMANDS = {
+    "jacobian": f"jacobian MODEL --prompts 2 --products 8 --seeds 1 --no-rope {SHORT}",
+    "theory": f"theory MODEL --prompts 2 --products 8 --seeds 1 {SHORT}",
+    "sinks": f"sinks MODEL --prompts 4 --reacts random {SHORT}",
+    "trajectory": f"trajectory MODEL --prompts 4 --starts 8 {SHORT}",
+    "leakage": f"leakage MODEL --prompts 4 --bootstrap 9 --lags 1,2 --bands 4-15 {SHORT}",
+    "bos-swap": "bos-swap MODEL --prompts 4 --bootstrap 9 --lags 1,2 --bands 4-15 --products 8 --replace mean,random "
+    f"{SHORT}",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return families.checkpoints(tmp_path_factory.mktemp("models"), ape=("llama", "prepended"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_same_command_twice_gives_the_same_result_and_figure(name, folder, tmp_path, monkeypatch):
+    words = COMMANDS[name].replace("MODEL", str(folder / "ape")).replace("TEXT", str(folder / "text.txt")).split()
+    for out in ("first", "second"):
+        monkeypatch.setattr("probes.results._command", "")
+        monkeypatch.setattr(sys, "argv", ["headwater", *words, "--out", str(tmp_path / out)])
+        with pytest.raises(SystemExit) as raised:
+            cli.main()
+        assert raised.value.code == 0
+        disturb()
+    first, second = (load(tmp_path / out / f"{name}.nc") for out in ("first", "second"))
+    drop = [name for name in ("created",) if name in first.coords]
+    xr.testing.assert_equal(first.drop_vars(drop), second.drop_vars(drop))
+    assert (tmp_path / "first" / f"{name}.svg").read_bytes() == (tmp_path / "second" / f"{name}.svg").read_bytes()
+
+
+def furthest(first: xr.Dataset, second: xr.Dataset) -> dict[str, float]:
+    """By variable of floats, the largest difference relative to the largest value; infinite where one lacks a number."""
+    found = {}
+    for name, one in first.data_vars.items():
+        if one.dtype.kind != "f" or not one.size:
+            continue
+        a, b = one.values.astype(float), second[name].values.astype(float)
+        if not (np.isfinite(a) == np.isfinite(b)).all():
+            found[str(name)] = np.inf
+            continue
+        scale = np.abs(a[np.isfinite(a)]).max(initial=1e-30)
+        found[str(name)] = float(np.nanmax(np.abs(a - b), initial=0.0) / scale)
+    return found
+
+
+def test_the_measure_of_difference_sees_one():
+    ds = xr.Dataset({"x": ("a", [1.0, 2.0]), "n": ("a", [1, 2])})
+    assert furthest(ds, ds) == {"x": 0.0}
+    assert furthest(ds, ds + 0.2)["x"] == pytest.approx(0.1)
+    assert furthest(ds, ds.where(ds.x > 1))["x"] == np.inf
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MEASURES)
+def test_on_cuda_two_calls_differ_within_a_bound(name, record_property):
+    """And from the CPU's numbers; sketches draw the same probes on both. Counts of what exceeds a threshold may differ."""
+    options: Any = {"tokenizer": families.tokenizer()}
+    there = [MEASURES[name](probes.load(families.model("llama"), device="cuda", **options), tokens()) for _ in range(2)]
+    here = MEASURES[name](probes.load(families.model("llama"), device="cpu", **options), tokens())
+    twice, across = furthest(*there), furthest(here, there[0])
+    record_property("twice", twice)
+    record_property("across", across)
+    print(f"{name}: twice {max(twice.values()):.1e}, against the CPU {max(across.values()):.1e}")
+    assert max(twice.values()) <= CUDA_TWICE, twice
+    assert np.median(list(across.values())) <= CUDA_CPU, across

@@ -1,0 +1,314 @@
+"""A disk that fills up or may not be written to: every command ends in one line and leaves what was there before.
+
+Three ways: files that may not grow beyond a limit, which needs no privilege and fails in the middle of a write as a full
+disk does; a small file system of its own, where this process may mount one; the same read-only.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+from test_bad_inputs import listing
+
+from probes import __main__ as cli
+from probes.errors import InputError
+from probes.files import atomic, together
+from probes.studies.atlas import Place
+from toy import matching
+
+SHORT = "--length 12 --device cpu --text TEXT"
+COMMANDS = {
+    "jacobian": f"jacobian SMALL --prompts 2 --products 8 --seeds 1 {SHORT}",
+    "theory": f"theory SMALL --prompts 2 --products 8 --seeds 1 {SHORT}",
+    "sinks": f"sinks SMALL --prompts 4 {SHORT}",
+    "trajectory": f"trajectory SMALL --prompts 4 --starts 8 {SHORT}",
+    "leakage": f"leakage SMALL --prompts 4 --bootstrap 4 --lags 1,2 --bands 3-11 {SHORT}",
+    "bos-swap": f"bos-swap SMALL --prompts 4 --bootstrap 4 --lags 1,2 --bands 3-11 --products 8 {SHORT}",
+    "inspect": "inspect SMALL --file TEXT2 --baseline none --products 8 --device cpu",
+    "match": f"match SMALL --quick --prompts 4 --seeds 1 --bootstrap 4 {SHORT}",
+    "map": "map --quick --seeds 1 --products 8",
+    "toy": "toy retrieval --quick --device cpu --with steps=20 --with seeds=1",
+    "pretrain": "pretrain --config SMALL/own.json --text LONG --steps 2 --batch 1 --length 12 "
+    "--heldout-characters 4000 --device cpu",
+}
+# What an earlier run of the command has left.
+BEFORE = {
+    **{name: [f"{name}.nc", f"{name}.png", f"{name}.svg"] for name in ("jacobian", "theory", "map")},
+    **{name: [f"{name}.nc", f"{name}.md"] for name in ("sinks", "trajectory", "leakage", "bos-swap", "match")},
+    "inspect": ["inspect.html", "inspect.nc"],
+    "toy": ["retrieval.nc", "retrieval.md"],
+    "pretrain": [],
+}
+SLOW = ("match", "toy")  # training, seconds of it
+SMALL = (*SLOW, "inspect")  # under the lower limit only; the files of inspect are smaller than the other
+# Bytes: no unit of unfinished work, no result; a unit and a result, and no figure. Less than that, and what the commands
+# say has no room, either: while tests run it goes to a file.
+LIMITS = (4_000, 60_000)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model "small", texts for it, and a configuration to pretrain."""
+    folder = tmp_path_factory.mktemp("model")
+    families.model("llama").save_pretrained(folder / "small")
+    families.tokenizer().save_pretrained(folder / "small")
+    config: Any = families.FAMILIES["llama"]()
+    config.vocab_size = 260
+    config.to_json_file(folder / "small" / "own.json")
+    words = np.random.default_rng(0).integers(3, 100, 600)
+    (folder / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
+    (folder / "text2.txt").write_text(" ".join(f"w{word}" for word in words[:20]), encoding="utf-8")
+    lines = (f"{n} times {n + 1} is {n * n + n}, said the {n % 7}th of them.\n" for n in range(1500))
+    (folder / "long.txt").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two places of the map, and toys of a step."""
+    few = [Place("depth", strength, 64, 2, 16) for strength in (0.05, 1.64)]
+    monkeypatch.setattr("probes.studies.atlas.places", lambda *, quick: few)
+    tiny = replace(matching.QUICK, steps=2, in_context_steps=2)
+    monkeypatch.setattr(matching, "QUICK", tiny)
+    monkeypatch.setattr("probes.results._command", "")
+
+
+def words(name: str, model: Path, out: Path) -> list[str]:
+    places = {"SMALL": "small", "TEXT2": "text2.txt", "TEXT": "text.txt", "LONG": "long.txt"}
+    command = COMMANDS[name]
+    for place, file in places.items():
+        command = command.replace(place, str(model / file))
+    return [*command.split(), "--out", str(out)]
+
+
+def left_by_an_earlier_run(name: str, out: Path) -> dict[str, Any]:
+    if BEFORE[name]:
+        out.mkdir(parents=True)
+    for file in BEFORE[name]:
+        (out / file).write_bytes(f"an earlier {file}".encode())
+    return finished(out)
+
+
+def finished(out: Path) -> dict[str, Any]:
+    """What is there beside unfinished work, which the same command goes on with."""
+    unfinished = ("unfinished", ".unfinished", "toys", "state", "step0")
+    return {name: kept for name, kept in listing(out).items() if not name.startswith(unfinished)}
+
+
+def call(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> int:
+    monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    assert isinstance(raised.value.code, int)
+    return raised.value.code
+
+
+def check(code: int, out: str, err: str, says: str) -> None:
+    assert code == cli.BAD_INPUT, err
+    assert out == ""
+    said = [line for line in err.splitlines() if line.startswith("headwater:")]  # beside the bars of progress
+    assert len(said) == 1
+    assert said == err.splitlines()[-1:]
+    assert says in said[0]
+    assert "cannot write" in said[0]
+    assert "Traceback" not in err
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """Writes beyond so many bytes fail with EFBIG; Python ignores the signal that comes with it."""
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_every_command_that_writes_is_here():
+    commands = {c.name or c.callback.__name__ for c in cli.app.registered_commands if c.callback}
+    assert set(COMMANDS) == set(BEFORE) == commands - {"report"}  # which has a test of its own
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [(name, limit) for name in COMMANDS for limit in LIMITS if name not in SMALL or limit == 4_000]
+)
+def test_a_write_that_fails_leaves_the_earlier_results(model, tmp_path, monkeypatch, capfd, name, limit):
+    out = tmp_path / "out"
+    before = left_by_an_earlier_run(name, out)
+    arguments = words(name, model, out)
+    with no_file_larger_than(limit):
+        code = call(monkeypatch, arguments)
+    shown = capfd.readouterr()
+    check(code, shown.out, shown.err, "File too large")
+    assert finished(out) == before
+    assert not [file for file in out.rglob(".*-*") if file.is_file() and not file.parent.name.startswith(".unfinished")]
+
+
+def test_with_room_again_the_same_command_goes_on(model, tmp_path, monkeypatch, capfd):
+    out = tmp_path / "out"
+    left_by_an_earlier_run("jacobian", out)
+    with no_file_larger_than(60_000):
+        assert call(monkeypatch, words("jacobian", model, out)) == cli.BAD_INPUT
+    assert len(list((out / "unfinished").iterdir())) == 2
+    capfd.readouterr()
+    assert call(monkeypatch, words("jacobian", model, out)) == 0
+    assert "going on with" in capfd.readouterr().err
+    assert sorted(path.name for path in out.iterdir()) == ["jacobian.nc", "jacobian.png", "jacobian.svg"]
+    assert (out / "jacobian.nc").read_bytes()[:4] == b"\x89HDF"
+
+
+@pytest.fixture(scope="module")
+def reported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a result to report."""
+    out = tmp_path_factory.mktemp("reported")
+    with pytest.MonkeyPatch.context() as patched:
+        assert call(patched, words("sinks", model, out / "sinks")) == 0
+    return out
+
+
+@pytest.mark.parametrize("limit", [4_000, 20_000])  # the table of claims is the smaller file
+def test_a_page_that_fails_leaves_the_earlier_page(reported, tmp_path, monkeypatch, capfd, limit):
+    out = Path(shutil.copytree(reported, tmp_path / "out"))
+    for file in ("index.html", "claims.md"):
+        (out / file).write_text("earlier", encoding="utf-8")
+    before = listing(out)
+    with no_file_larger_than(limit):
+        code = call(monkeypatch, ["report", "--out", str(out)])
+    shown = capfd.readouterr()
+    check(code, shown.out, shown.err, "File too large")
+    assert listing(out) == before
+
+
+# ------------------------------------------------------------------------------------------------ real file systems
+
+
+@contextmanager
+def mounted(folder: Path, size: str) -> Iterator[Path]:
+    """A file system in memory of that size; skips where none may be mounted."""
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here ({made.stderr.strip()[:80]})")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+needs_mount = pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
+
+
+@needs_mount
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in SLOW])
+def test_a_full_disk_leaves_the_earlier_results(model, tmp_path, monkeypatch, capfd, name):
+    with mounted(tmp_path / "disk", "256k") as disk:
+        out = disk / "out"
+        before = left_by_an_earlier_run(name, out)
+        usage = os.statvfs(disk)
+        (disk / "ballast").write_bytes(bytes(max(usage.f_bavail * usage.f_frsize - 16_384, 0)))  # room for four pages
+        code = call(monkeypatch, words(name, model, out))
+        shown = capfd.readouterr()
+        check(code, shown.out, shown.err, "No space left on device")
+        assert finished(out) == before
+
+
+@needs_mount
+@pytest.mark.parametrize("name", [*COMMANDS, "report"])
+def test_a_read_only_folder_is_refused_before_anything_is_measured(model, reported, tmp_path, monkeypatch, capfd, name):
+    with mounted(tmp_path / "disk", "8m") as disk:
+        out = disk / "out"
+        if name == "report":
+            shutil.copytree(reported, out)
+            arguments = ["report", "--out", str(out)]
+        else:
+            left_by_an_earlier_run(name, out)
+            arguments = words(name, model, out)
+        before = listing(disk)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.nn.Module, "__call__", lambda *_, **__: pytest.fail("a model was run"))
+            code = call(patched, arguments)
+        shown = capfd.readouterr()
+        check(code, shown.out, shown.err, "disk")
+        assert shown.err.count("\n") == 1
+        assert listing(disk) == before
+
+
+# --------------------------------------------------------------------------------------------------- the mechanism
+
+
+def write(path: Path, text: str) -> None:
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def test_files_written_together_appear_together(tmp_path):
+    write(tmp_path / "a", "old")
+    with together():
+        write(tmp_path / "a", "new")
+        write(tmp_path / "deep" / "b", "new")
+        with together():
+            write(tmp_path / "c", "new")
+        assert (tmp_path / "a").read_text(encoding="utf-8") == "old"
+        assert not (tmp_path / "c").exists()
+    assert listing(tmp_path) == {"a": b"new", "c": b"new", "deep": None, "deep/b": b"new"}
+
+
+def fail_with(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "fail", [fail_with(KeyboardInterrupt()), fail_with(ZeroDivisionError()), fail_with(InputError("full"))]
+)
+def test_of_files_written_together_none_appears_after_a_failure(tmp_path, fail):
+    write(tmp_path / "a", "old")
+
+    def written() -> None:
+        with together():
+            write(tmp_path / "a", "new")
+            write(tmp_path / "deep" / "b", "new")
+            fail()
+
+    with pytest.raises((KeyboardInterrupt, ZeroDivisionError, InputError)):
+        written()
+    assert listing(tmp_path) == {"a": b"old"}
+    write(tmp_path / "a", "new")  # and what comes after takes its place at once
+    assert listing(tmp_path) == {"a": b"new"}
+
+
+def test_a_folder_in_the_way_keeps_all_files_written_together(tmp_path):
+    (tmp_path / "b").mkdir()
+
+    def written() -> None:
+        with together():
+            write(tmp_path / "a", "new")
+            write(tmp_path / "b", "new")
+
+    with pytest.raises(InputError, match="b' is a folder"):
+        written()
+    assert listing(tmp_path) == {"b": None}

@@ -1,0 +1,464 @@
+"""Readers given anything: files of results, texts, data sets, options and checkpoints give a value or an InputError.
+
+Examples are the same in every run; `HEADWATER_FUZZ=5000` tries so many of each, drawn anew. What could take the interpreter
+down (HDF5, safetensors) is read in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+import probes
+from probes import options, results
+from probes.bos import parse_replacement
+from probes.errors import InputError
+from probes.inspection import parse_of
+from probes.leakage import parse_bands, parse_lags
+from probes.models.checkpoint import check_weights
+from probes.prompts import parse_first, prompts
+from probes.sinks import parse_keys
+from probes.text import read_documents, stream_dataset
+from toy.experiments.experiment import EXPERIMENTS, settings_of
+
+MANY = int(os.environ.get("HEADWATER_FUZZ", "0"))
+
+
+def tried(examples: int) -> Any:
+    """Few examples, the same ones each time, or as many as the environment says."""
+    return settings(
+        max_examples=MANY or examples,
+        derandomize=not MANY,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+def refused(error: InputError) -> None:
+    assert "Traceback" not in str(error)
+    assert str(error)
+
+
+# -------------------------------------------------------------------------------------------------------- damage
+
+
+@st.composite
+def damages(draw: DrawFn, most: int = 4) -> list[tuple[str, float, bytes]]:
+    """(what is done, where as a fraction of the file, bytes): applied in turn."""
+    one = st.tuples(
+        st.sampled_from(["flip", "write", "insert", "cut", "drop"]), st.floats(0, 1), st.binary(min_size=1, max_size=24)
+    )
+    return draw(st.lists(one, min_size=1, max_size=most))
+
+
+def damaged(content: bytes, changes: list[tuple[str, float, bytes]]) -> bytes:
+    found = bytearray(content)
+    for what, where, data in changes:
+        at = min(int(where * len(found)), max(len(found) - 1, 0))
+        if not found:
+            break
+        if what == "flip":
+            found[at] ^= data[0] or 1
+        elif what == "write":
+            found[at : at + len(data)] = data
+        elif what == "insert":
+            found[at:at] = data
+        elif what == "cut":
+            del found[at:]
+        else:
+            del found[at : at + len(data)]
+    return bytes(found)
+
+
+READ_RESULTS = """
+import sys
+from pathlib import Path
+import xarray as xr
+from probes import results
+from probes.errors import InputError
+for path in sorted(Path(sys.argv[1]).glob("*.nc")):
+    print(path.name, end=" ", flush=True)
+    try:
+        found = results.load(path)
+        assert isinstance(found, xr.Dataset)
+        print("read", flush=True)
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+        print("refused", flush=True)
+"""
+
+READ_CHECKPOINTS = """
+import sys
+from pathlib import Path
+import probes
+from probes.errors import InputError
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    print(path.name, end=" ", flush=True)
+    try:
+        found = probes.load(path, device="cpu")
+        assert found.spec.blocks == 1
+        print("read", flush=True)
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+        print("refused", flush=True)
+"""
+
+
+def read_in_a_process(program: str, folder: Path) -> list[str]:
+    """What became of every file; a crash or another exception fails here and names the file."""
+    environment = os.environ | {"PYTHONPATH": str(Path(probes.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, f"at {lines[-1] if lines else folder}: {done.stderr[-2000:]}"
+    return [line.split()[1] for line in lines]
+
+
+def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
+    """So many values of a strategy, the same ones each time unless the environment asks for many."""
+    found: list[Any] = []
+
+    @settings(
+        max_examples=count, derandomize=not MANY, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(strategy)
+    def draw(value: Any) -> None:
+        found.append(value)
+
+    draw()
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------- results
+
+
+@pytest.fixture(scope="module")
+def result() -> bytes:
+    """A small result as a file has it: numbers, text, coordinates, attributes of every kind."""
+    ds = results.dataset(
+        {"sensitivity": (("prompt", "position"), np.random.default_rng(0).random((3, 5), dtype=np.float32))},
+        coords={"seed": [1, 2], "condition": ["init", "pretrained"]},
+        attrs={"headwater": "0.1.0", "model": "m", "options": {"query": 4}, "seconds": 0.5, "n": 3},
+    )
+    return bytes(ds.to_netcdf(engine="h5netcdf"))
+
+
+def test_damaged_results_are_read_or_refused(result, tmp_path):
+    for number, changes in enumerate(drawn(damages(), MANY or 250)):
+        (tmp_path / f"{number:06}.nc").write_bytes(damaged(result, changes))
+    found = read_in_a_process(READ_RESULTS, tmp_path)
+    assert found.count("refused") > len(found) / 3
+    assert found.count("read") >= 1
+
+
+def test_bytes_that_are_no_results_are_refused(tmp_path):
+    beginnings = [b"", b"\x89HDF\r\n\x1a\n", b"CDF\x01", b"CDF\x05", b"PK\x03\x04"]
+    for number, content in enumerate(drawn(st.binary(max_size=400), MANY or 60)):
+        (tmp_path / f"{number:06}.nc").write_bytes(beginnings[number % len(beginnings)] + content)
+    assert set(read_in_a_process(READ_RESULTS, tmp_path)) == {"refused"}
+
+
+ODD_VALUES: dict[str, Any] = {
+    "empty": b"",
+    "array": np.arange(6).reshape(2, 3),
+    "texts": ["a", "b"],
+    "bytes": np.bytes_(b"\xff\xfe"),
+    "complex": np.complex64(1j),
+    "compound": np.zeros(2, dtype=[("a", "i4"), ("b", "f8")]),
+    "huge": np.uint64(2**64 - 1),
+    "truth": True,
+    "void": np.void(b"\x00\x01"),
+}
+
+
+@pytest.mark.parametrize("kind", [*ODD_VALUES, "null", "reference"])
+@pytest.mark.parametrize("name", ["headwater", "model", "_FillValue", "scale_factor", "units", "coordinates"])
+def test_attributes_of_odd_kinds_are_read_or_refused(result, tmp_path, name, kind):
+    import h5py
+
+    path = tmp_path / "odd.nc"
+    path.write_bytes(result)
+    with h5py.File(path, "a") as file:
+        value = {"null": h5py.Empty("f"), "reference": file.ref}.get(kind, ODD_VALUES.get(kind))
+        for place in (file, file["sensitivity"]):
+            if name in place.attrs:
+                del place.attrs[name]
+            place.attrs[name] = value
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = results.load(path)
+        assert isinstance(found, xr.Dataset)
+    except InputError as error:
+        refused(error)
+
+
+@pytest.mark.parametrize("kind", ["groups", "soft link", "outer link", "no scales", "strings", "enumeration"])
+def test_hdf5_files_of_others_are_read_or_refused(tmp_path, kind):
+    import h5py
+
+    path = tmp_path / "other.nc"
+    with h5py.File(path, "w") as file:
+        file.attrs["headwater"] = "0.1.0"
+        if kind == "groups":
+            file.create_group("a/b/c")
+        elif kind == "soft link":
+            file["x"] = h5py.SoftLink("/gone")
+        elif kind == "outer link":
+            file["x"] = h5py.ExternalLink("/etc/passwd", "/")
+        elif kind == "no scales":
+            file["x"] = np.zeros((2, 3))
+        elif kind == "strings":
+            file.create_dataset("x", data=["a", "é"], dtype=h5py.string_dtype())
+        else:
+            file.create_dataset("x", data=[0, 1], dtype=h5py.enum_dtype({"NO": 0, "YES": 1}, basetype="i1"))
+    try:
+        assert isinstance(results.load(path), xr.Dataset)
+    except InputError as error:
+        refused(error)
+
+
+@tried(100)
+@given(
+    st.dictionaries(
+        st.text(max_size=8),
+        st.one_of(
+            st.text(max_size=20),
+            st.integers(),
+            st.floats(),
+            st.booleans(),
+            st.none(),
+            st.lists(st.integers(), max_size=3),
+        ),
+        max_size=4,
+    )
+)
+def test_attributes_survive_a_file(tmp_path, values):
+    """Whatever a run is called or was given: what `attributes` makes of it is what the file gives back."""
+    kept = {f"x{number}": value for number, value in enumerate(values.values())}
+    ds = xr.Dataset({"x": ("a", [1.0])}, attrs={"headwater": "0.1.0", **results.attributes(kept)})
+    try:
+        results.save(ds, tmp_path / "r.nc")
+    except InputError as error:
+        refused(error)
+        return
+    found = results.load(tmp_path / "r.nc")
+    for name, value in ds.attrs.items():
+        assert found.attrs[name] == value or (value != value and found.attrs[name] != found.attrs[name])
+
+
+# --------------------------------------------------------------------------------------------------------- texts
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)  # halves of characters included
+
+
+@tried(150)
+@given(
+    st.one_of(st.binary(max_size=300), ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogatepass"))), st.booleans()
+)
+def test_any_text_file_is_read_or_refused(tmp_path, content, lines):
+    file = tmp_path / ("any.jsonl" if lines else "any.txt")
+    file.write_bytes(content)
+    try:
+        documents = read_documents(file)
+    except InputError as error:
+        refused(error)
+        return
+    assert any(document.text.strip() for document in documents)
+    for document in documents:
+        document.text.encode("utf-8")
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), ANY_TEXT),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["text", "name", "x"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@tried(150)
+@given(st.lists(JSON, min_size=1, max_size=4))
+def test_any_json_lines_are_read_or_refused(tmp_path, values):
+    file = tmp_path / "any.jsonl"
+    file.write_text("\n".join(json.dumps(value) for value in values), encoding="utf-8")
+    try:
+        documents = read_documents(file)
+    except InputError as error:
+        refused(error)
+        return
+    assert len(documents) == len(values)
+    for document, value in zip(documents, values, strict=True):
+        assert document.text == value["text"]
+        document.text.encode("utf-8")
+
+
+# pandas, which reads CSV for `datasets`, leaves the file it failed on to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@tried(12)
+@given(
+    st.sampled_from([".jsonl", ".parquet", ".csv", ".arrow", ".txt", ".json", ".other"]),
+    st.one_of(
+        st.binary(max_size=200), st.lists(JSON, max_size=3).map(lambda v: "\n".join(map(json.dumps, v)).encode())
+    ),
+)
+def test_any_data_set_is_streamed_or_refused(tmp_path, suffix, content):
+    file = tmp_path / f"any{suffix}"
+    file.write_bytes(content)
+    try:
+        for document in stream_dataset(str(file)):
+            assert isinstance(document.text, str)
+    except InputError as error:
+        refused(error)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A bundled model with its own byte-level tokenizer."""
+    return probes.load("tiny-llama", device="cpu")
+
+
+@tried(60)
+@given(
+    ANY_TEXT, st.integers(1, 3), st.integers(-1, 9), st.sampled_from(["auto", "bos", "none", 5]), st.integers(-1, 2**70)
+)
+def test_prompts_of_any_text_are_ids_of_the_vocabulary(tmp_path, model, text, n, length, first, seed):
+    file = tmp_path / "any.txt"
+    file.write_bytes((text * 3).encode("utf-8", "surrogatepass"))
+    try:
+        found = prompts(model, n=n, length=length, text=file, first=first, seed=seed)
+    except InputError as error:
+        refused(error)
+        return
+    assert found.shape == (n, length)
+    assert 0 <= int(found.min()) <= int(found.max()) < model.spec.vocabulary
+
+
+@tried(40)
+@given(st.text(max_size=60))
+def test_prompts_of_text_that_is_long_enough_are_never_refused(tmp_path, model, text):
+    (tmp_path / "any.txt").write_text(text.replace("\0", "") + " and so on and on and on", encoding="utf-8")
+    assert prompts(model, n=1, length=4, text=tmp_path / "any.txt").shape == (1, 4)
+
+
+# ------------------------------------------------------------------------------------------------------- options
+
+PARSERS = {
+    "keys": parse_keys,
+    "bands": parse_bands,
+    "lags": parse_lags,
+    "first": parse_first,
+    "replacement": parse_replacement,
+    "of": parse_of,
+    "products": options.products,
+    "steps": options.steps,
+    "conditions": options.conditions,
+}
+WORDS = st.one_of(
+    ANY_TEXT,
+    st.text("0123456789,- .all", max_size=30),
+    st.lists(st.integers(-3, 10**20), max_size=4).map(lambda numbers: ",".join(map(str, numbers))),
+    st.tuples(st.integers(0, 10**20), st.integers(0, 10**20)).map(lambda ends: f"{ends[0]}-{ends[1]}"),
+    st.integers(4000, 6000).map(lambda digits: "9" * digits),
+)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@tried(120)
+@given(WORDS)
+def test_any_option_is_read_or_refused(name, text):
+    try:
+        PARSERS[name](text)
+    except InputError as error:
+        refused(error)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@tried(60)
+@given(data=st.data())
+def test_any_setting_of_a_toy_is_read_or_refused(name, data):
+    fields = list(vars(settings_of(name, quick=True)))
+    text = f"{data.draw(st.one_of(st.sampled_from(fields), ANY_TEXT))}={data.draw(WORDS)}"
+    try:
+        settings_of(name, quick=data.draw(st.booleans()), given=[text])
+    except InputError as error:
+        refused(error)
+
+
+# --------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of some kilobytes: one block, eight wide."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=12,
+        max_position_embeddings=32,
+    )
+    folder = tmp_path_factory.mktemp("checkpoint")
+    families.build(config).save_pretrained(folder)
+    return folder
+
+
+def test_damaged_checkpoints_are_read_or_refused(checkpoint, tmp_path):
+    weights, config = (checkpoint / "model.safetensors").read_bytes(), (checkpoint / "config.json").read_bytes()
+    header = (8 + int.from_bytes(weights[:8], "little")) / len(weights)
+    kinds = st.sampled_from(["anywhere", "header", "config"])
+    for number, (kind, changes) in enumerate(drawn(st.tuples(kinds, damages(3)), MANY or 90)):
+        folder = tmp_path / f"{number:06}"
+        shutil.copytree(checkpoint, folder)
+        if kind == "config":
+            (folder / "config.json").write_bytes(damaged(config, changes))
+            continue
+        within = header if kind == "header" else 1.0
+        scaled = [(what, where * within, data) for what, where, data in changes]
+        (folder / "model.safetensors").write_bytes(damaged(weights, scaled))
+    found = read_in_a_process(READ_CHECKPOINTS, tmp_path)
+    assert found.count("refused") > len(found) / 3
+    assert found.count("read") >= 1
+
+
+@tried(100)
+@given(
+    st.dictionaries(
+        st.one_of(st.sampled_from(["__metadata__", "a.weight"]), st.text(max_size=5)),
+        st.one_of(JSON, st.fixed_dictionaries({"dtype": JSON, "shape": JSON, "data_offsets": JSON})),
+        max_size=4,
+    )
+)
+def test_any_header_is_read_or_refused(tmp_path, header):
+    text = json.dumps(header).encode()
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    try:
+        check_weights(tmp_path)
+    except InputError as error:
+        refused(error)

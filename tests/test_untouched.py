@@ -1,0 +1,322 @@
+"""The caller's model is what it was, after every probe and every way out of it: an end, an error, an interruption.
+
+A model has hooks and gradients of the caller's own here, parameters that are frozen and one module in training mode; a
+fingerprint holds all of that, and the state of torch that a probe could leave changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+
+import probes
+from probes.errors import InputError
+from probes.models.lens import boot
+from probes.models.view import View
+from probes.theory import second_moment
+
+Progress = Callable[[Any, Any], None]
+Run = Callable[[View, torch.Tensor, Progress], object]
+
+PROMPTS, LENGTH = 4, 14
+BANDS = ((4, 7), (8, 13))
+
+
+def _jacobian(**options: Any) -> Run:
+    return lambda view, tokens, heard: probes.jacobian(view, tokens[:2], progress=heard, **options)
+
+
+def _moments(**options: Any) -> Run:
+    return lambda view, tokens, heard: second_moment(view, tokens[:2], progress=heard, **options)
+
+
+def _sinks(**options: Any) -> Run:
+    return lambda view, tokens, heard: probes.sinks(view, tokens, progress=heard, **options)
+
+
+def _inspect(**options: Any) -> Run:
+    text = " ".join(f"w{n}" for n in range(3, 3 + LENGTH))
+    return lambda view, tokens, heard: probes.inspect(view, text, seeds=1, progress=heard, **options)
+
+
+def _swapped(inner: Run, replacement: Any) -> Run:
+    return lambda view, tokens, heard: inner(probes.swapped(view, replacement), tokens, heard)
+
+
+ANYWHERE: dict[str, Run] = {
+    "jacobian, exact": _jacobian(),
+    "jacobian, autograd": _jacobian(engine="autograd", method="sketch", products=8),
+    "jacobian, until it is precise": _jacobian(method="sketch", products="auto", relative_error=0.3),
+    "jacobian, scalar": _jacobian(method="scalar", readout="logits"),
+    "jacobian, every block": _jacobian(from_layer="all", readout="normed", method="sketch", products=8),
+    "jacobian, all pathways": _jacobian(pathway="all", method="sketch", products=8),
+    "jacobian, value path": _jacobian(pathway="value", engine="autograd", query=5),
+    "sinks": _sinks(reacts="mean", pictures=2),
+    "sinks, every key": _sinks(keys="all", per_prompt=True),
+    "trajectory": lambda view, tokens, heard: probes.trajectory(view, tokens, starts=8, progress=heard),
+    "leakage": lambda view, tokens, heard: probes.leakage(
+        view, tokens, bands=BANDS, lags=(1, 2), bootstrap=4, progress=heard
+    ),
+    "bos swap": lambda view, tokens, heard: probes.bos_swap(
+        view, tokens, bands=BANDS, lags=(1, 2), bootstrap=4, profile_prompts=1, products=8, progress=heard
+    ),
+    "inspect": _inspect(baseline="none"),
+    "inspect, against birth": _inspect(baseline="init", of=7),
+    "swapped, jacobian": _swapped(_jacobian(method="sketch", products=8), "zero"),
+    "swapped, sinks": _swapped(_sinks(), 17),
+    "swapped, trajectory": _swapped(
+        lambda view, tokens, heard: probes.trajectory(view, tokens, starts=8, progress=heard), "random"
+    ),
+}
+TAKEN_APART: dict[str, Run] = {  # blocks of transformers without hooks of the caller's: those might change what they do
+    "jacobian, parts": _jacobian(engine="parts", method="sketch", products=8),
+    "jacobian, score path of parts": _jacobian(engine="parts", pathway="score", method="sketch", products=8),
+    "second moment, uniform": _moments(),
+    "second moment, measured": _moments(attention="measured", score_path=True, from_layer="all"),
+    "swapped, second moment": _swapped(_moments(attention="measured"), "mean"),
+    "inspect, against the kernel": _inspect(baseline="kernel"),
+}
+CASES = [
+    *((kind, name) for kind in ("transformers", "bridge") for name in ANYWHERE),
+    *(("plain", name) for name in TAKEN_APART),
+]
+
+
+# Signatures are not checked here: beartype draws from Python's random numbers, whose state is part of the fingerprint.
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+# -------------------------------------------------------------------------------------------------- the fingerprint
+
+
+def _of_tensor(tensor: torch.Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    data = tensor.detach().cpu().contiguous()
+    content = hashlib.sha256(data.view(torch.uint8).numpy().tobytes() if data.numel() else b"").hexdigest()
+    kept = (id(tensor), tensor.data_ptr(), tensor._version, tensor.requires_grad, str(tensor.dtype), str(tensor.device))
+    return (*kept, tuple(tensor.shape), content, _of_tensor(tensor.grad) if tensor.is_leaf else None)
+
+
+def _of_value(value: Any) -> Any:
+    """Plain values as they are, tensors by content, dictionaries (hooks, modules) entry by entry, the rest as itself."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value)
+    if isinstance(value, dict):
+        return [(repr(key), _of_value(entry)) for key, entry in value.items()]
+    if isinstance(value, (list, tuple, set)):
+        return [_of_value(entry) for entry in value]
+    return type(value).__qualname__, id(value)
+
+
+def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
+    """All that a probe could leave changed: every attribute of every module, the configuration, and torch's own state."""
+    found: dict[str, Any] = {
+        f"{name} ({type(module).__qualname__}).{attribute}": _of_value(value)
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+    }
+    for name in ("config", "generation_config", "cfg"):
+        config = getattr(model, name, None)
+        if config is not None and hasattr(config, "to_dict"):
+            found[name] = repr(sorted(config.to_dict().items(), key=lambda item: item[0]))
+            found[f"{name}, attention"] = getattr(config, "_attn_implementation", None)
+    return found | {
+        "gradients": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "default dtype": str(torch.get_default_dtype()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+        "attention kernels": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+        ),
+        "hooks on all modules": [
+            len(hooks) for name, hooks in vars(torch.nn.modules.module).items() if name.startswith("_global_") and hooks
+        ],
+        "random numbers": (
+            hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
+            hashlib.sha256(np.random.get_state(legacy=True)[1].tobytes()).hexdigest(),  # type: ignore[union-attr]  # noqa: NPY002
+            hash(random.getstate()),
+        ),
+    }
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [name for name in {**before, **after} if before.get(name, "absent") != after.get(name, "absent")]
+
+
+# ------------------------------------------------------------------------------------------------------ the models
+
+
+def _given(kind: str, within: Callable[..., None] = lambda *_: None) -> tuple[torch.nn.Module, View]:
+    """A model with traces of its caller's work on it, and a view of it; "plain" has no hooks, others have `within`."""
+    config: Any = families.FAMILIES["llama"]()
+    config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.head_dim = 32, 48, 2, 8
+    model: Any = families.build(config)
+    if kind == "bridge":
+        model = boot(model, "llama")
+    parameters = list(model.parameters())
+    for parameter in parameters[::2]:
+        parameter.requires_grad_(False)
+    parameters[1].grad = torch.ones_like(parameters[1])
+    if kind != "plain":
+        list(model.modules())[-1].train()
+        for module in list(model.modules())[2:6]:
+            module.register_forward_hook(lambda *_: None)
+            module.register_forward_pre_hook(lambda *_: None)
+        writers = [module for name, module in model.named_modules() if name.endswith((".o_proj", ".attn.o"))]
+        writers[-1].register_forward_hook(within)
+    return model, probes.load(model, tokenizer=families.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, tuple[torch.nn.Module, View]]:
+    """The same models for all tests: what one probe left would show in the fingerprint of the next, too."""
+    return {kind: _given(kind) for kind in ("transformers", "bridge", "plain")}
+
+
+@pytest.fixture(scope="module")
+def tokens() -> torch.Tensor:
+    drawn = torch.from_numpy(np.random.default_rng(3).integers(3, families.VOCABULARY, (PROMPTS, LENGTH)))
+    drawn[:, 0] = 0
+    return drawn
+
+
+class Stop:
+    """Hears of progress, and raises at one of the calls."""
+
+    def __init__(self, error: BaseException | None = None, at: int = -1) -> None:
+        self.calls, self.error, self.at = 0, error, at
+
+    def __call__(self, done: Any, total: Any) -> None:
+        self.calls += 1
+        if self.calls == self.at and self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_nothing_is_left_changed_whatever_the_way_out(models, tokens, kind, name):
+    model, view = models[kind]
+    run = (ANYWHERE | TAKEN_APART)[name]
+    before = fingerprint(model)
+    heard = Stop()
+    run(view, tokens, heard)
+    assert difference(before, fingerprint(model)) == []
+    assert heard.calls >= 1
+    for at in sorted({1, (heard.calls + 1) // 2, heard.calls}):
+        with pytest.raises(KeyboardInterrupt):
+            run(view, tokens, Stop(KeyboardInterrupt(), at))
+        assert difference(before, fingerprint(model)) == [], f"interrupted at call {at} of {heard.calls}"
+    with pytest.raises(ArithmeticError, match="the caller's"):
+        run(view, tokens, Stop(ArithmeticError("the caller's"), heard.calls))
+    assert difference(before, fingerprint(model)) == []
+
+
+REFUSED: dict[str, Run] = {
+    "query": _jacobian(query=LENGTH),
+    "block": _jacobian(from_layer=9),
+    "key": _sinks(keys=(LENGTH,)),
+    "picture": _sinks(pictures=-1),
+    "replacement": _swapped(_sinks(), 5000),
+    "bands": lambda view, tokens, heard: probes.leakage(view, tokens, bands=((4, 90),), progress=heard),
+    "starts": lambda view, tokens, heard: probes.trajectory(view, tokens, starts=1000, progress=heard),
+    "token": _inspect(of=5000),
+    "ids": lambda view, tokens, heard: probes.sinks(view, tokens + 1000, progress=heard),
+}
+
+
+@pytest.mark.parametrize("kind", ["transformers", "bridge"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_is_left_changed_by_what_is_refused(models, tokens, kind, name):
+    model, view = models[kind]
+    before = fingerprint(model)
+    with pytest.raises(InputError):
+        REFUSED[name](view, tokens, Stop())
+    assert difference(before, fingerprint(model)) == []
+
+
+@pytest.mark.parametrize("kind", ["transformers", "bridge"])
+def test_nothing_is_left_changed_by_values_that_stop_a_probe_midway(tokens, kind):
+    model, view = _given(kind)
+    with torch.no_grad():  # only after it was loaded, which checks for that
+        next(p for n, p in model.named_parameters() if "up_proj" in n or "mlp.in" in n).fill_(torch.inf)
+    before = fingerprint(model)
+    failed = 0
+    for run in ANYWHERE.values():
+        said = ""
+        try:
+            run(view, tokens, Stop())
+        except InputError as error:
+            said = str(error)
+        failed += "not finite" in said
+        assert difference(before, fingerprint(model)) == []
+    assert failed >= 6  # every jacobian, and what takes one
+
+
+@pytest.mark.parametrize("kind", ["transformers", "bridge"])
+def test_nothing_is_left_changed_by_an_interruption_within_a_block(tokens, kind):
+    """Not where the suite hears of progress, but in the middle of the model's own forward pass."""
+    armed: list[BaseException] = []
+
+    def fail(*_: object) -> None:
+        if armed:
+            raise armed[0]
+
+    model, view = _given(kind, within=fail)
+    before = fingerprint(model)
+    for name in ("jacobian, exact", "sinks", "trajectory", "leakage", "bos swap", "inspect", "swapped, sinks"):
+        armed.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            ANYWHERE[name](view, tokens, Stop())
+        armed.clear()
+        assert difference(before, fingerprint(model)) == [], name
+
+
+def test_a_fingerprint_tells_what_was_left():
+    """The tests above can fail: each of these is seen."""
+    model: Any = families.model("llama")
+    weight = model.model.layers[0].self_attn.q_proj.weight
+
+    def patch() -> None:
+        model.model.layers[1].forward = partial(model.model.layers[1].forward)
+
+    leavings: list[Callable[[], object]] = [
+        lambda: model.register_forward_hook(lambda *_: None),
+        lambda: model.model.layers[1].mlp.register_full_backward_hook(lambda *_: None),
+        patch,
+        lambda: weight.requires_grad_(False),
+        lambda: weight.data.add_(1e-6),
+        lambda: setattr(weight, "grad", torch.zeros_like(weight)),
+        lambda: model.model.layers[2].train(),
+        lambda: model.set_attn_implementation("eager"),
+        lambda: setattr(model.config, "use_cache", not model.config.use_cache),
+        lambda: model.model.layers[2].to(torch.float64),
+        lambda: torch.manual_seed(12345),
+        lambda: np.random.seed(7),  # noqa: NPY002
+        lambda: random.seed(7),
+    ]
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        for leave in leavings:
+            before = fingerprint(model)
+            leave()
+            assert difference(before, fingerprint(model)) != []
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])
+    assert importlib.import_module("probes").jacobian is probes.jacobian
