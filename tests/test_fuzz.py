@@ -139,7 +139,11 @@ def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
     found: list[Any] = []
 
     @settings(
-        max_examples=count, derandomize=not MANY, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=count,
+        derandomize=not MANY,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(strategy)
     def draw(value: Any) -> None:
