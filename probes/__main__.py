@@ -240,12 +240,14 @@ def theory(
     )
     spread = read.split_over(device_map, max_memory, offload_folder)
     running = {"backend": "transformers", "device": device, "dtype": dtype, "split_over": spread}
-    results = _study(models, out, settings, name="theory", **running)
-    rows = [list(agreement_cells(row)) for row in agreements(results)]
-    print_table(AGREEMENT_COLUMNS, rows)
-    lines = [f"`{_given()}`", described(results)]
-    if processes.first():
+
+    def finish(results: Any) -> None:
+        rows = [list(agreement_cells(row)) for row in agreements(results)]
+        lines = [f"`{_given()}`", described(results)]
         write_table(out / "theory.md", "Theories against measured profiles", lines, AGREEMENT_COLUMNS, rows)
+
+    results = _study(models, out, settings, name="theory", finish=finish, **running)
+    print_table(AGREEMENT_COLUMNS, [list(agreement_cells(row)) for row in agreements(results)])
     print_written(written_files(results, out, "theory", "theory.md"))
 
 
@@ -560,12 +562,12 @@ def inspect(
     and the rest, and the tokens that stand out most.
     """
     from .files import require_writable, together
-    from .inspection import inspect as measure
     from .inspection import parse_of, read_text
     from .models.load import load
     from .plots.inspection import print_inspection, write_page
     from .prompts import parse_first
     from .results import save, set_command
+    from .studies.reading import Reading
     from .studies.runs import require_free
 
     set_command(sys.argv[1:])
@@ -574,10 +576,12 @@ def inspect(
     require_free([out / "inspect.html", out / "inspect.nc"])
     spread = read.split_over(device_map, max_memory, offload_folder)
     view = load(model, backend, device=device, dtype=dtype, **spread)
+    reading = Reading(out)
     with progress() as advance:
-        result = measure(
+        result = reading.read(
             view,
             words,
+            advance=advance,
             of=parse_of(of),
             baseline=baseline,
             method=method,
@@ -585,11 +589,11 @@ def inspect(
             first=parse_first(first),
             seeds=seeds,
             seed=seed,
-            progress=lambda done, total: advance(f"{view.identity.name} inspect", done, total),
         )
     with together():
         write_page(result, out / "inspect.html", top=top)
         save(result, out / "inspect.nc")
+    reading.finish()
     print_inspection(result, top=top)
     print_written([out / "inspect.html", out / "inspect.nc"])
 

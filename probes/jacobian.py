@@ -555,9 +555,12 @@ class _Prompt:
                 reached, own = block.direct(own, self.query, positions)
                 images.append(reached[:, 0] @ mix * scale.to(reached))
             seen.append(torch.cat(images, -1))
-        images = torch.cat(seen).double()  # [d, positions, blocks * keep]
+        images = torch.cat(seen)  # [d, positions, blocks * keep]
+        seen.clear()
+        images = images.double()
         norms = images.pow(2).sum((0, 2), keepdim=True)
-        images = torch.where(norms > 0, images / norms.sqrt(), torch.zeros_like(images)).flatten(1)
+        images /= torch.where(norms > 0, norms.sqrt(), torch.ones_like(norms))  # in place: the largest there is here
+        images = images.flatten(1)
         return images @ images.T, cost
 
     def product_flops(self) -> int:

@@ -14,15 +14,17 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from .errors import InputError
-from .jacobian import FROZEN, KEPT_BYTES, PRODUCTS, Pathway
+from .jacobian import FROZEN, KEPT_BYTES, LOCAL_FEATURES, LOCAL_POSITIONS, PRODUCTS, Pathway
 from .leakage import LOGITS_AT_ONCE, TOKENS_AT_ONCE
 from .memory import Pace, Sizes, paced
 from .models.fused import BLOCK_NUMBERS
 from .models.view import View
+from .trajectory import BITS
 
 Name: TypeAlias = Literal["jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap"]
 PROBES: tuple[Name, ...] = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")
 MIB, GIB = 1 << 20, 1 << 30
+KEPT_FREE = 1.3  # resident against living bytes: what the allocator keeps of tensors that are gone, as measured
 CALL = 2e-5  # seconds of an operation besides its arithmetic: what small models spend their time on
 CALLS = 60  # operations of a block's forward pass, about; its derivative has twice as many
 
@@ -100,7 +102,8 @@ def plan(
         memory = _forward(sizes, length) * (1 + twice) + _patterns(sizes, length) * max(every, twice)
         seconds = share * runs * forward * (1.1 + 0.3 * every + 1.5 * twice)
     elif probe == "trajectory":
-        memory = max(_forward(sizes, length), 28 * length * sizes.width)  # magnitudes, sorted, with their places
+        sorted_ = 32 * length * sizes.width + (8 << BITS) * (sizes.blocks + 1)  # magnitudes with places; histograms
+        memory = _forward(sizes, length) + round(KEPT_FREE * sorted_)
         seconds = share * runs * forward * 4
     else:
         memory, seconds = _leakage(model, sizes, prompts, length, options), 2 * share * forward
@@ -149,7 +152,8 @@ def _jacobian(
         probes = max(8, count - int(0.625 * count))
         each = 4 * length * sizes.width
         arrived = 2 * chunk * one + 16 * chunk * length * sizes.width + min(KEPT_BYTES, probes * each)
-    memory = folded + streams + kept + max(passing, arrived)
+    local = 12 * sizes.width * LOCAL_POSITIONS * LOCAL_FEATURES * sizes.blocks if method == "sketch" else 0
+    memory = round(KEPT_FREE * (folded + streams + kept + max(passing, arrived, local)))
     # A product is a pass backwards, and attention's scores once more; a chunk of them shares the calls.
     chunks = max(1.0, count / chunk)
     making = sum(forward) * (1 if pace.keep else chunks)
@@ -166,13 +170,13 @@ def _forward(sizes: Sizes, length: int) -> int:
     """Bytes of a forward pass without gradients: streams before and after, and the wider of attention and feed-forward."""
     attention = 2 * (sizes.queries + 2 * sizes.keys) + 3 * sizes.queries
     feed = (3 if sizes.gated else 2) * sizes.features
-    return (3 * sizes.width + max(attention, feed)) * length * sizes.itemsize
+    return round(KEPT_FREE * (5 * sizes.width + max(attention, feed)) * length * sizes.itemsize)
 
 
 def _patterns(sizes: Sizes, length: int) -> int:
-    """Bytes of a block of queries' patterns, of which two are alive."""
+    """Bytes of a block of queries' patterns, of which three are alive."""
     rows = max(1, min(length, BLOCK_NUMBERS // (sizes.heads * length)))
-    return 2 * 4 * sizes.heads * rows * length
+    return round(KEPT_FREE * 3 * 4 * sizes.heads * rows * length)
 
 
 def _leakage(model: View, sizes: Sizes, prompts: int, length: int, options: dict[str, Any]) -> int:
@@ -183,8 +187,10 @@ def _leakage(model: View, sizes: Sizes, prompts: int, length: int, options: dict
     held = everything * (2 * sizes.width + 4 * sizes.queries) * sizes.itemsize
     samples = 8 * everything * sizes.heads * (3 * count + 10)
     resamples = 8 * (1 + int(options.get("bootstrap", 400))) * prompts * 2
-    logits = 4 * min(LOGITS_AT_ONCE, prompts * sizes.heads * length * length // 2)  # of a half, a band of queries
-    return held + samples + resamples + 6 * logits + _forward(sizes, min(TOKENS_AT_ONCE, everything))
+    # Of a half, a band of queries: as it is, in doubles, turned round, and with its rows shifted.
+    logits = 9 * 4 * min(LOGITS_AT_ONCE, prompts * sizes.heads * length * length // 2)
+    passing = _forward(sizes, min(max(TOKENS_AT_ONCE, length), everything))
+    return max(round(KEPT_FREE * (held + samples + resamples + logits)), round(KEPT_FREE * held) + passing)
 
 
 # -------------------------------------------------------------------------------------------------------------- time

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from itertools import islice
+from tempfile import TemporaryFile
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from bigram import WORDS, bigram
 
 from probes.errors import InputError
 from probes.prompts import (
+    ID,
     MARGIN,
     SKIP,
     _passage,
     _skip_some,
+    _slices,
     _tokenize,
     check_tokens,
     describe,
@@ -148,9 +151,26 @@ def test_reading_stops_when_there_is_enough(without_bos):
 
     read: list[int] = []
     random = np.random.default_rng(0)
-    stream = _tokenize(without_bos, endless(), budget=95, random=random)
+    with TemporaryFile() as file:
+        tokens, highest = _tokenize(without_bos, endless(), file, budget=95, random=random)
+        file.seek(0)
+        ids = np.frombuffer(file.read(), dtype=ID)
     assert len(read) == 11  # ten documents are enough; one more is looked at
-    assert len(stream) == 10 * 10 + 9  # with an end between two
+    assert tokens == len(ids) == 10 * 10 + 9  # with an end between two
+    assert highest == ids.max()
+
+
+def test_a_very_long_text_is_tokenized_in_passages(without_bos, monkeypatch):
+    text = " ".join(WORDS * 40)
+    whole, passages = ([*_slices(text)], [])
+    monkeypatch.setattr("probes.prompts.AT_ONCE", 97)
+    passages = [*_slices(text)]
+    assert whole == [text]
+    assert "".join(passages) == text
+    assert len(passages) > 5
+    assert max(map(len, passages)) <= 97
+    assert all(passage.startswith(" ") for passage in passages[1:])  # cut where words begin
+    assert "".join(_slices("x" * 1000)) == "x" * 1000  # a script without spaces
 
 
 def test_skipping_loses_no_document():

@@ -152,7 +152,8 @@ def turned(basis: Tensor) -> Any:
 def test_another_basis_of_the_residual_stream_changes_nothing(seed, permuted):
     order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(seed))
     model = turned(torch.eye(WIDTH, dtype=torch.float64)[order] if permuted else rotation(WIDTH, seed))
-    for options in ({"pathway": "all"}, {"readout": "logits"}):
+    asked: tuple[dict[str, Any], ...] = ({"pathway": "all"}, {"readout": "logits"})
+    for options in asked:
         close(sensitivity(model, **options), sensitivity(original(), **options), ROUNDED)
 
 
@@ -263,7 +264,8 @@ def test_a_block_of_zeros_on_top_changes_nothing():
         probes.theory.second_moment(probes.load(m, device="cpu"), ONE, attention="measured", score_path=True)
         for m in (deeper, original())
     ]
-    close(*(kernel["sensitivity"].values for kernel in kernels), 1e-9)
+    one, other = (kernel["sensitivity"].values for kernel in kernels)
+    close(one, other, 1e-9)
 
 
 # ---------------------------------------------------------------------------------------------- pathways and prompts

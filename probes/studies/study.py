@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import processes
 from ..errors import InputError
+from ..files import together
 from ..jacobian import Method, Pathway, Readout, jacobian
 from ..models.load import DType
 from ..models.view import View
@@ -124,6 +125,7 @@ def study(
     split_over: Mapping[str, Any] | None = None,
     advance: Advance | None = None,
     told: Callable[[str], object] | None = None,
+    finish: Callable[[dict[str, xr.Dataset]], object] | None = None,
 ) -> dict[str, xr.Dataset]:
     """Measure every model under every condition, write results and the figure, return the results by model name.
 
@@ -165,7 +167,10 @@ def study(
             told(estimate(model, settings, name, left).line(one.name))
         runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
         results[one.name] = _with_fits(combine(runs), model)
-    write_results(results, out, name, FIGURES[name])
+    with together():
+        write_results(results, out, name, FIGURES[name])
+        if finish is not None and processes.first():
+            finish(results)
     unfinished.clear()
     return results
 
@@ -262,7 +267,9 @@ OF_PATHWAY: dict[Pathway, tuple[Theory, ...]] = {"total": ("score_path",), "valu
 def _theories(model: View, settings: Settings) -> tuple[Theory, ...]:
     if settings.theories is not None:
         return settings.theories
-    apart = all(model.parts(layer) is not None for layer in range(model.spec.blocks))
+    # Of a model that is fetched from elsewhere block by block, the first stands for all.
+    layers = range(1 if getattr(model, "offloaded", False) else model.spec.blocks)
+    apart = all(model.parts(layer) is not None for layer in layers)
     return OF_PATHWAY[settings.pathway] if apart else ()
 
 
