@@ -125,9 +125,8 @@ class Kept:
         self._called: Counter[str] = (
             Counter()
         )  # stages so far, by scope: those of one name are told apart by their order
-        own = self.journals.setdefault(self._own, Journal(self._own))
-        if KEY not in own.places:
-            own.append(KEY, json.dumps(dict(key), default=str).encode())
+        self.journals.setdefault(self._own, Journal(self._own))
+        self._key = json.dumps(dict(key), default=str).encode()
         # What to do is shared by what was there when all looked, and nobody has added to it yet.
         self._before = {name for journal in self.journals.values() for name in journal.places}
         processes.wait()
@@ -147,8 +146,11 @@ class Kept:
         return next((journal for journal in self.journals.values() if name in journal.places), None)
 
     def append(self, name: str, piece: Piece) -> None:
-        """Keep a piece in this process's journal."""
-        self.journals[self._own].append(name, packed({key: np.asarray(x, order="C") for key, x in piece.items()}))
+        """Keep a piece in this process's journal, which begins with the key when there is something to keep."""
+        own = self.journals[self._own]
+        if KEY not in own.places:
+            own.append(KEY, self._key)
+        own.append(name, packed({key: np.asarray(x, order="C") for key, x in piece.items()}))
 
     def refresh(self) -> None:
         """Find what the other processes have kept."""

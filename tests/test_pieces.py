@@ -200,8 +200,7 @@ def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, n
         path = tmp_path / f"stopped-{at}"
         with pytest.raises(KeyboardInterrupt), keeping(path, {}):
             measure(name, model, tokens, stopping)
-        before = {file.name: file.stat().st_size for file in part_files(path)}
-        assert before
+        assert part_files(path) or at < calls - 1
         with keeping(path, {}):
             again = measure(name, model, tokens, None)
         for variable in whole.data_vars:

@@ -122,3 +122,23 @@ def write_results(results: Mapping[str, xr.Dataset], out: Path, name: str, figur
         for result, file in zip(results.values(), result_files(results, out, name), strict=True):
             save(result, file)
         figure(results, path=out / f"{name}.png")
+
+
+class Untouched:
+    """A view of a model that is only looked at: a probe refuses what it has to refuse, and stops where it would begin.
+
+    That way all models are checked with each probe's own checks before the first is measured.
+    """
+
+    class Reached(Exception):
+        """The probe has come to where it needs the model itself."""
+
+    def __init__(self, model: View) -> None:
+        self.spec, self.tokenizer = model.spec, model.tokenizer
+        self.device, self.dtype = model.device, model.dtype
+        self.identity, self.bos = model.identity, model.bos
+
+    def _reached(self, *_: Any, **__: Any) -> Any:
+        raise self.Reached
+
+    embed = trace = residual = watching = output_weights = norm = unembed = parts = reinitialized = _reached

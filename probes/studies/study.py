@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from ..prompts import FirstToken, describe, prompts
 from ..results import combine
 from ..summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
 from ..theory import fit_alpha, second_moment, second_moment_from_config
-from .runs import Loading, Subject, require_free, subjects, write_results, written_files
+from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
 from .unfinished import CHOOSING, Advance, Unfinished, measured_on
 
 Condition = Literal["init", "pretrained"]
@@ -146,6 +147,8 @@ def study(
                 f"from_layer {settings.from_layer} does not exist in {model.identity.name}; "
                 f"it has blocks 0 to {model.spec.blocks - 1}"
             )
+        with suppress(Untouched.Reached):
+            _measure(Untouched(model), tokens, settings, None)
         for run in settings.runs():
             if unfinished.has(_label(called, run)):  # fresh weights follow from the seed; they are not made for this
                 unknown = () if run[1] is None else ("weights",)

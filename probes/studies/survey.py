@@ -34,7 +34,7 @@ from ..prompts import prompts as windows
 from ..results import made_with
 from ..sinks import sinks
 from ..trajectory import trajectory
-from .runs import Loading, require_free, subjects, write_results, written_files
+from .runs import Loading, Untouched, require_free, subjects, write_results, written_files
 from .tables import Report, bos_report, leakage_report, markdown, sinks_report, trajectory_report
 from .unfinished import Advance, Unfinished, measured_on
 
@@ -130,8 +130,8 @@ def survey(
 
     def check(model: View, name: str, tokens: Tensor) -> None:
         for value, given in split_up.items():
-            with suppress(_Untouched.Reached):
-                chosen.measure(_Untouched(model), tokens, **given)
+            with suppress(Untouched.Reached):
+                chosen.measure(Untouched(model), tokens, **given)
             if unfinished.has(label(name, value)):
                 unfinished.check(label(name, value), key(model, tokens, given))
 
@@ -224,23 +224,3 @@ def _joined(dim: str, names: Sequence[str], units: Sequence[xr.Dataset]) -> xr.D
     options[dim] = list(names)
     attrs = {name: value for name, value in first.attrs.items() if name != dim}
     return joined.assign_attrs(attrs | {"options": json.dumps(options)})
-
-
-class _Untouched:
-    """A view of a model that is only looked at: a probe refuses what it has to refuse, and stops where it would begin.
-
-    That way all models are checked with each probe's own checks before the first is measured.
-    """
-
-    class Reached(Exception):
-        """The probe has come to where it needs the model itself."""
-
-    def __init__(self, model: View) -> None:
-        self.spec, self.tokenizer = model.spec, model.tokenizer
-        self.device, self.dtype = model.device, model.dtype
-        self.identity, self.bos = model.identity, model.bos
-
-    def _reached(self, *_: Any, **__: Any) -> Any:
-        raise self.Reached
-
-    embed = trace = residual = watching = output_weights = norm = unembed = parts = reinitialized = _reached
