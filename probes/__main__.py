@@ -917,6 +917,13 @@ def main() -> None:
         code = _complain(f"{message} (given: {_given()}); see {path} --help", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
+    except (RuntimeError, MemoryError) as error:
+        from .memory import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        remedy = "give a shorter --length, --dtype bfloat16 or --device-map auto; what is done is kept"
+        code = _complain(f"memory ran out ({_given()}); {remedy}", BAD_INPUT)
     if code == INTERRUPTED:  # typer turns Ctrl-C within a command into this code
         _complain("interrupted", INTERRUPTED)
     if not code:

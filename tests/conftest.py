@@ -18,6 +18,9 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow"):  # tracing would make them slower still, for lines that others reach
+            item.add_marker("no_cover")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
