@@ -83,7 +83,6 @@ def _print_version(wanted: bool | None) -> None:
     ),
 )
 def _options(
-    context: typer.Context,
     wanted: Annotated[
         bool | None,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave."),
@@ -91,9 +90,10 @@ def _options(
 ) -> None:
     """Where does a pretrained language model's sense of position come from?"""
     if processes.launched() > 1:
-        if context.invoked_subcommand not in SHARED:
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        if command not in SHARED:
             raise InputError(
-                f"headwater {context.invoked_subcommand} runs in one process, not in {processes.launched()}; "
+                f"headwater {command} runs in one process, not in {processes.launched()}; "
                 f"start it without the launcher ({', '.join(SHARED)} share their prompts)"
             )
         processes.join()
