@@ -15,8 +15,6 @@ import os
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
-
 PATIENCE = timedelta(days=7)  # a process may wait for another's share; one that dies is noticed by the launcher
 
 _group: Any = None
@@ -106,7 +104,7 @@ def gathered(content: bytes) -> list[bytes]:
     import torch
     import torch.distributed as dist
 
-    own = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
+    own = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count())]
     dist.all_gather(sizes, torch.tensor([len(own)]), group=_group)
     longest = max(int(size) for size in sizes)
