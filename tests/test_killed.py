@@ -1,6 +1,7 @@
 """Commands killed at random moments: given again they go on, and end with the bytes of an uninterrupted run.
 
-`HEADWATER_KILLS=20 pytest tests/test_killed.py` kills every command that often; by default they share 21 kills.
+`HEADWATER_KILLS=20 pytest tests/test_killed.py` kills every command that often, those that take longer too; by default the
+quick ones share 21 kills.
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ COMMANDS = {
     "bos-swap": ["bos-swap", "--replace", "mean,zero", *SMALL, "--bootstrap", "9"],
     "inspect": ["inspect", "tiny-llama", "--text", "def add(first, second):", "--seeds", "2", "--products", "40"],
 }  # fmt: skip
+LONGER = {
+    "map": ["map", "--quick", "--seeds", "1", "--products", "16"],
+    "report": ["report", "tiny-llama", "--prompts", "4", "--length", "32"],
+    "toy": ["toy", "petroglyph", "--quick"],
+    "pretrain": ["pretrain", "tiny-llama", "--steps", "12", "--save-every", "3", "--batch", "2", "--length", "32"],
+}
+if "HEADWATER_KILLS" in os.environ:
+    COMMANDS |= LONGER
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -33,9 +42,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def numbers(folder: Path) -> dict[str, bytes]:
-    """The bytes of every variable, attributes included, of all results in a folder."""
-    found = {}
-    for file in sorted(folder.glob("*.nc")):
+    """The bytes of every variable, attributes included, of all results below a folder, and of weights."""
+    found = {file.name: file.read_bytes() for file in folder.rglob("*.safetensors")}
+    for file in sorted(folder.rglob("*.nc")):
         ds = load(file)
         found |= {f"{file.name} {name}": v.values.tobytes() for name, v in ds.variables.items() if name not in TELLING}
         found |= {f"{file.name} .{k}": repr(v).encode() for k, v in ds.attrs.items() if k not in TELLING}
