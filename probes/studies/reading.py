@@ -30,7 +30,8 @@ class Reading:
             InputError: as `probes.inspect` does, or another text or other options were begun in this folder.
         """
         label = f"{model.identity.name} inspect"
-        letters = torch.tensor([[ord(letter) for letter in text]])  # as ids: the hash tells texts apart
+        # Its letters as ids: the hash tells texts apart.
+        letters = torch.tensor([[ord(letter) for letter in text]], dtype=torch.int64)
         key = measured_on(model, letters) | options
 
         def measure() -> xr.Dataset:
