@@ -25,6 +25,7 @@ Name: TypeAlias = Literal["jacobian", "theory", "sinks", "trajectory", "leakage"
 PROBES: tuple[Name, ...] = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")
 MIB, GIB = 1 << 20, 1 << 30
 KEPT_FREE = 1.3  # resident against living bytes: what the allocator keeps of tensors that are gone, as measured
+LOGIT = 5e-8  # seconds that leakage spends on a logit, in doubles, on one thread of a CPU
 CALL = 2e-5  # seconds of an operation besides its arithmetic: what small models spend their time on
 CALLS = 60  # operations of a block's forward pass, about; its derivative has twice as many
 
@@ -92,7 +93,7 @@ def plan(
         if options.get("chunk"):
             pace = Pace(int(options["chunk"]), pace.keep)
         memory, seconds = _jacobian(sizes, length, pace, (arithmetic, calls), options)
-        seconds *= share * runs
+        seconds = seconds * share * runs + 6 * forward * runs  # the first prompt's blocks are checked
         if probe == "theory":
             grams = _theory(sizes, length)
             memory = max(memory, grams)
@@ -104,9 +105,10 @@ def plan(
     elif probe == "trajectory":
         sorted_ = 32 * length * sizes.width + (8 << BITS) * (sizes.blocks + 1)  # magnitudes with places; histograms
         memory = _forward(sizes, length) + round(KEPT_FREE * sorted_)
-        seconds = share * runs * forward * 4
+        seconds = share * runs * forward * 2.5
     else:
-        memory, seconds = _leakage(model, sizes, prompts, length, options), 2 * share * forward
+        memory = _leakage(model, sizes, prompts, length, options)
+        seconds = 2 * share * forward + LOGIT * share * sizes.blocks * sizes.heads * length**2
         seconds *= runs if probe == "leakage" else 2 * runs
         if probe == "bos-swap":
             pace = paced(model, length)
@@ -153,11 +155,12 @@ def _jacobian(
         each = 4 * length * sizes.width
         arrived = 2 * chunk * one + 16 * chunk * length * sizes.width + min(KEPT_BYTES, probes * each)
     local = 12 * sizes.width * LOCAL_POSITIONS * LOCAL_FEATURES * sizes.blocks if method == "sketch" else 0
-    memory = round(KEPT_FREE * (folded + streams + kept + max(passing, arrived, local)))
+    # The search for a basis is over when directions are pulled back, but about half of its memory is not given back.
+    memory = round(KEPT_FREE * (folded + streams + kept + max(passing, arrived, local)) + 0.5 * local)
     # A product is a pass backwards, and attention's scores once more; a chunk of them shares the calls.
     chunks = max(1.0, count / chunk)
     making = sum(forward) * (1 if pace.keep else chunks)
-    return memory, sum(forward) + making + flows * (1.2 * count * forward[0] + 2 * chunks * forward[1])
+    return memory, sum(forward) + making + flows * (1.8 * count * forward[0] + 2 * chunks * forward[1])
 
 
 def _theory(sizes: Sizes, length: int) -> int:

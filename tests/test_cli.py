@@ -136,7 +136,11 @@ def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, capfd, tmp_path, arg
         (InputError("x is 1;\n  give 2"), 2, "headwater: x is 1; give 2\n"),
         (KeyboardInterrupt(), 130, "headwater: interrupted\n"),
         (MemoryError(), 2, "headwater: memory ran out (headwater pretrain "),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 2, "headwater: memory ran out (headwater "),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+            2,
+            "headwater: memory ran out (headwater ",
+        ),
     ],
 )
 def test_errors_within_a_command_end_in_one_line(monkeypatch, capfd, tmp_path, error, code, shown):
