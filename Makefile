@@ -1,5 +1,5 @@
 # make env      a virtual environment in .venv with the tested set of packages
-# make test     all tests; COVER=1: and which lines of probes and toy they reach
+# make test     the tests; ALL=1: those, too, that take longer; COVER=1: and which lines of probes and toy they reach
 # make bench    speed and memory beside what one would use instead: reports/benchmarks.md (BENCH="--quick" in small)
 # make docs     the documentation in site/, from docs/ and docstrings: open site/index.html (its search needs a server:
 #               python -m http.server -d site)
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 # One process per core, with one thread each: more threads than cores get in each other's way. Tracing lines costs time on
 # Python 3.11, which has no cheap way to it, so that it is asked for.
 test: env
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(COVER),--cov)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(if $(ALL),,-m "not slow") $(if $(COVER),--cov)
 
 $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'

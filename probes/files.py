@@ -153,6 +153,14 @@ def require_writable(folder: str | Path) -> None:
         _remove(missing)
 
 
+def remove_cut_short(folder: Path, name: str) -> None:
+    """Remove what kills have left of files NAME.* and NAME-*.* while `atomic` wrote them; nobody may be writing them now."""
+    temporary = re.compile(rf"\.{re.escape(name)}(-.+)?-[a-z0-9_]{{8}}\.\w+")
+    for file in folder.glob(f".{name}-*"):
+        if temporary.fullmatch(file.name) and file.is_file():
+            file.unlink(missing_ok=True)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON, indented, atomically."""
     with atomic(path) as temporary:

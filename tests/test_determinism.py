@@ -19,6 +19,8 @@ from probes.models.view import View
 from probes.results import load
 from probes.theory import second_moment
 
+pytestmark = pytest.mark.slow
+
 PROMPTS, LENGTH = 4, 16
 BANDS = ((4, 7), (8, 15))
 # On CUDA sums are taken in an order that may differ from call to call (atomic additions of the gather's gradient) and from

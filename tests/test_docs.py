@@ -99,6 +99,7 @@ def test_there_are_pages_and_the_menu_has_all_of_them():
     assert set(nav) == {page.relative_to(DOCS).as_posix() for page in PAGES}
 
 
+@pytest.mark.slow
 @every_page
 def test_examples_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

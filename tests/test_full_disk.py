@@ -30,6 +30,8 @@ from probes.files import atomic, together
 from probes.studies.atlas import Place
 from toy import matching
 
+pytestmark = pytest.mark.slow
+
 SHORT = "--length 12 --device cpu --text TEXT"
 COMMANDS = {
     "jacobian": f"jacobian SMALL --prompts 2 --products 8 --seeds 1 {SHORT}",

@@ -17,7 +17,7 @@ from probes.results import load
 
 SMALL = ["--prompts", "4", "--length", "32"]
 KILLS = int(os.environ.get("HEADWATER_KILLS", "3"))
-TELLING = {"created", "command"}  # of a run, not of its numbers
+TELLING = {"created", "command", "seconds"}  # of a run, not of its numbers
 COMMANDS = {
     "jacobian": ["jacobian", *SMALL, "--seeds", "1", "--products", "40"],
     "theory": ["theory", "tiny-llama", "--prompts", "2", "--length", "24", "--seeds", "1", "--products", "40"],

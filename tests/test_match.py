@@ -40,6 +40,8 @@ from probes.studies.match import (
 from probes.studies.matched import MATCHED, judged, match_report, others_of, samples, swap_change
 from toy.matching import QUICK, Matching, Settings
 
+pytestmark = pytest.mark.slow
+
 LENGTH, PROMPTS, BLOCKS = 24, 4, 2
 COMMON: dict[str, Any] = {"prompts": PROMPTS, "length": LENGTH, "seeds": 2, "bootstrap": 10}
 SETTINGS = replace(SMALL, steps=4, in_context_steps=4, targets=2)

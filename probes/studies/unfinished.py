@@ -12,7 +12,6 @@ same (a text may have moved), and the options only say why not.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ import xarray as xr
 
 from .. import processes
 from ..errors import InputError
-from ..files import file_name, require_writable
+from ..files import file_name, remove_cut_short, require_writable
 from ..models.view import View
 from ..pieces import keeping, key_of, part_files
 from ..results import load, provenance, save
@@ -149,10 +148,7 @@ class Unfinished:
             )
             if ours:
                 part.unlink(missing_ok=True)
-        written = re.compile(rf"\.{re.escape(self.kind)}(-.+)?-[a-z0-9_]{{8}}\.(nc|png|svg|md|html)")
-        for file in self.out.glob(f".{self.kind}-*"):
-            if written.fullmatch(file.name):  # by a kill while the results were written
-                file.unlink(missing_ok=True)
+        remove_cut_short(self.out, self.kind)
         with suppress(OSError):  # somebody else's file is in it
             self.folder.rmdir()
 

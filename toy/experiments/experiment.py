@@ -28,7 +28,7 @@ import xarray as xr
 
 from probes.claims import Claim
 from probes.errors import InputError
-from probes.files import require_writable, together
+from probes.files import remove_cut_short, require_writable, together
 from probes.results import attributes, made_with, save
 from probes.studies.survey import write_report
 from probes.studies.tables import Report, Table
@@ -174,6 +174,7 @@ def run(
     for folder in work.folder.glob("*"):
         forget(folder)
     forget(work.folder)
+    remove_cut_short(out, name)
     return ds, report, [*written, out / f"{name}.md"]
 
 
