@@ -27,9 +27,8 @@ def what_is(path: str | Path) -> Literal["file", "folder", "neither", "nothing"]
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "neither"
 
 
-_waiting: list[tuple[Path, Path, list[Path]]] | None = (
-    None  # within `together`: temporary file, its place, folders made
-)
+# Within `together`: temporary file, its place, folders made for it.
+_waiting: list[tuple[Path, Path, list[Path]]] | None = None
 
 
 @contextmanager

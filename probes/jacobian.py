@@ -176,6 +176,7 @@ def jacobian(
         return made
 
     def estimated(n: int) -> _Estimate:
+        nonlocal checked
         state = np.random.SeedSequence([seed, n]).generate_state(1)[0]
         estimate, before = _Estimate(width, torch.Generator().manual_seed(int(state))), report.done
         prompt = prompt_of(n)
@@ -193,7 +194,7 @@ def jacobian(
         else:
             estimate.used = prompt.used
             return estimate
-        report.done = before
+        report.done, checked = before, False
         return estimated(n)  # out of memory: once more, in smaller pieces
 
     def expect(numbers: Iterable[int]) -> None:
@@ -209,14 +210,13 @@ def jacobian(
         except (RuntimeError, MemoryError) as error:
             pace.slow_down(error, model, end)
             raise InputError(f"memory ran out between rounds of probes; give chunk={pace.chunk}") from None
-        pieces = each("jacobian", len(tokens), lambda n: held[n].piece())
+        pieces = exchanged({n: estimate.piece() for n, estimate in held.items()})
     else:
         pieces = each("jacobian", len(tokens), lambda n: estimated(n).piece(), before=expect)
     report.finish()
 
-    squared, variance = (
-        torch.from_numpy(pieces.stacked(name)) for name in ("squared", "variance")
-    )  # [prompt, layer, position]
+    # Both [prompt, layer, position].
+    squared, variance = (torch.from_numpy(pieces.stacked(name)) for name in ("squared", "variance"))
     engines = [name for at, name in enumerate(ENGINES) if any(piece["engines"][at] for piece in pieces)]
     if not torch.isfinite(squared).all():
         raise InputError(

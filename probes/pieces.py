@@ -122,9 +122,8 @@ class Kept:
         self.path = path
         self.journals = {file: Journal(file) for file in part_files(path)}
         self._own = path.with_name(f"{path.name}.part{processes.number()}")
-        self._called: Counter[str] = (
-            Counter()
-        )  # stages so far, by scope: those of one name are told apart by their order
+        # Stages so far, by scope: those of one name are told apart by their order.
+        self._called: Counter[str] = Counter()
         self.journals.setdefault(self._own, Journal(self._own))
         self._key = json.dumps(dict(key), default=str).encode()
         # What to do is shared by what was there when all looked, and nobody has added to it yet.
