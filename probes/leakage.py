@@ -370,9 +370,10 @@ def by_block(
     Several processes run a share of the prompts each, and hand queries, keys and log-sum-exps of a block to one of them,
     which makes its samples: block after block another one.
     """
-    chunk = max(1, TOKENS_AT_ONCE // tokens.shape[1])
+    chunk, finished = max(1, TOKENS_AT_ONCE // tokens.shape[1]), False
 
     def measured(shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, Piece]]:
+        nonlocal finished
         owner = {layer: process for process, share in enumerate(shares) for layer in share}
         if not owner:
             return
@@ -389,11 +390,12 @@ def by_block(
                 mine = None
             if progress is not None:
                 progress(float(layer + 1), float(model.spec.blocks))
+            finished = layer + 1 == model.spec.blocks
             if layer == max(owner):
                 return
 
     found = list(shared("leakage", model.spec.blocks, measured))
-    if progress is not None:
+    if progress is not None and not finished:  # the last blocks were there, or are another process's
         progress(float(model.spec.blocks), float(model.spec.blocks))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from importlib import import_module
 from itertools import islice
 from tempfile import TemporaryFile
 
@@ -163,7 +164,7 @@ def test_reading_stops_when_there_is_enough(without_bos):
 def test_a_very_long_text_is_tokenized_in_passages(without_bos, monkeypatch):
     text = " ".join(WORDS * 40)
     whole, passages = ([*_slices(text)], [])
-    monkeypatch.setattr("probes.prompts.AT_ONCE", 97)
+    monkeypatch.setattr(import_module("probes.prompts"), "AT_ONCE", 97)
     passages = [*_slices(text)]
     assert whole == [text]
     assert "".join(passages) == text

@@ -231,7 +231,7 @@ def test_an_interrupted_study_goes_on(folder, settings, whole, tmp_path):
     def advance(label: str, done: float, total: float) -> None:
         heard.setdefault(label, []).append((done, total))
         if label == "ape init 1":
-            kept.update({path.name: path.stat().st_mtime_ns for path in (out / "unfinished").iterdir()})
+            kept.update({path.name: path.stat().st_mtime_ns for path in (out / "unfinished").glob("*.nc")})
 
     result = study([ape(folder)], out, settings, advance=advance)["ape"]
     assert heard["ape pretrained"] == heard["ape init 0"] == [(1.0, 1.0)]  # said to be done, at once

@@ -252,7 +252,9 @@ survey({[str(folder / name) for name in ("ape", "bee")]!r}, {str(out)!r}, "traje
     told: list[str] = []
     undrawn = replace(PROBES["trajectory"], figure=draw)
     results = run(folder, out, "ape bee", undrawn, options={"starts": 8}, told=told.append)
-    assert len(told) == 1
+    assert len(told) == 2  # what is there, and what the other model will take
+    assert told[0].startswith("going on with")
+    assert told[1].startswith("bee: about ")
     _, whole = surveyed("trajectory")
     for name, ds in results.items():
         for variable in ds.variables:

@@ -165,8 +165,8 @@ def study(
     results: dict[str, xr.Dataset] = {}
     for one in models:
         model = one.model()
-        if told is not None:
-            left = sum(not unfinished.done(_label(one.name, run)) for run in settings.runs())
+        left = sum(not unfinished.done(_label(one.name, run)) for run in settings.runs())
+        if told is not None and left:
             told(estimate(model, settings, name, left).line(one.name))
         runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
         results[one.name] = _with_fits(combine(runs), model)

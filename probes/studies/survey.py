@@ -147,7 +147,7 @@ def survey(
     for one in models:
         model, units = one.model(), []
         left = sum(not unfinished.done(label(one.name, value)) for value in split_up)
-        if told is not None and chosen.name in PLANNED:
+        if told is not None and left and chosen.name in PLANNED:
             asked = next(iter(split_up.values()))
             plans = {"runs": left, "processes": processes.count(), **asked}
             told(plan(model, prompts, length, chosen.name, **plans).line(one.name))
