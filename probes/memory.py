@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils.memory import should_reduce_batch_size
 
 from .linear import QUERY_BAND
 from .models.view import View
@@ -139,6 +138,8 @@ def available(device: torch.device) -> int:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory has run out, on whatever device."""
+    from accelerate.utils.memory import should_reduce_batch_size  # not above: few need it, and it takes long to import
+
     return isinstance(error, MemoryError) or (isinstance(error, Exception) and should_reduce_batch_size(error))
 
 
