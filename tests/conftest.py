@@ -1,6 +1,8 @@
 """Settings that have to be made before anything is imported, and fixtures that several test files share."""
 
 import os
+import sys
+from collections.abc import Iterator
 
 # Nothing is downloaded in tests, and models this small gain nothing from threads that a busy machine makes them wait for:
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -29,6 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+@pytest.fixture(autouse=True)
+def _no_command() -> Iterator[None]:
+    """What a command line leaves as the origin of results goes with its test."""
+    yield
+    if "probes.results" in sys.modules:
+        sys.modules["probes.results"].__dict__["_command"] = ""
 
 
 @pytest.fixture

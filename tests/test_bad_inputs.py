@@ -862,7 +862,6 @@ def test_a_bad_input_is_one_line_and_leaves_everything_as_it_was(row, here, monk
         row.spoil(here)
     before = listing(here)
     monkeypatch.setattr(sys, "argv", ["headwater", *words_of(row, here)])
-    monkeypatch.setattr("probes.results._command", "")
     with in_time(LONGEST), pytest.raises(SystemExit) as raised:
         cli.main()
     shown = capfd.readouterr()

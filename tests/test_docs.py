@@ -104,7 +104,6 @@ def test_there_are_pages_and_the_menu_has_all_of_them():
 def test_examples_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("probes.results._command", "")  # what commands leave there goes with the test
     names: dict[str, Any] = {"__name__": page.stem}
     printed: str | None = None  # by the block before; None: it did not run
     for block in blocks(page):

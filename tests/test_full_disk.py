@@ -86,7 +86,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probes.studies.atlas.places", lambda *, quick: few)
     tiny = replace(matching.QUICK, steps=2, in_context_steps=2)
     monkeypatch.setattr(matching, "QUICK", tiny)
-    monkeypatch.setattr("probes.results._command", "")
 
 
 def words(name: str, model: Path, out: Path) -> list[str]:

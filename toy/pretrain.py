@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from probes.errors import InputError
 from probes.files import atomic, require_writable, system_error, what_is, write_json
-from probes.models.checkpoint import check_sizes
+from probes.models.checkpoint import check_fields
 from probes.text import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
 
 from .card import write_card
@@ -505,7 +505,7 @@ def _read_config(file: Path) -> Any:
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise InputError(f"config '{file}' has model_type={model_type!r}, unknown to transformers; name a known one")
     try:
-        check_sizes(described)
+        check_fields(described)
     except InputError as error:
         raise InputError(f"config '{file}' cannot be used: {error}") from None
     try:

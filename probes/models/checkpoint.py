@@ -39,7 +39,7 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
 
 
-def check_sizes(fields: Mapping[str, Any]) -> None:
+def check_fields(fields: Mapping[str, Any]) -> None:
     """Check the sizes in a config.json, as far as that is possible without the weights.
 
     Raises:

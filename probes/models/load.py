@@ -19,7 +19,7 @@ import torch
 from ..errors import InputError
 from ..files import what_is
 from ..processes import launched, local_number
-from .checkpoint import check_sizes, check_weights, read_object
+from .checkpoint import check_fields, check_weights, read_object
 from .view import Birth, View
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
@@ -370,7 +370,7 @@ def _check_config(folder: Path, name: str) -> None:
             raise InputError(f"config.json has model_type={json.dumps(kind)[:40]}; a family's name belongs there")
         if "auto_map" not in fields:  # a family of its own: transformers asks for the permission to run its code
             family_of(SimpleNamespace(model_type=kind))
-        check_sizes(fields)
+        check_fields(fields)
     except InputError as error:
         raise InputError(f"model '{name}' cannot be loaded: {error}") from None
 

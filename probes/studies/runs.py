@@ -10,7 +10,6 @@ from typing import Any
 import xarray as xr
 from torch import Tensor
 
-from .. import processes
 from ..errors import InputError
 from ..files import file_name, together
 from ..models.load import Backend, DType, load
@@ -115,9 +114,7 @@ def require_free(files: Sequence[Path]) -> None:
 
 
 def write_results(results: Mapping[str, xr.Dataset], out: Path, name: str, figure: Callable[..., Any]) -> None:
-    """Write `result_files` and the figure of all models, all of it or nothing; of several processes the first does."""
-    if not processes.first():
-        return
+    """Write `result_files` and the figure of all models, all of it or nothing."""
     with together():
         for result, file in zip(results.values(), result_files(results, out, name), strict=True):
             save(result, file)

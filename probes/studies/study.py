@@ -131,9 +131,10 @@ def study(
     """Measure every model under every condition, write results and the figure, return the results by model name.
 
     Writes `NAME.nc` for one model or `NAME-MODEL.nc` for each of several, `NAME.png` and `NAME.svg`, where NAME is the
-    figure's; all of it at the end. `advance(label, done, total)` hears of products done, `told` in one line which runs are
-    there from a study that was interrupted. `split_over` holds `device_map`, `max_memory`, `offload_folder`, as
-    `probes.load` takes them.
+    figure's; all of it at the end. `advance(label, done, total)` hears of products done, `told` in one line which runs
+    are there from a study that was interrupted, and for every model what it will take. `finish` is called with the
+    results while they are written, in one process, and may write more beside them. `split_over` holds `device_map`,
+    `max_memory`, `offload_folder`, as `probes.load` takes them.
 
     Raises:
         InputError: bad input, or an unfinished study with other settings in `out` (the message says which).
@@ -170,10 +171,11 @@ def study(
             told(estimate(model, settings, name, left).line(one.name))
         runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
         results[one.name] = _with_fits(combine(runs), model)
-    with together():
-        write_results(results, out, name, FIGURES[name])
-        if finish is not None and processes.first():
-            finish(results)
+    if processes.first():
+        with together():
+            write_results(results, out, name, FIGURES[name])
+            if finish is not None:
+                finish(results)
     unfinished.clear()
     return results
 

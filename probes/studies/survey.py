@@ -103,7 +103,7 @@ def survey(
         backend: who runs the models; as `device` and `dtype`, see `probes.load`.
         split_over: `device_map`, `max_memory`, `offload_folder` of `probes.load`, for models larger than one device.
         advance: hears (what is running, done, in all).
-        told: hears in one line which units are there already.
+        told: hears in one line which units are there already, and for every model what it will take.
 
     Raises:
         InputError: bad input, found before anything is measured, or an unfinished survey with other settings in `out`.
@@ -176,21 +176,20 @@ def survey(
 
             units.append(unfinished.unit(running, key(model, one.tokens, given), measure, advance=advance))
         results[one.name] = units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units)
-    with together():
-        write_results(results, out, chosen.name, chosen.figure)
-        write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
+    if processes.first():
+        with together():
+            write_results(results, out, chosen.name, chosen.figure)
+            write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
     unfinished.clear()
     return results
 
 
 def write_report(report: Report, path: Path) -> None:
-    """A report as a page in Markdown, under the command that made it; of several processes the first writes it.
+    """A report as a page in Markdown, under the command that made it.
 
     Raises:
         InputError: the path cannot be written to.
     """
-    if not processes.first():
-        return
     *above, last = report.tables
     command = str(made_with()["command"])
     lines = [f"`{command}`"] if command else []
