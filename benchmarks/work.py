@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
 from probes.jacobian import LOCAL_FEATURES, LOCAL_POSITIONS
-from probes.leakage import LAGS, LOGITS_AT_ONCE
+from probes.leakage import LAGS
 from probes.linear import flops
 from probes.models.fused import query_blocks
 from probes.models.view import Attention, Parts, View
+from probes.samples import LOGITS_AT_ONCE, blocks_of, chunks_of
 from probes.sinks import FIRST_KEYS
 from probes.trajectory import STARTS
 
@@ -99,17 +100,24 @@ def trajectory(view: View, prompts: int, length: int) -> float:
 
 
 def leakage(view: View, prompts: int, length: int) -> float:
-    """The pass, and all logits twice: for their means by lag, and made Toeplitz."""
+    """The pass, and logits: for their means by lag, and to be made Toeplitz, three times where they are not held."""
     spec = view.spec
-    half = max(1, prompts // 2)
-    step = max(1, LOGITS_AT_ONCE // (half * spec.heads * length))
-    pairs = 0
-    for first in (1, max(LAGS) + 1):
-        for start in range(first, length, step):
-            end = min(start + step, length)
-            pairs += (end - start) * end
-    logits = 2.0 * spec.heads * spec.head_dim * pairs
-    return (prompts + 1) * forward(view, length) + prompts * spec.blocks * logits
+    found = forward(view, length)
+    for half in chunks_of(prompts, length):
+        counts = [chunk.stop - chunk.start for chunk in half]
+        blocks, held = blocks_of(counts, spec.heads, max(LAGS) + 1, length)
+        again = sum((end - start) * end for start, end in blocks) * (1 if held else 3)
+        for count in counts:
+            step = max(1, LOGITS_AT_ONCE // (count * spec.heads * length))
+            by_lag = sum((end - start) * end for start, end in ranges(1, length, step))
+            logits = 2.0 * spec.heads * spec.head_dim * (by_lag + again)
+            found += count * (forward(view, length) + spec.blocks * logits)
+    return found
+
+
+def ranges(first: int, stop: int, step: int) -> list[tuple[int, int]]:
+    """(start, end) of blocks of queries."""
+    return [(start, min(start + step, stop)) for start in range(first, stop, step)]
 
 
 # ----------------------------------------------------------------------------------------------------------- counting

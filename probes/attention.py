@@ -7,16 +7,16 @@ Two ways, both exact up to rounding:
 - All entries: block of queries by block of queries (`pattern_blocks`), each of a few MiB, reduced before the next is made.
 
 What has to see several prompts before it can go on (`by_layer`: leakage subtracts means over prompts) runs all of them
-through one block at a time, and holds the queries and keys of that block alone.
+through one block at a time, chunk by chunk, and holds the queries and keys of a chunk alone.
 
 Sources: science of the measurement, sections 3 and 4; sinks in `probes.sinks`, leakage in `probes.leakage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -148,24 +148,31 @@ def column_statistics(attention: Attention, threshold: float) -> ColumnStatistic
     return ColumnStatistics(total, over)
 
 
-def by_layer(
-    model: View, embeddings: Float[Tensor, "prompt position d"], *, chunk: int = 1
-) -> Iterator[tuple[int, list[Attention]]]:
-    """Run all prompts through block after block, `chunk` prompts at a time: (block, each chunk's attention).
+def by_layer(model: View, streams: MutableMapping[Any, Tensor]) -> Iterator[tuple[int, Iterator[Attention]]]:
+    """Run prompts through block after block, chunk by chunk: (block, the attention of one chunk after the other).
 
-    Held at a time: queries, keys and log-sum-exps of one block, no values and outputs, and the stream of all prompts.
+    `streams` holds the embeddings [B, T, d] of every chunk, in whatever order the mapping has, and the streams behind each
+    block after it. What is given of attention is queries, keys and log-sum-exps, no values and outputs.
     """
-    blocks = model.trace(embeddings[:1]).blocks
-    streams = list(embeddings.split(chunk))
+    blocks = model.trace(next(iter(streams.values()))[:1]).blocks
     for layer, block in enumerate(blocks):
+        running = _through(model, block, streams)
+        yield layer, running
+        for _ in running:  # what the caller did not ask for
+            pass
+
+
+def _through(
+    model: View, block: Callable[[Tensor], Tensor], streams: MutableMapping[Any, Tensor]
+) -> Iterator[Attention]:
+    for name in list(streams):
         found: list[Attention] = []
         with (
             model.watching(lambda _, attention, found=found: found.append(_without_values(attention))),
             torch.no_grad(),
         ):
-            for n, stream in enumerate(streams):
-                streams[n] = block(stream)
-        yield layer, found
+            streams[name] = block(streams[name])
+        yield found.pop()
 
 
 def run_watched(

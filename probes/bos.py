@@ -50,14 +50,10 @@ from .leakage import (
     LAGS,
     PARTS,
     SOURCES,
-    Samples,
     band_coordinates,
-    by_block,
     check,
-    halves_of,
-    log_form,
     resampling,
-    weight_form,
+    splits,
 )
 from .models.view import Edit, Identity, Parts, Trace, View, Watcher
 from .pieces import Piece, each, within
@@ -282,13 +278,13 @@ def bos_swap(
         raise InputError(f"before was measured with other {other}; measure it with the same, or leave it out")
     view = swapped(model, replacement, seed=seed)
     chosen = view.replacement
-    weights = resampling(len(tokens), bootstrap, seed)
+    drawn = resampling(len(tokens), bootstrap, seed)
     report = _Report(progress, runs=2 if before is None else 1)
     if before is None:
         with within("before"):
-            before = _state(model, tokens, options, weights, report)
+            before = _state(model, tokens, options, drawn, report)
     with within("after"):
-        states = {"before": before, "after": _state(view, tokens, options, weights, report)}
+        states = {"before": before, "after": _state(view, tokens, options, drawn, report)}
     report.finish()
     leaks, losses = ({when: getattr(one, name) for when, one in states.items()} for name in ("leaks", "losses"))
 
@@ -310,9 +306,7 @@ def bos_swap(
             said = f"fraction of the residual component that the swap removes, {of_what}"
             made.plain(f"removed{suffix}{name}", dims, values, said, "1")
 
-    # The prompts' weights in a mean over both halves.
-    sizes = np.array([index.stop - index.start for index in halves_of(len(tokens))]) / len(tokens)
-    whole = np.einsum("rhp,h->rp", weights.numpy(), sizes)
+    whole = drawn.double().numpy() / len(tokens)  # the prompts' weights in a mean over both halves
     for when, loss in losses.items():
         said = f"next-token loss, mean over prompts, {when} the swap"
         made.plain(f"loss_{when}", ("position",), _padded(loss.mean(0)), said, "nat")
@@ -403,11 +397,12 @@ def _key(model: View, tokens: Tensor, options: Mapping[str, Any]) -> dict[str, A
     } | dict(options)
 
 
-def _state(model: View, tokens: Tensor, options: Mapping[str, Any], weights: Tensor, report: _Report) -> State:
-    leaks = _leakage(model, tokens, options["bands"], options["lags"], weights, report)
+def _state(model: View, tokens: Tensor, options: Mapping[str, Any], drawn: Tensor, report: _Report) -> State:
+    found = splits(model, tokens, options["bands"], options["lags"], drawn, report.of("leakage"))
+    leaks = {name: found[form] for name, form in LEAKS.items()}
     sink = sinks(model, tokens, keys=(0,), per_prompt=False, progress=report.of("sinks")).isel(key=0)
     losses = _losses(model, tokens, report.of("loss"))
-    found = jacobian(
+    profile = jacobian(
         model,
         tokens[: options["profile_prompts"]],
         method="sketch",
@@ -415,7 +410,7 @@ def _state(model: View, tokens: Tensor, options: Mapping[str, Any], weights: Ten
         seed=options["seed"],
         progress=report.of("sensitivity"),
     )
-    return State(_key(model, tokens, options), leaks, sink, losses, mean_profile(found.sensitivity, found.stderr))
+    return State(_key(model, tokens, options), leaks, sink, losses, mean_profile(profile.sensitivity, profile.stderr))
 
 
 # By name: dimension, what it is, unit.
@@ -424,6 +419,8 @@ FORMS = {
     "source": ("source", "leakage, log form, Shapley value", "nat^2"),
     "weight": ("source", "leakage, weight form, Shapley value", "1"),
 }
+# What `probes.leakage` calls them, and V(X).
+LEAKS = {"leakage": "log_form", "source": "log_source", "weight": "weight_source", "residual": "log_stream"}
 
 
 def removed(
@@ -465,31 +462,6 @@ class _Variables:
 def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "... position"]:
     """NaN at the last position, which predicts nothing."""
     return np.concatenate([values, np.full((*values.shape[:-1], 1), np.nan)], -1)
-
-
-def _leakage(
-    model: View,
-    tokens: Tensor,
-    bands: Sequence[tuple[int, int]],
-    lags: Sequence[int],
-    weights: Float[Tensor, "resample half prompt"],
-    report: _Report,
-) -> dict[str, np.ndarray]:
-    """Under every resampling, [resample, entry, layer, head, band] each: `FORMS`, and `residual`, V(X), with one entry."""
-
-    def summed_up(samples: Samples) -> dict[str, Tensor]:
-        log, weight = log_form(samples, bands, weights), weight_form(samples, bands, weights)
-        forms = (log["log_form"], log["log_source"], weight["weight_source"], log["log_stream"])
-        return dict(zip((*FORMS, "residual"), forms, strict=True))
-
-    blocks = by_block(model, tokens, bands, lags, summed_up, report.of("leakage"))
-    found = {name: np.stack([block[name] for block in blocks], 2) for name in blocks[0]}
-    if not all(np.isfinite(values).all() for values in found.values()):
-        raise InputError(
-            f"model '{model.identity.name}' gives attention logits that are not finite; "
-            "check its weights, or use dtype float32"
-        )
-    return found
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ from torch import Tensor
 from .bos import removed, swapped
 from .errors import InputError
 from .jacobian import PRODUCTS, jacobian
-from .leakage import INTERVAL, LAGS, PARTS, SOURCES, Band, by_block, log_form, resampling, usual_bands
+from .leakage import INTERVAL, LAGS, PARTS, SOURCES, Band, resampling, splits, usual_bands
 from .leakage import check as check_leakage
 from .models.view import View
 from .results import dataset, provenance
@@ -211,7 +211,7 @@ def _leaks(
     tokens: Int[Tensor, "prompt position"],
     bands: Sequence[Band],
     lags: Sequence[int],
-    weights: Float[Tensor, "resample half prompt"],
+    drawn: Int[Tensor, "resample prompt"],
 ) -> dict[str, np.ndarray]:
     """Leakage of one band, log form, means over blocks and heads; each with the ends of its interval [3, ...].
 
@@ -219,15 +219,8 @@ def _leaks(
     """
     means: dict[str, np.ndarray] = {}
     for when, view in (("before", model), ("after", other)):
-        blocks = by_block(view, tokens, bands, lags, lambda samples: log_form(samples, bands, weights))
-        for name in ("log_form", "log_source", "log_stream"):  # [resample, entry, layer, head, band]
-            values = np.stack([block[name] for block in blocks], 2)
-            if not np.isfinite(values).all():
-                raise InputError(
-                    f"model '{model.identity.name}' gives attention logits that are not finite; "
-                    "check its weights, or use dtype float32"
-                )
-            means[f"{name} {when}"] = values.mean((2, 3, 4))
+        found = splits(view, tokens, bands, lags, drawn)
+        means |= {f"{name} {when}": found[name].mean((2, 3, 4)) for name in ("log_form", "log_source", "log_stream")}
     total = means["log_form before"][:, PARTS.index("total")]
     sources = means["log_source before"]
     whole = sources.sum(1, keepdims=True)

@@ -73,8 +73,7 @@ Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the spl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,44 +81,25 @@ import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
-from . import processes
-from .attention import by_layer, diagonals, normalizers
 from .errors import InputError
-from .jacobian import Progress
-from .models.view import Attention, View
-from .pieces import Piece, shared
+from .models.view import View
 from .positions import read_ranges
 from .prompts import check_tokens
 from .results import dataset, provenance
+from .samples import Band, Half, Progress, Sampled, Samples, by_block, halves_of
 from .summary import estimate
 
 LAGS = tuple(range(1, 9))
 EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
 LEAST_PROMPTS = 4  # two in each half, or no prompt has a deviation of its own
-TOKENS_AT_ONCE = 8192  # of prompts run through a block together
-LOGITS_AT_ONCE = 1 << 23  # of all prompts of a half, heads and keys: 32 MiB in float32
+NUMBERS_AT_ONCE = 1 << 23  # of quantities that resamples are taken of: 64 MiB in doubles
+FEW_PROMPTS = 400  # of a half: as many as there are resamples usually, which is where either way costs the same
 INTERVAL = (2.5, 97.5)  # percentiles of the bootstrap
 PARTS = ("total", "logits", "mask", "denominator", "covariance")
 SOURCES = ("mask", "residual", "spread")
 CELLS = ("both", "mask", "residual", "neither")  # which sources are on
-
-Band = tuple[int, int]  # first and last query
-
-
-@dataclass(frozen=True)
-class Samples:
-    """What leakage needs of one block, prompt by prompt, at the queries `first` to `first` + Q."""
-
-    first: int
-    logits: Float[Tensor, "prompt head lag query"]  # s_{i, i-lag}
-    toeplitz: Float[Tensor, "prompt head lag query"]  # s~_{i, i-lag}
-    normalizer: Float[Tensor, "prompt head query"]  # log Z_i
-    with_sink: Float[Tensor, "prompt head query"]  # log Z~_i, but position 0 with its own logits
-    of_mask: Float[Tensor, "prompt head query"]  # log Z~_i
-    # What a prompt adds to the two above through the means `E s_ij - t` that shift all prompts, to first order; mean 0.
-    through_sink: Float[Tensor, "prompt head query"]
-    through_mask: Float[Tensor, "prompt head query"]
 
 
 def leakage(
@@ -164,20 +144,10 @@ def leakage(
         raise InputError(f"bootstrap={bootstrap} is no number of resamples; give 0 or more")
     if not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed={seed} is no seed; give a whole number, 0 or more")
-    weights = resampling(len(tokens), bootstrap, seed)
-
-    def summed_up(samples: Samples) -> dict[str, Tensor]:
-        return log_form(samples, bands, weights) | weight_form(samples, bands, weights)
-
-    found = by_block(model, tokens, bands, lags, summed_up, progress)
-    names = {name: np.stack([block[name] for block in found], 2) for name in found[0]}
-    if not all(np.isfinite(values).all() for values in names.values()):
-        raise InputError(
-            f"model '{model.identity.name}' gives attention logits that are not finite; "
-            "check its weights, or use dtype float32"
-        )
+    drawn = resampling(len(tokens), bootstrap, seed)
+    found = splits(model, tokens, bands, lags, drawn, progress)
     variables: dict[str, tuple[Any, ...]] = {}
-    for name, values in names.items():  # [resample, entry, layer, head, band]
+    for name, values in found.items():  # [resample, entry, layer, head, band]
         entry, units = ENTRIES[name]
         of_model = values.mean((2, 3))
         levels: dict[str, tuple[tuple[str, ...], Any]] = {
@@ -354,307 +324,188 @@ def parse_bands(text: str) -> tuple[Band, ...]:
     return tuple(read_ranges(text, "bands", "9-31,32-63"))
 
 
-# ---------------------------------------------------------------------------------------------------- measuring
+# ---------------------------------------------------------------------------------------------------- summing up
 
 
-def by_block(
+def resampling(prompts: int, count: int, seed: int) -> Int[Tensor, "resample prompt"]:
+    """How often each prompt is drawn: first once each, then in `count` resamples within each half."""
+    random = np.random.default_rng(seed)
+    drawn = np.ones((1 + count, prompts), dtype=np.int16)
+    for half in halves_of(prompts):
+        size = half.stop - half.start
+        drawn[1:, half] = random.multinomial(size, np.full(size, 1 / size), size=count)
+    return torch.from_numpy(drawn)
+
+
+def splits(
     model: View,
     tokens: Int[Tensor, "prompt position"],
     bands: Sequence[Band],
     lags: Sequence[int],
-    summed_up: Callable[[Samples], dict[str, Tensor]],
+    drawn: Int[Tensor, "resample prompt"],
     progress: Progress | None = None,
-) -> list[Piece]:
-    """What `summed_up` makes of every block's samples; all prompts run through a block before the next.
+) -> dict[str, Float[np.ndarray, "resample entry layer head band"]]:
+    """Both forms of every block under each resampling of the prompts, by the names of `leakage`'s variables.
 
-    Several processes run a share of the prompts each, and hand queries, keys and log-sum-exps of a block to one of them,
-    which makes its samples: block after block another one.
+    Raises:
+        InputError: values that are not finite.
     """
-    chunk, finished = max(1, TOKENS_AT_ONCE // tokens.shape[1]), False
-
-    def measured(shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, Piece]]:
-        nonlocal finished
-        owner = {layer: process for process, share in enumerate(shares) for layer in share}
-        if not owner:
-            return
-        embeddings, count = _own_prompts(model, tokens, chunk)
-        rounds = sorted(owner)[len(shares) - 1 :: len(shares)]  # after these blocks everybody has one
-        mine: tuple[int, Attention] | None = None
-        for layer, attentions in by_layer(model, embeddings, chunk=chunk):
-            if layer in owner:
-                whole = _handed(_joined(attentions), count, owner[layer])
-                mine = mine if whole is None else (layer, whole)
-            if mine is not None and (layer in rounds or layer == max(owner)):
-                made = summed_up(samples_of(mine[1], bands, lags))
-                yield mine[0], {name: x.cpu().numpy() for name, x in made.items()}
-                mine = None
-            if progress is not None:
-                progress(float(layer + 1), float(model.spec.blocks))
-            finished = layer + 1 == model.spec.blocks
-            if layer == max(owner):
-                return
-
-    found = list(shared("leakage", model.spec.blocks, measured))
-    if progress is not None and not finished:  # the last blocks were there, or are another process's
-        progress(float(model.spec.blocks), float(model.spec.blocks))
+    blocks = by_block(model, tokens, bands, lags, lambda sampled: split(sampled, bands, drawn), progress)
+    found = {name: np.stack([block[name] for block in blocks], 2) for name in blocks[0]}
+    if not all(np.isfinite(values).all() for values in found.values()):
+        raise InputError(
+            f"model '{model.identity.name}' gives attention logits that are not finite; "
+            "check its weights, or use dtype float32"
+        )
     return found
 
 
-def _own_prompts(model: View, tokens: Int[Tensor, "prompt position"], chunk: int) -> tuple[Tensor, int]:
-    """(embeddings of this process's prompts, how many count): whole chunks, so that products have the same shapes."""
-    chunks, share = math.ceil(len(tokens) / chunk), processes.count()
-    first, last = (chunk * (chunks * n // share) for n in (processes.number(), processes.number() + 1))
-    own = tokens[first:last]
-    some = own if len(own) else tokens[:chunk]  # to go through the blocks with
-    return torch.cat([model.embed(some[n : n + 1]) for n in range(len(some))]), len(own)
+def split(
+    sampled: Sampled, bands: Sequence[Band], drawn: Int[Tensor, "resample prompt"]
+) -> dict[str, Float[Tensor, "resample entry head band"]]:
+    """Both forms of one block under each resampling of its prompts."""
+    at = (slice(first - sampled.first, last + 1 - sampled.first) for first, last in bands)
+    found = [_split_band(sampled, band, drawn) for band in at]
+    return {name: torch.stack([one[name] for one in found], -1) for name in found[0]}
 
 
-def _handed(attention: Attention, count: int, to: int) -> Attention | None:
-    """The first `count` prompts of every process together, in process `to`."""
-    given = {name: getattr(attention, name)[:count] for name in ("query", "key")} | {
-        "normalizer": normalizers(attention)[:count]
-    }
-    found = {name: processes.handed(x, to) for name, x in given.items()}
-    if found["query"] is None:
-        return None
-    value = attention.value[:1].expand(len(found["query"]), -1, -1, -1)
-    return replace(attention, value=value, **found)
+def _split_band(
+    sampled: Sampled, at: slice, drawn: Int[Tensor, "resample prompt"]
+) -> dict[str, Float[Tensor, "resample entry head"]]:
+    """One band; some heads and some resamples at a time, so that what is held stays below `NUMBERS_AT_ONCE`."""
+    heads, lags, _ = sampled.halves[0].shift.shape
+    prompts = math.ceil(drawn.shape[1] / 2)
+    numbers = 2 * (at.stop - at.start) * (len(OF_LAGS) * lags + len(OF_QUERIES))  # of a head, a row of both halves
+    few = prompts <= FEW_PROMPTS and prompts * numbers <= NUMBERS_AT_ONCE
+    some = max(1, NUMBERS_AT_ONCE // (numbers * (prompts if few else len(drawn))))
+    draws = len(drawn) if few else max(1, NUMBERS_AT_ONCE // numbers)
+    found = []
+    for start in range(0, heads, some):
+        every = [_forms(_Drawn(sampled, at, slice(start, start + some), part, few=few)) for part in drawn.split(draws)]
+        found.append({name: torch.cat([one[name] for one in every]) for name in every[0]})
+    return {name: torch.cat([one[name] for one in found], -1) for name in found[0]}
 
 
-def samples_of(attention: Attention, bands: Sequence[Band], lags: Sequence[int]) -> Samples:
-    """The samples of one block from the attention of all prompts; the first half of the batch is the first half."""
-    first, last = min(a for a, _ in bands), max(b for _, b in bands)
-    halves = [_half(attention, index) for index in halves_of(len(attention.query))]
-    parts = [_samples_of_half(half, first, last + 1, lags) for half in halves]
-    return Samples(first, *(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+# What is averaged over prompts: of every lag and query, and of every query.
+OF_LAGS = ("logits", "toeplitz", "both", "only mask", "neither", "only residual", "only residual, terms")
+OF_QUERIES = ("normalizer", "with_sink", "of_mask")
 
 
-def halves_of(count: int) -> tuple[slice, slice]:
-    """The two halves of the prompts."""
-    return slice(0, count // 2), slice(count // 2, count)
-
-
-def _samples_of_half(attention: Attention, first: int, stop: int, lags: Sequence[int]) -> tuple[Tensor, ...]:
-    """The fields of `Samples` but `first`, of one half's prompts, queries `first` to `stop`."""
-    own_means = _lag_means(attention)  # [prompt, head, lag]
-    means = own_means.mean(0)
-    count, heads, _, _ = attention.query.shape
-    logits = diagonals(attention, lags)[..., first:stop].double()
-    centred = logits - logits.mean(0) + means[:, torch.tensor(lags, device=means.device), None]
-    found: list[tuple[Tensor, ...]] = []
-    for start in range(first, stop, _rows(attention, stop)):
-        end = min(start + _rows(attention, stop), stop)
-        left = attention.first_key(start)
-        block = attention.logits(start, end)  # [prompt, head, query, key]
-        queries, keys = torch.arange(start, end)[:, None], torch.arange(left, end)[None, :]
-        distance = (queries - keys).clamp_min(0).to(block.device)
-        # A hidden entry stays hidden: minus infinity less a finite shift. Its own mean is no number, so it has none.
-        mean, hidden = block.mean(0), torch.isinf(block[0])
-        made = block + (means.to(block)[:, distance] - mean).masked_fill_(hidden, 0)
-        nothing = made.new_full((count, heads, end - start), float("-inf"))
-        sees_zero = left == 0
-        others = made[..., 1:].logsumexp(-1) if sees_zero else made.logsumexp(-1)
-        of_mask = torch.logaddexp(others, made[..., 0] if sees_zero else nothing)
-        with_sink = torch.logaddexp(others, block[..., 0] if sees_zero else nothing)
-        # What a prompt adds to log Z~ through the means that all prompts of its half are shifted by, to first order.
-        added = (own_means - means).to(block)[..., distance] - (block - mean).masked_fill_(hidden, 0)
-        through = []
-        for log_z in (of_mask, with_sink):
-            weights = (made - log_z[..., None]).exp_().mean(0)  # [head, query, key]
-            if log_z is with_sink and sees_zero:
-                weights[..., 0] = 0  # position 0 keeps its own logits there
-            through.append((weights * added).sum(-1))
-        found.append((with_sink, of_mask, *through))
-    normalizer = normalizers(attention)[..., first:stop].double()
-    with_sink, of_mask, through_mask, through_sink = (
-        torch.cat(pieces, -1).double() for pieces in zip(*found, strict=True)
+def _quantities(samples: Samples, half: Half, at: slice, heads: slice) -> Float[Tensor, "prompt head row query"]:
+    """Rows: `OF_LAGS`, each for all lags, and `OF_QUERIES`."""
+    logits = samples.logits[:, heads, :, at]
+    toeplitz = logits + half.shift[heads, :, at]
+    z, m, sink, through_sink, through_mask = (
+        x[:, heads, None, at]
+        for x in (samples.normalizer, samples.of_mask, samples.with_sink, samples.through_sink, samples.through_mask)
     )
-    return logits, centred, normalizer, with_sink, of_mask, through_sink, through_mask
+    # Denominators whose mean over the half's prompts is its mean over the band at every query.
+    steady_z, steady_terms = (
+        mean - mean.mean(-1, keepdim=True) for mean in (half.normalizer[heads, at], half.of_mask[heads, at])
+    )
+    z_steady, z_terms, m_steady = z - steady_z[:, None], z - steady_terms[:, None], m - steady_terms[:, None]
+    pairs = ((logits, z), (toeplitz, m), (toeplitz, m_steady), (logits, z_steady), (logits, z_terms))
+    cells = ((s - log_z).exp() for s, log_z in pairs)
+    return torch.cat([logits, toeplitz, *cells, z, sink + through_sink, m + through_mask], 2)
 
 
-def _lag_means(attention: Attention) -> Float[Tensor, "prompt head lag"]:
-    """Each prompt's mean logit over all queries and keys other than 0, for every lag below T; `t(lag)` is their mean.
-
-    The longest lags have one pair or none; those without any take the last one that has.
-    """
-    count, heads, length, _ = attention.query.shape
-    device = attention.query.device
-    sums = torch.zeros(count, heads, length, dtype=torch.float64, device=device)
-    counts = torch.zeros(length, dtype=torch.float64, device=device)
-    step = _rows(attention, length)
-    for start in range(1, length, step):
-        end = min(start + step, length)
-        left = attention.first_key(start)
-        block = attention.logits(start, end)  # [prompt, head, query, key]
-        rows, columns = block.shape[-2:]
-        keys = torch.arange(left, end, device=device)
-        seen = torch.isfinite(block[0, 0]) & (keys > 0)
-        by_lag = _diagonal_sums(block.masked_fill_(~seen, 0).double())  # of lags start - end + 1 and up
-        least = start - (end - 1)
-        reach = slice(max(0, -least), rows + columns - 1)
-        lags = slice(max(0, least), max(0, least) + len(range(*reach.indices(rows + columns - 1))))
-        sums[..., lags] += by_lag[..., reach]
-        counts[lags] += _diagonal_sums(seen.double())[reach]
-    if not counts.any():
-        raise InputError("attention scores are not finite; check the model's weights, or use dtype float32 or float64")
-    longest = int(counts.nonzero().max())
-    means = sums / counts.clamp_min(1)
-    means[..., longest + 1 :] = means[..., longest : longest + 1]
-    return means
-
-
-def _diagonal_sums(block: Float[Tensor, "*some query key"]) -> Float[Tensor, "*some diagonal"]:
-    """Sums along diagonals, from the last column of the first row to the first column of the last row.
-
-    Columns turned round and rows shifted by their number, by reading them with a row length of one less: a diagonal becomes
-    a column, and its sum has the same order on every device.
-    """
-    rows, columns = block.shape[-2:]
-    width = rows + columns - 1
-    turned = torch.nn.functional.pad(block.flip(-1), (0, width + 1 - columns))  # [..., rows, width + 1]
-    return turned.flatten(-2)[..., : rows * width].unflatten(-1, (rows, width)).sum(-2)
-
-
-def _rows(attention: Attention, keys: int) -> int:
-    count, heads = attention.query.shape[:2]
-    return max(1, LOGITS_AT_ONCE // (count * heads * keys))
-
-
-def _half(attention: Attention, index: slice) -> Attention:
-    tensors = {name: getattr(attention, name)[index] for name in ("query", "key", "value")}
-    return replace(attention, **tensors, output=None, normalizer=normalizers(attention)[index])
-
-
-def _joined(attentions: Sequence[Attention]) -> Attention:
-    """One batch of all prompts; of values, which nothing here needs, only the shape is kept."""
-    first = attentions[0]
-    if len(attentions) == 1:
-        return first
-    query, key = (torch.cat([getattr(a, name) for a in attentions]) for name in ("query", "key"))
-    value = first.value[:1].expand(len(query), -1, -1, -1)
-    normalizer = torch.cat([normalizers(a) for a in attentions])
-    return replace(first, query=query, key=key, value=value, output=None, normalizer=normalizer)
-
-
-# ---------------------------------------------------------------------------------------------------- summing up
-
-
-def resampling(prompts: int, count: int, seed: int) -> Float[Tensor, "resample half prompt"]:
-    """Weights of the prompts in each half's mean: first the halves as they are, then `count` resamples within each."""
-    random = np.random.default_rng(seed)
-    weights = np.zeros((1 + count, 2, prompts))
-    for half, index in enumerate(halves_of(prompts)):
-        size = index.stop - index.start
-        weights[0, half, index] = 1 / size
-        weights[1:, half, index] = random.multinomial(size, np.full(size, 1 / size), size=count) / size
-    return torch.from_numpy(weights)
-
-
-def log_form(
-    samples: Samples, bands: Sequence[Band], weights: Float[Tensor, "resample half prompt"]
-) -> dict[str, Float[Tensor, "resample entry head band"]]:
-    """The log form of one block under each resampling of its prompts, by the names of `leakage`'s variables."""
-    found: dict[str, list[Tensor]] = {}
-    for band in bands:
-        at = slice(band[0] - samples.first, band[1] + 1 - samples.first)
-        s, toeplitz = samples.logits[..., at], samples.toeplitz[..., at]
-        z, with_sink, m = (
-            x[..., at].unsqueeze(2)
-            for x in (
-                samples.normalizer,
-                samples.with_sink + samples.through_sink,
-                samples.of_mask + samples.through_mask,
-            )
-        )
-        steady = _of_own_half(m).mean(-1, keepdim=True)  # the mask removed: its mean over the band
-        x, weighed = s - (z - m), _Weighed(weights)
-        total, logits, mask, denominator, stream, sink, rest, neither = (
-            weighed.covariance(y, y) for y in (s - z, s, m, z - m, x, with_sink - m, z - with_sink, toeplitz - steady)
-        )
-        shared = weighed.covariance(x, m)
-        band_found = {
-            "log_form": (total, logits, mask, denominator, total - logits - mask - denominator),
-            "log_source": (mask - shared, stream - shared, torch.zeros_like(mask)),
-            "log_stream": (stream,),
-            "log_noise": (weighed.variance(s - z) - total,),
-            "log_sink": (sink,),
-            "log_rest": (rest,),
-            "log_neither": (neither,),
-        }
-        for name, values in band_found.items():
-            found.setdefault(name, []).append(torch.stack(values, 1))
-    return {name: torch.stack(values, -1) for name, values in found.items()}
-
-
-def weight_form(
-    samples: Samples, bands: Sequence[Band], weights: Float[Tensor, "resample half prompt"]
-) -> dict[str, Float[Tensor, "resample entry head band"]]:
-    """The weight form of one block under each resampling of its prompts, by the names of `leakage`'s variables."""
-    found: dict[str, list[Tensor]] = {}
-    weighed = _Weighed(weights)
-
-    def cell(logits: Tensor, log_z: Tensor, removed: Tensor | None) -> Float[Tensor, "resample head"]:
-        """`V(E exp(s - log Z))`, of the denominators' means only the part `removed` made constant over the band."""
-        if removed is not None:
-            log_z = log_z - removed + removed.mean(-1, keepdim=True)
-        a = (logits - log_z).exp()
-        return weighed.covariance(a, a)
-
-    for band in bands:
-        at = slice(band[0] - samples.first, band[1] + 1 - samples.first)
-        z, m = (x[..., at].unsqueeze(2) for x in (samples.normalizer, samples.of_mask))
-        whole, terms = _of_own_half(z), _of_own_half(m)
-        with_stream, without = (samples.logits[..., at], z), (samples.toeplitz[..., at], m)
-        both, only_mask, neither = cell(*with_stream, None), cell(*without, None), cell(*without, terms)
-        for name, removed in (("weight", whole), ("terms", terms)):
-            only_residual = cell(*with_stream, removed)
-            mask = (only_mask - neither + both - only_residual) / 2
-            residual = (only_residual - neither + both - only_mask) / 2
-            cells, sources = (both, only_mask, only_residual, neither), (mask, residual, neither)
-            found.setdefault(f"{name}_form", []).append(torch.stack(cells, 1))
-            found.setdefault(f"{name}_source", []).append(torch.stack(sources, 1))
-    return {name: torch.stack(values, -1) for name, values in found.items()}
-
-
-class _Weighed:
-    """Covariances over queries of means over prompts, under many weightings of the prompts at once.
+class _Drawn:
+    """A band's quantities under many resamplings of the prompts at once, and covariances of their means.
 
     Of few prompts, `C(E x, E y) = sum_nm w_n w'_m <x_n, y_m>`: products of prompts are taken once, and every resample is a
-    quadratic form in its weights. Of more prompts than numbers in each, the means themselves are taken.
+    quadratic form in its weights. Of many, their means in every resample are held. `values` [half, row, head, quantity,
+    query] has a row for each prompt, zeros where a half has fewer, or for each resample.
     """
 
-    def __init__(self, weights: Float[Tensor, "resample half prompt"]) -> None:
-        self._weights = weights
+    def __init__(
+        self, sampled: Sampled, at: slice, heads: slice, drawn: Int[Tensor, "resample prompt"], *, few: bool
+    ) -> None:
+        found = []
+        for half, own in zip(sampled.halves, halves_of(drawn.shape[1]), strict=True):
+            weights = drawn[:, own].to(half.shift) / (own.stop - own.start)
+            rows = (_quantities(samples, half, at, heads) for samples in half.chunks)
+            found.append((weights, torch.cat(list(rows)) if few else _weighed(weights, rows)))
+        most = max(len(rows) for _, rows in found)  # halves of an odd number of prompts differ by one
+        padded = [
+            functional.pad(x, (0, 0) * (x.ndim - 1) + (0, most - len(x))) if len(x) < most else x for _, x in found
+        ]
+        self.values = torch.stack(padded)
+        self._weights = None
+        if few:
+            self._weights = torch.stack([functional.pad(w, (0, most - w.shape[1])) for w, _ in found])
+        self.lags = sampled.halves[0].shift.shape[1]
+
+    def __getitem__(self, name: str) -> Float[Tensor, "half row head lag query"]:
+        """One of `OF_LAGS`, or of `OF_QUERIES` with one lag for all."""
+        if name in OF_LAGS:
+            start = OF_LAGS.index(name) * self.lags
+            return self.values[..., start : start + self.lags, :]
+        start = len(OF_LAGS) * self.lags + OF_QUERIES.index(name)
+        return self.values[..., start : start + 1, :]
 
     def covariance(self, x: Tensor, y: Tensor) -> Float[Tensor, "resample head"]:
-        """Between the halves, mean of both orders, of x, y [prompt, head, lag, query]; mean over lags."""
-        one, other = halves_of(self._weights.shape[-1])
-        first, second = self._weights[:, 0, one], self._weights[:, 1, other]
-        found = self._form(x[one], y[other], first, second)
-        return found if x is y else (found + self._form(x[other], y[one], second, first)) / 2
+        """Between the halves, mean of both orders, over the band's queries; mean over lags."""
+        found = self._form(x[0], y[1], self._weights)
+        if x is y:
+            return found
+        return (found + self._form(x[1], y[0], None if self._weights is None else self._weights.flip(0))) / 2
 
     def variance(self, x: Tensor) -> Float[Tensor, "resample head"]:
-        """Of the mean over all prompts, its sampling noise included."""
-        everyone = self._weights.mean(1)
-        return self._form(x, x, everyone, everyone)
+        """Of the mean of both halves, its sampling noise included."""
+        if self._weights is None:
+            both = x.mean(0)
+            return self._form(both, both, None)
+        both, weights = x.flatten(0, 1), torch.cat(list(self._weights), 1) / 2
+        return self._form(both, both, torch.stack([weights, weights]))
 
     @staticmethod
-    def _form(
-        x: Tensor, y: Tensor, left: Float[Tensor, "resample some"], right: Float[Tensor, "resample others"]
-    ) -> Float[Tensor, "resample head"]:
-        """Covariance of x [some, head, lag, query] under `left` and y [others, ...] under `right`."""
+    def _form(x: Tensor, y: Tensor, weights: Tensor | None) -> Float[Tensor, "resample head"]:
+        """Covariance over queries of x and y [row, head, lag, query], mean over lags."""
+        x, y = (v - v.mean(-1, keepdim=True) for v in (x, y))
+        if weights is None:
+            return (x * y).mean((-2, -1)).cpu()
         lags = max(x.shape[2], y.shape[2])
-        x, y = ((v - v.mean(-1, keepdim=True)).expand(-1, -1, lags, -1).transpose(0, 1).flatten(2) for v in (x, y))
-        left, right = left.to(x), right.to(y)
-        numbers, found = x.shape[-1], []
-        for a, b in zip(x, y, strict=True):  # head by head, [prompt, lag * query]
-            if len(a) < 2 * numbers:
-                found.append(((left @ (a @ b.T)) * right).sum(-1) / numbers)
-            else:
-                found.append(((left @ a) * (right @ b)).mean(-1))
-        return torch.stack(found, -1).cpu()
+        x, y = (v.expand(-1, -1, lags, -1).transpose(0, 1).flatten(2) for v in (x, y))  # [head, prompt, lag * query]
+        products = x @ y.transpose(-1, -2) / x.shape[-1]
+        return ((weights[0] @ products) * weights[1]).sum(-1).T.cpu()
 
 
-def _of_own_half(values: Tensor) -> Tensor:
-    """For every prompt [prompt, ...] the mean over its half."""
-    return torch.cat([values[index].mean(0).expand_as(values[index]) for index in halves_of(len(values))])
+def _weighed(
+    weights: Float[Tensor, "resample prompt"], rows: Iterable[Float[Tensor, "some head quantity query"]]
+) -> Float[Tensor, "resample head quantity query"]:
+    """The rows' means under every resample, added chunk by chunk."""
+    total, seen = weights.new_zeros(()), 0
+    for some in rows:
+        total = total + torch.tensordot(weights[:, seen : seen + len(some)], some, 1)
+        seen += len(some)
+    return total
+
+
+def _forms(drawn: _Drawn) -> dict[str, Float[Tensor, "resample entry head"]]:
+    """Every variable of the log form and of the weight form, of one band."""
+    covariance = drawn.covariance
+    s, toeplitz, z, with_sink, m = (
+        drawn[name] for name in ("logits", "toeplitz", "normalizer", "with_sink", "of_mask")
+    )
+    total, logits, mask, denominator, stream, sink, rest, neither = (
+        covariance(y, y) for y in (s - z, s, m, z - m, s - (z - m), with_sink - m, z - with_sink, toeplitz)
+    )
+    shared = covariance(s - (z - m), m)
+    found = {
+        "log_form": (total, logits, mask, denominator, total - logits - mask - denominator),
+        "log_source": (mask - shared, stream - shared, torch.zeros_like(mask)),
+        "log_stream": (stream,),
+        "log_noise": (drawn.variance(s - z) - total,),
+        "log_sink": (sink,),
+        "log_rest": (rest,),
+        "log_neither": (neither,),  # the mask's mean, made constant over the band, is no part of a covariance
+    }
+    both, only_mask, neither = (covariance(a, a) for a in (drawn["both"], drawn["only mask"], drawn["neither"]))
+    for form, name in (("weight", "only residual"), ("terms", "only residual, terms")):
+        a = drawn[name]
+        only_residual = covariance(a, a)
+        mask = (only_mask - neither + both - only_residual) / 2
+        residual = (only_residual - neither + both - only_mask) / 2
+        found[f"{form}_form"] = (both, only_mask, only_residual, neither)
+        found[f"{form}_source"] = (mask, residual, neither)
+    return {name: torch.stack(values, 1) for name, values in found.items()}

@@ -197,6 +197,12 @@ def keeping(path: Path, key: Mapping[str, Any]) -> Iterator[None]:
         kept.close()
 
 
+def journal_folder() -> Path | None:
+    """The folder that holds the journal, or the nearest above it that is there; None where nothing is kept."""
+    kept = _kept.get()
+    return None if kept is None else next(path for path in kept.path.absolute().parents if path.is_dir())
+
+
 class Pieces(Sequence[Piece]):
     """The pieces of all prompts; those on disk are read when asked for."""
 

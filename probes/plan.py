@@ -15,10 +15,12 @@ import torch
 
 from .errors import InputError
 from .jacobian import FROZEN, KEPT_BYTES, LOCAL_FEATURES, LOCAL_POSITIONS, PRODUCTS, Pathway
-from .leakage import LOGITS_AT_ONCE, TOKENS_AT_ONCE
-from .memory import Pace, Sizes, paced
+from .leakage import LAGS, NUMBERS_AT_ONCE, OF_LAGS, OF_QUERIES
+from .memory import Pace, Sizes, available, paced
 from .models.fused import BLOCK_NUMBERS
 from .models.view import View
+from .samples import TOKENS_AT_ONCE, blocks_of
+from .spool import GPU_SHARE, HELD
 from .trajectory import BITS
 
 Name: TypeAlias = Literal["jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap"]
@@ -183,17 +185,28 @@ def _patterns(sizes: Sizes, length: int) -> int:
 
 
 def _leakage(model: View, sizes: Sizes, prompts: int, length: int, options: dict[str, Any]) -> int:
-    """Bytes: all prompts' streams, one block's queries and keys (in chunks and joined), and their samples in doubles."""
+    """Bytes: what three spools hold, and the most that a pass, a chunk's logits or the resamples take beside them."""
     lags = options.get("lags")
-    count = len(lags) if isinstance(lags, (tuple, list)) else 8
-    everything = prompts * length
-    held = everything * (2 * sizes.width + 4 * sizes.queries) * sizes.itemsize
-    samples = 8 * everything * sizes.heads * (3 * count + 10)
-    resamples = 8 * (1 + int(options.get("bootstrap", 400))) * prompts * 2
-    # Of a half, a band of queries: as it is, in doubles, turned round, and with its rows shifted.
-    logits = 9 * 4 * min(LOGITS_AT_ONCE, prompts * sizes.heads * length * length // 2)
-    passing = _forward(sizes, min(max(TOKENS_AT_ONCE, length), everything))
-    return max(round(KEPT_FREE * (held + samples + resamples + logits)), round(KEPT_FREE * held) + passing)
+    count = len(lags) if isinstance(lags, (tuple, list)) else len(LAGS)
+    everything, half = prompts * length, -(-prompts // 2)
+    kept = available(model.device) // GPU_SHARE if model.device.type == "cuda" else HELD
+    samples = (
+        8 * sizes.heads * (count + 6)
+    )  # of a position: logits at the lags, three log Z, two parts, the means by lag
+    pairs = (2 * sizes.queries + sizes.heads) * sizes.itemsize
+    spools = sum(min(kept, everything * row) for row in (sizes.width * sizes.itemsize, pairs, samples))
+    chunk = min(max(1, TOKENS_AT_ONCE // length), half)
+    passing = _forward(sizes, chunk * length) / KEPT_FREE
+    # The logits of a half's prompts, as far as they are held, and five of a chunk's blocks made of them; what is read.
+    blocks, held = blocks_of([chunk] * (half // chunk) + [half % chunk] * (half % chunk > 0), sizes.heads, 1, length)
+    rows = max(end - start for start, end in blocks)
+    block = 4 * chunk * sizes.heads * rows * length
+    logits = chunk * length * (pairs + samples) + 5 * block + (half * block // chunk if held else block)
+    # Rows of the quantities that are drawn from, of prompts or resamples: made, joined and made even.
+    draws = 1 + int(options.get("bootstrap", 400))
+    row = 2 * max(1, length // 2) * (len(OF_LAGS) * count + len(OF_QUERIES)) * sizes.heads
+    drawn = 3 * 8 * min(NUMBERS_AT_ONCE, min(half, draws) * row) + 2 * draws * prompts
+    return round(KEPT_FREE * (spools + max(passing, logits, drawn)))
 
 
 # -------------------------------------------------------------------------------------------------------------- time

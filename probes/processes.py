@@ -120,10 +120,10 @@ def agreed(value: Any) -> Any:
     return value if _group is None else json.loads(gathered(json.dumps(value).encode())[0])
 
 
-def handed(tensor: Any, to: int) -> Any:
-    """Tensors [prompt, ...] of all processes, joined in the order of their numbers, in process `to`; None in the others."""
+def handed(tensor: Any, to: int) -> list[Any] | None:
+    """Tensors [prompt, ...] of all processes, in the order of their numbers, in process `to`; None in the others."""
     if _group is None:
-        return tensor
+        return [tensor]
     import torch
     import torch.distributed as dist
 
@@ -138,5 +138,5 @@ def handed(tensor: Any, to: int) -> Any:
     dist.gather(padded, found, dst=dist.get_global_rank(_group, to), group=_group)
     if found is None:
         return None
-    joined = torch.cat([one[: int(size)] for one, size in zip(found, sizes, strict=True)])
-    return joined.view(tensor.dtype).to(tensor.device)
+    parts = (one[: int(size)] for one, size in zip(found, sizes, strict=True))
+    return [part.contiguous().view(tensor.dtype).to(tensor.device) for part in parts]

@@ -564,6 +564,10 @@ def test_output_weights_in_other_dtypes():
 # ------------------------------------------------------------------------------------------------------- by layer
 
 
+def chunks(embeddings: torch.Tensor, size: int) -> dict[Any, torch.Tensor]:
+    return dict(enumerate(embeddings.split(size)))
+
+
 @pytest.mark.parametrize(
     ("name", "backend", "chunk"),
     [*((*every, 2) for every in EVERY), *(("llama", b, c) for b in BACKENDS for c in (1, 3))],
@@ -575,8 +579,9 @@ def test_by_layer_equals_one_pass(name, backend, chunk):
     whole = dict(watched(seen, embeddings))
     before = hooks_of(seen._model)
     layers = []
-    for layer, found in by_layer(seen, embeddings, chunk=chunk):
+    for layer, running in by_layer(seen, chunks(embeddings, chunk)):
         layers.append(layer)
+        found = list(running)
         assert [len(part.query) for part in found] == {1: [1, 1, 1], 2: [2, 1], 3: [3]}[chunk]
         for site in ("query", "key"):
             same(torch.cat([getattr(part, site) for part in found]), getattr(whole[layer], site), 1e-9)
@@ -595,19 +600,29 @@ def test_by_layer_equals_one_pass(name, backend, chunk):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_by_layer_holds_queries_and_keys_alone(backend):
     seen = view("llama", backend)
-    for _, found in by_layer(seen, seen.embed(IDS)):
-        for part in found:
+    for _, running in by_layer(seen, chunks(seen.embed(IDS), 1)):
+        for part in running:
             assert part.output is None
             assert part.value.untyped_storage().nbytes() <= 8  # nothing of the values' size behind it
             assert part.value.isnan().all()  # and nothing to be taken for values
+
+
+def test_by_layer_runs_what_nobody_asked_for():
+    seen = view("llama", "transformers")
+    streams = chunks(seen.embed(IDS), 2)
+    trace = seen.trace(seen.embed(IDS))
+    for layer, _ in by_layer(seen, streams):
+        same(torch.cat(list(streams.values())), trace.residual[layer], 1e-9)
+    same(torch.cat(list(streams.values())), trace.residual[-1], 1e-9)
 
 
 def test_by_layer_may_be_left_halfway():
     seen = view("llama", "transformers")
     embeddings = seen.embed(IDS)
     before = hooks_of(seen._model)
-    for layer, _ in by_layer(seen, embeddings):
+    for layer, running in by_layer(seen, chunks(embeddings, 1)):
         if layer == 1:
+            next(running)
             break
     assert hooks_of(seen._model) == before
     assert len(watched(seen, embeddings)) == BLOCKS
@@ -634,6 +649,6 @@ def test_on_a_gpu(name, backend, dtype):
 
     run_watched(model, model.embed(IDS.cuda()), watch)
     assert layers == list(range(BLOCKS))
-    for layer, found in by_layer(model, model.embed(IDS.cuda()), chunk=2):
+    for layer, found in by_layer(model, chunks(model.embed(IDS.cuda()), 2)):
         assert layer < BLOCKS
         assert [len(part.query) for part in found] == [2, 1]

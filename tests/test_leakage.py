@@ -1,6 +1,7 @@
 """Leakage of absolute position: against the definition entry by entry, patterns of known answer, and the null tests."""
 
 import math
+from dataclasses import replace
 from importlib import import_module
 
 import families
@@ -10,23 +11,25 @@ import reference
 import torch
 
 import probes
+from probes.attention import normalizers
 from probes.errors import InputError
 from probes.leakage import (
     check,
     leakage,
-    log_form,
     parse_bands,
     parse_lags,
     resampling,
-    samples_of,
     usual_bands,
-    weight_form,
 )
+from probes.leakage import split as split_of
 from probes.models.huggingface import HuggingFaceView
 from probes.models.load import load
 from probes.models.view import Attention, causal_mask
+from probes.samples import Sampled, halves_of, samples_of
+from probes.spool import Spool
 
 MODULE = import_module("probes.leakage")  # `probes.leakage` is the function
+SAMPLES = import_module("probes.samples")
 LAGS = (1, 2, 3)
 BAND = (5, 15)
 
@@ -45,12 +48,24 @@ def made_of(logits: torch.Tensor, *, window: int | None = None) -> Attention:
     return Attention(query=logits, key=key, value=key, scale=1.0, softcap=None, window=window)
 
 
-def split(attention: Attention, band=BAND, lags=LAGS) -> dict[str, torch.Tensor]:
+def sampled(attention: Attention, band=BAND, lags=LAGS, *, size: int = 99) -> Sampled:
+    """Samples of prompts in chunks of `size`, half by half."""
+    halves = []
+    for half in halves_of(len(attention.query)):
+        starts = range(half.start, half.stop, size)
+        halves.append([chunk(attention, slice(start, min(start + size, half.stop))) for start in starts])
+    return samples_of(halves, [band], lags, Spool())
+
+
+def chunk(attention: Attention, some: slice) -> Attention:
+    parts = {name: getattr(attention, name)[some] for name in ("query", "key", "value")}
+    return replace(attention, **parts, normalizer=normalizers(attention)[some])
+
+
+def split(attention: Attention, band=BAND, lags=LAGS, **size: int) -> dict[str, torch.Tensor]:
     """Both forms, without resampling: [entry, head, band]."""
-    weights = resampling(len(attention.query), 0, 0)
-    samples = samples_of(attention, [band], lags)
-    found = log_form(samples, [band], weights) | weight_form(samples, [band], weights)
-    return {name: values[0] for name, values in found.items()}
+    drawn = resampling(len(attention.query), 0, 0)
+    return {name: x[0] for name, x in split_of(sampled(attention, band, lags, **size), [band], drawn).items()}
 
 
 def compare(found: dict[str, torch.Tensor], head: int, expected: dict[str, float], **tolerance: float) -> None:
@@ -85,12 +100,13 @@ def compare(found: dict[str, torch.Tensor], head: int, expected: dict[str, float
 
 
 @pytest.mark.parametrize("window", [None, 6])
-@pytest.mark.parametrize("rows", [1, 3, 1000])
-def test_split_is_the_definition_entry_by_entry(window, rows, monkeypatch):
+@pytest.mark.parametrize("at_once", [1, 500, 1 << 20])
+@pytest.mark.parametrize("size", [1, 2, 99])
+def test_split_is_the_definition_entry_by_entry(window, at_once, size, monkeypatch):
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(7, 2, 18, 18, generator=generator, dtype=torch.float64) * 1.5
-    monkeypatch.setattr(MODULE, "_rows", lambda attention, keys: rows)
-    found = split(made_of(logits, window=window))
+    monkeypatch.setattr(SAMPLES, "LOGITS_AT_ONCE", at_once)
+    found = split(made_of(logits, window=window), size=size)
     hidden = logits.masked_fill(~causal_mask(18, window), -math.inf)
     for head in range(2):
         compare(found, head, reference.leakage(hidden[:, head], *BAND, LAGS), rtol=1e-9, atol=1e-12)
@@ -281,17 +297,44 @@ def test_block_0_has_no_position_in_its_residual_stream(name, first):
     assert abs(ds.log_neither).max() < 1e-10
 
 
-def test_many_prompts_are_weighed_as_few_are():
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("count", [9, 60])
+def test_covariances_are_those_of_the_means_of_the_prompts_drawn(count, few):
     generator = torch.Generator().manual_seed(2)
-    x, y = (torch.randn(60, 2, 1, 9, generator=generator, dtype=torch.float64) for _ in range(2))
-    y = y.expand(-1, -1, 3, -1)  # 27 numbers a prompt: fewer than prompts, more than prompts of one half
-    weights = resampling(60, 5, 0)
-    means = [torch.einsum("rn,nhlq->rhlq", weights[:, half], v) for v in (x, y) for half in (0, 1)]
-    centred = [mean - mean.mean(-1, keepdim=True) for mean in means]
-    expected = ((centred[0] * centred[3] + centred[1] * centred[2]) / 2).mean((-2, -1))
-    torch.testing.assert_close(MODULE._Weighed(weights).covariance(x, y), expected)
-    whole = torch.einsum("rn,nhlq->rhlq", weights.mean(1), x)
-    torch.testing.assert_close(MODULE._Weighed(weights).variance(x), whole.var(-1, correction=0).mean(-1))
+    samples = sampled(made_of(torch.randn(count, 3, 20, 20, generator=generator, dtype=torch.float64)), size=4)
+    resamples, at = resampling(count, 6, 0), slice(2, 9)
+    assert all(resamples[:, half].sum(1).eq(half.stop - half.start).all() for half in halves_of(count))
+    drawn = MODULE._Drawn(samples, at, slice(0, 3), resamples, few=few)
+    assert drawn.values.shape[1] == (math.ceil(count / 2) if few else 7)
+    x, y = drawn["logits"], drawn["normalizer"]
+    assert (x.shape[3], y.shape[3]) == (len(LAGS), 1)
+    means = []  # [resample, head, lag, query] of both, half by half
+    for half, own in zip(samples.halves, halves_of(count), strict=True):
+        logits, normalizer = (
+            torch.cat([getattr(chunk, name)[..., at] for chunk in half.chunks]) for name in ("logits", "normalizer")
+        )
+        weights = resamples[:, own].double() / (own.stop - own.start)
+        mean_x, mean_y = (
+            torch.einsum("rn,nhlq->rhlq", weights, logits),
+            torch.einsum("rn,nhq->rhq", weights, normalizer),
+        )
+        means.append((mean_x, mean_y[:, :, None].expand_as(mean_x)))
+    (x0, y0), (x1, y1) = ([v - v.mean(-1, keepdim=True) for v in half] for half in means)
+    torch.testing.assert_close(drawn.covariance(x, y), (x0 * y1 + x1 * y0).mean((-2, -1)) / 2)
+    torch.testing.assert_close(drawn.covariance(x, x), (x0 * x1).mean((-2, -1)))
+    torch.testing.assert_close(drawn.variance(x), ((x0 + x1) / 2).square().mean((-2, -1)))
+
+
+@pytest.mark.parametrize("numbers", [1, 3000, 1 << 23])
+def test_heads_and_resamples_may_be_taken_apart(numbers, monkeypatch):
+    generator = torch.Generator().manual_seed(2)
+    samples = sampled(made_of(torch.randn(12, 3, 20, 20, generator=generator, dtype=torch.float64)), size=4)
+    drawn = resampling(12, 40, 0)
+    whole = split_of(samples, [BAND], drawn)
+    monkeypatch.setattr(MODULE, "NUMBERS_AT_ONCE", numbers)
+    for name, values in split_of(samples, [BAND], drawn).items():
+        assert values.shape == (41, len(whole[name][0]), 3, 1)
+        torch.testing.assert_close(values, whole[name], rtol=1e-9, atol=1e-12)
 
 
 def test_noise_cancels_between_the_halves():
@@ -315,7 +358,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     for draw in range(40):
         noise = torch.randn(24, 1, 20, 20, generator=generator, dtype=torch.float64)
         attention = made_of(bias[:, None] + noise)
-        found = log_form(samples_of(attention, [BAND], LAGS), [BAND], resampling(24, 200, draw))["log_form"]
+        found = split_of(sampled(attention), [BAND], resampling(24, 200, draw))["log_form"]
         low, high = np.percentile(found[1:, 1, 0, 0], [2.5, 97.5])
         inside += low <= truth <= high
     assert 33 <= inside <= 40
@@ -324,28 +367,28 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
 def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
     generator = torch.Generator().manual_seed(8)
     logits = 2 * torch.randn(40, 1, 20, 20, generator=generator, dtype=torch.float64)
-    weights = resampling(40, 300, 0)
-    samples = samples_of(made_of(logits), [BAND], LAGS)
-    quick = log_form(samples, [BAND], weights)
+    drawn = resampling(40, 300, 0)
+    samples = sampled(made_of(logits))
+    quick = split_of(samples, [BAND], drawn)
     brute = {"log_form": [], "log_stream": [], "log_rest": []}
-    for resample in weights[1:]:  # the prompts drawn, measured from the beginning
-        drawn = torch.cat([torch.arange(40).repeat_interleave((half * 20).round().long()) for half in resample])
-        found = split(made_of(logits[drawn]))
+    for resample in drawn[1:]:  # the prompts drawn, measured from the beginning
+        found = split(made_of(logits[torch.arange(40).repeat_interleave(resample.long())]))
         for name, values in brute.items():
             values.append(found[name][2 if name == "log_form" else 0, 0, 0])
     for name, values in brute.items():
         spread = float(torch.stack(values).std())
         entry = 2 if name == "log_form" else 0  # the mask's part
         assert float(quick[name][1:, entry, 0, 0].std()) == pytest.approx(spread, rel=0.3), name
-    for half in (slice(0, 20), slice(20, 40)):
-        assert samples.through_mask[half].mean(0).abs().max() < 1e-9
-        assert samples.through_sink[half].mean(0).abs().max() < 1e-9
+    for half in samples.halves:
+        (chunk,) = half.chunks
+        assert chunk.through_mask.mean(0).abs().max() < 1e-9
+        assert chunk.through_sink.mean(0).abs().max() < 1e-9
 
 
 def test_diagonals_are_summed():
     block = torch.arange(12.0).view(3, 4)
     expected = [float(block.diagonal(offset).sum()) for offset in range(3, -3, -1)]
-    assert MODULE._diagonal_sums(block).tolist() == expected
+    assert SAMPLES._diagonal_sums(block).tolist() == expected
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -403,8 +446,10 @@ def test_check_gives_what_leakage_uses():
 def test_chunks_of_prompts_and_of_queries_do_not_matter(monkeypatch):
     model, tokens = load(families.model("gemma2")), text(6, 24)
     whole = leakage(model, tokens, lags=LAGS, bootstrap=5)
-    monkeypatch.setattr(MODULE, "TOKENS_AT_ONCE", 30)
-    monkeypatch.setattr(MODULE, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(SAMPLES, "TOKENS_AT_ONCE", 30)
+    monkeypatch.setattr(SAMPLES, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(MODULE, "NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr("probes.spool.HELD", 0)
     pieces = leakage(model, tokens, lags=LAGS, bootstrap=5)
     for name in whole.data_vars:
         np.testing.assert_allclose(pieces[name], whole[name], rtol=1e-4, atol=1e-4, err_msg=str(name))
