@@ -66,6 +66,7 @@ def in_memory() -> dict[str, list[float]]:
     tokens = probes.prompts(model, n=4, length=16)
     found = {
         "jacobian": probes.jacobian(model, tokens, method="scalar")["sensitivity"],
+        "auto": probes.jacobian(model, tokens, method="sketch", products="auto", relative_error=0.01)["stderr"],
         "sinks": probes.sinks(model, tokens, keys="all")["alpha"],
         "leakage": leakage(model, tokens, bootstrap=3)["log_form_high"],
         "theory": second_moment(model, tokens[:1])["sensitivity"],  # fewer than there are processes

@@ -1,7 +1,7 @@
 """Commands killed at random moments: given again they go on, and end with the bytes of an uninterrupted run.
 
 `HEADWATER_KILLS=20 pytest tests/test_killed.py` kills every command that often, those that take longer too; by default the
-quick ones share 21 kills.
+quick ones share 24 kills.
 """
 
 from __future__ import annotations
