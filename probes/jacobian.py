@@ -629,11 +629,8 @@ class _Estimate:
     basis_cost: float = 0.0
     scalar: bool = field(default=False)
     used: set[str] = field(default_factory=set)
-    taken: tuple[int, int, int] = (
-        0,
-        0,
-        0,
-    )  # directions of the basis, probes, chunks of them in `kept` from earlier pieces
+    # Of what earlier pieces hold: directions of the basis, probes, and chunks of `kept`.
+    taken: tuple[int, int, int] = (0, 0, 0)
 
     def piece(self, *, goes_on: bool = False) -> Piece:
         """What is kept of the prompt; where it `goes_on`, also what there is beside the pieces taken, for `take`."""

@@ -9,6 +9,10 @@ order of the prompts (`each`). Everything else is the same for all probes and ha
   there are not measured again. Whoever is killed goes on with the prompt it was at. Pieces are read back one at a time,
   so that memory does not grow with the number of prompts.
 
+Work in rounds over all prompts, where each round follows from what all of them gave so far, has a stage for every round,
+whose pieces hold what the round added. Arrays called `own.…` are for later rounds of the same prompt alone: without a
+journal they stay in the process that measured the prompt, which is the one that measures it in the next round, too.
+
 A journal is a file per process, `PATH.part0`, `PATH.part1`, ...: records of a fixed header, a name, and the arrays in the
 safetensors format, under a checksum. What a kill or a full disk left of an unfinished record is seen by that and cut off.
 The first record is the key, what the pieces were measured with.
