@@ -45,7 +45,7 @@ add: ||J||^2 = ||J_value||^2 + ||J_score||^2 + 2 <J_value, J_score>; at initiali
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -57,12 +57,11 @@ from jaxtyping import Float, Int
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
-from . import processes
 from .errors import InputError
 from .linear import AutogradBlock, Folded, LinearizedBlock, close, flops, local_flops
 from .memory import out_of_memory, paced
 from .models.view import Edit, Parts, Trace, View
-from .pieces import Piece, Pieces, each, exchanged
+from .pieces import OWN, Piece, Pieces, each
 from .prompts import check_tokens
 from .results import dataset, provenance
 
@@ -175,49 +174,56 @@ def jacobian(
         checked = True
         return made
 
-    def estimated(n: int) -> _Estimate:
+    def worked(n: int, begun: Callable[[int], _Estimate], work: Callable[[_Estimate, _Prompt], None]) -> _Estimate:
         nonlocal checked
+        while True:
+            estimate, prompt, before = begun(n), prompt_of(n), report.done
+            try:
+                with prompt.linearized():
+                    work(estimate, prompt)
+                estimate.used |= prompt.used
+                return estimate
+            except (RuntimeError, MemoryError) as error:
+                pace.slow_down(error, model, end)
+            report.done, checked = before, False  # out of memory: once more, in smaller pieces
+
+    planned = _planned(method, budget, width)
+    auto = method == "sketch" and budget == "auto"
+
+    def fresh(n: int) -> _Estimate:
         state = np.random.SeedSequence([seed, n]).generate_state(1)[0]
-        estimate, before = _Estimate(width, torch.Generator().manual_seed(int(state))), report.done
-        prompt = prompt_of(n)
-        try:
-            with prompt.linearized():
-                if method == "exact":
-                    estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64), report)
-                elif method == "scalar":
-                    estimate.add_scalar(prompt, report)
-                else:
-                    first = min(PRODUCTS // 2, width) if budget == "auto" else min(budget, width)
-                    _sketch(estimate, prompt, first, report)
-        except (RuntimeError, MemoryError) as error:
-            pace.slow_down(error, model, end)
+        return _Estimate(width, torch.Generator().manual_seed(int(state)))
+
+    def first(estimate: _Estimate, prompt: _Prompt) -> None:
+        if method == "exact":
+            estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64), report)
+        elif method == "scalar":
+            estimate.add_scalar(prompt, report)
         else:
-            estimate.used = prompt.used
+            _sketch(estimate, prompt, planned, report)
+
+    def further(n: int, rounds: Sequence[Pieces], count: int) -> Piece:
+        def begun(n: int) -> _Estimate:
+            estimate = fresh(n)
+            for known in rounds:
+                estimate.take(known[n])
             return estimate
-        report.done, checked = before, False
-        return estimated(n)  # out of memory: once more, in smaller pieces
+
+        added = worked(n, begun, lambda estimate, prompt: estimate.add_probes(prompt, count, report))
+        return added.piece(goes_on=True)
 
     def expect(numbers: Iterable[int]) -> None:
-        report.total = len(list(numbers)) * _expected(method, budget, width)
+        report.total = float(len(list(numbers)) * planned)
 
-    if method == "sketch" and budget == "auto":
-        # How many products is decided by all prompts together: what is known of them is held until then.
-        own = range(processes.number(), len(tokens), processes.count())
-        expect(own)
-        held = {n: estimated(n) for n in own}
-        try:
-            _refine(held, prompt_of, relative_error, report)
-        except (RuntimeError, MemoryError) as error:
-            pace.slow_down(error, model, end)
-            raise InputError(f"memory ran out between rounds of probes; give chunk={pace.chunk}") from None
-        pieces = exchanged({n: estimate.piece() for n, estimate in held.items()})
-    else:
-        pieces = each("jacobian", len(tokens), lambda n: estimated(n).piece(), before=expect)
+    pieces = each("jacobian", len(tokens), lambda n: worked(n, fresh, first).piece(goes_on=auto), before=expect)
+    if auto:
+        pieces = _refined(pieces, further, relative_error, report)
     report.finish()
 
     # Both [prompt, layer, position].
     squared, variance = (torch.from_numpy(pieces.stacked(name)) for name in ("squared", "variance"))
-    engines = [name for at, name in enumerate(ENGINES) if any(piece["engines"][at] for piece in pieces)]
+    used = pieces.stacked("engines")
+    engines = [name for at, name in enumerate(ENGINES) if used[:, at].any()]
     if not torch.isfinite(squared).all():
         raise InputError(
             f"model '{model.identity.name}' gives sensitivities that are not finite; "
@@ -288,10 +294,11 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise InputError(f"{name} '{value}' does not exist; use {', '.join(choices)}")
 
 
-def _expected(method: Method, budget: int | str, width: int) -> float:
-    if method == "exact":
-        return float(width)
-    return 1.0 if method == "scalar" else float(min(width, PRODUCTS if budget == "auto" else int(budget)))
+def _planned(method: Method, budget: int | str, width: int) -> int:
+    """Products for every prompt; of "auto" those of its first round."""
+    if method == "sketch":
+        return min(width, PRODUCTS // 2 if budget == "auto" else int(budget))
+    return width if method == "exact" else 1
 
 
 class _Reporter:
@@ -622,16 +629,52 @@ class _Estimate:
     basis_cost: float = 0.0
     scalar: bool = field(default=False)
     used: set[str] = field(default_factory=set)
+    # Of what earlier pieces hold: directions of the basis, probes, and chunks of `kept`.
+    taken: tuple[int, int, int] = (0, 0, 0)
 
-    def piece(self) -> Piece:
-        """What is kept of the prompt."""
-        return {
+    def piece(self, *, goes_on: bool = False) -> Piece:
+        """What is kept of the prompt; where it `goes_on`, also what there is beside the pieces taken, for `take`."""
+        piece = {
             "squared": self.squared().numpy(),
             "variance": self.variance().numpy(),
             "products": np.array(self.products),
             "basis_products": np.array(self.basis_cost),
             "engines": np.array([engine in self.used for engine in ENGINES]),
         }
+        if not goes_on:
+            return piece
+        piece |= {"left": np.array(self.left), "probes": np.array(0 if self.probes is None else self.probes.shape[1])}
+        if self.left == 0:
+            return piece
+        directions, probes, chunks = self.taken
+        own: dict[str, Tensor | None] = {
+            "generator": self.generator.get_state(),
+            "basis": None if self.basis is None else self.basis[:, directions:],
+            "probes": None if self.probes is None else self.probes[:, probes:],
+            "exact": self.exact,
+            "probed": self.probed,
+            "pairs": self.pairs,
+            "pair_count": torch.tensor(self.pair_count),
+        }
+        own |= {f"kept{n}": pulled for n, pulled in enumerate(self.kept[chunks:])}
+        return piece | {OWN + name: _bits(x) for name, x in own.items() if x is not None}
+
+    def take(self, piece: Piece) -> None:
+        """Come to where the estimate was when it gave this piece, after those it gave before have been taken."""
+        own = {name.removeprefix(OWN): _numbers(x) for name, x in piece.items() if name.startswith(OWN)}
+        self.generator.set_state(own["generator"])
+        for name in ("basis", "probes"):
+            if name in own:
+                known = getattr(self, name)
+                setattr(self, name, own[name] if known is None else torch.cat([known, own[name]], 1))
+        self.exact, self.probed, self.pairs = (own.get(name) for name in ("exact", "probed", "pairs"))
+        self.pair_count = int(own["pair_count"])
+        chunks = sum(name.startswith("kept") for name in own)
+        self.kept += [own[f"kept{n}"] for n in range(chunks)]
+        self.products, self.basis_cost = float(piece["products"]), float(piece["basis_products"])
+        self.used = {engine for engine, was in zip(ENGINES, piece["engines"], strict=True) if was}
+        columns = (0 if x is None else x.shape[1] for x in (self.basis, self.probes))
+        self.taken = (*columns, len(self.kept))  # type: ignore[assignment]
 
     def add_exact(self, prompt: _Prompt, directions: Tensor, report: _Reporter) -> None:
         """Add orthonormal directions [d, m] of the readout to the exact part."""
@@ -741,40 +784,54 @@ def _sketch(estimate: _Estimate, prompt: _Prompt, budget: int, report: _Reporter
     estimate.add_probes(prompt, budget, report)
 
 
-def _refine(
-    estimates: dict[int, _Estimate],
-    prompt_of: Callable[[int], _Prompt],
+def _refined(
+    first: Pieces,
+    further: Callable[[int, Sequence[Pieces], int], Piece],
     target: float,
     report: _Reporter,
-) -> None:
+) -> Pieces:
     """Add probes to all prompts in rounds until the mean profile's relative standard error is `target`.
 
-    `estimates` are this process's, by the prompt's number; every process decides by those of all.
+    How many is decided by all prompts together. A round is a stage of pieces that hold what it added to each prompt:
+    `further(n, rounds, count)` puts prompt n's estimate together from those of all rounds before and adds `count` probes.
+    Where pieces are on disk, one estimate at a time is in memory. There a prompt takes, however many rounds it has, its
+    pulled probes (`KEPT_BYTES` at most, of four-byte numbers), its directions (8 d^2 bytes at most), and per round 5 kB
+    and a few numbers for every position.
     """
-    while True:
-        known = _everybodys(estimates)
-        squared, variance = (torch.from_numpy(known.stacked(name)).sum(0) for name in ("squared", "variance"))
-        seen = squared > 0
-        reached = (variance[seen].sqrt() / (2 * squared[seen])).pow(2).mean().sqrt().item() if seen.any() else 0.0
-        left, probes = (known.stacked(name) for name in ("left", "probes"))
-        if reached <= target or not (left > 0).any():
-            return
-        # The error falls as 1/sqrt(probes) at least; what is missing is added at once, at most doubling the probes.
-        have = int(probes[left > 0].max())
-        more = max(2, min(have, math.ceil(have * ((reached / target) ** 2 - 1))))
-        open_ = {n: estimate for n, estimate in estimates.items() if estimate.left > 0}
-        report.total += sum(min(more, e.left) for e in open_.values())
-        for n, estimate in open_.items():
-            prompt = prompt_of(n)
-            with prompt.linearized():
-                estimate.add_probes(prompt, min(more, estimate.left), report)
+    rounds = [first]
+    while more := _more_probes(rounds[-1], target):
+        counts = [min(more, int(left)) for left in rounds[-1].stacked("left")]
+
+        def expect(numbers: Iterable[int], counts: list[int] = counts) -> None:
+            report.total += float(sum(counts[n] for n in numbers))
+
+        def measured(n: int, counts: list[int] = counts) -> Piece:
+            return further(n, rounds, counts[n]) if counts[n] else rounds[-1][n]
+
+        rounds.append(each("jacobian", len(first), measured, before=expect))
+    return rounds[-1]
 
 
-def _everybodys(estimates: dict[int, _Estimate]) -> Pieces:
-    """What all processes' estimates are so far, in the order of the prompts."""
-    found: dict[int, Piece] = {}
-    for n, estimate in estimates.items():
-        probes = 0 if estimate.probes is None else estimate.probes.shape[1]
-        counts = {"left": np.array(estimate.left), "probes": np.array(probes)}
-        found[n] = {"squared": estimate.squared().numpy(), "variance": estimate.variance().numpy(), **counts}
-    return exchanged(found)
+def _more_probes(known: Pieces, target: float) -> int:
+    """How many probes every prompt is to have beside those it has, to come to `target`; 0 where that is reached."""
+    squared, variance = (torch.from_numpy(known.stacked(name)).sum(0) for name in ("squared", "variance"))
+    seen = squared > 0
+    reached = (variance[seen].sqrt() / (2 * squared[seen])).pow(2).mean().sqrt().item() if seen.any() else 0.0
+    left, probes = (known.stacked(name) for name in ("left", "probes"))
+    if reached <= target or not (left > 0).any():
+        return 0
+    # The error falls as 1/sqrt(probes) at least; what is missing is added at once, at most doubling the probes.
+    have = int(probes[left > 0].max())
+    return max(2, min(have, math.ceil(have * ((reached / target) ** 2 - 1))))
+
+
+def _bits(x: Tensor) -> np.ndarray:
+    """A tensor's numbers, those of bfloat16 as integers of its bits: numpy has no such type."""
+    x = x.detach().cpu().contiguous()
+    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def _numbers(bits: np.ndarray) -> Tensor:
+    """The tensor of `_bits`, in memory of its own that torch has aligned: the rounding of a sum may depend on that."""
+    made = torch.from_numpy(bits).clone()
+    return made.view(torch.bfloat16) if made.dtype == torch.int16 else made

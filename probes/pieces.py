@@ -9,6 +9,10 @@ order of the prompts (`each`). Everything else is the same for all probes and ha
   there are not measured again. Whoever is killed goes on with the prompt it was at. Pieces are read back one at a time,
   so that memory does not grow with the number of prompts.
 
+Work in rounds over all prompts, where each round follows from what all of them gave so far, has a stage for every round,
+whose pieces hold what the round added. Arrays called `own.…` are for later rounds of the same prompt alone: without a
+journal they stay in the process that measured the prompt, which is the one that measures it in the next round, too.
+
 A journal is a file per process, `PATH.part0`, `PATH.part1`, ...: records of a fixed header, a name, and the arrays in the
 safetensors format, under a checksum. What a kill or a full disk left of an unfinished record is seen by that and cut off.
 The first record is the key, what the pieces were measured with.
@@ -40,6 +44,7 @@ Piece: TypeAlias = dict[str, np.ndarray]
 HEADER = struct.Struct("<4sIQI")  # mark, length of the name, length of the content, checksum of both
 MARK = b"hwpc"
 KEY = "key"
+OWN = "own."  # begins the names of arrays that no other process needs
 MOST = 64  # pieces of grouped prompts
 
 
@@ -67,8 +72,8 @@ class Journal:
                     rest = os.fstat(file.fileno()).st_size - file.tell()
                     if mark != MARK or named + size > rest:
                         return
-                    name, content = file.read(named), file.read(size)
-                    if zlib.crc32(name + content) != check:
+                    name = file.read(named)
+                    if zlib.crc32(file.read(size), zlib.crc32(name)) != check:
                         return
                     self.places[name.decode(errors="replace")] = (file.tell() - size, size)
                     self._end = file.tell()
@@ -85,12 +90,13 @@ class Journal:
                 self._writing = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
                 os.ftruncate(self._writing, self._end)  # of an unfinished record
             called = name.encode()
-            check = zlib.crc32(called + content)
-            left = memoryview(HEADER.pack(MARK, len(called), len(content), check) + called + content)
+            check = zlib.crc32(content, zlib.crc32(called))
             at = self._end
-            while left:
-                written = os.pwrite(self._writing, left, at)
-                left, at = left[written:], at + written
+            for part in (HEADER.pack(MARK, len(called), len(content), check) + called, content):
+                left = memoryview(part)
+                while left:
+                    written = os.pwrite(self._writing, left, at)
+                    left, at = left[written:], at + written
         except OSError as error:
             if self._writing is not None:
                 os.ftruncate(self._writing, self._end)
@@ -107,6 +113,19 @@ class Journal:
         with self.path.open("rb") as file:
             file.seek(start)
             return file.read(size)
+
+    def array(self, name: str, called: str) -> np.ndarray:
+        """One array of those recorded under a name; the others are not read."""
+        start, _ = self.places[name]
+        with self.path.open("rb") as file:
+            file.seek(start)
+            size = int.from_bytes(file.read(8), "little")
+            found = json.loads(file.read(size))[called]
+            begin, end = found["data_offsets"]
+            file.seek(start + 8 + size + begin)
+            alone = json.dumps({called: found | {"data_offsets": [0, end - begin]}}).encode()
+            content = len(alone).to_bytes(8, "little") + alone + file.read(end - begin)
+        return np.array(unpacked(content)[called])
 
     def close(self) -> None:
         """No more is appended."""
@@ -222,11 +241,15 @@ class Pieces(Sequence[Piece]):
 
     def stacked(self, name: str) -> np.ndarray:
         """One array of every piece, [piece, ...]."""
-        first = self[0][name]
+        first = self._array(0, name)
         stack = np.empty((len(self), *first.shape), dtype=first.dtype)
-        for n, piece in enumerate(self):
-            stack[n] = piece[name]
+        for n in range(len(self)):
+            stack[n] = self._array(n, name)
         return stack
+
+    def _array(self, at: int, name: str) -> np.ndarray:
+        found = self._found[at]
+        return found[name] if isinstance(found, dict) else found[0].array(found[1], name)
 
 
 def each(
@@ -302,10 +325,18 @@ def groups(count: int) -> list[range]:
 
 
 def exchanged(own: Mapping[int, Piece]) -> Pieces:
-    """The pieces of all processes in the order of their numbers, which run from 0 on without a gap."""
+    """The pieces of all processes in the order of their numbers, which run from 0 on without a gap.
+
+    `own.…` arrays are in the pieces of this process alone.
+    """
     found = dict(own)
     if processes.count() > 1:
-        mine = {f"{n}/{name}": np.asarray(x, order="C") for n, piece in own.items() for name, x in piece.items()}
+        mine = {
+            f"{n}/{name}": np.asarray(x, order="C")
+            for n, piece in own.items()
+            for name, x in piece.items()
+            if not name.startswith(OWN)
+        }
         for content in processes.gathered(packed(mine)):
             for name, array in unpacked(content).items():
                 n, _, called = name.partition("/")

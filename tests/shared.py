@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ SURVEYS: dict[str, dict[str, Any]] = {
 STUDIES: dict[str, Settings] = {
     "jacobian": Settings(prompts=3, length=24, seeds=1, products=40),
     "auto": Settings(prompts=3, length=24, products="auto", relative_error=0.01, conditions=("pretrained",)),
+    "resumed": Settings(prompts=3, length=24, products="auto", relative_error=0.01, conditions=("pretrained",)),
     "theory": Settings(prompts=3, length=24, seeds=1, products=40, theories=("uniform", "values"), by_path=True),
 }
+SECOND_ROUND = 150  # products of three prompts, 32 for each in the first round and no less in the second
 
 
 def everything(folder: Path) -> None:
@@ -45,12 +48,25 @@ def everything(folder: Path) -> None:
         study(["tiny-llama"], folder / name, settings, name="theory" if name == "theory" else "jacobian")
 
 
+def begin(folder: Path) -> None:
+    """Begin the study "resumed" in one process, and leave it in the middle of its rounds."""
+
+    def stop(_: str, done: float, __: float) -> None:
+        if done > SECOND_ROUND:
+            raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        study(["tiny-llama"], folder / "resumed", STUDIES["resumed"], advance=stop)
+    assert list((folder / "resumed" / "unfinished").glob("*.part0"))
+
+
 def in_memory() -> dict[str, list[float]]:
     """The probes themselves, without a folder."""
     model = probes.load("tiny-llama")
     tokens = probes.prompts(model, n=4, length=16)
     found = {
         "jacobian": probes.jacobian(model, tokens, method="scalar")["sensitivity"],
+        "auto": probes.jacobian(model, tokens, method="sketch", products="auto", relative_error=0.01)["stderr"],
         "sinks": probes.sinks(model, tokens, keys="all")["alpha"],
         "leakage": leakage(model, tokens, bootstrap=3)["log_form_high"],
         "theory": second_moment(model, tokens[:1])["sensitivity"],  # fewer than there are processes

@@ -1,7 +1,7 @@
 """Commands killed at random moments: given again they go on, and end with the bytes of an uninterrupted run.
 
 `HEADWATER_KILLS=20 pytest tests/test_killed.py` kills every command that often, those that take longer too; by default the
-quick ones share 21 kills.
+quick ones share 24 kills.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ KILLS = int(os.environ.get("HEADWATER_KILLS", "3"))
 TELLING = {"created", "command", "seconds"}  # of a run, not of its numbers
 COMMANDS = {
     "jacobian": ["jacobian", *SMALL, "--seeds", "1", "--products", "40"],
+    "auto": ["jacobian", "tiny-llama", *SMALL, "--conditions", "pretrained", "--products", "auto"],
     "theory": ["theory", "tiny-llama", "--prompts", "2", "--length", "24", "--seeds", "1", "--products", "40"],
     "sinks": ["sinks", "tiny-llama", "tiny-qwen2", "--prompts", "6", "--length", "48"],
     "trajectory": ["trajectory", "tiny-llama", "--prompts", "6", "--length", "48", "--starts", "4"],

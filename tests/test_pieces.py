@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import probes
 from probes.errors import InputError
@@ -101,6 +102,21 @@ def test_a_damaged_record_and_what_follows_it_are_made_again(tmp_path):
     assert made == [1, 2, 3, 4]
 
 
+def test_one_array_of_every_piece_is_read_without_the_others(tmp_path, monkeypatch):
+    with keeping(tmp_path / "unit", KEY_OF_TESTS):
+        found = each("x", 5, lambda n: squares()(n) | {"heavy": np.zeros(10_000), "empty": np.zeros((0, 2), np.int8)})
+    whole = found[3]
+    assert {name: (x.dtype, x.shape) for name, x in whole.items()} == {
+        "square": (np.dtype(np.int64), ()),
+        "row": (np.dtype(np.float32), (2, 4)),
+        "heavy": (np.dtype(np.float64), (10_000,)),
+        "empty": (np.dtype(np.int8), (0, 2)),
+    }
+    monkeypatch.setattr(Journal, "content", None)
+    assert found.stacked("square").tolist() == [0, 1, 4, 9, 16]
+    assert found.stacked("empty").shape == (5, 0, 2)
+
+
 def test_a_journal_without_its_key_belongs_to_nothing(tmp_path):
     path = tmp_path / "unit"
     path.with_name("unit.part0").write_bytes(b"hwp")
@@ -158,10 +174,18 @@ def prompted() -> tuple[Any, torch.Tensor]:
     return model, probes.prompts(model, n=4, length=24)
 
 
+@pytest.fixture(scope="module")
+def longer() -> tuple[Any, torch.Tensor]:
+    """Long enough that the search for a basis is worth its products."""
+    model = probes.load("tiny-llama")
+    return model, probes.prompts(model, n=3, length=64)
+
+
 def measure(name: str, model: Any, tokens: torch.Tensor, progress: Any) -> Any:
-    probe = getattr(importlib.import_module("probes"), name, None)
+    probe = getattr(importlib.import_module("probes"), name.partition(" ")[0], None)
     options: dict[str, Any] = {
         "jacobian": {"method": "sketch", "products": 40},
+        "jacobian auto": {"method": "sketch", "products": "auto", "relative_error": 0.02, "pathway": "all", "chunk": 9},
         "sinks": {"reacts": "mean"},
         "trajectory": {"starts": 4},
         "leakage": {"bootstrap": 5},
@@ -175,9 +199,11 @@ def measure(name: str, model: Any, tokens: torch.Tensor, progress: Any) -> Any:
     return probe(model, tokens, progress=progress, **options)
 
 
-@pytest.mark.parametrize("name", ["jacobian", "sinks", "trajectory", "leakage", "bos_swap", "second_moment"])
-def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, name):
-    model, tokens = prompted
+@pytest.mark.parametrize(
+    "name", ["jacobian", "jacobian auto", "sinks", "trajectory", "leakage", "bos_swap", "second_moment"]
+)
+def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, longer, name):
+    model, tokens = longer if "auto" in name else prompted
     whole = measure(name, model, tokens, None)
     calls = 0
 
@@ -201,6 +227,8 @@ def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, n
         with pytest.raises(KeyboardInterrupt), keeping(path, {}):
             measure(name, model, tokens, stopping)
         assert part_files(path) or at < calls - 1
+        for part in part_files(path):  # as if another process had measured them
+            part.rename(path.with_name(f"{path.name}.part3"))
         with keeping(path, {}):
             again = measure(name, model, tokens, None)
         for variable in whole.data_vars:
@@ -208,6 +236,67 @@ def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, n
             for found in (kept, again):
                 assert found[variable].values.dtype == expected.dtype
                 assert found[variable].values.tobytes() == expected.tobytes(), variable
+
+
+def test_the_next_round_of_probes_begins_with_what_was_kept_of_the_last(tmp_path, longer, monkeypatch):
+    model, tokens = longer
+    pulled: list[int] = []
+    prompt = importlib.import_module("probes.jacobian")._Prompt
+    real = prompt.pull
+
+    def pull(self: Any, cotangent: Any) -> Any:
+        pulled.append(cotangent.shape[0])
+        return real(self, cotangent)
+
+    monkeypatch.setattr(prompt, "pull", pull)
+    with keeping(tmp_path / "unit", {}):
+        whole = measure("jacobian auto", model, tokens, None)
+    directions = sum(pulled)
+    assert directions == round(float((whole["products"] - whole["basis_products"]).sum()))
+    names = Journal(tmp_path / "unit.part0").places
+    rounds = len({name.split("/")[0] for name in names if name != KEY})
+    assert rounds > 2
+    assert len(names) == 1 + rounds * len(tokens)
+
+    # Cut off within the last round: its first prompt is there, the others begin it anew, all rounds before are there.
+    start, size = names[f"{rounds}/jacobian/0"]
+    os.truncate(tmp_path / "unit.part0", start + size)
+    pulled.clear()
+    calls: list[tuple[float, float]] = []
+    with keeping(tmp_path / "unit", {}):
+        again = measure("jacobian auto", model, tokens, lambda *done: calls.append(done))
+    assert 0 < sum(pulled) < directions / 2
+    assert calls[-1] == (sum(pulled), sum(pulled))  # in all: what was left to do
+    xr.testing.assert_identical(again.drop_attrs(), whole.drop_attrs())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_what_is_kept_of_a_round_has_the_models_precision(tmp_path, longer, dtype):
+    model, tokens = probes.load("tiny-llama", dtype=dtype), longer[1][:2]
+    whole = measure("jacobian auto", model, tokens, None)
+    with keeping(tmp_path / "unit", {}):
+        kept = measure("jacobian auto", model, tokens, None)
+    xr.testing.assert_identical(kept.drop_attrs(), whole.drop_attrs())
+
+
+def test_memory_that_runs_out_between_rounds_begins_the_prompts_round_anew(longer, monkeypatch):
+    model, tokens = longer
+    expected = measure("jacobian auto", model, tokens[:2], None)
+    prompt = importlib.import_module("probes.jacobian")._Prompt
+    real, seen = prompt.pull, []
+
+    def small(self: Any, cotangent: Any) -> Any:
+        seen.append(cotangent.shape[0])
+        if len(seen) > 4 and cotangent.shape[0] > 3:  # in the first round each prompt's basis and probes are pulled
+            raise MemoryError
+        return real(self, cotangent)
+
+    monkeypatch.setattr(prompt, "pull", small)
+    found = measure("jacobian auto", model, tokens[:2], None)
+    assert seen[4] > 3 >= seen[-1]
+    for name in ("sensitivity", "stderr"):
+        torch.testing.assert_close(*(torch.from_numpy(ds[name].values) for ds in (found, expected)), rtol=1e-4, atol=0)
+    assert found["products"].values.tolist() == expected["products"].values.tolist()
 
 
 def test_memory_that_runs_out_halves_the_chunk_and_the_numbers_stay(prompted, monkeypatch):

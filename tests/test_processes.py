@@ -28,6 +28,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folders of one process and of two."""
     one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
     shared.everything(one)
+    shared.begin(two)
     done = torchrun(2, str(Path(__file__).with_name("shared.py")), str(two))
     assert done.returncode == 0, done.stderr[-3000:]
     return one, two
