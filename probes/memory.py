@@ -117,7 +117,7 @@ def paced(model: View, length: int, lowest: int = 0) -> Pace:
     sizes = Sizes.of(model)
     free = available(model.device)
     blocks = sizes.blocks - lowest
-    keep = not getattr(model, "offloaded", False) and blocks * sizes.linearized(length) <= KEPT_SHARE * free
+    keep = not model.offloaded and blocks * sizes.linearized(length) <= KEPT_SHARE * free
     if model.device.type != "cuda":
         return Pace(max(1, CPU_ROWS // length), keep)
     chunk = int(CHUNK_SHARE * free) // (sizes.product(length) if sizes.apart else 1 << 28)

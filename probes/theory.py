@@ -198,7 +198,7 @@ def second_moment(
             return apart[layer]
         parts = _parts(model, layer)
         found = parts, Folded.of(parts)
-        if not getattr(model, "offloaded", False):  # else it lies elsewhere for lack of room
+        if not model.offloaded:  # else it lies elsewhere for lack of room
             apart[layer] = found
         return found
 

@@ -273,7 +273,7 @@ def _theories(model: View, settings: Settings) -> tuple[Theory, ...]:
     if settings.theories is not None:
         return settings.theories
     # Of a model that is fetched from elsewhere block by block, the first stands for all.
-    layers = range(1 if getattr(model, "offloaded", False) else model.spec.blocks)
+    layers = range(1 if model.offloaded else model.spec.blocks)
     apart = all(model.parts(layer) is not None for layer in layers)
     return OF_PATHWAY[settings.pathway] if apart else ()
 
