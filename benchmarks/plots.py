@@ -15,7 +15,7 @@ from harness import Rows, Settings, exponent, middle, quartiles, ratios
 from machine import MIB
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from probes.files import atomic
 from probes.plots.style import (
@@ -83,7 +83,7 @@ def draw(folder: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any])
 def _plain_numbers(cell: Axes, at: list[int], *, short: bool = False) -> None:
     """A logarithmic axis of abscissas with these values and no others; `short` writes 4k for 4,096."""
     axis = cell.xaxis
-    axis.set_major_locator(matplotlib.ticker.FixedLocator(at))
+    axis.set_major_locator(FixedLocator(at))
     axis.set_major_formatter(FuncFormatter(lambda value, _: _short(round(value)) if short else f"{value:,.0f}"))
     axis.set_minor_locator(NullLocator())
 
