@@ -15,7 +15,7 @@ from harness import Rows, Settings, exponent, middle, quartiles, ratios
 from machine import MIB
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from probes.files import atomic
 from probes.plots.style import (
@@ -80,12 +80,16 @@ def draw(folder: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any])
                     figure.savefig(temporary, format="png", dpi=DPI)
 
 
-def _plain_numbers(cell: Axes, at: list[int], along: str = "x") -> None:
-    """A logarithmic axis with these values and no others."""
-    axis = cell.xaxis if along == "x" else cell.yaxis
-    axis.set_major_locator(matplotlib.ticker.FixedLocator(at))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+def _plain_numbers(cell: Axes, at: list[int], *, short: bool = False) -> None:
+    """A logarithmic axis of abscissas with these values and no others; `short` writes 4k for 4,096."""
+    axis = cell.xaxis
+    axis.set_major_locator(FixedLocator(at))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(round(value)) if short else f"{value:,.0f}"))
     axis.set_minor_locator(NullLocator())
+
+
+def _short(value: int) -> str:
+    return f"{value // 1024:,}k" if value and value % 1024 == 0 else f"{value:,}"
 
 
 def jacobian_figure(rows: Rows, settings: Settings) -> Figure | None:
@@ -160,8 +164,8 @@ def attention_figure(rows: Rows, settings: Settings) -> Figure | None:
         log_axis(cells[1])
         for cell in cells:
             cell.set_xscale("log", base=2)
-            _plain_numbers(cell, at)
-            cell.set_xlabel("T")
+            _plain_numbers(cell, at, short=True)
+            cell.set_xlabel("T (1k: 1,024)")
             cell.grid(axis="y", color=FAINT, linewidth=0.6)
             cell.set_title(shape if len(shapes) > 1 else "", fontsize=9)
     figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8, title="x: did not survive")

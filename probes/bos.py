@@ -88,8 +88,7 @@ class Swapped:
         self.replacement: Replacement = check_replacement(self.original, replacement)
         self.replacement_seed = seed
         self.spec, self.tokenizer = model.spec, model.tokenizer
-        self.device, self.dtype = model.device, model.dtype
-        self.offloaded: bool = getattr(model, "offloaded", False)
+        self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
         self._mean: Tensor | None = None
 
     @property

@@ -354,7 +354,7 @@ class _Apart:
     @property
     def held(self) -> bool:
         """Whether all blocks' parts are held; not those of a model that is fetched block by block from elsewhere."""
-        return not getattr(self.model, "offloaded", False)
+        return not self.model.offloaded
 
     def parts(self, layer: int) -> Parts | None:
         """The block's parts, or None where it is not known or was rejected."""

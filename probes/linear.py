@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .models.fused import share_of
 from .models.view import Linear, Norm, Parts
 
 # Queries per band: bounds memory at B H band K T numbers, and skips half of the causal triangle for T much above it.
@@ -186,10 +187,10 @@ class LinearizedBlock:
 
     def _bands(self, length: int, first: int = 0, rows: int | None = None) -> list[tuple[slice, slice]]:
         """(queries, the keys any of them can see), for queries from `first` on."""
-        end = length if rows is None else first + rows
+        end, band = length if rows is None else first + rows, share_of(QUERY_BAND)
         bands = []
-        for at in range(first, end, QUERY_BAND):
-            stop = min(at + QUERY_BAND, end)
+        for at in range(first, end, band):
+            stop = min(at + band, end)
             start = 0 if self.parts.window is None else max(0, at - self.parts.window + 1)
             bands.append((slice(at, stop), slice(start, stop)))
         return bands

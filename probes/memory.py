@@ -1,4 +1,4 @@
-"""How much memory the probes take, known before they begin, and what to do where it runs out.
+"""How much memory the probes take, known before they begin, and what to do where it runs out (`Room`).
 
 Counted are the numbers that live at one time, at the moment when most do, from the shapes of the model: width d, heads H,
 key heads G of width c, feed-forward f (twice, where it has a gate), T positions, L blocks, K directions at once. The counts
@@ -8,18 +8,24 @@ follow `probes.linear` line by line; `benchmarks/planner.py` holds them against 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from .errors import InputError
 from .linear import QUERY_BAND
+from .models.fused import in_parts
 from .models.view import View
+
+Made = TypeVar("Made")
 
 CPU_ROWS = 2048  # rows of a matrix product at which it runs at full rate while cotangents stay in cache
 KEPT_SHARE = 0.5  # of the memory there is, for a prompt's blocks; above it they are made again for every chunk
 CHUNK_SHARE = 0.25  # of a GPU's, for the directions on their way
+MOST_PARTS = 64  # of a block of 8 MiB, 128 KiB: smaller ones save nothing that would be seen beside a prompt's streams
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ def paced(model: View, length: int, lowest: int = 0) -> Pace:
     sizes = Sizes.of(model)
     free = available(model.device)
     blocks = sizes.blocks - lowest
-    keep = not getattr(model, "offloaded", False) and blocks * sizes.linearized(length) <= KEPT_SHARE * free
+    keep = not model.offloaded and blocks * sizes.linearized(length) <= KEPT_SHARE * free
     if model.device.type != "cuda":
         return Pace(max(1, CPU_ROWS // length), keep)
     chunk = int(CHUNK_SHARE * free) // (sizes.product(length) if sizes.apart else 1 << 28)
@@ -141,6 +147,55 @@ def out_of_memory(error: BaseException) -> bool:
     from accelerate.utils.memory import should_reduce_batch_size  # not above: few need it, and it takes long to import
 
     return isinstance(error, MemoryError) or (isinstance(error, Exception) and should_reduce_batch_size(error))
+
+
+class Room:
+    """Work on prompts in whole blocks while memory suffices, in smaller ones from the prompt on at which it ran out.
+
+    What becomes smaller are blocks of queries, and pieces of whatever goes over heads, keys or positions by
+    `models.fused.shares`. Numbers differ by the rounding of sums that are taken in another order, and only there.
+
+    Args:
+        model: whose prompts they are.
+        length: positions of one.
+        report: has a count `done`, set back when work is begun anew.
+    """
+
+    def __init__(self, model: View, length: int, report: Any = None) -> None:
+        self.model, self.length, self.report = model, length, report
+        self.parts = 1
+
+    def __call__(self, work: Callable[[], Made]) -> Made:
+        """What `work()` gives; begun anew with blocks half as large as often as memory runs out.
+
+        Raises:
+            InputError: it runs out with the smallest, too.
+        """
+        before = getattr(self.report, "done", None)
+        while True:
+            try:
+                with in_parts(self.parts):
+                    return work()
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                if self.parts == MOST_PARTS:
+                    raise InputError(
+                        f"a prompt of {self.length} positions of '{self.model.identity.name}' does not fit into memory, "
+                        "even in the smallest blocks; give a shorter length, dtype bfloat16, or a device map"
+                    ) from None
+            # Not before the error is gone: its traceback holds what the attempt had made.
+            _release()
+            self.parts *= 2
+            if self.report is not None:
+                self.report.done = before
+
+
+def _release() -> None:
+    """Give back what an attempt has left: to the allocators, and of a GPU to the device."""
+    from accelerate.utils.memory import clear_device_cache
+
+    clear_device_cache(garbage_collection=True)
 
 
 def _address_space() -> int | None:

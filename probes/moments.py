@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .linear import LinearizedBlock, Normalized, rotate, value_and_slope
-from .models.view import Birth, causal_mask, contentless_patterns
+from .models.fused import shares
+from .models.view import Birth, contentless_patterns, sees
 
 Patterns = Literal["uniform", "measured"]
 
@@ -78,10 +79,10 @@ class MeasuredBlock:
         """Moments below the block, from those above it."""
         block, stream, middle = self.block, self.block.stream[0], self.block.middle[0]
         if block.parts.parallel:
-            added = self._mlp(moments.gram) + self._attention(moments, self.after)
-            return Moments(moments.gram + added, moments.past(self.after, stream))
-        between = Moments(moments.gram + self._mlp(moments.gram), moments.past(self.after, middle))
-        return Moments(between.gram + self._attention(between, middle), between.past(middle, stream))
+            added = self._mlp(moments.gram).add_(self._attention(moments, self.after))
+            return Moments(added.add_(moments.gram), moments.past(self.after, stream))
+        between = Moments(self._mlp(moments.gram).add_(moments.gram), moments.past(self.after, middle))
+        return Moments(self._attention(between, middle).add_(between.gram), between.past(middle, stream))
 
     def _mlp(self, gram: Tensor) -> Tensor:
         """G * K, K_ik = E tr(F_i F_k^T)/d; sums over features f, the cross terms of two features having mean zero."""
@@ -92,19 +93,22 @@ class MeasuredBlock:
         kernel = torch.zeros_like(gram)
         for slope, norms in zip(block.slopes, first, strict=True):
             slope = slope[0].to(self.dtype)  # [T, f]
-            kernel += (slope * (out * norms)) @ slope.T
+            for rows in shares(len(slope)):
+                kernel[rows] += (slope[rows] * (out * norms)) @ slope.T
         if block.post_mlp is not None:
             kernel = _outer(kernel, block.post_mlp.inverse[0, :, 0])
-        return gram * self._through(block.mlp_norm, kernel) / self.width
+        return self._through(block.mlp_norm, kernel).mul_(gram).div_(self.width)
 
     def _through(self, norm: Normalized, kernel: Tensor) -> Tensor:
         """What a kernel on normed streams is on the streams: tr(P_i P_k) / (d r_i r_k) of it."""
         layer, unit, inverse = norm.layer, norm.unit[0], norm.inverse[0, :, 0]
         unit = unit.to(self.dtype)
-        overlap = unit @ unit.T / self.width  # [T, T]; 1 on the diagonal, but for the norm's epsilon
-        lengths = overlap.diagonal()
-        left = (self.width - int(layer) - lengths[:, None] - lengths[None, :] + overlap**2) / self.width
-        return _outer(kernel * left, inverse)
+        overlap = (unit @ unit.T).div_(self.width)  # [T, T]; 1 on the diagonal, but for the norm's epsilon
+        lengths, inverse = overlap.diagonal().clone(), inverse.to(kernel)
+        for rows in shares(len(overlap)):
+            left = (self.width - int(layer) - lengths[rows, None] - lengths[None, :] + overlap[rows] ** 2) / self.width
+            overlap[rows] = kernel[rows] * left * inverse[rows, None] * inverse[None, :]
+        return overlap
 
     def _attention(self, moments: Moments, above: Tensor) -> Tensor:
         """What the attention branch adds to G; `above` is the stream it is added to give."""
@@ -129,7 +133,9 @@ class MeasuredBlock:
             own = head // (self.heads // self.kv)
             pattern, slope = self._pattern(head)
             inner = out[head].T @ out[head]  # [c, c]
-            value += ((inner @ v[own]) * v[own]).sum() / self.width * (pattern.T @ gram @ pattern)
+            strength = ((inner @ v[own]) * v[own]).sum() / self.width
+            for rows in shares(len(value)):
+                value[rows] += strength * (pattern.T[rows] @ gram @ pattern)
             if self.score_path:
                 seen = pattern if slope is None else pattern * slope
                 score += self._score(head, seen, inner, direction @ out[head], q[head], k[own], gram.diagonal(), radial)
@@ -145,15 +151,20 @@ class MeasuredBlock:
         if self.attention == "uniform":
             return contentless_patterns(length, parts.window, rates, self.after.device)[0].to(self.dtype), None
         own = head // (self.heads // self.kv)
-        logits = block.query[0, head].to(self.dtype) @ block.key[0, own].to(self.dtype).T  # the scale is the query's
-        slope = None
-        if parts.softcap is not None:
-            squashed = torch.tanh(logits / parts.softcap)
-            logits, slope = squashed * parts.softcap, 1 - squashed**2
-        if rates is not None:
-            place = torch.arange(length, device=logits.device)
-            logits = logits - rates * (place[:, None] - place[None, :])
-        return logits.masked_fill_(~causal_mask(length, parts.window, logits.device), -math.inf).softmax(-1), slope
+        query, key = block.query[0, head].to(self.dtype), block.key[0, own].to(self.dtype)
+        place = torch.arange(length, device=query.device)
+        pattern = query.new_empty(length, length)
+        softcap, slope = parts.softcap, None if parts.softcap is None else torch.empty_like(pattern)
+        for rows in shares(length):
+            logits = query[rows] @ key.T  # the scale is the query's
+            if softcap is not None and slope is not None:
+                squashed = torch.tanh(logits / softcap)
+                logits, slope[rows] = squashed * softcap, 1 - squashed**2
+            if rates is not None:
+                logits = logits - rates * (place[rows, None] - place[None, :])
+            unseen = ~sees(place[rows, None], place[None, :], parts.window)
+            pattern[rows] = logits.masked_fill_(unseen, -math.inf).softmax(-1)
+        return pattern, slope
 
     def _score(
         self,
@@ -174,36 +185,42 @@ class MeasuredBlock:
         block, own = self.block, head // (self.heads // self.kv)
         query, key = block.query[0, head].to(self.dtype), block.key[0, own].to(self.dtype)
         value, mixed = block.value[0, own].to(self.dtype), block.mixed[0, head].to(self.dtype)
+        total = torch.zeros_like(gram)
         # Keys: |u_ij|^2, split into the stream's direction and the rest, times |scale W_K^T R_j^T q_i|^2.
-        shift = (value @ inner * value).sum(-1) + (mixed @ inner * mixed).sum(-1)[:, None] - 2 * mixed @ inner @ value.T
-        ahead = (along @ value.T - (along * mixed).sum(-1, keepdim=True)).pow(2)
-        felt = pattern**2 * (gram[:, None] * (shift - ahead).clamp_min(0) + radial[:, None] * ahead)
-        metric = self._turned(k @ k.T, block.k_norm, own)  # [T, c, c], R_j W_K W_K^T R_j^T
-        squares = (query[:, :, None] * query[:, None, :]).flatten(1)
-        keys = (felt * (squares @ metric.flatten(1).T)).sum(0)
+        sizes = (value @ inner * value).sum(-1)
+        every = slice(0, len(value))
+        metric = self._turned(k @ k.T, block.k_norm, own, every).flatten(1)  # [T, c c], R_j W_K W_K^T R_j^T
+        for rows in shares(len(value)):
+            seen, reached, ours = mixed[rows], along[rows], query[rows]
+            shift = sizes + (seen @ inner * seen).sum(-1)[:, None] - 2 * seen @ inner @ value.T
+            ahead = (reached @ value.T - (reached * seen).sum(-1, keepdim=True)).pow(2)
+            felt = pattern[rows] ** 2 * (gram[rows, None] * (shift - ahead).clamp_min(0) + radial[rows, None] * ahead)
+            squares = (ours[:, :, None] * ours[:, None, :]).flatten(1)
+            total += (felt * (squares @ metric.T)).sum(0)
         # Queries: sum_m u_im k_m^T = W_O C_i, C_i the covariance of values and keys under query i's pattern.
         pairs = (value[:, :, None] * key[:, None, :]).flatten(1)
-        covariance = (pattern @ pairs).unflatten(1, (self.head_dim, -1))
-        covariance -= mixed[:, :, None] * (pattern @ key)[:, None, :]
-        metric = self._turned(q @ q.T * block.parts.scale**2, block.q_norm, head)
-        spanned = covariance @ metric @ covariance.transpose(-1, -2)  # [T, c, c]
-        ahead = (along * (spanned @ along[:, :, None])[..., 0]).sum(-1)
-        queries = gram * (spanned * inner).sum((-1, -2)) + (radial - gram) * ahead
-        return keys + queries
+        for rows in shares(len(value)):
+            covariance = (pattern[rows] @ pairs).unflatten(1, (self.head_dim, -1))
+            covariance -= mixed[rows, :, None] * (pattern[rows] @ key)[:, None, :]
+            metric = self._turned(q @ q.T * block.parts.scale**2, block.q_norm, head, rows)
+            spanned = covariance @ metric @ covariance.transpose(-1, -2)  # [rows, c, c]
+            ahead = (along[rows] * (spanned @ along[rows, :, None])[..., 0]).sum(-1)
+            total[rows] += gram[rows] * (spanned * inner).sum((-1, -2)) + (radial - gram)[rows] * ahead
+        return total
 
     def _turned(
-        self, metric: Float[Tensor, "c c"], norm: Normalized | None, head: int
+        self, metric: Float[Tensor, "c c"], norm: Normalized | None, head: int, rows: slice
     ) -> Float[Tensor, "position c c"]:
-        """R_j X R_j^T at every position, with the derivative of a per-head norm (Qwen3) between R_j and X."""
-        turned = metric.expand(len(self.after), -1, -1)
+        """R_j X R_j^T at some positions, with the derivative of a per-head norm (Qwen3) between R_j and X."""
+        turned = metric.expand(rows.stop - rows.start, -1, -1)
         if norm is not None:
-            inverse, unit = norm.inverse[0, head].to(self.dtype), norm.unit[0, head].to(self.dtype)  # [T, 1], [T, c]
+            inverse, unit = (x[0, head, rows].to(self.dtype) for x in (norm.inverse, norm.unit))  # [T, 1], [T, c]
             eye = torch.eye(self.head_dim, dtype=self.dtype, device=unit.device)
             across = eye - unit[:, :, None] * unit[:, None, :] / self.head_dim
             pull = inverse[..., None] * across * norm.weight.to(self.dtype)
             turned = pull.mT @ turned @ pull
         if self.block.rotary is not None:
-            cos, sin = (x.to(self.dtype) for x in self.block.rotary)  # [T, rotated]
+            cos, sin = (x[rows].to(self.dtype) for x in self.block.rotary)  # [T, rotated]
             turned = rotate(turned.permute(2, 0, 1), cos, sin).permute(2, 1, 0)  # rows; then columns
             turned = rotate(turned, cos, sin).permute(1, 0, 2)
         return turned
@@ -288,7 +305,15 @@ def spread_uniformly(gram: Float[Tensor, "query query2"], window: int | None) ->
 
 
 def _sums_ahead(x: Float[Tensor, "n m"], reach: int) -> Float[Tensor, "n m"]:
-    """Of each row and the rows behind it, `reach` in all.
+    """Of each row and the rows behind it, `reach` in all."""
+    found = torch.empty_like(x)
+    for columns in shares(x.shape[1]):
+        found[:, columns] = _sums_down(x[:, columns], reach)
+    return found
+
+
+def _sums_down(x: Float[Tensor, "n m"], reach: int) -> Float[Tensor, "n m"]:
+    """The same, at once.
 
     The rest of the row's own chunk and the beginning of the next: differences of running sums would leave rounding where
     the answer is zero, out of a window's reach.

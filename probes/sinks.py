@@ -55,7 +55,8 @@ from torch import Tensor
 
 from .attention import column_statistics, columns, outputs, pattern_blocks, run_watched
 from .errors import InputError
-from .models.fused import query_blocks
+from .memory import Room
+from .models.fused import query_blocks, shares
 from .models.view import Attention, View
 from .pieces import Piece, Pieces, each, groups
 from .positions import read_ranges
@@ -167,9 +168,14 @@ def sinks(
     report = _Reporter(progress, len(tokens), model.spec.blocks)
     together = groups(len(tokens))
 
+    room = Room(model, tokens.shape[1], report)
+
     def summed(group: int) -> Piece:
-        sums.begin(len(together[group]))
-        for at, n in enumerate(together[group]):
+        return room(lambda: sum_of(together[group]))
+
+    def sum_of(some: range) -> Piece:
+        sums.begin(len(some))
+        for at, n in enumerate(some):
             ids = tokens[n : n + 1]
             with torch.no_grad():
                 embeddings = model.embed(ids)
@@ -386,34 +392,51 @@ class _Sums:
 
     def add(self, prompt: int, layer: int, attention: Attention) -> None:
         """One block of one prompt; where reactions are measured, of the prompt and its twin."""
+        for heads in shares(self.spec.heads):
+            self._add_heads(prompt, (layer, heads), _of_heads(attention, heads))
+
+    def _add_heads(self, prompt: int, at: tuple[int, slice], attention: Attention) -> None:
+        """Some heads of a block, which `at` says."""
+        layer = at[0]
         if self.reacting:
             moved, among = _reactions(_cut(attention, self.reaches[layer]))
-            self.moved[layer] += moved
-            self.among[layer] += among
+            self.moved[at] += moved
+            self.among[at] += among
             attention = _first(attention)
         if self.chosen is None:
             of_0 = columns(attention, (0,))[0, ..., 0]
             total, over = (x[0] for x in column_statistics(attention, self.tau))
         else:
-            picked = self.chosen if 0 in self.chosen else (*self.chosen, 0)
-            weights = columns(attention, picked)[0]  # [H, T, K]
-            of_0 = weights[..., picked.index(0)]
-            weights = weights[..., : len(self.chosen)]
-            over = (weights > self.tau).sum(-2)
-            counted = weights if self.ahead is None else weights.masked_fill(self.ahead, 0)
-            total = counted.sum(-2, dtype=torch.float64)
+            total, over, of_0 = self._of_chosen(self.chosen, attention)
         alpha = total / self.until_end
         self.sinks[layer] += (alpha > self.threshold).sum(0)
-        self.over[layer] += over / self.seeing[layer]
+        self.over[at] += over / self.seeing[layer]
         if self.separate:
-            self.alpha[prompt, layer] = alpha
+            self.alpha[prompt, *at] = alpha
         else:
-            self.alpha[layer] += alpha / self.prompts
-        self._add_writing(layer, attention, of_0)
+            self.alpha[at] += alpha / self.prompts
+        self._add_writing(at, attention, of_0)
 
-    def _add_writing(self, layer: int, attention: Attention, weights: Float[Tensor, "head query"]) -> None:
+    def _of_chosen(self, chosen: tuple[int, ...], attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every chosen key the sum of the weights on it and the number above tau, [H, K]; weights on position 0."""
+        total, over, of_0 = [], [], None
+        for some in shares(len(chosen)):
+            keys = chosen[some]
+            picked = keys if of_0 is not None or 0 in keys else (*keys, 0)
+            weights = columns(attention, picked)[0]  # [H, T, K]
+            if of_0 is None:
+                of_0 = weights[..., picked.index(0)]
+            weights = weights[..., : len(keys)]
+            over.append((weights > self.tau).sum(-2))
+            counted = weights if self.ahead is None else weights.masked_fill(self.ahead[:, some], 0)
+            total.append(counted.sum(-2, dtype=torch.float64))
+        assert of_0 is not None
+        return torch.cat(total, -1), torch.cat(over, -1), of_0
+
+    def _add_writing(self, at: tuple[int, slice], attention: Attention, weights: Float[Tensor, "head query"]) -> None:
         """What is written, by `|x W_O|^2 = x G x` with G = W_O W_O^T; `weights` are those on position 0."""
-        gram, value, output = self.grams[layer], attention.value[0], outputs(attention)[0]
+        layer, heads = at
+        gram, value, output = self.grams[layer][heads], attention.value[0], outputs(attention)[0]
         value = value.to(gram.dtype)
         imaged = value @ gram  # [H, T, c]
         from_0 = imaged[:, 0, :].clone()  # <v_0 W_O, x W_O> = <from_0, x>
@@ -423,16 +446,16 @@ class _Sums:
             ("key_norm", torch.linalg.vector_norm(attention.key[0], dim=-1, dtype=gram.dtype)),
             ("written_norm", written.sqrt()),
         ):
-            self.norms[name][layer, :, 0] += sizes[:, 0]
-            self.norms[name][layer, :, 1] += sizes[:, 1:].mean(-1, dtype=torch.float64)
+            self.norms[name][*at, 0] += sizes[:, 0]
+            self.norms[name][*at, 1] += sizes[:, 1:].mean(-1, dtype=torch.float64)
         reading = slice(1, self.reaches[layer])
         weights, output = weights[:, reading], output[:, reading].to(gram.dtype)
-        self.weight[layer] += weights.sum(-1, dtype=torch.float64)
-        self.own[layer] += weights.square().sum(-1, dtype=torch.float64) * written[:, 0]
+        self.weight[at] += weights.sum(-1, dtype=torch.float64)
+        self.own[at] += weights.square().sum(-1, dtype=torch.float64) * written[:, 0]
         taken = (weights[:, None, :] @ output)[:, 0]  # sum_i A_i0 o_i
-        self.along[layer] += (taken * from_0).sum(-1)
+        self.along[at] += (taken * from_0).sum(-1)
         # sum_i o_i G o_i = <G, sum_i o_i^T o_i>
-        self.whole[layer] += ((output.mT @ output) * gram).sum((-2, -1), dtype=torch.float64).clamp_min(0)
+        self.whole[at] += ((output.mT @ output) * gram).sum((-2, -1), dtype=torch.float64).clamp_min(0)
 
     def results(self, pieces: Pieces) -> dict[str, np.ndarray]:
         """What is reported, of all pieces in their order."""
@@ -506,6 +529,12 @@ def _reactions(
 def _first(attention: Attention) -> Attention:
     """Of the first prompt alone."""
     return _each(attention, lambda x: x[:1])
+
+
+def _of_heads(attention: Attention, heads: slice) -> Attention:
+    """Of some heads alone."""
+    slopes = None if attention.slopes is None else attention.slopes[heads]
+    return replace(_each(attention, lambda x: x[:, heads]), slopes=slopes)
 
 
 def _cut(attention: Attention, stop: int) -> Attention:

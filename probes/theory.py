@@ -93,6 +93,7 @@ from torch import Tensor
 from .errors import InputError
 from .jacobian import Readout, check_choice, check_place, readout_rows
 from .linear import Folded, LinearizedBlock
+from .memory import Room
 from .mixing import (
     Bounds,
     CesaroFit,
@@ -189,14 +190,15 @@ def second_moment(
         raise InputError("score_path=True needs the patterns themselves; give attention='measured' with it")
     sources = range(layers[0], model.spec.blocks)
     apart: dict[int, tuple[Parts, Folded]] = {}
-    done, total = 0, len(tokens) * len(sources)
+    report = _Reporter(progress, len(tokens) * len(sources))
+    room = Room(model, at + 1, report)
 
     def parts_of(layer: int) -> tuple[Parts, Folded]:
         if layer in apart:
             return apart[layer]
         parts = _parts(model, layer)
         found = parts, Folded.of(parts)
-        if not getattr(model, "offloaded", False):  # else it lies elsewhere for lack of room
+        if not model.offloaded:  # else it lies elsewhere for lack of room
             apart[layer] = found
         return found
 
@@ -204,7 +206,6 @@ def second_moment(
         parts_of(layer)
 
     def predicted(n: int) -> Piece:
-        nonlocal done
         trace = model.trace(model.embed(tokens[n : n + 1, : at + 1]))
         moments = _top(model, trace, readout)
         found: dict[int, Tensor] = {}
@@ -217,13 +218,13 @@ def second_moment(
                 )
             moments = MeasuredBlock(block, trace.residual[layer + 1][0], attention, score_path).down(moments)
             found[layer] = moments.gram.diagonal().clamp_min(0).sqrt().cpu()
-            done += 1
-            if progress is not None:
-                progress(done, total)
+            report()
         profile = torch.stack([found[layer] for layer in layers])
         return {"profile": (profile.float() if profile.dtype == torch.bfloat16 else profile).numpy()}
 
-    profiles = torch.from_numpy(each("second moment", len(tokens), predicted).stacked("profile"))
+    profiles = torch.from_numpy(
+        each("second moment", len(tokens), lambda n: room(lambda: predicted(n))).stacked("profile")
+    )
     values = torch.nn.functional.pad(profiles, (0, tokens.shape[1] - at - 1))
     dims: tuple[str, ...] = ("prompt", "layer", "position")
     if from_layer != "all":
@@ -298,6 +299,16 @@ def second_moment_from_config(
     if tokens is None:
         return dataset({"sensitivity": (("position",), profiles[0], LABEL)}, attrs=attrs)
     return dataset({"sensitivity": (("prompt", "position"), torch.stack(profiles), LABEL)}, tokens=tokens, attrs=attrs)
+
+
+class _Reporter:
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, float(total), 0.0
+
+    def __call__(self) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.done, self.total)
 
 
 def _parts(model: View, layer: int) -> Parts:

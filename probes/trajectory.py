@@ -36,6 +36,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .errors import InputError
+from .memory import Room
+from .models.fused import shares
 from .models.view import Edit, View
 from .pieces import Piece, Pieces, each, groups
 from .prompts import check_tokens
@@ -255,9 +257,9 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: _Reporte
     count, length = tokens.shape
     layers, width = model.spec.blocks + 1, model.spec.width
     together = groups(count)
+    room = Room(model, length, report)
 
-    def passed(group: int) -> Piece:
-        some = together[group]
+    def passed(some: range) -> Piece:
         norms = np.zeros((len(some), layers, length))
         # The k-th largest magnitude among a position's dimensions, its maximum over positions: as many of these are above a
         # threshold as the position with most has dimensions above it. The threshold is known when all prompts are.
@@ -267,10 +269,14 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: _Reporte
         for at, n in enumerate(some):
 
             def look(layer: int, stream: Float[Tensor, "position d"], at: int = at) -> None:
-                norms[at, layer] = stream.double().norm(dim=-1).cpu().numpy()
-                magnitude = stream.float().abs()
-                magnitudes[layer].add(magnitude)
-                highest[at, layer] = magnitude[1:].sort(dim=-1, descending=True).values.amax(0).cpu().numpy()
+                for rows in shares(length):
+                    norms[at, layer, rows] = stream[rows].double().norm(dim=-1).cpu().numpy()
+                    magnitude = stream[rows].float().abs()
+                    magnitudes[layer].add(magnitude)
+                    others = magnitude[1:] if rows.start == 0 else magnitude
+                    if len(others):
+                        ordered = others.sort(dim=-1, descending=True).values.amax(0)
+                        highest[at, layer] = np.maximum(highest[at, layer], ordered.cpu().numpy())
                 zero[at, layer] = stream[0].double().cpu()
 
             _passing(model, tokens[n : n + 1], look)
@@ -280,7 +286,7 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: _Reporte
         bins = {name: x.numpy() for name, x in found.items()}
         return {"norms": norms, "highest": highest, "zero": zero.numpy(), **bins}
 
-    pieces = each("trajectory", len(together), passed)
+    pieces = each("trajectory", len(together), lambda group: room(lambda: passed(together[group])))
     norms = np.zeros((count, layers, length))
     magnitudes = [_Magnitudes(torch.device("cpu")) for _ in range(layers)]
     value, magnitude = np.zeros((layers, width)), np.zeros((layers, width))
@@ -304,7 +310,7 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: _Reporte
         np.sum([_counts(np.abs(piece[name]), median) for piece in pieces], axis=0) / count
         for name in ("zero", "highest")
     )
-    later, alone = _closed(model, tokens, together, pieces, report)
+    later, alone = _closed(model, tokens, together, pieces, room)
     return _Along(
         later_difference=later,
         alone_difference=alone,
@@ -353,7 +359,7 @@ class _Magnitudes:
 
 
 def _closed(
-    model: View, tokens: Tensor, together: Sequence[range], pieces: Pieces, report: _Reporter
+    model: View, tokens: Tensor, together: Sequence[range], pieces: Pieces, room: Room
 ) -> tuple[np.ndarray, np.ndarray]:
     """Whom position 0 depends on, [layer] each.
 
@@ -372,16 +378,17 @@ def _closed(
             held = (n // size, pieces[n // size]["zero"])
         return torch.from_numpy(held[1][n % size])
 
-    def compared(group: int) -> Piece:
+    def compared(some: range) -> Piece:
         largest = np.zeros(model.spec.blocks + 1)
-        for n in together[group]:
+        for n in some:
             same = known.get(changed[n].cpu().numpy().tobytes())  # behind one first token it is that other prompt
             streams = zero(same) if same is not None else _first_streams(model, changed[n : n + 1], 0)[0]
             largest = np.maximum(largest, (streams - zero(n)).abs().amax(-1).numpy())
-            report()
+            room.report()
         return {"later": largest}
 
-    later = np.stack([piece["later"] for piece in each("position 0", len(together), compared)]).max(0)
+    found = each("position 0", len(together), lambda group: room(lambda: compared(together[group])))
+    later = np.stack([piece["later"] for piece in found]).max(0)
     relative = np.zeros(model.spec.blocks + 1)
     # Together, and not so many that their streams would count.
     for some in torch.arange(len(tokens)).split(max(1, STREAM_NUMBERS // (len(relative) * model.spec.width))):
@@ -390,7 +397,7 @@ def _closed(
         difference, norm = (x.norm(dim=-1) for x in (streams - own, streams))
         each_one = torch.where(difference == 0, torch.zeros_like(norm), difference / norm)  # 0 / 0 is no difference
         relative = np.maximum(relative, each_one.amax(0).numpy())
-    report()
+    room.report()
     return later, relative
 
 

@@ -30,6 +30,7 @@ class Bigram:
     bos: int | None
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     dtype: torch.dtype = torch.float32
+    offloaded: bool = False
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.embedding[tokens]

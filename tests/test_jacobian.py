@@ -191,6 +191,7 @@ class LinearStack:
     tokenizer: Any = None
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     dtype: torch.dtype = torch.float64
+    offloaded: bool = False
     bos: int | None = None
 
     def block(self, x: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ def test_family_on_disk_is_the_family(family, rest, tmp_path):
     expected = facts(probes.load(families.model(family)))
     view = probes.load(on_disk(family, tmp_path, rest=rest))
     found = facts(view)
-    assert view.offloaded  # type: ignore[attr-defined]
+    assert view.offloaded
     for name, value in expected.items():
         assert same(value, found[name]), name
     assert all(part is not None for part in found["parts"])
@@ -537,7 +537,7 @@ def test_probe_on_gpu_and_in_main_memory(probe):
     places = {"": "cuda:0", "model.layers.1": "cpu", "model.layers.2": "disk", "model.layers.5": "cpu"}
     view, other = probes.load("tiny-llama", device_map=places), probes.load("tiny-llama", device="cuda:0")
     assert view.device == other.device
-    assert view.offloaded  # type: ignore[attr-defined]
+    assert view.offloaded
     found, expected = PROBES[probe](view), PROBES[probe](other)
     for name in expected.data_vars:
         if expected[name].dtype.kind == "f":

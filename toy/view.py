@@ -111,7 +111,7 @@ class Toy:
         _check_weights(architecture, weights)
         first = next(iter(weights.values()))
         self.architecture, self.tokenizer = architecture, None
-        self.device, self.dtype = first.device, first.dtype
+        self.device, self.dtype, self.offloaded = first.device, first.dtype, False
         self._name, self._condition, self._bos, self._positional = name, condition, bos, positional
         self._table = None if table is None else _checked_table(architecture, table).to(first)
         own = {name: tensor.detach() for name, tensor in weights.items()}

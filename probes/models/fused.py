@@ -6,11 +6,15 @@ of the pattern is `A_ij = exp(s_ij - log Z_i)`, so that a few columns of the pat
 
 Nothing is of the size of a whole pattern: windows go band by band, a prefix that all queries see as a full square before the
 causal rest, what no kernel knows block of queries by block.
+
+`in_parts` makes blocks smaller, for whoever has run out of memory with them as they are (`probes.memory.Room`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from math import isqrt
 
@@ -23,6 +27,30 @@ from .view import Attention, Edit, Spec, sees
 
 BAND = 512  # least queries per band of a sliding window; below, calls cost more than the keys outside the window
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
+
+_parts: ContextVar[int] = ContextVar("headwater_parts", default=1)
+
+
+@contextmanager
+def in_parts(parts: int) -> Iterator[None]:
+    """Inside, blocks of queries are so many times smaller, and `shares` gives so many pieces."""
+    token = _parts.set(parts)
+    try:
+        yield
+    finally:
+        _parts.reset(token)
+
+
+def share_of(count: int) -> int:
+    """How many of `count` are worked on at once: all or, within `in_parts`, so many times fewer; at least one."""
+    return max(1, -(-count // _parts.get()))
+
+
+def shares(count: int) -> Iterator[slice]:
+    """`count` heads, keys or positions that may be worked on apart: all at once or, within `in_parts`, piece by piece."""
+    size = share_of(count)
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
 
 
 def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
@@ -45,10 +73,10 @@ def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
 def query_blocks(attention: Attention, *, numbers: int = BLOCK_NUMBERS) -> Iterator[tuple[int, int]]:
     """(start, stop) of blocks of queries whose logits number at most `numbers`, for going over a pattern piece by piece.
 
-    A row alone may be more.
+    A row alone may be more. Within `in_parts`, a part of `numbers`.
     """
     batch, heads, length, _ = attention.query.shape
-    budget, start = numbers // (batch * heads), 0
+    budget, start = numbers // (_parts.get() * batch * heads), 0
     while start < length:
         before = start - attention.first_key(start)
         # The most rows with rows (before + rows) <= budget: a block's last row sees the keys of its own rows, too.

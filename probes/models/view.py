@@ -226,12 +226,17 @@ Watcher = Callable[[int, Attention], None]  # (block, what its attention multipl
 
 @runtime_checkable
 class View(Protocol):
-    """A model as the probes see it. Nothing here changes the model it was made from."""
+    """A model as the probes see it. Nothing here changes the model it was made from.
+
+    `offloaded` says whether weights of blocks lie elsewhere than on `device`: `parts` then fetches them anew each time, and
+    probes do not hold what it gave them.
+    """
 
     spec: Spec
     tokenizer: Any | None
     device: torch.device
     dtype: torch.dtype
+    offloaded: bool
 
     @property
     def identity(self) -> Identity:

@@ -212,22 +212,31 @@ def _measure(
     advance: Advance | None,
     told: Told,
 ) -> None:
-    """One study of one model, in a folder of its own until it is done; an older result of the same model then goes."""
+    """One study of one model, in a folder of its own until it is done; an older result of the same model then goes.
+
+    Figures are made at the end, of all models together (`draw`).
+    """
     scratch = out / SCRATCH / one.kind / file_name(subject.name)
+    file = out / one.kind / f"{one.file}-{file_name(subject.name)}.nc"
 
     def labelled(label: str, done: float, total: float) -> None:
         if advance is not None:
             advance(label if one.kind in label else f"{one.kind}: {label}", done, total)
 
-    running: dict[str, Any] = {"device": source.device, "dtype": source.dtype, "advance": labelled, "told": told}
+    def write(results: Results) -> None:
+        (ds,) = results.values()
+        save(ds, file)
+
+    running: dict[str, Any] = {"device": source.device, "dtype": source.dtype, "advance": labelled}
+    running |= {"told": told, "write": write}
     if one.settings is not None:
         settings = replace(one.settings, **size, **source.chosen())
         name: Literal["jacobian", "theory"] = "theory" if one.file == "theory" else "jacobian"
         backend = "transformers" if one.by_parts else source.backend
-        results = study([subject.source], scratch, settings, name=name, backend=backend, **running)
+        study([subject.source], scratch, settings, name=name, backend=backend, **running)
     else:
         options = dict(one.options or {})
-        results = survey(
+        survey(
             [subject.source],
             scratch,
             PROBES[one.kind],
@@ -237,9 +246,6 @@ def _measure(
             **source.chosen(),
             **running,
         )
-    (ds,) = results.values()
-    file = out / one.kind / f"{one.file}-{file_name(subject.name)}.nc"
-    save(ds, file)
     older = before.files.get((one.kind, subject.name), file)
     if older != file:
         older.unlink(missing_ok=True)

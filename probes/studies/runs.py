@@ -132,7 +132,7 @@ class Untouched:
 
     def __init__(self, model: View) -> None:
         self.spec, self.tokenizer = model.spec, model.tokenizer
-        self.device, self.dtype = model.device, model.dtype
+        self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
         self.identity, self.bos = model.identity, model.bos
 
     def _reached(self, *_: Any, **__: Any) -> Any:

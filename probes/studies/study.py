@@ -127,13 +127,15 @@ def study(
     advance: Advance | None = None,
     told: Callable[[str], object] | None = None,
     finish: Callable[[dict[str, xr.Dataset]], object] | None = None,
+    write: Callable[[dict[str, xr.Dataset]], object] | None = None,
 ) -> dict[str, xr.Dataset]:
     """Measure every model under every condition, write results and the figure, return the results by model name.
 
     Writes `NAME.nc` for one model or `NAME-MODEL.nc` for each of several, `NAME.png` and `NAME.svg`, where NAME is the
     figure's; all of it at the end. `advance(label, done, total)` hears of products done, `told` in one line which runs
     are there from a study that was interrupted, and for every model what it will take. `finish` is called with the
-    results while they are written, in one process, and may write more beside them. `split_over` holds `device_map`,
+    results while they are written, in one process, and may write more beside them; `write` writes them instead, and no
+    figure is made. `split_over` holds `device_map`,
     `max_memory`, `offload_folder`, as `probes.load` takes them.
 
     Raises:
@@ -173,7 +175,10 @@ def study(
         results[one.name] = _with_fits(combine(runs), model)
     if processes.first():
         with together():
-            write_results(results, out, name, FIGURES[name])
+            if write is None:
+                write_results(results, out, name, FIGURES[name])
+            else:
+                write(results)
             if finish is not None:
                 finish(results)
     unfinished.clear()
@@ -273,7 +278,7 @@ def _theories(model: View, settings: Settings) -> tuple[Theory, ...]:
     if settings.theories is not None:
         return settings.theories
     # Of a model that is fetched from elsewhere block by block, the first stands for all.
-    layers = range(1 if getattr(model, "offloaded", False) else model.spec.blocks)
+    layers = range(1 if model.offloaded else model.spec.blocks)
     apart = all(model.parts(layer) is not None for layer in layers)
     return OF_PATHWAY[settings.pathway] if apart else ()
 

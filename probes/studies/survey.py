@@ -85,6 +85,7 @@ def survey(
     split_over: Mapping[str, Any] | None = None,
     advance: Advance | None = None,
     told: Callable[[str], object] | None = None,
+    write: Callable[[Results], object] | None = None,
 ) -> Results:
     """Run one probe on every model, write results, figure and table, return the results by model name.
 
@@ -104,6 +105,7 @@ def survey(
         split_over: `device_map`, `max_memory`, `offload_folder` of `probes.load`, for models larger than one device.
         advance: hears (what is running, done, in all).
         told: hears in one line which units are there already, and for every model what it will take.
+        write: writes the results instead, in one process; neither figure nor table is made.
 
     Raises:
         InputError: bad input, found before anything is measured, or an unfinished survey with other settings in `out`.
@@ -178,8 +180,11 @@ def survey(
         results[one.name] = units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units)
     if processes.first():
         with together():
-            write_results(results, out, chosen.name, chosen.figure)
-            write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
+            if write is None:
+                write_results(results, out, chosen.name, chosen.figure)
+                write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
+            else:
+                write(results)
     unfinished.clear()
     return results
 

@@ -1,0 +1,239 @@
+"""Probes that go on where memory runs out: in smaller blocks, to the same numbers, and down to a limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig
+
+import probes
+from probes.errors import InputError
+from probes.memory import MOST_PARTS, Room
+from probes.models.fused import in_parts, query_blocks, share_of, shares
+from probes.pieces import keeping
+from probes.theory import second_moment
+
+LENGTH = 96
+Probe = Callable[[Any, Tensor], xr.Dataset]
+
+PROBES: dict[str, Probe] = {
+    "sinks, all keys": lambda model, tokens: probes.sinks(model, tokens, keys="all"),
+    "sinks, many keys": lambda model, tokens: probes.sinks(model, tokens, keys=tuple(range(1, LENGTH))),
+    "sinks, reactions": lambda model, tokens: probes.sinks(model, tokens, reacts="mean"),
+    "theory, uniform": lambda model, tokens: second_moment(model, tokens, from_layer="all"),
+    "theory, scores": lambda model, tokens: second_moment(
+        model, tokens, attention="measured", score_path=True, from_layer="all"
+    ),
+}
+
+
+class Memory(TorchDispatchMode):
+    """So many numbers fit into memory, and no more, one tensor at a time."""
+
+    def __init__(self, bytes_: float = float("inf")) -> None:
+        super().__init__()
+        self.bytes, self.largest, self.refused = bytes_, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(tensor, Tensor) and tensor._base is None:
+                if tensor.numel() * tensor.itemsize > self.bytes:
+                    self.refused += 1
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is")
+                self.largest = max(self.largest, tensor.numel() * tensor.itemsize)
+        return made
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch) -> list[Room]:
+    """Every `Room` that is made from now on."""
+    made: list[Room] = []
+    begin = Room.__init__
+
+    def noted(room: Room, *args: Any) -> None:
+        begin(room, *args)
+        made.append(room)
+
+    monkeypatch.setattr(Room, "__init__", noted)
+    return made
+
+
+def held_against(found: xr.Dataset, whole: xr.Dataset) -> None:
+    """The same but for rounding."""
+    for name, expected in whole.data_vars.items():
+        if expected.dtype.kind in "iub":
+            np.testing.assert_array_equal(found[name].values, expected.values, err_msg=str(name))
+        else:
+            most = float(np.nanmax(np.abs(expected.values))) if np.isfinite(expected.values).any() else 0.0
+            np.testing.assert_allclose(
+                found[name].values, expected.values, rtol=1e-4, atol=1e-5 * most, err_msg=str(name)
+            )
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("name", PROBES)
+def test_what_does_not_fit_is_measured_in_smaller_blocks(name, family, monkeypatch):
+    monkeypatch.setattr(query_blocks, "__kwdefaults__", {"numbers": 1 << 14})  # several blocks; those of models, too
+    model, probe = probes.load(families.model(family)), PROBES[name]
+    tokens = torch.randint(3, model.spec.vocabulary, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    with Memory() as memory:
+        whole = probe(model, tokens)
+    rooms = refusing(monkeypatch)
+    with Memory(memory.largest - 1) as less:
+        found = probe(model, tokens)
+    assert less.refused
+    assert [room.parts for room in rooms] == [1 << less.refused]  # it stayed there for the prompts that came after
+    held_against(found, whole)
+
+
+def test_streams_of_a_long_prompt_are_looked_at_in_pieces(monkeypatch):
+    config = LlamaConfig(
+        vocab_size=100,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+    )
+    model = probes.load(families.build(config))
+    tokens = torch.randint(3, 100, (2, 2048), generator=torch.Generator().manual_seed(1))
+    whole = probes.trajectory(model, tokens, starts=4)
+    rooms = refusing(monkeypatch)
+    with Memory(7 * 2048 * 128) as memory:  # bytes: a stream fits, in doubles it does not
+        found = probes.trajectory(model, tokens, starts=4)
+    assert memory.refused == 1
+    assert [room.parts for room in rooms] == [2]
+    assert found.equals(whole)  # nothing is summed here
+
+
+def test_progress_goes_back_and_arrives(monkeypatch):
+    model = probes.load(families.model("llama"))
+    tokens = torch.randint(3, model.spec.vocabulary, (2, LENGTH))
+    said: list[tuple[float, float]] = []
+    with Memory(4 * 4 * LENGTH**2 - 1) as memory:
+        probes.sinks(model, tokens, keys="all", progress=lambda done, total: said.append((done, total)))
+    assert memory.refused == 1
+    assert said[-1] == (2.0, 2.0)
+    assert len(said) == 2 * model.spec.blocks  # the first attempt ended before its first block was done
+
+
+def test_pieces_that_were_kept_before_memory_ran_out_are_kept(tmp_path):
+    model = probes.load(families.model("llama"))
+    tokens = torch.randint(3, model.spec.vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    whole = probes.sinks(model, tokens, keys="all")
+
+    def stop(done: float, total: float) -> None:
+        if done > 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), keeping(tmp_path / "sinks", {}):
+        probes.sinks(model, tokens, keys="all", progress=stop)
+    with Memory(4 * 4 * LENGTH**2 - 1) as memory, keeping(tmp_path / "sinks", {}):
+        found = probes.sinks(model, tokens, keys="all")
+    assert memory.refused == 1
+    np.testing.assert_array_equal(found.alpha[:1], whole.alpha[:1])
+    held_against(found, whole)
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("sinks, all keys", families.WIDTH), ("theory, scores", 128)])
+def test_below_the_smallest_blocks_one_line_says_what_to_do(name, numbers):
+    model = probes.load(families.model("llama"))
+    tokens = torch.randint(3, model.spec.vocabulary, (1, 128))
+    with (
+        Memory(4 * 128 * numbers - 1) as memory,  # no stream fits, or no kernel of all pairs of positions
+        pytest.raises(InputError, match=r"prompt of 128 positions of .* give a shorter length, dtype bfloat16"),
+    ):
+        PROBES[name](model, tokens)
+    assert 1 << (memory.refused - 1) == MOST_PARTS
+
+
+def test_other_errors_pass():
+    model: Any = probes.load(families.model("llama"))
+    calls = []
+
+    def work() -> None:
+        calls.append(1)
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        Room(model, 8)(work)
+    assert len(calls) == 1
+
+
+def test_what_an_attempt_had_made_is_gone_before_the_next():
+    model: Any = probes.load(families.model("llama"))
+    held: list[weakref.ref[Tensor]] = []
+
+    def work() -> bool:
+        if held:
+            return held[0]() is None
+        made = torch.zeros(8)
+        held.append(weakref.ref(made))
+        raise MemoryError
+
+    assert Room(model, 8)(work)
+
+
+def test_a_limit_of_the_system():
+    # 1,024 positions and 32 heads: whole blocks of queries take about 40 MiB beside the pass, which takes a few.
+    script = """
+import json, resource, torch, probes
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+from probes.memory import Room
+torch.manual_seed(0)
+config = LlamaConfig(vocab_size=100, hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=32)
+model = probes.load(LlamaForCausalLM(config).eval())
+tokens = torch.randint(3, 100, (1, 1024))
+rooms, begin = [], Room.__init__
+def noted(room, *args):
+    begin(room, *args)
+    rooms.append(room)
+Room.__init__ = noted
+whole = probes.sinks(model, tokens, keys="all", reacts="mean")
+size = int(next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmSize")).split()[1]) << 10
+parts, said = [], ""
+for room in (64, 16, 2):
+    resource.setrlimit(resource.RLIMIT_AS, (size + (room << 20), resource.RLIM_INFINITY))
+    rooms.clear()
+    try:
+        found = probes.sinks(model, tokens, keys="all", reacts="mean")
+        assert all(abs(found[name].values - whole[name].values).max() < 1e-5 for name in ("alpha", "reacts", "reads"))
+    except probes.InputError as error:
+        said = str(error)
+    parts.append(rooms[0].parts)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(json.dumps([parts, said]))
+"""
+    # Whatever is freed goes back to the system at once, so that what one attempt leaves is not in the way of the next.
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    (enough, little, least), said = json.loads(done.stdout)
+    assert enough == 1
+    assert 1 < little < MOST_PARTS
+    assert least == MOST_PARTS
+    assert "a prompt of 1024 positions" in said
+
+
+def test_shares_are_everything_once():
+    for parts in (1, 2, 3, 64):
+        with in_parts(parts):
+            for count in (1, 2, 7, 64, 100):
+                found = [n for some in shares(count) for n in range(count)[some]]
+                assert found == list(range(count))
+                assert all(some.stop - some.start <= share_of(count) for some in shares(count))
+            assert share_of(100) == -(-100 // parts)
