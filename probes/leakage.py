@@ -94,7 +94,7 @@ from .summary import estimate
 LAGS = tuple(range(1, 9))
 EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
 LEAST_PROMPTS = 4  # two in each half, or no prompt has a deviation of its own
-NUMBERS_AT_ONCE = 1 << 23  # of quantities that resamples are taken of: 64 MiB in doubles
+NUMBERS_AT_ONCE = 1 << 21  # of quantities that resamples are taken of: 16 MiB in doubles
 FEW_PROMPTS = 400  # of a half: as many as there are resamples usually, which is where either way costs the same
 INTERVAL = (2.5, 97.5)  # percentiles of the bootstrap
 PARTS = ("total", "logits", "mask", "denominator", "covariance")

@@ -26,7 +26,7 @@ from .pieces import Piece, shared
 from .spool import Spool
 
 TOKENS_AT_ONCE = 8192  # of prompts run through a block together: a chunk
-LOGITS_AT_ONCE = 1 << 23  # of prompts, heads and keys: 32 MiB in float32
+LOGITS_AT_ONCE = 1 << 21  # of prompts, heads and keys: 8 MiB in float32, near the cache
 LEAST_ROWS = 16  # queries whose logits are held for all prompts of a half; where fewer fit they are made again
 
 Band = tuple[int, int]  # first and last query
