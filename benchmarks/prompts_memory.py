@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ COMMANDS = {
     "jacobian": ["--conditions", "pretrained", "--method", "sketch", "--products", "16"],
     "sinks": ["--reacts", "off", "--pictures", "0"],
     "trajectory": [],
+    "leakage": [],
 }
 LINE = 2000  # characters of a document that is made
 CHARACTERS = (
@@ -100,8 +102,9 @@ def peak_of(command: list[str]) -> tuple[int, float]:
 def section(rows: Rows, settings: Settings, folder: Path) -> Section:
     body: list[list[str]] = []
     heads: list[tuple[float, Headline]] = []
-    labels = list(jobs(settings)[0].points)
-    for job in jobs(settings):
+    every = jobs(replace(settings, full=True))  # what was measured with --full stays on the page
+    labels = [label for label in every[0].points if any(label in rows.of(job) for job in every)]
+    for job in every:
         found = rows.of(job)
         cells = [f"{found[label]['peak'] / MIB:,.0f}" if label in found else "" for label in labels]
         measured = sorted(found.values(), key=lambda row: row["count"])
