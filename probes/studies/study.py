@@ -135,8 +135,7 @@ def study(
     figure's; all of it at the end. `advance(label, done, total)` hears of products done, `told` in one line which runs
     are there from a study that was interrupted, and for every model what it will take. `finish` is called with the
     results while they are written, in one process, and may write more beside them; `write` writes them instead, and no
-    figure is made. `split_over` holds `device_map`,
-    `max_memory`, `offload_folder`, as `probes.load` takes them.
+    figure is made. `split_over` holds `device_map`, `max_memory`, `offload_folder`, as `probes.load` takes them.
 
     Raises:
         InputError: bad input, or an unfinished study with other settings in `out` (the message says which).
