@@ -7,6 +7,7 @@ follow `probes.linear` line by line; `benchmarks/planner.py` holds them against 
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -189,6 +190,16 @@ class Room:
             self.parts *= 2
             if self.report is not None:
                 self.report.done = before
+
+
+def trim() -> None:
+    """Give the system back what the C library keeps of freed memory, where it can (glibc).
+
+    Work of several stages with tensors of other sizes each leaves holes of the size of the largest stage.
+    """
+    library: Any = ctypes.CDLL(None) if os.name == "posix" else None
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def _release() -> None:

@@ -21,11 +21,12 @@ from torch import Tensor
 from . import processes
 from .attention import by_layer, diagonals, normalizers
 from .errors import InputError
+from .memory import trim
 from .models.view import Attention, View
 from .pieces import Piece, shared
 from .spool import Spool
 
-TOKENS_AT_ONCE = 8192  # of prompts run through a block together: a chunk
+TOKENS_AT_ONCE = 2048  # of prompts run through a block together: a chunk
 LOGITS_AT_ONCE = 1 << 21  # of prompts, heads and keys: 8 MiB in float32, near the cache
 LEAST_ROWS = 16  # queries whose logits are held for all prompts of a half; where fewer fit they are made again
 
@@ -122,7 +123,9 @@ def by_block(
                 if layer in owner and gathered.take(attentions, owner[layer]):
                     mine = layer
                 if mine is not None and (layer in rounds or layer == max(owner)):
-                    made = summed_up(samples_of(gathered.halves(), bands, lags, aside))
+                    sampled = samples_of(gathered.halves(), bands, lags, aside)
+                    trim()
+                    made = summed_up(sampled)
                     aside.clear()
                     yield mine, {name: x.cpu().numpy() for name, x in made.items()}
                     mine = None
@@ -200,6 +203,7 @@ def samples_of(
 
 def _half(attentions: Sequence[Attention], half: int, first: int, stop: int, lags: Sequence[int], aside: Spool) -> Half:
     """The samples of one half's prompts, of the queries `first` to `stop`."""
+    trim()
     means, logits, normalizer = _Mean(), _Mean(), _Mean()
     sizes = []
     for n, attention in enumerate(attentions):
