@@ -27,6 +27,7 @@ Name: TypeAlias = Literal["jacobian", "theory", "sinks", "trajectory", "leakage"
 PROBES: tuple[Name, ...] = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")
 MIB, GIB = 1 << 20, 1 << 30
 KEPT_FREE = 1.3  # resident against living bytes: what the allocator keeps of tensors that are gone, as measured
+KEPT_FREE_IN_STAGES = 2.4  # the same of leakage, whose stages make tensors of many sizes
 LOGIT = 5e-8  # seconds that leakage spends on a logit, in doubles, on one thread of a CPU
 CALL = 2e-5  # seconds of an operation besides its arithmetic: what small models spend their time on
 CALLS = 60  # operations of a block's forward pass, about; its derivative has twice as many
@@ -197,16 +198,17 @@ def _leakage(model: View, sizes: Sizes, prompts: int, length: int, options: dict
     spools = sum(min(kept, everything * row) for row in (sizes.width * sizes.itemsize, pairs, samples))
     chunk = min(max(1, TOKENS_AT_ONCE // length), half)
     passing = _forward(sizes, chunk * length) / KEPT_FREE
-    # The logits of a half's prompts, as far as they are held, and five of a chunk's blocks made of them; what is read.
+    # The logits of a half's prompts, as far as they are held; of a chunk's block seven, as it is, in doubles, turned round
+    # and with its rows shifted; what is read.
     blocks, held = blocks_of([chunk] * (half // chunk) + [half % chunk] * (half % chunk > 0), sizes.heads, 1, length)
     rows = max(end - start for start, end in blocks)
     block = 4 * chunk * sizes.heads * rows * length
-    logits = chunk * length * (pairs + samples) + 5 * block + (half * block // chunk if held else block)
+    logits = chunk * length * (pairs + samples) + 7 * block + (half * block // chunk if held else block)
     # Rows of the quantities that are drawn from, of prompts or resamples: made, joined and made even.
     draws = 1 + int(options.get("bootstrap", 400))
     row = 2 * max(1, length // 2) * (len(OF_LAGS) * count + len(OF_QUERIES)) * sizes.heads
     drawn = 3 * 8 * min(NUMBERS_AT_ONCE, min(half, draws) * row) + 2 * draws * prompts
-    return round(KEPT_FREE * (spools + max(passing, logits, drawn)))
+    return round(KEPT_FREE_IN_STAGES * (spools + max(passing, logits, drawn)))
 
 
 # -------------------------------------------------------------------------------------------------------------- time

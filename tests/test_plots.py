@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 
 from probes.errors import InputError
 from probes.plots import BLACK, BLUE, CONDITIONS, DECADES, VERMILLION, jacobian_figure, save_figure, theory_figure
+from probes.plots.style import STYLE, legend_columns
 from probes.results import combine, dataset
 from probes.summary import band, profiles
 
@@ -178,6 +179,25 @@ def test_texts_lie_inside_the_figure_and_clear_of_the_data(combined):
             outside = axes.get_tightbbox()
             assert outside is not None
             assert not caption.overlaps(outside)
+
+
+@pytest.mark.parametrize("width", [6.2, 7.0, 10.3])
+@pytest.mark.parametrize("count", range(1, 8))
+def test_legends_are_as_wide_as_there_is_room(width, count):
+    labels = [
+        "pretrained",
+        "init (3 seeds)",
+        "second-moment kernel, predicted",
+        "second-moment kernel of the trained weights",
+    ]
+    handles = [Line2D([], [], label=label) for label in (labels * 2)[:count]]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, 3), layout="constrained")
+        figure.subplots()
+        figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns(handles, width))
+        figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
 
 
 def test_zeros_are_left_out_and_the_axis_stays_readable():

@@ -152,11 +152,10 @@ def condition_legend(curves: Mapping[str, Mapping[str, Sequence[Profile]]]) -> l
 
 
 def legend_columns(handles: Sequence[Line2D], width: float) -> int:
-    """As many columns as fit side by side; matplotlib fills them one after the other."""
+    """As many columns as fit side by side; matplotlib fills them one after the other, as evenly as it can."""
     inches = [0.072 * len(str(handle.get_label())) + 0.6 for handle in handles]
     for columns in range(len(inches), 1, -1):
-        rows = -(-len(inches) // columns)
-        if sum(max(inches[i : i + rows]) for i in range(0, len(inches), rows)) <= width:
+        if sum(max(column) for column in np.array_split(inches, columns)) <= width:
             return columns
     return 1
 
