@@ -154,9 +154,11 @@ def run_job(job: Job, rows: Rows, settings: Settings, stamp: Mapping[str, Any], 
         stamp: when and with what code a row was made.
         until: `time.monotonic()` after which nothing more is waited for; what is missing then is measured by a later run.
     """
-    missing = [label for label in job.points if job.key(label) not in rows]
-    if job.rising and any("failed" in (rows.get(job, label) or {}) for label in job.points):
-        return True
+    labels = list(job.points)
+    if job.rising:  # up to the first that did not survive
+        failed = [n for n, label in enumerate(labels) if "failed" in (rows.get(job, label) or {})]
+        labels = labels[: failed[0]] if failed else labels
+    missing = [label for label in labels if job.key(label) not in rows]
     if not missing:
         return True
     asked = Job(job.case, job.name, {label: job.points[label] for label in missing}, job.rising)

@@ -159,6 +159,11 @@ def test_what_was_measured_before_a_child_fell_is_kept_and_not_measured_again(tm
     # More of what was too much is not tried, and nothing is measured twice.
     assert harness.run_job(job, rows, settings, stamp, time.monotonic() + 60)
     assert (tmp_path / "asked.txt").read_text().splitlines() == ["short long longer"]
+    # What is less, and missing since it was taken out, is.
+    del rows.found[job.key("short")]
+    assert harness.run_job(job, rows, settings, stamp, time.monotonic() + 60)
+    assert (tmp_path / "asked.txt").read_text().splitlines() == ["short long longer", "short"]
+    assert rows.get(job, "short") == {"seconds": [0.5], "commit": "abc"}
 
 
 def test_memory_sees_the_peak_and_not_what_was_there():
