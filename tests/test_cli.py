@@ -358,7 +358,7 @@ def test_defaults_of_jacobian_are_those_of_the_library():
     assert (settings.pop("theories"), settings.pop("by_path")) == (None, False)  # those of `headwater theory`
     assert {name: shown[name] for name in settings} == settings
     library = {name: p.default for name, p in inspect.signature(study).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    for name in ("advance", "told", "name", "finish", "split_over"):
+    for name in ("advance", "told", "name", "finish", "write", "split_over"):
         del library[name]
     assert {name: shown[name] for name in library} == library
 
@@ -518,7 +518,7 @@ def test_defaults_of_surveys_are_those_of_the_library():
     commands = {"sinks": cli.sinks, "trajectory": cli.trajectory, "leakage": cli.leakage, "bos-swap": cli.bos_swap}
     assert set(commands) == set(PROBES)
     library = {name: p.default for name, p in inspect.signature(survey).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    for name in ("options", "reporting", "advance", "told", "split_over"):
+    for name in ("options", "reporting", "advance", "told", "write", "split_over"):
         assert library.pop(name) is None
     # What the command line writes differently, or chooses otherwise.
     text = {"keys": None, "reacts": "mean", "pictures": 3, "lags": "1-8"}
