@@ -32,7 +32,7 @@ Where a model's blocks cannot be taken apart, E is random, and the products forw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Int
+from torch import Tensor
 
 from .errors import InputError
 from .estimators import ENGINES, Estimate, Progress, Reporter, refined, sketch
