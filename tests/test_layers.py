@@ -11,6 +11,7 @@ MAY_IMPORT_TRANSFORMERS = ADAPTERS | {"probes.models.load"}
 TOY_MAY_IMPORT = {
     "probes.models.view",
     "probes.models.fused",
+    "probes.models.initialization",
     "probes.models.checkpoint",
     "probes.text",
     "probes.files",
