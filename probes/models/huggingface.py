@@ -639,9 +639,8 @@ def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
 
     def own() -> Initialization:
         default = AutoConfig.for_model(config.model_type).initializer_range
-        given, assumed = getattr(config, "initializer_range", None), getattr(config, ASSUMED, False)
-        depth_scaled = family_of(config).depth_scaled
-        return of_config(given, default, blocks, width, assumed=assumed, depth_scaled=depth_scaled)
+        scheme = {"assumed": getattr(config, ASSUMED, False), "depth_scaled": family_of(config).depth_scaled}
+        return of_config(config.initializer_range, default, blocks, width, **scheme)
 
     return resolve(rule, blocks, width, own)
 

@@ -70,7 +70,7 @@ class Initialization:
         return self.name if self.standing == "given" else f"{self.name}: {self.source}"
 
 
-Rule: TypeAlias = str | float | Initialization
+Rule: TypeAlias = str | int | float | Initialization
 Scheme: TypeAlias = Callable[[int, int], dict[str, float]]  # (blocks, width) -> deviation by kind
 
 
@@ -146,12 +146,12 @@ def check_rule(rule: Rule) -> None:
 
 
 def of_config(
-    given: float | None, default: float, blocks: int, width: int, *, assumed: bool, depth_scaled: bool
+    given: float, default: float, blocks: int, width: int, *, assumed: bool, depth_scaled: bool
 ) -> Initialization:
     """What "config" means: transformers' scheme with the configuration's initializer range.
 
     Args:
-        given: that range; transformers takes its own where it is None or 0.
+        given: that range; transformers takes the library's where it is 0.
         default: the library's.
         blocks, width: of the model.
         assumed: the configuration's file says nothing, so that `given` is the library's.

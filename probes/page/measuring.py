@@ -280,12 +280,12 @@ def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[s
     }
     if any(recorded(ds, key) != [value] for key, value in same.items()):
         return False
-    drawn = recorded(ds, "initialization") or [CONFIG]  # earlier versions did not say, and knew no other
-    wanted = str(born(model, initialization=source.initialization).initialization)
-    if one.fresh and drawn not in ([wanted], [source.initialization]):
-        return False
     if model.identity.weights not in pretrained_weights(ds) or not _complete(one, ds):
         return False
+    if one.fresh:
+        drawn, rule = recorded(ds, "initialization"), source.initialization
+        if drawn != [born(model, initialization=rule).initialization] and (drawn or rule != CONFIG):
+            return False  # results that do not say are from before there were other rules
     wanted = json.loads(json.dumps(_options(one, size["length"], source.seed)))
     made = [json.loads(options) for options in recorded(ds, "options")]
     return bool(made) and all(options.get(key) == value for options in made for key, value in wanted.items())
