@@ -93,7 +93,7 @@ def test_both_backends_and_all_ways_to_ask_draw_the_same(name):
     made = families.FAMILIES[name]()
     model = families.build(made)
     ours, theirs = probes.load(model), probes.load(model, "transformer_lens")
-    rule = {"initialization": "smollm2-135m"}
+    rule: dict[str, Any] = {"initialization": "smollm2-135m"}
     drawn = [fresh(made, 1, **rule), ours.reinitialized(1, **rule), theirs.reinitialized(1, **rule)]
     drawn.append(probes.swapped(ours, "zero").original.reinitialized(1, **rule))
     assert len({one.identity.weights for one in drawn}) == 1
@@ -296,14 +296,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(checkpoint: Path, **changes: Any) -> Settings:
-    small: dict[str, Any] = {
-        "seeds": 1,
-        "prompts": 1,
-        "length": 12,
-        "products": 8,
-        "text": str(checkpoint / "text.txt"),
-    }
-    return Settings(**small | {"initialization": "smollm2-135m"} | changes)
+    small: dict[str, Any] = {"seeds": 1, "prompts": 1, "length": 12, "products": 8}
+    small |= {"text": str(checkpoint / "text.txt"), "initialization": "smollm2-135m"}
+    return Settings(**small | changes)
 
 
 def test_a_study_draws_by_the_rule_and_its_figure_and_table_say_so(checkpoint, tmp_path):
