@@ -32,6 +32,7 @@ from .options import (
     DeviceMap,
     DTypes,
     First,
+    Initialization,
     Lags,
     Length,
     MaxMemory,
@@ -118,6 +119,7 @@ def jacobian(
         bool, typer.Option("--no-rope", help="Repeat init without rotation (or without learned positions).")
     ] = False,
     seeds: Seeds = 3,
+    initialization: Initialization = "config",
     prompts: Prompts = 16,
     length: Length = 256,
     method: Method = "sketch",
@@ -150,6 +152,7 @@ def jacobian(
     Writes jacobian.nc, jacobian.png, jacobian.svg and prints a summary: primacy (first 5 % of positions against the middle
     half's median), recency (last position against it) and the trough's place. Interrupted, the same command goes on.
     """
+    from .plots.style import drawn_from
     from .prompts import parse_first
     from .studies.runs import written_files
     from .studies.study import COLUMNS, Settings, cells, rope_correlations, summarize
@@ -158,6 +161,7 @@ def jacobian(
         conditions=read.conditions(conditions),
         no_rope=no_rope,
         seeds=seeds,
+        initialization=initialization,
         prompts=prompts,
         length=length,
         method=method,
@@ -178,6 +182,8 @@ def jacobian(
     running = {"backend": backend, "device": device, "dtype": dtype, "split_over": spread}
     results = _study(models, out, settings, name="jacobian", **running)
     print_table(COLUMNS, [list(cells(row)) for row in summarize(results)])
+    if drawn_from(results):
+        print(f"fresh weights: {drawn_from(results)}")
     for name, correlation in rope_correlations(results).items():
         print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
     print_written(written_files(results, out, "jacobian"))
@@ -195,6 +201,7 @@ def theory(
     out: Out = Path("runs/theory"),
     conditions: Conditions = "init,pretrained",
     seeds: Seeds = 3,
+    initialization: Initialization = "config",
     prompts: Prompts = 4,
     length: Length = 256,
     method: Method = "sketch",
@@ -218,6 +225,7 @@ def theory(
     and of the score path in the norm. On pretrained weights the kernel is the random-matrix baseline.
     """
     from .files import write_table
+    from .plots.style import drawn_from
     from .prompts import parse_first
     from .studies.runs import written_files
     from .studies.study import AGREEMENT_COLUMNS, Settings, agreement_cells, agreements, described
@@ -225,6 +233,7 @@ def theory(
     settings = Settings(
         conditions=read.conditions(conditions),
         seeds=seeds,
+        initialization=initialization,
         prompts=prompts,
         length=length,
         method=method,
@@ -248,6 +257,8 @@ def theory(
 
     results = _study(models, out, settings, name="theory", finish=finish, **running)
     print_table(AGREEMENT_COLUMNS, [list(agreement_cells(row)) for row in agreements(results)])
+    if drawn_from(results):
+        print(f"fresh weights: {drawn_from(results)}")
     print_written(written_files(results, out, "theory", "theory.md"))
 
 
@@ -547,6 +558,7 @@ def inspect(
         int | None, typer.Option(max=read.MOST_PRODUCTS, help="Of the sketch; 64 if not given.")
     ] = None,
     seeds: Annotated[int, typer.Option(max=read.MOST_SEEDS, help="Fresh models of the baseline init.")] = 3,
+    initialization: Initialization = "config",
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -589,6 +601,7 @@ def inspect(
             first=parse_first(first),
             seeds=seeds,
             seed=seed,
+            initialization=initialization,
         )
     with together():
         write_page(result, out / "inspect.html", top=top)
@@ -612,6 +625,7 @@ def match(
         bool, typer.Option("--quick", help="Small toys, few steps, no ablations: about a minute, marked as such.")
     ] = False,
     seeds: Seeds = 2,
+    initialization: Initialization = "config",
     bootstrap: Bootstrap = 400,
     prompts: Prompts = 128,
     length: Length = 256,
@@ -648,6 +662,7 @@ def match(
             maker,
             quick=quick,
             seeds=seeds,
+            initialization=initialization,
             bootstrap=bootstrap,
             prompts=prompts,
             length=length,
@@ -729,6 +744,7 @@ def report(
     prompts: Annotated[
         int | None, typer.Option(help="Windows of text of every study; if not given, 2 to 256 as each study needs.")
     ] = None,
+    initialization: Initialization = "config",
     length: Length = 256,
     text: Text = None,
     dataset: Dataset = None,
@@ -770,6 +786,7 @@ def report(
             backend,
             device,
             dtype,
+            initialization,
         )
         with progress() as advance:
             refused = measure(

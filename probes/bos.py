@@ -55,6 +55,7 @@ from .leakage import (
     resampling,
     splits,
 )
+from .models.initialization import CONFIG, Rule
 from .models.view import Edit, Identity, Parts, Trace, View, Watcher
 from .pieces import Piece, each, within
 from .prompts import tokens_hash
@@ -147,9 +148,9 @@ class Swapped:
     def parts(self, layer: int) -> Parts | None:
         return self.original.parts(layer)
 
-    def reinitialized(self, seed: int, *, positional: bool = True) -> Swapped:
+    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> Swapped:
         """Fresh weights, position 0 replaced in the same way: "mean" is the fresh embeddings' own."""
-        fresh = self.original.reinitialized(seed, positional=positional)
+        fresh = self.original.reinitialized(seed, positional=positional, initialization=initialization)
         return Swapped(fresh, self.replacement, seed=self.replacement_seed)
 
 

@@ -50,6 +50,7 @@ from torch import Tensor
 from .errors import InputError
 from .files import what_is
 from .jacobian import check_choice, jacobian
+from .models.initialization import CONFIG, Rule, check_rule
 from .models.view import Identity, View
 from .prompts import FirstToken, describe, prompts
 from .results import dataset, provenance
@@ -98,6 +99,7 @@ def inspect(
     first: FirstToken | int = "auto",
     seeds: int = 3,
     seed: int = 0,
+    initialization: Rule = CONFIG,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Sensitivity of the prediction that follows a text to each of its tokens, beside what position alone would give.
@@ -112,6 +114,7 @@ def inspect(
         first: what stands at position 0, as in `probes.prompts`: "auto" is the model's BOS where it has one.
         seeds: fresh models of the baseline "init".
         seed: of the sketch's probes and of the windows of the baseline "text".
+        initialization: what the weights of these fresh models are drawn from, as in `probes.fresh`.
         progress: called with (share of the work done, 1).
 
     Returns:
@@ -134,6 +137,9 @@ def inspect(
         raise InputError(f"seeds={seeds} fresh models are too few; give at least 1")
     if seed < 0:
         raise InputError(f"seed={seed} is negative; give 0 or more")
+    check_rule(initialization)
+    if initialization != CONFIG and baseline != "init":
+        raise InputError(f"initialization '{initialization!s:.40}' has no use with baseline {baseline}; leave it out")
     ids, pieces, origin = _read(model, text, first)
     tokens = torch.tensor([ids])
     log_p = _log_probabilities(model, tokens)
@@ -154,7 +160,7 @@ def inspect(
 
     own = measured(model, tokens, part(0.0, MEASURED), method=method)
     sensitivity = own["sensitivity"].values[0].astype(float)
-    by = "theory"
+    by, drawn = "theory", None
     if baseline == "none":
         found, by = np.ones(len(ids)), "nothing"
     elif baseline == "kernel":
@@ -164,7 +170,8 @@ def inspect(
         if not all(model.parts(layer) for layer in range(model.spec.blocks)):
             by = "measurement"
         for n in range(seeds):
-            twin = model.reinitialized(n)
+            twin = model.reinitialized(n, initialization=initialization)
+            drawn = twin.identity.initialization
             heard = part(MEASURED + (1 - MEASURED) * n / seeds, MEASURED + (1 - MEASURED) * (n + 1) / seeds)
             if by == "theory":
                 curves.append(_kernel(twin, tokens, chosen, heard))
@@ -219,6 +226,7 @@ def inspect(
             seed=seed,
         )
         | origin
+        | ({} if drawn is None else {"initialization": drawn})
         | {
             "engine": own.attrs["engine"],
             "text": json.dumps(text),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .errors import InputError
+from .models.initialization import PUBLISHED
 
 MOST_SEEDS = 10_000  # more of anything than these is a slip of the hand, found out after days or in no memory
 MOST_PRODUCTS = 1_000_000
@@ -20,6 +21,14 @@ Models = Annotated[
 ]
 Conditions = Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")]
 Seeds = Annotated[int, typer.Option(max=MOST_SEEDS, help="Fresh models per model.")]
+Initialization = Annotated[
+    str,
+    typer.Option(
+        metavar="RULE",
+        help="What fresh weights are drawn from: config, one deviation for all matrices (0.02, 1/24), or a published rule: "
+        f"{', '.join(PUBLISHED)}.",
+    ),
+]
 Prompts = Annotated[int, typer.Option(help="Windows of text.")]
 Length = Annotated[int, typer.Option(help="Tokens per window, position 0 included.")]
 Method = Annotated[

@@ -47,9 +47,9 @@ def provenance(model: View, tokens: Int[Tensor, "prompt position"], **options: A
     """Attributes that say what made a result.
 
     `model`, `revision` ("null" if there is none), `condition`, `weights` (SHA-256), `config` (JSON), `backend`, `dtype`,
-    `device`; `tokens_sha256`; `options` (JSON); `headwater`, `torch`, `transformers`, `python` (versions) and `platform`;
-    `command` (empty when called from Python); `created` (UTC, ISO 8601). For a model with a replacement at position 0
-    (`probes.swapped`) also `replacement`.
+    `device`; of fresh weights `initialization`, what they were drawn from; `tokens_sha256`; `options` (JSON); `headwater`,
+    `torch`, `transformers`, `python` (versions) and `platform`; `command` (empty when called from Python); `created` (UTC,
+    ISO 8601). For a model with a replacement at position 0 (`probes.swapped`) also `replacement`.
     """
     identity = model.identity
     replacement = getattr(model, "replacement", None)
@@ -67,6 +67,7 @@ def provenance(model: View, tokens: Int[Tensor, "prompt position"], **options: A
                 "tokens_sha256": tokens_hash(tokens),
                 "options": options,
             }
+            | ({} if identity.initialization is None else {"initialization": identity.initialization})
             | ({} if replacement is None else {"replacement": replacement})
         )
         | made_with()

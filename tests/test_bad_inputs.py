@@ -625,6 +625,22 @@ VALUES = [
     Row("more prompts than any text has", f"trajectory SMALL --prompts {FAR}", FAR),
     Row("more prompts than integers count", f"trajectory SMALL --prompts {10**40}", str(10**40)),
     Row("no fresh models", "theory SMALL --seeds 0", "seeds=0"),
+    Row(
+        "no rule of initialization", "jacobian SMALL --initialization smollm2", "published rule (smollm2-135m, smollm2"
+    ),
+    Row("no rule to match by", "match SMALL --initialization smollm2", "initialization 'smollm2' is no rule"),
+    Row("no rule to report by", "report SMALL --initialization smollm2", "initialization 'smollm2' is no rule"),
+    Row("a deviation of nothing", "theory SMALL --initialization 0", "'uniform 0' has deviation 0"),
+    Row(
+        "a rule without fresh weights",
+        "jacobian SMALL --conditions pretrained --initialization 0.02",
+        "initialization '0.02' has no use without fresh weights",
+    ),
+    Row(
+        "a rule that the baseline does not use",
+        ("inspect", "SMALL", "--text", WORDS, "--baseline", "text", "--initialization", "0.02"),
+        "initialization '0.02' has no use with baseline text",
+    ),
     Row("more fresh models than time", f"jacobian SMALL --seeds {FAR}", f"--seeds {FAR}"),
     Row("more fresh models to match than time", f"match SMALL --seeds {FAR}", f"--seeds {FAR}"),
     Row(

@@ -11,6 +11,7 @@ MAY_IMPORT_TRANSFORMERS = ADAPTERS | {"probes.models.load"}
 TOY_MAY_IMPORT = {
     "probes.models.view",
     "probes.models.fused",
+    "probes.models.initialization",
     "probes.models.checkpoint",
     "probes.text",
     "probes.files",
@@ -104,7 +105,8 @@ def test_probes_module_imports_downwards_only(module):
 
 
 def test_view_stands_alone():
-    assert known(PROBES["probes.models.view"], PROBES) == set()
+    assert known(PROBES["probes.models.view"], PROBES) == {"probes.models.initialization"}
+    assert known(PROBES["probes.models.initialization"], PROBES) == {"probes.errors"}
 
 
 @pytest.mark.parametrize("module", sorted(TOY))

@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from probes.leakage import resolved
 from probes.page import build, cards, charts, formulas
 from probes.page.measuring import measure
 from probes.page.sections import Section, choice, sections
-from probes.plots.style import CYCLE
+from probes.plots.style import CYCLE, drawn_from
 from probes.results import load, save
 from probes.studies.collected import Collected, collect
 from probes.studies.matched import samples
@@ -546,6 +547,30 @@ def test_other_options_are_measured(root, checkpoints, given, tmp_path, change, 
     assert sum(name.startswith("sinks") for name in moved) == sum(
         stamp != stamps(root)[name] for name, stamp in stamps(out).items() if name.startswith("sinks")
     )
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_fresh_weights_by_another_rule_are_measured_anew_and_those_of_older_versions_kept(
+    root, checkpoints, given, tmp_path
+):
+    out, ape = tmp_path / "report", str(checkpoints / "ape")
+    shutil.copytree(root, out)
+    file = out / "jacobian" / "jacobian-ape.nc"
+    older = load(file).drop_vars("initialization")  # which did not say
+    save(older, file)
+    before = stamps(out)
+    measure([ape], out, chosen=pages.small("jacobian", "scalar"), **given)
+    assert stamps(out) == before
+    ruled = given | {"source": replace(given["source"], initialization="1/24")}
+    measure([ape], out, chosen=pages.small("jacobian", "scalar"), **ruled)
+    assert drawn_from({"ape": load(file)}) == "uniform 1/24"
+    changed = {name for name, stamp in stamps(out).items() if stamp != before[name]}
+    assert changed == {"jacobian/jacobian-ape.nc"}  # no fresh weights in the other
+    after = stamps(out)
+    measure([ape], out, chosen=pages.small("jacobian"), **ruled)
+    assert stamps(out) == after
+    measure([ape], out, chosen=pages.small("jacobian"), **given)
+    assert drawn_from({"ape": load(file)}).startswith("config: initializer_range 0.5")
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -21,7 +21,8 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 
 from ..errors import InputError
-from .huggingface import HuggingFaceView, cast, family_of, fresh_model, shadow
+from .huggingface import HuggingFaceView, cast, family_of, fresh_model, initialization_of, shadow
+from .initialization import CONFIG, Initialization, Rule
 from .split import is_split
 from .view import Attention, Edit, Parts, Site
 
@@ -34,7 +35,8 @@ class LensView(HuggingFaceView):
 
     Args:
         bridge: left as it is.
-        tokenizer, name, revision, condition: as for `HuggingFaceView`; the bridge's own tokenizer unless given.
+        tokenizer, name, revision, condition, initialization: as for `HuggingFaceView`; the bridge's own tokenizer unless
+            given.
 
     Raises:
         InputError: the family is not supported, or weights were folded or centred.
@@ -50,7 +52,9 @@ class LensView(HuggingFaceView):
         name: str | None = None,
         revision: str | None = None,
         condition: str = "pretrained",
+        initialization: Initialization | None = None,
     ) -> None:
+        self.initialization = initialization
         config = bridge.original_model.config
         family_of(config)
         if getattr(bridge, "compatibility_mode", False):
@@ -81,14 +85,16 @@ class LensView(HuggingFaceView):
         """None: derivatives go through the bridge's own modules, with whatever hooks they carry."""
         return None
 
-    def reinitialized(self, seed: int, *, positional: bool = True) -> LensView:
-        model: Any = fresh_model(self._model.config, seed, positional=positional)
+    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> LensView:
+        rule = initialization_of(self._model.config, initialization)
+        model: Any = fresh_model(self._model.config, seed, rule, positional=positional)
         twin = type(self)(
             boot(cast(model.to(self.device), self.dtype), self._name),
             tokenizer=self.tokenizer,
             name=self._name,
             revision=self._revision,
             condition="init" if positional else "init-nope",
+            initialization=rule,
         )
         twin._lens_tokenizer = self._lens_tokenizer
         return twin

@@ -20,6 +20,7 @@ from ..errors import InputError
 from ..files import what_is
 from ..processes import launched, local_number
 from .checkpoint import check_fields, check_weights, read_object
+from .initialization import ASSUMED, CONFIG, Rule
 from .view import Birth, View
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
@@ -109,27 +110,42 @@ def load(
     return _from_memory(source, backend, place, dtype, tokenizer, revision)
 
 
-OLDER_FIELDS = ("rope_theta", "rope_scaling", "torch_dtype")  # what transformers still takes and stores elsewhere
+# What transformers still takes and stores elsewhere, and what `load` adds.
+OTHER_FIELDS = ("rope_theta", "rope_scaling", "torch_dtype", ASSUMED)
 
 
-def born(config: Any) -> Birth:
+def born(config: Any, *, initialization: Rule | None = None) -> Birth:
     """What fresh weights of a configuration are drawn from; no weights are made or read.
 
     Args:
         config: a transformers configuration, a dictionary or config.json of one, a folder that holds that file, a bundled
             name, or a view; a `Birth` is returned as it is.
+        initialization: the rule; if not given, the one that a view's fresh weights were drawn by, else "config".
 
     Raises:
-        InputError: nothing of that kind, or a family that is not supported.
+        InputError: nothing of that kind, a family that is not supported, or no such rule.
     """
-    from .huggingface import birth_of
+    from .huggingface import HuggingFaceView, birth_of, initialization_of
 
     if isinstance(config, Birth):
+        if initialization is not None:
+            raise InputError(f"initialization '{initialization!s:.40}' changes nothing in a Birth; leave it out")
         return config
-    return birth_of(_configuration(config))
+    if initialization is None:
+        drawn = config.initialization if isinstance(config, HuggingFaceView) else None
+        initialization = CONFIG if drawn is None else drawn
+    described = _configuration(config)
+    return birth_of(described, initialization_of(described, initialization))
 
 
-def fresh(config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional: bool = True) -> View:
+def fresh(
+    config: Any,
+    seed: int = 0,
+    *,
+    residual_scale: float = 1.0,
+    positional: bool = True,
+    initialization: Rule = CONFIG,
+) -> View:
     """A model with fresh weights, from its configuration alone; on the CPU, in float32, without a tokenizer.
 
     Args:
@@ -137,15 +153,18 @@ def fresh(config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional
         seed: of the weights.
         residual_scale: what the matrices that write to the residual stream (W_O and W_down) are multiplied by.
         positional: without it no positional encoding reaches the blocks.
+        initialization: what the weights are drawn from: "config", a deviation ("0.02", "1/24"), the name of a published
+            rule, or an `Initialization`.
 
     Raises:
-        InputError: nothing of that kind, or a family that is not supported.
+        InputError: nothing of that kind, a family that is not supported, or no such rule.
     """
-    from .huggingface import HuggingFaceView, fresh_model
+    from .huggingface import HuggingFaceView, fresh_model, initialization_of
 
     described = _configuration(config)
+    rule = initialization_of(described, initialization)
     try:
-        model = fresh_model(described, seed, positional=positional)
+        model = fresh_model(described, seed, rule, positional=positional)
     except (ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError) as error:  # whatever it runs into
         reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
         raise InputError(f"no model can be made of this {described.model_type} config ({reason}); check it") from None
@@ -153,6 +172,7 @@ def fresh(config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional
         model,
         name=None if not isinstance(config, (str, os.PathLike)) else Path(os.fspath(config)).name,
         condition="init" if positional else "init-nope",
+        initialization=rule,
     )
     if residual_scale != 1:
         with torch.no_grad():
@@ -213,7 +233,9 @@ def _from_fields(fields: Any, *, strict: bool) -> Any:
     except Exception as error:  # transformers checks fields with errors of several libraries
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"the {kind} config is refused by transformers ({reason}); check it") from None
-    known = {*plain.to_dict(), *OLDER_FIELDS}
+    if "initializer_range" not in fields:
+        setattr(made, ASSUMED, True)
+    known = {*plain.to_dict(), *OTHER_FIELDS}
     unknown = sorted(name for name in fields if not hasattr(plain, name) and name not in known)
     if strict and unknown:
         raise InputError(f"a {kind} config has no field '{unknown[0]}'; check its spelling")
@@ -404,7 +426,7 @@ def _from_hub(
 
 
 def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str, placement: Any) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     from .huggingface import family_of
@@ -419,6 +441,8 @@ def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str,
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **given)
             family_of(config)
+            if "initializer_range" not in PreTrainedConfig.get_config_dict(path, **given)[0]:
+                setattr(config, ASSUMED, True)
             if Path(path).is_dir():
                 check_weights(Path(path))
             where = {} if placement is None else placement.arguments(structure)

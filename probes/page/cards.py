@@ -10,7 +10,7 @@ from typing import Any
 
 import xarray as xr
 
-from ..plots.style import recorded
+from ..plots.style import drawn_from, recorded
 from ..studies.collected import Collected
 
 OF_MODELS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "scalar", "match")
@@ -68,6 +68,7 @@ def _card(name: str, kinds: list[str], results: list[xr.Dataset]) -> Card:
         ("attention", _mask(config)),
         ("position 0 holds", _first(prompted)),
         ("revision", revision),
+        ("fresh weights", drawn_from(dict(zip(kinds, results, strict=True)))),
     ]
     return Card(name, [(key, value) for key, value in told if value], list(hashes), kinds)
 

@@ -22,7 +22,8 @@ from ..errors import InputError
 from ..files import file_name, require_writable, write_table
 from ..jacobian import PRODUCTS
 from ..leakage import LAGS, usual_bands
-from ..models.load import Backend, DType
+from ..models.initialization import CONFIG, Rule, check_rule
+from ..models.load import Backend, DType, born
 from ..models.view import View
 from ..plots.style import recorded
 from ..prompts import FirstToken, prompts, tokens_hash
@@ -64,6 +65,7 @@ class Source:
     backend: Backend = "transformers"
     device: str = "auto"
     dtype: DType = "auto"
+    initialization: Rule = CONFIG
 
     def chosen(self) -> dict[str, Any]:
         """As `probes.prompts` takes it."""
@@ -79,6 +81,11 @@ class Study:
     prompts: int
     settings: Settings | None = None  # of `probes.studies.study.study`; the others are surveys
     options: Mapping[str, Any] | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the study measures fresh weights, too."""
+        return self.settings is not None and "init" in self.settings.conditions
 
     @property
     def by_parts(self) -> bool:
@@ -147,6 +154,7 @@ def measure(
     chosen = studies(source.seed) if chosen is None else tuple(chosen)
     if length < SHORTEST:
         raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
+    check_rule(source.initialization)
     require_writable(out)
     before = collect(out) if out.is_dir() else Collected(out)
     loading = Loading(source.backend, source.device, source.dtype)
@@ -231,6 +239,8 @@ def _measure(
     running |= {"told": told, "write": write}
     if one.settings is not None:
         settings = replace(one.settings, **size, **source.chosen())
+        if one.fresh:
+            settings = replace(settings, initialization=source.initialization)
         name: Literal["jacobian", "theory"] = "theory" if one.file == "theory" else "jacobian"
         backend = "transformers" if one.by_parts else source.backend
         study([subject.source], scratch, settings, name=name, backend=backend, **running)
@@ -272,6 +282,10 @@ def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[s
         return False
     if model.identity.weights not in pretrained_weights(ds) or not _complete(one, ds):
         return False
+    if one.fresh:
+        drawn, rule = recorded(ds, "initialization"), source.initialization
+        if drawn != [born(model, initialization=rule).initialization] and (drawn or rule != CONFIG):
+            return False  # results that do not say are from before there were other rules
     wanted = json.loads(json.dumps(_options(one, size["length"], source.seed)))
     made = [json.loads(options) for options in recorded(ds, "options")]
     return bool(made) and all(options.get(key) == value for options in made for key, value in wanted.items())

@@ -26,6 +26,7 @@ from .style import (
     Style,
     condition_legend,
     condition_style,
+    drawn_from,
     handle,
     legend_columns,
     log_axis,
@@ -195,6 +196,7 @@ def caption(results: Mapping[str, xr.Dataset], width: float) -> str:
     facts = [f"T = {' / '.join(map(str, lengths))}", f"{' / '.join(map(str, prompts))} prompts"]
     facts += [" / ".join(methods)] * bool(methods) + [" / ".join(dtypes)] * bool(dtypes)
     facts += [*places]
+    facts += [f"fresh weights: {drawn_from(results)}"] * bool(drawn_from(results))
     facts += [
         "line: root mean square over prompts, geometric mean over seeds",
         "band: smallest to largest seed, or two standard errors of a single estimate",

@@ -197,6 +197,15 @@ def recorded(ds: xr.Dataset, name: str) -> list[str]:
     return [value for value in dict.fromkeys(map(str, ds[name].values.flat)) if value] if name in ds.coords else []
 
 
+def drawn_from(results: Mapping[str, xr.Dataset]) -> str:
+    """What the fresh weights in these results, and theory from the config alone, were drawn from; "" where none says."""
+    found = [value for ds in results.values() for value in recorded(ds, "initialization")]
+    found += [
+        str(v.attrs["initialization"]) for ds in results.values() for v in ds.values() if "initialization" in v.attrs
+    ]
+    return " / ".join(dict.fromkeys(filter(None, found)))
+
+
 class Panels(NamedTuple):
     """A figure of one column per model and one row per quantity, with room for legends to the right of each row."""
 

@@ -49,6 +49,7 @@ from ..compare import BOOTSTRAP, PROMPTS, fractions, portrait
 from ..errors import InputError
 from ..files import together
 from ..leakage import INTERVAL, LEAST_PROMPTS, SOURCES
+from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType
 from ..models.view import Spec, View
 from ..prompts import FirstToken, describe
@@ -137,6 +138,7 @@ def match(
     prompts: int = 128,
     length: int = 256,
     seeds: int = 2,
+    initialization: Rule = CONFIG,
     bootstrap: int = BOOTSTRAP,
     text: str | None = None,
     dataset: str | None = None,
@@ -164,6 +166,7 @@ def match(
             of `probes.prompts`.
         length: positions per prompt.
         seeds: fresh models per model.
+        initialization: what their weights are drawn from, as in `probes.fresh`.
         bootstrap: resamples for all intervals.
         backend: who runs the models; as `device` and `dtype`, see `probes.load`.
         advance: hears (what is running, done, in all).
@@ -175,6 +178,7 @@ def match(
     out = Path(out)
     if seeds < 1:
         raise InputError(f"seeds={seeds} leaves no fresh model; give at least 1")
+    check_rule(initialization)
     if bootstrap < 0:
         raise InputError(f"bootstrap={bootstrap} is no number of resamples; give 0 or more")
     if prompts < LEAST_PROMPTS:
@@ -194,6 +198,7 @@ def match(
         "prompts": prompts,
         "length": length,
         "seeds": seeds,
+        "initialization": initialization,
         "bootstrap": bootstrap,
         **source,
         "toys": maker.described,
@@ -231,7 +236,15 @@ def match(
                     advance(name, done, total)
 
             made = measured(
-                model, tokens, groups, seeds=seeds, bootstrap=bootstrap, seed=seed, cache=cache, progress=tell
+                model,
+                tokens,
+                groups,
+                seeds=seeds,
+                initialization=initialization,
+                bootstrap=bootstrap,
+                seed=seed,
+                cache=cache,
+                progress=tell,
             )
             made.attrs |= describe(model, **source)
             made.attrs |= {
@@ -275,6 +288,7 @@ def measured(
     groups: Sequence[Group],
     *,
     seeds: int,
+    initialization: Rule = CONFIG,
     bootstrap: int = BOOTSTRAP,
     seed: int = 0,
     cache: dict[str, tuple[xr.Dataset, ...]] | None = None,
@@ -290,7 +304,8 @@ def measured(
         done += more
         progress(done, total)
 
-    views = {("init", n): model.reinitialized(n) for n in range(seeds)} | {("pretrained", 0): model}
+    views = {("init", n): model.reinitialized(n, initialization=initialization) for n in range(seeds)}
+    views |= {("pretrained", 0): model}
     few = tokens[:PROMPTS]
     portraits, kernels = {}, {}
     apart = all(model.parts(layer) is not None for layer in range(model.spec.blocks))
@@ -362,6 +377,7 @@ def measured(
         )
         | {
             "measurement": NAME,
+            "initialization": views["init", 0].identity.initialization or "",
             "few_prompts": len(few),
             "band": portraits["pretrained", 0].attrs["band"],
             "lags": portraits["pretrained", 0].attrs["lags"],

@@ -24,10 +24,12 @@ from .. import processes
 from ..errors import InputError
 from ..files import together
 from ..jacobian import Method, Pathway, Readout, jacobian
+from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import DType
 from ..models.view import View
 from ..plan import Plan, plan
 from ..plots import jacobian_figure, theory_figure
+from ..plots.style import drawn_from
 from ..prompts import FirstToken, describe, prompts
 from ..results import combine
 from ..summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
@@ -63,6 +65,7 @@ class Settings:
     pathway: Pathway = "total"
     theories: tuple[Theory, ...] | None = None  # None: what belongs to the pathway, for models that can be taken apart
     by_path: bool = False  # measure the value and the score path, too
+    initialization: Rule = CONFIG  # what fresh weights, and the theory from the config alone, are drawn from
 
     def __post_init__(self) -> None:
         for condition in self.conditions:
@@ -84,6 +87,9 @@ class Settings:
         at_end = self.query in (-1, self.length - 1) and self.from_layer == 0 and self.readout == "residual"
         if "config" in (self.theories or ()) and not at_end:
             raise InputError("the theory 'config' knows the last position's residual stream only; leave it out")
+        check_rule(self.initialization)
+        if self.initialization != CONFIG and not ("init" in self.conditions or "config" in (self.theories or ())):
+            raise InputError(f"initialization '{self.initialization!s:.40}' has no use without fresh weights; add init")
         if self.no_rope and "init" not in self.conditions:
             raise InputError("--no-rope repeats the init condition, which is not among the conditions; add init")
 
@@ -229,7 +235,8 @@ def _run(
     advance: Advance | None,
 ) -> xr.Dataset:
     condition, seed = run
-    measured = model if seed is None else model.reinitialized(seed, positional=condition != "init-nope")
+    drawn: dict[str, Any] = {"positional": condition != "init-nope", "initialization": settings.initialization}
+    measured = model if seed is None else model.reinitialized(seed, **drawn)
     label, tokens = _label(subject.name, run), subject.tokens
 
     def measure() -> xr.Dataset:
@@ -257,7 +264,7 @@ def _measure(
             result[path] = ds["sensitivity"].assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
     for name in _theories(model, settings):
         predicted = (
-            second_moment_from_config(model, tokens=tokens)
+            second_moment_from_config(model, tokens=tokens, initialization=settings.initialization)
             if name == "config"
             else second_moment(model, tokens, **KERNELS[name], **place)
         )
@@ -293,6 +300,7 @@ MEASURING = (
     "pathway",
     "theories",
     "by_path",
+    "initialization",
 )
 
 
@@ -411,6 +419,7 @@ def described(results: Mapping[str, xr.Dataset]) -> str:
         f"{ds.attrs['dtype']}, {ds.attrs['device']}. Kernels: mean over positions of |predicted / measured - 1|. Shapes: "
         "RMS log error with a free scale, of the kernel with its score path and of N^L with its best alpha. Value and "
         "score: norm of that path against the whole, mean over positions. Means over prompts and seeds are taken first."
+        + (f" Fresh weights: {drawn_from(results)}." if drawn_from(results) else "")
     )
 
 
