@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .studies.tables import Report, Table
 
 WIDEST = 120  # columns of running text
+SCREEN = 24  # rows of a table, beyond which what stands above it is out of sight
 
 
 @contextmanager
@@ -59,29 +60,31 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    widths = [max(map(len, cells)) + 3 for cells in zip(columns, *rows, strict=True)]
+    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
     Console(width=sum(widths) + 2).print(table)
 
 
 def print_report(report: Report, *, sentences: bool = False) -> None:
-    """What was measured and what the columns are, then tables, with the sentences above the last one, the longest.
+    """What was measured and what the columns are, then tables, with the sentences above the last one or any long one.
 
     `sentences`: the last table's cells are sentences, too long for columns; its rows are printed one below the other.
     """
     print(report.title)
     print(_wrapped(report.described))
-    *above, last = report.tables
-    for table in above:
-        _print_titled(table)
-    for line in report.lines:
-        print(line)
+    last = report.tables[-1]
+    told = next((table for table in report.tables if len(table.rows) > SCREEN), last)
+    for table in report.tables:
+        if table is told:
+            for line in report.lines:
+                print(line)
+        if table is not last or not sentences:
+            _print_titled(table)
     if not sentences:
-        _print_titled(last)
         return
     print(f"\n{last.title}:")
     for row in last.rows:

@@ -167,7 +167,7 @@ COLUMNS = (
     "|h_0|",
     "|h|, others",
     "massive",
-    "> 30 medians",
+    "> 30",
     "dimension",
     "value",
     "/ median",
@@ -202,17 +202,20 @@ def rows(ds: xr.Dataset) -> list[Row]:
     return found
 
 
+def _three_digits(value: float) -> str:
+    """Three significant digits; thousands as they are read, "25,100"."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{value:.3g}"
+
+
 def cells(row: Row) -> Iterator[str]:
     """A row as text, in the order of `COLUMNS`."""
     yield row.first
     yield str(row.layer)
-    for norm in (row.norm_first, row.norm_others):
-        yield f"{norm:.3g}"
-    for count in (row.massive, row.above_30):
-        yield f"{count:.3g}"
+    for value in (row.norm_first, row.norm_others, row.massive, row.above_30):
+        yield _three_digits(value)
     yield str(row.top_dimension)
-    yield f"{row.top_value:.3g}"
-    yield f"{row.top_ratio:.3g}"
+    yield from map(_three_digits, (row.top_value, row.top_ratio))
     for cosine in (row.cosine, row.control):
         yield "-" if np.isnan(cosine) else f"{cosine:.3f}"
 

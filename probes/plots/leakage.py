@@ -82,14 +82,15 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
         total = block_entry("total", BLACK, results)
         alone = block_entry("residual component", ORANGE, results, "D")
         side_legend(sides["log"], [total, alone, noise], "log form")
-        side_legend(sides["parts"], [Patch(color=color, label=part) for part, color in PARTS.items()], "its parts")
+        side_legend(sides["parts"], [Patch(color=color, label=part) for part, color in PARTS.items()], "parts of the total")
         sources = [block_entry(name, color, results) for name, color in SOURCES.items()]
         side_legend(sides["weight"], sources, "weight form")
         marks = [mark(name, "o", color) for name, color in SOURCES.items()]
         side_legend(sides["log_share"], marks[:2], "shares, log form")
         side_legend(sides["weight_share"], marks, "shares, weight form")
-        for row, unit in (("log", "nat²"), ("parts", "nat²"), ("weight", "weight²")):
-            cells[row][0].set_ylabel(f"leakage ({unit})")
+        cells["log"][0].set_ylabel("leakage (nat²)")
+        cells["parts"][0].set_ylabel("parts (nat²)")
+        cells["weight"][0].set_ylabel("leakage (weight²)")
         cells["log_share"][0].set_ylabel("share of total")
         cells["weight_share"][0].set_ylabel("share of total")
         small_print(figure, [*facts(results), *_explained()], width)

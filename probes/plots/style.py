@@ -318,6 +318,8 @@ def coinciding(cells: Sequence[Axes], handles: Sequence[Line2D]) -> list[str]:
 
     Curves are known by their labels, which are those of their legend's `handles`; axes have their limits by now.
     """
+    for cell in cells:
+        cell.get_ylim()  # which takes in what was drawn last
     groups: list[list[Line2D]] = []
     for one in handles:
         known = next((group for group in groups if _alike(cells, group[0].get_label(), one.get_label())), None)
@@ -349,9 +351,9 @@ def _alike(cells: Sequence[Axes], one: object, other: object) -> bool:
 
 def of_coinciding(signs: Sequence[str]) -> list[str]:
     """What the signs of `coinciding` say, for small print."""
-    return [f"{', '.join(dict.fromkeys(signs))}: curves that coincide at {100 * MOST_ALIKE:g} % of their points"] * bool(
-        signs
-    )
+    return [
+        f"{', '.join(dict.fromkeys(signs))}: curves that coincide at {100 * MOST_ALIKE:g} % of their points"
+    ] * bool(signs)
 
 
 def thinned(x: np.ndarray, *rows: np.ndarray, most: int = 96, exact: int = 32) -> tuple[np.ndarray, ...]:
