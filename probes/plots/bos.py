@@ -113,7 +113,7 @@ def bos_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Pa
         side_legend(sides["loss"], losses)
         side_legend(sides["sensitivity"], profiles)
         cells["removed"][0].set_ylabel("share removed")
-        cells["residual"][0].set_ylabel("residual component (nat²)")
+        cells["residual"][0].set_ylabel("residual\ncomponent (nat²)")
         cells["alpha"][0].set_ylabel(r"change of $\alpha_0$")
         cells["loss"][0].set_ylabel("change of loss (nat)")
         cells["sensitivity"][0].set_ylabel(r"$\|J_j\|_F\,/\,\sqrt{d}$")

@@ -82,7 +82,9 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
         total = block_entry("total", BLACK, results)
         alone = block_entry("residual component", ORANGE, results, "D")
         side_legend(sides["log"], [total, alone, noise], "log form")
-        side_legend(sides["parts"], [Patch(color=color, label=part) for part, color in PARTS.items()], "parts of the total")
+        side_legend(
+            sides["parts"], [Patch(color=color, label=part) for part, color in PARTS.items()], "parts of the total"
+        )
         sources = [block_entry(name, color, results) for name, color in SOURCES.items()]
         side_legend(sides["weight"], sources, "weight form")
         marks = [mark(name, "o", color) for name, color in SOURCES.items()]

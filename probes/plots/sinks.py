@@ -57,6 +57,7 @@ POSITIONS = 64  # in a picture; of a single model twice as many, which a narrowe
 SHADES = 16  # of a picture: a pattern is noise to PNG; no more shades than the eye tells apart keep it small
 MOST_MARKED = 64  # heads with marks of their own; of more, medians and quartiles of as many groups as `GROUPS`
 GROUPS = 10
+MOST_DOTS = 400  # sink-reading heads whose dots in an SVG are drawings; of more, an image
 MOST_LINES = 40  # blocks whose lines in an SVG are drawings; of more, an image
 PALE = "#aaaaaa"
 RATIOS = {"value": ("o", BLUE), "key": ("^", ORANGE), "written": ("s", GREEN)}  # marker, colour
@@ -140,7 +141,7 @@ def _shown(results: Mapping[str, xr.Dataset]) -> int:
 
 def _dot(*room: float) -> float:
     """The size of a mark, in points, that leaves most of a cell of so many inches to be seen."""
-    return float(np.clip(0.45 * 72 * min(room), 0.8, 4))
+    return float(np.clip(0.36 * 72 * min(room), 0.8, 4))
 
 
 def _heads(cell: Axes, ds: xr.Dataset, darkest: float, dot: float | None) -> AxesImage:
@@ -149,7 +150,8 @@ def _heads(cell: Axes, ds: xr.Dataset, darkest: float, dot: float | None) -> Axe
     reading = ds["selected"].sel(rule="sink-reading").values
     places = np.argwhere(reading > 0)[:, ::-1]  # [head, block]
     if dot is not None:
-        cell.plot(*places.T, "o", color=VERMILLION, markersize=dot, markeredgewidth=0)
+        look: Any = {"markersize": dot, "markeredgewidth": 0, "rasterized": len(places) > MOST_DOTS}
+        cell.plot(*places.T, "o", color=VERMILLION, **look)
     elif places.size:
         corners = places[:, None] + 0.46 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)])
         codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(places))
@@ -164,7 +166,7 @@ def _heads(cell: Axes, ds: xr.Dataset, darkest: float, dot: float | None) -> Axe
     cell.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     cell.spines[:].set_visible(False)
     cell.tick_params(length=0)
-    cell.set_xlabel(f"head ({np.sum(reading > 0)} of {reading.size} sink-reading)")
+    cell.set_xlabel(f"head\n{np.sum(reading > 0):,} of {reading.size:,} sink-reading")
     cell.set_ylabel("block")
     return image
 
