@@ -51,7 +51,7 @@ NEEDS = {
     "value_norm": ("layer", "head", "place"),
 }
 MOST_WRITTEN = 40  # cells of a heat map with their values in them, and outlines, which would hide smaller ones
-NARROWEST = 1.8  # inches of a column of a figure of many
+SIDE = 1.45  # inches of legends
 NARROW = 3  # models beside each other beyond which a column has room for two pictures instead of three
 POSITIONS = 64  # in a picture; of a single model twice as many, which a narrower picture has no pixels for
 SHADES = 16  # of a picture: a pattern is noise to PNG; no more shades than the eye tells apart keep it small
@@ -86,11 +86,11 @@ def sinks_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
         pictured = any("pattern" in ds for ds in results.values())
         if pictured:
             heights["pattern"] = 1.6 if len(results) == 1 else 1.15
-        figure, width, cells, sides = panels(list(results), heights, side=1.45, own=("heads", "pattern"))
+        figure, width, cells, sides = panels(list(results), heights, side=SIDE, own=("heads", "pattern"))
         darkest = max(0.3, *(np.nanmax(np.nan_to_num(ds["attends"].values)) for ds in results.values()))
         most = max(ds["attends"].size for ds in results.values())
         across = max(ds.sizes["head"] for ds in results.values())
-        dot = None if most <= MOST_WRITTEN else _dot(heights["heads"] / blocks, NARROWEST / across)
+        dot = None if most <= MOST_WRITTEN else _dot(heights["heads"] / blocks, (width - SIDE) / len(results) / across)
         positions = _shown(results)
         lines = sum(ds.sizes["layer"] for ds in results.values())
         image = None
@@ -141,7 +141,7 @@ def _shown(results: Mapping[str, xr.Dataset]) -> int:
 
 def _dot(*room: float) -> float:
     """The size of a mark, in points, that leaves most of a cell of so many inches to be seen."""
-    return float(np.clip(0.36 * 72 * min(room), 0.8, 4))
+    return float(np.clip(0.36 * 72 * min(room), 1, 4))
 
 
 def _heads(cell: Axes, ds: xr.Dataset, darkest: float, dot: float | None) -> AxesImage:

@@ -80,7 +80,7 @@ def theory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
         axes[1, 0].set_ylabel("measured / kernel")
         log_axis(axes[0, 0])
         log_axis(axes[1, 0])
-        signs = coinciding(axes[0], handles)
+        signs = coinciding(list(axes[0]), handles)
         figure.legend(handles=handles, loc="outside upper center", ncols=in_row)
         figure.supxlabel(caption(results, width, of_coinciding(signs)), fontsize=7, color="#555555")
         if path is not None:
