@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .studies.tables import Report, Table
 
 WIDEST = 120  # columns of running text
-SCREEN = 24  # rows of a table, beyond which what stands above it is out of sight
 
 
 @contextmanager
@@ -70,27 +69,24 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_report(report: Report, *, sentences: bool = False) -> None:
-    """What was measured and what the columns are, then tables, with the sentences above the last one or any long one.
+    """What was measured and what the columns are, then tables, and the sentences last, where a long table ends.
 
     `sentences`: the last table's cells are sentences, too long for columns; its rows are printed one below the other.
     """
     print(report.title)
     print(_wrapped(report.described))
-    last = report.tables[-1]
-    told = next((table for table in report.tables if len(table.rows) > SCREEN), last)
-    for table in report.tables:
-        if table is told:
-            for line in report.lines:
-                print(line)
-        if table is not last or not sentences:
-            _print_titled(table)
-    if not sentences:
-        return
-    print(f"\n{last.title}:")
-    for row in last.rows:
+    *above, last = report.tables
+    for table in above if sentences else report.tables:
+        _print_titled(table)
+    if sentences:
+        print(f"\n{last.title}:")
+        for row in last.rows:
+            print()
+            for name, cell in zip(last.columns, row, strict=True):
+                print(_wrapped(f"{name}: {cell}", indent="    "))
         print()
-        for name, cell in zip(last.columns, row, strict=True):
-            print(_wrapped(f"{name}: {cell}", indent="    "))
+    for line in report.lines:
+        print(line)
 
 
 def _wrapped(text: str, *, indent: str = "") -> str:

@@ -42,6 +42,7 @@ from .models.view import Edit, View
 from .pieces import Piece, Pieces, each, groups
 from .prompts import check_tokens
 from .results import dataset, provenance
+from .summary import three_digits
 
 Progress = Callable[[float, float], None]  # (passes done, passes in all)
 
@@ -202,20 +203,14 @@ def rows(ds: xr.Dataset) -> list[Row]:
     return found
 
 
-def _three_digits(value: float) -> str:
-    """Three significant digits; thousands as they are read, "25,100"."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{value:.3g}"
-
-
 def cells(row: Row) -> Iterator[str]:
     """A row as text, in the order of `COLUMNS`."""
     yield row.first
     yield str(row.layer)
     for value in (row.norm_first, row.norm_others, row.massive, row.above_30):
-        yield _three_digits(value)
+        yield three_digits(value)
     yield str(row.top_dimension)
-    yield from map(_three_digits, (row.top_value, row.top_ratio))
+    yield from map(three_digits, (row.top_value, row.top_ratio))
     for cosine in (row.cosine, row.control):
         yield "-" if np.isnan(cosine) else f"{cosine:.3f}"
 

@@ -17,7 +17,7 @@ from ..leakage import PARTS, SOURCES, null_fails, resolved
 from ..sinks import COLUMNS as HEAD_COLUMNS
 from ..sinks import RULES, ranked
 from ..sinks import cells as head_cells
-from ..summary import estimate, relative_error, spearman
+from ..summary import estimate, relative_error, spearman, three_digits
 from ..trajectory import COLUMNS as BLOCK_COLUMNS
 from ..trajectory import cells as block_cells
 from ..trajectory import rows
@@ -67,7 +67,7 @@ def ranges(numbers: Iterable[int]) -> str:
 def number(value: Any, form: str = ".3g") -> str:
     """A number as text; "-" where there is none."""
     value = float(value)
-    return "-" if math.isnan(value) else format(value, form)
+    return "-" if math.isnan(value) else three_digits(value) if form == ".3g" else format(value, form)
 
 
 def _options(ds: xr.Dataset) -> dict[str, Any]:
@@ -208,9 +208,8 @@ def leakage_report(results: Results) -> Report:
             component = interval(*estimate(ds, "log_stream_of_model", band=band))
             logs.append([name, band, total, *_shares(ds, "log", band), component])
             for form, counted in (("weight", "denominator"), ("terms", "terms")):
-                total = interval(
-                    *(MILLION * end for end in estimate(ds, f"{form}_form_of_model", cell="both", band=band))
-                )
+                value, low, high = estimate(ds, f"{form}_form_of_model", cell="both", band=band)
+                total = interval(MILLION * value, MILLION * low, MILLION * high)
                 weights.append([name, band, counted, total, *_shares(ds, form, band)])
         early = ds.isel(band=0)
         for layer in ds["layer"].values:
