@@ -180,7 +180,7 @@ def provenance(collected: Collected) -> list[Made]:
 
 def is_number(cell: str) -> bool:
     """Whether a table's cell is a number (perhaps with an interval or a unit of share), which is set to the right."""
-    word = cell.strip().split(" ")[0].removesuffix("%").removesuffix("-fold").replace(",", "")
+    word = cell.strip().split(" ")[0].removesuffix("%").replace(",", "")
     if cell.strip() in ("-", "?", ""):
         return True
     try:

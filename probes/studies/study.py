@@ -415,7 +415,8 @@ def described(results: Mapping[str, xr.Dataset]) -> str:
     ds = next(iter(results.values()))
     seeds = int(ds["runs"].max())
     return (
-        f"T = {ds.sizes['position']}, {ds.sizes['prompt']} prompts, {seeds} fresh models each, {_options(ds)['method']}, "
+        f"T = {ds.sizes['position']}, {ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}, "
+        f"{seeds} fresh model{'s' * (seeds != 1)} each, {_options(ds)['method']}, "
         f"{ds.attrs['dtype']}, {ds.attrs['device']}. Kernels: mean over positions of |predicted / measured - 1|. Shapes: "
         "RMS log error with a free scale, of the kernel with its score path and of N^L with its best alpha. Value and "
         "score: norm of that path against the whole, mean over positions. Means over prompts and seeds are taken first."
@@ -428,7 +429,7 @@ def agreement_cells(row: Agreement) -> Iterator[str]:
     yield from (row.model, row.condition)
     for theory in ("uniform", "values", "score_path", "config"):
         error = row.errors.get(theory, float("nan"))
-        yield "-" if np.isnan(error) else f"{error:.1%}" if error < 10 else f"{error:.0f}-fold"
+        yield "-" if np.isnan(error) else f"{error:.1%}" if error < 10 else f"{error:,.0%}"
     for theory in ("score_path", "cesaro"):
         yield f"{row.shapes[theory]:.3f}" if theory in row.shapes else "-"
     yield f"{row.alpha:.2f}"
