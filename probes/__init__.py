@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .inspection import inspect as inspect
     from .jacobian import jacobian as jacobian
     from .leakage import leakage as leakage
-    from .models.load import bundled as bundled
     from .models.load import fresh as fresh
     from .models.load import load as load
+    from .models.named import bundled as bundled
     from .models.view import View as View
     from .plots import bos_figure as bos_figure
     from .plots import jacobian_figure as jacobian_figure
@@ -53,7 +53,7 @@ _WHERE = {
     "agreement": ("compare", "agreement"),
     "bos_figure": ("plots", "bos_figure"),
     "bos_swap": ("bos", "bos_swap"),
-    "bundled": ("models.load", "bundled"),
+    "bundled": ("models.named", "bundled"),
     "combine": ("results", "combine"),
     "fresh": ("models.load", "fresh"),
     "inspect": ("inspection", "inspect"),

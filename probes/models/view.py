@@ -52,6 +52,7 @@ class Identity:
     backend: str
     dtype: str
     device: str
+    weights_file: str | None = None  # JSON: the GGUF file they were dequantized from, its SHA-256, its tensors' types
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ class View(Protocol):
 
     @property
     def bos(self) -> int | None:
-        """The id that training put first, or None where there was none (Qwen2)."""
+        """The id that training put first, or None where there was none (Qwen2), whatever token is called BOS."""
         ...
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
