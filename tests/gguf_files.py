@@ -14,13 +14,16 @@ import torch
 from transformers import PreTrainedModel
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt2")
-BYTES = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]  # printable ASCII, space and newline, as byte-level BPE has them
+BYTES = [chr(code) for code in range(33, 127)] + [
+    "Ġ",
+    "Ċ",
+]  # printable ASCII, space and newline, as byte-level BPE has them
 MERGES = ("t h", "th e", "Ġ the", "i n", "a n", "1 2", "Ġ a")
 WHOLE = "wxyz"  # a token that no merges lead to
 TOKENS = ["<s>", "</s>", "<unk>", *BYTES, *(merge.replace(" ", "") for merge in MERGES), WHOLE]
 TOKENS += [f"<extra{i}>" for i in range(families.VOCABULARY - len(TOKENS))]
 CONTROL, NORMAL, UNUSED = 3, 1, 5  # the format's kinds of tokens
-LLAMA3_FACTORS = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 REMOVED = object()
 
 
@@ -132,7 +135,9 @@ def _keys(config: Any) -> dict[str, Any]:
     if config.model_type in ("llama", "mistral"):
         found |= {"vocab_size": config.vocab_size, "rope.dimension_count": config.head_dim}
     if config.model_type == "gemma2":
-        found |= {f"{part}_logit_softcapping": getattr(config, f"{part}_logit_softcapping") for part in ("attn", "final")}
+        found |= {
+            f"{part}_logit_softcapping": getattr(config, f"{part}_logit_softcapping") for part in ("attn", "final")
+        }
     return found
 
 
@@ -142,7 +147,9 @@ def _byte_level(name: str) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": {"gpt2": "gpt-2"}.get(name, "qwen2"),
         "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.token_type": [kind if "extra" not in token else UNUSED for kind, token in zip(kinds, TOKENS, strict=True)],
+        "tokenizer.ggml.token_type": [
+            kind if "extra" not in token else UNUSED for kind, token in zip(kinds, TOKENS, strict=True)
+        ],
         "tokenizer.ggml.merges": list(MERGES),
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,

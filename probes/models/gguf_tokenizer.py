@@ -62,6 +62,9 @@ def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> A
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer, get_gguf_tokenizer
 
+    special = {name: _special(header, tokens, key) for name, key in SPECIAL.items()}
+    if kind == SENTENCEPIECE and special["bos"] is None:
+        special["bos"] = tokens[SENTENCEPIECE_BOS]
     architecture, found, _ = get_gguf_tokenizer(str(header.path))
     built = json.loads(convert_gguf_tokenizer(architecture, found)[0].to_str())
     built["added_tokens"] = [token for token in built["added_tokens"] if token["id"] < len(tokens)]
@@ -72,9 +75,6 @@ def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> A
         built["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digit, built["pre_tokenizer"]]}
     if kind == SENTENCEPIECE and not header.values.get("tokenizer.ggml.add_space_prefix", True):
         _without_prefix(built)
-    special = {name: _special(header, tokens, key) for name, key in SPECIAL.items()}
-    if kind == SENTENCEPIECE and special["bos"] is None:
-        special["bos"] = tokens[SENTENCEPIECE_BOS]
     built["post_processor"] = _template(special["bos"] if puts_bos_first(header) else None, tokens)
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(built)),
