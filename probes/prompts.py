@@ -209,12 +209,13 @@ def _first_id(model: View, first: FirstToken | int) -> int | None:
         return model.bos
     if first == "bos":
         if model.bos is None:
-            token, name = getattr(model.tokenizer, "bos_token_id", None), model.identity.name
-            if token is None:
+            tokenizer, name = model.tokenizer, model.identity.name
+            token = getattr(tokenizer, "bos_token_id", None)
+            if tokenizer is None or token is None:
                 raise InputError(f"first=bos, but {name} has no BOS token; use --first none or a token id")
-            called = model.tokenizer.bos_token
             raise InputError(
-                f"first=bos, but the tokenizer of {name} never puts '{called}' first; use --first none, or --first {token}"
+                f"first=bos, but the tokenizer of {name} never puts '{tokenizer.bos_token}' first; "
+                f"use --first none, or --first {token}"
             )
         return model.bos
     raise InputError(f"first token '{first}' is unknown; give auto, bos, none or a token id")

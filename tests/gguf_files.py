@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,8 +11,12 @@ from typing import Any
 import families
 import gguf
 import numpy as np
+import pytest
 import torch
 from transformers import PreTrainedModel
+
+import probes
+from probes.errors import InputError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt2")
 BYTES = [chr(code) for code in range(33, 127)] + [
@@ -24,7 +29,8 @@ TOKENS = ["<s>", "</s>", "<unk>", *BYTES, *(merge.replace(" ", "") for merge in 
 TOKENS += [f"<extra{i}>" for i in range(families.VOCABULARY - len(TOKENS))]
 CONTROL, NORMAL, UNUSED = 3, 1, 5  # the format's kinds of tokens
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-REMOVED = object()
+REMOVED: Any = object()
+IDS = torch.arange(3, 103)[None]  # far enough for slow rotations to show
 
 
 def original(name: str, **changed: Any) -> PreTrainedModel:
@@ -169,6 +175,49 @@ def _sentencepiece() -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
     }
+
+
+def llama3_factors(original: int, base: float = 10_000.0) -> np.ndarray:
+    """What Llama 3 divides its frequencies by, from the definition: nothing for short waves, 4 for long ones."""
+    found = []
+    for i in range(families.HEAD_DIM // 2):
+        wave = 2 * math.pi * base ** (2 * i / families.HEAD_DIM)
+        smooth = min(max((original / wave - 1) / (4 - 1), 0), 1)
+        found.append(1 / ((1 - smooth) / 4 + smooth))
+    return np.array(found, np.float32)
+
+
+def read(path: Path | str, **options: Any) -> Any:
+    """`probes.load`, whose view is looked into."""
+    return probes.load(path, **options)
+
+
+def stream(seen: Any) -> torch.Tensor:
+    return seen.residual(seen.embed(IDS)).detach()
+
+
+def same(a: Any, b: Any) -> bool:
+    """Up to the rounding of numbers that a file keeps in float32, such as the norms' epsilon."""
+    a, b = stream(a), stream(b)
+    return bool((a - b).abs().max() <= 1e-4 * b.abs().max())
+
+
+def cut(seen: Any, text: str) -> list[str]:
+    return seen.tokenizer.convert_ids_to_tokens(seen.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def refused(path: Path | str, **options: Any) -> str:
+    """What is said against a file, in one line."""
+    with pytest.raises(InputError) as raised:
+        probes.load(path, **options)
+    return one_line(raised.value)
+
+
+def one_line(error: InputError) -> str:
+    said = str(error)
+    assert "\n" not in said
+    assert len(said) < 500
+    return said
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

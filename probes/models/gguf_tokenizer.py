@@ -76,9 +76,10 @@ def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> A
     if kind == SENTENCEPIECE and not header.values.get("tokenizer.ggml.add_space_prefix", True):
         _without_prefix(built)
     built["post_processor"] = _template(special["bos"] if puts_bos_first(header) else None, tokens)
+    template = header.values.get("tokenizer.chat_template")
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(built)),
-        chat_template=header.values.get("tokenizer.chat_template"),
+        chat_template=template if isinstance(template, str) else None,
         **{f"{name}_token": token for name, token in special.items()},
     )
 
