@@ -17,7 +17,9 @@ LARGEST_SEED = 2**63 - 1  # NetCDF's integers
 
 Models = Annotated[
     list[str] | None,
-    typer.Argument(help="Bundled names, folders or hub ids, with @REVISION if wanted; tiny-llama if not given."),
+    typer.Argument(
+        help="Bundled names, smollm2-135m, folders, GGUF files, hub ids; with @REVISION if wanted; tiny-llama if not given."
+    ),
 ]
 Conditions = Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")]
 Seeds = Annotated[int, typer.Option(max=MOST_SEEDS, help="Fresh models per model.")]
@@ -39,7 +41,7 @@ Text = Annotated[Path | None, typer.Option(help="A text file or folder; the bund
 Dataset = Annotated[str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")]
 Split = Annotated[str, typer.Option(help="Of the dataset.")]
 Column = Annotated[str, typer.Option(help="Of the dataset, holding the text.")]
-First = Annotated[str, typer.Option(help="Position 0: auto (BOS where the model has one), bos, none, or a token id.")]
+First = Annotated[str, typer.Option(help="Position 0: auto (BOS where training put one), bos, none, or a token id.")]
 Seed = Annotated[int, typer.Option(max=LARGEST_SEED, help="Of the windows' places and of whatever else is drawn.")]
 Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")]
 DTypes = Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")]

@@ -60,7 +60,7 @@ def prompts(
         text: a text file, a `.jsonl` file or a folder; not together with `dataset`. Neither: the bundled held-out text.
         dataset: a `datasets` name, streamed; `split` and `column` say which part of it.
         first: what stands at position 0. "bos": the model's BOS, then `length - 1` tokens of text. "none": text. An id:
-            that id, then text. "auto": "bos" where the model has one, else "none".
+            that id, then text. "auto": "bos" where the model has one (its tokenizer puts it first), else "none".
         seed: decides documents and offsets; the windows' text begins at the same offsets under every policy.
 
     Raises:
@@ -209,7 +209,14 @@ def _first_id(model: View, first: FirstToken | int) -> int | None:
         return model.bos
     if first == "bos":
         if model.bos is None:
-            raise InputError(f"first=bos, but {model.identity.name} has no BOS token; use --first none or a token id")
+            tokenizer, name = model.tokenizer, model.identity.name
+            token = getattr(tokenizer, "bos_token_id", None)
+            if tokenizer is None or token is None:
+                raise InputError(f"first=bos, but {name} has no BOS token; use --first none or a token id")
+            raise InputError(
+                f"first=bos, but the tokenizer of {name} never puts '{tokenizer.bos_token}' first; "
+                f"use --first none, or --first {token}"
+            )
         return model.bos
     raise InputError(f"first token '{first}' is unknown; give auto, bos, none or a token id")
 

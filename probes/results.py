@@ -49,10 +49,15 @@ def provenance(model: View, tokens: Int[Tensor, "prompt position"], **options: A
     `model`, `revision` ("null" if there is none), `condition`, `weights` (SHA-256), `config` (JSON), `backend`, `dtype`,
     `device`; of fresh weights `initialization`, what they were drawn from; `tokens_sha256`; `options` (JSON); `headwater`,
     `torch`, `transformers`, `python` (versions) and `platform`; `command` (empty when called from Python); `created` (UTC,
-    ISO 8601). For a model with a replacement at position 0 (`probes.swapped`) also `replacement`.
+    ISO 8601). For a model with a replacement at position 0 (`probes.swapped`) also `replacement`; for one out of a GGUF file
+    `weights_file` (JSON: its name, SHA-256 and number of tensors by type), from which the weights were dequantized.
     """
     identity = model.identity
-    replacement = getattr(model, "replacement", None)
+    more = {
+        "initialization": identity.initialization,
+        "replacement": getattr(model, "replacement", None),
+        "weights_file": identity.weights_file,
+    }
     return (
         attributes(
             {
@@ -67,8 +72,7 @@ def provenance(model: View, tokens: Int[Tensor, "prompt position"], **options: A
                 "tokens_sha256": tokens_hash(tokens),
                 "options": options,
             }
-            | ({} if identity.initialization is None else {"initialization": identity.initialization})
-            | ({} if replacement is None else {"replacement": replacement})
+            | {name: value for name, value in more.items() if value is not None}
         )
         | made_with()
     )

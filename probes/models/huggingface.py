@@ -367,7 +367,7 @@ class HuggingFaceView:
     Args:
         model: left as it is; this view works on a shadow.
         tokenizer: optional; without it prompts must be given as token ids.
-        name, revision: for provenance.
+        name, revision, weights_file: for provenance, as in `Identity`.
         condition: "pretrained", "init" or "init-nope".
         initialization: what fresh weights were drawn from.
 
@@ -384,11 +384,13 @@ class HuggingFaceView:
         tokenizer: Any | None = None,
         name: str | None = None,
         revision: str | None = None,
+        weights_file: str | None = None,
         condition: str = "pretrained",
         initialization: Initialization | None = None,
     ) -> None:
         self.initialization = initialization
         family_of(model.config)
+        self._weights_file = weights_file
         self._wrap(shadow(model), model.config, tokenizer, name, revision, condition)
         self._model.set_attn_implementation(ATTENTION)
 
@@ -429,21 +431,25 @@ class HuggingFaceView:
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
             initialization=None if self.initialization is None else str(self.initialization),
+            weights_file=self._weights_file,
         )
 
     @property
     def bos(self) -> int | None:
-        """A token set aside for beginning texts: one the tokenizer prepends, or one that is not also the end token.
+        """The token that the tokenizer puts first: training did, too.
 
-        GPT-2 and Pythia name their end-of-text token as BOS, too, but put it between texts, not first in windows.
+        Many name a BOS that they never put there: GPT-2 and Pythia the token between texts, SmolLM2 and Qwen2.5 one of
+        their chats'.
         """
-        if self.tokenizer is None or self.tokenizer.bos_token_id is None:
+        tokenizer = self._as_trained()
+        if tokenizer is None or tokenizer.bos_token_id is None:
             return None
-        bos = int(self.tokenizer.bos_token_id)
-        return bos if bos != self.tokenizer.eos_token_id or self._prepends(bos) else None
+        bos = int(tokenizer.bos_token_id)
+        return bos if tokenizer("a").input_ids[:1] == [bos] else None
 
-    def _prepends(self, bos: int) -> bool:
-        return self.tokenizer is not None and self.tokenizer("a").input_ids[:1] == [bos]
+    def _as_trained(self) -> Any | None:
+        """The tokenizer as it was when the model was trained."""
+        return self.tokenizer
 
     def _weights(self) -> Iterable[Tensor]:
         """What the weights' hash is taken over."""
@@ -624,6 +630,7 @@ class HuggingFaceView:
             tokenizer=self.tokenizer,
             name=self._name,
             revision=self._revision,
+            weights_file=self._weights_file,
             condition="init" if positional else "init-nope",
             initialization=rule,
         )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformers import AutoTokenizer
 
 from ..errors import InputError
 from .huggingface import HuggingFaceView, cast, family_of, fresh_model, initialization_of, shadow
@@ -35,8 +36,8 @@ class LensView(HuggingFaceView):
 
     Args:
         bridge: left as it is.
-        tokenizer, name, revision, condition, initialization: as for `HuggingFaceView`; the bridge's own tokenizer unless
-            given.
+        tokenizer, name, revision, weights_file, condition, initialization: as for `HuggingFaceView`; the bridge's own
+            tokenizer unless given.
 
     Raises:
         InputError: the family is not supported, or weights were folded or centred.
@@ -51,6 +52,7 @@ class LensView(HuggingFaceView):
         tokenizer: Any | None = None,
         name: str | None = None,
         revision: str | None = None,
+        weights_file: str | None = None,
         condition: str = "pretrained",
         initialization: Initialization | None = None,
     ) -> None:
@@ -64,7 +66,7 @@ class LensView(HuggingFaceView):
             )
         refuse_split(bridge)
         self._bridge = shadow(bridge)
-        self._lens_tokenizer = tokenizer is None
+        self._lens_tokenizer, self._weights_file = tokenizer is None, weights_file
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
         self._wrap(self._bridge.original_model, config, tokenizer, name, revision, condition)
 
@@ -93,15 +95,21 @@ class LensView(HuggingFaceView):
             tokenizer=self.tokenizer,
             name=self._name,
             revision=self._revision,
+            weights_file=self._weights_file,
             condition="init" if positional else "init-nope",
             initialization=rule,
         )
         twin._lens_tokenizer = self._lens_tokenizer
         return twin
 
-    def _prepends(self, bos: int) -> bool:
-        # TransformerLens makes the tokenizers it reads prepend BOS: that says nothing about the training.
-        return not self._lens_tokenizer and super()._prepends(bos)
+    def _as_trained(self) -> Any | None:
+        """TransformerLens makes the tokenizers it reads prepend BOS: that says nothing, their files do."""
+        if not self._lens_tokenizer or self.tokenizer is None:
+            return self.tokenizer
+        try:
+            return AutoTokenizer.from_pretrained(self.tokenizer.name_or_path, local_files_only=True)
+        except Exception:  # no longer there; what put nothing first as far as we know has no BOS
+            return None
 
     @contextmanager
     def _attending(

@@ -55,6 +55,7 @@ class Identity:
     dtype: str
     device: str
     initialization: str | None = None  # what fresh weights were drawn from; None: these are others
+    weights_file: str | None = None  # JSON: the GGUF file they were dequantized from, its SHA-256, its tensors' types
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ class View(Protocol):
 
     @property
     def bos(self) -> int | None:
-        """The id that training put first, or None where there was none (Qwen2)."""
+        """The id that training put first, or None where there was none (Qwen2), whatever token is called BOS."""
         ...
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:

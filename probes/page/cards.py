@@ -69,8 +69,22 @@ def _card(name: str, kinds: list[str], results: list[xr.Dataset]) -> Card:
         ("position 0 holds", _first(prompted)),
         ("revision", revision),
         ("fresh weights", drawn_from(dict(zip(kinds, results, strict=True)))),
+        ("dequantized from", _file(results)),
     ]
     return Card(name, [(key, value) for key, value in told if value], list(hashes), kinds)
+
+
+def _file(results: list[xr.Dataset]) -> str:
+    """The GGUF file that the weights came from, with its tensors by type; empty for others."""
+    text = next((value for ds in results if (value := str(ds.attrs.get("weights_file", "")))), "")
+    if not text:
+        return ""
+    file = json.loads(text)
+    types = ", ".join(f"{number} {kind}" for kind, number in file["types"].items())
+    return f"{file['name']} (tensors: {types}; SHA-256 {file['sha256'][:SHOWN]}...)"
+
+
+SHOWN = 12  # digits of a file's hash
 
 
 def _config(ds: xr.Dataset) -> dict[str, Any]:
