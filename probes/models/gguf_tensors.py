@@ -27,9 +27,8 @@ def check_tensors(header: Header, config: Any) -> None:
         InputError: a tensor is missing, of another shape, or one that the model has no place for.
     """
     model = _without_weights(header, config)
-    places = _names(model)
-    if config.tie_word_embeddings:
-        places.pop("output.weight", None)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    places = {name: own for name, own in _names(model).items() if own not in tied}
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, place in places.items():
         wanted = shapes[place][::-1] if config.model_type == "gpt2" and _is_transposed(name) else shapes[place]
