@@ -1,15 +1,18 @@
-"""One block, linearized at a recorded stream: vector-Jacobian products for many output directions at once.
+"""One block, linearized at a recorded stream: products with its Jacobian, for many directions at once.
 
-For a block y = f(x) and cotangents G [K, B, T, d] this gives G J, J = df/dx, for all K directions in one pass. Two ways:
+For a block y = f(x), J = df/dx, and cotangents G [K, B, T, d] `vjp` gives G J for all K directions in one pass; for tangents
+of the same shape `jvp` gives J G. Two ways:
 
 `LinearizedBlock` writes the derivative out over the block's parts (norms, projections, attention, feed-forward). The
 forward quantities are computed once per prompt and shared by all directions, the directions are folded into the rows of
 every matrix product, and all that remains besides products are a few passes over the cotangents. Patterns are remade per
 band of queries from the log-sum-exp, so that nothing of size T x T outlives its band, and keys no query of the band can see
-are left out. Per direction: 2 T P multiply-adds for P weights of the block, and 4 T d per visible key of each query.
+are left out. Per direction, forward or backward: T P multiply-adds for P weights of the block, and 4 H c per visible key
+of each query.
 
 `AutogradBlock` differentiates the model's own module, the stream repeated K times (as jacobian-lens does, but block by
-block): slower, and right for whatever the module does.
+block): slower, and right for whatever the module does. Its `jvp` is a central difference: good enough for a sketch's basis,
+where fused attention kernels have no forward mode.
 
 A cotangent that is zero outside some query rows (at the top: all but one) is passed as those rows only.
 
@@ -28,13 +31,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .models.fused import share_of
-from .models.view import Linear, Norm, Parts
+from .models.view import Linear, Parts
+from .pointwise import Normalized, close, rotate, value_and_slope
 
 # Queries per band: bounds memory at B H band K T numbers, and skips half of the causal triangle for T much above it.
 QUERY_BAND = 128
 # The forward pass as taken apart may differ from the model's own by rounding only: transformers computes RMS norms in
 # float32 even in float64 models, hence the third number.
 OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-4, torch.float16: 2e-2}
+# The step of central differences against the stream's norm: about the cube root of the rounding, which in float64 models is
+# float32's, since transformers computes RMS norms in it.
+DIFFERENCE = {torch.float32: 3e-3, torch.float64: 3e-3, torch.bfloat16: 1e-1, torch.float16: 3e-2}
 
 
 class Linearized(Protocol):
@@ -44,6 +51,12 @@ class Linearized(Protocol):
         self, cotangent: Float[Tensor, "k batch rows d"], first: int | None = None, *, frozen: bool = False
     ) -> Float[Tensor, "k batch position d"]:
         """G J for cotangents on all positions, or on the rows from position `first` on, `rows` of them."""
+        ...
+
+    def jvp(
+        self, tangent: Float[Tensor, "k batch position d"], row: int | None = None, *, frozen: bool = False
+    ) -> Float[Tensor, "k batch rows d"]:
+        """J G for tangents of the stream, at all positions or at one `row`."""
         ...
 
 
@@ -72,51 +85,18 @@ class AutogradBlock:
             (gradient,) = torch.autograd.grad(output, repeated, cotangent[:, 0])
         return gradient[:, None]
 
-
-class Normalized:
-    """A norm at a recorded stream: output, and the derivative's transpose with the weight left to the caller."""
-
-    def __init__(self, norm: Norm, stream: Tensor) -> None:
-        self.layer = norm.kind == "layer"
-        self.weight = norm.weight
-        centred = stream - stream.mean(-1, keepdim=True) if self.layer else stream
-        self.inverse = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + norm.eps)  # [B, T, 1]
-        self.unit = centred * self.inverse  # [B, T, d]
-        self.output = self.unit * norm.weight if norm.bias is None else self.unit * norm.weight + norm.bias
-
-    def add_pullback(self, total: Tensor, weighted: Tensor, rows: slice | Tensor = slice(None)) -> None:
-        """total += ((g - unit <g, unit>/d [- mean g]) / rms), g the cotangent of `unit`; `weighted` is overwritten."""
-        unit, inverse = self.unit[:, rows], self.inverse[:, rows]
-        if self.layer:
-            weighted -= weighted.mean(-1, keepdim=True)
-        along = torch.linalg.vecdot(weighted, unit).unsqueeze(-1).mul_(inverse).div_(-unit.shape[-1])
-        total.addcmul_(weighted, inverse).addcmul_(along, unit)
-
-    def pullback(self, cotangent: Tensor, rows: slice = slice(None)) -> Tensor:
-        """The whole derivative's transpose, weight included, into a new tensor."""
-        total = torch.zeros_like(cotangent)
-        self.add_pullback(total, cotangent * self.weight, rows)
-        return total
+    @torch.no_grad()
+    def jvp(self, tangent: Tensor, row: int | None = None, *, frozen: bool = False) -> Tensor:
+        """By central differences; `frozen` changes nothing here, since a difference does not see what autograd is told."""
+        sizes = tangent[:, 0].flatten(1).norm(dim=1)[:, None, None]
+        step = DIFFERENCE[tangent.dtype] * self.stream.norm() / torch.where(sizes > 0, sizes, 1)
+        ahead, behind = (self.block(self.stream + sign * step * tangent[:, 0]) for sign in (1, -1))
+        rows = slice(None) if row is None else slice(row, row + 1)
+        return ((ahead - behind) / (2 * step))[:, None, rows]
 
 
 def _affine(linear: Linear, x: Tensor) -> Tensor:
     return torch.nn.functional.linear(x, linear.weight, linear.bias)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
-    """Rotate the leading `cos.shape[-1]` features of x [..., T, c] as transformers does; `back` is the transpose."""
-    width = cos.shape[-1]
-    half = width // 2
-    first, second = x[..., :half], x[..., half:width]
-    out = torch.empty_like(x)
-    if back:
-        torch.mul(first, cos[..., :half], out=out[..., :half]).addcmul_(second, sin[..., half:])
-        torch.mul(second, cos[..., half:], out=out[..., half:width]).addcmul_(first, sin[..., :half], value=-1)
-    else:
-        torch.mul(first, cos[..., :half], out=out[..., :half]).addcmul_(second, sin[..., :half], value=-1)
-        torch.mul(second, cos[..., half:], out=out[..., half:width]).addcmul_(first, sin[..., half:])
-    out[..., width:] = x[..., width:]
-    return out
 
 
 class LinearizedBlock:
@@ -291,20 +271,87 @@ class LinearizedBlock:
         return total
 
     @torch.no_grad()
-    def direct(self, cotangent: Tensor, row: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What of one row's cotangent [K, B, 1, d] reaches the stream at `positions` through this block alone.
+    def jvp(self, tangent: Tensor, row: int | None = None, *, frozen: bool = False) -> Tensor:
+        rows = slice(0, self.query.shape[2]) if row is None else slice(row, row + 1)
+        return self._forward(tangent[:, :, rows], tangent, rows, None, frozen)
 
-        Returns ([K, B, positions, d], the cotangent of the row itself [K, B, 1, d]); `row` must be among `positions`.
-        Costs one row of the feed-forward, one query's attention and the projections at `positions`: see `local_flops`.
+    @torch.no_grad()
+    def own_jvp(self, own: Tensor, entering: Tensor, row: int, positions: Tensor) -> Tensor:
+        """The tangent of one position after the block, [K, B, 1, d].
+
+        `own` is its tangent before the block; `entering` [K, B, positions, d] are further tangents at `positions`, `row`
+        among them, that reach it through this block's attention alone. Costs one row of the feed-forward, one query's
+        attention and the projections at `positions`: see `own_flops`.
         """
-        rows = slice(row, row + 1)
-        middle, d_up, d_qkv = self._to_inputs(cotangent, rows)
-        reached = middle.new_zeros(*middle.shape[:2], len(positions), middle.shape[-1])
-        self.stream_norm.add_pullback(reached, d_qkv[:, :, positions] @ self.folded.attention, positions)
-        own = reached[:, :, positions == row] + middle
-        if self.parts.parallel:
-            self.mlp_norm.add_pullback(own, d_up @ self.folded.mlp, rows)
-        return reached, own
+        if self.parts.window is not None:  # what this block does not see
+            seen = positions > row - self.parts.window
+            entering, positions = entering[:, :, seen], positions[seen]
+        read = entering.clone()
+        read[:, :, positions == row] += own
+        return self._forward(own, read, slice(row, row + 1), positions, False)
+
+    def _forward(self, own: Tensor, read: Tensor, rows: slice, positions: Tensor | None, frozen: bool) -> Tensor:
+        """Tangents at `rows` after the block, from those before it and what attention reads at `positions` (or all)."""
+        parts, at = self.parts, slice(None) if positions is None else positions
+        d_qkv = self.stream_norm.pushed(read, at) @ self.folded.attention.T
+        branch = self._attention_pushed(d_qkv, rows, positions, frozen) @ parts.o.weight.T
+        if self.post_attention is not None:
+            branch = self.post_attention.pushed(branch, rows) * self.post_attention.weight
+        middle = own + branch
+        d_up = self.mlp_norm.pushed(own if parts.parallel else middle, rows) @ self.folded.mlp.T
+        width = d_up.shape[-1] // len(self.slopes)
+        d_hidden = d_up[..., :width].mul_(self.slopes[0][:, rows])
+        if len(self.slopes) == 2:
+            d_hidden.addcmul_(d_up[..., width:], self.slopes[1][:, rows])
+        branch = d_hidden @ parts.down.weight.T
+        if self.post_mlp is not None:
+            branch = self.post_mlp.pushed(branch, rows) * self.post_mlp.weight
+        return middle.add_(branch)
+
+    def _attention_pushed(self, d_qkv: Tensor, rows: slice, positions: Tensor | None, frozen: bool) -> Tensor:
+        """Tangents of the heads' outputs at `rows`, [K, B, rows, H c], from those of q, k, v at `positions` (or all).
+
+        Per head: dS = dQ K^T + Q dK^T, dO = (P dS) V - <P, dS> O + P dV.
+        """
+        count, batch = d_qkv.shape[:2]
+        _, heads, length, c = self.query.shape
+        kv, n_rows = heads // self.groups, rows.stop - rows.start
+        dq, dk, dv = d_qkv.unflatten(-1, (-1, c)).transpose(2, 3).split([heads, kv, kv], 2)  # [K, B, heads, S, c]
+        dq = dq[..., slice(rows.start, rows.stop) if positions is None else positions == rows.start, :]
+        if self.q_norm is not None and self.k_norm is not None:
+            at = slice(None) if positions is None else positions
+            dq = self.q_norm.pushed(dq, (slice(None), rows)) * self.q_norm.weight
+            dk = self.k_norm.pushed(dk, (slice(None), at)) * self.k_norm.weight
+        if self.rotary is not None:
+            cos, sin = self.rotary
+            at = slice(None) if positions is None else positions
+            dq, dk = rotate(dq, cos[rows], sin[rows]), rotate(dk, cos[at], sin[at])
+        dq = (dq * self.parts.scale).unflatten(2, (kv, self.groups)).permute(1, 2, 3, 4, 0, 5)  # [B, G, g, rows, K, c]
+        dk, dv = dk.permute(1, 2, 3, 0, 4), dv.permute(1, 2, 3, 0, 4)  # [B, G, S, K, c]
+        made = dq.new_empty(batch, kv, self.groups, n_rows, count, c)
+        for queries, keys in self._bands(length, rows.start, n_rows):
+            at = slice(queries.start - rows.start, queries.stop - rows.start)
+            n, m = queries.stop - queries.start, keys.stop - keys.start
+            logits, slope = self._logits(queries, keys)
+            pattern = (logits - self.log_sum[..., queries, :]).exp_()  # [B, G, g, n, m]
+            # Of the keys that the band sees, those that have tangents.
+            seen = slice(None) if positions is None else positions - keys.start
+            some = keys if positions is None else slice(None)
+            weights = pattern[..., seen].flatten(2, 3)
+            out = weights @ dv[:, :, some].flatten(3)
+            out = out.view(batch, kv, self.groups, n, count, c)
+            if not frozen:
+                rise = dq[..., at, :, :].reshape(batch, kv, -1, c) @ self.key[:, :, keys].transpose(-1, -2)
+                rise = rise.view(batch, kv, self.groups, n, count, m)
+                query = self._grouped(self.query)[..., queries, :].reshape(batch, kv, -1, c)
+                keyed = query @ dk[:, :, some].permute(0, 1, 4, 3, 2).flatten(3)  # [B, G, g n, K S]
+                rise[..., seen] += keyed.view(batch, kv, self.groups, n, count, -1)
+                rise *= (pattern if slope is None else pattern * slope).unsqueeze(-2)
+                mixed = self._grouped(self.mixed)[..., queries, None, :]
+                out -= rise.sum(-1, keepdim=True) * mixed
+                out += (rise.view(batch, kv, -1, m) @ self.value[:, :, keys]).view_as(out)
+            made[..., at, :, :] = out
+        return made.permute(4, 0, 3, 1, 2, 5).flatten(3)
 
     def _to_inputs(self, cotangent: Tensor, rows: slice, frozen: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Cotangents of the stream after attention, of the feed-forward's and of attention's first matrix products.
@@ -349,20 +396,6 @@ class Folded:
         )
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Largest difference against the largest value; false for anything not finite."""
-    return bool((a - b).abs().max() <= tolerance * b.abs().max())
-
-
-def value_and_slope(activation: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """An elementwise function and its derivative at x, whatever the function."""
-    leaf = x.detach().requires_grad_()
-    with torch.enable_grad():
-        value = activation(leaf)
-        (slope,) = torch.autograd.grad(value.sum(), leaf)
-    return value.detach(), slope
-
-
 def flops(parts: Parts, *, length: int, rows: int | None = None) -> int:
     """Floating-point operations of matrix products in one direction's `vjp` over one prompt, as performed."""
     rows = length if rows is None else rows
@@ -375,12 +408,12 @@ def flops(parts: Parts, *, length: int, rows: int | None = None) -> int:
     return 2 * (rows * (mlp + parts.o.weight.numel() + features) + length * qkv + 4 * features * visited)
 
 
-def local_flops(parts: Parts, *, length: int, positions: int) -> int:
-    """The same for one direction's `direct`."""
+def own_flops(parts: Parts, *, length: int, positions: int) -> int:
+    """The same for one direction's `own_jvp`."""
     mlp, qkv = _sizes(parts)
-    visible = length if parts.window is None else min(length, parts.window)
     features = parts.q.weight.shape[0]
-    return 2 * (mlp + parts.o.weight.numel() + features + positions * qkv + 4 * features * visible)
+    visible = length if parts.window is None else min(length, parts.window)
+    return 2 * (mlp + parts.o.weight.numel() + positions * qkv + 2 * features * (visible + positions))
 
 
 def _sizes(parts: Parts) -> tuple[int, int]:

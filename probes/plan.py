@@ -14,11 +14,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from .errors import InputError
-from .jacobian import FROZEN, KEPT_BYTES, LOCAL_FEATURES, LOCAL_POSITIONS, PRODUCTS, Pathway
+from .estimators import KEPT_BYTES
+from .jacobian import PRODUCTS
 from .leakage import LAGS, NUMBERS_AT_ONCE, OF_LAGS, OF_QUERIES
 from .memory import Pace, Sizes, available, paced
 from .models.fused import BLOCK_NUMBERS
 from .models.view import View
+from .pullback import FROZEN, Pathway
 from .samples import TOKENS_AT_ONCE, blocks_of
 from .spool import GPU_SHARE, HELD
 from .trajectory import BITS
@@ -157,9 +159,7 @@ def _jacobian(
         probes = max(8, count - int(0.625 * count))
         each = 4 * length * sizes.width
         arrived = 2 * chunk * one + 16 * chunk * length * sizes.width + min(KEPT_BYTES, probes * each)
-    local = 12 * sizes.width * LOCAL_POSITIONS * LOCAL_FEATURES * sizes.blocks if method == "sketch" else 0
-    # The search for a basis is over when directions are pulled back, but about half of its memory is not given back.
-    memory = round(KEPT_FREE * (folded + streams + kept + max(passing, arrived, local)) + 0.5 * local)
+    memory = round(KEPT_FREE * (folded + streams + kept + max(passing, arrived)))
     # A product is a pass backwards, and attention's scores once more; a chunk of them shares the calls.
     chunks = max(1.0, count / chunk)
     making = sum(forward) * (1 if pace.keep else chunks)

@@ -92,7 +92,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .errors import InputError
-from .jacobian import Readout, check_choice, check_place, readout_rows
+from .jacobian import check_choice, check_place
 from .linear import Folded, LinearizedBlock
 from .memory import Room
 from .mixing import (
@@ -120,6 +120,7 @@ from .models.load import born
 from .models.view import Parts, Trace, View
 from .moments import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
 from .pieces import Piece, each
+from .pullback import Readout, readout_rows
 from .results import attributes, dataset, made_with, provenance
 
 __all__ = [

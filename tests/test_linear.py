@@ -79,7 +79,21 @@ def test_output_and_slope_are_the_twins_for_several_prompts_rows_and_bands(name,
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
-def test_direct_is_what_goes_through_this_blocks_attention_alone(name):
+def test_jvp_is_the_adjoint_of_the_twins_derivative(name, monkeypatch):
+    view, trace = traced(name, prompts=2)
+    tangent, cotangent = randn(3, 2, LENGTH, families.WIDTH, seed=1), randn(2, 2, LENGTH, families.WIDTH, seed=2)
+    for layer, band in ((0, 5), (1, 128)):
+        monkeypatch.setattr(linear, "QUERY_BAND", band)
+        made, before = linearized(view, trace, layer), tangent.clone()
+        for frozen in (False, True):
+            ahead = torch.einsum("kbtd,nbtd->kn", made.jvp(tangent, frozen=frozen), cotangent)
+            back = torch.einsum("kbtd,nbtd->kn", tangent, made.vjp(cotangent, frozen=frozen))
+            assert error(ahead, back) < ROUNDING
+        torch.testing.assert_close(tangent, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_own_jvp_is_what_reaches_one_position_by_its_own_path_and_through_attention(name):
     view, trace = traced(name, prompts=1)
     layer, row = 0, LENGTH - 1
     parts = view.parts(layer)
@@ -87,14 +101,14 @@ def test_direct_is_what_goes_through_this_blocks_attention_alone(name):
     stream = trace.residual[layer][0].clone().requires_grad_()
     attended = trace.residual[layer][0].clone().requires_grad_()
     output = reference.block(parts, stream, trace.rotary[layer], attended)[row]
-    cotangent = randn(3, 1, 1, families.WIDTH)
     positions = torch.tensor([0, 2, 5, 7, row])
-    reached, own = linearized(view, trace, layer).direct(cotangent, row, positions)
-    for k in range(3):
-        through, past = torch.autograd.grad(output, (attended, stream), cotangent[k, 0, 0], retain_graph=True)
-        assert error(reached[k, 0], through[positions]) < ROUNDING
-        assert error(own[k, 0, 0], through[row] + past[row]) < ROUNDING
-        assert not past[:row].any()  # the twin's other path stays at its position
+    own, entering = randn(3, 1, 1, families.WIDTH, seed=1), randn(3, 1, 5, families.WIDTH, seed=2)
+    got = linearized(view, trace, layer).own_jvp(own, entering, row, positions)
+    cotangent = randn(families.WIDTH, seed=3)
+    through, past = torch.autograd.grad(output, (attended, stream), cotangent)
+    assert not past[:row].any()  # the twin's other path stays at its position
+    expected = entering[:, 0].flatten(1) @ through[positions].flatten() + own[:, 0, 0] @ (through + past)[row]
+    assert error(got[:, 0, 0] @ cotangent, expected) < ROUNDING
 
 
 # ------------------------------------------------------------------------------------- against the model's modules
@@ -116,6 +130,10 @@ def test_both_engines_give_the_explicit_jacobian_of_the_models_own_block(name):
     identity = torch.eye(families.WIDTH, dtype=torch.float64)[:, None, None]
     assert error(own.vjp(identity, first=LENGTH - 2), explicit) < ROUNDING
     assert error(made.vjp(identity, first=LENGTH - 2), explicit) < OWN[name]
+    # A central difference is off by the square of its step times a third derivative, large at these weights.
+    tangent = randn(3, 1, LENGTH, families.WIDTH, seed=7)
+    assert error(own.jvp(tangent), made.jvp(tangent)) < 3e-2
+    assert not own.jvp(torch.zeros_like(tangent)).any()
 
 
 def test_autograd_refuses_several_prompts():
@@ -172,5 +190,7 @@ def test_flops_are_those_performed(name, band, monkeypatch):
         got = performed(lambda k, rows=rows: made.vjp(randn(k, 1, rows, families.WIDTH), first=length - rows))
         assert got == linear.flops(parts, length=length, rows=rows)
     positions = torch.tensor([0, 9, length - 1])
-    got = performed(lambda k: made.direct(randn(k, 1, 1, families.WIDTH), length - 1, positions))
-    assert got == linear.local_flops(parts, length=length, positions=3)
+    got = performed(
+        lambda k: made.own_jvp(randn(k, 1, 1, families.WIDTH), randn(k, 1, 3, families.WIDTH), length - 1, positions)
+    )
+    assert got == linear.own_flops(parts, length=length, positions=3 if parts.window is None else 1)

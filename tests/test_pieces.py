@@ -241,7 +241,7 @@ def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, l
 def test_the_next_round_of_probes_begins_with_what_was_kept_of_the_last(tmp_path, longer, monkeypatch):
     model, tokens = longer
     pulled: list[int] = []
-    prompt = importlib.import_module("probes.jacobian")._Prompt
+    prompt = importlib.import_module("probes.pullback").Prompt
     real = prompt.pull
 
     def pull(self: Any, cotangent: Any) -> Any:
@@ -282,7 +282,7 @@ def test_what_is_kept_of_a_round_has_the_models_precision(tmp_path, longer, dtyp
 def test_memory_that_runs_out_between_rounds_begins_the_prompts_round_anew(longer, monkeypatch):
     model, tokens = longer
     expected = measure("jacobian auto", model, tokens[:2], None)
-    prompt = importlib.import_module("probes.jacobian")._Prompt
+    prompt = importlib.import_module("probes.pullback").Prompt
     real, seen = prompt.pull, []
 
     def small(self: Any, cotangent: Any) -> Any:
