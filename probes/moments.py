@@ -18,13 +18,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .linear import LinearizedBlock, Normalized, rotate, value_and_slope
-from .models.fused import shares
+from .linear import LinearizedBlock, Normalized, value_and_slope
+from .models.fused import share_of, shares
 from .models.view import Birth, contentless_patterns, sees
+from .scores import ScorePath
 
 Patterns = Literal["uniform", "measured"]
 
 QUADRATURE = 120  # Gauss-Hermite nodes; twice as many change a GELU's or SiLU's moments by less than 1e-12
+BAND = 64  # keys at once: a third of the products of all patterns is left, and calls do not yet count
 TERMS = 40  # of Hermite's series; at correlation 1 the rest is below 1e-6 of a SiLU's or GELU's second moment
 
 
@@ -88,8 +90,10 @@ class MeasuredBlock:
         """G * K, K_ik = E tr(F_i F_k^T)/d; sums over features f, the cross terms of two features having mean zero."""
         block, parts = self.block, self.block.parts
         down = parts.down.weight if block.post_mlp is None else parts.down.weight * block.post_mlp.weight[:, None]
-        out = down.to(self.dtype).pow(2).sum(0)  # [f]
-        first = block.folded.mlp.to(self.dtype).pow(2).sum(1).view(len(block.slopes), -1)  # [gate and up, or up; f]
+        out = torch.linalg.vector_norm(down.to(self.dtype), dim=0).square()  # [f]
+        first = (
+            torch.linalg.vector_norm(block.folded.mlp.to(self.dtype), dim=1).square().view(len(block.slopes), -1)
+        )  # [gate and up, or up; f]
         kernel = torch.zeros_like(gram)
         for slope, norms in zip(block.slopes, first, strict=True):
             slope = slope[0].to(self.dtype)  # [T, f]
@@ -118,30 +122,31 @@ class MeasuredBlock:
         out = out.to(self.dtype).unflatten(1, (self.heads, -1)).transpose(0, 1)  # [H, d, c]
         if post is not None:
             gram, radial = _outer(gram, post.inverse[0, :, 0]), radial * post.inverse[0, :, 0].pow(2)
-        q, k, v = block.folded.attention.to(self.dtype).split(
-            [n * self.head_dim for n in (self.heads, self.kv, self.kv)]
-        )
-        q, k, v = (w.unflatten(0, (-1, self.head_dim)) for w in (q, k, v))  # [heads, c, d]
+        v = block.folded.attention[-self.kv * self.head_dim :].to(self.dtype).unflatten(0, (self.kv, -1))  # [G, c, d]
+        precise, groups = out.double(), self.heads // self.kv
+        inner = precise.mT @ precise  # [H, c, c]
+        values = (v @ v.mT).double().repeat_interleave(groups, 0)
+        strengths = ((inner * values).sum((-1, -2)) / self.width).tolist()  # ||W_O,h W_V,h||_F^2 / d
         if self.attention == "uniform" and block.parts.slopes is None:
-            repeated = v.repeat_interleave(self.heads // self.kv, 0).flatten(0, 1)  # [H c, d]
+            repeated = v.repeat_interleave(groups, 0).flatten(0, 1)  # [H c, d]
             joined = out.transpose(0, 1).flatten(1)  # [d, H c]
             strength = ((joined.T @ joined) * (repeated @ repeated.T)).sum() / self.width  # ||W_O W_V||_F^2 / d
             return self._through(block.stream_norm, strength * spread_uniformly(gram, block.parts.window))
         value, score = torch.zeros_like(gram), torch.zeros_like(radial)
-        direction = _direction(above.to(self.dtype))
-        for head in range(self.heads):
-            own = head // (self.heads // self.kv)
-            pattern, slope = self._pattern(head)
-            inner = out[head].T @ out[head]  # [c, c]
-            strength = ((inner @ v[own]) * v[own]).sum() / self.width
-            for rows in shares(len(value)):
-                value[rows] += strength * (pattern.T[rows] @ gram @ pattern)
-            if self.score_path:
-                seen = pattern if slope is None else pattern * slope
-                score += self._score(head, seen, inner, direction @ out[head], q[head], k[own], gram.diagonal(), radial)
-        value = self._through(block.stream_norm, value)
+        path, metric = None, value
         if self.score_path:
-            value = value + torch.diag(score * block.stream_norm.inverse[0, :, 0].to(self.dtype).pow(2) / self.width)
+            path = ScorePath(block, out, inner, _direction(above.to(self.dtype)), gram.diagonal(), radial)
+        for head, strength in enumerate(strengths):
+            pattern, slope = self._pattern(head)
+            _add_spread(value, pattern, gram, strength)
+            if path is not None:
+                metric = metric if head % groups else path.metric(head // groups)
+                score += path.through(head, pattern if slope is None else pattern.mul_(slope), metric)
+        value = self._through(block.stream_norm, value.tril() + value.tril(-1).T)
+        if path is not None:
+            value.diagonal().addcmul_(
+                score, block.stream_norm.inverse[0, :, 0].to(self.dtype).pow(2), value=1 / self.width
+            )
         return value
 
     def _pattern(self, head: int) -> tuple[Float[Tensor, "query key"], Tensor | None]:
@@ -165,65 +170,6 @@ class MeasuredBlock:
             unseen = ~sees(place[rows, None], place[None, :], parts.window)
             pattern[rows] = logits.masked_fill_(unseen, -math.inf).softmax(-1)
         return pattern, slope
-
-    def _score(
-        self,
-        head: int,
-        pattern: Float[Tensor, "query key"],
-        inner: Float[Tensor, "c c"],
-        along: Float[Tensor, "position c"],
-        q: Float[Tensor, "c d"],
-        k: Float[Tensor, "c d"],
-        gram: Float[Tensor, " position"],
-        radial: Float[Tensor, " position"],
-    ) -> Float[Tensor, " position"]:
-        """What one head's pattern lets through to each position's diagonal, before 1 / (d r_j^2).
-
-        `inner` is W_O^T W_O, `along` W_O^T times the direction of the stream that attention is added to; `gram` is G's
-        diagonal, `pattern` includes a soft-cap's slope.
-        """
-        block, own = self.block, head // (self.heads // self.kv)
-        query, key = block.query[0, head].to(self.dtype), block.key[0, own].to(self.dtype)
-        value, mixed = block.value[0, own].to(self.dtype), block.mixed[0, head].to(self.dtype)
-        total = torch.zeros_like(gram)
-        # Keys: |u_ij|^2, split into the stream's direction and the rest, times |scale W_K^T R_j^T q_i|^2.
-        sizes = (value @ inner * value).sum(-1)
-        every = slice(0, len(value))
-        metric = self._turned(k @ k.T, block.k_norm, own, every).flatten(1)  # [T, c c], R_j W_K W_K^T R_j^T
-        for rows in shares(len(value)):
-            seen, reached, ours = mixed[rows], along[rows], query[rows]
-            shift = sizes + (seen @ inner * seen).sum(-1)[:, None] - 2 * seen @ inner @ value.T
-            ahead = (reached @ value.T - (reached * seen).sum(-1, keepdim=True)).pow(2)
-            felt = pattern[rows] ** 2 * (gram[rows, None] * (shift - ahead).clamp_min(0) + radial[rows, None] * ahead)
-            squares = (ours[:, :, None] * ours[:, None, :]).flatten(1)
-            total += (felt * (squares @ metric.T)).sum(0)
-        # Queries: sum_m u_im k_m^T = W_O C_i, C_i the covariance of values and keys under query i's pattern.
-        pairs = (value[:, :, None] * key[:, None, :]).flatten(1)
-        for rows in shares(len(value)):
-            covariance = (pattern[rows] @ pairs).unflatten(1, (self.head_dim, -1))
-            covariance -= mixed[rows, :, None] * (pattern[rows] @ key)[:, None, :]
-            metric = self._turned(q @ q.T * block.parts.scale**2, block.q_norm, head, rows)
-            spanned = covariance @ metric @ covariance.transpose(-1, -2)  # [rows, c, c]
-            ahead = (along[rows] * (spanned @ along[rows, :, None])[..., 0]).sum(-1)
-            total[rows] += gram[rows] * (spanned * inner).sum((-1, -2)) + (radial - gram)[rows] * ahead
-        return total
-
-    def _turned(
-        self, metric: Float[Tensor, "c c"], norm: Normalized | None, head: int, rows: slice
-    ) -> Float[Tensor, "position c c"]:
-        """R_j X R_j^T at some positions, with the derivative of a per-head norm (Qwen3) between R_j and X."""
-        turned = metric.expand(rows.stop - rows.start, -1, -1)
-        if norm is not None:
-            inverse, unit = (x[0, head, rows].to(self.dtype) for x in (norm.inverse, norm.unit))  # [T, 1], [T, c]
-            eye = torch.eye(self.head_dim, dtype=self.dtype, device=unit.device)
-            across = eye - unit[:, :, None] * unit[:, None, :] / self.head_dim
-            pull = inverse[..., None] * across * norm.weight.to(self.dtype)
-            turned = pull.mT @ turned @ pull
-        if self.block.rotary is not None:
-            cos, sin = (x[rows].to(self.dtype) for x in self.block.rotary)  # [T, rotated]
-            turned = rotate(turned.permute(2, 0, 1), cos, sin).permute(2, 1, 0)  # rows; then columns
-            turned = rotate(turned, cos, sin).permute(1, 0, 2)
-        return turned
 
 
 class BornBlock:
@@ -287,6 +233,15 @@ class BornBlock:
 
     def _inverse(self, covariance: Tensor) -> Tensor:
         return (covariance.diagonal() + self.birth.eps).rsqrt()
+
+
+def _add_spread(total: Tensor, pattern: Tensor, gram: Tensor, strength: float) -> None:
+    """total += strength A^T G A on and below the diagonal; what lies above is the same again, and is of no use here."""
+    band = share_of(BAND)
+    for start in range(0, len(total), band):  # no query before a key sees it
+        keys = slice(start, start + band)
+        left = gram[start:, start:] @ pattern[start:, keys]
+        total[start:, keys].addmm_(pattern[start:, start:].T, left, alpha=strength)
 
 
 def born_stream(birth: Birth, length: int, tokens: Tensor | None) -> Float[Tensor, "position position"]:
