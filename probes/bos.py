@@ -55,6 +55,7 @@ from .leakage import (
     resampling,
     splits,
 )
+from .models.given import takes_model
 from .models.view import Edit, Identity, Parts, Trace, View, Watcher
 from .pieces import Piece, each, within
 from .prompts import tokens_hash
@@ -153,6 +154,7 @@ class Swapped:
         return Swapped(fresh, self.replacement, seed=self.replacement_seed)
 
 
+@takes_model
 def swapped(model: View, replacement: Replacement, *, seed: int = 0) -> Swapped:
     """The same model with a replacement at position 0, as a view that every probe can be run on.
 
@@ -225,6 +227,7 @@ class State:
     profile: Profile
 
 
+@takes_model
 def bos_swap(
     model: View,
     tokens: Int[Tensor, "prompt position"],

@@ -60,6 +60,7 @@ from torch import Tensor
 from .errors import InputError
 from .linear import AutogradBlock, Folded, LinearizedBlock, close, flops, local_flops
 from .memory import out_of_memory, paced
+from .models.given import takes_model
 from .models.view import Edit, Parts, Trace, View
 from .pieces import OWN, Piece, Pieces, each
 from .prompts import check_tokens
@@ -92,6 +93,7 @@ FROZEN: dict[Pathway, tuple[bool, ...]] = {
 SLOPE_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 3e-1, torch.float64: 1e-3, torch.float16: 1e-1}
 
 
+@takes_model
 def jacobian(
     model: View,
     tokens: Int[Tensor, "prompt position"],

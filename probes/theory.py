@@ -115,6 +115,7 @@ from .mixing import (
     visible,
     window_bound,
 )
+from .models.given import takes_model
 from .models.load import born
 from .models.view import Parts, Trace, View
 from .moments import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
@@ -150,6 +151,7 @@ LABEL = {"long_name": "predicted ||J_j||_F / sqrt(d)", "units": "1"}
 
 
 @torch.no_grad()
+@takes_model
 def second_moment(
     model: View,
     tokens: Int[Tensor, "prompt position"],
