@@ -140,50 +140,7 @@ def draw(
         raise InputError(f"{model.identity.name} has no tokenizer; pass token ids [prompt, position] directly")
     if chat is not None:
         return _openings(model, chat, n=n, length=length)
-    policy = first_policy(model, first)
-
-    random = np.random.default_rng(seed)
-    budget = MARGIN * n * length  # not length - 1 under "bos": the offsets are the same under every policy
-    if dataset is not None:
-        documents = _skip_some(stream_dataset(dataset, split=split, column=column), random)
-        source = f"dataset '{dataset}' (split {split}, column {column})"
-    else:
-        found = read_documents(HELDOUT if text is None else text)
-        documents = (found[i] for i in random.permutation(len(found)))
-        source = "bundled held-out text" if text is None else f"text '{text}'"
-    with SpooledTemporaryFile(max_size=IN_MEMORY) as file:
-        tokens, highest, special = _tokenize(model, documents, file, budget=budget, random=random)
-        offsets = tokens - length + 1
-        if offsets < n:
-            raise InputError(
-                f"{source} gives {tokens} tokens; {n} windows of {length} need at least {length + n - 1}: "
-                "give more text, or ask for fewer or shorter prompts"
-            )
-        check_highest(model, highest)
-        windows = torch.empty(n, length, dtype=torch.int64)
-        starts = random.choice(offsets, size=n, replace=False)
-        for window, start in zip(windows, starts, strict=True):
-            file.seek(int(start) * ID.itemsize)
-            window[:] = torch.from_numpy(np.frombuffer(file.read(length * ID.itemsize), dtype=ID).astype(np.int64))
-    if "first_id" in policy:
-        windows = torch.cat([torch.full((n, 1), int(policy["first_id"])), windows[:, :-1]], dim=1)
-    share = overlap(starts, length - ("first_id" in policy))
-    attributes: dict[str, str | int | float] = {"text_source": source, **policy, "prompts_seed": seed}
-    attributes["windows_overlap"] = share
-    remarks = []
-    if share > NOTABLE_OVERLAP:
-        remarks.append(
-            f"{model.identity.name}: {share:.0%} of the tokens stand in more than one of the {n} windows of {length} (the text "
-            f"has {tokens}), so that windows are no independent samples, as intervals take them to be; "
-            "give more text, or ask for fewer or shorter prompts"
-        )
-    if special:
-        attributes["special_tokens"] = json.dumps(special, ensure_ascii=False)
-        counts = [f"{name} ({count})" for name, count in special.items()]
-        more = ", ..." if len(counts) > NAMED else ""
-        told = f"{', '.join(counts[:NAMED])}{more}"
-        remarks.append(f"{model.identity.name}: special tokens that the text spells out are read as such: {told}")
-    return Drawn(windows, attributes, tuple(remarks))
+    return _windows(model, n, length, text, dataset, split, column, first_policy(model, first), seed)
 
 
 def check_source(
@@ -316,6 +273,60 @@ def _first_id(model: View, first: FirstToken | int) -> int | None:
             raise InputError(f"first=bos, but {model.identity.name} has no BOS token; use --first none or a token id")
         return model.bos
     raise InputError(f"first token '{first}' is unknown; give auto, bos, none or a token id")
+
+
+def _windows(
+    model: View,
+    n: int,
+    length: int,
+    text: str | Path | None,
+    dataset: str | None,
+    split: str,
+    column: str,
+    policy: dict[str, str | int],
+    seed: int,
+) -> Drawn:
+    random = np.random.default_rng(seed)
+    budget = MARGIN * n * length  # not length - 1 under "bos": the offsets are the same under every policy
+    if dataset is not None:
+        documents = _skip_some(stream_dataset(dataset, split=split, column=column), random)
+        source = f"dataset '{dataset}' (split {split}, column {column})"
+    else:
+        found = read_documents(HELDOUT if text is None else text)
+        documents = (found[i] for i in random.permutation(len(found)))
+        source = "bundled held-out text" if text is None else f"text '{text}'"
+    with SpooledTemporaryFile(max_size=IN_MEMORY) as file:
+        tokens, highest, special = _tokenize(model, documents, file, budget=budget, random=random)
+        offsets = tokens - length + 1
+        if offsets < n:
+            raise InputError(
+                f"{source} gives {tokens} tokens; {n} windows of {length} need at least {length + n - 1}: "
+                "give more text, or ask for fewer or shorter prompts"
+            )
+        check_highest(model, highest)
+        windows = torch.empty(n, length, dtype=torch.int64)
+        starts = random.choice(offsets, size=n, replace=False)
+        for window, start in zip(windows, starts, strict=True):
+            file.seek(int(start) * ID.itemsize)
+            window[:] = torch.from_numpy(np.frombuffer(file.read(length * ID.itemsize), dtype=ID).astype(np.int64))
+    if "first_id" in policy:
+        windows = torch.cat([torch.full((n, 1), int(policy["first_id"])), windows[:, :-1]], dim=1)
+    share = overlap(starts, length - ("first_id" in policy))
+    attributes: dict[str, str | int | float] = {"text_source": source, **policy, "prompts_seed": seed}
+    attributes["windows_overlap"] = share
+    name, remarks = model.identity.name, []
+    if share > NOTABLE_OVERLAP:
+        remarks.append(
+            f"{name}: {share:.0%} of the tokens stand in more than one of the {n} windows of {length} ({tokens} tokens were "
+            "read), so that windows are no independent samples, as intervals take them to be; "
+            "give more text, or ask for fewer or shorter prompts"
+        )
+    if special:
+        attributes["special_tokens"] = json.dumps(special, ensure_ascii=False)
+        counts = [f"{token} ({count})" for token, count in special.items()]
+        told = ", ".join(counts[:NAMED]) + (", ..." if len(counts) > NAMED else "")
+        remarks.append(f"{name}: special tokens that the text spells out are read as such: {told}")
+    return Drawn(windows, attributes, tuple(remarks))
 
 
 def _openings(model: View, chat: Chat, *, n: int, length: int) -> Drawn:
