@@ -36,13 +36,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from .chat import Chat
@@ -51,7 +51,7 @@ from .jacobian import check_choice, jacobian
 from .models.given import takes_model
 from .models.view import Identity, View
 from .prompts import FirstToken, draw
-from .reading import read_prompt, token_name
+from .reading import Ids, read_prompt, token_name
 from .results import dataset, provenance
 from .summary import smooth, spearman
 from .theory import second_moment
@@ -89,7 +89,7 @@ class Readout:
 @takes_model
 def inspect(
     model: View,
-    prompt: str | Sequence[int] | Int[Tensor, " position"] | Int[Tensor, "1 position"] | None = None,
+    prompt: str | Ids | None = None,
     *,
     chat: Chat | None = None,
     of: str | int = "prediction",

@@ -89,7 +89,7 @@ def prompts(
         dataset: in its place a `datasets` name, streamed; `split` and `column` say which part of it.
         chat: in its place conversations, written by the model's chat template: a user's question, a JSON file, or what it
             holds, a list of {"role": ..., "content": ...} or of such lists. `n` and `length` are then upper bounds: as
-            many conversations as there are, and as many of their tokens as they have in common. `first` has no say.
+            many conversations as there are, and as many of their tokens as they have in common. Without `first`.
         first: what stands at position 0. "bos": the model's BOS, then `length - 1` tokens of text. "none": text. An id:
             that id, then text. "auto": "bos" where the model has one, else "none".
         seed: decides documents and offsets; the windows' text begins at the same offsets under every policy.
@@ -128,7 +128,7 @@ def draw(
         raise InputError(f"n={n} prompts is too few; ask for at least 1")
     if length < 2:
         raise InputError(f"length={length} is too short; ask for at least 2 positions")
-    if model.spec.max_length is not None and length > model.spec.max_length:
+    if chat is None and model.spec.max_length is not None and length > model.spec.max_length:
         raise InputError(
             f"length={length} is more than the {model.spec.max_length} positions of {model.identity.name}; "
             f"ask for at most {model.spec.max_length}"
@@ -314,18 +314,18 @@ def _windows(
     share = overlap(starts, length - ("first_id" in policy))
     attributes: dict[str, str | int | float] = {"text_source": source, **policy, "prompts_seed": seed}
     attributes["windows_overlap"] = share
-    name, remarks = model.identity.name, []
+    remarks = []
     if share > NOTABLE_OVERLAP:
         remarks.append(
-            f"{name}: {share:.0%} of the tokens stand in more than one of the {n} windows of {length} ({tokens} tokens were "
-            "read), so that windows are no independent samples, as intervals take them to be; "
+            f"{model.identity.name}: {share:.0%} of the tokens stand in more than one of the {n} windows of {length} "
+            f"({tokens} tokens were read), so that windows are no independent samples, as intervals take them to be; "
             "give more text, or ask for fewer or shorter prompts"
         )
     if special:
         attributes["special_tokens"] = json.dumps(special, ensure_ascii=False)
         counts = [f"{token} ({count})" for token, count in special.items()]
         told = ", ".join(counts[:NAMED]) + (", ..." if len(counts) > NAMED else "")
-        remarks.append(f"{name}: special tokens that the text spells out are read as such: {told}")
+        remarks.append(f"{model.identity.name}: special tokens that the text spells out are read as such: {told}")
     return Drawn(windows, attributes, tuple(remarks))
 
 
@@ -334,7 +334,7 @@ def _openings(model: View, chat: Chat, *, n: int, length: int) -> Drawn:
     ids = [encoded(model.tokenizer, text) for text in rendered(model, chat)]
     check_highest(model, max((max(one, default=0) for one in ids), default=0))
     count = min(n, len(ids))
-    common = min(length, sorted(map(len, ids), reverse=True)[count - 1])
+    common = min(length, model.spec.max_length or length, sorted(map(len, ids), reverse=True)[count - 1])
     if common < 2:
         raise InputError(f"{named(chat)} gives prompts of {common} token; give longer conversations")
     tokens = torch.tensor([one[:common] for one in ids if len(one) >= common][:count])
@@ -384,7 +384,10 @@ def _tokenize(
     tokenizer: Any = model.tokenizer
     end = getattr(tokenizer, "eos_token_id", None)
     known: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    special = {id: str(token) for id, token in known.items() if token.special}
+    unknown = getattr(
+        tokenizer, "unk_token_id", None
+    )  # what a text holds that the vocabulary does not spells out nothing
+    special = {id: str(token) for id, token in known.items() if token.special and id != unknown}
     tokens, written, highest = 0, 0, -1  # of text; and with what stands between documents
     spelled: Counter[str] = Counter()
     for document in documents:

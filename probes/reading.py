@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from .chat import Chat, named, rendered
 from .errors import InputError
@@ -15,11 +19,14 @@ from .prompts import FirstToken, check_highest, check_source, check_tokens, enco
 from .summary import SHORTEST
 from .text import read_documents
 
+# Of one prompt, with or without a dimension for it.
+Ids: TypeAlias = Sequence[int] | Int[Tensor, "*prompt position"] | Int[np.ndarray, "*prompt position"]
+
 FURTHER = "·"  # a token that holds only a further part of the character before it
 
 
 def read_prompt(
-    model: View, prompt: Any, chat: Chat | None, first: FirstToken | int
+    model: View, prompt: str | Ids | None, chat: Chat | None, first: FirstToken | int
 ) -> tuple[list[int], list[str], str | None, dict[str, str | int]]:
     """One text, conversation or list of ids, as `probes.inspect` takes it.
 
@@ -31,7 +38,8 @@ def read_prompt(
     """
     if (prompt is None) == (chat is None):
         raise InputError(f"{'no prompt is' if prompt is None else 'both prompt and chat are'} given; give one of them")
-    name, tokenizer, text = model.identity.name, model.tokenizer, prompt
+    name, tokenizer = model.identity.name, model.tokenizer
+    text: str | None
     if tokenizer is None and (chat is not None or isinstance(prompt, str)):
         raise InputError(f"{name} has no tokenizer; load one with it, or give token ids")
     if chat is not None:
@@ -43,7 +51,7 @@ def read_prompt(
         ids, pieces = _tokenized(tokenizer, text)
         origin: dict[str, str | int] = {"first_policy": "chat template"} | ({"first_id": ids[0]} if ids else {})
     elif isinstance(prompt, str):
-        what = "text"
+        text, what = prompt, "text"
         if not prompt:
             raise InputError("the text is empty; give some")
         origin = first_policy(model, first)
