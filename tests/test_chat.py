@@ -112,7 +112,8 @@ def test_bad_files_are_refused(tmp_path, content):
 def test_models_and_options_that_do_not_go_with_a_chat(model):
     with pytest.raises(InputError, match="in-memory llama has no chat template; give plain text instead"):
         prompts(probes.load(families.model("llama"), tokenizer=families.tokenizer()), chat="w3")
-    for given in ({"text": "t.txt"}, {"dataset": "a/b"}, {"first": "bos"}, {"first": 3}):
+    wrong: list[dict[str, Any]] = [{"text": "t.txt"}, {"dataset": "a/b"}, {"first": "bos"}, {"first": 3}]
+    for given in wrong:
         with pytest.raises(InputError, match=r"give one of them|leave it out"):
             prompts(model, chat="w3", **given)
 

@@ -45,7 +45,7 @@ def test_a_name_and_a_folder_do(tmp_path):
     found = probes.sinks(str(tmp_path / "ape"), TOKENS, pictures=0)
     np.testing.assert_allclose(found["alpha"], probes.sinks(view, TOKENS, pictures=0)["alpha"], rtol=1e-5)
     assert found.attrs["model"] == "ape"
-    assert torch.equal(probes.prompts("tiny-llama", n=2, length=9), probes.prompts(model="tiny-llama", n=2, length=9))
+    assert torch.equal(probes.prompts("tiny-llama", n=2, length=9), probes.prompts(model="tiny-llama", n=2, length=9))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -556,13 +556,14 @@ def test_a_conversation_is_read_by_the_model_s_template():
     assert ds["token"].values[[0, 1, -1]].tolist() == ["<s>", " w5", " </s>"]
     assert ds.attrs["first_policy"] == "chat template"
     several = [[{"role": "user", "content": WORDS}]] * 2
-    for prompt, given, says in (
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
         (None, {"chat": several}, "chat from Python holds 2 conversations, and one is inspected"),
         (WORDS, {"chat": "w3"}, "both prompt and chat are given; give one of them"),
         (None, {}, "no prompt is given"),
         (None, {"chat": "w3", "first": "none"}, "first=none has no use with a chat"),
         (None, {"chat": "w3"}, "the conversation gives 3 tokens, the first one included"),
-    ):
+    ]
+    for prompt, given, says in wrong:
         with pytest.raises(InputError, match=says):
             probes.inspect(model, prompt, **given)
 
