@@ -25,6 +25,7 @@ from .options import (
     Backends,
     Bands,
     Bootstrap,
+    Chat,
     Column,
     Conditions,
     Dataset,
@@ -138,6 +139,7 @@ def jacobian(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -175,6 +177,7 @@ def jacobian(
         dataset=dataset,
         split=split,
         column=column,
+        chat=chat,
         first=parse_first(first),
         seed=seed,
     )
@@ -210,6 +213,7 @@ def theory(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     device: Device = "auto",
@@ -242,6 +246,7 @@ def theory(
         dataset=dataset,
         split=split,
         column=column,
+        chat=chat,
         first=parse_first(first),
         seed=seed,
         theories=("uniform", "values", "score_path", "config"),
@@ -337,6 +342,7 @@ def sinks(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -381,6 +387,7 @@ def trajectory(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -416,6 +423,7 @@ def leakage(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -466,6 +474,7 @@ def bos_swap(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -496,7 +505,7 @@ def bos_swap(
 
 
 # What the commands above take beside options of their own, handed to `probes.studies.survey.survey` as it is.
-COMMON = ("prompts", "length", "dataset", "split", "column", "seed", "backend", "device", "dtype")
+COMMON = ("prompts", "length", "dataset", "split", "column", "chat", "seed", "backend", "device", "dtype")
 
 
 def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **reporting: Any) -> None:
@@ -527,17 +536,19 @@ def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **
 
 @app.command(
     epilog=_examples(
-        'headwater inspect tiny-llama --text "def area(width, height): return width *"',
-        "headwater inspect tiny-qwen2 --file notes.txt --baseline text --out runs/notes",
-        "headwater inspect ./checkpoint --file notes.txt --of top --method exact",
+        'headwater inspect tiny-llama --prompt "def area(width, height): return width *"',
+        "headwater inspect tiny-qwen2 --text notes.txt --baseline text --out runs/notes",
+        'headwater inspect ./checkpoint --chat "Why is the sky blue?" --of top --method exact',
     ),
 )
 def inspect(
     model: Annotated[str, typer.Argument(help="A bundled name, folder or hub id, with @REVISION if wanted.")] = (
         "tiny-llama"
     ),
-    text: Annotated[str | None, typer.Option(help="What the model reads.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Instead: a file that holds it.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="What the model reads.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Instead: a file that holds it.")] = None,
+    chat: Chat = None,
+    ids: Annotated[str | None, typer.Option(help="Instead: token ids, as in 1,2,3.")] = None,
     of: Annotated[
         str,
         typer.Option(help="What depends on the tokens: prediction, logits, top (log p of the most probable), an id."),
@@ -574,16 +585,17 @@ def inspect(
     and the rest, and the tokens that stand out most.
     """
     from .files import require_writable, together
-    from .inspection import parse_of, read_text
+    from .inspection import parse_of
     from .models.load import load
     from .plots.inspection import print_inspection, write_page
     from .prompts import parse_first
+    from .reading import parse_prompt
     from .results import save, set_command
     from .studies.reading import Reading
     from .studies.runs import require_free
 
     set_command(sys.argv[1:])
-    words = read_text(text, file)
+    read_as, chat = parse_prompt(prompt, text, chat, ids)
     require_writable(out)
     require_free([out / "inspect.html", out / "inspect.nc"])
     spread = read.split_over(device_map, max_memory, offload_folder)
@@ -592,8 +604,9 @@ def inspect(
     with progress() as advance:
         result = reading.read(
             view,
-            words,
+            read_as,
             advance=advance,
+            chat=chat,
             of=parse_of(of),
             baseline=baseline,
             method=method,
@@ -633,6 +646,7 @@ def match(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -670,6 +684,7 @@ def match(
             dataset=dataset,
             split=split,
             column=column,
+            chat=chat,
             first=parse_first(first),
             seed=seed,
             backend=backend,
@@ -750,6 +765,7 @@ def report(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -781,6 +797,7 @@ def report(
             dataset,
             split,
             column,
+            chat,
             parse_first(first),
             seed,
             backend,

@@ -55,6 +55,7 @@ from .leakage import (
     resampling,
     splits,
 )
+from .models.given import takes_model
 from .models.initialization import CONFIG, Rule
 from .models.view import Edit, Identity, Parts, Trace, View, Watcher
 from .pieces import Piece, each, within
@@ -154,6 +155,7 @@ class Swapped:
         return Swapped(fresh, self.replacement, seed=self.replacement_seed)
 
 
+@takes_model
 def swapped(model: View, replacement: Replacement, *, seed: int = 0) -> Swapped:
     """The same model with a replacement at position 0, as a view that every probe can be run on.
 
@@ -226,6 +228,7 @@ class State:
     profile: Profile
 
 
+@takes_model
 def bos_swap(
     model: View,
     tokens: Int[Tensor, "prompt position"],

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from .errors import InputError
 from .estimators import ENGINES, Estimate, Progress, Reporter, refined, sketch
+from .models.given import takes_model
 from .models.view import View
 from .pieces import Piece, Pieces, each
 from .prompts import check_tokens
@@ -46,6 +47,7 @@ PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
 PRODUCTS = 64  # the sketch's default budget per prompt
 
 
+@takes_model
 def jacobian(
     model: View,
     tokens: Int[Tensor, "prompt position"],

@@ -38,6 +38,10 @@ Method = Annotated[
 ]
 Products = Annotated[str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")]
 Text = Annotated[Path | None, typer.Option(help="A text file or folder; the bundled held-out text if not given.")]
+Chat = Annotated[
+    str | None,
+    typer.Option(help="Instead: a question, or a JSON file of conversations, written by the model's chat template."),
+]
 Dataset = Annotated[str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")]
 Split = Annotated[str, typer.Option(help="Of the dataset.")]
 Column = Annotated[str, typer.Option(help="Of the dataset, holding the text.")]

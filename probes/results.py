@@ -185,8 +185,9 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     holds the seeds of all fresh models in rising order; pretrained weights stand at seed index 0. Where a condition lacks
     a seed there is NaN (integers become floats for it), and `runs` [condition] counts what there is.
 
-    Attributes that agree stay attributes; those that differ between runs (`weights` always, `created`, `options`, ...)
-    become text coordinates [condition, seed], empty where there is no run.
+    Attributes that agree stay attributes; those that differ between runs (`weights` always, `options`, ...) become text
+    coordinates [condition, seed], empty where there is no run. `created` stays an attribute, the time of the last run: it is
+    no part of what was measured, which is what `equals` compares.
 
     Raises:
         InputError: nothing to combine; no condition or seed; a run given twice; other tokens, another config, or
@@ -235,6 +236,9 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
         if name in ("condition", "seed"):
             continue
         values = {run: ds.attrs.get(name, "") for run, ds in runs.items()}
+        if name == "created":
+            attrs[name] = max(map(str, values.values()))  # ISO 8601: sorted as text, sorted in time
+            continue
         if name != "weights" and len({repr(value) for value in values.values()}) == 1:
             attrs[name] = first.attrs[name]
             continue

@@ -76,8 +76,8 @@ s^2 = d H c sigma_O^2 sigma_V^2 (each kind of matrix with the deviation that the
 and Q <- Q + f sigma_down^2 E[act act] E[up up] for the feed-forward, N_ik = Q_ik / (r_i r_k), r_i^2 = Q_ii + eps, with the
 expectations over jointly Gaussian pre-activations of covariance d sigma^2 N; those of slopes give K. Attention is uniform.
 
-Costs in multiply-adds, per block: uniform O(T^2 f); measured 2/3 T^3 per head; the score path 3/4 T^2 c^2 + T c^3 more, c the
-head width (causal patterns; `scores.py`).
+Costs in multiply-adds, per block: uniform O(T^2 f); measured 2/3 T^3 per head; the score path 3/4 T^2 c^2 + T c^3 more, c
+the head width (causal patterns; `scores.py`).
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ from .mixing import (
     visible,
     window_bound,
 )
+from .models.given import takes_model
 from .models.initialization import Rule
 from .models.load import born
 from .models.view import Parts, Trace, View
@@ -154,6 +155,7 @@ LABEL = {"long_name": "predicted ||J_j||_F / sqrt(d)", "units": "1"}
 
 
 @torch.no_grad()
+@takes_model
 def second_moment(
     model: View,
     tokens: Int[Tensor, "prompt position"],

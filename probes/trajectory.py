@@ -38,6 +38,7 @@ from torch import Tensor
 from .errors import InputError
 from .memory import Room
 from .models.fused import shares
+from .models.given import takes_model
 from .models.view import Edit, View
 from .pieces import Piece, Pieces, each, groups
 from .prompts import check_tokens
@@ -63,6 +64,7 @@ STREAM_NUMBERS = 1 << 22  # of streams at position 0 held together: 32 MiB in fl
 BITS = 17  # of a float32's magnitude that tell the bins apart: 8 of exponent, 9 of mantissa
 
 
+@takes_model
 def trajectory(
     model: View,
     tokens: Int[Tensor, "prompt position"],

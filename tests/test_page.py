@@ -25,7 +25,7 @@ from probes.errors import InputError
 from probes.leakage import resolved
 from probes.page import build, cards, charts, formulas
 from probes.page.measuring import measure
-from probes.page.sections import Section, choice, sections
+from probes.page.sections import Section, choice, heads_data, sections
 from probes.plots.style import CYCLE, drawn_from
 from probes.results import load, save
 from probes.studies.collected import Collected, collect
@@ -439,6 +439,17 @@ def test_any_kind_may_be_missing(collected, kind):
     results = {name: results for name, results in collected.results.items() if name != kind}
     less = sections(Collected(collected.root, results, collected.files))
     assert [one.name for one in less if one.missing] == [FILLED.get(kind, kind)]
+
+
+def test_commands_name_models_as_they_were_given(collected, checkpoints, tmp_path):
+    """A folder's last part is what its results are called, and nothing that a command finds again."""
+    results = {"sinks": {"ape": collected["sinks"]["ape"]}}
+    (leakage,) = (one for one in sections(Collected(tmp_path / "a b", results)) if one.name == "leakage")
+    assert leakage.missing == (f"headwater leakage {checkpoints / 'ape'} --out '{tmp_path}/a b/leakage'",)
+    assert heads_data(results["sinks"])["ape"]["more"].startswith(f"headwater sinks {checkpoints / 'ape'} --pictures ")
+    older = collected["sinks"]["ape"].copy()
+    del older.attrs["loaded_from"]
+    assert heads_data({"ape": older})["ape"]["more"].startswith("headwater sinks ape --pictures ")
 
 
 def test_one_kind_alone_makes_a_page(collected, tmp_path):

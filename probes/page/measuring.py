@@ -26,7 +26,8 @@ from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType, born
 from ..models.view import View
 from ..plots.style import recorded
-from ..prompts import FirstToken, prompts, tokens_hash
+from ..prompts import FirstToken, tokens_hash
+from ..prompts import draw as drawn
 from ..results import save
 from ..sinks import FIRST_KEYS
 from ..studies.collected import Collected, collect
@@ -60,6 +61,7 @@ class Source:
     dataset: str | None = None
     split: str = "train"
     column: str = "text"
+    chat: str | None = None
     first: FirstToken | int = "auto"
     seed: int = 0
     backend: Backend = "transformers"
@@ -69,7 +71,8 @@ class Source:
 
     def chosen(self) -> dict[str, Any]:
         """As `probes.prompts` takes it."""
-        return {name: getattr(self, name) for name in ("text", "dataset", "split", "column", "first", "seed")}
+        names = ("text", "dataset", "split", "column", "chat", "first", "seed")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ def measure(
     before = collect(out) if out.is_dir() else Collected(out)
     loading = Loading(source.backend, source.device, source.dtype)
     most = count if count is not None else max(one.prompts for one in chosen)
-    found = subjects(models, loading, lambda model: prompts(model, n=most, length=length, **source.chosen()), _nothing)
+    found = subjects(models, loading, {"n": most, "length": length, **source.chosen()}, _nothing)
     sizes = {one.kind: {"prompts": count if count is not None else one.prompts, "length": length} for one in chosen}
     refused: list[str] = []
     stale = {one.kind for one in chosen if not (out / one.kind / f"{one.file}.png").is_file()}  # figures and tables
@@ -270,7 +273,7 @@ def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[s
     ds = before[one.kind].get(name)
     if ds is None:
         return False
-    tokens = prompts(model, n=size["prompts"], length=size["length"], **source.chosen())
+    tokens = drawn(model, n=size["prompts"], length=size["length"], **source.chosen()).tokens
     backend = "transformers" if one.by_parts else source.backend
     same = {
         "headwater": version("headwater"),
@@ -283,10 +286,10 @@ def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[s
     if model.identity.weights not in pretrained_weights(ds) or not _complete(one, ds):
         return False
     if one.fresh:
-        drawn, rule = recorded(ds, "initialization"), source.initialization
-        if drawn != [born(model, initialization=rule).initialization] and (drawn or rule != CONFIG):
+        rules, rule = recorded(ds, "initialization"), source.initialization
+        if rules != [born(model, initialization=rule).initialization] and (rules or rule != CONFIG):
             return False  # results that do not say are from before there were other rules
-    wanted = json.loads(json.dumps(_options(one, size["length"], source.seed)))
+    wanted = json.loads(json.dumps(_options(one, tokens.shape[1], source.seed)))
     made = [json.loads(options) for options in recorded(ds, "options")]
     return bool(made) and all(options.get(key) == value for options in made for key, value in wanted.items())
 

@@ -52,12 +52,11 @@ from ..leakage import INTERVAL, LEAST_PROMPTS, SOURCES
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType
 from ..models.view import Spec, View
-from ..prompts import FirstToken, describe
-from ..prompts import prompts as windows
+from ..prompts import FirstToken
 from ..results import dataset, provenance
 from ..summary import SHORTEST, mean_profile
 from ..theory import fit_alpha, second_moment
-from .runs import Loading, require_free, subjects, write_results, written_files
+from .runs import Loading, Subject, require_free, subjects, write_results, written_files
 from .unfinished import Advance, Unfinished, measured_on
 
 NAME = "match"
@@ -144,6 +143,7 @@ def match(
     dataset: str | None = None,
     split: str = "train",
     column: str = "text",
+    chat: str | None = None,
     first: FirstToken | int = "auto",
     seed: int = 0,
     backend: Backend = "transformers",
@@ -191,6 +191,7 @@ def match(
         "dataset": dataset,
         "split": split,
         "column": column,
+        "chat": chat,
         "first": first,
         "seed": seed,
     }
@@ -210,14 +211,15 @@ def match(
         return measured_on(model, tokens) | options
 
     def check(model: View, name: str, tokens: Tensor) -> None:
+        if len(tokens) < LEAST_PROMPTS or tokens.shape[1] < SHORTEST:
+            least = f"{LEAST_PROMPTS} of {SHORTEST}"
+            raise InputError(f"{len(tokens)} prompts of {tokens.shape[1]} tokens are too few; give at least {least}")
         plans[name] = planned(model, tokens, maker)
         if unfinished.has(name):
             unfinished.check(name, key(model, tokens))
 
-    def prompted(model: View) -> Tensor:
-        return windows(model, n=prompts, length=length, **source)
-
-    models = subjects(sources, Loading(backend, device, dtype), prompted, check)
+    asked = {"n": prompts, "length": length, **source}
+    models = subjects(sources, Loading(backend, device, dtype), asked, check, told)
     require_free(written_files([one.name for one in models], out, NAME, f"{NAME}.md"))
     found = unfinished.going_on([one.name for one in models])
     if told is not None and found is not None:
@@ -228,16 +230,14 @@ def match(
     for one, groups in zip(models, trained, strict=True):
         model = one.model()
 
-        def measure(
-            model: View = model, tokens: Tensor = one.tokens, groups: Sequence[Any] = groups, name: str = one.name
-        ) -> xr.Dataset:
+        def measure(model: View = model, subject: Subject = one, groups: Sequence[Any] = groups) -> xr.Dataset:
             def tell(done: float, total: float) -> None:
                 if advance is not None:
-                    advance(name, done, total)
+                    advance(subject.name, done, total)
 
             made = measured(
                 model,
-                tokens,
+                subject.tokens,
                 groups,
                 seeds=seeds,
                 initialization=initialization,
@@ -246,9 +246,9 @@ def match(
                 cache=cache,
                 progress=tell,
             )
-            made.attrs |= describe(model, **source)
+            made.attrs |= subject.attributes
             made.attrs |= {
-                "notes": json.dumps(list(plans[name].notes)),
+                "notes": json.dumps(list(plans[subject.name].notes)),
                 "toys": json.dumps(maker.described),
                 "quick": int(quick),
             }

@@ -30,7 +30,7 @@ from ..models.view import View
 from ..plan import Plan, plan
 from ..plots import jacobian_figure, theory_figure
 from ..plots.style import drawn_from
-from ..prompts import FirstToken, describe, prompts
+from ..prompts import FirstToken
 from ..results import combine
 from ..summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
 from ..theory import fit_alpha, second_moment, second_moment_from_config
@@ -60,6 +60,7 @@ class Settings:
     dataset: str | None = None
     split: str = "train"
     column: str = "text"
+    chat: str | None = None
     first: FirstToken | int = "auto"
     seed: int = 0
     pathway: Pathway = "total"
@@ -94,8 +95,9 @@ class Settings:
             raise InputError("--no-rope repeats the init condition, which is not among the conditions; add init")
 
     def source(self) -> dict[str, Any]:
-        """Where prompts come from, as `prompts` and `describe` take it."""
-        return {name: getattr(self, name) for name in ("text", "dataset", "split", "column", "first", "seed")}
+        """Where prompts come from, as `prompts` takes it."""
+        names = ("text", "dataset", "split", "column", "chat", "first", "seed")
+        return {name: getattr(self, name) for name in names}
 
     def runs(self) -> list[tuple[str, int | None]]:
         """(condition, seed of the fresh weights) in the order they are measured."""
@@ -150,6 +152,8 @@ def study(
     unfinished = Unfinished(out, name)
 
     def check(model: View, called: str, tokens: Tensor) -> None:
+        if tokens.shape[1] < SHORTEST:
+            raise InputError(f"prompts of {tokens.shape[1]} tokens leave no middle to compare with; give longer ones")
         if settings.from_layer >= model.spec.blocks:  # another model may have it, and would be measured first
             raise InputError(
                 f"from_layer {settings.from_layer} does not exist in {model.identity.name}; "
@@ -162,10 +166,8 @@ def study(
                 unknown = () if run[1] is None else ("weights",)
                 unfinished.check(_label(called, run), _key(model, tokens, settings), without=unknown)
 
-    def prompted(model: View) -> Tensor:
-        return prompts(model, n=settings.prompts, length=settings.length, **settings.source())
-
-    models = subjects(sources, Loading(backend, device, dtype, split_over), prompted, check)
+    asked = {"n": settings.prompts, "length": settings.length, **settings.source()}
+    models = subjects(sources, Loading(backend, device, dtype, split_over), asked, check, told)
     require_free(written_files([one.name for one in models], out, name))
     found = unfinished.going_on([_label(one.name, run) for one in models for run in settings.runs()])
     if told is not None and found is not None:
@@ -175,7 +177,7 @@ def study(
         model = one.model()
         left = sum(not unfinished.done(_label(one.name, run)) for run in settings.runs())
         if told is not None and left:
-            told(estimate(model, settings, name, left).line(one.name))
+            told(estimate(model, settings, name, left, one.tokens).line(one.name))
         runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
         results[one.name] = _with_fits(combine(runs), model)
     if processes.first():
@@ -190,11 +192,11 @@ def study(
     return results
 
 
-def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"], runs: int) -> Plan:
-    """What so many runs of this study will take."""
+def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"], runs: int, tokens: Tensor) -> Plan:
+    """What so many runs of this study will take on these prompts."""
     pathway = "all" if settings.by_path else settings.pathway
     chosen: dict[str, Any] = {"method": settings.method, "products": settings.products, "pathway": pathway}
-    return plan(model, settings.prompts, settings.length, name, runs=runs, processes=processes.count(), **chosen)
+    return plan(model, len(tokens), tokens.shape[1], name, runs=runs, processes=processes.count(), **chosen)
 
 
 FIGURES = {"jacobian": jacobian_figure, "theory": theory_figure}
@@ -241,7 +243,7 @@ def _run(
 
     def measure() -> xr.Dataset:
         result = _measure(measured, tokens, settings, None if advance is None else partial(advance, label))
-        result.attrs |= describe(model, **settings.source())
+        result.attrs |= subject.attributes
         return result if seed is None else result.assign_attrs(seed=seed)
 
     return unfinished.unit(label, _key(measured, tokens, settings), measure, advance=advance)

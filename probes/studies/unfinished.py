@@ -29,7 +29,7 @@ from ..results import load, provenance, save
 
 Advance: TypeAlias = Callable[[str, float, float], None]  # (what is running, done, in all)
 
-CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "first")
+CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "chat", "first")
 HASH = "tokens_sha256"
 FOLDER = "unfinished"  # of units, in the output's folder
 MARK = "unfinished"  # a unit's attribute: {"kind": ..., "key": {...}} as JSON
