@@ -45,6 +45,7 @@ add: ||J||^2 = ||J_value||^2 + ||J_score||^2 + 2 <J_value, J_score>; at initiali
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ from torch import Tensor
 from .errors import InputError
 from .linear import AutogradBlock, Folded, LinearizedBlock, close, flops, local_flops
 from .memory import out_of_memory, paced
-from .models.view import Edit, Parts, Trace, View
+from .models.view import Edit, Parts, Trace, View, obstacle
 from .pieces import OWN, Piece, Pieces, each
 from .prompts import check_tokens
 from .results import dataset, provenance
@@ -124,7 +125,8 @@ def jacobian(
             prefix that all queries see.
         from_layer: differentiate with respect to this block's input instead of block 0's, or "all" for every block.
         engine: "parts" for the linearized blocks, "autograd" for the model's own modules, "auto" for parts where the
-            model is known well enough and their output and slope agree with the model's own, else autograd.
+            model is known well enough and their output and slope agree with the model's own, else autograd. A hook or the
+            like that keeps a block from being taken apart is named in a warning and in the attribute `fallback`.
         seed: of the sketch's probes.
         chunk: directions pulled back at once; chosen for speed and the memory there is unless given. Where memory runs out
             nevertheless, the prompt is begun anew with half of it, and its blocks are made again for every chunk.
@@ -160,6 +162,8 @@ def jacobian(
         raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
 
     apart = _Apart.of(model, layers[0], engine)
+    if apart.obstacle is not None:
+        warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=2)
     # What follows is seen by no query that leads there.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
     # One process's share of the prompts, of which the first is checked most closely.
@@ -267,7 +271,8 @@ def jacobian(
             from_layer=from_layer,
             seed=seed,
         )
-        | {"engine": "+".join(engines)},
+        | {"engine": "+".join(engines)}
+        | ({} if apart.obstacle is None else {"fallback": apart.obstacle}),
     )
 
 
@@ -333,6 +338,7 @@ class _Apart:
     lowest: int
     engine: Engine
     known: dict[int, bool]  # whether a block can be taken apart
+    obstacle: str | None = None  # what a caller put on a block that keeps engine "auto" from taking it apart
     _parts: dict[int, Parts] = field(default_factory=dict)
     _folded: dict[int, Folded] = field(default_factory=dict)
 
@@ -342,12 +348,15 @@ class _Apart:
         for layer in range(lowest, model.spec.blocks):
             parts = None if engine == "autograd" else model.parts(layer)
             made.known[layer] = parts is not None
+            if engine != "autograd" and parts is None and made.obstacle is None:
+                found = obstacle(model, layer)
+                made.obstacle = None if found is None else f"block {layer} ({found})"
             if parts is not None and made.held:
                 made._parts[layer] = parts
         if engine == "parts" and not all(made.known.values()):
             raise InputError(
                 f"engine 'parts' does not know the blocks of '{model.identity.name}' "
-                f"({model.identity.backend}); use engine 'auto' or 'autograd'"
+                f"({made.obstacle or model.identity.backend}); use engine 'auto' or 'autograd'"
             )
         return made
 

@@ -116,7 +116,7 @@ from .mixing import (
     window_bound,
 )
 from .models.load import born
-from .models.view import Parts, Trace, View
+from .models.view import Parts, Trace, View, obstacle
 from .moments import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
 from .pieces import Piece, each
 from .results import attributes, dataset, made_with, provenance
@@ -314,9 +314,11 @@ class _Reporter:
 def _parts(model: View, layer: int) -> Parts:
     parts = model.parts(layer)
     if parts is None:
+        found = obstacle(model, layer)
         raise InputError(
-            f"block {layer} of '{model.identity.name}' ({model.identity.backend}) cannot be taken apart; "
-            "the theory needs an unchanged transformers model of a supported family"
+            f"block {layer} of '{model.identity.name}' ({model.identity.backend}) cannot be taken apart"
+            + ("" if found is None else f" ({found})")
+            + "; the theory needs an unchanged transformers model of a supported family"
         )
     return parts
 

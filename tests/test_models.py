@@ -560,12 +560,10 @@ def test_a_bridge_s_hooks_are_measured_with():
     bridge: Any = boot(families.model("llama"), "llama")
     plain = probes.load(bridge)
     embeddings = plain.embed(IDS)
-    before = plain.residual(embeddings)
+    expected = plain.residual(embeddings, edits=[Edit("value", 1, torch.zeros_like)])
     bridge.blocks[1].attn.v.hook_out.add_hook(lambda tensor, hook: tensor * 0)
     hooked = probes.load(bridge)
-    expected = plain.residual(embeddings, edits=[Edit("value", 1, torch.zeros_like)])
     assert close(hooked.residual(embeddings), expected)
-    assert torch.equal(plain.residual(embeddings), before)
 
 
 def test_a_bridge_with_folded_weights_is_refused(tmp_path):
@@ -741,16 +739,3 @@ def test_parts_of_both_backends(name):
     assert parts.window == view(name, "transformers").spec.windows[1]
     assert parts.head_dim == HEAD_DIM
     assert view(name, "transformer_lens").parts(1) is None
-
-
-def test_parts_of_a_block_with_hooks_are_not_given():
-    model = families.model("llama")
-    seen = probes.load(model)
-    assert seen.parts(0) is not None
-    blocks(model)[0].mlp.register_forward_hook(lambda module, args, output: output * 2)
-    assert seen.parts(0) is not None  # the view was made before
-    hooked = probes.load(model)
-    assert hooked.parts(0) is None
-    assert hooked.parts(1) is not None
-    embeddings = seen.embed(IDS)
-    assert not close(hooked.residual(embeddings), seen.residual(embeddings))

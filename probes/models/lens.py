@@ -81,6 +81,10 @@ class LensView(HuggingFaceView):
         """None: derivatives go through the bridge's own modules, with whatever hooks they carry."""
         return None
 
+    def obstacle(self, layer: int) -> str | None:
+        """None: it is not a caller's doing that blocks stay whole."""
+        return None
+
     def reinitialized(self, seed: int, *, positional: bool = True) -> LensView:
         model: Any = fresh_model(self._model.config, seed, positional=positional)
         twin = type(self)(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,6 +21,9 @@ from ..files import what_is
 from ..processes import launched, local_number
 from .checkpoint import check_fields, check_weights, read_object
 from .view import Birth, View
+
+if TYPE_CHECKING:
+    from .huggingface import HuggingFaceView
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
@@ -246,9 +249,12 @@ def _from_memory(
 
     from transformers import PreTrainedModel
 
+    from .hooks import Origin
     from .huggingface import cast
     from .split import is_split, weights
+    from .wrappers import has_adapters, unwrapped
 
+    source = given = unwrapped(source)
     is_bridge = type(source).__name__ == "TransformerBridge"
     if not is_bridge and not isinstance(source, PreTrainedModel):
         raise InputError(
@@ -266,7 +272,9 @@ def _from_memory(
 
         refuse_split(source)
     elif is_split(source):
-        return _split_already(source, place, wanted, tokenizer, revision)
+        view = _split_already(source, place, wanted, tokenizer, revision)
+        view.origin = Origin(given, shared=True)
+        return view
     moves = (place is not None and place != parameter.device) or (wanted is not None and wanted != parameter.dtype)
     if moves:
         source = copy.deepcopy(source)
@@ -277,13 +285,18 @@ def _from_memory(
         from .lens import LensView
 
         bridge: Any = source
-        return LensView(bridge, tokenizer=tokenizer, revision=revision)
-    return _view(source, backend, tokenizer, _name_of(source), revision, own=moves)
+        view = LensView(bridge, tokenizer=tokenizer, revision=revision)
+    else:
+        view = _view(source, backend, tokenizer, _name_of(source), revision, own=moves)
+    # Bridges of fused projections hold copies of them, and layers with adapters have weights of their own in the view.
+    copied = moves or has_adapters(given) or (backend == "transformer_lens" and not is_bridge)
+    view.origin = Origin(given, shared=not copied)
+    return view
 
 
 def _split_already(
     source: Any, place: torch.device | None, dtype: torch.dtype | None, tokenizer: Any, revision: str | None
-) -> View:
+) -> HuggingFaceView:
     _check_finite(source, type(source).__name__)
     view = _view(source, "transformers", tokenizer, _name_of(source), revision, own=False)
     for wanted, found, option in ((place, view.device, "device"), (dtype, view.dtype, "dtype")):
@@ -299,7 +312,9 @@ def _name_of(model: Any) -> str:
     return model.config.name_or_path or f"in-memory {model.config.model_type}"
 
 
-def _view(model: Any, backend: Backend, tokenizer: Any, name: str, revision: str | None, *, own: bool) -> View:
+def _view(
+    model: Any, backend: Backend, tokenizer: Any, name: str, revision: str | None, *, own: bool
+) -> HuggingFaceView:
     from .huggingface import HuggingFaceView, family_of, shadow
 
     family_of(model.config)
