@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Literal
@@ -92,7 +93,7 @@ def prompts(
         found = read_documents(HELDOUT if text is None else text)
         documents = (found[i] for i in random.permutation(len(found)))
     source = _source(text=text, dataset=dataset, split=split, column=column)
-    with SpooledTemporaryFile(max_size=IN_MEMORY) as file:
+    with SpooledTemporaryFile(max_size=IN_MEMORY) as file, closing(documents):
         tokens, highest = _tokenize(model, documents, file, budget=budget, random=random)
         offsets = tokens - length + 1
         if offsets < n:
@@ -220,7 +221,7 @@ def _source(*, text: str | Path | None, dataset: str | None, split: str, column:
     return "bundled held-out text" if text is None else f"text '{text}'"
 
 
-def _skip_some(documents: Iterator[Document], random: np.random.Generator) -> Iterator[Document]:
+def _skip_some(documents: Iterator[Document], random: np.random.Generator) -> Generator[Document, None, None]:
     """Begin after a random number of documents; those skipped come last, for data sets with no more than that."""
     skip = int(random.integers(SKIP))
     skipped = []
