@@ -329,7 +329,10 @@ def _read(model: View, text: str, first: FirstToken | int) -> tuple[list[int], l
     """(ids, what each stands for in the text, where position 0 comes from)."""
     name, tokenizer = model.identity.name, model.tokenizer
     if tokenizer is None:
-        raise InputError(f"{name} has no tokenizer; load one with it, or use probes.jacobian on token ids")
+        raise InputError(
+            f"{name} has no tokenizer; load it with one (probes.load(model, tokenizer=...)), "
+            "or use probes.jacobian on token ids"
+        )
     if not text:
         raise InputError("the text is empty; give some")
     try:

@@ -82,7 +82,10 @@ def prompts(
     if text is not None and dataset is not None:
         raise InputError(f"both text '{text}' and dataset '{dataset}' are given; give one of them")
     if model.tokenizer is None:
-        raise InputError(f"{model.identity.name} has no tokenizer; pass token ids [prompt, position] directly")
+        raise InputError(
+            f"{model.identity.name} has no tokenizer; pass token ids [prompt, position] directly, "
+            "or load the model with one (probes.load(model, tokenizer=...))"
+        )
     first_id = _first_id(model, first)
 
     random = np.random.default_rng(seed)

@@ -69,7 +69,7 @@ def test_a_compiled_model_is_the_model_that_was_compiled(how, backend):
         np.testing.assert_array_equal(found["sensitivity"], expected["sensitivity"])
     inner = getattr(compiled, "_orig_mod", compiled)
     inner.get_decoder().register_forward_hook(print)
-    with pytest.raises(InputError, match="new forward hook 'builtins.print'"):
+    with pytest.raises(InputError, match=r"new forward hook 'builtins\.print'"):
         seen.embed(IDS)
 
 
@@ -159,8 +159,8 @@ def test_adapters_that_cannot_be_merged_are_refused(peft):
     prompted = peft.get_peft_model(
         families.model("llama"), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     )
-    with pytest.raises(InputError, match="adapter 'default' .*puts trained vectors before the tokens"):
+    with pytest.raises(InputError, match=r"adapter 'default' .*puts trained vectors before the tokens"):
         probes.load(prompted)
     biased = adapted(peft, families.model("llama"), target_modules=["q_proj"], lora_bias=True)
-    with pytest.raises(InputError, match=r"on 'model\.layers\.0\.self_attn\.q_proj' cannot be merged .*base layer has no bias"):
+    with pytest.raises(InputError, match=r"on 'model\.layers\.0\.\w+\.q_proj' cannot be merged .*no bias"):
         probes.load(biased)

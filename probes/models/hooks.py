@@ -63,9 +63,7 @@ def obstacle(block: nn.Module) -> str | None:
         if forward is not None:
             return f"forward pass '{named(forward)}' on its {name or kind.__name__}"
         # Quantized layers are linear in another way than nn.Linear; layers of other packages are not known here.
-        if kind.__module__.partition(".")[0] not in KNOWN or (
-            isinstance(module, nn.Linear) and kind is not nn.Linear
-        ):
+        if kind.__module__.partition(".")[0] not in KNOWN or (isinstance(module, nn.Linear) and kind is not nn.Linear):
             return f"module '{kind.__module__}.{kind.__qualname__}' as its {name}"
     return None
 

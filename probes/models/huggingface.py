@@ -450,8 +450,9 @@ class HuggingFaceView:
 
     @property
     def identity(self) -> Identity:
+        # The weights are the caller's, who may change them. Those that accelerate offloads are made anew in every pass.
         state = () if self._split else tuple(map(version, self._model.parameters()))
-        if self._identified is None or self._identified[0] != state:  # the weights are the caller's, who may change them
+        if self._identified is None or self._identified[0] != state:
             self._identified = state, self._identity()
         return self._identified[1]
 
