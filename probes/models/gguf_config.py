@@ -288,7 +288,7 @@ def _agreeing(stated: _Stated, implied: Any, given: Mapping[str, Any]) -> Any:
     if given.get("model_type") not in kinds:
         kind = f"{given.get('model_type')!s:.40}"
         raise header.refuse(
-            f"has the architecture '{header.architecture}', and config.json model_type={kind}; put the model's own there, or none"
+            f"has the architecture '{header.architecture}', and config.json model_type={kind}; put the model's own there"
         )
     config = _made(header, {name: value for name, value in given.items() if name not in OF_OTHER_FILES})
     ours, theirs = spec_of(implied), spec_of(config)
