@@ -46,7 +46,7 @@ def unwrap_within(copied: nn.Module, prefix: str = "") -> None:
     """
     for name, child in copied._modules.items():
         if child is not None:
-            inner = child._orig_mod if _is_compiled(child) else child
+            inner: Any = child._orig_mod if _is_compiled(child) else child
             inner = _merged(inner, prefix + name) if _is_adapter(inner) else inner
             copied._modules[name] = inner
             unwrap_within(inner, f"{prefix}{name}.")
