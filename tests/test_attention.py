@@ -326,9 +326,9 @@ def hooks_of(model: nn.Module) -> dict[str, Any]:
 def test_every_block_is_seen_once_and_nothing_is_left(name, backend):
     model = original(name)
     seen: Any = probes.load(model, backend)
-    before, outer = hooks_of(seen._model), hooks_of(model)
     embeddings = seen.embed(IDS)
     plain = seen.residual(embeddings)
+    before, outer = hooks_of(seen._model), hooks_of(model)  # in its first pass a bridge sets hooks of its own
     for call in (seen.residual, seen.trace, lambda given: seen.trace(given, attention=True)):
         found: list[int] = []
         with seen.watching(lambda layer, attention, found=found: found.append(layer)):

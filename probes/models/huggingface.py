@@ -29,7 +29,7 @@ from transformers.activations import ACT2FN
 
 from ..errors import InputError
 from . import split
-from .fused import attend, check_edits
+from .fused import attend, check_edits, check_told
 from .hooks import Origin, obstacle, own_forward, version
 from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, of_config, resolve
 from .view import (
@@ -251,17 +251,6 @@ _listener: ContextVar[_Listener | None] = ContextVar("headwater_attention_listen
 _watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("headwater_watchers", default=MappingProxyType({}))
 
 
-# What an attention function is told beside queries, keys and values. These three say what is computed:
-TOLD = ("scaling", "softcap", "sliding_window")
-# Of these any other value would change the result:
-HARMLESS: MappingProxyType[str, tuple[Any, ...]] = MappingProxyType(
-    {"dropout": (0.0,), "is_causal": (True, None), "head_mask": (None,), "past_key_values": (None,)}
-)
-# These change nothing here: positions have entered by rotation or addition, and a pass begins at the first of them; what
-# is kept or collected on the way out is the decoder's affair.
-IGNORED = ("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states")
-
-
 def _attention_forward(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
@@ -270,7 +259,7 @@ def _attention_forward(
     Raises:
         InputError: a keyword that is not known here, or a value by which the model attends in another way.
     """
-    _check_told(module, attention_mask, kwargs)
+    check_told(module, attention_mask, kwargs)
     listener = _listener.get()
     if listener is not None:
         query, key, value = listener.receive(module, query, key, value)
@@ -291,23 +280,6 @@ def _attention_forward(
         listener.attended(module, attention)
     assert attention.output is not None
     return attention.output.transpose(1, 2).contiguous(), None
-
-
-def _check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) -> None:
-    kind = type(module).__qualname__
-    for name in told:
-        if name not in (*TOLD, *HARMLESS, *IGNORED):
-            raise InputError(f"{kind} gives its attention '{name}', which probes do not know; give a model without it")
-    causal = told.get("is_causal")
-    found = {**told, "is_causal": getattr(module, "is_causal", True) if causal is None else causal}
-    for name, harmless in HARMLESS.items():
-        value = found.get(name, harmless[0])
-        if not any(value is one or (one is not None and value == one) for one in harmless):
-            raise InputError(
-                f"{kind} gives its attention {name}={value!s:.40}, which probes do not follow; give a model without it"
-            )
-    if mask is not None:
-        raise InputError(f"{kind} gives its attention a mask of its own, which probes do not follow")
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
