@@ -75,8 +75,8 @@ Q_ik = E x_i.x_k / d, starts from sigma_embedding^2 for equal tokens, and goes u
 and Q <- Q + f sigma_down^2 E[act act] E[up up] for the feed-forward, N_ik = Q_ik / (r_i r_k), r_i^2 = Q_ii + eps, with the
 expectations over jointly Gaussian pre-activations of covariance d sigma^2 N; those of slopes give K. Attention is uniform.
 
-Costs in multiply-adds, per block: uniform O(T^2 f); measured 2/3 T^3 per head; the score path 3/4 T^2 c^2 + T c^3 more, c the
-head width (causal patterns; `scores.py`).
+Costs in multiply-adds, per block: uniform O(T^2 f); measured 2/3 T^3 per head; the score path 3/4 T^2 c^2 + T c^3 more, c
+the head width (causal patterns; `scores.py`).
 """
 
 from __future__ import annotations

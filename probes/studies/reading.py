@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import xarray as xr
 
+from ..course import Advance
 from ..inspection import inspect
 from ..models.view import View
-from .unfinished import Advance, Unfinished, measured_on
+from .unfinished import Unfinished, measured_on
 
 
 class Reading:

@@ -21,19 +21,20 @@ import xarray as xr
 from torch import Tensor
 
 from .. import processes
+from ..course import Advance, announce
 from ..errors import InputError
 from ..files import together
 from ..jacobian import Method, Pathway, Readout, jacobian
 from ..models.load import DType
 from ..models.view import View
-from ..plan import Plan, plan
+from ..plan import KERNEL_PASSES, Plan, jacobian_passes, operations, plan
 from ..plots import jacobian_figure, theory_figure
 from ..prompts import FirstToken, describe, prompts
 from ..results import combine
 from ..summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
 from ..theory import fit_alpha, second_moment, second_moment_from_config
 from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
-from .unfinished import CHOOSING, Advance, Unfinished, measured_on
+from .unfinished import CHOOSING, Unfinished, measured_on
 
 Condition = Literal["init", "pretrained"]
 Theory = Literal["uniform", "values", "score_path", "config"]
@@ -142,6 +143,7 @@ def study(
     """
     out = Path(out)
     unfinished = Unfinished(out, name)
+    sizes: dict[str, float] = {}
 
     def check(model: View, called: str, tokens: Tensor) -> None:
         if settings.from_layer >= model.spec.blocks:  # another model may have it, and would be measured first
@@ -155,6 +157,7 @@ def study(
             if unfinished.has(_label(called, run)):  # fresh weights follow from the seed; they are not made for this
                 unknown = () if run[1] is None else ("weights",)
                 unfinished.check(_label(called, run), _key(model, tokens, settings), without=unknown)
+        sizes.update((_label(called, run), run_size(model, settings)) for run in settings.runs())
 
     def prompted(model: View) -> Tensor:
         return prompts(model, n=settings.prompts, length=settings.length, **settings.source())
@@ -164,12 +167,12 @@ def study(
     found = unfinished.going_on([_label(one.name, run) for one in models for run in settings.runs()])
     if told is not None and found is not None:
         told(found)
+    announce(advance, {label: size for label, size in sizes.items() if not unfinished.done(label)})
     results: dict[str, xr.Dataset] = {}
     for one in models:
         model = one.model()
-        left = sum(not unfinished.done(_label(one.name, run)) for run in settings.runs())
-        if told is not None and left:
-            told(estimate(model, settings, name, left).line(one.name))
+        if told is not None and not all(unfinished.done(_label(one.name, run)) for run in settings.runs()):
+            told(estimate(model, settings, name).line(one.name))
         runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
         results[one.name] = _with_fits(combine(runs), model)
     if processes.first():
@@ -184,11 +187,25 @@ def study(
     return results
 
 
-def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"], runs: int) -> Plan:
-    """What so many runs of this study will take."""
+def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"]) -> Plan:
+    """What this study will take."""
+    return plan(model, settings.prompts, settings.length, name, **_planned(settings))
+
+
+def run_size(model: View, settings: Settings) -> float:
+    """Operations that one run takes, about: what runs are weighed by."""
+    return settings.prompts * operations(model, settings.length) * sum(_passes(model, settings).values())
+
+
+def _planned(settings: Settings) -> dict[str, Any]:
     pathway = "all" if settings.by_path else settings.pathway
-    chosen: dict[str, Any] = {"method": settings.method, "products": settings.products, "pathway": pathway}
-    return plan(model, settings.prompts, settings.length, name, runs=runs, processes=processes.count(), **chosen)
+    return {"method": settings.method, "products": settings.products, "pathway": pathway}
+
+
+def _passes(model: View, settings: Settings) -> dict[str, float]:
+    """Forward passes per prompt, about: of the Jacobian, and of each theory beside it."""
+    theories = {name: KERNEL_PASSES[name] for name in _theories(model, settings)}
+    return {"jacobian": jacobian_passes(model.spec.width, _planned(settings))} | theories
 
 
 FIGURES = {"jacobian": jacobian_figure, "theory": theory_figure}
@@ -248,8 +265,18 @@ def _measure(
     chosen: dict[str, Any] = {
         name: getattr(settings, name) for name in ("method", "products", "relative_error", "seed")
     }
+    passes = {} if progress is None else _passes(model, settings)
+
+    def telling(part: str) -> Callable[[float, float], None] | None:
+        """The progress of a part of this, as that of the whole."""
+        told, names, whole = progress, list(passes), sum(passes.values())
+        if told is None:
+            return None
+        before = sum(passes[name] for name in names[: names.index(part)])
+        return lambda done, total: told(before + passes[part] * done / total, whole)
+
     pathway: Pathway = "all" if settings.by_path else settings.pathway
-    result = jacobian(model, tokens, pathway=pathway, progress=progress, **chosen, **place)
+    result = jacobian(model, tokens, pathway=pathway, progress=telling("jacobian"), **chosen, **place)
     if settings.by_path:
         apart = {path: result.sel(pathway=path, drop=True) for path in ("value", "score")}
         result = result.sel(pathway=settings.pathway, drop=True)
@@ -259,7 +286,7 @@ def _measure(
         predicted = (
             second_moment_from_config(model, tokens=tokens)
             if name == "config"
-            else second_moment(model, tokens, **KERNELS[name], **place)
+            else second_moment(model, tokens, **KERNELS[name], **place, progress=telling(name))
         )
         result[f"theory_{name}"] = predicted["sensitivity"].astype(np.float32)
     return result
