@@ -265,15 +265,21 @@ def _measure(
     chosen: dict[str, Any] = {
         name: getattr(settings, name) for name in ("method", "products", "relative_error", "seed")
     }
-    passes = {} if progress is None else _passes(model, settings)
+    passes, products = {} if progress is None else _passes(model, settings), 1.0
 
     def telling(part: str) -> Callable[[float, float], None] | None:
-        """The progress of a part of this, as that of the whole."""
-        told, names, whole = progress, list(passes), sum(passes.values())
+        """The progress of a part of this as that of the whole, in products of the Jacobian."""
+        told, names = progress, list(passes)
         if told is None:
             return None
-        before = sum(passes[name] for name in names[: names.index(part)])
-        return lambda done, total: told(before + passes[part] * done / total, whole)
+
+        def tell(done: float, total: float) -> None:
+            nonlocal products
+            products = total if part == "jacobian" else products
+            before = sum(passes[name] for name in names[: names.index(part)]) + passes[part] * done / total
+            told(*(products / passes["jacobian"] * x for x in (before, sum(passes.values()))))
+
+        return tell
 
     pathway: Pathway = "all" if settings.by_path else settings.pathway
     result = jacobian(model, tokens, pathway=pathway, progress=telling("jacobian"), **chosen, **place)
