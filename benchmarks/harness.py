@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from probes.files import write_json
+from probes.files import table_lines, write_json
 
 Row = dict[str, Any]
 MARK = "row: "  # before a row in a child's output
@@ -300,4 +300,4 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     wrong = [row for row in rows if len(row) != len(columns)]
     if wrong:
         raise ValueError(f"row {list(wrong[0])} does not fit columns {list(columns)}")
-    return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]
+    return table_lines(columns, rows)

@@ -87,7 +87,7 @@ def probe(name: str, view: Any, tokens: Any) -> tuple[Callable[[], Any], Callabl
         ),
         "sketch": (
             lambda: probes.jacobian(view, tokens, method="sketch"),
-            lambda ds: work.sketch(view, prompts, length, float(ds["products"].mean())),
+            lambda ds: work.jacobian(view, prompts, length, float(ds["products"].mean())),
         ),
         "sinks": (lambda: probes.sinks(view, tokens), lambda ds: work.sinks(view, prompts, length)),
         "sinks all": (

@@ -33,7 +33,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from probes.files import atomic
+from probes.files import atomic, table_lines
 from toy.model import Architecture
 from toy.tasks import Copying, InContext
 from toy.train import Run, groups, train
@@ -367,7 +367,7 @@ def write_page(path: Path, lines: list[str], parts: Mapping[str, tuple[list[str]
     text = ["# How fast toys train", "", *(f"{line}\n" for line in lines)]
     for title, (columns, rows, below) in parts.items():
         text += [f"## {title}", ""]
-        text += [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]
+        text += table_lines(columns, rows)
         text += ["", *(f"{line}\n" for line in below)]
     with atomic(path) as temporary:
         temporary.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")

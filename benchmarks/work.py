@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
-from probes.jacobian import LOCAL_FEATURES, LOCAL_POSITIONS
 from probes.leakage import LAGS
 from probes.linear import flops
 from probes.models.fused import query_blocks
@@ -82,14 +81,6 @@ def _pattern_pairs(heads: int, length: int) -> int:
     nothing = torch.empty(1, heads, length, 1, device="meta")
     attention = Attention(query=nothing, key=nothing, value=nothing, scale=1.0, softcap=None, window=None)
     return sum((stop - start) * stop for start, stop in query_blocks(attention))
-
-
-def sketch(view: View, prompts: int, length: int, products: float) -> float:
-    """The same for a sketch, which makes its basis from the Gram matrix of mixed images, in double precision."""
-    width, blocks = view.spec.width, view.spec.blocks
-    positions, kept = min(LOCAL_POSITIONS, length), min(LOCAL_FEATURES, width)
-    gram = 4.0 * width**2 * positions * kept * blocks
-    return jacobian(view, prompts, length, products) + prompts * gram
 
 
 def trajectory(view: View, prompts: int, length: int) -> float:

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from .inspection import inspect as inspect
     from .jacobian import jacobian as jacobian
     from .leakage import leakage as leakage
-    from .models.load import bundled as bundled
+    from .models.initialization import Initialization as Initialization
+    from .models.load import born as born
     from .models.load import fresh as fresh
     from .models.load import load as load
+    from .models.named import bundled as bundled
     from .models.view import View as View
     from .plots import bos_figure as bos_figure
     from .plots import jacobian_figure as jacobian_figure
@@ -48,12 +50,14 @@ if TYPE_CHECKING:
     from .trajectory import trajectory as trajectory
 
 _WHERE = {
+    "Initialization": ("models.initialization", "Initialization"),
     "InputError": ("errors", "InputError"),
     "View": ("models.view", "View"),
     "agreement": ("compare", "agreement"),
+    "born": ("models.load", "born"),
     "bos_figure": ("plots", "bos_figure"),
     "bos_swap": ("bos", "bos_swap"),
-    "bundled": ("models.load", "bundled"),
+    "bundled": ("models.named", "bundled"),
     "combine": ("results", "combine"),
     "fresh": ("models.load", "fresh"),
     "inspect": ("inspection", "inspect"),

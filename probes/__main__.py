@@ -25,6 +25,7 @@ from .options import (
     Backends,
     Bands,
     Bootstrap,
+    Chat,
     Column,
     Conditions,
     Dataset,
@@ -32,6 +33,7 @@ from .options import (
     DeviceMap,
     DTypes,
     First,
+    Initialization,
     Lags,
     Length,
     MaxMemory,
@@ -118,6 +120,7 @@ def jacobian(
         bool, typer.Option("--no-rope", help="Repeat init without rotation (or without learned positions).")
     ] = False,
     seeds: Seeds = 3,
+    initialization: Initialization = "config",
     prompts: Prompts = 16,
     length: Length = 256,
     method: Method = "sketch",
@@ -136,6 +139,7 @@ def jacobian(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -150,6 +154,7 @@ def jacobian(
     Writes jacobian.nc, jacobian.png, jacobian.svg and prints a summary: primacy (first 5 % of positions against the middle
     half's median), recency (last position against it) and the trough's place. Interrupted, the same command goes on.
     """
+    from .plots.style import drawn_from
     from .prompts import parse_first
     from .studies.runs import written_files
     from .studies.study import COLUMNS, Settings, cells, rope_correlations, summarize
@@ -158,6 +163,7 @@ def jacobian(
         conditions=read.conditions(conditions),
         no_rope=no_rope,
         seeds=seeds,
+        initialization=initialization,
         prompts=prompts,
         length=length,
         method=method,
@@ -171,6 +177,7 @@ def jacobian(
         dataset=dataset,
         split=split,
         column=column,
+        chat=chat,
         first=parse_first(first),
         seed=seed,
     )
@@ -178,6 +185,8 @@ def jacobian(
     running = {"backend": backend, "device": device, "dtype": dtype, "split_over": spread}
     results = _study(models, out, settings, name="jacobian", **running)
     print_table(COLUMNS, [list(cells(row)) for row in summarize(results)])
+    if drawn_from(results):
+        print(f"fresh weights: {drawn_from(results)}")
     for name, correlation in rope_correlations(results).items():
         print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
     print_written(written_files(results, out, "jacobian"))
@@ -195,6 +204,7 @@ def theory(
     out: Out = Path("runs/theory"),
     conditions: Conditions = "init,pretrained",
     seeds: Seeds = 3,
+    initialization: Initialization = "config",
     prompts: Prompts = 4,
     length: Length = 256,
     method: Method = "sketch",
@@ -203,6 +213,7 @@ def theory(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     device: Device = "auto",
@@ -218,6 +229,7 @@ def theory(
     and of the score path in the norm. On pretrained weights the kernel is the random-matrix baseline.
     """
     from .files import write_table
+    from .plots.style import drawn_from
     from .prompts import parse_first
     from .studies.runs import written_files
     from .studies.study import AGREEMENT_COLUMNS, Settings, agreement_cells, agreements, described
@@ -225,6 +237,7 @@ def theory(
     settings = Settings(
         conditions=read.conditions(conditions),
         seeds=seeds,
+        initialization=initialization,
         prompts=prompts,
         length=length,
         method=method,
@@ -233,6 +246,7 @@ def theory(
         dataset=dataset,
         split=split,
         column=column,
+        chat=chat,
         first=parse_first(first),
         seed=seed,
         theories=("uniform", "values", "score_path", "config"),
@@ -248,6 +262,8 @@ def theory(
 
     results = _study(models, out, settings, name="theory", finish=finish, **running)
     print_table(AGREEMENT_COLUMNS, [list(agreement_cells(row)) for row in agreements(results)])
+    if drawn_from(results):
+        print(f"fresh weights: {drawn_from(results)}")
     print_written(written_files(results, out, "theory", "theory.md"))
 
 
@@ -326,6 +342,7 @@ def sinks(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -370,6 +387,7 @@ def trajectory(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -405,6 +423,7 @@ def leakage(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -455,6 +474,7 @@ def bos_swap(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -485,7 +505,7 @@ def bos_swap(
 
 
 # What the commands above take beside options of their own, handed to `probes.studies.survey.survey` as it is.
-COMMON = ("prompts", "length", "dataset", "split", "column", "seed", "backend", "device", "dtype")
+COMMON = ("prompts", "length", "dataset", "split", "column", "chat", "seed", "backend", "device", "dtype")
 
 
 def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **reporting: Any) -> None:
@@ -516,17 +536,19 @@ def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **
 
 @app.command(
     epilog=_examples(
-        'headwater inspect tiny-llama --text "def area(width, height): return width *"',
-        "headwater inspect tiny-qwen2 --file notes.txt --baseline text --out runs/notes",
-        "headwater inspect ./checkpoint --file notes.txt --of top --method exact",
+        'headwater inspect tiny-llama --prompt "def area(width, height): return width *"',
+        "headwater inspect tiny-qwen2 --text notes.txt --baseline text --out runs/notes",
+        'headwater inspect ./checkpoint --chat "Why is the sky blue?" --of top --method exact',
     ),
 )
 def inspect(
     model: Annotated[str, typer.Argument(help="A bundled name, folder or hub id, with @REVISION if wanted.")] = (
         "tiny-llama"
     ),
-    text: Annotated[str | None, typer.Option(help="What the model reads.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Instead: a file that holds it.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="What the model reads.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Instead: a file that holds it.")] = None,
+    chat: Chat = None,
+    ids: Annotated[str | None, typer.Option(help="Instead: token ids, as in 1,2,3.")] = None,
     of: Annotated[
         str,
         typer.Option(help="What depends on the tokens: prediction, logits, top (log p of the most probable), an id."),
@@ -547,6 +569,7 @@ def inspect(
         int | None, typer.Option(max=read.MOST_PRODUCTS, help="Of the sketch; 64 if not given.")
     ] = None,
     seeds: Annotated[int, typer.Option(max=read.MOST_SEEDS, help="Fresh models of the baseline init.")] = 3,
+    initialization: Initialization = "config",
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -562,16 +585,17 @@ def inspect(
     and the rest, and the tokens that stand out most.
     """
     from .files import require_writable, together
-    from .inspection import parse_of, read_text
+    from .inspection import parse_of
     from .models.load import load
     from .plots.inspection import print_inspection, write_page
     from .prompts import parse_first
+    from .reading import parse_prompt
     from .results import save, set_command
     from .studies.reading import Reading
     from .studies.runs import require_free
 
     set_command(sys.argv[1:])
-    words = read_text(text, file)
+    read_as, chat = parse_prompt(prompt, text, chat, ids)
     require_writable(out)
     require_free([out / "inspect.html", out / "inspect.nc"])
     spread = read.split_over(device_map, max_memory, offload_folder)
@@ -580,8 +604,9 @@ def inspect(
     with progress() as advance:
         result = reading.read(
             view,
-            words,
+            read_as,
             advance=advance,
+            chat=chat,
             of=parse_of(of),
             baseline=baseline,
             method=method,
@@ -589,6 +614,7 @@ def inspect(
             first=parse_first(first),
             seeds=seeds,
             seed=seed,
+            initialization=initialization,
         )
     with together():
         write_page(result, out / "inspect.html", top=top)
@@ -612,6 +638,7 @@ def match(
         bool, typer.Option("--quick", help="Small toys, few steps, no ablations: about a minute, marked as such.")
     ] = False,
     seeds: Seeds = 2,
+    initialization: Initialization = "config",
     bootstrap: Bootstrap = 400,
     prompts: Prompts = 128,
     length: Length = 256,
@@ -619,6 +646,7 @@ def match(
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -648,6 +676,7 @@ def match(
             maker,
             quick=quick,
             seeds=seeds,
+            initialization=initialization,
             bootstrap=bootstrap,
             prompts=prompts,
             length=length,
@@ -655,6 +684,7 @@ def match(
             dataset=dataset,
             split=split,
             column=column,
+            chat=chat,
             first=parse_first(first),
             seed=seed,
             backend=backend,
@@ -729,11 +759,13 @@ def report(
     prompts: Annotated[
         int | None, typer.Option(help="Windows of text of every study; if not given, 2 to 256 as each study needs.")
     ] = None,
+    initialization: Initialization = "config",
     length: Length = 256,
     text: Text = None,
     dataset: Dataset = None,
     split: Split = "train",
     column: Column = "text",
+    chat: Chat = None,
     first: First = "auto",
     seed: Seed = 0,
     backend: Backends = "transformers",
@@ -765,11 +797,13 @@ def report(
             dataset,
             split,
             column,
+            chat,
             parse_first(first),
             seed,
             backend,
             device,
             dtype,
+            initialization,
         )
         with progress() as advance:
             refused = measure(

@@ -55,6 +55,8 @@ from .leakage import (
     resampling,
     splits,
 )
+from .models.given import takes_model
+from .models.initialization import CONFIG, Rule
 from .models.view import Edit, Identity, Parts, Trace, View, Watcher
 from .pieces import Piece, each, within
 from .prompts import tokens_hash
@@ -147,12 +149,13 @@ class Swapped:
     def parts(self, layer: int) -> Parts | None:
         return self.original.parts(layer)
 
-    def reinitialized(self, seed: int, *, positional: bool = True) -> Swapped:
+    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> Swapped:
         """Fresh weights, position 0 replaced in the same way: "mean" is the fresh embeddings' own."""
-        fresh = self.original.reinitialized(seed, positional=positional)
+        fresh = self.original.reinitialized(seed, positional=positional, initialization=initialization)
         return Swapped(fresh, self.replacement, seed=self.replacement_seed)
 
 
+@takes_model
 def swapped(model: View, replacement: Replacement, *, seed: int = 0) -> Swapped:
     """The same model with a replacement at position 0, as a view that every probe can be run on.
 
@@ -225,6 +228,7 @@ class State:
     profile: Profile
 
 
+@takes_model
 def bos_swap(
     model: View,
     tokens: Int[Tensor, "prompt position"],

@@ -133,18 +133,15 @@ def claims_table(found: Sequence[Claim]) -> Report:
     ordered = sorted(found, key=lambda claim: (claim.source.partition("]")[0], claim.source, claim.id))
     rows = [
         [
-            _cell(text)
-            for text in (
-                f"`{claim.id}`",
-                claim.source,
-                claim.claim,
-                claim.published,
-                claim.measured,
-                claim.model,
-                claim.verdict,
-                claim.rule,
-                f"`{claim.command}`",
-            )
+            f"`{claim.id}`",
+            claim.source,
+            claim.claim,
+            claim.published,
+            claim.measured,
+            claim.model,
+            claim.verdict,
+            claim.rule,
+            f"`{claim.command}`",
         ]
         for claim in ordered
     ]
@@ -167,8 +164,3 @@ def origin(claim: Claim) -> str:
 def _counted(name: str, found: Sequence[Claim]) -> str:
     counts = Counter(claim.holds for claim in found)
     return f"{name}: {len(found)} claims, " + ", ".join(f"{counts[holds]} {said}" for holds, said in SEVERAL.items())
-
-
-def _cell(text: str) -> str:
-    """As a cell of a table in Markdown, whose borders are bars."""
-    return text.replace("|", "\\|").replace("\n", " ")

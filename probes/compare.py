@@ -32,6 +32,7 @@ from .errors import InputError
 from .jacobian import PRODUCTS, jacobian
 from .leakage import INTERVAL, LAGS, PARTS, SOURCES, Band, resampling, splits, usual_bands
 from .leakage import check as check_leakage
+from .models.given import takes_model
 from .models.view import View
 from .results import dataset, provenance
 from .sinks import THRESHOLD, sinks
@@ -69,6 +70,7 @@ class Shape(NamedTuple):
 # ------------------------------------------------------------------------------------------------------- one view
 
 
+@takes_model
 def portrait(
     model: View,
     tokens: Int[Tensor, "prompt position"],

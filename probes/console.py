@@ -87,35 +87,34 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    widths = [max(map(len, cells)) + 3 for cells in zip(columns, *rows, strict=True)]
+    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
     Console(width=sum(widths) + 2).print(table)
 
 
 def print_report(report: Report, *, sentences: bool = False) -> None:
-    """What was measured and what the columns are, then tables, with the sentences above the last one, the longest.
+    """What was measured and what the columns are, then tables, and the sentences last, where a long table ends.
 
     `sentences`: the last table's cells are sentences, too long for columns; its rows are printed one below the other.
     """
     print(report.title)
     print(_wrapped(report.described))
     *above, last = report.tables
-    for table in above:
+    for table in above if sentences else report.tables:
         _print_titled(table)
+    if sentences:
+        print(f"\n{last.title}:")
+        for row in last.rows:
+            print()
+            for name, cell in zip(last.columns, row, strict=True):
+                print(_wrapped(f"{name}: {cell}", indent="    "))
+        print()
     for line in report.lines:
         print(line)
-    if not sentences:
-        _print_titled(last)
-        return
-    print(f"\n{last.title}:")
-    for row in last.rows:
-        print()
-        for name, cell in zip(last.columns, row, strict=True):
-            print(_wrapped(f"{name}: {cell}", indent="    "))
 
 
 def _wrapped(text: str, *, indent: str = "") -> str:

@@ -32,7 +32,7 @@ Where a model's blocks cannot be taken apart, E is random, and the products forw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -189,7 +189,7 @@ class Estimate:
         # Even chunks: a last chunk of one probe would have no pairs.
         count = directions.shape[1]
         pieces = math.ceil(count / prompt.pace.chunk)
-        for piece in torch.tensor_split(directions, max(1, pieces), dim=1):
+        for piece in torch.tensor_split(directions, pieces, dim=1) if pieces else ():
             self.products += piece.shape[1]
             yield prompt.pull(piece.T.to(top) @ top)
             report(piece.shape[1])
@@ -254,7 +254,7 @@ def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Reporter) ->
         assert estimate.exact is not None
         paths = len(estimate.exact) // len(prompt.layers)
         squares = estimate.exact[::paths, None, :, None].to(kept)
-        tangents = torch.where(squares > 0, kept[::paths] / squares, 0)
+        tangents = torch.where((squares > 0) & squares.isfinite(), kept[::paths] / squares, 0)
         images = []
         for piece in tangents.split(prompt.pace.chunk, dim=1):
             images.append(prompt.push(piece).double().cpu())

@@ -171,6 +171,15 @@ def file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in name).strip("-.")
 
 
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown; what would end a cell or a row is escaped."""
+
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
+
+    return [line(columns), f"| {' | '.join(['---'] * len(columns))} |", *map(line, rows)]
+
+
 def write_table(
     path: str | Path, title: str, lines: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
@@ -179,7 +188,6 @@ def write_table(
     Raises:
         InputError: the path cannot be written to.
     """
-    table = [columns, ["---"] * len(columns), *rows]
-    text = [f"# {title}", "", *(f"{line}\n" for line in lines), *(f"| {' | '.join(row)} |" for row in table)]
+    text = [f"# {title}", "", *(f"{line}\n" for line in lines), *table_lines(columns, rows)]
     with atomic(path) as temporary:
         temporary.write_text("\n".join(text) + "\n", encoding="utf-8")

@@ -36,9 +36,7 @@ from __future__ import annotations
 
 import json
 import math
-import unicodedata
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -47,13 +45,16 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
+from .chat import Chat
 from .errors import InputError
-from .files import what_is
 from .jacobian import check_choice, jacobian
+from .models.given import takes_model
+from .models.initialization import CONFIG, Rule, check_rule
 from .models.view import Identity, View
-from .prompts import FirstToken, describe, prompts
+from .prompts import FirstToken, draw
+from .reading import Ids, read_prompt, token_name
 from .results import dataset, provenance
-from .summary import SHORTEST, smooth, spearman
+from .summary import smooth, spearman
 from .theory import second_moment
 
 Baseline = Literal["init", "kernel", "text", "none"]
@@ -65,7 +66,6 @@ RECENCY = 2.0  # how far the baseline stands above its middle in the recency par
 WINDOWS = 8  # other texts for the baseline "text"; twice as many change the bundled models' by less than content varies
 PREDICTIONS = 5  # most probable next tokens that are kept
 MEASURED = 0.5  # the share of progress that the text itself takes
-FURTHER = "·"  # a token that holds only a further part of the character before it
 
 
 class Readout:
@@ -87,10 +87,12 @@ class Readout:
         return self._unembed(normed)
 
 
+@takes_model
 def inspect(
     model: View,
-    text: str,
+    prompt: str | Ids | None = None,
     *,
+    chat: Chat | None = None,
     of: str | int = "prediction",
     baseline: Baseline = "init",
     method: Literal["exact", "sketch"] = "sketch",
@@ -98,20 +100,25 @@ def inspect(
     first: FirstToken | int = "auto",
     seeds: int = 3,
     seed: int = 0,
+    initialization: Rule = CONFIG,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Sensitivity of the prediction that follows a text to each of its tokens, beside what position alone would give.
 
     Args:
-        model: any view with a tokenizer; it is not changed.
-        text: what the model reads, at least 8 tokens with the first one, and no more than it was made for.
+        model: any view, or what `probes.load` makes one of; it is not changed.
+        prompt: what the model reads: a text, whose spelled-out special tokens are read as such, or token ids, taken as they
+            are. At least 8 tokens with the first one, and no more than the model was made for.
+        chat: in its place a conversation, written by the model's chat template, as in `probes.prompts`.
         of: "prediction", "logits", "top" or a token id, see the module's text.
         baseline: "init", "kernel", "text" or "none", see the module's text.
         method: of `probes.jacobian`; a single token takes one product, which is exact, whatever this says.
         products: of the sketch, 64 unless given.
-        first: what stands at position 0, as in `probes.prompts`: "auto" is the model's BOS where it has one.
+        first: what stands at position 0 before a text, as in `probes.prompts`: "auto" is the model's BOS where it has one
+            and the text does not begin with it.
         seeds: fresh models of the baseline "init".
         seed: of the sketch's probes and of the windows of the baseline "text".
+        initialization: what the weights of these fresh models are drawn from, as in `probes.fresh`.
         progress: called with (share of the work done, 1).
 
     Returns:
@@ -123,8 +130,8 @@ def inspect(
         parts), `entropy` (of the prediction, nats) and `trend`, Spearman's correlation of ratio and position over "rest".
 
     Raises:
-        InputError: no tokenizer, a text that is empty, too short or too long, an option that cannot be used, values that
-            are not finite.
+        InputError: no prompt or two, no tokenizer or chat template to read it with, one that is empty, too short or too
+            long, an option that cannot be used, values that are not finite.
 
     Source: ours; the sensitivity is [Chowdhury]'s, arXiv 2603.10123, with Fisher's metric on the logits.
     """
@@ -134,7 +141,10 @@ def inspect(
         raise InputError(f"seeds={seeds} fresh models are too few; give at least 1")
     if seed < 0:
         raise InputError(f"seed={seed} is negative; give 0 or more")
-    ids, pieces, origin = _read(model, text, first)
+    check_rule(initialization)
+    if initialization != CONFIG and baseline != "init":
+        raise InputError(f"initialization '{initialization!s:.40}' has no use with baseline {baseline}; leave it out")
+    ids, pieces, text, origin = read_prompt(model, prompt, chat, first)
     tokens = torch.tensor([ids])
     log_p = _log_probabilities(model, tokens)
     chosen = _chosen(model, of, log_p)
@@ -154,7 +164,7 @@ def inspect(
 
     own = measured(model, tokens, part(0.0, MEASURED), method=method)
     sensitivity = own["sensitivity"].values[0].astype(float)
-    by = "theory"
+    by, drawn = "theory", None
     if baseline == "none":
         found, by = np.ones(len(ids)), "nothing"
     elif baseline == "kernel":
@@ -164,7 +174,8 @@ def inspect(
         if not all(model.parts(layer) for layer in range(model.spec.blocks)):
             by = "measurement"
         for n in range(seeds):
-            twin = model.reinitialized(n)
+            twin = model.reinitialized(n, initialization=initialization)
+            drawn = twin.identity.initialization
             heard = part(MEASURED + (1 - MEASURED) * n / seeds, MEASURED + (1 - MEASURED) * (n + 1) / seeds)
             if by == "theory":
                 curves.append(_kernel(twin, tokens, chosen, heard))
@@ -172,8 +183,8 @@ def inspect(
                 curves.append(measured(twin, tokens, heard)["sensitivity"].values[0])
         found = np.sqrt(np.mean(np.square(curves), axis=0))
     else:
-        windows, by = prompts(model, n=WINDOWS, length=len(ids), first=first, seed=seed), "measurement"
-        curves = []
+        windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens
+        curves, by = [], "measurement"
         for n, window in enumerate(windows):
             heard = part(MEASURED + (1 - MEASURED) * n / WINDOWS, MEASURED + (1 - MEASURED) * (n + 1) / WINDOWS)
             curves.append(measured(model, window[None], heard)["sensitivity"].values[0])
@@ -219,6 +230,7 @@ def inspect(
             seed=seed,
         )
         | origin
+        | ({} if drawn is None else {"initialization": drawn})
         | {
             "engine": own.attrs["engine"],
             "text": json.dumps(text),
@@ -301,73 +313,6 @@ def typical(curves: Float[np.ndarray, "window position"]) -> Float[np.ndarray, "
     return np.where(reached, np.exp(logs), 0.0)
 
 
-def visible(text: str) -> str:
-    """The text with a sign for every character that would not be seen, or would do something to a terminal."""
-    return "".join(map(_visible, text))
-
-
-def token_name(tokenizer: Any, token: int) -> str:
-    """A token by itself, visible; its name in the vocabulary where it is no text of its own."""
-    text = tokenizer.decode([token])
-    if not text or "\ufffd" in text or token in tokenizer.all_special_ids:
-        text = str(tokenizer.convert_ids_to_tokens(token))
-    return visible(text)
-
-
-_SIGNS = {"\n": "⏎", "\t": "⇥"}
-_JOINERS = "\u200c\u200d"  # within scripts and emoji
-
-
-def _visible(character: str) -> str:
-    if character in _SIGNS:
-        return _SIGNS[character]
-    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
-    return character.encode("unicode_escape").decode() if hidden else character
-
-
-def _read(model: View, text: str, first: FirstToken | int) -> tuple[list[int], list[str], dict[str, Any]]:
-    """(ids, what each stands for in the text, where position 0 comes from)."""
-    name, tokenizer = model.identity.name, model.tokenizer
-    if tokenizer is None:
-        raise InputError(f"{name} has no tokenizer; load one with it, or use probes.jacobian on token ids")
-    if not text:
-        raise InputError("the text is empty; give some")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError("the text is not valid Unicode; give it in UTF-8") from None
-    origin = describe(model, first=first)
-    del origin["text_source"], origin["prompts_seed"]
-    given: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    read = tokenizer(text, return_offsets_mapping=True, **given) if fast else tokenizer(text, **given)
-    ids = [int(i) for i in read["input_ids"]]
-    if fast:  # what a token adds to the text before it, so that nothing is lost or shown twice
-        pieces, end = [], 0
-        for _, stop in read["offset_mapping"]:
-            pieces.append(visible(text[end:stop]) or FURTHER)
-            end = max(end, int(stop))
-        if pieces:
-            pieces[-1] += visible(text[end:])
-    else:
-        pieces = [token_name(tokenizer, i) for i in ids]
-    if "first_id" in origin:
-        ids.insert(0, int(origin["first_id"]))
-        pieces.insert(0, token_name(tokenizer, ids[0]))
-    if len(ids) < SHORTEST:
-        counted = f"{len(ids)} token{'s' if len(ids) != 1 else ''}, the first one included"
-        raise InputError(f"the text gives {counted}; between sink and recency it takes at least {SHORTEST}: give more")
-    longest = model.spec.max_length
-    if longest is not None and len(ids) > longest:
-        raise InputError(f"the text gives {len(ids)} tokens, {name} was made for {longest}; shorten it")
-    if max(ids) >= model.spec.vocabulary:
-        raise InputError(
-            f"the tokenizer gives id {max(ids)}, but {name} has {model.spec.vocabulary} embeddings; "
-            "load the tokenizer that belongs to the model"
-        )
-    return ids, pieces, origin
-
-
 def _chosen(model: View, of: str | int, log_p: Float[Tensor, " vocabulary"]) -> str | int:
     """What `of` comes down to: "prediction", "logits" or a token's id."""
     if of == "top":
@@ -382,30 +327,6 @@ def _chosen(model: View, of: str | int, log_p: Float[Tensor, " vocabulary"]) -> 
             f"ids run from 0 to {model.spec.vocabulary - 1}"
         )
     return of
-
-
-def read_text(text: str | None, file: str | Path | None) -> str:
-    """The text itself, or what a file holds.
-
-    Raises:
-        InputError: both or neither, a file that cannot be read or is no UTF-8 text.
-    """
-    if (text is None) == (file is None):
-        raise InputError(f"{'no text is' if text is None else 'both --text and --file are'} given; give one of them")
-    if file is None:
-        assert text is not None
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(f"the text is not UTF-8 (character {error.start}); give plain text") from None
-        return text
-    if what_is(file) == "neither":
-        raise InputError(f"file '{file}' is a pipe or a device; give a text file")
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "no UTF-8 text"
-        raise InputError(f"file '{file}' cannot be read ({reason}); give a text file") from None
 
 
 def parse_of(value: str) -> str | int:

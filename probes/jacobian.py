@@ -31,9 +31,11 @@ import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Int
+from torch import Tensor
 
 from .errors import InputError
 from .estimators import ENGINES, Estimate, Progress, Reporter, refined, sketch
+from .models.given import takes_model
 from .models.view import View
 from .pieces import Piece, Pieces, each
 from .prompts import check_tokens
@@ -45,6 +47,7 @@ PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
 PRODUCTS = 64  # the sketch's default budget per prompt
 
 
+@takes_model
 def jacobian(
     model: View,
     tokens: Int[Tensor, "prompt position"],
@@ -177,10 +180,11 @@ def jacobian(
     squared, variance = (torch.from_numpy(pieces.stacked(name)) for name in ("squared", "variance"))
     used = pieces.stacked("engines")
     engines = [name for at, name in enumerate(ENGINES) if used[:, at].any()]
-    if not torch.isfinite(squared).all():
+    if not (finite := torch.isfinite(squared)).all():
+        place = int((~finite).nonzero()[0, -1])
         raise InputError(
-            f"model '{model.identity.name}' gives sensitivities that are not finite; "
-            "check its weights, or use dtype float32 or float64"
+            f"model '{model.identity.name}' gives sensitivities that are not finite (position {place}); check its weights "
+            "and what stands there (norms of a zero stream multiply to infinity), or use dtype float32 or float64"
         )
     sensitivity = (squared.clamp_min(0) / width).sqrt()
     spread = torch.where(squared > 0, variance.sqrt() / (2 * sensitivity * width), torch.zeros_like(squared))

@@ -84,6 +84,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .errors import InputError
+from .models.given import takes_model
 from .models.view import View
 from .positions import read_ranges
 from .prompts import check_tokens
@@ -102,6 +103,7 @@ SOURCES = ("mask", "residual", "spread")
 CELLS = ("both", "mask", "residual", "neither")  # which sources are on
 
 
+@takes_model
 def leakage(
     model: View,
     tokens: Int[Tensor, "prompt position"],

@@ -259,7 +259,7 @@ class LinearizedBlock:
         length = self.query.shape[2]
         start = 0 if first is None else first
         rows = slice(start, start + cotangent.shape[2])
-        middle, d_up, d_attention = self._to_inputs(cotangent, rows, frozen)
+        middle, d_normed, d_attention = self._to_inputs(cotangent, rows, frozen)
         if rows.stop - rows.start == length:
             total = middle
         else:
@@ -267,7 +267,7 @@ class LinearizedBlock:
             total[:, :, rows] = middle
         self.stream_norm.add_pullback(total, d_attention @ self.folded.attention[-d_attention.shape[-1] :])
         if self.parts.parallel:
-            self.mlp_norm.add_pullback(total[:, :, rows], d_up @ self.folded.mlp, rows)
+            self.mlp_norm.add_pullback(total[:, :, rows], d_normed, rows)
         return total
 
     @torch.no_grad()
@@ -354,25 +354,22 @@ class LinearizedBlock:
         return made.permute(4, 0, 3, 1, 2, 5).flatten(3)
 
     def _to_inputs(self, cotangent: Tensor, rows: slice, frozen: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Cotangents of the stream after attention, of the feed-forward's and of attention's first matrix products.
+        """Cotangents of the stream after attention, of what the feed-forward reads, and of attention's first products.
 
         The last at all positions, of values alone if `frozen`; the others on the given rows.
         """
         parts = self.parts
         d_branch = cotangent if self.post_mlp is None else self.post_mlp.pullback(cotangent, rows)
         d_hidden = d_branch @ parts.down.weight
-        width = d_hidden.shape[-1]
-        if len(self.slopes) == 1:
-            d_up = d_hidden.mul_(self.slopes[0][:, rows])
-        else:
-            d_up = d_hidden.new_empty(*d_hidden.shape[:-1], 2 * width)
-            for part, slope in enumerate(self.slopes):
-                torch.mul(d_hidden, slope[:, rows], out=d_up[..., part * width : (part + 1) * width])
+        *gate, up = self.folded.mlp.split(d_hidden.shape[-1])
+        # One product after the other: both cotangents side by side would be written and read once more.
+        d_normed = 0 if not gate else (d_hidden * self.slopes[0][:, rows]) @ gate[0]
+        d_normed = (d_hidden.mul_(self.slopes[-1][:, rows]) @ up).add_(d_normed)
         middle = cotangent.clone()
         if not parts.parallel:
-            self.mlp_norm.add_pullback(middle, d_up @ self.folded.mlp, rows)
+            self.mlp_norm.add_pullback(middle, d_normed, rows)
         d_branch = middle if self.post_attention is None else self.post_attention.pullback(middle, rows)
-        return middle, d_up, self._attention_pullback(d_branch @ parts.o.weight, rows.start, frozen)
+        return middle, d_normed, self._attention_pullback(d_branch @ parts.o.weight, rows.start, frozen)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from .models.view import View
 
 Made = TypeVar("Made")
 
-CPU_ROWS = 2048  # rows of a matrix product at which it runs at full rate while cotangents stay in cache
+CPU_ROWS = 4096  # rows of a matrix product; with fewer, patterns are remade for too few directions from T = 1,024 on
 KEPT_SHARE = 0.5  # of the memory there is, for a prompt's blocks; above it they are made again for every chunk
 CHUNK_SHARE = 0.25  # of a GPU's, for the directions on their way
 MOST_PARTS = 64  # of a block of 8 MiB, 128 KiB: smaller ones save nothing that would be seen beside a prompt's streams

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .errors import InputError
+from .models.initialization import PUBLISHED
 
 MOST_SEEDS = 10_000  # more of anything than these is a slip of the hand, found out after days or in no memory
 MOST_PRODUCTS = 1_000_000
@@ -16,10 +17,20 @@ LARGEST_SEED = 2**63 - 1  # NetCDF's integers
 
 Models = Annotated[
     list[str] | None,
-    typer.Argument(help="Bundled names, folders or hub ids, with @REVISION if wanted; tiny-llama if not given."),
+    typer.Argument(
+        help="Bundled names, smollm2-135m, folders, GGUF files, hub ids; with @REVISION if wanted; tiny-llama if not given."
+    ),
 ]
 Conditions = Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")]
 Seeds = Annotated[int, typer.Option(max=MOST_SEEDS, help="Fresh models per model.")]
+Initialization = Annotated[
+    str,
+    typer.Option(
+        metavar="RULE",
+        help="What fresh weights are drawn from: config, one deviation for all matrices (0.02, 1/24), or a published rule: "
+        f"{', '.join(PUBLISHED)}.",
+    ),
+]
 Prompts = Annotated[int, typer.Option(help="Windows of text.")]
 Length = Annotated[int, typer.Option(help="Tokens per window, position 0 included.")]
 Method = Annotated[
@@ -27,10 +38,14 @@ Method = Annotated[
 ]
 Products = Annotated[str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")]
 Text = Annotated[Path | None, typer.Option(help="A text file or folder; the bundled held-out text if not given.")]
+Chat = Annotated[
+    str | None,
+    typer.Option(help="Instead: a question, or a JSON file of conversations, written by the model's chat template."),
+]
 Dataset = Annotated[str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")]
 Split = Annotated[str, typer.Option(help="Of the dataset.")]
 Column = Annotated[str, typer.Option(help="Of the dataset, holding the text.")]
-First = Annotated[str, typer.Option(help="Position 0: auto (BOS where the model has one), bos, none, or a token id.")]
+First = Annotated[str, typer.Option(help="Position 0: auto (BOS where training put one), bos, none, or a token id.")]
 Seed = Annotated[int, typer.Option(max=LARGEST_SEED, help="Of the windows' places and of whatever else is drawn.")]
 Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")]
 DTypes = Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")]

@@ -47,12 +47,17 @@ def provenance(model: View, tokens: Int[Tensor, "prompt position"], **options: A
     """Attributes that say what made a result.
 
     `model`, `revision` ("null" if there is none), `condition`, `weights` (SHA-256), `config` (JSON), `backend`, `dtype`,
-    `device`; `tokens_sha256`; `options` (JSON); `headwater`, `torch`, `transformers`, `python` (versions) and `platform`;
-    `command` (empty when called from Python); `created` (UTC, ISO 8601). For a model with a replacement at position 0
-    (`probes.swapped`) also `replacement`.
+    `device`; of fresh weights `initialization`, what they were drawn from; `tokens_sha256`; `options` (JSON); `headwater`,
+    `torch`, `transformers`, `python` (versions) and `platform`; `command` (empty when called from Python); `created` (UTC,
+    ISO 8601). For a model with a replacement at position 0 (`probes.swapped`) also `replacement`; for one out of a GGUF file
+    `weights_file` (JSON: its name, SHA-256 and number of tensors by type), from which the weights were dequantized.
     """
     identity = model.identity
-    replacement = getattr(model, "replacement", None)
+    more = {
+        "initialization": identity.initialization,
+        "replacement": getattr(model, "replacement", None),
+        "weights_file": identity.weights_file,
+    }
     return (
         attributes(
             {
@@ -67,7 +72,7 @@ def provenance(model: View, tokens: Int[Tensor, "prompt position"], **options: A
                 "tokens_sha256": tokens_hash(tokens),
                 "options": options,
             }
-            | ({} if replacement is None else {"replacement": replacement})
+            | {name: value for name, value in more.items() if value is not None}
         )
         | made_with()
     )
@@ -180,8 +185,9 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     holds the seeds of all fresh models in rising order; pretrained weights stand at seed index 0. Where a condition lacks
     a seed there is NaN (integers become floats for it), and `runs` [condition] counts what there is.
 
-    Attributes that agree stay attributes; those that differ between runs (`weights` always, `created`, `options`, ...)
-    become text coordinates [condition, seed], empty where there is no run.
+    Attributes that agree stay attributes; those that differ between runs (`weights` always, `options`, ...) become text
+    coordinates [condition, seed], empty where there is no run. `created` stays an attribute, the time of the last run: it is
+    no part of what was measured, which is what `equals` compares.
 
     Raises:
         InputError: nothing to combine; no condition or seed; a run given twice; other tokens, another config, or
@@ -230,6 +236,9 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
         if name in ("condition", "seed"):
             continue
         values = {run: ds.attrs.get(name, "") for run, ds in runs.items()}
+        if name == "created":
+            attrs[name] = max(map(str, values.values()))  # ISO 8601: sorted as text, sorted in time
+            continue
         if name != "weights" and len({repr(value) for value in values.values()}) == 1:
             attrs[name] = first.attrs[name]
             continue

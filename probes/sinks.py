@@ -57,6 +57,7 @@ from .attention import column_statistics, columns, outputs, pattern_blocks, run_
 from .errors import InputError
 from .memory import Room
 from .models.fused import query_blocks, shares
+from .models.given import takes_model
 from .models.view import Attention, View
 from .pieces import Piece, Pieces, each, groups
 from .positions import read_ranges
@@ -109,6 +110,7 @@ class HeadRow(NamedTuple):
         return _score(self.attends, self.reads)
 
 
+@takes_model
 def sinks(
     model: View,
     tokens: Int[Tensor, "prompt position"],

@@ -218,6 +218,12 @@ def estimate(ds: xr.Dataset, name: str, **where: object) -> tuple[float, float, 
     return value, low, high
 
 
+def three_digits(value: float) -> str:
+    """Three significant digits; thousands as they are read, "25,100"."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{value:.3g}"
+
+
 def _curve(values: ArrayLike, name: str) -> Float[np.ndarray, " position"]:
     curve = np.asarray(values, dtype=np.float64)
     if curve.ndim != 1:

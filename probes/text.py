@@ -50,21 +50,32 @@ def read_documents(path: str | Path) -> list[Document]:
         InputError: the path does not exist, holds no text files, is not UTF-8 text, or a JSON line has no `text`.
     """
     path = Path(path)
+    files = text_files(path)
+    names = (path.name if file == path else file.relative_to(path).as_posix() for file in files)
+    documents = [document for file, name in zip(files, names, strict=True) for document in _read_file(file, name)]
+    if not any(document.text.strip() for document in documents):
+        raise InputError(f"text '{path}' is empty; give a file with some text in it")
+    return documents
+
+
+def text_files(path: str | Path) -> list[Path]:
+    """The files that `read_documents` would read; none of them is opened.
+
+    Raises:
+        InputError: the path does not exist, or holds no text files.
+    """
+    path = Path(path)
     found = what_is(path)
     if found == "nothing":
         raise InputError(f"text '{path}' does not exist; give a text file or a folder of text files")
     if found == "neither":
         raise InputError(f"text '{path}' is a pipe or a device; give a text file or a folder of text files")
-    if found == "folder":
-        files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES)
-        if not files:
-            raise InputError(f"folder '{path}' holds no text files; give one with {', '.join(TEXT_SUFFIXES)} files")
-        documents = [document for file in files for document in _read_file(file, file.relative_to(path).as_posix())]
-    else:
-        documents = list(_read_file(path, path.name))
-    if not any(document.text.strip() for document in documents):
-        raise InputError(f"text '{path}' is empty; give a file with some text in it")
-    return documents
+    if found == "file":
+        return [path]
+    files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES)
+    if not files:
+        raise InputError(f"folder '{path}' holds no text files; give one with {', '.join(TEXT_SUFFIXES)} files")
+    return files
 
 
 def _read_file(file: Path, name: str) -> Iterator[Document]:
@@ -103,13 +114,8 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
     import datasets
 
     try:
-        found = what_is(name)
-        if found == "neither":
-            raise InputError(f"dataset '{name}' is a pipe or a device; give a file, a folder or owner/name")
-        if found == "file":
-            reader = _DATASET_FILES.get(Path(name).suffix)
-            if reader is None:
-                raise InputError(f"dataset file '{name}' is none of {', '.join(_DATASET_FILES)}; convert it")
+        reader = dataset_reader(name)
+        if reader is not None:
             with _quiet():
                 rows = datasets.load_dataset(reader, data_files=name, split=split, streaming=True)
         else:
@@ -131,6 +137,22 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
         raise InputError(
             f"dataset '{name}' cannot be streamed ({reason}); check name, split and network, or use text files"
         ) from None
+
+
+def dataset_reader(name: str) -> str | None:
+    """What `datasets` calls the reader of a local file; None for a folder, and for a name that it looks up itself.
+
+    Raises:
+        InputError: a pipe or a device, a file of another kind, or the name of a file that is not there.
+    """
+    found, reader = what_is(name), _DATASET_FILES.get(Path(name).suffix)
+    if found == "neither":
+        raise InputError(f"dataset '{name}' is a pipe or a device; give a file, a folder or owner/name")
+    if found == "file" and reader is None:
+        raise InputError(f"dataset file '{name}' is none of {', '.join(_DATASET_FILES)}; convert it")
+    if found == "nothing" and reader is not None:
+        raise InputError(f"dataset file '{name}' does not exist; give a file, a folder or owner/name")
+    return reader if found == "file" else None
 
 
 @contextmanager

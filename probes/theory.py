@@ -71,7 +71,8 @@ the random-matrix baseline, from its own scales, norms, activations and patterns
 directions line up is the ratio of the measured profile to it.
 
 From the configuration alone (`second_moment_from_config`) the coefficients are expectations: the covariance of the stream,
-Q_ik = E x_i.x_k / d, starts from sigma_embedding^2 for equal tokens, and goes up through Q <- Q + s^2 A N A^T for attention
+Q_ik = E x_i.x_k / d, starts from sigma_embedding^2 for equal tokens, and goes up through Q <- Q + s^2 A N A^T for attention,
+s^2 = d H c sigma_O^2 sigma_V^2 (each kind of matrix with the deviation that the rule of initialization gives it),
 and Q <- Q + f sigma_down^2 E[act act] E[up up] for the feed-forward, N_ik = Q_ik / (r_i r_k), r_i^2 = Q_ii + eps, with the
 expectations over jointly Gaussian pre-activations of covariance d sigma^2 N; those of slopes give K. Attention is uniform.
 
@@ -116,6 +117,8 @@ from .mixing import (
     visible,
     window_bound,
 )
+from .models.given import takes_model
+from .models.initialization import Rule
 from .models.load import born
 from .models.view import Parts, Trace, View
 from .moments import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
@@ -152,6 +155,7 @@ LABEL = {"long_name": "predicted ||J_j||_F / sqrt(d)", "units": "1"}
 
 
 @torch.no_grad()
+@takes_model
 def second_moment(
     model: View,
     tokens: Int[Tensor, "prompt position"],
@@ -250,7 +254,11 @@ def second_moment(
 
 @torch.no_grad()
 def second_moment_from_config(
-    config: Any, length: int | None = None, *, tokens: Int[Tensor, "prompt position"] | None = None
+    config: Any,
+    length: int | None = None,
+    *,
+    tokens: Int[Tensor, "prompt position"] | None = None,
+    initialization: Rule | None = None,
 ) -> xr.Dataset:
     """The same prediction for fresh weights of a configuration, from the configuration alone: no weights are made.
 
@@ -262,16 +270,19 @@ def second_moment_from_config(
         length: positions; taken from `tokens` if those are given.
         tokens: ids [prompt, position]. Only which of them are equal matters: equal tokens have equal embeddings. Without
             them all are taken to differ.
+        initialization: the rule that weights are drawn by; if not given, the one by which a view's fresh weights were
+            drawn, else "config".
 
     Returns:
-        Dataset with `sensitivity` [position], or [prompt, position] with `tokens`.
+        Dataset with `sensitivity` [position], or [prompt, position] with `tokens`; the attribute `initialization` says
+        what weights are drawn from, unless a `Birth` was given that does not say.
 
     Raises:
-        InputError: no such configuration, an unsupported family, or a length that is not positive.
+        InputError: no such configuration, an unsupported family, no such rule, or a length that is not positive.
 
     Source: ours, see the module's text.
     """
-    birth = born(config)
+    birth = born(config, initialization=initialization)
     whole: Any = tokens  # may be anything where types are not checked
     if tokens is not None and not (isinstance(whole, Tensor) and whole.ndim == 2 and not whole.is_floating_point()):
         raise InputError("tokens are no ids [prompt, position]; give a torch tensor of int64 with two dimensions")
@@ -297,10 +308,11 @@ def second_moment_from_config(
             gram = block.down(gram)
         profiles.append(gram.diagonal().clamp_min(0).sqrt())
     options = {"measurement": "second_moment_from_config", "length": length, "spec": asdict(birth.spec)}
-    attrs = attributes({"options": options}) | made_with()
+    drawn = {} if birth.initialization is None else {"initialization": birth.initialization}
+    attrs, label = attributes({"options": options} | drawn) | made_with(), LABEL | drawn
     if tokens is None:
-        return dataset({"sensitivity": (("position",), profiles[0], LABEL)}, attrs=attrs)
-    return dataset({"sensitivity": (("prompt", "position"), torch.stack(profiles), LABEL)}, tokens=tokens, attrs=attrs)
+        return dataset({"sensitivity": (("position",), profiles[0], label)}, attrs=attrs)
+    return dataset({"sensitivity": (("prompt", "position"), torch.stack(profiles), label)}, tokens=tokens, attrs=attrs)
 
 
 class _Reporter:

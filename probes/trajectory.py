@@ -38,10 +38,12 @@ from torch import Tensor
 from .errors import InputError
 from .memory import Room
 from .models.fused import shares
+from .models.given import takes_model
 from .models.view import Edit, View
 from .pieces import Piece, Pieces, each, groups
 from .prompts import check_tokens
 from .results import dataset, provenance
+from .summary import three_digits
 
 Progress = Callable[[float, float], None]  # (passes done, passes in all)
 
@@ -62,6 +64,7 @@ STREAM_NUMBERS = 1 << 22  # of streams at position 0 held together: 32 MiB in fl
 BITS = 17  # of a float32's magnitude that tell the bins apart: 8 of exponent, 9 of mantissa
 
 
+@takes_model
 def trajectory(
     model: View,
     tokens: Int[Tensor, "prompt position"],
@@ -167,7 +170,7 @@ COLUMNS = (
     "|h_0|",
     "|h|, others",
     "massive",
-    "> 30 medians",
+    "> 30",
     "dimension",
     "value",
     "/ median",
@@ -206,13 +209,10 @@ def cells(row: Row) -> Iterator[str]:
     """A row as text, in the order of `COLUMNS`."""
     yield row.first
     yield str(row.layer)
-    for norm in (row.norm_first, row.norm_others):
-        yield f"{norm:.3g}"
-    for count in (row.massive, row.above_30):
-        yield f"{count:.3g}"
+    for value in (row.norm_first, row.norm_others, row.massive, row.above_30):
+        yield three_digits(value)
     yield str(row.top_dimension)
-    yield f"{row.top_value:.3g}"
-    yield f"{row.top_ratio:.3g}"
+    yield from map(three_digits, (row.top_value, row.top_ratio))
     for cosine in (row.cosine, row.control):
         yield "-" if np.isnan(cosine) else f"{cosine:.3f}"
 

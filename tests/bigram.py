@@ -56,7 +56,7 @@ class Bigram:
     def parts(self, layer: int) -> Parts | None:
         return None
 
-    def reinitialized(self, seed: int, *, positional: bool = True) -> Bigram:
+    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Any = "config") -> Bigram:
         fresh = torch.randn(self.embedding.shape, generator=torch.Generator().manual_seed(seed))
         condition = "init" if positional else "init-nope"
         return replace(

@@ -128,7 +128,7 @@ def test_leakage_within_noise_is_not_divided():
 
 def test_position_zero():
     said = told(bos_swap={"ape": several("mean", 17)}, sinks={"ape": sinking(3, 1)}, trajectory={"ape": closed(0.0)})[1]
-    assert "removes 35 % of what the residual stream does to these queries (in one model, those" in said
+    assert "removes 35 % of what the residual stream does to these queries (in one model)" in said
     assert "3 of 6 heads attend to position 0, 1 of which also reads what is there" in said
     assert "bit for bit, under any text (in one model)" in said
     assert "; none of 6 heads attends to position 0" in told(sinks={"ape": sinking(0, 0)})[1]

@@ -19,7 +19,7 @@ import probes
 from probes.claims import SLUG, VERDICTS, Claim, Statement, claims, claims_table, merged, origin
 from probes.leakage import CELLS, PARTS, SOURCES
 from probes.mixing import cesaro_bins
-from probes.prompts import describe
+from probes.prompts import draw
 from probes.results import load, save
 from probes.sinks import RULES
 from probes.sources import STATED
@@ -617,7 +617,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, source in zip(("ape", "bee"), sources, strict=True):
         shutil.copy(root / f"theory/theory-{name}.nc", root / f"jacobian/jacobian-{name}.nc")  # its curves are the same
         model = probes.load(source)
-        tokens = probes.prompts(model, n=4, length=24, text=text)
+        drawn = draw(model, n=4, length=24, text=text)
+        tokens, said = drawn.tokens, drawn.attributes
         found = {
             "sinks": probes.sinks(model, tokens, reacts="mean", pictures=0),
             "trajectory": probes.trajectory(model, tokens, starts=4),
@@ -625,7 +626,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "bos-swap": probes.bos_swap(model, tokens, bootstrap=20, profile_prompts=1, products=8),
         }
         for kind, ds in found.items():
-            save(ds.assign_attrs(describe(model, text=text)), root / kind / f"{kind}-{name}.nc")
+            save(ds.assign_attrs(said), root / kind / f"{kind}-{name}.nc")
     atlas([Place("depth", 0.05, 64, 2, 16), Place("depth", 0.05, 64, 4, 16)], root / "theory", seeds=1, products=16)
     return root
 

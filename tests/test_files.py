@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from probes.errors import InputError
-from probes.files import atomic, require_writable, write_json
+from probes.files import atomic, require_writable, table_lines, write_json, write_table
 
 
 def test_atomic_write_replaces_the_file_and_leaves_nothing_else(tmp_path):
@@ -53,6 +53,14 @@ def test_write_below_a_file_is_bad_input_that_names_the_path(tmp_path):
 def test_json_is_indented_and_keeps_its_characters(tmp_path):
     write_json(tmp_path / "a.json", {"é": [1]})
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "é": [\n    1\n  ]\n}\n'
+
+
+def test_bars_and_line_breaks_in_a_table_end_no_cell(tmp_path):
+    columns, rows = ("|h_0|", "said"), [["1", "a | b"], ["2", "two\nlines"]]
+    expected = [r"| \|h_0\| | said |", "| --- | --- |", r"| 1 | a \| b |", "| 2 | two lines |"]
+    assert table_lines(columns, rows) == expected
+    write_table(tmp_path / "page.md", "Title", ["Said."], columns, rows)
+    assert (tmp_path / "page.md").read_text(encoding="utf-8").splitlines()[-4:] == expected
 
 
 def test_writable_check_makes_nothing(tmp_path):

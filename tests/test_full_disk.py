@@ -40,7 +40,7 @@ COMMANDS = {
     "trajectory": f"trajectory SMALL --prompts 4 --starts 8 {SHORT}",
     "leakage": f"leakage SMALL --prompts 4 --bootstrap 4 --lags 1,2 --bands 3-11 {SHORT}",
     "bos-swap": f"bos-swap SMALL --prompts 4 --bootstrap 4 --lags 1,2 --bands 3-11 --products 8 {SHORT}",
-    "inspect": "inspect SMALL --file TEXT2 --baseline none --products 8 --device cpu",
+    "inspect": "inspect SMALL --text TEXT2 --baseline none --products 8 --device cpu",
     "match": f"match SMALL --quick --prompts 4 --seeds 1 --bootstrap 4 {SHORT}",
     "map": "map --quick --seeds 1 --products 8",
     "toy": "toy retrieval --quick --device cpu --with steps=20 --with seeds=1",

@@ -30,7 +30,7 @@ from probes.errors import InputError
 from probes.inspection import parse_of
 from probes.leakage import parse_bands, parse_lags
 from probes.models.checkpoint import check_weights
-from probes.prompts import parse_first, prompts
+from probes.prompts import draw, parse_first, prompts
 from probes.sinks import parse_keys
 from probes.text import read_documents, stream_dataset
 from toy.experiments.experiment import EXPERIMENTS, settings_of
@@ -351,7 +351,7 @@ def test_prompts_of_any_text_are_ids_of_the_vocabulary(tmp_path, model, text, n,
     file = tmp_path / "any.txt"
     file.write_bytes((text * 3).encode("utf-8", "surrogatepass"))
     try:
-        found = prompts(model, n=n, length=length, text=file, first=first, seed=seed)
+        found = draw(model, n=n, length=length, text=file, first=first, seed=seed).tokens
     except InputError as error:
         refused(error)
         return

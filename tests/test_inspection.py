@@ -26,15 +26,12 @@ from probes import __main__ as cli
 from probes.errors import InputError
 from probes.inspection import (
     BASELINES,
-    FURTHER,
     RECENCY,
     Readout,
     divided,
     parts_of,
-    read_text,
     readout,
     typical,
-    visible,
 )
 from probes.jacobian import jacobian
 from probes.plots.inspection import (
@@ -51,6 +48,7 @@ from probes.plots.inspection import (
     sentences,
     top_rows,
 )
+from probes.reading import FURTHER, parse_prompt, visible
 from probes.summary import rms_log_error
 
 STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
@@ -218,7 +216,7 @@ def test_every_baseline(tiny, baseline):
 
 def test_content_is_told_from_position(tiny):
     """Of one text the baseline "text" leaves less of position's course than "init", and more of content than "kernel"."""
-    text = read_text(None, Path(cli.__file__).with_name("errors.py"))
+    text = Path(cli.__file__).with_name("errors.py").read_text(encoding="utf-8")
     found = {name: probes.inspect(tiny, text, baseline=name, of="top") for name in ("init", "text", "kernel")}
     assert abs(found["text"].attrs["trend"]) < abs(found["init"].attrs["trend"])
     spread = {
@@ -421,7 +419,7 @@ def test_tables_and_sentences(seen):
     said = " ".join(sentences(seen))
     assert "tiny-llama reads" in said
     assert f"'{seen['next_token'].values[0]}' {float(seen['probability'][0]):.1%}" in said
-    assert "fresh weights, 1 seed)" in said
+    assert "fresh weights, 1 seed, config: initializer_range 0.02, the config's own" in said
     trend = seen.assign_attrs(trend=-0.9)
     assert "falls with position" in " ".join(sentences(trend))
     assert "with position" not in " ".join(sentences(seen.assign_attrs(trend=0.1)))
@@ -518,6 +516,76 @@ def test_bad_input(text, given, says):
     assert "\n" not in str(raised.value)
 
 
+def test_special_tokens_in_a_text_are_read_as_such_and_a_bos_is_not_doubled():
+    model = small()
+    plain = probes.inspect(model, WORDS, of="top", baseline="none")
+    spelled = probes.inspect(model, f"<s> {WORDS} </s>", of="top", baseline="none")
+    assert plain["tokens"].values.tolist()[0] == spelled["tokens"].values.tolist()[0][:-1]
+    assert spelled["token"].values[[0, -1]].tolist() == ["<s>", " </s>"]
+    doubled = probes.inspect(model, f"<s> {WORDS}", of="top", baseline="none", first=0)
+    assert doubled["tokens"].values.tolist()[0][:3] == [0, 0, 5]  # who names an id gets it
+
+
+@pytest.mark.parametrize("baseline", ["none", "text"])
+def test_ids_are_read_as_they_are(baseline):
+    model = small()
+    ids = probes.inspect(model, WORDS)["tokens"].values[0]
+    told, seen = (probes.inspect(model, one, of="top", baseline=baseline) for one in (WORDS, ids.tolist()))
+    for same in (ids, torch.from_numpy(ids), torch.from_numpy(ids)[None]):
+        xr.testing.assert_equal(probes.inspect(model, same, of="top", baseline=baseline), seen)
+    np.testing.assert_array_equal(seen["sensitivity"], told["sensitivity"])
+    np.testing.assert_array_equal(seen["tokens"], told["tokens"])
+    assert json.loads(str(seen.attrs["text"])) == f"<s> {WORDS}"
+    assert (seen.attrs["first_policy"], seen.attrs["first_id"]) == ("given ids", 0)
+    other = probes.inspect(model, [9, 5, 17, 9, 33, 60, 101, 5], of="top", baseline="none")  # no BOS before them
+    assert other["tokens"].values.tolist() == [[9, 5, 17, 9, 33, 60, 101, 5]]
+
+
+def test_ids_need_no_tokenizer():
+    ds = probes.inspect(families.model("llama"), [0, 5, 9, 17, 9, 33, 60, 101], of="top", baseline="none")
+    assert ds["token"].values.tolist() == ["0", "5", "9", "17", "9", "33", "60", "101"]
+    assert ds["next_token"].values.tolist() == [str(i) for i in ds["next_id"].values]
+    assert inspection_page(ds)
+
+
+def test_a_conversation_is_read_by_the_model_s_template():
+    model = small()
+    model.tokenizer.chat_template = "{% for m in messages %}<s> {{ m.content }} {% endfor %}</s>"
+    ds = probes.inspect(model, chat=WORDS, of="top", baseline="none")
+    assert json.loads(str(ds.attrs["text"])) == f"<s> {WORDS} </s>"
+    assert ds["token"].values[[0, 1, -1]].tolist() == ["<s>", " w5", " </s>"]
+    assert ds.attrs["first_policy"] == "chat template"
+    several = [[{"role": "user", "content": WORDS}]] * 2
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (None, {"chat": several}, "chat from Python holds 2 conversations, and one is inspected"),
+        (WORDS, {"chat": "w3"}, "both prompt and chat are given; give one of them"),
+        (None, {}, "no prompt is given"),
+        (None, {"chat": "w3", "first": "none"}, "first=none has no use with a chat"),
+        (None, {"chat": "w3"}, "the conversation gives 3 tokens, the first one included"),
+    ]
+    for prompt, given, says in wrong:
+        with pytest.raises(InputError, match=says):
+            probes.inspect(model, prompt, **given)
+
+
+@pytest.mark.parametrize(
+    ("ids", "given", "says"),
+    [
+        ([], {}, "tokens have "),
+        ([5, 9], {}, "the prompt gives 2 tokens"),
+        ([3.5] * 9, {}, "tokens have dtype float32"),
+        (["w3"] * 9, {}, "the prompt is a list; give a text, or token ids in a list"),
+        ([5] * 8 + [128], {}, "token id 128 is outside the vocabulary"),
+        ([5] * 129, {}, "tokens have 129 positions, in-memory llama was made for 128"),
+        (torch.full((2, 9), 5), {}, "the ids of 2 prompts are given"),
+        ([5] * 9, {"first": "bos"}, "first=bos has no use with token ids"),
+    ],
+)
+def test_bad_ids(ids, given, says, unchecked):
+    with pytest.raises(InputError, match=says):
+        probes.inspect(small(), ids, **given)
+
+
 def test_bad_choices(unchecked):
     wrong: dict[str, Any] = {"baseline": "mean"}
     with pytest.raises(InputError, match="baseline 'mean' does not exist; use init, kernel, text, none"):
@@ -543,21 +611,24 @@ def test_models_that_cannot_be_inspected():
         probes.inspect(probes.load(broken, tokenizer=families.tokenizer()), WORDS)
 
 
-def test_texts_of_files(tmp_path):
+def test_what_the_command_line_gives_to_read(tmp_path):
     (tmp_path / "a.txt").write_text("wide 漢\n", encoding="utf-8")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
-    assert read_text(None, tmp_path / "a.txt") == "wide 漢\n"
-    assert read_text("", None) == ""
-    for file, says in (
-        (tmp_path / "b.txt", "no UTF-8 text"),
-        (tmp_path / "c.txt", "No such file"),
-        (tmp_path, "Is a dir"),
-    ):
+    (tmp_path / "c.jsonl").write_text(json.dumps({"text": "one\x00 line"}), encoding="utf-8")
+    assert parse_prompt(None, tmp_path / "a.txt", None, None) == ("wide 漢\n", None)
+    assert parse_prompt(None, tmp_path / "c.jsonl", None, None) == ("one\x00 line", None)
+    assert parse_prompt("", None, None, None) == ("", None)
+    assert parse_prompt(None, None, "why?", None) == (None, "why?")
+    assert parse_prompt(None, None, None, "0, 17,3") == ([0, 17, 3], None)
+    for file, says in (("b.txt", "is not UTF-8 text"), ("gone", "does not exist"), (".", "is not UTF-8 text")):
         with pytest.raises(InputError, match=says):
-            read_text(None, file)
-    for text, file in ((None, None), ("a", tmp_path / "a.txt")):
-        with pytest.raises(InputError, match="give one of them"):
-            read_text(text, file)
+            parse_prompt(None, tmp_path / file, None, None)
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(InputError, match="holds 2 texts, and one is inspected"):
+        parse_prompt(None, tmp_path, None, None)
+    for given in ((None, None, None, None), ("a", tmp_path / "a.txt", None, None), ("a", None, None, "1")):
+        with pytest.raises(InputError, match="give one of --prompt, --text, --chat and --ids"):
+            parse_prompt(*given)
 
 
 def test_progress():
@@ -581,7 +652,7 @@ def headwater(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 
 def test_command_end_to_end(tmp_path):
-    done = headwater("inspect", "tiny-llama", "--text", CODE, "--out", str(tmp_path), "--seeds", "1", "--top", "2")
+    done = headwater("inspect", "tiny-llama", "--prompt", CODE, "--out", str(tmp_path), "--seeds", "1", "--top", "2")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert "tiny-llama reads" in done.stdout
@@ -590,7 +661,7 @@ def test_command_end_to_end(tmp_path):
     ds = probes.load_result(tmp_path / "inspect.nc")
     page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
     assert page == inspection_page(ds, top=2)
-    assert str(ds.attrs["command"]).startswith("headwater inspect tiny-llama --text 'def area(width")
+    assert str(ds.attrs["command"]).startswith("headwater inspect tiny-llama --prompt 'def area(width")
     assert json.loads(str(ds.attrs["text"])) == CODE
     for row in top_rows(ds, 2):
         assert row[2] in done.stdout
@@ -601,14 +672,17 @@ def test_command_end_to_end(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "no text is given; give one of them"),
-        (["--text", ""], "the text is empty"),
-        (["--text", "a", "--file", "b"], "both --text and --file are given"),
-        (["--file", "/nowhere"], "file '/nowhere' cannot be read"),
-        (["--text", "a b"], "at least 8"),
-        (["--text", CODE, "--of", "all"], "of 'all' is unknown"),
-        (["--text", CODE, "--baseline", "best"], "best"),
-        (["--text", CODE, "--top", "-1"], "--top"),
+        ([], "no text is given; give one of --prompt, --text, --chat and --ids"),
+        (["--prompt", ""], "the text is empty"),
+        (["--prompt", "a", "--text", "b"], "both --prompt and --text are given"),
+        (["--text", "/nowhere"], "text '/nowhere' does not exist"),
+        (["--ids", "1,two"], "ids '1,two' are no list of token ids"),
+        (["--chat", "hello"], "tiny-llama has no chat template"),
+        (["--chat", "/nowhere.json"], "chat '/nowhere.json' does not exist"),
+        (["--prompt", "a b"], "at least 8"),
+        (["--prompt", CODE, "--of", "all"], "of 'all' is unknown"),
+        (["--prompt", CODE, "--baseline", "best"], "best"),
+        (["--prompt", CODE, "--top", "-1"], "--top"),
     ],
 )
 def test_bad_commands_are_one_line(monkeypatch, capfd, tmp_path, arguments, says):

@@ -225,7 +225,7 @@ class LinearStack:
     def parts(self, layer: int) -> Parts | None:
         return None
 
-    def reinitialized(self, seed: int, *, positional: bool = True) -> LinearStack:
+    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Any = "config") -> LinearStack:
         return self
 
 

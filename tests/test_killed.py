@@ -26,7 +26,7 @@ COMMANDS = {
     "trajectory": ["trajectory", "tiny-llama", "--prompts", "6", "--length", "48", "--starts", "4"],
     "leakage": ["leakage", "tiny-llama", "--prompts", "8", "--length", "48", "--bootstrap", "50"],
     "bos-swap": ["bos-swap", "--replace", "mean,zero", *SMALL, "--bootstrap", "9"],
-    "inspect": ["inspect", "tiny-llama", "--text", "def add(first, second):", "--seeds", "2", "--products", "40"],
+    "inspect": ["inspect", "tiny-llama", "--prompt", "def add(first, second):", "--seeds", "2", "--products", "40"],
 }  # fmt: skip
 LONGER = {
     "map": ["map", "--quick", "--seeds", "1", "--products", "16"],

@@ -722,7 +722,7 @@ def test_without_positions_yarn_s_scaling_of_logits_stays():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("kind", "bos"), [("prepended", 0), ("dedicated", 0), ("end", None), ("none", None)])
+@pytest.mark.parametrize(("kind", "bos"), [("prepended", 0), ("dedicated", None), ("end", None), ("none", None)])
 def test_bos_is_what_training_put_first(kind, bos, backend):
     model = families.model("llama")
     seen = probes.load(model, backend, tokenizer=families.tokenizer(kind))

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import xarray as xr
+from drawn import (
+    DRAWN,
+    bos_result,
+    drawn,
+    ends_of,
+    labelled,
+    leakage_result,
+    several,
+    sinks_result,
+    text_of,
+    trajectory_result,
+)
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -25,161 +35,8 @@ from probes.plots import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_fig
 from probes.plots.bos import HIGHEST, PUBLISHED
 from probes.plots.leakage import PARTS, SHARES, SOURCES
 from probes.plots.style import GREY, LARGEST, ORANGE, points, save_figure, thinned
-from probes.results import dataset
 from probes.sinks import sinks
 from probes.trajectory import trajectory
-
-BANDS = {"band": ["9-31", "32-63"], "band_first": (("band",), [9, 32]), "band_last": (("band",), [31, 63])}
-LAYERS, HEADS, LENGTH = 3, 4, 64
-
-
-def made(variables: dict[str, tuple[Any, ...]], coords: dict[str, Any], **attrs: Any) -> xr.Dataset:
-    tokens = torch.zeros(4, LENGTH, dtype=torch.int64)
-    return dataset(variables, tokens=tokens, coords=coords, attrs={"model": "owner/tiny", "dtype": "float32", **attrs})
-
-
-def sinks_result(*, layers: int = LAYERS, heads: int = HEADS, pictures: int = 3, keys: int = 8) -> xr.Dataset:
-    random = np.random.default_rng(layers)
-    attends = random.uniform(0, 0.8, (layers, heads))
-    reading = (attends > 0.4).astype(np.int8)
-    names = ["attends", "reads", "reacts", "sink-reading"]
-    variables: dict[str, tuple[Any, ...]] = {
-        "alpha": (
-            ("prompt", "layer", "head", "key"),
-            random.uniform(0.1, 3, (4, layers, heads, 1)) / (np.arange(keys) + 5),
-        ),
-        "sink_rate": (("layer", "key"), random.uniform(0, 1, (layers, 1)) * 0.5 ** np.arange(keys)),
-        "sink_rate_of_model": (("key",), random.uniform(0, 1, keys)),
-        "over_tau_of_model": (("key",), random.uniform(0, 1, keys)),
-        "uniform": (("layer", "key"), np.tile(1 / (np.arange(keys) + 20), (layers, 1))),
-        "attends": (("layer", "head"), attends),
-        "selected": (("rule", "layer", "head"), np.stack([reading] * 4)),
-    }
-    for name in ("value", "key", "written"):
-        variables[f"{name}_norm"] = (("layer", "head", "place"), random.uniform(0.1, 2, (layers, heads, 2)))
-    coords: dict[str, Any] = {"key": range(keys), "rule": names, "place": ["sink", "rest"]}
-    if pictures:
-        logits = np.where(np.tri(128) > 0, random.normal(0, 4, (pictures, 128, 128)), -np.inf)
-        pattern = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-        variables["pattern"] = (("picture", "picture_query", "picture_key"), pattern)
-        coords |= {
-            "picture_layer": (("picture",), range(pictures)),
-            "picture_head": (("picture",), [3, 2, 1][:pictures]),
-        }
-    options = {"threshold": 0.3, "tau": 0.2}
-    return made(variables, coords, options=options, attends_threshold=0.3, reads_threshold=0.35)
-
-
-def trajectory_result() -> xr.Dataset:
-    random, layers = np.random.default_rng(1), LAYERS + 1
-    along, pairs = (2, layers), (2, layers)
-    cosine = random.uniform(0.2, 0.6, pairs)
-    return made(
-        {
-            "later_difference": (("first", "layer"), np.zeros(along)),
-            "norm_first": (("first", "layer"), random.uniform(1, 100, along)),
-            "norm_others": (("first", "layer"), random.uniform(1, 100, along)),
-            "top_ratio": (("first", "layer", "rank"), random.uniform(1, 2000, (*along, 5))),
-            "cosine": (("place", "layer"), cosine),
-            "cosine_low": (("place", "layer"), cosine - 0.1),
-            "cosine_high": (("place", "layer"), cosine + 0.1),
-            "cosine_with_bos": (("layer",), random.uniform(0, 0.2, layers)),
-        },
-        {
-            "first": ["bos", "text"],
-            "place": ["position 0", "position 1 behind BOS"],
-            "layer": range(layers),
-            "rank": range(5),
-        },
-        options={"starts": 64},
-    )
-
-
-def with_intervals(variables: dict[str, tuple[Any, np.ndarray]], width: float) -> dict[str, tuple[Any, ...]]:
-    ends = {"": 0.0, "_low": -width, "_high": width}
-    return {f"{name}{end}": (dims, x + by) for name, (dims, x) in variables.items() for end, by in ends.items()}
-
-
-def leakage_result() -> xr.Dataset:
-    random, bands = np.random.default_rng(2), 2
-    parts = random.normal(0, 0.1, (5, LAYERS, bands))
-    parts[0] = parts[1:].sum(0)
-    share = np.array([[0.25, np.nan], [0.75, np.nan], [0, np.nan]])
-    variables = with_intervals(
-        {
-            "log_form_by_block": (("part", "layer", "band"), parts),
-            "log_stream_by_block": (("layer", "band"), random.normal(0, 0.1, (LAYERS, bands))),
-            "weight_source_by_block": (("source", "layer", "band"), random.normal(0, 1e-3, (3, LAYERS, bands))),
-            "log_share_of_model": (("source", "band"), share),
-            "log_form_of_model": (("part", "band"), np.array([[0.3, 0.3], *[[0.0, 0.0]] * 4])),
-            "weight_form_of_model": (("cell", "band"), np.array([[0.3, 0.3], *[[0.0, 0.0]] * 3])),
-            "weight_share_of_model": (("source", "band"), np.where(share == 0.25, -7.0, share)),
-        },
-        0.02,
-    )
-    variables["log_noise"] = (("layer", "head", "band"), random.uniform(0.01, 0.02, (LAYERS, HEADS, bands)))
-    variables["log_stream_by_block"][1][0] = 0  # block 0 passes the null check
-    for end, width in (("_low", -0.02), ("_high", 0.02)):
-        variables[f"log_stream_by_block{end}"][1][0] = width
-    cells = ["both", "mask", "residual", "neither"]
-    return made(
-        variables, {"cell": cells, "part": ["total", *PARTS], "source": list(SOURCES), **BANDS, "layer": range(LAYERS)}
-    )
-
-
-def bos_result(replacement: str | int = "mean", *, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
-    random = np.random.default_rng([layers, len(str(replacement))])
-    variables = with_intervals(
-        {
-            "removed_of_model": (("band",), np.array([0.35, np.nan])),
-            "residual_before_of_model": (("band",), random.uniform(size=2)),
-            "residual_after_of_model": (("band",), random.uniform(size=2)),
-            "loss_change": (("position",), np.append(random.normal(size=LENGTH - 1), np.nan)),
-        },
-        0.1,
-    )
-    for when in ("before", "after"):
-        variables[f"alpha_{when}"] = (("layer", "head"), random.uniform(size=(layers, heads)))
-        variables[f"sensitivity_{when}"] = (("position",), random.uniform(0.1, 1, LENGTH))
-    coords = {**BANDS, "layer": range(layers)}
-    return made(variables, coords, replacement=replacement, options={"profile_prompts": 4})
-
-
-def several(*replacements: str | int) -> xr.Dataset:
-    """As the command line joins them: `replacement` leads on all variables but the tokens."""
-    results = [bos_result(replacement) for replacement in replacements]
-    names = xr.DataArray([str(r) for r in replacements], dims="replacement", name="replacement")
-    joined = xr.concat([ds.drop_vars("tokens") for ds in results], names, combine_attrs="drop_conflicts")
-    return joined.assign(tokens=results[0]["tokens"])
-
-
-DRAWN: list[tuple[Callable[..., Figure], Callable[[], xr.Dataset], str]] = [
-    (sinks_figure, sinks_result, "sinks"),
-    (trajectory_figure, trajectory_result, "trajectory"),
-    (leakage_figure, leakage_result, "leakage"),
-    (bos_figure, bos_result, "bos-swap"),
-]
-
-
-def labelled(figure: Figure, label: str) -> Axes:
-    (found,) = [axes for axes in figure.axes if axes.get_ylabel() == label]
-    return found
-
-
-def drawn(axes: Axes, **look: str) -> list[np.ndarray]:
-    """Heights of the lines of a colour, marker or line style."""
-    lines = [line for line in axes.lines if all(getattr(line, f"get_{name}")() == x for name, x in look.items())]
-    return [np.array(line.get_ydata(), dtype=float) for line in lines]
-
-
-def ends_of(lines: Any) -> np.ndarray:
-    """Corners [line, end, x or y] of a collection of straight lines."""
-    return np.array([path.vertices for path in lines.get_paths()], dtype=float)
-
-
-def text_of(figure: Figure) -> str:
-    return str(figure.get_supxlabel()).replace("\n", " ")
-
 
 # ------------------------------------------------------------------------------------------------------- all of them
 
@@ -263,7 +120,7 @@ def test_heads_that_read_the_sink_are_outlined():
     assert (np.ptp(corners, axis=1) < 1).all()  # around one cell each
     written = [text.get_text() for text in heads.texts]
     assert written == [f"{value:.2f}".removeprefix("0") for value in ds["attends"].values.ravel()]
-    assert heads.get_xlabel() == f"head ({len(places)} of 12 sink-reading)"
+    assert heads.get_xlabel() == f"head\n{len(places)} of 12 sink-reading"
     assert "weight on 0 > 0.3 and output read from 0 > 0.35" in text_of(figure)
 
 
@@ -352,29 +209,32 @@ def test_models_without_bos_have_no_control():
 # ----------------------------------------------------------------------------------------------------------- leakage
 
 
-def test_bars_are_the_parts_and_negative_ones_hang_down():
+def test_parts_are_stacked_up_to_the_total_and_negative_ones_hang_down():
     ds = leakage_result()
     figure = leakage_figure(ds)
-    for label, name, dim, colors in (
-        ("leakage (nat²)", "log_form_by_block", "part", PARTS),
-        ("leakage (weight²)", "weight_source_by_block", "source", SOURCES),
-    ):
-        cell = labelled(figure, label)
-        assert cell.get_xlabel() == "block, queries 9-31"
-        for entry, color in colors.items():
-            bars = [p for p in cell.patches if isinstance(p, Rectangle) and to_hex(p.get_facecolor()) == color.lower()]
-            heights = [bar.get_height() for bar in bars]
-            np.testing.assert_allclose(heights, ds[name].sel({dim: entry}).isel(band=0).values)
-            assert all(bar.get_y() == 0 for bar in bars)
+    early = ds.isel(band=0)
+    cell = labelled(figure, "parts (nat²)")
+    assert cell.get_xlabel() == "block, queries 9-31"
+    above, below = np.zeros(ds.sizes["layer"]), np.zeros(ds.sizes["layer"])
+    for part, color in PARTS.items():
+        bars = [p for p in cell.patches if isinstance(p, Rectangle) and to_hex(p.get_facecolor()) == color.lower()]
+        values = early["log_form_by_block"].sel(part=part).values
+        np.testing.assert_allclose([bar.get_height() for bar in bars], values)
+        np.testing.assert_allclose([bar.get_y() for bar in bars], np.where(values < 0, below, above))
+        above, below = above + values.clip(0), below + values.clip(max=0)
     cell = labelled(figure, "leakage (nat²)")
-    total = ds["log_form_by_block"].sel(part="total").isel(band=0).values
+    total = early["log_form_by_block"].sel(part="total").values
+    np.testing.assert_allclose(above + below, total)
     assert any(np.allclose(dots, total) for dots in drawn(cell, marker="o"))
-    alone = ds["log_stream_by_block"].isel(band=0).values
+    alone = early["log_stream_by_block"].values
     assert any(np.allclose(dots, alone) for dots in drawn(cell, color=ORANGE, marker="D"))
     noise_lines, intervals = (ends_of(lines)[..., 1] for lines in cell.collections[:2])
-    noise = ds["log_noise"].isel(band=0).mean("head").values
-    np.testing.assert_allclose(noise_lines[:, 0], noise)
+    np.testing.assert_allclose(noise_lines[:, 0], early["log_noise"].mean("head").values)
     np.testing.assert_allclose(intervals, np.stack([total - 0.02, total + 0.02], -1))
+    cell = labelled(figure, "leakage (weight²)")
+    for source, color in SOURCES.items():
+        values = early["weight_source_by_block"].sel(source=source).values
+        np.testing.assert_allclose(drawn(cell, color=color, marker="o"), [values])
 
 
 def test_shares_beyond_the_axis_are_arrowheads_and_none_is_said():

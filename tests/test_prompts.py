@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
@@ -18,13 +19,16 @@ from probes.errors import InputError
 from probes.prompts import (
     ID,
     MARGIN,
+    NOTABLE_OVERLAP,
     SKIP,
     _passage,
     _skip_some,
     _slices,
     _tokenize,
     check_tokens,
-    describe,
+    draw,
+    first_policy,
+    overlap,
     parse_first,
     prompts,
     tokens_hash,
@@ -72,7 +76,7 @@ def test_every_offset_is_used_once_when_there_are_no_others(without_bos, tmp_pat
     (tmp_path / "t.txt").write_text("ABCDEFGHIJ")  # capitals are not merged: 10 bytes, 10 tokens
     stream = ids_of(without_bos, tmp_path / "t.txt")
     assert len(stream) == 10
-    tokens = prompts(without_bos, n=7, length=4, text=tmp_path / "t.txt")
+    tokens = draw(without_bos, n=7, length=4, text=tmp_path / "t.txt").tokens
     assert sorted(places(stream, window)[0] for window in tokens.tolist()) == list(range(7))
     with pytest.raises(InputError, match="gives 10 tokens; 8 windows of 4 need at least 11"):
         prompts(without_bos, n=8, length=4, text=tmp_path / "t.txt")
@@ -80,7 +84,7 @@ def test_every_offset_is_used_once_when_there_are_no_others(without_bos, tmp_pat
 
 def test_first_token_policies_share_their_text(with_bos, text):
     def cut(first, seed=3):
-        return prompts(with_bos, n=4, length=20, text=text, first=first, seed=seed)
+        return draw(with_bos, n=4, length=20, text=text, first=first, seed=seed).tokens
 
     plain, bos, other = cut("none"), cut("bos"), cut(17)
     assert with_bos.bos == 0
@@ -114,11 +118,53 @@ def test_end_of_text_stands_between_documents_and_nowhere_else(without_bos, tmp_
     assert end not in prompts(silent, n=1, length=15, text=tmp_path)[0].tolist()
 
 
-def test_special_tokens_spelled_out_in_a_text_stay_text(with_bos, tmp_path):
+def test_special_tokens_spelled_out_in_a_text_are_read_as_such_and_named(with_bos, tmp_path):
     file = tmp_path / "page.txt"
-    file.write_text("the <|bos|> cat <|eos|> sat " * 20)
-    plain = prompts(with_bos, n=3, length=50, text=file, first="none")
-    assert not torch.isin(plain, torch.tensor([with_bos.bos, with_bos.tokenizer.eos_token_id])).any()
+    file.write_text("the <|bos|> cat <|eos|> sat " * 20 + "<|eos|>")
+    drawn = draw(with_bos, n=3, length=50, text=file, first="none")
+    assert json.loads(str(drawn.attributes["special_tokens"])) == {"<|eos|>": 21, "<|bos|>": 20}
+    assert drawn.remarks[-1].endswith("the text spells out are read as such: <|eos|> (21), <|bos|> (20)")
+    stream = with_bos.tokenizer(file.read_text(), add_special_tokens=False)["input_ids"]
+    assert all(places(stream, window) for window in drawn.tokens.tolist())
+    assert (drawn.tokens == with_bos.bos).sum() > 10
+    with pytest.warns(UserWarning, match="bigram: ") as warned:
+        assert torch.equal(prompts(with_bos, n=3, length=50, text=file, first="none"), drawn.tokens)
+    assert [str(one.message) for one in warned] == list(drawn.remarks)
+
+
+def test_a_tokenizer_told_to_split_special_tokens_does_not(with_bos, tmp_path):
+    file = tmp_path / "page.txt"
+    file.write_text("the <|bos|> cat " * 20)
+    told = bigram(bos=True)
+    told.tokenizer.split_special_tokens = True
+    one, other = (draw(model, n=2, length=9, text=file, first="none").tokens for model in (told, with_bos))
+    assert torch.equal(one, other)
+    assert told.tokenizer.split_special_tokens  # the caller's is left as it was
+
+
+def test_overlap_is_the_share_of_tokens_that_stand_in_two_windows():
+    random = np.random.default_rng(0)
+    for n, length, offsets in ((1, 5, 1), (2, 5, 3), (7, 4, 7), (9, 11, 60), (30, 8, 500)):
+        starts = random.choice(offsets, size=n, replace=False)
+        seen = Counter(start + i for start in starts.tolist() for i in range(length))
+        assert overlap(starts, length) == pytest.approx(sum(c for c in seen.values() if c > 1) / (n * length))
+    assert overlap(np.array([0, 5, 10]), 5) == 0.0
+
+
+def test_windows_that_overlap_are_said_to(without_bos, text, tmp_path):
+    few = draw(without_bos, n=4, length=20, text=text)
+    assert few.remarks == ()
+    assert 0 <= float(few.attributes["windows_overlap"]) <= NOTABLE_OVERLAP
+    short = tmp_path / "short.txt"
+    short.write_text(" ".join(text.read_text().split()[:80]))
+    many = draw(without_bos, n=4, length=60, text=short)
+    starts = [places(ids_of(without_bos, short), window)[0] for window in many.tokens.tolist()]
+    assert many.attributes["windows_overlap"] == pytest.approx(overlap(np.array(starts), 60))
+    assert overlap(np.array(starts), 60) > NOTABLE_OVERLAP
+    assert len(many.remarks) == 1
+    assert "of the tokens stand in more than one of the 4 windows of 60" in many.remarks[0]
+    with pytest.warns(UserWarning, match="stand in more than one of the 4 windows"):
+        prompts(without_bos, n=4, length=60, text=short)
 
 
 def test_bundled_text(with_bos):
@@ -127,7 +173,7 @@ def test_bundled_text(with_bos):
     tokens = prompts(with_bos)
     assert tokens.shape == (16, 256)
     assert torch.equal(tokens, prompts(with_bos))
-    assert describe(with_bos)["text_source"] == "bundled held-out text"
+    assert draw(with_bos, n=16, length=256).attributes["text_source"] == "bundled held-out text"
 
 
 def test_dataset_file_gives_the_same_kind_of_windows(with_bos, tmp_path, monkeypatch):
@@ -153,12 +199,13 @@ def test_reading_stops_when_there_is_enough(without_bos):
     read: list[int] = []
     random = np.random.default_rng(0)
     with TemporaryFile() as file:
-        tokens, highest = _tokenize(without_bos, endless(), file, budget=95, random=random)
+        tokens, highest, special = _tokenize(without_bos, endless(), file, budget=95, random=random)
         file.seek(0)
         ids = np.frombuffer(file.read(), dtype=ID)
     assert len(read) == 11  # ten documents are enough; one more is looked at
     assert tokens == len(ids) == 10 * 10 + 9  # with an end between two
     assert highest == ids.max()
+    assert special == {}  # the ends are ours
 
 
 def test_a_very_long_text_is_tokenized_in_passages(without_bos, monkeypatch):
@@ -244,20 +291,20 @@ def test_parse_first():
         parse_first("yes")
 
 
-def test_describe_resolves_the_policy(with_bos, without_bos, text):
-    assert describe(with_bos, text=text, seed=2) == {
+def test_results_are_told_where_prompts_come_from(with_bos, without_bos, text):
+    assert draw(with_bos, n=1, length=20, text=text, seed=2).attributes == {
         "text_source": f"text '{text}'",
         "first_policy": "bos",
         "first_id": 0,
         "prompts_seed": 2,
+        "windows_overlap": 0.0,
     }
-    plain = describe(without_bos, dataset="owner/name", split="test")
+    plain = draw(without_bos, n=1, length=20, text=text).attributes
     assert plain["first_policy"] == "none"
     assert "first_id" not in plain
-    assert plain["text_source"] == "dataset 'owner/name' (split test, column text)"
-    assert describe(without_bos, first=7)["first_policy"] == "id"
+    assert first_policy(without_bos, 7) == {"first_policy": "id", "first_id": 7}
     with pytest.raises(InputError, match="no BOS"):
-        describe(without_bos, first="bos")
+        first_policy(without_bos, "bos")
 
 
 @pytest.mark.parametrize(

@@ -224,11 +224,23 @@ def test_combine_places_conditions_and_seeds():
 
 
 def test_combined_results_survive_a_file(tmp_path):
-    both = combine([run("pretrained", None), run("init", 0, created="then"), run("init", 1, created="now")])
-    assert both["created"].values.tolist() == [["", ""], ["then", "now"]]
+    both = combine([run("pretrained", None), run("init", 0, engine="this"), run("init", 1, engine="that")])
+    assert both["engine"].values.tolist() == [["", ""], ["this", "that"]]
     save(both, tmp_path / "both.nc")
     xr.testing.assert_equal(load(tmp_path / "both.nc"), both)
     assert load(tmp_path / "both.nc").attrs == both.attrs
+
+
+def test_the_time_of_a_run_is_no_part_of_what_was_measured(tmp_path):
+    early, late = (
+        combine([run("pretrained", None, created=f"{hour}:59"), run("init", 0, created=f"{hour + 1}:00")])
+        for hour in (12, 17)
+    )
+    assert "created" not in early.variables
+    assert (early.attrs["created"], late.attrs["created"]) == ("13:00", "18:00")
+    save(early, tmp_path / "early.nc")
+    assert load(tmp_path / "early.nc").equals(late)
+    assert not early.equals(combine([run("pretrained", None), run("init", 1)]))
 
 
 def test_combine_of_full_conditions_keeps_integers():

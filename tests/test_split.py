@@ -500,7 +500,7 @@ def test_command_line_splits_a_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", ["jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "inspect"])
 def test_every_command_takes_the_options(command):
-    given = [command, "tiny-llama", "--device-map", "auto", *(["--text", "a text"] if command == "inspect" else [])]
+    given = [command, "tiny-llama", "--device-map", "auto", *(["--prompt", "a text"] if command == "inspect" else [])]
     result = CliRunner().invoke(app, [*given, "--max-memory", "77=1GiB"])
     assert "max_memory names '77', which is not there" in str(result.exception)
     result = CliRunner().invoke(app, [*given, "--max-memory", "7"])

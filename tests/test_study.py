@@ -490,6 +490,8 @@ def test_agreements_are_computed_from_the_result(theories):
     (first, _) = agreements({"ape": bare})
     assert "config" not in first.errors
     assert list(agreement_cells(first)).count("-") == 2
+    large = replace(found["init"], errors={"uniform": 15.2, "values": 0.674})
+    assert list(agreement_cells(large))[2:4] == ["1,520%", "67.4%"]  # one unit for all of a row
 
 
 def test_pathways_have_the_theory_that_belongs_to_them(folder, settings, tmp_path):

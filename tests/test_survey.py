@@ -18,7 +18,7 @@ import torch
 import xarray as xr
 
 import probes
-from probes.console import print_report
+from probes.console import WIDEST, print_report
 from probes.errors import InputError
 from probes.leakage import CELLS, PARTS, SOURCES
 from probes.prompts import prompts, tokens_hash
@@ -30,7 +30,9 @@ from probes.studies.tables import (
     bos_report,
     interval,
     leakage_report,
+    markdown,
     number,
+    ranges,
     sinks_report,
     trajectory_report,
 )
@@ -457,8 +459,8 @@ def test_report_of_trajectories(surveyed):
     course = np.array([0.1, 0.995, 0.999, 0.9995])[: families.BLOCKS + 1]
     for values, says in (
         (course, "above 0.99 from layer 1 on"),
-        (np.where(course < 0.5, np.nan, course), "above 0.99 from layer 1 on, not known at layers 0"),
-        (np.where(course > 0.5, np.nan, course), "not above 0.99 where it is known, not known at layers 1, 2, 3"),
+        (np.where(course < 0.5, np.nan, course), "above 0.99 from layer 1 on, not known at layer 0"),
+        (np.where(course > 0.5, np.nan, course), "not above 0.99 where it is known, not known at layers 1-3"),
         (np.full_like(course, np.nan), "not known at any layer"),
         (course / 2, "never above 0.99"),
     ):
@@ -471,11 +473,14 @@ def test_report_of_trajectories(surveyed):
 def test_report_of_leakage(surveyed):
     _, results = surveyed("leakage")
     report = leakage_report(results)
-    shares, blocks = report.tables
-    assert [row[:3] for row in shares.rows] == [
-        [name, "3-23", form] for name in ("ape", "bee") for form in ("log", "weight", "terms")
+    logs, weights, *blocks = report.tables
+    assert [row[:2] for row in logs.rows] == [["ape", "3-23"], ["bee", "3-23"]]
+    assert [row[:3] for row in weights.rows] == [
+        [name, "3-23", counted] for name in ("ape", "bee") for counted in ("denominator", "terms")
     ]
-    assert len(blocks.rows) == 2 * families.BLOCKS
+    assert [len(table.rows) for table in blocks] == [2 * families.BLOCKS] * 2
+    total = 1e6 * results["ape"]["weight_form_by_block"].sel(cell="both").isel(band=0, layer=0).item()
+    assert float(blocks[1].rows[0][2].replace(",", "")) == pytest.approx(total, rel=1e-2)
     residual = {name: float(ds["log_stream_of_model"].isel(band=0)) for name, ds in results.items()}
     order, depth, *nulls = [line for line in report.lines if "NOT 0" not in line and "V(K)" not in line]
     low, high = sorted(residual, key=residual.__getitem__)
@@ -601,14 +606,30 @@ def test_shares_of_nothing_are_not_printed():
         "below": constructed([-0.06, 0.26]),
     }.items()}  # fmt: skip
     assert cells["clear"] == [
-        "ape", "9-31", "log", "0.2 [0.15, 0.25]", "50% [45%, 55%]", "50% [45%, 55%]", "-", "0.1 [0.05, 0.15]"
+        "ape", "9-31", "0.2 [0.15, 0.25]", "50% [45%, 55%]", "50% [45%, 55%]", "0.1 [0.05, 0.15]"
     ]  # fmt: skip
     for failing in ("of noise", "below"):
-        assert cells[failing][3:] == ["0.2 [0.15, 0.25]", "-", "-", "-", "0.1 [0.05, 0.15]"]
-    assert cells["none"][3:7] == ["0.01 [-0.04, 0.06]", "-", "-", "-"]
-    assert cells["negative"][3:7] == ["-0.4 [-0.45, -0.35]", "-", "-", "-"]
+        assert cells[failing][2:] == ["0.2 [0.15, 0.25]", "-", "-", "0.1 [0.05, 0.15]"]
+    assert cells["none"][2:5] == ["0.01 [-0.04, 0.06]", "-", "-"]
+    assert cells["negative"][2:5] == ["-0.4 [-0.45, -0.35]", "-", "-"]
     single = leakage_report({"ape": constructed([0.1])})
     assert single.lines[1].endswith("ape -")  # one block has no depth
+
+
+def test_tables_of_many_blocks_are_narrow_enough_to_read(capsys):
+    report = leakage_report({"SmolLM2-135M-Instruct": constructed(np.linspace(-0.512, 0.4321, 30).tolist())})
+    for table in report.tables:
+        assert max(map(len, markdown(table))) <= WIDEST
+    print_report(report)
+    printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if line.startswith((" ", "─"))]
+    assert max(map(len, rows)) <= WIDEST
+    assert printed.index("Blocks, weight form") < printed.index("residual component: SmolLM2")  # rows fill a screen
+
+
+def test_neighbours_are_given_as_ranges():
+    said = {(): "", (4,): "4", (3, 4): "3-4", (3, 4, 5, 9, 12, 13): "3-5, 9, 12-13", (0, 2, 4): "0, 2, 4"}
+    assert {numbers: ranges(numbers) for numbers in said} == said
 
 
 def test_failing_null_checks_are_named_band_by_band():
@@ -621,7 +642,8 @@ def test_failing_null_checks_are_named_band_by_band():
     assert report.lines[-2].endswith(": 0.04 [-0.01, 0.09] in 9-31, 0.06 [0.01, 0.11] in 128-255")
     remark = "ape: NOT 0 in band 128-255: more prompts are needed before its numbers mean anything"
     assert report.lines[-1] == remark
-    assert [row[4] == "-" for row in report.tables[0].rows] == [False] * 3 + [True] * 3
+    assert [row[3] == "-" for row in report.tables[0].rows] == [False, True]
+    assert [row[4] == "-" for row in report.tables[1].rows] == [False] * 2 + [True] * 2
     twice = xr.concat([noisy.assign_coords(band=["9-31"]), noisy], "band", data_vars="minimal")
     assert "NOT 0 in bands 9-31, 128-255: " in leakage_report({"ape": twice}).lines[-1]
     # Position 0's own logits differ behind BOS: where they account for all of it, nothing is wrong.
@@ -654,13 +676,14 @@ def test_reports_are_printed_with_what_their_columns_are(capsys):
     first = shown.index("First:")
     assert " ".join(shown[1:first]).split() == described.split()
     assert max(map(len, shown)) <= 120
-    assert first < shown.index("ape: one") < shown.index("Means:")
+    assert first < shown.index("Means:") < shown.index("ape: one") == len(shown) - 1
 
 
 def test_numbers_as_text():
     assert [number(value) for value in (0.12345, -2, math.nan, np.float32(1e-7), 0)] == [
         "0.123", "-2", "-", "1e-07", "0"
     ]  # fmt: skip
+    assert [number(value) for value in (999.6, -25_123, 1.2e6)] == ["1,000", "-25,100", "1.2e+06"]
     assert number(-0.125, ".0%") == "-12%"
     assert interval(0.5, 0.25, 0.75) == "0.5 [0.25, 0.75]"
     assert interval(-0.5, -1.25, 0.75, form=".0%") == "-50% [-125%, 75%]"

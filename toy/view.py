@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from probes.errors import InputError
 from probes.models.fused import attend, check_edits
+from probes.models.initialization import CONFIG, Rule
 from probes.models.view import (
     Attention,
     Edit,
@@ -383,11 +384,19 @@ class Toy:
             slopes=self._slopes,
         )
 
-    def reinitialized(self, seed: int, *, positional: bool = True) -> Toy:
+    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> Toy:
         """Fresh weights of the same architecture, those of `toy.model.initial`; what token ids of a table stand for stays.
 
         Without `positional`, learned positions and sinusoids are zero, rotations the identity, and nothing decays.
+
+        Raises:
+            InputError: another initialization than "config": toys have no other.
         """
+        if initialization != CONFIG:
+            raise InputError(
+                f"initialization '{initialization!s:.40}' is no rule for a toy, whose weights toy.model.initial draws; "
+                "leave it out"
+            )
         fresh = {name: tensor.to(self.device, self.dtype) for name, tensor in initial(self.architecture, seed).items()}
         return Toy(
             self.architecture,

@@ -25,12 +25,13 @@ from typing import Any, Literal, Protocol
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..errors import InputError
 from . import split
 from .fused import attend, check_edits
+from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, of_config, resolve
 from .view import (
     Attention,
     Birth,
@@ -152,13 +153,13 @@ def _gpt_neox_parts(block: Any) -> Parts:
     )
 
 
-def _gemma_born(config: Any) -> dict[str, Any]:
-    # Embeddings are multiplied by sqrt(d) in the forward pass.
-    return {"embedding": config.initializer_range * config.hidden_size**0.5}
+def _gpt_neox_fused(block: Any) -> dict[str, Tensor]:
+    fused = block.attention.query_key_value.weight.unflatten(0, (-1, 3, block.attention.head_size))
+    return dict(zip("qkv", fused.unbind(1), strict=True))
 
 
 def _gemma2_born(config: Any) -> dict[str, Any]:
-    return _gemma_born(config) | {"activation": config.hidden_activation, "post_norm": True}
+    return {"activation": config.hidden_activation, "post_norm": True}
 
 
 def _gpt_neox_born(config: Any) -> dict[str, Any]:
@@ -167,14 +168,10 @@ def _gpt_neox_born(config: Any) -> dict[str, Any]:
 
 
 def _gpt2_born(config: Any) -> dict[str, Any]:
-    into_stream = config.initializer_range / (2 * config.n_layer) ** 0.5  # GPT-2's own scheme, per depth
     return {
         "gate": None,
         "norm": "layer",
         "eps": config.layer_norm_epsilon,
-        "positions": config.initializer_range,
-        "o": into_stream,
-        "down": into_stream,
         "features": config.n_inner or 4 * config.n_embd,
         "activation": config.activation_function,
     }
@@ -192,7 +189,10 @@ class Family:
     output: str = "o_proj"  # of the attention
     positional: PositionalEncoding = "rope"
     learned: str | None = None  # the embedding of absolute positions
-    born: Callable[[Any], dict[str, Any]] = lambda config: {}  # how fresh weights differ from Llama's
+    born: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the fields of `Birth` differ from Llama's
+    depth_scaled: bool = False  # transformers draws output and down projections more narrowly the deeper the model is
+    root_scaled: bool = False  # embeddings are multiplied by sqrt(d) in the forward pass
+    fused: Callable[[Any], dict[str, Tensor]] = lambda block: {}  # a block's matrices of which `parts` has copies
 
 
 FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
@@ -201,9 +201,9 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "mistral": Family("MistralDecoderLayer", _llama_parts),
         "qwen2": Family("Qwen2DecoderLayer", _llama_parts),
         "qwen3": Family("Qwen3DecoderLayer", _qwen3_parts),
-        "gemma": Family("GemmaDecoderLayer", _gemma_parts, born=_gemma_born),
-        "gemma2": Family("Gemma2DecoderLayer", _gemma2_parts, born=_gemma2_born),
-        "gpt2": Family("GPT2Block", _gpt2_parts, "h", "ln_f", "attn", "c_proj", "learned", "wpe", _gpt2_born),
+        "gemma": Family("GemmaDecoderLayer", _gemma_parts, root_scaled=True),
+        "gemma2": Family("Gemma2DecoderLayer", _gemma2_parts, born=_gemma2_born, root_scaled=True),
+        "gpt2": Family("GPT2Block", _gpt2_parts, "h", "ln_f", "attn", "c_proj", "learned", "wpe", _gpt2_born, True),
         "gpt_neox": Family(
             "GPTNeoXLayer",
             _gpt_neox_parts,
@@ -211,6 +211,7 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             attention="attention",
             output="dense",
             born=_gpt_neox_born,
+            fused=_gpt_neox_fused,
         ),
     }
 )
@@ -366,8 +367,9 @@ class HuggingFaceView:
     Args:
         model: left as it is; this view works on a shadow.
         tokenizer: optional; without it prompts must be given as token ids.
-        name, revision: for provenance.
+        name, revision, weights_file: for provenance, as in `Identity`.
         condition: "pretrained", "init" or "init-nope".
+        initialization: what fresh weights were drawn from.
 
     Raises:
         InputError: the family is not supported, or accelerate's hooks on the model change its weights in place.
@@ -382,9 +384,13 @@ class HuggingFaceView:
         tokenizer: Any | None = None,
         name: str | None = None,
         revision: str | None = None,
+        weights_file: str | None = None,
         condition: str = "pretrained",
+        initialization: Initialization | None = None,
     ) -> None:
+        self.initialization = initialization
         family_of(model.config)
+        self._weights_file = weights_file
         self._wrap(shadow(model), model.config, tokenizer, name, revision, condition)
         self._model.set_attn_implementation(ATTENTION)
 
@@ -424,21 +430,26 @@ class HuggingFaceView:
             backend=self.backend,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
+            initialization=None if self.initialization is None else str(self.initialization),
+            weights_file=self._weights_file,
         )
 
     @property
     def bos(self) -> int | None:
-        """A token set aside for beginning texts: one the tokenizer prepends, or one that is not also the end token.
+        """The token that the tokenizer puts first: training did, too.
 
-        GPT-2 and Pythia name their end-of-text token as BOS, too, but put it between texts, not first in windows.
+        Many name a BOS that they never put there: GPT-2 and Pythia the token between texts, SmolLM2 and Qwen2.5 one of
+        their chats'.
         """
-        if self.tokenizer is None or self.tokenizer.bos_token_id is None:
+        tokenizer = self._as_trained()
+        if tokenizer is None or tokenizer.bos_token_id is None:
             return None
-        bos = int(self.tokenizer.bos_token_id)
-        return bos if bos != self.tokenizer.eos_token_id or self._prepends(bos) else None
+        bos = int(tokenizer.bos_token_id)
+        return bos if tokenizer("a").input_ids[:1] == [bos] else None
 
-    def _prepends(self, bos: int) -> bool:
-        return self.tokenizer is not None and self.tokenizer("a").input_ids[:1] == [bos]
+    def _as_trained(self) -> Any | None:
+        """The tokenizer as it was when the model was trained."""
+        return self.tokenizer
 
     def _weights(self) -> Iterable[Tensor]:
         """What the weights' hash is taken over."""
@@ -609,21 +620,43 @@ class HuggingFaceView:
             block = split.gathered(block, self.device)
         return replace(self._family.parts(block), window=self.spec.windows[layer])
 
-    def reinitialized(self, seed: int, *, positional: bool = True) -> HuggingFaceView:
+    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> HuggingFaceView:
         """As `View` says. A split model's twin is split in the same way, drawn whole in main memory before that."""
-        model = cast(fresh_model(self._model.config, seed, positional=positional), self.dtype)
+        rule = initialization_of(self._model.config, initialization)
+        model = cast(fresh_model(self._model.config, seed, rule, positional=positional), self.dtype)
         model = split.dispatched(model, self._model) if self._split else model.to(self.device)
         return type(self)(
             model,
             tokenizer=self.tokenizer,
             name=self._name,
             revision=self._revision,
+            weights_file=self._weights_file,
             condition="init" if positional else "init-nope",
+            initialization=rule,
         )
 
 
-def fresh_model(config: Any, seed: int, *, positional: bool = True) -> PreTrainedModel:
+def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
+    """What a rule means for a configuration.
+
+    Raises:
+        InputError: no such rule.
+    """
+    blocks, width = config.num_hidden_layers, config.hidden_size
+
+    def own() -> Initialization:
+        default = AutoConfig.for_model(config.model_type).initializer_range
+        scheme = {"assumed": getattr(config, ASSUMED, False), "depth_scaled": family_of(config).depth_scaled}
+        return of_config(config.initializer_range, default, blocks, width, **scheme)
+
+    return resolve(rule, blocks, width, own)
+
+
+def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: bool = True) -> PreTrainedModel:
     """Fresh float32 weights from a configuration, drawn on the CPU so that a seed means the same on every device.
+
+    They are drawn as transformers draws them. All entries are normal with mean zero, so that multiplying a matrix by the
+    ratio of its deviations is a draw by another rule, from the same noise; by the configuration's own nothing is touched.
 
     Without `positional`: rotations are replaced by the identity (times the scaling that some RoPE types apply to the
     logits), learned positions by zeros.
@@ -633,6 +666,7 @@ def fresh_model(config: Any, seed: int, *, positional: bool = True) -> PreTraine
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _rescale(model, rule)
     if positional:
         return model
     family = family_of(config)
@@ -647,6 +681,24 @@ def fresh_model(config: Any, seed: int, *, positional: bool = True) -> PreTraine
 
     decoder.rotary_emb.register_forward_hook(unrotated)
     return model
+
+
+@torch.no_grad()
+def _rescale(model: Any, rule: Initialization) -> None:
+    """Matrices as drawn by the model's configuration become those of `rule`, in place."""
+    own, family, decoder = initialization_of(model.config), family_of(model.config), model.get_decoder()
+    matrices = [("embedding", model.get_input_embeddings().weight)]
+    if model.get_output_embeddings().weight is not matrices[0][1]:
+        matrices.append(("unembedding", model.get_output_embeddings().weight))
+    if family.learned is not None:
+        matrices.append(("positions", getattr(decoder, family.learned).weight))
+    for block in getattr(decoder, family.blocks):
+        parts = family.parts(block)
+        linear = {kind: getattr(parts, kind, None) for kind in KINDS}
+        matrices += ({k: x.weight for k, x in linear.items() if x is not None} | family.fused(block)).items()
+    for kind, matrix in matrices:
+        if getattr(rule, kind) != getattr(own, kind):
+            matrix.mul_(getattr(rule, kind) / getattr(own, kind))
 
 
 def spec_of(config: Any) -> Spec:
@@ -691,23 +743,26 @@ def check_sizes(config: Any) -> None:
         raise InputError(f"{spec.heads} query heads cannot share {spec.kv_heads} key heads evenly; give a divisor")
     if not (spec.initializer_range or 0) > 0:
         raise InputError(f"the config has initializer_range={spec.initializer_range}; give a positive number, as 0.02")
-    activation = _born(config)["activation"]
+    activation = _structure(config)["activation"]
     if activation not in ACT2FN:
         raise InputError(f"the config's activation '{activation}' is none of transformers'; give one, as gelu or silu")
 
 
-def birth_of(config: Any) -> Birth:
-    """What transformers draws fresh weights of this configuration from."""
-    found = _born(config)
+def birth_of(config: Any, rule: Initialization) -> Birth:
+    """What fresh weights of this configuration are drawn from under a rule."""
+    family, found = family_of(config), _structure(config)
+    drawn = {kind: getattr(rule, kind) for kind in ("embedding", "positions", "v", "o", "gate", "up", "down")}
+    if family.root_scaled:
+        drawn["embedding"] *= config.hidden_size**0.5
+    if family.learned is None:
+        drawn["positions"] = 0.0
     found["activation"] = ACT2FN[found["activation"]]
-    return Birth(spec_of(config), **found)
+    return Birth(spec_of(config), **drawn | found, initialization=str(rule))
 
 
-def _born(config: Any) -> dict[str, Any]:
-    """The fields of `Birth` but its spec, the activation by name."""
-    sigma = config.initializer_range
-    found: dict[str, Any] = dict.fromkeys(("embedding", "v", "o", "gate", "up", "down"), sigma)
-    found |= {"positions": 0.0, "norm": "rms", "features": getattr(config, "intermediate_size", None)}
+def _structure(config: Any) -> dict[str, Any]:
+    """The fields of `Birth` that are no deviations, nor its spec; the activation by name."""
+    found: dict[str, Any] = {"norm": "rms", "features": getattr(config, "intermediate_size", None)}
     found |= {"eps": getattr(config, "rms_norm_eps", None), "activation": getattr(config, "hidden_act", None)}
     return found | family_of(config).born(config)
 

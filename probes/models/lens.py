@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformers import AutoTokenizer
 
 from ..errors import InputError
-from .huggingface import HuggingFaceView, cast, family_of, fresh_model, shadow
+from .huggingface import HuggingFaceView, cast, family_of, fresh_model, initialization_of, shadow
+from .initialization import CONFIG, Initialization, Rule
 from .split import is_split
 from .view import Attention, Edit, Parts, Site
 
@@ -34,7 +36,8 @@ class LensView(HuggingFaceView):
 
     Args:
         bridge: left as it is.
-        tokenizer, name, revision, condition: as for `HuggingFaceView`; the bridge's own tokenizer unless given.
+        tokenizer, name, revision, weights_file, condition, initialization: as for `HuggingFaceView`; the bridge's own
+            tokenizer unless given.
 
     Raises:
         InputError: the family is not supported, or weights were folded or centred.
@@ -49,8 +52,11 @@ class LensView(HuggingFaceView):
         tokenizer: Any | None = None,
         name: str | None = None,
         revision: str | None = None,
+        weights_file: str | None = None,
         condition: str = "pretrained",
+        initialization: Initialization | None = None,
     ) -> None:
+        self.initialization = initialization
         config = bridge.original_model.config
         family_of(config)
         if getattr(bridge, "compatibility_mode", False):
@@ -60,7 +66,7 @@ class LensView(HuggingFaceView):
             )
         refuse_split(bridge)
         self._bridge = shadow(bridge)
-        self._lens_tokenizer = tokenizer is None
+        self._lens_tokenizer, self._weights_file = tokenizer is None, weights_file
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
         self._wrap(self._bridge.original_model, config, tokenizer, name, revision, condition)
 
@@ -81,21 +87,29 @@ class LensView(HuggingFaceView):
         """None: derivatives go through the bridge's own modules, with whatever hooks they carry."""
         return None
 
-    def reinitialized(self, seed: int, *, positional: bool = True) -> LensView:
-        model: Any = fresh_model(self._model.config, seed, positional=positional)
+    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> LensView:
+        rule = initialization_of(self._model.config, initialization)
+        model: Any = fresh_model(self._model.config, seed, rule, positional=positional)
         twin = type(self)(
             boot(cast(model.to(self.device), self.dtype), self._name),
             tokenizer=self.tokenizer,
             name=self._name,
             revision=self._revision,
+            weights_file=self._weights_file,
             condition="init" if positional else "init-nope",
+            initialization=rule,
         )
         twin._lens_tokenizer = self._lens_tokenizer
         return twin
 
-    def _prepends(self, bos: int) -> bool:
-        # TransformerLens makes the tokenizers it reads prepend BOS: that says nothing about the training.
-        return not self._lens_tokenizer and super()._prepends(bos)
+    def _as_trained(self) -> Any | None:
+        """TransformerLens makes the tokenizers it reads prepend BOS: that says nothing, their files do."""
+        if not self._lens_tokenizer or self.tokenizer is None:
+            return self.tokenizer
+        try:
+            return AutoTokenizer.from_pretrained(self.tokenizer.name_or_path, local_files_only=True)
+        except Exception:  # no longer there; what put nothing first as far as we know has no BOS
+            return None
 
     @contextmanager
     def _attending(

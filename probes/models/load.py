@@ -1,15 +1,10 @@
-"""From whatever names a model to a view of it: the only module that imports the adapters.
-
-Weights are read from safetensors alone, and code that a repository brings is run only if the caller says so.
-"""
+"""From whatever names a model to a view of it: the only module that imports the adapters."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -17,22 +12,15 @@ from typing import Any, Literal
 import torch
 
 from ..errors import InputError
-from ..files import what_is
 from ..processes import launched, local_number
-from .checkpoint import check_fields, check_weights, read_object
+from .gguf_config import config_of
+from .gguf_header import is_gguf, read_header
+from .initialization import ASSUMED, CONFIG, Rule
+from .named import CHECKPOINTS as CHECKPOINTS
+from .named import DTYPES, DType, Found, Reading, bundled, check_finite, config_fields, find, located, read_tokenizer
 from .view import Birth, View
 
-CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
-
-GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-DType = Literal["auto", "float32", "float64", "bfloat16"]
 Backend = Literal["transformers", "transformer_lens"]
-
-
-def bundled() -> list[str]:
-    """Names of the pretrained models that come with the package."""
-    return sorted(folder.parent.name for folder in CHECKPOINTS.glob("*/config.json"))
 
 
 def load(
@@ -43,6 +31,7 @@ def load(
     dtype: DType = "auto",
     revision: str | None = None,
     tokenizer: Any | None = None,
+    config: Any | None = None,
     trust_remote_code: bool = False,
     device_map: str | Mapping[str, Any] | None = None,
     max_memory: Mapping[Any, Any] | None = None,
@@ -55,14 +44,16 @@ def load(
     the device where its first block runs.
 
     Args:
-        source: a bundled name ("tiny-llama"), a local folder in transformers' format, a hub id ("Qwen/Qwen2.5-0.5B"), a
-            transformers model in memory, a `TransformerBridge`, or a view, such as a toy (returned as it is). A name may
-            carry its revision: "tiny-llama@step0".
+        source: a bundled name ("tiny-llama"), "smollm2-135m", a local folder in transformers' format, a GGUF file, a hub
+            id ("Qwen/Qwen2.5-0.5B"), a transformers model in memory, a `TransformerBridge`, or a view, such as a toy
+            (returned as it is). A name may carry its revision: "tiny-llama@step0".
         backend: who runs it. Both give the same numbers; TransformerLens is for models with a lens user's hooks.
         device: "auto" takes CUDA if there is any, and leaves a model in memory where it is.
-        dtype: "auto" is float32, and a model in memory stays as it is.
+        dtype: "auto" is float32, to which a GGUF file's weights are dequantized, and a model in memory stays as it is.
         revision: of a hub id; of a bundled model or folder, the subfolder that holds that step.
-        tokenizer: for models in memory.
+        tokenizer: in the place of the model's own, and for models in memory, which have none; or a folder that has one.
+        config: for a GGUF file, in the place of the config.json beside it: a transformers configuration, a dictionary or
+            config.json of one, or a folder that holds that file.
         trust_remote_code: run modelling code that comes with the checkpoint. Off unless asked for.
         device_map: in the place of `device`, for names and folders: "auto", "balanced", "balanced_low_0", "sequential"
             (accelerate finds devices), or devices by module ("model.layers.0": "cuda:0"; "" for the rest). On "cpu" or
@@ -73,8 +64,9 @@ def load(
 
     Raises:
         InputError: the source cannot be found, reached, read or is of an unsupported family; weights are missing, of the
-            wrong shape, not finite, or not in safetensors; an option has an unknown value, or comes with a view; a device
-            map has an unknown module or device or leaves weights out, or a split model would have to be moved.
+            wrong shape, not finite, or not in safetensors; a GGUF file is damaged, states what cannot be followed, or
+            contradicts its config.json; an option has an unknown value, or comes with a view; a device map has an unknown
+            module or device or leaves weights out, or a split model would have to be moved.
     """
     from .split import Placement
 
@@ -89,15 +81,18 @@ def load(
         if device != "auto":
             raise InputError(f"device '{device}' and device_map={device_map!s:.60} say where the model goes; give one")
     place = _device(device)
+    if isinstance(tokenizer, (str, os.PathLike)) and not isinstance(source, View):
+        tokenizer = read_tokenizer(tokenizer)
     if isinstance(source, (str, os.PathLike)):
-        model, found, name, revision = _from_name(os.fspath(source), revision, dtype, trust_remote_code, placement)
+        reading = Reading(dtype, trust_remote_code, placement, config, tokenizer)
+        found = find(os.fspath(source), revision, reading)
         if placement is None:
-            model.to(place or _usual_device())
-        return _view(model, backend, tokenizer or found, name, revision, own=True)
+            found.model.to(place or _usual_device())
+        return _view(found, backend, own=True)
     if isinstance(source, View):
         given: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
-        for option, value in (given | {"device_map": device_map}).items():
-            if value is not None and (option == "device_map" or value != "auto"):
+        for option, value in (given | {"device_map": device_map, "config": config}).items():
+            if value is not None and (option in ("device_map", "config") or value != "auto"):
                 raise InputError(
                     f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out"
                 )
@@ -106,30 +101,47 @@ def load(
         raise InputError(
             f"device_map={device_map!s:.60} goes with a name or folder; split a model in memory by accelerate.dispatch_model"
         )
+    if config is not None:
+        raise InputError(f"config={type(config).__name__} goes with a GGUF file; leave it out")
     return _from_memory(source, backend, place, dtype, tokenizer, revision)
 
 
-OLDER_FIELDS = ("rope_theta", "rope_scaling", "torch_dtype")  # what transformers still takes and stores elsewhere
+# What transformers still takes and stores elsewhere, and what `load` adds.
+OTHER_FIELDS = ("rope_theta", "rope_scaling", "torch_dtype", ASSUMED)
 
 
-def born(config: Any) -> Birth:
+def born(config: Any, *, initialization: Rule | None = None) -> Birth:
     """What fresh weights of a configuration are drawn from; no weights are made or read.
 
     Args:
-        config: a transformers configuration, a dictionary or config.json of one, a folder that holds that file, a bundled
-            name, or a view; a `Birth` is returned as it is.
+        config: a transformers configuration, a dictionary or config.json of one, a folder that holds that file, a GGUF
+            file, a name of `load`'s, or a view; a `Birth` is returned as it is.
+        initialization: the rule; if not given, the one that a view's fresh weights were drawn by, else "config".
 
     Raises:
-        InputError: nothing of that kind, or a family that is not supported.
+        InputError: nothing of that kind, a family that is not supported, or no such rule.
     """
-    from .huggingface import birth_of
+    from .huggingface import HuggingFaceView, birth_of, initialization_of
 
     if isinstance(config, Birth):
+        if initialization is not None:
+            raise InputError(f"initialization '{initialization!s:.40}' changes nothing in a Birth; leave it out")
         return config
-    return birth_of(_configuration(config))
+    if initialization is None:
+        drawn = config.initialization if isinstance(config, HuggingFaceView) else None
+        initialization = CONFIG if drawn is None else drawn
+    described = _configuration(config)
+    return birth_of(described, initialization_of(described, initialization))
 
 
-def fresh(config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional: bool = True) -> View:
+def fresh(
+    config: Any,
+    seed: int = 0,
+    *,
+    residual_scale: float = 1.0,
+    positional: bool = True,
+    initialization: Rule = CONFIG,
+) -> View:
     """A model with fresh weights, from its configuration alone; on the CPU, in float32, without a tokenizer.
 
     Args:
@@ -137,15 +149,18 @@ def fresh(config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional
         seed: of the weights.
         residual_scale: what the matrices that write to the residual stream (W_O and W_down) are multiplied by.
         positional: without it no positional encoding reaches the blocks.
+        initialization: what the weights are drawn from: "config", a deviation ("0.02", "1/24"), the name of a published
+            rule, or an `Initialization`.
 
     Raises:
-        InputError: nothing of that kind, or a family that is not supported.
+        InputError: nothing of that kind, a family that is not supported, or no such rule.
     """
-    from .huggingface import HuggingFaceView, fresh_model
+    from .huggingface import HuggingFaceView, fresh_model, initialization_of
 
     described = _configuration(config)
+    rule = initialization_of(described, initialization)
     try:
-        model = fresh_model(described, seed, positional=positional)
+        model = fresh_model(described, seed, rule, positional=positional)
     except (ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError) as error:  # whatever it runs into
         reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
         raise InputError(f"no model can be made of this {described.model_type} config ({reason}); check it") from None
@@ -153,6 +168,7 @@ def fresh(config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional
         model,
         name=None if not isinstance(config, (str, os.PathLike)) else Path(os.fspath(config)).name,
         condition="init" if positional else "init-nope",
+        initialization=rule,
     )
     if residual_scale != 1:
         with torch.no_grad():
@@ -176,8 +192,9 @@ def _configuration(config: Any) -> Any:
     elif isinstance(config, HuggingFaceView):
         made = _from_fields(json.loads(config.identity.config), strict=False)
     elif isinstance(config, (str, os.PathLike)):
-        path = Path(os.fspath(config))
-        path = CHECKPOINTS / path if str(path) in bundled() else path.expanduser()
+        path = located(os.fspath(config))
+        if is_gguf(path):
+            return config_of(read_header(path), config_fields(path))
         file = path / "config.json" if path.is_dir() else path
         try:
             fields = json.loads(file.read_text(encoding="utf-8"))
@@ -213,7 +230,9 @@ def _from_fields(fields: Any, *, strict: bool) -> Any:
     except Exception as error:  # transformers checks fields with errors of several libraries
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"the {kind} config is refused by transformers ({reason}); check it") from None
-    known = {*plain.to_dict(), *OLDER_FIELDS}
+    if "initializer_range" not in fields:
+        setattr(made, ASSUMED, True)
+    known = {*plain.to_dict(), *OTHER_FIELDS}
     unknown = sorted(name for name in fields if not hasattr(plain, name) and name not in known)
     if strict and unknown:
         raise InputError(f"a {kind} config has no field '{unknown[0]}'; check its spelling")
@@ -272,20 +291,20 @@ def _from_memory(
         source = copy.deepcopy(source)
         source.to(place or parameter.device)
         cast(source, wanted or parameter.dtype)
-    _check_finite(source, type(source).__name__)
+    check_finite(source, type(source).__name__)
     if is_bridge:
         from .lens import LensView
 
         bridge: Any = source
         return LensView(bridge, tokenizer=tokenizer, revision=revision)
-    return _view(source, backend, tokenizer, _name_of(source), revision, own=moves)
+    return _view(Found(source, tokenizer, _name_of(source), revision), backend, own=moves)
 
 
 def _split_already(
     source: Any, place: torch.device | None, dtype: torch.dtype | None, tokenizer: Any, revision: str | None
 ) -> View:
-    _check_finite(source, type(source).__name__)
-    view = _view(source, "transformers", tokenizer, _name_of(source), revision, own=False)
+    check_finite(source, type(source).__name__)
+    view = _view(Found(source, tokenizer, _name_of(source), revision), "transformers", own=False)
     for wanted, found, option in ((place, view.device, "device"), (dtype, view.dtype, "dtype")):
         if wanted is not None and wanted != found:
             raise InputError(
@@ -299,212 +318,13 @@ def _name_of(model: Any) -> str:
     return model.config.name_or_path or f"in-memory {model.config.model_type}"
 
 
-def _view(model: Any, backend: Backend, tokenizer: Any, name: str, revision: str | None, *, own: bool) -> View:
+def _view(found: Found, backend: Backend, *, own: bool) -> View:
     from .huggingface import HuggingFaceView, family_of, shadow
 
+    model, described = found.model, {name: value for name, value in found._asdict().items() if name != "model"}
     family_of(model.config)
     if backend == "transformers":
-        return HuggingFaceView(model, tokenizer=tokenizer, name=name, revision=revision)
+        return HuggingFaceView(model, **described)
     from .lens import LensView, boot
 
-    bridge = boot(model if own else shadow(model), name)
-    return LensView(bridge, tokenizer=tokenizer, name=name, revision=revision)
-
-
-def _from_name(
-    source: str, revision: str | None, dtype: DType, trust: bool, placement: Any
-) -> tuple[Any, Any, str, str | None]:
-    if what_is(source) == "nothing" and "@" in source:
-        source, _, suffix = source.rpartition("@")
-        if revision not in (None, suffix):
-            raise InputError(f"'{source}@{suffix}' and revision '{revision}' name two revisions; give one")
-        revision = suffix
-    if not source:
-        raise InputError("the model's name is empty; give a bundled name, a folder or a hub id")
-    try:
-        folder = CHECKPOINTS / source if source in bundled() else Path(source).expanduser()
-    except RuntimeError:  # nobody of that name
-        raise InputError(f"model folder '{source}' does not exist; there is no such home folder") from None
-    found = what_is(folder)
-    if found == "folder":
-        # A folder goes by its own name: its path is this machine's affair, and the weights' hash tells folders apart.
-        name = source if source in bundled() else folder.resolve().name
-        return _from_folder(folder, name, revision, dtype, trust, placement)
-    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or found != "nothing"
-    if looks_like_path:
-        raise InputError(f"model folder '{source}' does not exist; give a folder with config.json and *.safetensors")
-    if "/" not in source:
-        raise InputError(
-            f"model '{source}' is neither bundled ({', '.join(bundled())}) nor a folder; hub ids are written owner/name"
-        )
-    return _from_hub(source, revision, dtype, trust, placement)
-
-
-def _from_folder(
-    folder: Path, name: str, revision: str | None, dtype: DType, trust: bool, placement: Any
-) -> tuple[Any, Any, str, str | None]:
-    if revision is not None:
-        steps = sorted(path.parent.name for path in folder.glob("*/config.json"))
-        if revision not in steps:
-            raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps) or 'none'}")
-        folder = folder / revision
-    if not (folder / "config.json").is_file():
-        raise InputError(f"folder '{folder}' has no config.json; give a checkpoint in transformers' format")
-    if not list(folder.glob("*.safetensors")):
-        others = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt"))
-        reason = f"only {others[0]}, which may run code when read" if others else "no weights"
-        raise InputError(f"folder '{folder}' holds {reason}; convert the weights to *.safetensors")
-    _check_config(folder, name)
-    model, tokenizer = _read(str(folder), None, dtype, trust, name, placement)
-    return model, tokenizer, name, revision
-
-
-def _check_config(folder: Path, name: str) -> None:
-    """Refuse what can be refused from config.json alone, in words that name the field, before transformers does."""
-    from .huggingface import family_of
-
-    try:
-        fields = read_object(folder / "config.json")
-        kind = fields.get("model_type")
-        if not isinstance(kind, str):
-            raise InputError(f"config.json has model_type={json.dumps(kind)[:40]}; a family's name belongs there")
-        if "auto_map" not in fields:  # a family of its own: transformers asks for the permission to run its code
-            family_of(SimpleNamespace(model_type=kind))
-        check_fields(fields)
-    except InputError as error:
-        raise InputError(f"model '{name}' cannot be loaded: {error}") from None
-
-
-def _from_hub(
-    source: str, revision: str | None, dtype: DType, trust: bool, placement: Any
-) -> tuple[Any, Any, str, str | None]:
-    """A hub id: from the local cache if it is there, else over the network, asked once before the long way round."""
-    import huggingface_hub
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-
-    commit = revision
-    try:
-        cached = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=revision)
-        if not isinstance(cached, str):
-            commit = huggingface_hub.HfApi().model_info(source, revision=revision, timeout=10).sha
-    except HFValidationError:
-        raise InputError(f"'{source}' is no hub id; they are written owner/name, as Qwen/Qwen2.5-0.5B") from None
-    except RevisionNotFoundError:
-        raise InputError(f"'{source}' has no revision '{revision}'; look up its branches and tags") from None
-    except RepositoryNotFoundError:
-        raise InputError(f"'{source}' is not on the hub, or private; check the name, or log in") from None
-    except Exception as error:  # whatever the network does
-        reason = type(error).__name__
-        raise InputError(
-            f"'{source}' is not in the local cache and the hub cannot be reached ({reason}); "
-            "check the network, or give a folder"
-        ) from None
-    model, tokenizer = _read(source, revision, dtype, trust, source, placement)
-    return model, tokenizer, source, getattr(model.config, "_commit_hash", None) or commit
-
-
-def _read(path: str, revision: str | None, dtype: DType, trust: bool, name: str, placement: Any) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
-
-    from .huggingface import family_of
-
-    given: dict[str, Any] = {"revision": revision} if revision is not None else {}
-
-    def structure() -> Any:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
-
-    with _quiet():
-        try:
-            config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **given)
-            family_of(config)
-            if Path(path).is_dir():
-                check_weights(Path(path))
-            where = {} if placement is None else placement.arguments(structure)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=DTYPES.get(dtype, torch.float32),
-                use_safetensors=True,
-                trust_remote_code=trust,
-                ignore_mismatched_sizes=True,  # refused below, by name
-                output_loading_info=True,
-                **where,
-                **given,
-            )
-            model, loading = loaded
-        except InputError as error:
-            raise InputError(f"model '{name}' cannot be loaded: {error}") from None
-        except Exception as error:  # safetensors, json, transformers and the hub each raise their own
-            if "trust_remote_code" in str(error):
-                raise InputError(
-                    f"model '{name}' brings code of its own, which is not run; "
-                    "read it, then call probes.load with trust_remote_code=True"
-                ) from None
-            reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
-            raise InputError(f"model '{name}' cannot be loaded ({reason}); check its files") from None
-        wrong = [*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])]
-        if wrong:
-            raise InputError(
-                f"model '{name}' lacks {len(wrong)} of its weights, or has them in another shape ({sorted(wrong)[0]}); "
-                "the files do not fit the config"
-            )
-        unread = _unread(model, loading["unexpected_keys"])
-        if unread:
-            raise InputError(
-                f"model '{name}' has {len(unread)} weights that its config has no place for ({unread[0]}); "
-                "the files do not fit the config"
-            )
-        _check_finite(model, name)
-        try:
-            declared = get_tokenizer_config(path, **given).get("tokenizer_class")
-            # For some model types (Qwen2) AutoTokenizer puts the family's splitting rules in the place of the file's
-            # own, and other ids come out than the model was trained on. A generic class means: as the file says.
-            kind = PreTrainedTokenizerFast if declared in GENERIC_TOKENIZERS else AutoTokenizer
-            tokenizer = kind.from_pretrained(path, trust_remote_code=trust, **given)
-        except Exception:  # a model can be probed without: prompts are then given as ids, and `prompts` says so
-            tokenizer = None
-    return model, tokenizer
-
-
-def _unread(model: Any, names: Iterable[str]) -> list[str]:
-    """Those of `names` that would be weights if the model had another block, or a bias.
-
-    Leftovers of other kinds, such as the stored masks of GPT-2 and the frequencies of GPT-NeoX, do no harm.
-    """
-
-    def module(name: str) -> str:
-        return re.sub(r"\.\d+\.", ".*.", name.rpartition(".")[0])
-
-    known = {module(name) for name, _ in model.named_parameters()}
-    return sorted(name for name in names if module(name) in known)
-
-
-def _check_finite(model: Any, name: str) -> None:
-    from .split import weights
-
-    for weight in weights(model):
-        value = weight.value()
-        # Least and greatest pass on what is not a number, in a tenth of the time that a look at every weight takes.
-        if value.numel() and not torch.stack(torch.aminmax(value)).isfinite().all():
-            raise InputError(f"model '{name}' has weights that are not finite ({weight.name}); check the checkpoint")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and notes, and accelerate's; their errors come out as ours."""
-    from transformers.utils import logging
-
-    from . import split
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with split.quiet():
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+    return LensView(boot(model if own else shadow(model), found.name), **described)

@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .initialization import CONFIG, Rule
+
 PositionalEncoding = Literal["rope", "learned", "none"]
 
 
@@ -52,6 +54,8 @@ class Identity:
     backend: str
     dtype: str
     device: str
+    initialization: str | None = None  # what fresh weights were drawn from; None: these are others
+    weights_file: str | None = None  # JSON: the GGUF file they were dequantized from, its SHA-256, its tensors' types
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Birth:
     parallel: bool = False
     post_norm: bool = False  # norms on the branches' outputs, too
     slopes: tuple[float, ...] | None = None  # ALiBi's, one per head; the same in all blocks
+    initialization: str | None = None  # the rule, as results have it
 
 
 @dataclass(frozen=True)
@@ -245,7 +250,7 @@ class View(Protocol):
 
     @property
     def bos(self) -> int | None:
-        """The id that training put first, or None where there was none (Qwen2)."""
+        """The id that training put first, or None where there was none (Qwen2), whatever token is called BOS."""
         ...
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
@@ -300,12 +305,16 @@ class View(Protocol):
         """The block taken apart, or None where this model is not known well enough for that."""
         ...
 
-    def reinitialized(self, seed: int, *, positional: bool = True) -> View:
+    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> View:
         """Fresh weights of the same configuration; without `positional`, no positional encoding reaches the blocks.
 
         Then rotations are the identity and learned positional embeddings are zero. Fresh weights are what the
         configuration gives today, not the step 0 of the run that made a published checkpoint; where that exists, load it
-        by its revision.
+        by its revision. `initialization` is another rule (see `probes.models.initialization`): a seed then means the same
+        draw, every matrix multiplied by the ratio of its deviations.
+
+        Raises:
+            InputError: no such rule, or one that this model cannot be drawn by.
         """
         ...
 

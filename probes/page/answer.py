@@ -55,7 +55,7 @@ def _birth(results: Results) -> str:
         said = (
             f"At birth the last position's output is most sensitive to the ends of the text: to the first positions "
             f"{over(primacy)} times as much as to the middle, to the last {over(recency)} times (in "
-            f"{_of(len(primacy), born)}, those whose attention reaches back that far)"
+            f"{_of(len(primacy), born, 'those whose attention reaches back that far')})"
         )
     finite = [error for error in errors if math.isfinite(error)]
     if finite:
@@ -149,7 +149,7 @@ def _position_zero(swaps: Results, sinks: Results, trajectories: Results) -> str
     if removed:
         parts.append(
             f"Another embedding at position 0 removes {over(removed, '.0%')} of what the residual stream does to these "
-            f"queries (in {_of(len(removed), len(swaps))}, those where these prompts show that it does anything)"
+            f"queries (in {_of(len(removed), len(swaps), 'those where these prompts show that it does anything')})"
         )
     elif swaps:
         parts.append("What the residual stream does to these queries is within noise before position 0 is swapped")
@@ -186,8 +186,11 @@ def over(values: Iterable[float], form: str = ".3g") -> str:
     return (" to " if numbers[0] < 0 else "–").join(ends) + percent
 
 
-def _of(some: int, every: int) -> str:
-    return f"{some} of {every} models" if every != 1 else "one model" if some else "not this model"
+def _of(some: int, every: int, which: str = "") -> str:
+    """Some of the models, `which`; a model that is alone needs no telling from others."""
+    if every == 1:
+        return "one model" if some else "not this model"
+    return f"{some} of {every} models{f', {which}' if which else ''}"
 
 
 def _curve(ds: xr.Dataset, condition: str) -> np.ndarray | None:

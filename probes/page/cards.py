@@ -10,7 +10,7 @@ from typing import Any
 
 import xarray as xr
 
-from ..plots.style import recorded
+from ..plots.style import drawn_from, recorded
 from ..studies.collected import Collected
 
 OF_MODELS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "scalar", "match")
@@ -68,8 +68,23 @@ def _card(name: str, kinds: list[str], results: list[xr.Dataset]) -> Card:
         ("attention", _mask(config)),
         ("position 0 holds", _first(prompted)),
         ("revision", revision),
+        ("fresh weights", drawn_from(dict(zip(kinds, results, strict=True)))),
+        ("dequantized from", _file(results)),
     ]
     return Card(name, [(key, value) for key, value in told if value], list(hashes), kinds)
+
+
+def _file(results: list[xr.Dataset]) -> str:
+    """The GGUF file that the weights came from, with its tensors by type; empty for others."""
+    text = next((value for ds in results if (value := str(ds.attrs.get("weights_file", "")))), "")
+    if not text:
+        return ""
+    file = json.loads(text)
+    types = ", ".join(f"{number} {kind}" for kind, number in file["types"].items())
+    return f"{file['name']} (tensors: {types}; SHA-256 {file['sha256'][:SHOWN]}...)"
+
+
+SHOWN = 12  # digits of a file's hash
 
 
 def _config(ds: xr.Dataset) -> dict[str, Any]:
@@ -179,7 +194,7 @@ def provenance(collected: Collected) -> list[Made]:
 
 def is_number(cell: str) -> bool:
     """Whether a table's cell is a number (perhaps with an interval or a unit of share), which is set to the right."""
-    word = cell.strip().split(" ")[0].removesuffix("%").removesuffix("-fold").replace(",", "")
+    word = cell.strip().split(" ")[0].removesuffix("%").replace(",", "")
     if cell.strip() in ("-", "?", ""):
         return True
     try:

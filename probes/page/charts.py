@@ -286,6 +286,7 @@ def heads(results: Results) -> go.Figure:
         most = max((float(np.nanmax(np.nan_to_num(ds[metric].values))) for ds in having.values()), default=1.0)
         for name, ds in having.items():
             values = ds[metric].transpose("layer", "head").values
+            gap = 2 if max(values.shape) <= MOST_TICKS else 1 if max(values.shape) <= 2 * MOST_TICKS else 0
             figure.add_trace(
                 go.Heatmap(
                     z=[rounded(row) for row in values],
@@ -293,8 +294,8 @@ def heads(results: Results) -> go.Figure:
                     y=ds["layer"].values.tolist(),
                     zmin=0,
                     zmax=round(max(0.3, most), DIGITS),
-                    xgap=2,
-                    ygap=2,
+                    xgap=gap,
+                    ygap=gap,
                     name=text(name),
                     colorbar={"thickness": 10, "outlinewidth": 0, "len": 0.9},
                     meta={"model": name, "metric": label, "scale": "weights"},

@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import xarray as xr
+from torch import Tensor
 
 from ..course import Advance, Within, announce
 from ..errors import InputError
 from ..files import file_name, require_writable, write_table
 from ..jacobian import PRODUCTS
 from ..leakage import LAGS, usual_bands
-from ..models.load import Backend, DType
+from ..models.initialization import CONFIG, Rule, check_rule
+from ..models.load import Backend, DType, born
 from ..models.view import View
 from ..plan import PASSES, operations
 from ..plots.style import recorded
-from ..prompts import FirstToken, prompts, tokens_hash
+from ..prompts import FirstToken, tokens_hash
+from ..prompts import draw as drawn
 from ..results import save
 from ..sinks import FIRST_KEYS
 from ..studies.collected import Collected, collect
@@ -62,15 +65,18 @@ class Source:
     dataset: str | None = None
     split: str = "train"
     column: str = "text"
+    chat: str | None = None
     first: FirstToken | int = "auto"
     seed: int = 0
     backend: Backend = "transformers"
     device: str = "auto"
     dtype: DType = "auto"
+    initialization: Rule = CONFIG
 
     def chosen(self) -> dict[str, Any]:
         """As `probes.prompts` takes it."""
-        return {name: getattr(self, name) for name in ("text", "dataset", "split", "column", "first", "seed")}
+        names = ("text", "dataset", "split", "column", "chat", "first", "seed")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,11 @@ class Study:
     prompts: int
     settings: Settings | None = None  # of `probes.studies.study.study`; the others are surveys
     options: Mapping[str, Any] | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the study measures fresh weights, too."""
+        return self.settings is not None and "init" in self.settings.conditions
 
     @property
     def by_parts(self) -> bool:
@@ -150,11 +161,12 @@ def measure(
     chosen = studies(source.seed) if chosen is None else tuple(chosen)
     if length < SHORTEST:
         raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
+    check_rule(source.initialization)
     require_writable(out)
     before = collect(out) if out.is_dir() else Collected(out)
     loading = Loading(source.backend, source.device, source.dtype)
     most = count if count is not None else max(one.prompts for one in chosen)
-    found = subjects(models, loading, lambda model: prompts(model, n=most, length=length, **source.chosen()), _nothing)
+    found = subjects(models, loading, {"n": most, "length": length, **source.chosen()}, _nothing)
     sizes = {one.kind: {"prompts": count if count is not None else one.prompts, "length": length} for one in chosen}
     refused: list[str] = []
     kept: dict[str, list[str]] = {}
@@ -165,7 +177,10 @@ def measure(
             one.kind for one in chosen if not fresh and _kept(one, model, subject.name, before, sizes[one.kind], source)
         ]
         left = [one for one in chosen if one.kind not in there]
-        announce(advance, {_whole(one, subject): _size(one, model, sizes[one.kind]) for one in left})
+        announce(
+            advance,
+            {_whole(one, subject): _size(one, model, subject.tokens[: sizes[one.kind]["prompts"]]) for one in left},
+        )
         del model
         if there:
             said(f"{subject.name}: kept {', '.join(there)}, made with the same options (--fresh measures again)")
@@ -177,6 +192,7 @@ def measure(
                 _measure(one, subject, out, before, sizes[one.kind], source, advance, said)
                 stale.add(one.kind)
             except InputError as error:
+                announce(advance, {_whole(one, subject): 0.0})
                 refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
                 said(refused[-1])
     if len(refused) == len(found) * len(chosen):
@@ -235,6 +251,8 @@ def _measure(
     running |= {"told": told, "write": write}
     if one.settings is not None:
         settings = replace(one.settings, **size, **source.chosen())
+        if one.fresh:
+            settings = replace(settings, initialization=source.initialization)
         name: Literal["jacobian", "theory"] = "theory" if one.file == "theory" else "jacobian"
         backend = "transformers" if one.by_parts else source.backend
         study([subject.source], scratch, settings, name=name, backend=backend, **running)
@@ -263,13 +281,12 @@ def _whole(one: Study, subject: Subject) -> str:
     return f"{one.kind}: {subject.name}"
 
 
-def _size(one: Study, model: View, size: Mapping[str, int]) -> float:
+def _size(one: Study, model: View, tokens: Tensor) -> float:
     """Operations that a study takes, about: what studies are weighed by."""
     if one.settings is not None:
-        settings = replace(one.settings, **size)
-        return len(settings.runs()) * run_size(model, settings)
+        return len(one.settings.runs()) * run_size(model, one.settings, tokens)
     units = 1 + len((one.options or {}).get("replacement", ()))  # what they share is one more
-    return units * size["prompts"] * operations(model, size["length"]) * PASSES[one.kind]
+    return units * len(tokens) * operations(model, tokens.shape[1]) * PASSES[one.kind]
 
 
 def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[str, int], source: Source) -> bool:
@@ -277,7 +294,7 @@ def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[s
     ds = before[one.kind].get(name)
     if ds is None:
         return False
-    tokens = prompts(model, n=size["prompts"], length=size["length"], **source.chosen())
+    tokens = drawn(model, n=size["prompts"], length=size["length"], **source.chosen()).tokens
     backend = "transformers" if one.by_parts else source.backend
     same = {
         "headwater": version("headwater"),
@@ -289,7 +306,11 @@ def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[s
         return False
     if model.identity.weights not in pretrained_weights(ds) or not _complete(one, ds):
         return False
-    wanted = json.loads(json.dumps(_options(one, size["length"], source.seed)))
+    if one.fresh:
+        rules, rule = recorded(ds, "initialization"), source.initialization
+        if rules != [born(model, initialization=rule).initialization] and (rules or rule != CONFIG):
+            return False  # results that do not say are from before there were other rules
+    wanted = json.loads(json.dumps(_options(one, tokens.shape[1], source.seed)))
     made = [json.loads(options) for options in recorded(ds, "options")]
     return bool(made) and all(options.get(key) == value for options in made for key, value in wanted.items())
 

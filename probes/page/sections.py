@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias
 import plotly.graph_objects as go
 import xarray as xr
 
-from ..plots.style import condition_style
+from ..plots.style import condition_style, recorded
 from ..studies import atlas
 from ..studies.collected import Collected
 from ..studies.matched import judged, match_report
@@ -352,7 +353,7 @@ def heads_data(results: Results) -> dict[str, Any]:
             for (layer, head), values in charts.pattern_bytes(ds).items()
         }
         numbers = {f"{layer}.{head}": rows for (layer, head), rows in charts.head_numbers(ds).items()}
-        more = f"headwater sinks {name} --pictures {ds['attends'].size}"
+        more = shlex.join(["headwater", "sinks", _loaded_from(ds, name), "--pictures", str(ds["attends"].size)])
         best = ds["attends"].transpose("layer", "head").stack(cell=("layer", "head")).argmax("cell").item()
         layer, head = divmod(best, ds.sizes["head"])
         first = f"{ds['layer'].values[layer]}.{ds['head'].values[head]}"
@@ -603,10 +604,17 @@ def _toys(collected: Collected) -> Section:
     return Section("toys", "Toys", question, (), tuple(shown), (), pictures, missing)
 
 
+def _loaded_from(ds: xr.Dataset, name: str) -> str:
+    """How the model of a result was named when it was loaded; its own name where the result does not say."""
+    return next(iter(recorded(ds, "loaded_from")), name)
+
+
 def _command(collected: Collected, command: str, folder: str, options: str = "") -> str:
     """What makes results of a kind, for the models of the other kinds."""
     kinds = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")
-    names = list(dict.fromkeys(name for kind in kinds for name in collected[kind])) or ["MODEL"]
-    return " ".join(
-        part for part in ("headwater", command, *names, options, f"--out {collected.root / folder}") if part
-    )
+    found: dict[str, str] = {}
+    for kind in kinds:
+        for name, ds in collected[kind].items():
+            found.setdefault(name, _loaded_from(ds, name))
+    names = list(found.values()) or ["MODEL"]
+    return shlex.join(["headwater", command, *names, *options.split(), "--out", str(collected.root / folder)])

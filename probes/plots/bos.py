@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from .blocks import MANY, Series, along_blocks, block_entry, layer_axis
 from .style import (
     BLACK,
     BLUE,
@@ -26,10 +27,12 @@ from .style import (
     STYLE,
     VERMILLION,
     band_axis,
+    coinciding,
     facts,
-    layer_axis,
     log_axis,
     mark,
+    numeral,
+    of_coinciding,
     option,
     panels,
     points,
@@ -38,6 +41,7 @@ from .style import (
     save_figure,
     side_legend,
     small_print,
+    spread,
     thinned,
 )
 
@@ -85,30 +89,35 @@ def bos_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Pa
     with matplotlib.rc_context(STYLE):
         heights = {"removed": 1.8, "residual": 1.7, "alpha": 1.6, "loss": 1.7, "sensitivity": 1.8}
         figure, width, cells, sides = panels(list(results), heights, side=1.6, own=("residual",))
-        dots = sum(ds["alpha_after"].size for ds in results.values())
         curves = sum(ds["sensitivity_after"].size for ds in results.values())
         highest = HIGHEST * max(float(ds["sensitivity_before"].max()) for ds in results.values())
         for column, ds in enumerate(results.values()):
             _removed(cells["removed"][column], ds, colors)
             _residual(cells["residual"][column], ds, colors)
-            _alpha(cells["alpha"][column], ds, colors, rasterized=dots > MOST_MARKED)
+            _alpha(cells["alpha"][column], ds, colors)
             _loss(cells["loss"][column], ds, colors, rasterized=curves > MOST_POINTS)
             _sensitivity(cells["sensitivity"][column], ds, colors, highest, rasterized=curves > MOST_POINTS)
         log_axis(cells["sensitivity"][0])
         marks = [mark(_label(replacement), "o", color) for replacement, color in colors.items()]
-        lines = [Line2D([], [], color=color, linewidth=1.5, label=_label(name)) for name, color in colors.items()]
+        losses, profiles = (
+            [Line2D([], [], color=color, linewidth=1.5, label=_label(name)) for name, color in colors.items()]
+            for _ in range(2)
+        )
+        profiles.insert(0, Line2D([], [], color=PALE, linewidth=2.6, label="before"))
+        signs = coinciding(cells["loss"], losses) + coinciding(cells["sensitivity"], profiles)
         published = Line2D([], [], color=GREY, linestyle="--", linewidth=1.1, label="[Ruscio], early")
         side_legend(sides["removed"], [*marks, published], "position 0 becomes")
         side_legend(sides["residual"], [mark("before", "D", BLACK), *marks])
-        side_legend(sides["alpha"], marks)
-        side_legend(sides["loss"], lines)
-        side_legend(sides["sensitivity"], [Line2D([], [], color=PALE, linewidth=2.6, label="before"), *lines])
+        heads = [block_entry(_label(replacement), color, results) for replacement, color in colors.items()]
+        side_legend(sides["alpha"], heads)
+        side_legend(sides["loss"], losses)
+        side_legend(sides["sensitivity"], profiles)
         cells["removed"][0].set_ylabel("share removed")
-        cells["residual"][0].set_ylabel("residual component (nat²)")
+        cells["residual"][0].set_ylabel("residual\ncomponent (nat²)")
         cells["alpha"][0].set_ylabel(r"change of $\alpha_0$")
         cells["loss"][0].set_ylabel("change of loss (nat)")
         cells["sensitivity"][0].set_ylabel(r"$\|J_j\|_F\,/\,\sqrt{d}$")
-        small_print(figure, [*facts(results), *_explained(results)], width)
+        small_print(figure, [*facts(results), *_explained(results), *of_coinciding(signs)], width)
         if path is not None:
             save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure
@@ -133,18 +142,13 @@ def _label(replacement: str) -> str:
     return f"token {replacement}" if replacement.isdigit() else replacement
 
 
-def _spread(count: int) -> np.ndarray:
-    """Where `count` marks stand beside each other around 0."""
-    return np.linspace(-1, 1, count) * min(0.3, 0.07 * count) if count > 1 else np.zeros(1)
-
-
 def _interval(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray] | None:
     return (ds[f"{name}_low"].values, ds[f"{name}_high"].values) if f"{name}_low" in ds else None
 
 
 def _removed(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str]) -> None:
     bands, name = np.arange(ds.sizes["band"], dtype=float), "removed_of_model"
-    for shift, replacement in zip(_spread(ds.sizes["replacement"]), ds["replacement"].values, strict=True):
+    for shift, replacement in zip(spread(ds.sizes["replacement"]), ds["replacement"].values, strict=True):
         at, color = ds.sel(replacement=replacement), colors[str(replacement)]
         points(cell, bands + shift, at[name].values, _interval(at, name), color=color, limits=REMOVED)
     for band in bands[np.isnan(ds[name].values).all(0)]:
@@ -158,7 +162,7 @@ def _removed(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str]) -> None:
 
 def _residual(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str]) -> None:
     bands = np.arange(ds.sizes["band"], dtype=float)
-    before, *others = _spread(1 + ds.sizes["replacement"])
+    before, *others = spread(1 + ds.sizes["replacement"])
     name, at = "residual_before_of_model", ds.isel(replacement=0)
     points(cell, bands + before, at[name].values, _interval(at, name), color=BLACK, marker="D")
     name = "residual_after_of_model"
@@ -169,12 +173,19 @@ def _residual(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str]) -> None:
     band_axis(cell, ds["band"].values)
 
 
-def _alpha(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str], *, rasterized: bool) -> None:
+def _alpha(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str]) -> None:
+    """A dot per head while blocks are few; of more blocks their heads' median in a band over all heads."""
     layers = ds["layer"].values
     change = (ds["alpha_after"] - ds["alpha_before"]).transpose("replacement", "layer", "head").values
-    for shift, name, heads in zip(_spread(len(change)), ds["replacement"].values, change, strict=True):
-        x = np.repeat(layers + shift, heads.shape[1])
-        cell.plot(x, heads.ravel(), "o", color=colors[str(name)], markersize=2.6, alpha=0.8, rasterized=rasterized)
+    named = list(zip([colors[str(name)] for name in ds["replacement"].values], change, strict=True))
+    if len(layers) > MANY:
+        rows = [Series(np.median(heads, 1), (heads.min(1), heads.max(1)), color) for color, heads in named]
+        along_blocks(cell, layers, rows)
+    else:
+        for shift, (color, heads) in zip(spread(len(named)), named, strict=True):
+            x = np.repeat(layers + shift, heads.shape[1])
+            look: Any = {"markersize": 2.6, "alpha": 0.8, "rasterized": heads.size > MOST_MARKED}
+            cell.plot(x, heads.ravel(), "o", color=color, **look)
     cell.axhline(0, color=BLACK, linewidth=0.7, zorder=1)
     layer_axis(cell, layers)
 
@@ -183,7 +194,7 @@ def _loss(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str], *, rasterized: 
     for name in ds["replacement"].values:
         at, color = ds.sel(replacement=name).isel(position=slice(0, -1)), colors[str(name)]
         x, change = thinned(at["position"].values + 1.0, at["loss_change"].values, most=MOST, exact=EXACT)
-        cell.plot(x, change, color=color, linewidth=1.1)
+        cell.plot(x, change, color=color, linewidth=1.1, label=_label(str(name)))
         if "loss_change_low" in ds:
             ends = at["loss_change_low"].values, at["loss_change_high"].values
             _, low, high = thinned(at["position"].values + 1.0, *ends, most=MOST, exact=EXACT)
@@ -192,7 +203,7 @@ def _loss(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str], *, rasterized: 
     cell.set_yscale("symlog", linthresh=SMALL, linscale=0.6)
     cell.set_xscale("log")
     for axis in (cell.xaxis, cell.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
     cell.set_xlabel("query position + 1")
 
 
@@ -200,12 +211,13 @@ def _sensitivity(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str], highest:
     x = ds["position"].values / (ds.sizes["position"] - 1)
     before = ds["sensitivity_before"].isel(replacement=0).values
     after = [
-        (ds["sensitivity_after"].sel(replacement=name).values, colors[str(name)]) for name in ds["replacement"].values
+        (ds["sensitivity_after"].sel(replacement=name).values, colors[str(name)], 0.8, _label(str(name)))
+        for name in ds["replacement"].values
     ]
-    for curve, color, width in ((before, PALE, 2.6), *((curve, color, 0.8) for curve, color in after)):
+    for curve, color, width, label in ((before, PALE, 2.6, "before"), *after):
         shown = np.where((curve > 0) & (curve <= highest), curve, np.nan)
         # All or none: an SVG joins images that follow each other.
-        cell.plot(x, shown, color=color, linewidth=width, rasterized=rasterized)
+        cell.plot(x, shown, color=color, linewidth=width, rasterized=rasterized, label=label)
         cell.plot(x[[0, -1]], shown[[0, -1]], "o", color=color, markersize=1.8 + width, rasterized=rasterized)
         beyond = x[curve > highest]
         if beyond.size:
@@ -216,10 +228,15 @@ def _sensitivity(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str], highest:
 
 def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
     profiles = dict.fromkeys(option(ds, "profile_prompts") for ds in results.values())
+    many = [ds.sizes["layer"] > MANY for ds in results.values()]
+    heads = ["a dot per head"] * (not all(many)) + [
+        f"line, band of over {MANY} blocks: median and all of the heads"
+    ] * any(many)
     return [
         "removed: 1 - after / before of the residual component V(X), mean over blocks and heads",
         f"arrowheads: beyond {REMOVED[0]:g} or {REMOVED[1]:g}; none: not above 0 before",
         "intervals and bands: 95 %, paired bootstrap over prompts, in the loss means over bins of neighbours",
-        f"sensitivity: rms over {' / '.join(map(str, profiles))} prompts",
-        f"a dot per head; sensitivity beyond {HIGHEST:g} times the largest before: arrowhead",
+        *heads,
+        f"sensitivity: rms over {' / '.join(map(str, profiles))} prompt{'s' * (list(profiles) != [1])}; "
+        f"beyond {HIGHEST:g} times the largest before: arrowhead",
     ]

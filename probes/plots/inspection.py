@@ -105,6 +105,7 @@ def sentences(ds: xr.Dataset) -> list[str]:
         "top": f"log p of '{ds['next_token'].values[0]}'",
     }.get(of, f"log p of token {of}")
     fresh = f"fresh weights, {options['seeds']} seed{'s' if options['seeds'] != 1 else ''}"
+    fresh += f", {ds.attrs['initialization']}" if "initialization" in ds.attrs else ""
     how = "second-moment kernel" if ds.attrs["baseline_by"] == "theory" else "measured"
     against = {
         "init": f"the architecture's own bias at birth ({how}, {fresh})",

@@ -21,11 +21,13 @@ from .style import (
     CHARACTERS,
     CYCLE,
     DPI,
+    LARGEST,
     STYLE,
     THEORIES,
     Style,
     condition_legend,
     condition_style,
+    drawn_from,
     handle,
     legend_columns,
     log_axis,
@@ -99,12 +101,12 @@ def jacobian_figure(
         figure.legend(handles=handles, loc="outside upper center", ncols=in_row)
         figure.supxlabel(caption(results, width), fontsize=7, color="#555555")
         if path is not None:
-            save_figure(figure, path)
+            save_figure(figure, path, largest=LARGEST)
     return figure
 
 
-def draw_curve(cell: Axes, runs: Sequence[Profile], style: Style) -> None:
-    """One condition: line, band, and dots at the ends."""
+def draw_curve(cell: Axes, runs: Sequence[Profile], style: Style, label: str = "_") -> None:
+    """One condition: line, band, and dots at the ends; `label` is of the line."""
     means = np.stack([run.mean for run in runs])  # [seed, position]
     x = np.linspace(0, 1, means.shape[1])
     centre, low, high = band(means)
@@ -122,7 +124,7 @@ def draw_curve(cell: Axes, runs: Sequence[Profile], style: Style) -> None:
         linewidth=0,
         zorder=style.order - 2,
     )
-    cell.plot(x, positive, color=style.color, linestyle=style.line, linewidth=1.3, zorder=style.order)
+    cell.plot(x, positive, color=style.color, linestyle=style.line, linewidth=1.3, zorder=style.order, label=label)
     cell.plot(x[[0, -1]], positive[[0, -1]], "o", color=style.color, markersize=3.6, zorder=style.order)
 
 
@@ -146,7 +148,7 @@ def theory_style(theory: str, condition: str) -> Style:
 def draw_theory(cell: Axes, curve: np.ndarray, style: Style) -> None:
     x = np.linspace(0, 1, len(curve))
     shown = np.where(curve > 0, curve, np.nan)
-    cell.plot(x, shown, color=style.color, linestyle=style.line, linewidth=1.2, zorder=style.order)
+    cell.plot(x, shown, color=style.color, linestyle=style.line, linewidth=1.2, zorder=style.order, label=style.label)
     cell.plot(x[[0, -1]], shown[[0, -1]], "_", color=style.color, markersize=7, zorder=style.order)
 
 
@@ -181,8 +183,8 @@ def _overlay_line(condition: str) -> Any:
     return {"pretrained": "-", "init": "--", "init-nope": ":"}.get(condition, "-.")
 
 
-def caption(results: Mapping[str, xr.Dataset], width: float) -> str:
-    """What the figure rests on; values that differ between results are all given, in their order."""
+def caption(results: Mapping[str, xr.Dataset], width: float, more: Sequence[str] = ()) -> str:
+    """What the figure rests on, and `more`; values that differ between results are all given, in their order."""
     lengths, prompts, methods, dtypes, places = {}, {}, {}, {}, {}
     for ds in results.values():
         lengths[ds.sizes["position"]] = prompts[ds.sizes["prompt"]] = None
@@ -192,12 +194,15 @@ def caption(results: Mapping[str, xr.Dataset], width: float) -> str:
             if method is not None:
                 methods[f"{method}, {products} products" if method == "sketch" and products else str(method)] = None
             places.update(dict.fromkeys(_place(options, ds.sizes["position"])))
-    facts = [f"T = {' / '.join(map(str, lengths))}", f"{' / '.join(map(str, prompts))} prompts"]
+    facts = [f"T = {' / '.join(map(str, lengths))}"]
+    facts += [f"{' / '.join(map(str, prompts))} prompt{'s' * (list(prompts) != [1])}"]
     facts += [" / ".join(methods)] * bool(methods) + [" / ".join(dtypes)] * bool(dtypes)
     facts += [*places]
+    facts += [f"fresh weights: {drawn_from(results)}"] * bool(drawn_from(results))
     facts += [
         "line: root mean square over prompts, geometric mean over seeds",
         "band: smallest to largest seed, or two standard errors of a single estimate",
+        *more,
     ]
     return textwrap.fill("; ".join(facts), width=int(width * CHARACTERS), break_on_hyphens=False)
 

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ..leakage import resolved
+from .blocks import MANY, Series, along_blocks, block_entry, layer_axis
 from .style import (
     BLACK,
     BLUE,
@@ -27,7 +28,6 @@ from .style import (
     VERMILLION,
     band_axis,
     facts,
-    layer_axis,
     mark,
     panels,
     points,
@@ -55,10 +55,10 @@ SHARES = (-1.0, 2.0)  # of a total; of one within its noise they lie anywhere, a
 def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
     """How much attention depends on where the query stands, by block, and what share of it each source has, by band.
 
-    One column per model. From above: the log form of the earliest band by block, the four parts as bars (they add up to the
-    total, and each but a variance may be negative), the total and the residual component with their intervals, sampling
-    noise as grey lines; the weight
-    form's Shapley values by block with intervals; both forms' shares of each source over the whole model, by query band.
+    One column per model. From above: the log form of the earliest band by block, total and residual component with their
+    intervals, sampling noise in grey; its four parts, stacked upwards and, where they are negative, downwards, so that they
+    add up to the total; the weight form's Shapley values by block with intervals; both forms' shares of each source over
+    the whole model, by query band. Models of many blocks have lines in bands instead of marks with intervals.
 
     Args:
         results: results of `leakage`, by the model's name; or one of them.
@@ -69,23 +69,29 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
     """
     results = results_of(results, "leakage", NEEDS)
     with matplotlib.rc_context(STYLE):
-        heights = {"log": 2.0, "weight": 1.7, "log_share": 1.6, "weight_share": 1.6}
+        heights = {"log": 1.9, "parts": 1.5, "weight": 1.7, "log_share": 1.5, "weight_share": 1.5}
         figure, width, cells, sides = panels(list(results), heights, side=1.6, own=("weight",))
         for column, ds in enumerate(results.values()):
-            _log_form(cells["log"][column], ds)
-            _weight_form(cells["weight"][column], ds)
+            early = ds.isel(band=0)
+            _log_form(cells["log"][column], early)
+            _parts(cells["parts"][column], early)
+            _weight_form(cells["weight"][column], early)
             _shares(cells["log_share"][column], ds, "log", ("mask", "residual"))  # there is no spread in the log form
             _shares(cells["weight_share"][column], ds, "weight", tuple(SOURCES))
         noise = Line2D([], [], color=GREY, linewidth=2.2, alpha=0.6, label="sampling noise")
-        parts = [Patch(color=color, label=part) for part, color in PARTS.items()]
-        alone = mark("residual component", "D", ORANGE)
-        side_legend(sides["log"], [mark("total", "o", BLACK), alone, *parts, noise], "log form")
-        sources = [Patch(color=color, label=name) for name, color in SOURCES.items()]
+        total = block_entry("total", BLACK, results)
+        alone = block_entry("residual component", ORANGE, results, "D")
+        side_legend(sides["log"], [total, alone, noise], "log form")
+        side_legend(
+            sides["parts"], [Patch(color=color, label=part) for part, color in PARTS.items()], "parts of the total"
+        )
+        sources = [block_entry(name, color, results) for name, color in SOURCES.items()]
         side_legend(sides["weight"], sources, "weight form")
         marks = [mark(name, "o", color) for name, color in SOURCES.items()]
         side_legend(sides["log_share"], marks[:2], "shares, log form")
         side_legend(sides["weight_share"], marks, "shares, weight form")
         cells["log"][0].set_ylabel("leakage (nat²)")
+        cells["parts"][0].set_ylabel("parts (nat²)")
         cells["weight"][0].set_ylabel("leakage (weight²)")
         cells["log_share"][0].set_ylabel("share of total")
         cells["weight_share"][0].set_ylabel("share of total")
@@ -95,17 +101,6 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
     return figure
 
 
-def _bars(
-    cell: Axes, layers: np.ndarray, values: xr.DataArray, names: Mapping[str, str], dim: str
-) -> dict[str, np.ndarray]:
-    """One bar per name and block, side by side; where each name's stand."""
-    each = 0.8 / len(names)
-    places = {name: layers + (n - (len(names) - 1) / 2) * each for n, name in enumerate(names)}
-    for name, color in names.items():
-        cell.bar(places[name], values.sel({dim: name}).values, width=each * 0.92, color=color, linewidth=0)
-    return places
-
-
 def _interval(ds: xr.Dataset, name: str, **at: str) -> tuple[np.ndarray, np.ndarray] | None:
     if f"{name}_low" not in ds:
         return None
@@ -113,30 +108,43 @@ def _interval(ds: xr.Dataset, name: str, **at: str) -> tuple[np.ndarray, np.ndar
     return low, high
 
 
-def _log_form(cell: Axes, ds: xr.Dataset) -> None:
-    ds = ds.isel(band=0)
-    layers = ds["layer"].values
-    _bars(cell, layers, ds["log_form_by_block"], PARTS, "part")
-    noise = ds["log_noise"].mean("head").values
-    alone = ds["log_stream_by_block"].values
+def _log_form(cell: Axes, early: xr.Dataset) -> None:
+    layers, name = early["layer"].values, "log_form_by_block"
+    noise = early["log_noise"].mean("head").values
     cell.hlines(noise, layers - 0.42, layers + 0.42, color=GREY, linewidth=2.2, alpha=0.6)
-    total = ds["log_form_by_block"].sel(part="total").values
-    points(cell, layers, total, _interval(ds, "log_form_by_block", part="total"), color=BLACK)
-    points(cell, layers + 0.12, alone, _interval(ds, "log_stream_by_block"), color=ORANGE, marker="D")
-    cell.axhline(0, color=BLACK, linewidth=0.7)
-    layer_axis(cell, layers, f"block, queries {ds['band'].values}")
+    total = Series(early[name].sel(part="total").values, _interval(early, name, part="total"), BLACK)
+    alone = Series(early["log_stream_by_block"].values, _interval(early, "log_stream_by_block"), ORANGE, "D")
+    along_blocks(cell, layers, [total, alone])
+    _block_axis(cell, early)
 
 
-def _weight_form(cell: Axes, ds: xr.Dataset) -> None:
-    ds = ds.isel(band=0)
-    layers = ds["layer"].values
-    places = _bars(cell, layers, ds["weight_source_by_block"], SOURCES, "source")
-    for source, x in places.items():
-        interval = _interval(ds, "weight_source_by_block", source=source)
-        if interval is not None:
-            cell.vlines(x, *interval, color=BLACK, linewidth=0.8)
+def _parts(cell: Axes, early: xr.Dataset) -> None:
+    layers = early["layer"].values
+    above, below = np.zeros(len(layers)), np.zeros(len(layers))
+    for part, color in PARTS.items():
+        values = early["log_form_by_block"].sel(part=part).values
+        bottom = np.where(values < 0, below, above)
+        # Of many blocks no gap, which would be all there is to see of them.
+        cell.bar(
+            layers, values, 0.8 if len(layers) <= MANY else 1.0, bottom, color=color, linewidth=0, antialiased=False
+        )
+        above, below = above + np.maximum(values, 0), below + np.minimum(values, 0)
+    _block_axis(cell, early)
+
+
+def _weight_form(cell: Axes, early: xr.Dataset) -> None:
+    name = "weight_source_by_block"
+    rows = [
+        Series(early[name].sel(source=source).values, _interval(early, name, source=source), color)
+        for source, color in SOURCES.items()
+    ]
+    along_blocks(cell, early["layer"].values, rows)
+    _block_axis(cell, early)
+
+
+def _block_axis(cell: Axes, early: xr.Dataset) -> None:
     cell.axhline(0, color=BLACK, linewidth=0.7)
-    layer_axis(cell, layers, f"block, queries {ds['band'].values}")
+    layer_axis(cell, early["layer"].values, f"block, queries {early['band'].values}")
 
 
 def _shares(cell: Axes, ds: xr.Dataset, form: str, sources: Sequence[str]) -> None:
@@ -156,9 +164,9 @@ def _shares(cell: Axes, ds: xr.Dataset, form: str, sources: Sequence[str]) -> No
 
 def _explained() -> list[str]:
     return [
-        "bars: means over heads",
-        "those of the log form add up to the total",
-        "intervals: 95 %, bootstrap over prompts",
+        "by block: means over heads",
+        "intervals and bands: 95 %, bootstrap over prompts",
+        "parts: stacked from 0 upwards and downwards, their sum is the total",
         "sampling noise: what an uncorrected variance would add",
         f"shares of the whole model; arrowheads: beyond {SHARES[0]:g} or {SHARES[1]:g}; pale: the interval says nothing; "
         "no total: its interval is not above 0, or the null check fails",

@@ -18,6 +18,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from .blocks import MANY, depth_legend
 from .style import (
     BLACK,
     BLUE,
@@ -30,7 +31,6 @@ from .style import (
     VERMILLION,
     WEIGHTS,
     depth_color,
-    depth_legend,
     facts,
     log_axis,
     mark,
@@ -50,11 +50,15 @@ NEEDS = {
     "selected": ("rule", "layer", "head"),
     "value_norm": ("layer", "head", "place"),
 }
-MOST_WRITTEN = 40  # cells of a heat map with their values in them
+MOST_WRITTEN = 40  # cells of a heat map with their values in them, and outlines, which would hide smaller ones
+SIDE = 1.45  # inches of legends
 NARROW = 3  # models beside each other beyond which a column has room for two pictures instead of three
 POSITIONS = 64  # in a picture; of a single model twice as many, which a narrower picture has no pixels for
 SHADES = 16  # of a picture: a pattern is noise to PNG; no more shades than the eye tells apart keep it small
-MOST_MARKED, MOST_LINES = 128, 40  # heads and blocks whose marks and lines in an SVG are drawings; of more, an image
+MOST_MARKED = 64  # heads with marks of their own; of more, medians and quartiles of as many groups as `GROUPS`
+GROUPS = 10
+MOST_DOTS = 400  # sink-reading heads whose dots in an SVG are drawings; of more, an image
+MOST_LINES = 40  # blocks whose lines in an SVG are drawings; of more, an image
 PALE = "#aaaaaa"
 RATIOS = {"value": ("o", BLUE), "key": ("^", ORANGE), "written": ("s", GREEN)}  # marker, colour
 FEW_KEYS = 16  # up to here, every key is a mark of its own
@@ -63,9 +67,10 @@ FEW_KEYS = 16  # up to here, every key is a mark of its own
 def sinks_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | pathlib.Path | None = None) -> Figure:
     """Which heads attend to position 0, which of them read it, and which keys are sinks; one column per model.
 
-    From above: mean weight on position 0 by block and head, sink-reading heads outlined; mean weight on each key by block
-    against uniform attention; the share of heads for which a key is a sink; norms at position 0 against those elsewhere,
-    for every head; patterns of the heads with the highest score, if the results hold any.
+    From above: mean weight on position 0 by block and head, sink-reading heads outlined or, of many, dotted; mean weight on
+    each key by block against uniform attention; the share of heads for which a key is a sink; norms at position 0 against
+    those elsewhere, for every head or for groups of alike mean weight; patterns of the heads with the highest score, if the
+    results hold any.
 
     Args:
         results: results of `sinks`, by the model's name; or one of them.
@@ -81,24 +86,27 @@ def sinks_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
         pictured = any("pattern" in ds for ds in results.values())
         if pictured:
             heights["pattern"] = 1.6 if len(results) == 1 else 1.15
-        figure, width, cells, sides = panels(list(results), heights, side=1.45, own=("heads", "pattern"))
+        figure, width, cells, sides = panels(list(results), heights, side=SIDE, own=("heads", "pattern"))
         darkest = max(0.3, *(np.nanmax(np.nan_to_num(ds["attends"].values)) for ds in results.values()))
-        positions = POSITIONS if len(results) > 1 else 2 * POSITIONS
+        most = max(ds["attends"].size for ds in results.values())
+        across = max(ds.sizes["head"] for ds in results.values())
+        dot = None if most <= MOST_WRITTEN else _dot(heights["heads"] / blocks, (width - SIDE) / len(results) / across)
+        positions = _shown(results)
         lines = sum(ds.sizes["layer"] for ds in results.values())
-        heads = sum(ds["attends"].size for ds in results.values())
         image = None
         for column, ds in enumerate(results.values()):
-            image = _heads(cells["heads"][column], ds, darkest)
+            image = _heads(cells["heads"][column], ds, darkest, dot)
             _alpha(cells["alpha"][column], ds, rasterized=lines > MOST_LINES)
             _rate(cells["rate"][column], ds, rasterized=lines > MOST_LINES)
-            _ratios(cells["ratio"][column], ds, rasterized=heads > MOST_MARKED)
+            _ratios(cells["ratio"][column], ds)
             if pictured:
                 _pictures(cells["pattern"][column], ds, 3 if len(results) <= NARROW else 2, positions)
         assert image is not None  # there is a result
         bar = figure.colorbar(image, cax=sides["heads"].inset_axes((0.02, 0.02, 0.07, 0.66)))
-        bar.set_label("mean weight on 0")
+        bar.set_label("weight on 0")
         outlined = Patch(facecolor="none", edgecolor=VERMILLION, linewidth=1.4, label="sink-reading")
-        side_legend(sides["heads"], [outlined], loc="upper left")
+        dotted = mark("sink-reading", "o", VERMILLION)
+        side_legend(sides["heads"], [outlined if dot is None else dotted], loc="upper left")
         uniform = Line2D([], [], color=GREY, linestyle="--", linewidth=1.2, label="uniform")
         side_legend(sides["alpha"], [*depth_legend(blocks), uniform])
         threshold, tau = (next((option(ds, name) for ds in results.values()), None) for name in ("threshold", "tau"))
@@ -119,23 +127,37 @@ def sinks_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
         log_axis(cells["alpha"][0])
         log_axis(cells["ratio"][0])
         cells["rate"][0].set_ylim(bottom=-0.03 * cells["rate"][0].get_ylim()[1])
-        small_print(figure, [*facts(results), *_explained(results, positions if pictured else None)], width)
+        small_print(figure, [*facts(results), *_explained(results)], width)
         if path is not None:
             save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure
 
 
-def _heads(cell: Axes, ds: xr.Dataset, darkest: float) -> AxesImage:
+def _shown(results: Mapping[str, xr.Dataset]) -> int:
+    """Positions in a picture."""
+    held = max((ds.sizes["picture_key"] for ds in results.values() if "pattern" in ds), default=0)
+    return min(held, POSITIONS if len(results) > 1 else 2 * POSITIONS)
+
+
+def _dot(*room: float) -> float:
+    """The size of a mark, in points, that leaves most of a cell of so many inches to be seen."""
+    return float(np.clip(0.36 * 72 * min(room), 1, 4))
+
+
+def _heads(cell: Axes, ds: xr.Dataset, darkest: float, dot: float | None) -> AxesImage:
     attends = ds["attends"].values
     image = cell.imshow(attends, cmap=WEIGHTS, vmin=0, vmax=darkest, aspect="auto", interpolation="none")
     reading = ds["selected"].sel(rule="sink-reading").values
     places = np.argwhere(reading > 0)[:, ::-1]  # [head, block]
-    if places.size:
+    if dot is not None:
+        look: Any = {"markersize": dot, "markeredgewidth": 0, "rasterized": len(places) > MOST_DOTS}
+        cell.plot(*places.T, "o", color=VERMILLION, **look)
+    elif places.size:
         corners = places[:, None] + 0.46 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)])
         codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(places))
         outlines = Path(corners.reshape(-1, 2), codes)  # all in one, which an SVG says briefly
         cell.add_patch(PathPatch(outlines, fill=False, edgecolor=VERMILLION, linewidth=1.4))
-    if attends.size <= MOST_WRITTEN:
+    if dot is None:
         for (layer, head), value in np.ndenumerate(attends):
             text = "" if np.isnan(value) else f"{value:.2f}".removeprefix("0")
             color = "white" if value > 0.6 * darkest else BLACK
@@ -144,7 +166,7 @@ def _heads(cell: Axes, ds: xr.Dataset, darkest: float) -> AxesImage:
     cell.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     cell.spines[:].set_visible(False)
     cell.tick_params(length=0)
-    cell.set_xlabel(f"head ({np.sum(reading > 0)} of {reading.size} sink-reading)")
+    cell.set_xlabel(f"head\n{np.sum(reading > 0):,} of {reading.size:,} sink-reading")
     cell.set_ylabel("block")
     return image
 
@@ -152,8 +174,9 @@ def _heads(cell: Axes, ds: xr.Dataset, darkest: float) -> AxesImage:
 def _alpha(cell: Axes, ds: xr.Dataset, *, rasterized: bool) -> None:
     alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim not in ("layer", "key")]).values
     keys, alpha, uniform = thinned(ds["key"].values, alpha, ds["uniform"].values)
+    width = 1.1 if len(alpha) <= MANY else 0.7
     for layer, curve in enumerate(alpha):
-        cell.plot(keys, curve, color=depth_color(layer, len(alpha)), linewidth=1.1, rasterized=rasterized)
+        cell.plot(keys, curve, color=depth_color(layer, len(alpha)), linewidth=width, rasterized=rasterized)
     for curve in np.unique(uniform, axis=0):  # one per window
         cell.plot(keys, curve, color=GREY, linestyle="--", linewidth=1.2, zorder=5)
     _key_axis(cell, keys)
@@ -181,17 +204,23 @@ def _key_axis(cell: Axes, keys: np.ndarray) -> None:
     cell.set_axisbelow(True)
 
 
-def _ratios(cell: Axes, ds: xr.Dataset, *, rasterized: bool) -> None:
+def _ratios(cell: Axes, ds: xr.Dataset) -> None:
     attends = ds["attends"].values
     reading = ds["selected"].sel(rule="sink-reading").values > 0
     for name, (marker, color) in RATIOS.items():
         norms = ds[f"{name}_norm"]
         ratio = norms.sel(place="sink").values / norms.sel(place="rest").values
-        for chosen, face in ((~reading, "none"), (reading, color)):
-            look: Any = {"marker": marker, "color": color, "markerfacecolor": face, "linestyle": ""}
-            cell.plot(
-                attends[chosen], ratio[chosen], rasterized=rasterized, markersize=2.2 if rasterized else 3.6, **look
-            )
+        look: Any = {"marker": marker, "color": color, "markersize": 3.6}
+        if attends.size <= MOST_MARKED:
+            for chosen, face in ((~reading, "none"), (reading, color)):
+                cell.plot(attends[chosen], ratio[chosen], markerfacecolor=face, linestyle="", **look)
+            continue
+        order = np.argsort(attends, axis=None, kind="stable")
+        groups = [(attends.flat[group], ratio.flat[group]) for group in np.array_split(order, GROUPS)]
+        x = np.array([np.median(weights) for weights, _ in groups])
+        low, middle, high = np.array([np.nanquantile(ratios, (0.25, 0.5, 0.75)) for _, ratios in groups]).T
+        cell.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+        cell.plot(x, middle, linewidth=1.1, **look)
     cell.axhline(1, color=GREY, linewidth=0.8, zorder=1)
     cell.set_xlim(left=0)
     cell.set_xlabel("mean weight on 0")
@@ -213,16 +242,21 @@ def _pictures(cell: Axes, ds: xr.Dataset, most: int, positions: int) -> None:
         picture.set_title(f"{layer}.{head}", fontsize=8, pad=2)
 
 
-def _explained(results: Mapping[str, xr.Dataset], positions: int | None) -> list[str]:
-    ds = next(iter(results.values()))
+def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
+    ds, positions = next(iter(results.values())), _shown(results)
     attends, reads = (ds.attrs.get(f"{name}_threshold") for name in ("attends", "reads"))
+    many = [one["attends"].size > MOST_MARKED for one in results.values()]
     found = [
-        f"sink-reading (outlined, filled): mean weight on 0 > {attends} and output read from 0 > {reads}",
+        f"sink-reading{' (filled)' * (not all(many))}: mean weight on 0 > {attends} and output read from 0 > {reads}",
         "alpha: mean over prompts and heads; grey dashes: uniform attention at the same T and window",
     ]
+    if any(many):
+        found.append(
+            f"norms of over {MOST_MARKED} heads: medians and quartiles of {GROUPS} equal groups, by mean weight on 0"
+        )
     if any(ds.sizes["key"] > FEW_KEYS for ds in results.values()):
         found.append("distant keys: means of bins")
-    if positions is not None:
+    if positions:
         found.append(
             f"pictures: patterns (block.head) with the highest score, first {positions} positions of the first prompt, "
             "shade: square root of the weight"

@@ -33,6 +33,9 @@ SIGNED = LinearSegmentedColormap.from_list("signed", (VERMILLION, "#ffffff", BLU
 DEPTHS = LinearSegmentedColormap.from_list("depths", (SKY, BLUE, "#1a1a1a"))  # blocks in one panel, light to dark
 
 DECADES = 4  # what the axis spans at most: the rim of a sliding window's reach fades to nothing and is cut off
+ALIKE = 0.012  # of an axis's height, about the width of a line: points no further apart are drawn upon each other
+MOST_ALIKE = 0.95  # of two curves' points in every panel: the curves coincide
+NOTES = "*†‡§"  # one for each group of such curves in a legend
 CHARACTERS = 17  # of small print per inch
 WIDEST = 1500  # pixels across a figure of many curves and columns, for 300 kB
 LARGEST = 300_000  # bytes of a saved file of many panels, so that a report of several stays light
@@ -170,19 +173,27 @@ def position_axis(cell: Axes, *, below: bool) -> None:
         cell.set_xlabel("input position  $j / (T-1)$")
 
 
-def log_axis(cell: Axes) -> None:
-    """Label decades, and between them 2 and 5, or 2, 3 and 5, while there is room."""
+def log_axis(cell: Axes, *, cut: bool = True) -> None:
+    """Label decades, and between them 2 and 5, or 2, 3 and 5, while there is room; `cut` at the lowest of `DECADES`."""
     cell.set_yscale("log")
     low, high = cell.get_ylim()
-    if low < high / 10**DECADES:
+    if cut and low < high / 10**DECADES:
         low = high / 10**DECADES
         cell.set_ylim(low, high)
     decades = np.log10(high / low)
     labelled = (1, 2, 3, 5) if decades < 1.2 else (1, 2, 5) if decades < 2.2 else (1,)
     cell.yaxis.set_major_locator(LogLocator(base=10, subs=labelled))
-    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
     cell.yaxis.set_minor_locator(LogLocator(base=10, subs=tuple(range(2, 10)), numticks=50))
     cell.yaxis.set_minor_formatter(NullFormatter())
+
+
+def numeral(value: float) -> str:
+    """A tick's label: 0.01, 10,000; powers of ten beyond."""
+    if value and not 1e-4 <= abs(value) < 1e5:
+        factor, power = f"{value:.0e}".split("e")
+        return rf"${'' if factor == '1' else factor + chr(92) + 'cdot '}10^{{{int(power)}}}$"
+    return f"{value:,.12g}".replace("-", "−")
 
 
 def short(name: str) -> str:
@@ -195,6 +206,15 @@ def recorded(ds: xr.Dataset, name: str) -> list[str]:
     if name in ds.attrs:
         return [str(ds.attrs[name])]
     return [value for value in dict.fromkeys(map(str, ds[name].values.flat)) if value] if name in ds.coords else []
+
+
+def drawn_from(results: Mapping[str, xr.Dataset]) -> str:
+    """What the fresh weights in these results, and theory from the config alone, were drawn from; "" where none says."""
+    found = [value for ds in results.values() for value in recorded(ds, "initialization")]
+    found += [
+        str(v.attrs["initialization"]) for ds in results.values() for v in ds.values() if "initialization" in v.attrs
+    ]
+    return " / ".join(dict.fromkeys(filter(None, found)))
 
 
 class Panels(NamedTuple):
@@ -247,25 +267,10 @@ def side_legend(side: Axes, handles: Sequence[Any], title: str | None = None, *,
     side.legend(handles=handles, title=title, loc=loc, **look)
 
 
-def depth_legend(blocks: int) -> list[Line2D]:
-    """Entries for lines of `depth_color`: all blocks where they are few, else some."""
-    step = max(1, -(-blocks // 6))
-    shown = list(range(0, blocks, step))
-    return [Line2D([], [], color=depth_color(n, blocks), linewidth=1.6, label=f"block {n}") for n in shown]
-
-
 def mark(label: str, marker: str, color: str, *, filled: bool = True, size: float = 4.5) -> Line2D:
     """A legend's entry of a marker without a line."""
     face = color if filled else "none"
     return Line2D([], [], marker=marker, linestyle="", color=color, markerfacecolor=face, markersize=size, label=label)
-
-
-def layer_axis(cell: Axes, layers: np.ndarray, label: str = "block") -> None:
-    """Blocks (or streams between them) along the horizontal axis, as many labelled as there is room for."""
-    step = max(1, -(-len(layers) // 8))
-    cell.set_xticks(layers[::step], [str(layer) for layer in layers[::step]])
-    cell.set_xlim(float(layers[0]) - 0.6, float(layers[-1]) + 0.6)
-    cell.set_xlabel(label)
 
 
 def band_axis(cell: Axes, bands: np.ndarray) -> None:
@@ -310,6 +315,54 @@ def points(
     for beyond, edge, arrow in ((values < low, low, "v"), (values > high, high, "^")):
         if np.any(beyond):
             cell.plot(x[beyond], np.full(x[beyond].shape, edge), marker=arrow, markersize=4, clip_on=False, **given)
+
+
+def spread(count: int) -> np.ndarray:
+    """Where `count` marks stand beside each other around 0."""
+    return np.linspace(-1, 1, count) * min(0.3, 0.07 * count) if count > 1 else np.zeros(1)
+
+
+def coinciding(cells: Sequence[Axes], handles: Sequence[Line2D]) -> list[str]:
+    """Put a sign behind the labels of curves that lie upon each other in all of `cells`; which signs were used.
+
+    Curves are known by their labels, which are those of their legend's `handles`; axes have their limits by now.
+    """
+    for cell in cells:
+        cell.get_ylim()  # which takes in what was drawn last
+    groups: list[list[Line2D]] = []
+    for one in handles:
+        known = next((group for group in groups if _alike(cells, group[0].get_label(), one.get_label())), None)
+        groups.append([one]) if known is None else known.append(one)
+    found = [group for group in groups if len(group) > 1]
+    for sign, group in zip(NOTES, found, strict=False):
+        for one in group:
+            one.set_label(f"{one.get_label()}{sign}")
+    return list(NOTES[: len(found)])
+
+
+def _alike(cells: Sequence[Axes], one: object, other: object) -> bool:
+    """Whether the lines of two labels are in the same panels, and next to nowhere further apart than `ALIKE`."""
+    farthest = -1.0
+    for cell in cells:
+        height = cell.transScale + cell.transLimits
+        curves = [
+            [np.asarray(height.transform(line.get_xydata()))[:, 1] for line in cell.lines if line.get_label() == name]
+            for name in (one, other)
+        ]
+        if [len(curve) for curve in curves[0]] != [len(curve) for curve in curves[1]]:
+            return False
+        for first, second in zip(*curves, strict=True):
+            both = np.isfinite(first) & np.isfinite(second)
+            apart = np.abs(np.clip(first[both], 0, 1) - np.clip(second[both], 0, 1))
+            farthest = max(farthest, float(np.quantile(apart, MOST_ALIKE)) if apart.size else 0)
+    return 0 <= farthest < ALIKE
+
+
+def of_coinciding(signs: Sequence[str]) -> list[str]:
+    """What the signs of `coinciding` say, for small print."""
+    return [
+        f"{', '.join(dict.fromkeys(signs))}: curves that coincide at {100 * MOST_ALIKE:g} % of their points"
+    ] * bool(signs)
 
 
 def thinned(x: np.ndarray, *rows: np.ndarray, most: int = 96, exact: int = 32) -> tuple[np.ndarray, ...]:
@@ -364,7 +417,7 @@ def facts(results: Mapping[str, xr.Dataset]) -> list[str]:
     )
     dtypes = dict.fromkeys(dtype for ds in results.values() for dtype in recorded(ds, "dtype"))
     found = [f"T = {' / '.join(map(str, lengths))}"] * bool(lengths)
-    found += [f"{' / '.join(map(str, prompts))} prompts"] * bool(prompts)
+    found += [f"{' / '.join(map(str, prompts))} prompt{'s' * (list(prompts) != [1])}"] * bool(prompts)
     return found + [" / ".join(dtypes)] * bool(dtypes)
 
 

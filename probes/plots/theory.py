@@ -15,14 +15,17 @@ from ..summary import Profile, profiles
 from .jacobian import caption, draw_curve, draw_theory, theories_in, theory_curve
 from .style import (
     DPI,
+    LARGEST,
     STYLE,
     THEORIES,
     WIDEST,
+    coinciding,
     condition_legend,
     condition_style,
     handle,
     legend_columns,
     log_axis,
+    of_coinciding,
     position_axis,
     save_figure,
     short,
@@ -53,6 +56,7 @@ def theory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
         columns = len(results)
         width = max(6.2, 3.0 * columns + 0.4)
         handles = condition_legend(curves) + [handle(THEORIES[t], THEORIES[t].label) for t in theories]
+        called = {str(one.get_color()): str(one.get_label()) for one in handles}
         in_row = legend_columns(handles, width)
         figure = Figure(figsize=(width, 5.0 + 0.18 * -(-len(handles) // in_row)), dpi=DPI, layout="constrained")
         axes = figure.subplots(2, columns, sharex=True, sharey="row", squeeze=False, height_ratios=(1.5, 1))
@@ -60,7 +64,8 @@ def theory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
             above.set_title(name)
             for condition, runs in found.items():
                 if condition == "init":
-                    draw_curve(above, runs, condition_style(condition))
+                    style = condition_style(condition)
+                    draw_curve(above, runs, style, called[style.color])
                     for theory in theories_in(results[name], theories):
                         draw_theory(above, theory_curve(results[name], theory, condition), THEORIES[theory])
                 if "theory_score_path" in results[name]:
@@ -75,8 +80,9 @@ def theory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
         axes[1, 0].set_ylabel("measured / kernel")
         log_axis(axes[0, 0])
         log_axis(axes[1, 0])
+        signs = coinciding(list(axes[0]), handles)
         figure.legend(handles=handles, loc="outside upper center", ncols=in_row)
-        figure.supxlabel(caption(results, width), fontsize=7, color="#555555")
+        figure.supxlabel(caption(results, width, of_coinciding(signs)), fontsize=7, color="#555555")
         if path is not None:
-            save_figure(figure, path, dpi=min(DPI, int(WIDEST / width)))
+            save_figure(figure, path, dpi=min(DPI, int(WIDEST / width)), largest=LARGEST)
     return figure

@@ -12,6 +12,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .blocks import layer_axis
 from .style import (
     BLACK,
     BLUE,
@@ -22,10 +23,11 @@ from .style import (
     STYLE,
     VERMILLION,
     Style,
+    coinciding,
     facts,
     handle,
-    layer_axis,
     log_axis,
+    of_coinciding,
     option,
     panels,
     results_of,
@@ -42,9 +44,9 @@ NEEDS = {
     "later_difference": ("first", "layer"),
 }
 FIRSTS = {
-    "bos": Style("BOS at position 0", VERMILLION, "-", 4),
-    "id": Style("one id at position 0", VERMILLION, "-", 4),
-    "text": Style("text at position 0", BLUE, "-", 3),
+    "bos": Style("BOS at position 0", VERMILLION, "-", 3),
+    "id": Style("one id at position 0", VERMILLION, "-", 3),
+    "text": Style("text at position 0", BLUE, "-", 4),
 }
 PLACES = {
     "position 0": Style("at position 0", BLACK, "-", 4),
@@ -79,53 +81,63 @@ def trajectory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: s
                 layer_axis(cells[row][column], ds["layer"].values, "stream that block reads" if row == "cosine" else "")
                 cells[row][column].grid(axis="y", color=FAINT, linewidth=0.6)
                 cells[row][column].set_axisbelow(True)
-        log_axis(cells["norm"][0])
-        log_axis(cells["top"][0])
-        firsts = [first for first in FIRSTS if any(first in ds["first"].values for ds in results.values())]
-        shown = [handle(FIRSTS[first], FIRSTS[first].label) for first in firsts]
-        others = [handle(FIRSTS[first]._replace(line="--"), "elsewhere, median") for first in firsts]
-        side_legend(sides["norm"], [x for pair in zip(shown, others, strict=True) for x in pair])
-        lines = [handle(Style("", GREY, line, 1), f"{factor:,.0f} medians") for factor, line in MASSIVE.items()]
-        side_legend(sides["top"], [*shown, *lines])
-        places = [place for place in PLACES if any(place in ds["place"].values for ds in results.values())]
-        with_bos = any(np.isfinite(ds["cosine_with_bos"].values).any() for ds in results.values())
-        side_legend(
-            sides["cosine"],
-            [*(handle(PLACES[p], PLACES[p].label) for p in places), *[handle(WITH_BOS, WITH_BOS.label)] * with_bos],
-            "tokens alone",
-        )
+        log_axis(cells["norm"][0], cut=False)
+        log_axis(cells["top"][0], cut=False)
         cells["cosine"][0].set_ylim(top=1.03)
+        firsts = [first for first in FIRSTS if any(first in ds["first"].values for ds in results.values())]
+        norms = [handle(style, style.label) for first in firsts for style in (FIRSTS[first], _elsewhere(first))]
+        tops = [handle(FIRSTS[first], FIRSTS[first].label) for first in firsts]
+        places = [PLACES[place] for place in PLACES if any(place in ds["place"].values for ds in results.values())]
+        with_bos = any(np.isfinite(ds["cosine_with_bos"].values).any() for ds in results.values())
+        cosines = [handle(style, style.label) for style in [*places, *[WITH_BOS] * with_bos]]
+        signs = [
+            sign
+            for row, shown in zip(cells.values(), (norms, tops, cosines), strict=True)
+            for sign in coinciding(row, shown)
+        ]
+        lines = [handle(Style("", GREY, line, 1), f"{factor:,.0f} medians") for factor, line in MASSIVE.items()]
+        side_legend(sides["norm"], norms)
+        side_legend(sides["top"], [*tops, *lines])
+        side_legend(sides["cosine"], cosines, "tokens alone")
         cells["norm"][0].set_ylabel(r"norm $\|h\|_2$")
         cells["top"][0].set_ylabel("largest $|h|$ at 0 / median")
         cells["cosine"][0].set_ylabel("cosine of pairs")
-        small_print(figure, [*facts(results), *_explained(results)], width)
+        small_print(figure, [*facts(results), *_explained(results), *of_coinciding(signs)], width)
         if path is not None:
             save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure
 
 
+def _elsewhere(first: str) -> Style:
+    style = FIRSTS[first]
+    return style._replace(label=f"{style.label.removesuffix(' at position 0')}, elsewhere", line="--")
+
+
 def _norms(cell: Axes, ds: xr.Dataset) -> None:
-    for first in ds["first"].values:
-        style, at = FIRSTS[str(first)], ds.sel(first=first)
-        for name, line, width in (("norm_first", "-", 1.4), ("norm_others", "--", 1.1)):
-            cell.plot(
-                ds["layer"].values,
-                at[name].values,
-                color=style.color,
-                linestyle=line,
-                linewidth=width,
-                zorder=style.order,
-            )
+    for first in map(str, ds["first"].values):
+        for name, style in (("norm_first", FIRSTS[first]), ("norm_others", _elsewhere(first))):
+            _curve(cell, ds, ds[name].sel(first=first).values, style, _width(ds, first))
 
 
 def _top(cell: Axes, ds: xr.Dataset) -> None:
-    for first in ds["first"].values:
-        style, ratios = FIRSTS[str(first)], ds["top_ratio"].sel(first=first).values
-        for rank in range(ratios.shape[1]):
-            look: Any = {"linewidth": 1.4, "alpha": 1.0} if rank == 0 else {"linewidth": 0.7, "alpha": 0.55}
-            cell.plot(ds["layer"].values, ratios[:, rank], color=style.color, zorder=style.order, **look)
+    for first in map(str, ds["first"].values):
+        ratios, width = ds["top_ratio"].sel(first=first).values, _width(ds, first)
+        _curve(cell, ds, ratios[:, 0], FIRSTS[first], width)
+        for rank in range(1, ratios.shape[1]):
+            _curve(cell, ds, ratios[:, rank], FIRSTS[first]._replace(label=""), width / 2, alpha=0.55)
     for factor, line in MASSIVE.items():
         cell.axhline(factor, color=GREY, linestyle=line, linewidth=0.9, zorder=1)
+
+
+def _width(ds: xr.Dataset, first: str) -> float:
+    """Curves with BOS lie below those without, wide enough to be seen there where the two are the same."""
+    return 1.3 if first == "text" or ds.sizes["first"] == 1 else 2.6
+
+
+def _curve(cell: Axes, ds: xr.Dataset, values: np.ndarray, style: Style, width: float, **look: Any) -> None:
+    label = style.label or "_"  # a label with this in front is in no legend
+    look |= {"color": style.color, "linestyle": style.line, "linewidth": width, "zorder": style.order, "label": label}
+    cell.plot(ds["layer"].values, values, **look)
 
 
 def _cosines(cell: Axes, ds: xr.Dataset) -> None:
@@ -134,9 +146,8 @@ def _cosines(cell: Axes, ds: xr.Dataset) -> None:
         style, at = PLACES[str(place)], ds.sel(place=place)
         low, high = at["cosine_low"].values, at["cosine_high"].values
         cell.fill_between(x, low, high, color=style.color, alpha=0.15, linewidth=0)
-        cell.plot(x, at["cosine"].values, color=style.color, linestyle=style.line, linewidth=1.4, zorder=style.order)
-    with_bos = ds["cosine_with_bos"].values
-    cell.plot(x, with_bos, color=WITH_BOS.color, linestyle=WITH_BOS.line, linewidth=1.4, zorder=WITH_BOS.order)
+        _curve(cell, ds, at["cosine"].values, style, 1.4)
+    _curve(cell, ds, ds["cosine_with_bos"].values, WITH_BOS, 1.4)
 
 
 def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
@@ -145,5 +156,5 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
     return [
         f"largest change at position 0 by other text behind it: {moved:g}",
         f"{' / '.join(map(str, starts))} tokens; band: 5 to 95 % of pairs",
-        "thin: the next four dimensions; the last stream is what the final norm reads",
+        "elsewhere: median; thin: the next four dimensions; the last stream is what the final norm reads",
     ]

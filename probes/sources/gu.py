@@ -23,6 +23,7 @@ from .judging import (
     decided,
     having,
     in_each,
+    listed,
     options,
     stated,
     window,
@@ -285,7 +286,7 @@ def _in_sinks(name: str, below: float, ds: xr.Dataset) -> Told:
     found = _ratios(ds, name)
     if not len(found):
         return "no head attends", None
-    return f"{', '.join(f'{ratio:.2f}' for ratio in found)} of the others'", bool(np.all(found < below))
+    return f"{listed(found)} of the others'", bool(np.all(found < below))
 
 
 for _id, _claim, _name, _below in (
@@ -324,8 +325,7 @@ def _stores(collected: Collected) -> Judged | None:
         weight, share = ds["attends"].values[chosen], ds["reads"].values[chosen]
         if not len(weight):
             return "no head attends", None
-        said = ", ".join(f"weight {a:.2f}, share {b:.2f}" for a, b in zip(weight, share, strict=True))
-        return said, bool(np.all(share < weight))
+        return f"weight {listed(weight)}; share {listed(share)}", bool(np.all(share < weight))
 
     return in_each(_norms(collected), judge)
 

@@ -36,6 +36,7 @@ COMMANDS = {  # as `make report` gives them
     "bos-swap": f"headwater bos-swap {BUNDLED} --replace mean,zero,random --prompts 256 --length 128 "
     "--out reports/bos-swap",
 }
+LISTED = 8  # numbers that a reader takes in one by one
 DRAWS = 200  # of the bootstrap over prompts; ends of 95 % intervals are then good to a tenth of their width
 ENDS = (2.5, 97.5)
 
@@ -48,6 +49,14 @@ def stated(statement: Statement, among: Stated) -> Callable[[Rule], Rule]:
         return rule
 
     return keep
+
+
+def listed(values: Sequence[float] | np.ndarray, form: str = ".2f") -> str:
+    """A few numbers as they are; of more their median, range and count."""
+    if len(values) <= LISTED:
+        return ", ".join(format(value, form) for value in values)
+    middle, low, high = (format(float(end), form) for end in (np.median(values), np.min(values), np.max(values)))
+    return f"{middle} [{low} to {high} in {len(values)} heads]"
 
 
 def having(results: Results, *names: str) -> dict[str, xr.Dataset]:

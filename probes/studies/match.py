@@ -50,14 +50,14 @@ from ..course import Advance
 from ..errors import InputError
 from ..files import together
 from ..leakage import INTERVAL, LEAST_PROMPTS, SOURCES
+from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType
 from ..models.view import Spec, View
-from ..prompts import FirstToken, describe
-from ..prompts import prompts as windows
+from ..prompts import FirstToken
 from ..results import dataset, provenance
 from ..summary import SHORTEST, mean_profile
 from ..theory import fit_alpha, second_moment
-from .runs import Loading, require_free, subjects, write_results, written_files
+from .runs import Loading, Subject, require_free, subjects, write_results, written_files
 from .unfinished import Unfinished, measured_on
 
 NAME = "match"
@@ -138,11 +138,13 @@ def match(
     prompts: int = 128,
     length: int = 256,
     seeds: int = 2,
+    initialization: Rule = CONFIG,
     bootstrap: int = BOOTSTRAP,
     text: str | None = None,
     dataset: str | None = None,
     split: str = "train",
     column: str = "text",
+    chat: str | None = None,
     first: FirstToken | int = "auto",
     seed: int = 0,
     backend: Backend = "transformers",
@@ -165,6 +167,7 @@ def match(
             of `probes.prompts`.
         length: positions per prompt.
         seeds: fresh models per model.
+        initialization: what their weights are drawn from, as in `probes.fresh`.
         bootstrap: resamples for all intervals.
         backend: who runs the models; as `device` and `dtype`, see `probes.load`.
         advance: hears (what is running, done, in all).
@@ -176,6 +179,7 @@ def match(
     out = Path(out)
     if seeds < 1:
         raise InputError(f"seeds={seeds} leaves no fresh model; give at least 1")
+    check_rule(initialization)
     if bootstrap < 0:
         raise InputError(f"bootstrap={bootstrap} is no number of resamples; give 0 or more")
     if prompts < LEAST_PROMPTS:
@@ -188,6 +192,7 @@ def match(
         "dataset": dataset,
         "split": split,
         "column": column,
+        "chat": chat,
         "first": first,
         "seed": seed,
     }
@@ -195,6 +200,7 @@ def match(
         "prompts": prompts,
         "length": length,
         "seeds": seeds,
+        "initialization": initialization,
         "bootstrap": bootstrap,
         **source,
         "toys": maker.described,
@@ -206,14 +212,15 @@ def match(
         return measured_on(model, tokens) | options
 
     def check(model: View, name: str, tokens: Tensor) -> None:
+        if len(tokens) < LEAST_PROMPTS or tokens.shape[1] < SHORTEST:
+            least = f"{LEAST_PROMPTS} of {SHORTEST}"
+            raise InputError(f"{len(tokens)} prompts of {tokens.shape[1]} tokens are too few; give at least {least}")
         plans[name] = planned(model, tokens, maker)
         if unfinished.has(name):
             unfinished.check(name, key(model, tokens))
 
-    def prompted(model: View) -> Tensor:
-        return windows(model, n=prompts, length=length, **source)
-
-    models = subjects(sources, Loading(backend, device, dtype), prompted, check)
+    asked = {"n": prompts, "length": length, **source}
+    models = subjects(sources, Loading(backend, device, dtype), asked, check, told)
     require_free(written_files([one.name for one in models], out, NAME, f"{NAME}.md"))
     found = unfinished.going_on([one.name for one in models])
     if told is not None and found is not None:
@@ -224,19 +231,25 @@ def match(
     for one, groups in zip(models, trained, strict=True):
         model = one.model()
 
-        def measure(
-            model: View = model, tokens: Tensor = one.tokens, groups: Sequence[Any] = groups, name: str = one.name
-        ) -> xr.Dataset:
+        def measure(model: View = model, subject: Subject = one, groups: Sequence[Any] = groups) -> xr.Dataset:
             def tell(done: float, total: float) -> None:
                 if advance is not None:
-                    advance(name, done, total)
+                    advance(subject.name, done, total)
 
             made = measured(
-                model, tokens, groups, seeds=seeds, bootstrap=bootstrap, seed=seed, cache=cache, progress=tell
+                model,
+                subject.tokens,
+                groups,
+                seeds=seeds,
+                initialization=initialization,
+                bootstrap=bootstrap,
+                seed=seed,
+                cache=cache,
+                progress=tell,
             )
-            made.attrs |= describe(model, **source)
+            made.attrs |= subject.attributes
             made.attrs |= {
-                "notes": json.dumps(list(plans[name].notes)),
+                "notes": json.dumps(list(plans[subject.name].notes)),
                 "toys": json.dumps(maker.described),
                 "quick": int(quick),
             }
@@ -276,6 +289,7 @@ def measured(
     groups: Sequence[Group],
     *,
     seeds: int,
+    initialization: Rule = CONFIG,
     bootstrap: int = BOOTSTRAP,
     seed: int = 0,
     cache: dict[str, tuple[xr.Dataset, ...]] | None = None,
@@ -291,7 +305,8 @@ def measured(
         done += more
         progress(done, total)
 
-    views = {("init", n): model.reinitialized(n) for n in range(seeds)} | {("pretrained", 0): model}
+    views = {("init", n): model.reinitialized(n, initialization=initialization) for n in range(seeds)}
+    views |= {("pretrained", 0): model}
     few = tokens[:PROMPTS]
     portraits, kernels = {}, {}
     apart = all(model.parts(layer) is not None for layer in range(model.spec.blocks))
@@ -363,6 +378,7 @@ def measured(
         )
         | {
             "measurement": NAME,
+            "initialization": views["init", 0].identity.initialization or "",
             "few_prompts": len(few),
             "band": portraits["pretrained", 0].attrs["band"],
             "lags": portraits["pretrained", 0].attrs["lags"],

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from ..compare import BOOTSTRAP, SHAPES, Samples, agreement, averaged, shape
+from ..plots.style import drawn_from
 from ..summary import estimate
 from .tables import Report, Table, interval, number
 
@@ -187,10 +188,12 @@ def match_report(results: Mapping[str, xr.Dataset]) -> Report:
 def _described(results: Mapping[str, xr.Dataset]) -> str:
     ds = next(iter(results.values()))
     options, toys = json.loads(str(ds.attrs["options"])), json.loads(str(ds.attrs["toys"]))
+    drawn = f" ({drawn_from(results)})" if drawn_from(results) else ""
     kind = "QUICK setting: small toys, hardly trained. " if ds.attrs["quick"] else ""
     return (
         f"{kind}Models: T = {ds.sizes['position']}, {ds.sizes['prompt']} prompts ({options['prompts']} for leakage), "
-        f"{options['seeds']} fresh seeds, {ds.attrs['dtype']}, {ds.attrs['device']}. Toys: {ds.sizes['point']} positions, "
+        f"{options['seeds']} fresh seeds{drawn}, {ds.attrs['dtype']}, {ds.attrs['device']}. "
+        f"Toys: {ds.sizes['point']} positions, "
         f"{toys['seeds']} seeds (ablations {toys['ablation_seeds']}); retrieval: {toys['steps']} steps, one toy for each "
         f"position asked for, profiles are rms over them; in context: {toys['in_context_steps']} steps. Curves meet on the "
         "position fraction. Spearman over all points; RMS log error with a free scale over points that both reach, apart: "

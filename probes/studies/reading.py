@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import xarray as xr
 
+from ..chat import Chat, conversations
 from ..course import Advance
 from ..inspection import inspect
 from ..models.view import View
@@ -24,15 +25,18 @@ class Reading:
     def __init__(self, out: str | Path) -> None:
         self._unfinished = Unfinished(out, "inspect")
 
-    def read(self, model: View, text: str, *, advance: Advance | None = None, **options: Any) -> xr.Dataset:
-        """`probes.inspect(model, text, **options)`, or what is missing of it.
+    def read(
+        self, model: View, prompt: Any, *, chat: Chat | None = None, advance: Advance | None = None, **options: Any
+    ) -> xr.Dataset:
+        """`probes.inspect(model, prompt, chat=chat, **options)`, or what is missing of it.
 
         Raises:
             InputError: as `probes.inspect` does, or another text or other options were begun in this folder.
         """
         label = f"{model.identity.name} inspect"
         # Its letters as ids: the hash tells texts apart.
-        letters = torch.tensor([[ord(letter) for letter in text]], dtype=torch.int64)
+        said = str(prompt if chat is None else conversations(chat))
+        letters = torch.tensor([[ord(letter) for letter in said]], dtype=torch.int64)
         key = measured_on(model, letters) | options
 
         def measure() -> xr.Dataset:
@@ -40,7 +44,7 @@ class Reading:
                 if advance is not None:
                     advance(label, float(done), float(total))
 
-            return inspect(model, text, progress=progress, **options)
+            return inspect(model, prompt, chat=chat, progress=progress, **options)
 
         return self._unfinished.unit(label, key, measure)
 

@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..files import file_name, together
 from ..models.load import Backend, DType, load
 from ..models.view import View
+from ..prompts import Drawn, check_source, draw
 from ..results import save
 
 
@@ -41,9 +42,19 @@ class Subject:
 
     source: str
     name: str  # in results
-    tokens: Tensor  # [prompt, position]
+    drawn: Drawn
     loading: Loading
     kept: View | None  # a single model; several are loaded one after another, two large ones need not fit into memory
+
+    @property
+    def tokens(self) -> Tensor:
+        """Its prompts, [prompt, position]."""
+        return self.drawn.tokens
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What a result says of its prompts and, as `loaded_from`, of how the model was named."""
+        return self.drawn.attributes | {"loaded_from": self.source}
 
     def model(self) -> View:
         """The model itself."""
@@ -53,25 +64,28 @@ class Subject:
 def subjects(
     sources: Sequence[str],
     loading: Loading,
-    prompted: Callable[[View], Tensor],
+    asked: Mapping[str, Any],
     check: Callable[[View, str, Tensor], object],
+    told: Callable[[str], object] | None = None,
 ) -> list[Subject]:
     """Every model with its prompts, after everything that can be refused was: nothing is measured before.
 
-    `check(model, name, tokens)` raises what a measurement has against a model.
+    `asked` are the arguments of `prompts.draw`; `check(model, name, tokens)` raises what a measurement has against a model;
+    `told` hears what there is to say about prompts.
 
     Raises:
         InputError: no model, one that cannot be loaded, prompted or measured, or two of one name.
     """
     if not sources:
         raise InputError("no model given; name one, as tiny-llama")
+    check_source(**asked)
     found = []
     for source in sources:
         model = loading.load(source)
         name = _name(model, source)
-        tokens = prompted(model)
-        check(model, name, tokens)
-        found.append(Subject(source, name, tokens, loading, model if len(sources) == 1 else None))
+        drawn = draw(model, **asked)
+        check(model, name, drawn.tokens)
+        found.append(Subject(source, name, drawn, loading, model if len(sources) == 1 else None))
     named: dict[str, str] = {}
     for one in found:
         other = named.setdefault(file_name(one.name), one.source)
@@ -79,6 +93,9 @@ def subjects(
             raise InputError(
                 f"'{other}' and '{one.source}' are both called '{one.name}'; give each model once, or rename a folder"
             )
+    if told is not None:
+        for line in (line for one in found for line in one.drawn.remarks):
+            told(line)
     return found
 
 

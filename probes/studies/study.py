@@ -25,11 +25,13 @@ from ..course import Advance, announce
 from ..errors import InputError
 from ..files import together
 from ..jacobian import Method, Pathway, Readout, jacobian
+from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import DType
 from ..models.view import View
 from ..plan import KERNEL_PASSES, Plan, jacobian_passes, operations, plan
 from ..plots import jacobian_figure, theory_figure
-from ..prompts import FirstToken, describe, prompts
+from ..plots.style import drawn_from
+from ..prompts import FirstToken
 from ..results import combine
 from ..summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
 from ..theory import fit_alpha, second_moment, second_moment_from_config
@@ -59,11 +61,13 @@ class Settings:
     dataset: str | None = None
     split: str = "train"
     column: str = "text"
+    chat: str | None = None
     first: FirstToken | int = "auto"
     seed: int = 0
     pathway: Pathway = "total"
     theories: tuple[Theory, ...] | None = None  # None: what belongs to the pathway, for models that can be taken apart
     by_path: bool = False  # measure the value and the score path, too
+    initialization: Rule = CONFIG  # what fresh weights, and the theory from the config alone, are drawn from
 
     def __post_init__(self) -> None:
         for condition in self.conditions:
@@ -85,12 +89,16 @@ class Settings:
         at_end = self.query in (-1, self.length - 1) and self.from_layer == 0 and self.readout == "residual"
         if "config" in (self.theories or ()) and not at_end:
             raise InputError("the theory 'config' knows the last position's residual stream only; leave it out")
+        check_rule(self.initialization)
+        if self.initialization != CONFIG and not ("init" in self.conditions or "config" in (self.theories or ())):
+            raise InputError(f"initialization '{self.initialization!s:.40}' has no use without fresh weights; add init")
         if self.no_rope and "init" not in self.conditions:
             raise InputError("--no-rope repeats the init condition, which is not among the conditions; add init")
 
     def source(self) -> dict[str, Any]:
-        """Where prompts come from, as `prompts` and `describe` take it."""
-        return {name: getattr(self, name) for name in ("text", "dataset", "split", "column", "first", "seed")}
+        """Where prompts come from, as `prompts` takes it."""
+        names = ("text", "dataset", "split", "column", "chat", "first", "seed")
+        return {name: getattr(self, name) for name in names}
 
     def runs(self) -> list[tuple[str, int | None]]:
         """(condition, seed of the fresh weights) in the order they are measured."""
@@ -146,6 +154,8 @@ def study(
     sizes: dict[str, float] = {}
 
     def check(model: View, called: str, tokens: Tensor) -> None:
+        if tokens.shape[1] < SHORTEST:
+            raise InputError(f"prompts of {tokens.shape[1]} tokens leave no middle to compare with; give longer ones")
         if settings.from_layer >= model.spec.blocks:  # another model may have it, and would be measured first
             raise InputError(
                 f"from_layer {settings.from_layer} does not exist in {model.identity.name}; "
@@ -157,12 +167,10 @@ def study(
             if unfinished.has(_label(called, run)):  # fresh weights follow from the seed; they are not made for this
                 unknown = () if run[1] is None else ("weights",)
                 unfinished.check(_label(called, run), _key(model, tokens, settings), without=unknown)
-        sizes.update((_label(called, run), run_size(model, settings)) for run in settings.runs())
+        sizes.update((_label(called, run), run_size(model, settings, tokens)) for run in settings.runs())
 
-    def prompted(model: View) -> Tensor:
-        return prompts(model, n=settings.prompts, length=settings.length, **settings.source())
-
-    models = subjects(sources, Loading(backend, device, dtype, split_over), prompted, check)
+    asked = {"n": settings.prompts, "length": settings.length, **settings.source()}
+    models = subjects(sources, Loading(backend, device, dtype, split_over), asked, check, told)
     require_free(written_files([one.name for one in models], out, name))
     found = unfinished.going_on([_label(one.name, run) for one in models for run in settings.runs()])
     if told is not None and found is not None:
@@ -172,7 +180,7 @@ def study(
     for one in models:
         model = one.model()
         if told is not None and not all(unfinished.done(_label(one.name, run)) for run in settings.runs()):
-            told(estimate(model, settings, name).line(one.name))
+            told(estimate(model, settings, name, one.tokens).line(one.name))
         runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
         results[one.name] = _with_fits(combine(runs), model)
     if processes.first():
@@ -187,14 +195,14 @@ def study(
     return results
 
 
-def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"]) -> Plan:
-    """What this study will take."""
-    return plan(model, settings.prompts, settings.length, name, **_planned(settings))
+def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"], tokens: Tensor) -> Plan:
+    """What this study will take on these prompts."""
+    return plan(model, len(tokens), tokens.shape[1], name, **_planned(settings))
 
 
-def run_size(model: View, settings: Settings) -> float:
+def run_size(model: View, settings: Settings, tokens: Tensor) -> float:
     """Operations that one run takes, about: what runs are weighed by."""
-    return settings.prompts * operations(model, settings.length) * sum(_passes(model, settings).values())
+    return len(tokens) * operations(model, tokens.shape[1]) * sum(_passes(model, settings).values())
 
 
 def _planned(settings: Settings) -> dict[str, Any]:
@@ -246,12 +254,13 @@ def _run(
     advance: Advance | None,
 ) -> xr.Dataset:
     condition, seed = run
-    measured = model if seed is None else model.reinitialized(seed, positional=condition != "init-nope")
+    drawn: dict[str, Any] = {"positional": condition != "init-nope", "initialization": settings.initialization}
+    measured = model if seed is None else model.reinitialized(seed, **drawn)
     label, tokens = _label(subject.name, run), subject.tokens
 
     def measure() -> xr.Dataset:
         result = _measure(measured, tokens, settings, None if advance is None else partial(advance, label))
-        result.attrs |= describe(model, **settings.source())
+        result.attrs |= subject.attributes
         return result if seed is None else result.assign_attrs(seed=seed)
 
     return unfinished.unit(label, _key(measured, tokens, settings), measure, advance=advance)
@@ -290,7 +299,7 @@ def _measure(
             result[path] = ds["sensitivity"].assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
     for name in _theories(model, settings):
         predicted = (
-            second_moment_from_config(model, tokens=tokens)
+            second_moment_from_config(model, tokens=tokens, initialization=settings.initialization)
             if name == "config"
             else second_moment(model, tokens, **KERNELS[name], **place, progress=telling(name))
         )
@@ -326,6 +335,7 @@ MEASURING = (
     "pathway",
     "theories",
     "by_path",
+    "initialization",
 )
 
 
@@ -440,10 +450,12 @@ def described(results: Mapping[str, xr.Dataset]) -> str:
     ds = next(iter(results.values()))
     seeds = int(ds["runs"].max())
     return (
-        f"T = {ds.sizes['position']}, {ds.sizes['prompt']} prompts, {seeds} fresh models each, {_options(ds)['method']}, "
+        f"T = {ds.sizes['position']}, {ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}, "
+        f"{seeds} fresh model{'s' * (seeds != 1)} each, {_options(ds)['method']}, "
         f"{ds.attrs['dtype']}, {ds.attrs['device']}. Kernels: mean over positions of |predicted / measured - 1|. Shapes: "
         "RMS log error with a free scale, of the kernel with its score path and of N^L with its best alpha. Value and "
         "score: norm of that path against the whole, mean over positions. Means over prompts and seeds are taken first."
+        + (f" Fresh weights: {drawn_from(results)}." if drawn_from(results) else "")
     )
 
 
@@ -452,7 +464,7 @@ def agreement_cells(row: Agreement) -> Iterator[str]:
     yield from (row.model, row.condition)
     for theory in ("uniform", "values", "score_path", "config"):
         error = row.errors.get(theory, float("nan"))
-        yield "-" if np.isnan(error) else f"{error:.1%}" if error < 10 else f"{error:.0f}-fold"
+        yield "-" if np.isnan(error) else f"{error:.1%}" if error < 10 else f"{error:,.0%}"
     for theory in ("score_path", "cesaro"):
         yield f"{row.shapes[theory]:.3f}" if theory in row.shapes else "-"
     yield f"{row.alpha:.2f}"

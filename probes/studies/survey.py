@@ -30,12 +30,11 @@ from ..plots.bos import bos_figure
 from ..plots.leakage import leakage_figure
 from ..plots.sinks import sinks_figure
 from ..plots.trajectory import trajectory_figure
-from ..prompts import FirstToken, describe
-from ..prompts import prompts as windows
+from ..prompts import FirstToken
 from ..results import made_with
 from ..sinks import sinks
 from ..trajectory import trajectory
-from .runs import Loading, Untouched, require_free, subjects, write_results, written_files
+from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
 from .tables import Report, bos_report, leakage_report, markdown, sinks_report, trajectory_report
 from .unfinished import Unfinished, measured_on
 
@@ -78,6 +77,7 @@ def survey(
     dataset: str | None = None,
     split: str = "train",
     column: str = "text",
+    chat: str | None = None,
     first: FirstToken | int = "auto",
     seed: int = 0,
     backend: Backend = "transformers",
@@ -121,6 +121,7 @@ def survey(
         "dataset": dataset,
         "split": split,
         "column": column,
+        "chat": chat,
         "first": first,
         "seed": seed,
     }
@@ -138,12 +139,10 @@ def survey(
                 chosen.measure(Untouched(model), tokens, **given)
             if unfinished.has(label(name, value)):
                 unfinished.check(label(name, value), key(model, tokens, given))
-            sizes[label(name, value)] = prompts * operations(model, length) * PASSES.get(chosen.name, 1.0)
+            sizes[label(name, value)] = len(tokens) * operations(model, tokens.shape[1]) * PASSES.get(chosen.name, 1.0)
 
-    def prompted(model: View) -> Tensor:
-        return windows(model, n=prompts, length=length, **source)
-
-    models = subjects(sources, Loading(backend, device, dtype, split_over), prompted, check)
+    asked = {"n": prompts, "length": length, **source}
+    models = subjects(sources, Loading(backend, device, dtype, split_over), asked, check, told)
     require_free(written_files([one.name for one in models], out, chosen.name, f"{chosen.name}.md"))
     found = unfinished.going_on([label(one.name, value) for one in models for value in split_up])
     if told is not None and found is not None:
@@ -158,7 +157,8 @@ def survey(
         model, units = one.model(), []
         missing = any(label(one.name, value) in left for value in split_up)
         if told is not None and missing and chosen.name in PLANNED:
-            told(plan(model, prompts, length, chosen.name, **next(iter(split_up.values()))).line(one.name))
+            asked = next(iter(split_up.values()))
+            told(plan(model, len(one.tokens), one.tokens.shape[1], chosen.name, **asked).line(one.name))
         common: dict[str, Any] = {}
         for value, given in split_up.items():
             running = label(one.name, value)
@@ -169,6 +169,7 @@ def survey(
                 given: Mapping[str, Any] = given,
                 running: str = running,
                 common: dict[str, Any] = common,
+                subject: Subject = one,
             ) -> xr.Dataset:
                 def progress(done: float | int, total: float | int, running: str = running) -> None:
                     if advance is not None:
@@ -180,7 +181,7 @@ def survey(
                     told_of = partial(progress, running=f"{running} {name}")
                     common[name] = make(model, tokens, progress=told_of, **own)
                 made = chosen.measure(model, tokens, progress=progress, **given, **common)
-                return made.assign_attrs(describe(model, **source))
+                return made.assign_attrs(subject.attributes)
 
             units.append(unfinished.unit(running, key(model, one.tokens, given), measure, advance=advance))
         results[one.name] = units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units)

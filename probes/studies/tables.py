@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,11 +12,12 @@ import numpy as np
 import xarray as xr
 
 from ..errors import InputError
+from ..files import table_lines
 from ..leakage import PARTS, SOURCES, null_fails, resolved
 from ..sinks import COLUMNS as HEAD_COLUMNS
 from ..sinks import RULES, ranked
 from ..sinks import cells as head_cells
-from ..summary import estimate, relative_error, spearman
+from ..summary import estimate, relative_error, spearman, three_digits
 from ..trajectory import COLUMNS as BLOCK_COLUMNS
 from ..trajectory import cells as block_cells
 from ..trajectory import rows
@@ -24,6 +25,7 @@ from ..trajectory import rows
 Results: TypeAlias = Mapping[str, xr.Dataset]
 
 KEYS_SHOWN = 8
+MILLION = 1_000_000  # squared weights are tiny: in millionths their tables are narrow enough to read
 CONTROLLED = ("tiny-llama-ntk", "tiny-llama", "tiny-mistral-window")  # in [Ruscio]'s order
 
 
@@ -48,13 +50,24 @@ class Report:
 
 def markdown(table: Table) -> list[str]:
     """The lines of a table in Markdown."""
-    return [f"| {' | '.join(row)} |" for row in (table.columns, ["---"] * len(table.columns), *table.rows)]
+    return table_lines(table.columns, table.rows)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in ascending order, neighbours as a range: "3-9, 12"."""
+    runs: list[list[int]] = []
+    for one in numbers:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1][1:] = [one]
+        else:
+            runs.append([one])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def number(value: Any, form: str = ".3g") -> str:
     """A number as text; "-" where there is none."""
     value = float(value)
-    return "-" if math.isnan(value) else format(value, form)
+    return "-" if math.isnan(value) else three_digits(value) if form == ".3g" else format(value, form)
 
 
 def _options(ds: xr.Dataset) -> dict[str, Any]:
@@ -75,7 +88,7 @@ def _measured(results: Results) -> str:
     """Prompts, their length, dtype and device; the same for all models but for the dtype of models in memory."""
     ds = next(iter(results.values()))
     return (
-        f"{ds.sizes['prompt']} prompts, T = {ds['tokens'].sizes['position']}, "
+        f"{ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}, T = {ds['tokens'].sizes['position']}, "
         f"{ds.attrs['backend']}, {ds.attrs['dtype']}, {ds.attrs['device']}"
     )
 
@@ -149,8 +162,9 @@ def trajectory_report(results: Results) -> Report:
     described = (
         f"{_measured(results)}, {_options(next(iter(results.values())))['starts']} starts. "
         "Layer l is the stream that block l reads, the last one what the final norm reads; |h_0| and others: medians of "
-        "the norm at position 0 and elsewhere; massive: dimensions above 100 and 1,000 medians [Sun]; dimension: the one of "
-        "the largest magnitude; cosine: mean over pairs of starts at position 0, and behind BOS."
+        "the norm at position 0 and elsewhere; massive: dimensions above 100 and 1,000 medians [Sun]; > 30: above 30 "
+        "medians; dimension: the one of the largest magnitude; cosine: mean over pairs of starts at position 0, and "
+        "behind BOS."
     )
     return Report(
         "Position 0 through the blocks",
@@ -170,8 +184,12 @@ def _together(course: np.ndarray) -> str:
     elif np.all(course[together[0] :] > TOGETHER):
         when = f"above {TOGETHER:g} from layer {together[0]} on"
     else:
-        when = f"above {TOGETHER:g} at layers {', '.join(map(str, together))}"
-    return f"{when}, not known at layers {', '.join(map(str, unknown))}" if len(unknown) else when
+        when = f"above {TOGETHER:g} at {_layers(together)}"
+    return f"{when}, not known at {_layers(unknown)}" if len(unknown) else when
+
+
+def _layers(found: np.ndarray) -> str:
+    return f"layer{'s' * (len(found) > 1)} {ranges(found.tolist())}"
 
 
 TOGETHER = 0.99  # mean cosine from which trajectories count as one
@@ -182,52 +200,52 @@ TOGETHER = 0.99  # mean cosine from which trajectories count as one
 
 def leakage_report(results: Results) -> Report:
     """Sources of leakage per band, parts block by block in the early band, the order of the models, and the null checks."""
-    shares, depth, lines = [], [], []
+    logs, weights, lines = [], [], []
+    log_blocks, weight_blocks = [], []
     for name, ds in results.items():
-        for band in ds["band"].values:
-            for form, total, sources in (
-                ("log", estimate(ds, "log_form_of_model", part="total", band=band), SOURCES[:2]),
-                ("weight", estimate(ds, "weight_form_of_model", cell="both", band=band), SOURCES),
-                ("terms", estimate(ds, "terms_form_of_model", cell="both", band=band), SOURCES),
-            ):
-                means = resolved(ds, form, str(band))
-                found = (estimate(ds, f"{form}_share_of_model", source=source, band=band) for source in sources)
-                said = [interval(*share, form=".0%") if means else "-" for share in found]
-                component = interval(*estimate(ds, "log_stream_of_model", band=band)) if form == "log" else "-"
-                shares.append([name, str(band), form, interval(*total), *said, *["-"] * (3 - len(said)), component])
+        for band in map(str, ds["band"].values):
+            total = interval(*estimate(ds, "log_form_of_model", part="total", band=band))
+            component = interval(*estimate(ds, "log_stream_of_model", band=band))
+            logs.append([name, band, total, *_shares(ds, "log", band), component])
+            for form, counted in (("weight", "denominator"), ("terms", "terms")):
+                value, low, high = estimate(ds, f"{form}_form_of_model", cell="both", band=band)
+                total = interval(MILLION * value, MILLION * low, MILLION * high)
+                weights.append([name, band, counted, total, *_shares(ds, form, band)])
         early = ds.isel(band=0)
         for layer in ds["layer"].values:
             at = early.sel(layer=layer)
-            depth.append(
-                [
-                    name,
-                    str(layer),
-                    *(number(at["log_form_by_block"].sel(part=part)) for part in PARTS),
-                    interval(*estimate(at, "log_stream_by_block")),
-                    number(at["log_noise_by_block"], ".2g"),
-                    number(at["weight_form_by_block"].sel(cell="both")),
-                    *(number(at["weight_source_by_block"].sel(source=source)) for source in SOURCES),
-                ]
+            parts = [number(at["log_form_by_block"].sel(part=part)) for part in PARTS]
+            component = interval(*estimate(at, "log_stream_by_block"))
+            log_blocks.append([name, str(layer), *parts, component, number(at["log_noise_by_block"], ".2g")])
+            values = (
+                at["weight_form_by_block"].sel(cell="both"),
+                *at["weight_source_by_block"].sel(source=list(SOURCES)),
             )
+            weight_blocks.append([name, str(layer), *(number(MILLION * value) for value in values)])
         lines += [f"{name}: {line}" for line in _null(ds)]
     early_band = str(next(iter(results.values()))["band"].values[0])
     described = (
-        f"{_measured(results)}. Log form in squared nats, weight form (the mask taken as all of the denominator; terms: as "
-        "its number of terms alone) in squared weights; 95 % bootstrap intervals over prompts. mask, residual, spread: each "
-        "source's Shapley value as a share of the total, where the total's own interval is above 0 and the null check is "
-        "passed. Residual component: "
+        f"{_measured(results)}. Log form in squared nats, weight form in millionths of squared weights, the mask taken "
+        "as all of the denominator or as its number of terms alone; 95 % bootstrap intervals over prompts. mask, residual, "
+        "spread: each source's Shapley value as a share of the total, where the total's own interval is above 0 and the "
+        "null check is passed. Residual component: "
         f"V(X), how far the residual stream alone moves log-weights. Blocks: band {early_band}, means over heads; noise: "
         "what an uncorrected variance would have added."
     )
     tables = [
-        Table("Sources", ("model", "band", "form", "total", *SOURCES, "residual component"), shares),
-        Table(
-            "Blocks",
-            ("model", "block", *PARTS, "residual component", "noise", "weight", *(f"w. {s}" for s in SOURCES)),
-            depth,
-        ),
+        Table("Sources, log form", ("model", "band", "total", *SOURCES[:2], "residual component"), logs),
+        Table("Sources, weight form", ("model", "band", "mask as", "total", *SOURCES), weights),
+        Table("Blocks, log form", ("model", "block", *PARTS, "residual component", "noise"), log_blocks),
+        Table("Blocks, weight form", ("model", "block", "total", *SOURCES), weight_blocks),
     ]
     return Report("Leakage of absolute position into attention patterns", described, tables, _order(results) + lines)
+
+
+def _shares(ds: xr.Dataset, form: str, band: str) -> list[str]:
+    """The share of each source, "-" where shares mean nothing; in the log form there is no spread."""
+    means = resolved(ds, form, band)
+    found = (estimate(ds, f"{form}_share_of_model", source=s, band=band) for s in SOURCES[: 2 if form == "log" else 3])
+    return [interval(*share, form=".0%") if means else "-" for share in found]
 
 
 def _null(ds: xr.Dataset) -> list[str]:
@@ -323,8 +341,8 @@ def bos_report(results: Results) -> Report:
         f"{_measured(results)}. Residual component: V(X), the log form of leakage in squared nats that would be left if "
         "the mask made none, mean over blocks and heads. Removed: 1 - after / before, negative where the swap adds to it, "
         "- where there is nothing before; 95 % bootstrap intervals over prompts, ? where it takes more prompts to know it. "
-        "Sink rate of position 0, mean over blocks; loss in nats per token and |after / before - 1| of the Jacobian "
-        "profile, means over positions from 1 on."
+        "Sink rate of position 0, mean over blocks; loss in nats per token; profile: |after / before - 1| of the "
+        "Jacobian's, both means over positions from 1 on."
     )
     tables = [
         Table("Residual component removed", ("model", "replacement", "band", "before", "after", "removed"), removed),
@@ -338,7 +356,7 @@ def bos_report(results: Results) -> Report:
                 "loss",
                 "loss after",
                 "loss change",
-                "profile change",
+                "profile",
             ),
             effects,
         ),

@@ -28,7 +28,7 @@ from ..models.view import View
 from ..pieces import keeping, key_of, part_files
 from ..results import load, provenance, save
 
-CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "first")
+CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "chat", "first")
 HASH = "tokens_sha256"
 FOLDER = "unfinished"  # of units, in the output's folder
 MARK = "unfinished"  # a unit's attribute: {"kind": ..., "key": {...}} as JSON

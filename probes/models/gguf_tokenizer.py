@@ -1,0 +1,119 @@
+"""The tokenizer of a GGUF file: transformers' reader builds it, and what it leaves out is put in place here.
+
+It knows the splitting rules of some byte-level vocabularies and takes GPT-2's for all others; it never looks whether BOS
+stands first, whether a whole word that is a token is merged at all (Llama 3's is not), or whether texts get a space in
+front; and it adds special tokens of its own that the vocabulary has no ids for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from .gguf_header import Header
+
+# By what a file calls the rules that split its texts, as llama.cpp understands these names:
+AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo")
+DIGITS_ALONE = ("smollm", "starcoder", "refact", "codeshell", "command-r", "minerva-7b")  # digit by digit, then GPT-2's
+# A word that is a token is one whatever its merges; and BOS comes first where `add_bos_token` does not say.
+WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # vocabularies by the file's name for them
+NONE = ("none", "no_vocab")
+SPECIAL = MappingProxyType({"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"})
+SENTENCEPIECE_BOS = 1  # the usual id, where the file does not say
+
+
+def tokenizer_of(header: Header) -> Any | None:
+    """The tokenizer, or None where the file has none.
+
+    Raises:
+        InputError: it splits texts by unknown rules, or is damaged.
+    """
+    values = header.values
+    kind, rules = values.get("tokenizer.ggml.model", "none"), values.get("tokenizer.ggml.pre")
+    if kind in NONE:
+        return None
+    if kind not in (BYTE_LEVEL, SENTENCEPIECE):
+        raise header.refuse(f"has a tokenizer of the kind '{kind!s:.40}', which is not supported; {REMEDY}")
+    if kind == BYTE_LEVEL:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+        rules = "gpt-2" if rules is None and header.architecture == "gpt2" else rules
+        if rules not in (*AS_GPT2, *DIGITS_ALONE, *GGUF_PRE_TOKENIZER_SPLITS):
+            said = "does not say how its texts are split" if rules is None else f"splits its texts as '{rules!s:.40}'"
+            raise header.refuse(f"{said}, which headwater does not know how to do; {REMEDY}")
+    tokens = values.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens) or not tokens:
+        raise header.refuse(f"has no list of tokens; {REMEDY}")
+    try:
+        return _built(header, tokens, kind, rules)
+    except Exception as error:  # tokenizers raises plain exceptions, transformers whatever it runs into
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise header.refuse(f"has a tokenizer that cannot be built ({reason}); {REMEDY}") from None
+
+
+REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside the file"
+
+
+def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> Any:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer, get_gguf_tokenizer
+
+    special = {name: _special(header, tokens, key) for name, key in SPECIAL.items()}
+    if kind == SENTENCEPIECE and special["bos"] is None:
+        special["bos"] = tokens[SENTENCEPIECE_BOS]
+    architecture, found, _ = get_gguf_tokenizer(str(header.path))
+    built = json.loads(convert_gguf_tokenizer(architecture, found)[0].to_str())
+    built["added_tokens"] = [token for token in built["added_tokens"] if token["id"] < len(tokens)]
+    if rules in WHOLE_WORDS:
+        built["model"]["ignore_merges"] = True
+    if rules in DIGITS_ALONE:
+        digit = {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated", "invert": False}
+        built["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digit, built["pre_tokenizer"]]}
+    if kind == SENTENCEPIECE and not header.values.get("tokenizer.ggml.add_space_prefix", True):
+        _without_prefix(built)
+    built["post_processor"] = _template(special["bos"] if puts_bos_first(header) else None, tokens)
+    template = header.values.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(built)),
+        chat_template=template if isinstance(template, str) else None,
+        **{f"{name}_token": token for name, token in special.items()},
+    )
+
+
+def puts_bos_first(header: Header) -> bool:
+    """Whether the model was trained with BOS in front, as far as the file says; else as llama.cpp takes it."""
+    said = header.values.get("tokenizer.ggml.add_bos_token")
+    if isinstance(said, bool):
+        return said
+    sentencepiece = header.values.get("tokenizer.ggml.model") == SENTENCEPIECE
+    return sentencepiece or header.values.get("tokenizer.ggml.pre") in WHOLE_WORDS
+
+
+def _special(header: Header, tokens: list[str], key: str) -> str | None:
+    found = header.values.get(f"tokenizer.ggml.{key}_token_id")
+    if found is None:
+        return None
+    if not isinstance(found, int) or not 0 <= found < len(tokens):
+        raise ValueError(f"{key}_token_id={found!s:.40} is none of {len(tokens)} tokens")
+    return tokens[found]
+
+
+def _without_prefix(built: dict[str, Any]) -> None:
+    """No space in front of texts, and none taken away in decoding."""
+    if (built["pre_tokenizer"] or {}).get("type") == "Metaspace":
+        built["pre_tokenizer"]["prepend_scheme"] = "never"
+    decoder = built["decoder"]
+    if decoder and decoder["type"] == "Sequence":
+        decoder["decoders"] = [one for one in decoder["decoders"] if one["type"] != "Strip"]
+
+
+def _template(bos: str | None, tokens: list[str]) -> Mapping[str, Any]:
+    """What surrounds texts: BOS in front of each, or nothing."""
+    first = [] if bos is None else [{"SpecialToken": {"id": bos, "type_id": 0}}]
+    known = {} if bos is None else {bos: {"id": bos, "ids": [tokens.index(bos)], "tokens": [bos]}}
+    texts = [[*first, {"Sequence": {"id": name, "type_id": 0}}] for name in ("A", "B")]
+    return {"type": "TemplateProcessing", "single": texts[0], "pair": [*texts[0], *texts[1]], "special_tokens": known}

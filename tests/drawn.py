@@ -1,0 +1,167 @@
+"""Results as the attention probes make them, of random numbers and any size, and what figures of them hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from probes.leakage import PARTS, SOURCES
+from probes.plots import bos_figure, leakage_figure, sinks_figure, trajectory_figure
+from probes.results import dataset
+
+BANDS = {"band": ["9-31", "32-63"], "band_first": (("band",), [9, 32]), "band_last": (("band",), [31, 63])}
+LAYERS, HEADS, LENGTH = 3, 4, 64  # unless told
+
+
+def made(variables: dict[str, tuple[Any, ...]], coords: dict[str, Any], **attrs: Any) -> xr.Dataset:
+    tokens = torch.zeros(4, LENGTH, dtype=torch.int64)
+    return dataset(variables, tokens=tokens, coords=coords, attrs={"model": "owner/tiny", "dtype": "float32", **attrs})
+
+
+def sinks_result(*, layers: int = LAYERS, heads: int = HEADS, pictures: int = 3, keys: int = 8) -> xr.Dataset:
+    random = np.random.default_rng(layers)
+    attends = random.uniform(0, 0.8, (layers, heads))
+    reading = (attends > 0.4).astype(np.int8)
+    names = ["attends", "reads", "reacts", "sink-reading"]
+    variables: dict[str, tuple[Any, ...]] = {
+        "alpha": (
+            ("prompt", "layer", "head", "key"),
+            random.uniform(0.1, 3, (4, layers, heads, 1)) / (np.arange(keys) + 5),
+        ),
+        "sink_rate": (("layer", "key"), random.uniform(0, 1, (layers, 1)) * 0.5 ** np.arange(keys)),
+        "sink_rate_of_model": (("key",), random.uniform(0, 1, keys)),
+        "over_tau_of_model": (("key",), random.uniform(0, 1, keys)),
+        "uniform": (("layer", "key"), np.tile(1 / (np.arange(keys) + 20), (layers, 1))),
+        "attends": (("layer", "head"), attends),
+        "selected": (("rule", "layer", "head"), np.stack([reading] * 4)),
+    }
+    for name in ("value", "key", "written"):
+        variables[f"{name}_norm"] = (("layer", "head", "place"), random.uniform(0.1, 2, (layers, heads, 2)))
+    coords: dict[str, Any] = {"key": range(keys), "rule": names, "place": ["sink", "rest"]}
+    if pictures:
+        logits = np.where(np.tri(128) > 0, random.normal(0, 4, (pictures, 128, 128)), -np.inf)
+        pattern = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        variables["pattern"] = (("picture", "picture_query", "picture_key"), pattern)
+        coords |= {
+            "picture_layer": (("picture",), range(pictures)),
+            "picture_head": (("picture",), [3, 2, 1][:pictures]),
+        }
+    options = {"threshold": 0.3, "tau": 0.2}
+    return made(variables, coords, options=options, attends_threshold=0.3, reads_threshold=0.35)
+
+
+def trajectory_result(*, layers: int = LAYERS) -> xr.Dataset:
+    random, layers = np.random.default_rng(1), layers + 1
+    along, pairs = (2, layers), (2, layers)
+    cosine = random.uniform(0.2, 0.6, pairs)
+    return made(
+        {
+            "later_difference": (("first", "layer"), np.zeros(along)),
+            "norm_first": (("first", "layer"), random.uniform(1, 100, along)),
+            "norm_others": (("first", "layer"), random.uniform(1, 100, along)),
+            "top_ratio": (("first", "layer", "rank"), random.uniform(1, 2000, (*along, 5))),
+            "cosine": (("place", "layer"), cosine),
+            "cosine_low": (("place", "layer"), cosine - 0.1),
+            "cosine_high": (("place", "layer"), cosine + 0.1),
+            "cosine_with_bos": (("layer",), random.uniform(0, 0.2, layers)),
+        },
+        {
+            "first": ["bos", "text"],
+            "place": ["position 0", "position 1 behind BOS"],
+            "layer": range(layers),
+            "rank": range(5),
+        },
+        options={"starts": 64},
+    )
+
+
+def with_intervals(variables: dict[str, tuple[Any, np.ndarray]], width: float) -> dict[str, tuple[Any, ...]]:
+    ends = {"": 0.0, "_low": -width, "_high": width}
+    return {f"{name}{end}": (dims, x + by) for name, (dims, x) in variables.items() for end, by in ends.items()}
+
+
+def leakage_result(*, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
+    random, bands = np.random.default_rng(2), 2
+    parts = random.normal(0, 0.1, (5, layers, bands))
+    parts[0] = parts[1:].sum(0)
+    share = np.array([[0.25, np.nan], [0.75, np.nan], [0, np.nan]])
+    variables = with_intervals(
+        {
+            "log_form_by_block": (("part", "layer", "band"), parts),
+            "log_stream_by_block": (("layer", "band"), random.normal(0, 0.1, (layers, bands))),
+            "weight_source_by_block": (("source", "layer", "band"), random.normal(0, 1e-3, (3, layers, bands))),
+            "log_share_of_model": (("source", "band"), share),
+            "log_form_of_model": (("part", "band"), np.array([[0.3, 0.3], *[[0.0, 0.0]] * 4])),
+            "weight_form_of_model": (("cell", "band"), np.array([[0.3, 0.3], *[[0.0, 0.0]] * 3])),
+            "weight_share_of_model": (("source", "band"), np.where(share == 0.25, -7.0, share)),
+        },
+        0.02,
+    )
+    variables["log_noise"] = (("layer", "head", "band"), random.uniform(0.01, 0.02, (layers, heads, bands)))
+    variables["log_stream_by_block"][1][0] = 0  # block 0 passes the null check
+    for end, width in (("_low", -0.02), ("_high", 0.02)):
+        variables[f"log_stream_by_block{end}"][1][0] = width
+    cells = ["both", "mask", "residual", "neither"]
+    return made(
+        variables, {"cell": cells, "part": list(PARTS), "source": list(SOURCES), **BANDS, "layer": range(layers)}
+    )
+
+
+def bos_result(replacement: str | int = "mean", *, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
+    random = np.random.default_rng([layers, len(str(replacement))])
+    variables = with_intervals(
+        {
+            "removed_of_model": (("band",), np.array([0.35, np.nan])),
+            "residual_before_of_model": (("band",), random.uniform(size=2)),
+            "residual_after_of_model": (("band",), random.uniform(size=2)),
+            "loss_change": (("position",), np.append(random.normal(size=LENGTH - 1), np.nan)),
+        },
+        0.1,
+    )
+    for when in ("before", "after"):
+        variables[f"alpha_{when}"] = (("layer", "head"), random.uniform(size=(layers, heads)))
+        variables[f"sensitivity_{when}"] = (("position",), random.uniform(0.1, 1, LENGTH))
+    coords = {**BANDS, "layer": range(layers)}
+    return made(variables, coords, replacement=replacement, options={"profile_prompts": 4})
+
+
+def several(*replacements: str | int, **sizes: int) -> xr.Dataset:
+    """As the command line joins them: `replacement` leads on all variables but the tokens."""
+    results = [bos_result(replacement, **sizes) for replacement in replacements]
+    names = xr.DataArray([str(r) for r in replacements], dims="replacement", name="replacement")
+    joined = xr.concat([ds.drop_vars("tokens") for ds in results], names, combine_attrs="drop_conflicts")
+    return joined.assign(tokens=results[0]["tokens"])
+
+
+DRAWN: list[tuple[Callable[..., Figure], Callable[[], xr.Dataset], str]] = [
+    (sinks_figure, sinks_result, "sinks"),
+    (trajectory_figure, trajectory_result, "trajectory"),
+    (leakage_figure, leakage_result, "leakage"),
+    (bos_figure, bos_result, "bos-swap"),
+]
+
+
+def labelled(figure: Figure, label: str) -> Axes:
+    (found,) = [axes for axes in figure.axes if axes.get_ylabel() == label]
+    return found
+
+
+def drawn(axes: Axes, **look: str) -> list[np.ndarray]:
+    """Heights of the lines of a colour, marker or line style."""
+    lines = [line for line in axes.lines if all(getattr(line, f"get_{name}")() == x for name, x in look.items())]
+    return [np.array(line.get_ydata(), dtype=float) for line in lines]
+
+
+def ends_of(lines: Any) -> np.ndarray:
+    """Corners [line, end, x or y] of a collection of straight lines."""
+    return np.array([path.vertices for path in lines.get_paths()], dtype=float)
+
+
+def text_of(figure: Figure) -> str:
+    return str(figure.get_supxlabel()).replace("\n", " ")

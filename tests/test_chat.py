@@ -1,0 +1,190 @@
+"""Conversations as prompts: what a chat may be, the model's own template, how many and how long, what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import families
+import pytest
+
+import probes
+from probes import __main__ as cli
+from probes.chat import conversations, named, rendered
+from probes.errors import InputError
+from probes.prompts import draw, prompts
+
+# As real ones: special tokens around every message, roles that alternate, an opening for the assistant.
+TEMPLATE = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('w9 alternates') }}"
+    "{% endif %}<s> {{ m.content }} </s> {% endfor %}{% if add_generation_prompt %}<s> w99{% endif %}"
+)
+
+
+def message(role: str, *words: int) -> dict[str, str]:
+    return {"role": role, "content": " ".join(f"w{word}" for word in words)}
+
+
+ASKED = [message("user", 3, 4, 5)]
+ANSWERED = [*ASKED, message("assistant", 6)]
+LONG = [message("user", *range(10, 40))]
+
+
+def talking() -> Any:
+    tokenizer = families.tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return probes.load(families.model("llama"), tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return talking()
+
+
+def test_what_a_chat_may_be(tmp_path):
+    assert conversations("w3 w4 w5") == [[{"role": "user", "content": "w3 w4 w5"}]]
+    assert conversations(ASKED) == [ASKED]
+    assert conversations([ASKED, ANSWERED]) == [ASKED, ANSWERED]
+    for name, held in (("one.json", ANSWERED), ("several.json", [ASKED, LONG]), ("no-ending", [ASKED])):
+        (tmp_path / name).write_text(json.dumps(held), encoding="utf-8")
+        expected = held if isinstance(held[0], list) else [held]
+        assert conversations(str(tmp_path / name)) == conversations(tmp_path / name) == expected
+    assert named("why " * 50) == "chat 'why why why why why why why why why why why why why why w...'"
+    assert named(tmp_path / "one.json") == f"chat '{tmp_path / 'one.json'}'"
+
+
+def test_the_model_s_template_writes_the_prompt(model):
+    assert rendered(model, [ASKED, ANSWERED]) == ["<s> w3 w4 w5 </s> <s> w99", "<s> w3 w4 w5 </s> <s> w6 </s> "]
+    tokens = prompts(model, chat=ASKED[0]["content"])
+    assert tokens.tolist() == [[0, 3, 4, 5, 1, 0, 99]]  # one BOS, the template's own
+    template: Any = model.tokenizer.apply_chat_template
+    assert tokens[0].tolist() == template(ASKED, add_generation_prompt=True, return_dict=False)
+
+
+def test_as_many_as_asked_for_and_as_long_as_they_all_are(model):
+    def drawn(n: int, length: int) -> Any:
+        return draw(model, n=n, length=length, chat=[ASKED, LONG, ANSWERED])
+
+    both = drawn(2, 100)
+    assert both.tokens.tolist() == [[0, *range(10, 17)], [0, 3, 4, 5, 1, 0, 6, 1]]  # the shortest is left out
+    assert both.remarks == (
+        "in-memory llama: chat from Python gives 2 prompts of 8 tokens, instead of 2 of 100; "
+        "more or longer conversations give more",
+    )
+    assert drawn(3, 5).tokens.tolist() == [[0, 3, 4, 5, 1], [0, 10, 11, 12, 13], [0, 3, 4, 5, 1]]
+    assert drawn(3, 5).remarks == ()
+    assert "gives 3 prompts of 7 tokens, instead of 9 of 7;" in drawn(9, 7).remarks[0]
+    assert drawn(1, 100).tokens.shape == (1, 34)
+    assert both.attributes == {"text_source": "chat from Python", "first_policy": "chat template", "first_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("chat", "says"),
+    [
+        ("", "the chat's question is empty"),
+        ("gone.json", "chat 'gone.json' does not exist; give a JSON file of conversations, or a question"),
+        (".", "chat '.' is no file"),
+        ([], "holds no conversations"),
+        ([[]], "conversation 1 of chat from Python is no list of"),
+        ([ASKED, [{"role": "user"}]], "conversation 2 of chat from Python is no list of"),
+        ([ASKED, ASKED[0]], "conversation 2"),
+        ([{"role": "user", "content": 3}], "with text in both; mend it"),
+        ([{"role": "user", "content": "\udcff"}], "conversation 1"),
+        ([message("assistant", 3)], r"the chat template of in-memory llama refuses conversation 1 .*\(w9 alternates\)"),
+    ],
+)
+def test_bad_chats_are_refused(model, chat, says, unchecked):
+    with pytest.raises(InputError, match=says) as raised:
+        prompts(model, chat=chat)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["{", "7", '"w3"', "[[1]]", b"\xff\xfe", "[" * 100_000])
+def test_bad_files_are_refused(tmp_path, content):
+    file = tmp_path / "chat.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=r"chat\.json' (cannot be read|holds no|is no list)"):
+        conversations(str(file))
+
+
+def test_models_and_options_that_do_not_go_with_a_chat(model):
+    with pytest.raises(InputError, match="in-memory llama has no chat template; give plain text instead"):
+        prompts(probes.load(families.model("llama"), tokenizer=families.tokenizer()), chat="w3")
+    wrong: list[dict[str, Any]] = [{"text": "t.txt"}, {"dataset": "a/b"}, {"first": "bos"}, {"first": 3}]
+    for given in wrong:
+        with pytest.raises(InputError, match=r"give one of them|leave it out"):
+            prompts(model, chat="w3", **given)
+
+
+# ---------------------------------------------------------------------------------------------------------- the commands
+
+SMALL = {
+    "jacobian": "--products 4 --seeds 1 --conditions pretrained",
+    "theory": "--products 4 --seeds 1 --conditions pretrained --prompts 9",
+    "sinks": "--pictures 0",
+    "trajectory": "--starts 4",
+    "leakage": "--bootstrap 4 --lags 1,2 --bands 3-9",
+    "bos-swap": "--bootstrap 4 --lags 1,2 --bands 3-9 --profile-prompts 1 --products 4",
+    "inspect": "--baseline none --of top",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model "ape" that talks, and files of conversations."""
+    made = tmp_path_factory.mktemp("talking")
+    families.model("llama").save_pretrained(made / "ape")
+    tokenizer = families.tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(made / "ape")
+    held = [[message("user", *range(3 + n, 20 + 2 * n))] for n in range(5)]
+    (made / "several.json").write_text(json.dumps(held), encoding="utf-8")
+    (made / "one.json").write_text(json.dumps(held[0]), encoding="utf-8")
+    return made
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
+    monkeypatch.setattr("probes.results._command", "")
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    return int(raised.value.code or 0)
+
+
+@pytest.mark.parametrize("command", SMALL)
+def test_every_command_takes_a_chat(folder, tmp_path, monkeypatch, capfd, command):
+    chat = folder / ("one.json" if command == "inspect" else "several.json")
+    words = [command, str(folder / "ape"), "--chat", str(chat), *SMALL[command].split()]
+    assert call(monkeypatch, *words, "--device", "cpu", "--out", str(tmp_path)) == 0
+    ds = probes.load_result(tmp_path / f"{command}.nc")
+    begun = draw(talking(), n=1 if command == "inspect" else 5, length=99, chat=chat)
+    assert ds["tokens"].values.tolist() == begun.tokens.tolist()
+    assert (ds.attrs["first_policy"], ds.attrs["first_id"]) == ("chat template", 0)
+    said = capfd.readouterr().err
+    assert command == "inspect" or f"chat '{chat}' gives 5 prompts of 21 tokens, instead of " in said
+
+
+def test_a_question_is_a_single_prompt(folder, tmp_path, monkeypatch, capfd):
+    words = ["sinks", str(folder / "ape"), "--chat", "w3 w4 w5 w6 w7", "--out", str(tmp_path), "--pictures", "0"]
+    assert call(monkeypatch, *words) == 0
+    assert "ape: chat 'w3 w4 w5 w6 w7' gives 1 prompt of 9 tokens, instead of 32 of 256; more" in capfd.readouterr().err
+    assert probes.load_result(tmp_path / "sinks.nc")["tokens"].values.tolist() == [[0, 3, 4, 5, 6, 7, 1, 0, 99]]
+
+
+@pytest.mark.parametrize("command", [*SMALL, "match", "report"])
+@pytest.mark.parametrize("option", ["--chat", "--text", "--dataset"])
+def test_a_file_that_is_not_there_is_refused_before_a_model_is_read(tmp_path, monkeypatch, capfd, command, option):
+    if (command, option) == ("inspect", "--dataset"):
+        return
+    read: list[str] = []
+    monkeypatch.setattr("probes.models.load._from_name", lambda source, *_: read.append(source))
+    (tmp_path / "ape").mkdir()
+    words = [command, str(tmp_path / "ape"), option, str(tmp_path / "gone.json"), "--out", str(tmp_path / "out")]
+    assert call(monkeypatch, *words) == cli.BAD_INPUT
+    shown = capfd.readouterr().err
+    assert "gone.json' does not exist" in shown
+    assert shown.count("\n") == 1
+    assert read == []
+    assert not (tmp_path / "out").exists()

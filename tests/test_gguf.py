@@ -1,0 +1,332 @@
+"""GGUF files: the model that was written is the one that is read, and what a reader drops is applied or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import families
+import gguf
+import gguf_files
+import numpy as np
+import pytest
+import torch
+from gguf_files import REMOVED, cut, llama3_factors, read, refused, same, write
+
+import probes
+from probes.errors import InputError
+from probes.models.gguf_config import config_of
+from probes.models.gguf_header import read_header
+
+HEADS = {"num_key_value_heads": families.HEADS}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
+
+
+# --------------------------------------------------------------------------------------------------- the same model
+
+
+@pytest.mark.parametrize("name", gguf_files.ARCHITECTURES)
+def test_float32_is_the_model_itself(name, tmp_path):
+    model = gguf_files.original(name, **({} if name == "gpt2" else {"rope_parameters": {"rope_theta": 500.0}}))
+    path, own = write(tmp_path / "tiny.gguf", model), probes.load(model)
+    for backend in ("transformers", "transformer_lens"):
+        seen = read(path, backend=backend)
+        assert same(seen, own)
+        assert seen.spec.family == name
+        assert (seen.spec.windows, seen.spec.head_dim, seen.spec.max_length) == (
+            own.spec.windows,
+            own.spec.head_dim,
+            own.spec.max_length,
+        )
+        if name != "gemma2":
+            assert seen.identity.weights == own.identity.weights
+    if name == "gemma2":  # its norms are stored with 1 added, and so rounded once
+        weights = dict(read(path)._model.named_parameters())
+        for parameter, tensor in model.named_parameters():
+            rounding = 2**-23 if "norm" in parameter else 0  # of numbers below 4
+            assert (weights[parameter] - tensor).abs().max() <= rounding
+
+
+def test_q8_0_is_the_model_within_its_rounding(tmp_path):
+    model = gguf_files.original("qwen2")
+    seen = read(write(tmp_path / "tiny.gguf", model, kind="Q8_0"))
+    weights = dict(seen._model.named_parameters())
+    for name, tensor in model.named_parameters():
+        if tensor.ndim < 2:
+            assert torch.equal(weights[name], tensor)
+            continue
+        blocks = tensor.unflatten(-1, (-1, 32))
+        largest = blocks.abs().amax(-1, keepdim=True)
+        error = (weights[name].unflatten(-1, (-1, 32)) - blocks).abs()
+        assert (error <= largest * (0.5 / 127 + 2**-11) * 1.001).all()  # half a step, and the step itself is a float16
+        assert error.max() > 0
+    assert json.loads(seen.identity.weights_file)["types"] == {"Q8_0": 23, "F32": 16}
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_half_precision_is_exactly_what_is_stored(kind, tmp_path):
+    model = gguf_files.original("llama")
+    dtype = torch.float16 if kind == "F16" else torch.bfloat16
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(parameter.to(dtype))
+    assert (
+        probes.load(write(tmp_path / "tiny.gguf", model, kind=kind)).identity.weights
+        == probes.load(model).identity.weights
+    )
+
+
+def test_dtype_is_as_asked(tiny):
+    model = gguf_files.original("llama")
+    assert probes.load(tiny).dtype == torch.float32
+    for dtype in (torch.float64, torch.bfloat16):
+        name: Any = str(dtype).removeprefix("torch.")
+        seen, own = probes.load(tiny, dtype=name), probes.load(gguf_files.original("llama"), dtype=name)
+        assert seen.dtype == dtype
+        assert seen.identity.weights == own.identity.weights
+    assert model.dtype == torch.float32
+
+
+# ------------------------------------------------------------------------------------------------------------ traps
+
+
+@pytest.mark.parametrize(("original", "kind"), [(8192, "llama3"), (32, "longrope")])
+def test_rope_freqs_are_applied(original, kind, tmp_path):
+    scaling = gguf_files.LLAMA3 | {"original_max_position_embeddings": original}
+    model = gguf_files.original("llama", rope_parameters={"rope_theta": 10_000.0, **scaling})
+    factors = {"rope_freqs.weight": llama3_factors(original)}
+    seen = read(write(tmp_path / "scaled.gguf", model, tensors=factors))
+    assert same(seen, probes.load(model))
+    assert json.loads(seen.identity.config)["rope_parameters"]["rope_type"] == kind
+    assert not same(probes.load(write(tmp_path / "plain.gguf", model)), probes.load(model))
+    ones = {"rope_freqs.weight": np.ones(families.HEAD_DIM // 2)}
+    plain = gguf_files.original("llama")
+    assert same(probes.load(write(tmp_path / "ones.gguf", plain, tensors=ones)), probes.load(plain))
+
+
+@pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
+@pytest.mark.parametrize(
+    ("rope", "keys"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
+        ({"rope_type": "linear", "factor": 4.0}, {"rope.scale_linear": 4.0}),
+        ({"rope_type": "default"}, {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 32,
+                "rope.scaling.finetuned": True,
+            },
+        ),
+    ],
+)
+def test_scaled_rotations_are_applied(rope, keys, backend, tmp_path):
+    model = gguf_files.original("qwen2", rope_parameters={"rope_theta": 10_000.0, **rope})
+    seen = read(write(tmp_path / "tiny.gguf", model, keys=keys), backend=backend)
+    assert same(seen, probes.load(model))
+    unscaled = probes.load(gguf_files.original("qwen2"))
+    assert same(seen, unscaled) == (rope["rope_type"] == "default")
+
+
+def test_attention_of_other_head_sizes_and_biases(tmp_path):
+    for name, changed in (
+        ("qwen3", {"head_dim": 32}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"tie_word_embeddings": False}),
+        ("gpt2", {"tie_word_embeddings": False}),
+        ("llama", HEADS),
+    ):
+        model = gguf_files.original(name, **changed)
+        for keys in ({}, {"attention.head_count_kv": REMOVED}) if changed is HEADS else ({},):
+            seen = read(write(tmp_path / "tiny.gguf", model, keys=keys))
+            assert seen.identity.weights == probes.load(model).identity.weights
+            assert same(seen, probes.load(model))
+
+
+def test_a_mistral_by_its_own_name(tmp_path):
+    model = gguf_files.original("mistral")
+    path = write(tmp_path / "tiny.gguf", model, architecture="mistral")
+    assert same(probes.load(path), probes.load(model))
+    path = write(tmp_path / "full.gguf", model, architecture="mistral", keys={"attention.sliding_window": REMOVED})
+    assert probes.load(path).spec.windows == (None,) * families.BLOCKS
+    path = write(tmp_path / "called.gguf", model, keys={"general.name": "mistral"})  # transformers renames keys here
+    assert same(probes.load(path), probes.load(model))
+
+
+def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
+    model = gguf_files.original("gemma2")
+    small = read_header(write(tmp_path / "tiny.gguf", model))
+    stated = {"gemma2.block_count": 46, "gemma2.attention.key_length": 8, "gemma2.attention.value_length": 8}
+    blocks = {f"blk.{i}.ffn_up.weight": small.tensors["blk.0.ffn_up.weight"] for i in range(46)}
+    large = replace(small, values={**small.values, **stated}, tensors={**small.tensors, **blocks})
+    scale = config_of(large).query_pre_attn_scalar
+    assert scale == families.WIDTH // families.HEADS  # not 8, the head's: the 27 B model has it so
+    unsaid = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+    bare: dict[str, Any] = dict.fromkeys(unsaid, REMOVED)
+    config = config_of(read_header(write(tmp_path / "bare.gguf", model, keys=bare)))
+    assert (config.sliding_window, config.attn_logit_softcapping, config.final_logit_softcapping) == (4096, 50.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "says"),
+    [
+        ("llama", {"keys": {"rope.scaling.type": "longrope"}}, "rope.scaling.type=longrope; linear and yarn"),
+        (
+            "llama",
+            {
+                "keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0},
+                "tensors": {"rope_freqs.weight": np.ones(8)},
+            },
+            "scales its rotations twice",
+        ),
+        ("llama", {"tensors": {"rope_freqs.weight": np.ones(5)}}, "has 5 values in rope_freqs.weight"),
+        ("llama", {"tensors": {"rope_freqs.weight": -np.ones(8)}}, "no factors of 8 rotations"),
+        ("qwen2", {"tensors": {"rope_freqs.weight": np.ones(8)}}, "no place for (rope_freqs.weight)"),
+        ("qwen2", {"keys": {"attention.sliding_window": 16}}, "qwen2.attention.sliding_window=16"),
+        ("gpt2", {"keys": {"attention.sliding_window": 16}}, "gpt2.attention.sliding_window=16"),
+        ("llama", {"keys": {"rope.dimension_count": 8}}, "llama.rope.dimension_count=8"),
+        ("qwen3", {"keys": {"attention.value_length": 8}}, "qwen3.attention.value_length=8"),
+        (
+            "llama",
+            {"keys": {"attention.key_length": 32, "rope.dimension_count": 32}},
+            "attn_q.weight in the shape [64, 64]",
+        ),
+        ("llama", {"keys": {"attention.head_count": 5, "rope.dimension_count": REMOVED}}, "cannot share"),
+        ("llama", {"keys": {"expert_count": 8}}, "llama.expert_count=8; headwater does not know"),
+        ("llama", {"keys": {"attention.scale": 0.5}}, "llama.attention.scale=0.5; headwater does not know"),
+        ("llama", {"keys": {"vocab_size": 127}}, "there are 128 embeddings"),
+        ("llama", {"keys": {"embedding_length": 65}}, "embeddings have 64 entries"),
+        ("llama", {"keys": {"block_count": 4}}, "lacks the tensor blk.3."),
+        ("llama", {"keys": {"block_count": 1000}}, "there are 30 tensors in all"),
+        ("llama", {"keys": {"block_count": 2}}, "no place for (blk.2."),
+        ("llama", {"keys": {"context_length": REMOVED}}, "does not state llama.context_length"),
+        ("llama", {"keys": {"context_length": "long"}}, "context_length=long; a whole number"),
+        ("llama", {"keys": {"rope.freq_base": math.nan}}, "rope.freq_base=nan; another number"),
+        ("llama", {"tensors": {"blk.1.ffn_up.weight": REMOVED}}, "lacks the tensor blk.1.ffn_up.weight"),
+        ("llama", {"tensors": {"blk.1.ffn_up.weight": np.ones((95, 64))}}, "blk.1.ffn_up.weight in the shape [95, 64]"),
+        ("llama", {"tensors": {"blk.0.ffn_up.bias": np.ones(96)}}, "no place for (blk.0.ffn_up.bias)"),
+        ("llama", {"tensors": {"token_embd.weight": REMOVED}}, "no matrix token_embd.weight"),
+        ("qwen2", {"tensors": {"blk.0.attn_q.bias": REMOVED}}, "lacks the tensor blk.0.attn_q.bias"),
+        ("llama", {"tensors": {"output_norm.weight": np.full(64, np.nan)}}, "not finite"),
+        ("llama", {"keys": {"tokenizer.ggml.pre": "own-rules"}}, "splits its texts as 'own-rules'"),
+        ("llama", {"keys": {"tokenizer.ggml.pre": REMOVED}}, "does not say how its texts are split"),
+        ("llama", {"keys": {"tokenizer.ggml.model": "bert"}}, "a tokenizer of the kind 'bert'"),
+        ("llama", {"keys": {"tokenizer.ggml.tokens": REMOVED}}, "no list of tokens"),
+        ("llama", {"keys": {"tokenizer.ggml.bos_token_id": 4000}}, "none of 128 tokens"),
+        ("llama", {"keys": {"tokenizer.ggml.merges": ["q uu"]}}, "cannot be built"),
+        ("llama", {"keys": {"general.type": "adapter"}}, "holds no model but a part of one (general.type=adapter)"),
+        ("llama", {"keys": {"split.count": 3, "split.no": 1}}, "is part 2 of 3; merge them first"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(name, changed, says, tmp_path):
+    said = refused(write(tmp_path / "tiny.gguf", gguf_files.original(name), **changed))
+    assert says in said
+    assert "tiny" in said
+    assert not list((tmp_path / "cache").glob("*")) or "finite" in said
+
+
+def test_other_architectures_are_refused_by_name(tmp_path):
+    for name in ("gemma", "gpt_neox"):
+        number = {"gemma": "gemma", "gpt_neox": "gptneox"}[name]
+        writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", number)
+        writer.add_tensor("token_embd.weight", np.ones((4, 4), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        said = refused(tmp_path / "tiny.gguf")
+        assert f"architecture '{number}'" in said
+        assert "llama, mistral, qwen2, qwen3, gemma2, gpt2" in said
+
+
+# -------------------------------------------------------------------------------------------------------- tokenizers
+
+
+@pytest.mark.parametrize(
+    ("keys", "bos"),
+    [
+        ({}, None),  # it says false, whatever token is called BOS
+        ({"tokenizer.ggml.add_bos_token": True}, 0),
+        ({"tokenizer.ggml.add_bos_token": REMOVED}, None),
+        ({"tokenizer.ggml.add_bos_token": REMOVED, "tokenizer.ggml.pre": "llama-bpe"}, 0),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, None),
+        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": REMOVED}, None),
+    ],
+)
+def test_bos_is_what_the_file_puts_first(keys, bos, tmp_path):
+    path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"), keys=keys)
+    (tmp_path / "text.txt").write_text("the thin ant in the wind " * 20)
+    for backend in ("transformers", "transformer_lens"):
+        seen = read(path, backend=backend)
+        assert seen.bos == bos
+        assert seen.reinitialized(0).bos == bos
+        tokens = probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt")
+        assert (tokens[:, 0] == 0).all() == (bos == 0)
+        assert (probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt", first=0)[:, 0] == 0).all()
+        if bos is None:
+            says = (
+                "no BOS token"
+                if "tokenizer.ggml.bos_token_id" in keys
+                else "'<s>' first; use --first none, or --first 0"
+            )
+            with pytest.raises(InputError, match=says):
+                probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt", first="bos")
+
+
+def test_words_are_split_and_merged_as_the_file_says(tmp_path):
+    model = gguf_files.original("llama")
+    wanted = {
+        "gpt-2": (["Ġthe", "Ġa", "w", "x", "y", "z"], ["12"]),
+        "smollm": (["Ġthe", "Ġa", "w", "x", "y", "z"], ["1", "2"]),
+        "qwen2": (["Ġthe", "Ġa", "w", "x", "y", "z"], ["1", "2"]),
+        "llama-bpe": (["Ġthe", "Ġa", "w", "x", "y", "z"], ["12"]),
+    }
+    for rules, (words, digits) in wanted.items():
+        seen = read(write(tmp_path / "tiny.gguf", model, keys={"tokenizer.ggml.pre": rules}))
+        assert cut(seen, " the awxyz") == words
+        assert cut(seen, "12") == digits
+        assert cut(seen, "wxyz") == (["wxyz"] if rules == "llama-bpe" else ["w", "x", "y", "z"])
+        assert len(seen.tokenizer) == families.VOCABULARY  # no special tokens beyond the vocabulary
+        assert seen.tokenizer("the</s>").input_ids[-1] == 1  # control tokens are
+    unsaid = write(tmp_path / "tiny.gguf", gguf_files.original("gpt2"), keys={"tokenizer.ggml.pre": REMOVED})
+    assert cut(probes.load(unsaid), "12") == ["12"]
+
+
+def test_sentencepiece(tmp_path):
+    model = gguf_files.original("llama")
+    path = write(tmp_path / "tiny.gguf", model, sentencepiece=True)
+    seen = read(path)
+    assert seen.bos == 1
+    assert cut(seen, "the cat") == ["▁the", "▁", "c", "a", "t"]
+    assert seen.tokenizer.decode(seen.tokenizer("the cat").input_ids, skip_special_tokens=True) == "the cat"
+    bare = probes.load(write(path, model, sentencepiece=True, keys={"tokenizer.ggml.add_space_prefix": False}))
+    assert cut(bare, "the cat") == ["the", "▁", "c", "a", "t"]
+    assert cut(bare, " the") == ["▁the"]
+    gemma = read(write(path, gguf_files.original("gemma2"), sentencepiece=True))
+    assert gemma.bos == 1
+    assert cut(gemma, "the") == ["the"]
+
+
+def test_a_file_without_a_tokenizer(tmp_path):
+    keys = {"tokenizer.ggml.model": "none"}
+    path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"), keys=keys)
+    seen = read(path)
+    assert (seen.tokenizer, seen.bos) == (None, None)
+    with pytest.raises(InputError, match="tokenizer"):
+        probes.prompts(seen, length=16)
+    assert probes.load(path, tokenizer=families.tokenizer()).bos == 0

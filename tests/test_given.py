@@ -1,0 +1,72 @@
+"""Public functions of a model take a name, a folder or a model in memory as well as a view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+
+import probes
+from probes.errors import InputError
+
+TOKENS = torch.from_numpy(np.random.default_rng(0).integers(3, families.VOCABULARY, (4, 16)))
+SMALL: dict[str, Any] = {
+    "jacobian": lambda model: probes.jacobian(model, TOKENS, method="scalar")["sensitivity"].values,
+    "sinks": lambda model: probes.sinks(model, TOKENS, pictures=0)["alpha"].values,
+    "trajectory": lambda model: probes.trajectory(model, TOKENS, starts=4)["norm_first"].values,
+    "leakage": lambda model: (
+        probes.leakage(model, TOKENS, bands=((3, 15),), lags=(1, 2), bootstrap=0)["log_source"].values
+    ),
+    "bos swap": lambda model: (
+        probes.bos_swap(model, TOKENS, bands=((3, 15),), lags=(1, 2), bootstrap=0, profile_prompts=1, products=4)[
+            "leakage_after"
+        ].values
+    ),
+    "swapped": lambda model: probes.swapped(model, "zero").embed(TOKENS).numpy(),
+    "inspect": lambda model: probes.inspect(model, TOKENS[0], of="top", baseline="none")["sensitivity"].values,
+    "portrait": lambda model: probes.portrait(model, TOKENS, bootstrap=0)["alpha"].values,
+    "second moment": lambda model: probes.theory.second_moment(model, TOKENS)["sensitivity"].values,
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_model_in_memory_does_as_its_view(name):
+    model = families.model("llama")
+    np.testing.assert_array_equal(SMALL[name](model), SMALL[name](probes.load(model)))
+
+
+def test_a_name_and_a_folder_do(tmp_path):
+    families.model("llama").save_pretrained(tmp_path / "ape")
+    families.tokenizer().save_pretrained(tmp_path / "ape")
+    view = probes.load(tmp_path / "ape", device="cpu")
+    found = probes.sinks(str(tmp_path / "ape"), TOKENS, pictures=0)
+    np.testing.assert_allclose(found["alpha"], probes.sinks(view, TOKENS, pictures=0)["alpha"], rtol=1e-5)
+    assert found.attrs["model"] == "ape"
+    assert torch.equal(probes.prompts("tiny-llama", n=2, length=9), probes.prompts(model="tiny-llama", n=2, length=9))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("wrong", ["tiny-lama", 7, None, torch.nn.Linear(2, 2)])
+def test_anything_else_is_one_line(name, wrong):
+    with pytest.raises(InputError, match=r"model 'tiny-lama' is neither bundled|cannot load a \w+; give a name"):
+        SMALL[name](wrong)
+
+
+def test_models_without_a_tokenizer_and_calls_without_a_model():
+    with pytest.raises(InputError, match="has no tokenizer"):
+        probes.prompts(families.model("llama"), length=9)
+    with pytest.raises(TypeError, match=r"missing .* argument: 'model'"):
+        probes.prompts()  # type: ignore[call-arg]
+
+
+def test_weights_are_not_hashed_to_tell_a_view(unchecked):
+    """They may change until a result needs their hash; checking a signature would take it, too."""
+    model = families.model("llama")
+    view = probes.load(model, tokenizer=families.tokenizer())
+    probes.prompts(view, n=1, length=8)
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    assert view.identity.weights == probes.load(model).identity.weights
