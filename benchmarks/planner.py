@@ -1,4 +1,4 @@
-"""What `probes.plan` says before a measurement begins, against what the measurement takes: peak memory and time.
+"""What `probes.plan` says before a measurement begins, against what the measurement takes at its peak of memory.
 
 Every run is a process of its own that is warm: the model is loaded, its weights are hashed, the probe has run on a short
 prompt. Then the estimate is made and the probe run; memory is the peak above the level between the two. The same run's peak
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from harness import Headline, Job, Row, Rows, Section, Settings, table
-from machine import MIB, Memory, seconds_of
+from machine import MIB, Memory
 from models import SIGMA, VOCABULARY, llama, qwen, random_tokens
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -95,16 +95,8 @@ def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
         planned: Any = plan(view, prompts, length, probe, **options)  # type: ignore[arg-type]
         tokens = random_tokens(prompts, length, device=settings.device)
         memory = Memory(settings.device)
-        seconds = seconds_of(lambda view=view, tokens=tokens: call(view, tokens, **options), settings.device)
-        yield (
-            label,
-            {
-                "planned": planned.memory,
-                "above": memory.above(),
-                "planned seconds": planned.seconds,
-                "seconds": [seconds],
-            },
-        )
+        call(view, tokens, **options)
+        yield label, {"planned": planned.memory, "above": memory.above()}
 
 
 def section(rows: Rows, settings: Settings, folder: Path) -> Section:
@@ -118,16 +110,14 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
         by = row["planned"] / row["above"] - 1
         off.append(abs(by))
         peaks = ", ".join(f"{one['above'] / MIB:,.0f}" for one in sorted(found, key=lambda one: one["above"]))
-        times = (row["planned seconds"], row["seconds"][0])
-        shown = [f"{x:.2g}" for x in (*times, times[0] / times[1])]
-        body.append([name, label, f"{row['planned'] / MIB:,.0f}", peaks, f"{by:+.0%}", *shown])
+        body.append([name, label, f"{row['planned'] / MIB:,.0f}", peaks, f"{by:+.0%}"])
     within = sum(x <= PROMISED for x in off)
     lines = [
-        "Peak memory above the loaded model and time, as `probes.plan` says before and as measured; prompts x tokens. "
+        "Peak memory above the loaded model, as `probes.plan` says before and as measured; prompts x tokens. "
         "Peaks are those of several processes of the same run, which differ by what the allocator keeps of freed memory. "
-        f"Memory is promised within {PROMISED:.0%} of the largest: {within} of {len(off)} rows are. Time is a rough guess.",
+        f"Memory is promised within {PROMISED:.0%} of the largest: {within} of {len(off)} rows are.",
         "",
-        *table(["probe", "at", "planned, MiB", "measured peaks", "off by", "planned, s", "measured", "ratio"], body),
+        *table(["probe", "at", "planned, MiB", "measured peaks", "off by"], body),
     ]
     heads = []
     if off:

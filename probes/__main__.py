@@ -309,7 +309,7 @@ def _study(models: list[str] | None, out: Path, settings: Any, **options: Any) -
     from .studies.study import study
 
     set_command(sys.argv[1:])
-    with progress() as advance:
+    with progress(settings.prompts) as advance:
         return study(models or ["tiny-llama"], out, settings, advance=advance, told=remark, **options)
 
 
@@ -516,7 +516,7 @@ def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **
     from .studies.survey import PROBES, survey
 
     set_command(sys.argv[1:])
-    with progress() as advance:
+    with progress(given["prompts"]) as advance:
         results = survey(
             given["models"] or ["tiny-llama"],
             given["out"],

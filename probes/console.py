@@ -5,46 +5,74 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import processes
+from .course import Advance, Course, duration
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from .studies.tables import Report, Table
 
 WIDEST = 120  # columns of running text
+ALL = "all"  # the bar of everything
+SAID_AFTER = 2.0  # seconds; how long a shorter command takes is seen soon enough
+LATEST_SHARE = 0.05  # of a unit without prompts, after which the time is said
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, float, float], None]]:
+def progress(prompts: int | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Advance]:
     """A bar per label, shown once there is something to show, so that bad input ends in a single line.
 
-    Of several processes the first shows its own.
+    With several units one for all, and the time that is left for all of them. How long it takes in all is said in one
+    line as soon as the first of so many `prompts` is measured. Of several processes the first shows its own.
     """
     if not processes.first():
         yield lambda *_: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    shown = Progress(*columns, console=Console(stderr=True))
-    tasks: dict[str, Any] = {}
-
-    def advance(label: str, done: float, total: float) -> None:
-        shown.start()
-        if label not in tasks:
-            tasks[label] = shown.add_task(label)
-        shown.update(tasks[label], completed=done, total=total)
-
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+    bars = _Bars(Progress(*columns, console=Console(stderr=True)), prompts, clock)
     try:
-        yield advance
+        yield bars
     finally:
-        if tasks:
-            shown.stop()
+        if bars.tasks:
+            bars.shown.stop()
+
+
+class _Bars(Course):
+    def __init__(self, shown: Progress, prompts: int | None, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.shown, self.tasks, self._said = shown, dict[str, Any](), False
+        self._first = processes.count() / prompts if prompts else LATEST_SHARE
+        self._measured = "on the first prompt" if prompts else "so far"
+
+    def __call__(self, label: str, done: float | int, total: float | int) -> None:
+        super().__call__(label, done, total)
+        self.shown.start()
+        left = self.left
+        said = f"{duration(left)} left" if left else ""
+        if len(self.sizes) > 1:
+            self._show(ALL, self.done, 1.0, said)
+            said = ""
+        for other in self.tasks.keys() - {ALL, label}:
+            self.shown.update(self.tasks[other], left="")
+        self._show(label, done, total, said)
+        if not self._said and left and self.spent >= SAID_AFTER and self.share(label) >= self._first:
+            self._said = True
+            remark(f"about {duration(self.spent + left)} in all, as measured {self._measured}")
+
+    def _show(self, label: str, done: float | int, total: float | int, left: str) -> None:
+        if label not in self.tasks:
+            self.tasks[label] = self.shown.add_task(label, left="")
+        self.shown.update(self.tasks[label], completed=done, total=total, left=left)
 
 
 def remark(line: str) -> None:

@@ -1,17 +1,14 @@
-"""What a measurement will take, said before it begins: memory above the loaded model at its peak, and time.
+"""What a measurement will take, said before it begins: memory above the loaded model at its peak.
 
-Memory is counted from shapes (`probes.memory`), time from operations and the rate at which this machine multiplies matrices
-of the shapes that come up, measured for a moment. The first is held to 25 % by `benchmarks/planner.py` on its models; the
-second is a rough guess, since a machine has other things to do.
+Memory is counted from shapes (`probes.memory`) and held to 25 % by `benchmarks/planner.py` on its models. Time is measured
+(`probes.course`); from here it has the sizes of units against each other (`weight`).
 """
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
-
-import torch
 
 from .errors import InputError
 from .estimators import KEPT_BYTES
@@ -30,9 +27,10 @@ PROBES: tuple[Name, ...] = ("jacobian", "theory", "sinks", "trajectory", "leakag
 MIB, GIB = 1 << 20, 1 << 30
 KEPT_FREE = 1.3  # resident against living bytes: what the allocator keeps of tensors that are gone, as measured
 KEPT_FREE_IN_STAGES = 2.4  # the same of leakage, whose stages make tensors of many sizes
-LOGIT = 5e-8  # seconds that leakage spends on a logit, in doubles, on one thread of a CPU
-CALL = 2e-5  # seconds of an operation besides its arithmetic: what small models spend their time on
-CALLS = 60  # operations of a block's forward pass, about; its derivative has twice as many
+# Forward passes that a prompt costs, about, as measured on small models and SmolLM2; of a Jacobian, per product. They only
+# weigh units against each other, until the clock has seen them.
+PASSES = {"product": 2.0, "sinks": 1.2, "trajectory": 2.5, "leakage": 4.0, "bos-swap": 10.0}
+KERNEL_PASSES = {"config": 0.0, "uniform": 4.0, "values": 5.0, "score_path": 10.0}
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,6 @@ class Plan:
     probe: Name
     memory: int
     weights: int
-    seconds: float
     chunk: int | None = None
     keep: bool | None = None
 
@@ -55,10 +52,7 @@ class Plan:
         if self.chunk is not None:
             kept = "" if self.keep else ", blocks made again for each"
             how = f", {self.chunk} direction{'s' * (self.chunk > 1)} at once{kept}"
-        return (
-            f"{name}: about {_bytes(self.memory)} above the model's {_bytes(self.weights)}, "
-            f"about {_duration(self.seconds)} in all{how}"
-        )
+        return f"{name}: about {_bytes(self.memory)} above the model's {_bytes(self.weights)}{how}"
 
 
 def plan(
@@ -66,20 +60,15 @@ def plan(
     prompts: int,
     length: int,
     probe: Name,
-    *,
-    runs: int = 1,
-    processes: int = 1,
     **options: Any,
 ) -> Plan:
     """Estimate what `probe` takes on so many prompts of so many positions.
 
     Args:
         model: any view.
-        prompts: how many; in the time, divided by `processes`.
+        prompts: how many.
         length: positions per prompt.
         probe: "jacobian", "theory", "sinks", "trajectory", "leakage" or "bos-swap".
-        runs: how often it is done: conditions and seeds, replacements.
-        processes: that share the prompts.
         options: of the probe, as far as they matter here: `method`, `products`, `pathway`, `chunk` (jacobian, theory),
             `keys`, `reacts` (sinks), `lags`, `bootstrap` (leakage, bos-swap).
 
@@ -89,39 +78,38 @@ def plan(
     if probe not in PROBES:
         raise InputError(f"probe '{probe}' does not exist; use {', '.join(PROBES)}")
     sizes = Sizes.of(model)
-    share = -(-prompts // processes)
-    arithmetic, calls = sizes.blocks * _flops(sizes, length) / _rate(model, sizes, length), sizes.blocks * CALLS * CALL
-    forward = arithmetic + calls
     pace: Pace | None = None
     if probe in ("jacobian", "theory"):
         pace = paced(model, length)
         if options.get("chunk"):
             pace = Pace(int(options["chunk"]), pace.keep)
-        memory, seconds = _jacobian(sizes, length, pace, (arithmetic, calls), options)
-        seconds = seconds * share * runs + 6 * forward * runs  # the first prompt's blocks are checked
+        memory = _jacobian(sizes, length, pace, options)
         if probe == "theory":
-            grams = _theory(sizes, length)
-            memory = max(memory, grams)
-            seconds += share * runs * 3 * forward * (1 + length / sizes.width)
+            memory = max(memory, _theory(sizes, length))
     elif probe == "sinks":
         every, twice = options.get("keys") == "all", options.get("reacts") is not None
         memory = _forward(sizes, length) * (1 + twice) + _patterns(sizes, length) * max(every, twice)
-        seconds = share * runs * forward * (1.1 + 0.3 * every + 1.5 * twice)
     elif probe == "trajectory":
         sorted_ = 32 * length * sizes.width + (8 << BITS) * (sizes.blocks + 1)  # magnitudes with places; histograms
         memory = _forward(sizes, length) + round(KEPT_FREE * sorted_)
-        seconds = share * runs * forward * 2.5
     else:
         memory = _leakage(model, sizes, prompts, length, options)
-        seconds = 2 * share * forward + LOGIT * share * sizes.blocks * sizes.heads * length**2
-        seconds *= runs if probe == "leakage" else 2 * runs
         if probe == "bos-swap":
-            pace = paced(model, length)
-            more, taken = _jacobian(sizes, length, pace, (arithmetic, calls), options)
-            memory, seconds = max(memory, more), seconds + 4 * 2 * runs * taken + 4 * share * runs * forward
-            pace = None
+            memory = max(memory, _jacobian(sizes, length, paced(model, length), options))
     weights = sum(p.numel() * p.element_size() for p in _parameters(model))
-    return Plan(probe, memory, weights, seconds, pace and pace.chunk, None if pace is None else pace.keep)
+    return Plan(probe, memory, weights, pace and pace.chunk, None if pace is None else pace.keep)
+
+
+def operations(model: View, length: int) -> float:
+    """Of a forward pass on one prompt: what models are weighed by."""
+    sizes = Sizes.of(model)
+    rows = sizes.width * (2 * sizes.queries + 2 * sizes.keys + sizes.first + sizes.features)
+    return 2.0 * sizes.blocks * length * (rows + length * sizes.queries)
+
+
+def jacobian_passes(width: int, options: Mapping[str, Any]) -> float:
+    """Forward passes that the Jacobian of a prompt costs, about; options as of `plan`."""
+    return 1 + PASSES["product"] * _products(width, options) * len(FROZEN[options.get("pathway") or "total"])
 
 
 def _parameters(model: View) -> Any:
@@ -134,14 +122,18 @@ def _parameters(model: View) -> Any:
 # ------------------------------------------------------------------------------------------------------------ memory
 
 
-def _jacobian(
-    sizes: Sizes, length: int, pace: Pace, forward: tuple[float, float], options: dict[str, Any]
-) -> tuple[int, float]:
-    """(bytes, seconds per prompt); `forward` is a pass's arithmetic and its calls, in seconds."""
+def _products(width: int, options: Mapping[str, Any]) -> int:
+    """Directions per prompt, by the options of a Jacobian; of "auto" those it begins with."""
+    products = options.get("products")
+    most = products if isinstance(products, int) else PRODUCTS
+    return {"exact": width, "scalar": 1}.get(str(options.get("method", "sketch")), most)
+
+
+def _jacobian(sizes: Sizes, length: int, pace: Pace, options: Mapping[str, Any]) -> int:
+    """Bytes."""
     method = options.get("method", "sketch")
     pathway: Pathway = options.get("pathway") or "total"
-    products = options.get("products")
-    count = {"exact": sizes.width, "scalar": 1}.get(str(method), products if isinstance(products, int) else PRODUCTS)
+    count = _products(sizes.width, options)
     chunk, flows = min(pace.chunk, count), len(FROZEN[pathway])
     one = length * sizes.width * sizes.itemsize  # a stream, or a cotangent at every position
     streams = (sizes.blocks + 1) * one
@@ -159,11 +151,7 @@ def _jacobian(
         probes = max(8, count - int(0.625 * count))
         each = 4 * length * sizes.width
         arrived = 2 * chunk * one + 16 * chunk * length * sizes.width + min(KEPT_BYTES, probes * each)
-    memory = round(KEPT_FREE * (folded + streams + kept + max(passing, arrived)))
-    # A product is a pass backwards, and attention's scores once more; a chunk of them shares the calls.
-    chunks = max(1.0, count / chunk)
-    making = sum(forward) * (1 if pace.keep else chunks)
-    return memory, sum(forward) + making + flows * (1.8 * count * forward[0] + 2 * chunks * forward[1])
+    return round(KEPT_FREE * (folded + streams + kept + max(passing, arrived)))
 
 
 def _theory(sizes: Sizes, length: int) -> int:
@@ -211,35 +199,5 @@ def _leakage(model: View, sizes: Sizes, prompts: int, length: int, options: dict
     return round(KEPT_FREE_IN_STAGES * (spools + max(passing, logits, drawn)))
 
 
-# -------------------------------------------------------------------------------------------------------------- time
-
-
-def _flops(sizes: Sizes, length: int) -> float:
-    """Operations of one block's forward pass on one prompt."""
-    weights = sizes.width * (2 * sizes.queries + 2 * sizes.keys + sizes.first + sizes.features)
-    return 2.0 * length * weights + 2.0 * length * length * sizes.queries
-
-
-def _rate(model: View, sizes: Sizes, length: int) -> float:
-    """Operations per second of the feed-forward's product of a prompt's rows, here and now."""
-    rows = min(length, 2048)
-    a = torch.ones(rows, sizes.width, dtype=model.dtype, device=model.device)
-    b = torch.ones(sizes.width, sizes.features, dtype=model.dtype, device=model.device)
-    best, started = float("inf"), time.perf_counter()
-    while time.perf_counter() - started < 0.05:
-        began = time.perf_counter()
-        torch.mm(a, b)
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-        best = min(best, time.perf_counter() - began)
-    return 2.0 * rows * sizes.width * sizes.features / best
-
-
 def _bytes(size: int) -> str:
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{max(1, round(size / MIB))} MiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

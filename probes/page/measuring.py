@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import xarray as xr
+from torch import Tensor
 
+from ..course import Advance, Within, announce
 from ..errors import InputError
 from ..files import file_name, require_writable, write_table
 from ..jacobian import PRODUCTS
@@ -25,6 +27,7 @@ from ..leakage import LAGS, usual_bands
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType, born
 from ..models.view import View
+from ..plan import PASSES, operations
 from ..plots.style import recorded
 from ..prompts import FirstToken, tokens_hash
 from ..prompts import draw as drawn
@@ -39,10 +42,11 @@ from ..studies.study import (
     agreement_cells,
     agreements,
     described,
+    run_size,
     study,
 )
 from ..studies.survey import PROBES, survey, write_report
-from ..studies.unfinished import HASH, Advance
+from ..studies.unfinished import HASH
 from ..summary import SHORTEST
 from .cards import pretrained_weights
 
@@ -165,22 +169,30 @@ def measure(
     found = subjects(models, loading, {"n": most, "length": length, **source.chosen()}, _nothing)
     sizes = {one.kind: {"prompts": count if count is not None else one.prompts, "length": length} for one in chosen}
     refused: list[str] = []
+    kept: dict[str, list[str]] = {}
     stale = {one.kind for one in chosen if not (out / one.kind / f"{one.file}.png").is_file()}  # figures and tables
     for subject in found:
         model = subject.model()
-        kept = [
+        kept[subject.name] = there = [
             one.kind for one in chosen if not fresh and _kept(one, model, subject.name, before, sizes[one.kind], source)
         ]
+        left = [one for one in chosen if one.kind not in there]
+        announce(
+            advance,
+            {_whole(one, subject): _size(one, model, subject.tokens[: sizes[one.kind]["prompts"]]) for one in left},
+        )
         del model
-        if kept:
-            said(f"{subject.name}: kept {', '.join(kept)}, made with the same options (--fresh measures again)")
+        if there:
+            said(f"{subject.name}: kept {', '.join(there)}, made with the same options (--fresh measures again)")
+    for subject in found:
         for one in chosen:
-            if one.kind in kept:
+            if one.kind in kept[subject.name]:
                 continue
             try:
                 _measure(one, subject, out, before, sizes[one.kind], source, advance, said)
                 stale.add(one.kind)
             except InputError as error:
+                announce(advance, {_whole(one, subject): 0.0})
                 refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
                 said(refused[-1])
     if len(refused) == len(found) * len(chosen):
@@ -230,15 +242,12 @@ def _measure(
     scratch = out / SCRATCH / one.kind / file_name(subject.name)
     file = out / one.kind / f"{one.file}-{file_name(subject.name)}.nc"
 
-    def labelled(label: str, done: float, total: float) -> None:
-        if advance is not None:
-            advance(label if one.kind in label else f"{one.kind}: {label}", done, total)
-
     def write(results: Results) -> None:
         (ds,) = results.values()
         save(ds, file)
 
-    running: dict[str, Any] = {"device": source.device, "dtype": source.dtype, "advance": labelled}
+    running: dict[str, Any] = {"device": source.device, "dtype": source.dtype}
+    running["advance"] = Within(advance, one.kind, _whole(one, subject))
     running |= {"told": told, "write": write}
     if one.settings is not None:
         settings = replace(one.settings, **size, **source.chosen())
@@ -266,6 +275,18 @@ def _measure(
     for folder in (scratch.parent, scratch.parent.parent):
         with suppress(OSError):  # another study's unfinished work is in it
             folder.rmdir()
+
+
+def _whole(one: Study, subject: Subject) -> str:
+    return f"{one.kind}: {subject.name}"
+
+
+def _size(one: Study, model: View, tokens: Tensor) -> float:
+    """Operations that a study takes, about: what studies are weighed by."""
+    if one.settings is not None:
+        return len(one.settings.runs()) * run_size(model, one.settings, tokens)
+    units = 1 + len((one.options or {}).get("replacement", ()))  # what they share is one more
+    return units * len(tokens) * operations(model, tokens.shape[1]) * PASSES[one.kind]
 
 
 def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[str, int], source: Source) -> bool:

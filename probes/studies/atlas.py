@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from ..course import Advance
 from ..errors import InputError
 from ..files import together
 from ..jacobian import jacobian
@@ -30,7 +31,7 @@ from ..results import dataset, made_with, save
 from ..summary import UShape, mean_profile, relative_error, rms_log_error, ushape
 from ..theory import fit_alpha, second_moment, second_moment_from_config
 from .runs import require_free
-from .unfinished import Advance, Unfinished
+from .unfinished import Unfinished
 
 Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
 

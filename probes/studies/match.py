@@ -46,6 +46,7 @@ from torch import Tensor
 
 from ..bos import removed
 from ..compare import BOOTSTRAP, PROMPTS, fractions, portrait
+from ..course import Advance
 from ..errors import InputError
 from ..files import together
 from ..leakage import INTERVAL, LEAST_PROMPTS, SOURCES
@@ -57,7 +58,7 @@ from ..results import dataset, provenance
 from ..summary import SHORTEST, mean_profile
 from ..theory import fit_alpha, second_moment
 from .runs import Loading, Subject, require_free, subjects, write_results, written_files
-from .unfinished import Advance, Unfinished, measured_on
+from .unfinished import Unfinished, measured_on
 
 NAME = "match"
 STATES = ("init", "pretrained")

@@ -9,9 +9,10 @@ import torch
 import xarray as xr
 
 from ..chat import Chat, conversations
+from ..course import Advance
 from ..inspection import inspect
 from ..models.view import View
-from .unfinished import Advance, Unfinished, measured_on
+from .unfinished import Unfinished, measured_on
 
 
 class Reading:

@@ -21,13 +21,14 @@ import xarray as xr
 from torch import Tensor
 
 from .. import processes
+from ..course import Advance, announce
 from ..errors import InputError
 from ..files import together
 from ..jacobian import Method, Pathway, Readout, jacobian
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import DType
 from ..models.view import View
-from ..plan import Plan, plan
+from ..plan import KERNEL_PASSES, Plan, jacobian_passes, operations, plan
 from ..plots import jacobian_figure, theory_figure
 from ..plots.style import drawn_from
 from ..prompts import FirstToken
@@ -35,7 +36,7 @@ from ..results import combine
 from ..summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
 from ..theory import fit_alpha, second_moment, second_moment_from_config
 from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
-from .unfinished import CHOOSING, Advance, Unfinished, measured_on
+from .unfinished import CHOOSING, Unfinished, measured_on
 
 Condition = Literal["init", "pretrained"]
 Theory = Literal["uniform", "values", "score_path", "config"]
@@ -150,6 +151,7 @@ def study(
     """
     out = Path(out)
     unfinished = Unfinished(out, name)
+    sizes: dict[str, float] = {}
 
     def check(model: View, called: str, tokens: Tensor) -> None:
         if tokens.shape[1] < SHORTEST:
@@ -165,6 +167,7 @@ def study(
             if unfinished.has(_label(called, run)):  # fresh weights follow from the seed; they are not made for this
                 unknown = () if run[1] is None else ("weights",)
                 unfinished.check(_label(called, run), _key(model, tokens, settings), without=unknown)
+        sizes.update((_label(called, run), run_size(model, settings, tokens)) for run in settings.runs())
 
     asked = {"n": settings.prompts, "length": settings.length, **settings.source()}
     models = subjects(sources, Loading(backend, device, dtype, split_over), asked, check, told)
@@ -172,12 +175,12 @@ def study(
     found = unfinished.going_on([_label(one.name, run) for one in models for run in settings.runs()])
     if told is not None and found is not None:
         told(found)
+    announce(advance, {label: size for label, size in sizes.items() if not unfinished.done(label)})
     results: dict[str, xr.Dataset] = {}
     for one in models:
         model = one.model()
-        left = sum(not unfinished.done(_label(one.name, run)) for run in settings.runs())
-        if told is not None and left:
-            told(estimate(model, settings, name, left, one.tokens).line(one.name))
+        if told is not None and not all(unfinished.done(_label(one.name, run)) for run in settings.runs()):
+            told(estimate(model, settings, name, one.tokens).line(one.name))
         runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
         results[one.name] = _with_fits(combine(runs), model)
     if processes.first():
@@ -192,11 +195,25 @@ def study(
     return results
 
 
-def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"], runs: int, tokens: Tensor) -> Plan:
-    """What so many runs of this study will take on these prompts."""
+def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"], tokens: Tensor) -> Plan:
+    """What this study will take on these prompts."""
+    return plan(model, len(tokens), tokens.shape[1], name, **_planned(settings))
+
+
+def run_size(model: View, settings: Settings, tokens: Tensor) -> float:
+    """Operations that one run takes, about: what runs are weighed by."""
+    return len(tokens) * operations(model, tokens.shape[1]) * sum(_passes(model, settings).values())
+
+
+def _planned(settings: Settings) -> dict[str, Any]:
     pathway = "all" if settings.by_path else settings.pathway
-    chosen: dict[str, Any] = {"method": settings.method, "products": settings.products, "pathway": pathway}
-    return plan(model, len(tokens), tokens.shape[1], name, runs=runs, processes=processes.count(), **chosen)
+    return {"method": settings.method, "products": settings.products, "pathway": pathway}
+
+
+def _passes(model: View, settings: Settings) -> dict[str, float]:
+    """Forward passes per prompt, about: of the Jacobian, and of each theory beside it."""
+    theories = {name: KERNEL_PASSES[name] for name in _theories(model, settings)}
+    return {"jacobian": jacobian_passes(model.spec.width, _planned(settings))} | theories
 
 
 FIGURES = {"jacobian": jacobian_figure, "theory": theory_figure}
@@ -257,8 +274,24 @@ def _measure(
     chosen: dict[str, Any] = {
         name: getattr(settings, name) for name in ("method", "products", "relative_error", "seed")
     }
+    passes, products = {} if progress is None else _passes(model, settings), 1.0
+
+    def telling(part: str) -> Callable[[float, float], None] | None:
+        """The progress of a part of this as that of the whole, in products of the Jacobian."""
+        told, names = progress, list(passes)
+        if told is None:
+            return None
+
+        def tell(done: float, total: float) -> None:
+            nonlocal products
+            products = total if part == "jacobian" else products
+            before = sum(passes[name] for name in names[: names.index(part)]) + passes[part] * done / total
+            told(*(products / passes["jacobian"] * x for x in (before, sum(passes.values()))))
+
+        return tell
+
     pathway: Pathway = "all" if settings.by_path else settings.pathway
-    result = jacobian(model, tokens, pathway=pathway, progress=progress, **chosen, **place)
+    result = jacobian(model, tokens, pathway=pathway, progress=telling("jacobian"), **chosen, **place)
     if settings.by_path:
         apart = {path: result.sel(pathway=path, drop=True) for path in ("value", "score")}
         result = result.sel(pathway=settings.pathway, drop=True)
@@ -268,7 +301,7 @@ def _measure(
         predicted = (
             second_moment_from_config(model, tokens=tokens, initialization=settings.initialization)
             if name == "config"
-            else second_moment(model, tokens, **KERNELS[name], **place)
+            else second_moment(model, tokens, **KERNELS[name], **place, progress=telling(name))
         )
         result[f"theory_{name}"] = predicted["sensitivity"].astype(np.float32)
     return result

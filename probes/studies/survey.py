@@ -18,13 +18,14 @@ from torch import Tensor
 
 from .. import processes
 from ..bos import bos_swap, state
+from ..course import Advance, announce
 from ..errors import InputError
 from ..files import together, write_table
 from ..leakage import leakage
 from ..models.load import Backend, DType
 from ..models.view import View
+from ..plan import PASSES, operations, plan
 from ..plan import PROBES as PLANNED
-from ..plan import plan
 from ..plots.bos import bos_figure
 from ..plots.leakage import leakage_figure
 from ..plots.sinks import sinks_figure
@@ -35,7 +36,7 @@ from ..sinks import sinks
 from ..trajectory import trajectory
 from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
 from .tables import Report, bos_report, leakage_report, markdown, sinks_report, trajectory_report
-from .unfinished import Advance, Unfinished, measured_on
+from .unfinished import Unfinished, measured_on
 
 Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap"]
 Results: TypeAlias = dict[str, xr.Dataset]
@@ -114,6 +115,7 @@ def survey(
     chosen = PROBES[probe] if isinstance(probe, str) else probe
     unfinished = Unfinished(out, chosen.name)
     split_up = _units(chosen, options)
+    sizes: dict[str, float] = {}
     source: dict[str, Any] = {
         "text": text,
         "dataset": dataset,
@@ -137,6 +139,7 @@ def survey(
                 chosen.measure(Untouched(model), tokens, **given)
             if unfinished.has(label(name, value)):
                 unfinished.check(label(name, value), key(model, tokens, given))
+            sizes[label(name, value)] = len(tokens) * operations(model, tokens.shape[1]) * PASSES.get(chosen.name, 1.0)
 
     asked = {"n": prompts, "length": length, **source}
     models = subjects(sources, Loading(backend, device, dtype, split_over), asked, check, told)
@@ -144,14 +147,18 @@ def survey(
     found = unfinished.going_on([label(one.name, value) for one in models for value in split_up])
     if told is not None and found is not None:
         told(found)
+    left = {name: size for name, size in sizes.items() if not unfinished.done(name)}
+    if chosen.shared is not None and len(split_up) > 1:  # measured with the first unit of a model, and about as large
+        firsts = [next((at for v in split_up if (at := label(one.name, v)) in left), None) for one in models]
+        left |= {f"{at} {chosen.shared[0]}": left[at] for at in firsts if at is not None}
+    announce(advance, left)
     results: Results = {}
     for one in models:
         model, units = one.model(), []
-        left = sum(not unfinished.done(label(one.name, value)) for value in split_up)
-        if told is not None and left and chosen.name in PLANNED:
+        missing = any(label(one.name, value) in left for value in split_up)
+        if told is not None and missing and chosen.name in PLANNED:
             asked = next(iter(split_up.values()))
-            plans = {"runs": left, "processes": processes.count(), **asked}
-            told(plan(model, len(one.tokens), one.tokens.shape[1], chosen.name, **plans).line(one.name))
+            told(plan(model, len(one.tokens), one.tokens.shape[1], chosen.name, **asked).line(one.name))
         common: dict[str, Any] = {}
         for value, given in split_up.items():
             running = label(one.name, value)

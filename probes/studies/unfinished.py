@@ -15,19 +15,18 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import h5py
 import xarray as xr
 
 from .. import processes
+from ..course import Advance
 from ..errors import InputError
 from ..files import file_name, remove_cut_short, require_writable
 from ..models.view import View
 from ..pieces import keeping, key_of, part_files
 from ..results import load, provenance, save
-
-Advance: TypeAlias = Callable[[str, float, float], None]  # (what is running, done, in all)
 
 CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "chat", "first")
 HASH = "tokens_sha256"

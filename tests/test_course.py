@@ -1,0 +1,131 @@
+"""How long a command takes, from what it has done: on a clock that the test sets."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from probes import console
+from probes.course import Course, Within, announce, duration
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_what_is_left_covers_all_units(clock):
+    course = Course(clock)
+    announce(course, {"ape init 0": 2.0, "ape init 1": 2.0, "bee init 0": 4.0})
+    assert course.left is None
+    clock.now += 10
+    course("ape init 0", 32, 64)  # an eighth of everything in 10 s
+    assert course.done == 1 / 8
+    assert course.left == pytest.approx(70)
+    clock.now += 10
+    course("ape init 0", 64, 64)
+    clock.now += 80
+    course("bee init 0", 1, 2)  # slower than thought: half of everything in 100 s
+    assert course.left == pytest.approx(100)
+
+
+def test_what_was_there_before_takes_no_time_and_says_nothing_of_it(clock):
+    course = Course(clock)
+    announce(course, {"ape init 1": 1.0})
+    course("ape pretrained", 1.0, 1.0)  # found done: it was not expected
+    course("ape init 0", 1.0, 1.0)
+    assert course.left is None
+    clock.now += 6
+    course("ape init 1", 1, 4)
+    assert course.left == pytest.approx(18)
+
+
+def test_the_clock_runs_from_the_first_expectation_on(clock):
+    course = Course(clock)
+    clock.now += 1000  # models were loaded and checked
+    announce(course, {"a": 1.0, "b": 1.0})
+    clock.now += 5
+    course("a", 1, 1)
+    assert course.left == pytest.approx(5)
+
+
+def test_a_unit_nobody_expected_is_followed_from_where_it_begins(clock):
+    course = Course(clock)
+    course("toys: copy", 1, 10)
+    clock.now += 3
+    course("toys: copy", 4, 10)
+    assert course.left == pytest.approx(6)
+    clock.now += 50
+    course("toys: retrieval", 2, 10)
+    clock.now += 1
+    course("toys: retrieval", 4, 10)
+    assert course.left == pytest.approx(3)
+
+
+def test_a_study_within_a_course_is_replaced_by_its_own_units(clock):
+    course = Course(clock)
+    announce(course, {"theory: ape": 10.0, "sinks: ape": 5.0})
+    within = Within(course, "theory", "theory: ape")
+    announce(within, {"ape init 0": 8.0, "ape pretrained": 7.0})
+    assert course.sizes == {"sinks: ape": 5.0, "theory: ape init 0": 8.0, "theory: ape pretrained": 7.0}
+    clock.now += 4
+    within("ape init 0", 3, 6)
+    assert course.left == pytest.approx(16)
+    Within(course, "sinks", "sinks: ape")("ape sinks", 1, 1)
+    announce(Within(None, "sinks", "sinks: ape"), {"a": 1.0})  # nobody listens
+    announce(print, {"a": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.2, "1 s"), (89.4, "89 s"), (240.0, "4 min"), (7200.0, "2.0 h")],
+)
+def test_durations(seconds, said):
+    assert duration(seconds) == said
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, clock: Clock, steps: Any, **given: Any) -> str:
+    """What is written to stderr while `steps(advance)` runs."""
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    with console.progress(clock=clock, **given) as advance:
+        steps(advance)
+    return written.getvalue()
+
+
+def test_time_is_said_once_when_the_first_prompt_is_measured(monkeypatch, clock):
+    def steps(advance: Any) -> None:
+        announce(advance, {"ape pretrained": 1.0, "ape init 0": 1.0})
+        for done in range(1, 9):
+            clock.now += 15
+            advance("ape pretrained", done, 8)
+        assert advance.left == pytest.approx(120)
+
+    lines = shown(monkeypatch, clock, steps, prompts=4).splitlines()
+    assert [line for line in lines if "in all" in line] == [
+        "headwater: about 4 min in all, as measured on the first prompt"
+    ]
+    assert lines[-2].split()[0] == "all"  # one bar for everything, the unit's below it
+    assert lines[-2].split()[-3:] == ["2", "min", "left"]
+
+
+def test_nothing_is_said_of_short_work_and_one_unit_has_one_bar(monkeypatch, clock):
+    def steps(advance: Any) -> None:
+        announce(advance, {"ape sinks": 3.0})
+        clock.now += 1
+        advance("ape sinks", 8, 8)
+
+    (line,) = shown(monkeypatch, clock, steps, prompts=4).splitlines()
+    assert line.startswith("ape sinks")
+    assert line.rstrip().endswith("100%")
