@@ -75,6 +75,7 @@ class ScorePath:
             self.rotary = cos, sin
         self.queries = min(len(gram), share_of(QUERIES))
         self.components = min(self.width, max(1, NUMBERS // (self.width * self.queries)))
+        self.visible = list(self._bands())
         self.buffers = out.new_empty(2, self.width * self.components * self.queries)
 
     def metric(self, own: int) -> Float[Tensor, "pairs position"]:
@@ -103,8 +104,8 @@ class ScorePath:
         reached = torch.linalg.vecdot(along, mixed.T)
         squares = query.index_select(0, self.first).mul_(query.index_select(0, self.second))  # [pairs, T]
         total, queries = torch.zeros_like(gram), torch.zeros_like(gram)
-        means, leaning = torch.empty_like(query), torch.empty_like(query)  # sum_m A_im k_m, sum_m A_im a_im k_m
-        for rows, keys in self._bands():
+        means, leaning = torch.zeros_like(query), torch.zeros_like(query)  # sum_m A_im k_m, sum_m A_im a_im k_m
+        for rows, keys in self.visible:
             seen = pattern[rows, keys]
             lean = (along[rows] @ value[:, keys]).sub_(reached[rows, None])  # a_ij
             means[:, rows], leaning[:, rows] = key[:, keys] @ seen.T, key[:, keys] @ (seen * lean).T
@@ -114,7 +115,7 @@ class ScorePath:
         for start in range(0, self.width, self.components):
             part = slice(start, start + self.components)
             pairs = key[:, None] * rooted[part]  # [c, part, T]
-            for rows, keys in self._bands():
+            for rows, keys in self.visible:
                 shape = (*pairs.shape[:2], rows.stop - rows.start)
                 covariance, room = (buffer[: math.prod(shape)].view(shape) for buffer in self.buffers)
                 torch.mm(pairs[..., keys].flatten(0, 1), pattern[rows, keys].T, out=covariance.view(-1, shape[-1]))
@@ -125,11 +126,12 @@ class ScorePath:
         return total.addcmul_(gram, queries).addcmul_(radial - gram, ahead)
 
     def _bands(self) -> Iterator[tuple[slice, slice]]:
-        """(queries, the keys that any of them can see)."""
+        """(queries, the keys that any of them can see), without those that nothing comes down to: at the top all but one."""
         length, window = len(self.gram), self.block.parts.window
         for start in range(0, length, self.queries):
-            stop = min(start + self.queries, length)
-            yield slice(start, stop), slice(0 if window is None else max(0, start - window + 1), stop)
+            rows = slice(start, min(start + self.queries, length))
+            if self.gram[rows].any() or self.radial[rows].any():
+                yield rows, slice(0 if window is None else max(0, start - window + 1), rows.stop)
 
     def _pulled(
         self, x: Float[Tensor, "c n rows"], head: int, rows: slice, room: Float[Tensor, "c n rows"]
