@@ -287,6 +287,18 @@ def test_squared_sketches_are_unbiased(products, readout):
     assert np.abs(deviation).max() < 4
 
 
+@pytest.mark.parametrize("options", [{"engine": "autograd"}, {"pathway": "score"}, {"from_layer": "all"}])
+def test_sketches_are_unbiased_whatever_the_basis_was_found_by(options):
+    seen, tokens, seeds = view("llama", dtype=torch.float32), some_tokens(length=16), 60
+    exact = jacobian(seen, tokens, **options).sensitivity.values[0] ** 2
+    got = jacobian(seen, tokens.expand(seeds, -1).contiguous(), method="sketch", products=32, **options)
+    assert (got.basis_products > 0).all()
+    squared = got.sensitivity.values**2
+    reached = exact > 1e-9 * exact.max()
+    spread = squared.std(0, ddof=1)[reached] / seeds**0.5
+    assert np.abs((squared.mean(0)[reached] - exact[reached]) / spread).max() < 4
+
+
 def pairs_covered(model: View, *, products: int, prompts: int, seeds: int, length: int) -> float:
     """Share of (prompt, seed, position) whose 95 % interval holds the exact sensitivity."""
     tokens, covered = probes.prompts(model, n=prompts, length=length), []
