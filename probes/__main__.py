@@ -542,9 +542,9 @@ def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **
     ),
 )
 def inspect(
-    model: Annotated[str, typer.Argument(help="A bundled name, folder or hub id, with @REVISION if wanted.")] = (
-        "tiny-llama"
-    ),
+    model: Annotated[
+        str, typer.Argument(help="A bundled name, folder, GGUF file or hub id, with @REVISION if wanted.")
+    ] = ("tiny-llama"),
     prompt: Annotated[str | None, typer.Option(help="What the model reads.")] = None,
     text: Annotated[Path | None, typer.Option(help="Instead: a file that holds it.")] = None,
     chat: Chat = None,
@@ -750,7 +750,7 @@ def toy(
 def report(
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="Bundled names, folders or hub ids; none: the page from what lies in --out."),
+        typer.Argument(help="Bundled names, folders, GGUF files or hub ids; none: the page from what lies in --out."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results and page; what was measured there is kept.")] = Path(
         "runs/report"

@@ -24,6 +24,7 @@ add: ||J||^2 = ||J_value||^2 + ||J_score||^2 + 2 <J_value, J_score>; at initiali
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -80,7 +81,8 @@ def jacobian(
             prefix that all queries see.
         from_layer: differentiate with respect to this block's input instead of block 0's, or "all" for every block.
         engine: "parts" for the linearized blocks, "autograd" for the model's own modules, "auto" for parts where the
-            model is known well enough and their output and slope agree with the model's own, else autograd.
+            model is known well enough and their output and slope agree with the model's own, else autograd. A hook or the
+            like that keeps a block from being taken apart is named in a warning and in the attribute `fallback`.
         seed: of the sketch's probes.
         chunk: directions pulled back at once; chosen for speed and the memory there is unless given. Where memory runs out
             nevertheless, the prompt is begun anew with half of it, and its blocks are made again for every chunk.
@@ -116,6 +118,8 @@ def jacobian(
         raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
 
     apart = Apart.of(model, layers[0], engine)
+    if apart.obstacle is not None:
+        warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=2)
     # What follows is seen by no query that leads there.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
     # One process's share of the prompts, of which the first is checked most closely.
@@ -224,7 +228,8 @@ def jacobian(
             from_layer=from_layer,
             seed=seed,
         )
-        | {"engine": "+".join(engines)},
+        | {"engine": "+".join(engines)}
+        | ({} if apart.obstacle is None else {"fallback": apart.obstacle}),
     )
 
 

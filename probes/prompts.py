@@ -19,7 +19,8 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -137,7 +138,10 @@ def draw(
         raise InputError(f"seed={seed} is negative; give 0 or more")
     check_source(text=text, dataset=dataset, chat=chat, first=first)
     if model.tokenizer is None:
-        raise InputError(f"{model.identity.name} has no tokenizer; pass token ids [prompt, position] directly")
+        raise InputError(
+            f"{model.identity.name} has no tokenizer; pass token ids [prompt, position] directly, "
+            "or load the model with one (probes.load(model, tokenizer=...))"
+        )
     if chat is not None:
         return _openings(model, chat, n=n, length=length)
     return _windows(model, n, length, text, dataset, split, column, first_policy(model, first), seed)
@@ -302,7 +306,7 @@ def _windows(
         found = read_documents(HELDOUT if text is None else text)
         documents = (found[i] for i in random.permutation(len(found)))
         source = "bundled held-out text" if text is None else f"text '{text}'"
-    with SpooledTemporaryFile(max_size=IN_MEMORY) as file:
+    with SpooledTemporaryFile(max_size=IN_MEMORY) as file, closing(documents):
         tokens, highest, special = _tokenize(model, documents, file, budget=budget, random=random)
         offsets = tokens - length + 1
         if offsets < n:
@@ -369,7 +373,7 @@ def encoded(tokenizer: Any, text: str, **options: Any) -> Any:
     return read if options else read["input_ids"]
 
 
-def _skip_some(documents: Iterator[Document], random: np.random.Generator) -> Iterator[Document]:
+def _skip_some(documents: Iterator[Document], random: np.random.Generator) -> Generator[Document, None, None]:
     """Begin after a random number of documents; those skipped come last, for data sets with no more than that."""
     skip = int(random.integers(SKIP))
     skipped = []

@@ -18,7 +18,7 @@ from torch import Tensor
 from .errors import InputError
 from .linear import AutogradBlock, Folded, LinearizedBlock, flops, own_flops
 from .memory import out_of_memory, paced
-from .models.view import Edit, Parts, Trace, View
+from .models.view import Edit, Parts, Trace, View, obstacle
 from .pointwise import close
 
 Readout = Literal["residual", "normed", "logits"]
@@ -49,6 +49,7 @@ class Apart:
     lowest: int
     engine: Engine
     known: dict[int, bool]  # whether a block can be taken apart
+    obstacle: str | None = None  # what a caller put on a block that keeps engine "auto" from taking it apart
     _parts: dict[int, Parts] = field(default_factory=dict)
     _folded: dict[int, Folded] = field(default_factory=dict)
 
@@ -58,12 +59,15 @@ class Apart:
         for layer in range(lowest, model.spec.blocks):
             parts = None if engine == "autograd" else model.parts(layer)
             made.known[layer] = parts is not None
+            if engine != "autograd" and parts is None and made.obstacle is None:
+                found = obstacle(model, layer)
+                made.obstacle = None if found is None else f"block {layer} ({found})"
             if parts is not None and made.held:
                 made._parts[layer] = parts
         if engine == "parts" and not all(made.known.values()):
             raise InputError(
                 f"engine 'parts' does not know the blocks of '{model.identity.name}' "
-                f"({model.identity.backend}); use engine 'auto' or 'autograd'"
+                f"({made.obstacle or model.identity.backend}); use engine 'auto' or 'autograd'"
             )
         return made
 

@@ -41,7 +41,9 @@ def read_prompt(
     name, tokenizer = model.identity.name, model.tokenizer
     text: str | None
     if tokenizer is None and (chat is not None or isinstance(prompt, str)):
-        raise InputError(f"{name} has no tokenizer; load one with it, or give token ids")
+        raise InputError(
+            f"{name} has no tokenizer; load it with one (probes.load(model, tokenizer=...)), or give token ids"
+        )
     if chat is not None:
         check_source(chat=chat, first=first)
         texts = rendered(model, chat)

@@ -12,8 +12,8 @@ import logging
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ _DATASET_FILES = {
     ".arrow": "arrow",
     ".txt": "text",
 }
+CSV_ROWS = 1000  # read at a time
 HELDOUT = Path(__file__).parent / "checkpoints" / "heldout.jsonl"
 
 # Library modules that are no prose and no program: character tables, and build settings that differ between machines.
@@ -103,10 +104,11 @@ def _read_file(file: Path, name: str) -> Iterator[Document]:
             raise InputError(f"'{file}' line {number} is no JSON object with a 'text' field; mend that line") from None
 
 
-def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> Iterator[Document]:
+def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> Generator[Document, None, None]:
     """Stream documents of a `datasets` name (`owner/name` or `owner/name:config`) without downloading the whole of it.
 
-    A local folder or file that `datasets` can open (parquet, json, csv, arrow) works too. No dataset's code is run.
+    A local folder or file that `datasets` can open (parquet, json, csv, arrow) works too. No dataset's code is run. Files
+    are closed when the iterator is.
 
     Raises:
         InputError: the name is unknown, cannot be reached, has no such split, or its rows have no such column.
@@ -118,18 +120,20 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
         if reader is not None:
             with _quiet():
                 rows = datasets.load_dataset(reader, data_files=name, split=split, streaming=True)
+            rows = _csv_rows(name) if reader == "csv" else rows
         else:
             name, _, config = name.partition(":")
             with _quiet():
                 rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
-        for number, row in enumerate(_quietly(rows)):
-            if column not in row:
-                columns = ", ".join(map(repr, row))
-                raise InputError(f"dataset '{name}' has no column '{column}'; name one of those it has: {columns}")
-            if not isinstance(row[column], str):
-                kind = type(row[column]).__name__
-                raise InputError(f"'{name}[{number}]' has no text in column '{column}', but a {kind}; name another")
-            yield Document(f"{name}[{number}]", row[column])
+        with closing(_quietly(rows)) as read:
+            for number, row in enumerate(read):
+                if column not in row:
+                    columns = ", ".join(map(repr, row))
+                    raise InputError(f"dataset '{name}' has no column '{column}'; name one of those it has: {columns}")
+                if not isinstance(row[column], str):
+                    kind = type(row[column]).__name__
+                    raise InputError(f"'{name}[{number}]' has no text in column '{column}', but a {kind}; name another")
+                yield Document(f"{name}[{number}]", row[column])
     except InputError:
         raise
     except Exception as error:  # datasets raises dozens of types; every one of them means: this name gave no rows
@@ -168,16 +172,25 @@ def _quiet() -> Iterator[None]:
         datasets.logging.set_verbosity(level)
 
 
-def _quietly(rows: Iterable[Any]) -> Iterator[Any]:
+def _quietly(rows: Iterable[Any]) -> Generator[Any, None, None]:
     """The rows, each of them read quietly."""
-    iterator = iter(rows)
-    while True:
-        try:
-            with _quiet():
-                row = next(iterator)
-        except StopIteration:
-            return
-        yield row
+    with closing(iter(rows)) as iterator:  # type: ignore[type-var]  # a generator
+        while True:
+            try:
+                with _quiet():
+                    row = next(iterator)
+            except StopIteration:
+                return
+            yield row
+
+
+def _csv_rows(file: str) -> Generator[dict[str, Any], None, None]:
+    """The rows of a CSV file as `datasets` reads them, which leaves the file open where reading stops before its end."""
+    import pandas
+
+    with pandas.read_csv(file, chunksize=CSV_ROWS) as reader:
+        for some in reader:
+            yield from some.astype(object).where(some.notna(), None).to_dict("records")
 
 
 def stdlib_documents() -> list[Document]:

@@ -120,7 +120,7 @@ from .mixing import (
 from .models.given import takes_model
 from .models.initialization import Rule
 from .models.load import born
-from .models.view import Parts, Trace, View
+from .models.view import Parts, Trace, View, obstacle
 from .moments import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
 from .pieces import Piece, each
 from .pullback import Readout, readout_rows
@@ -328,9 +328,11 @@ class _Reporter:
 def _parts(model: View, layer: int) -> Parts:
     parts = model.parts(layer)
     if parts is None:
+        found = obstacle(model, layer)
         raise InputError(
-            f"block {layer} of '{model.identity.name}' ({model.identity.backend}) cannot be taken apart; "
-            "the theory needs an unchanged transformers model of a supported family"
+            f"block {layer} of '{model.identity.name}' ({model.identity.backend}) cannot be taken apart"
+            + ("" if found is None else f" ({found})")
+            + "; the theory needs an unchanged transformers model of a supported family"
         )
     return parts
 

@@ -25,6 +25,8 @@ Source: science of the measurement, section 4, "Position 0 as a closed system".
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -486,6 +488,16 @@ def _firsts(model: View, tokens: Int[Tensor, "prompt position"]) -> dict[str, Te
                 "tokens have 2 positions, BOS and one more; give at least 3, so that text has something after it"
             )
         return {"bos": tokens, "text": tokens[:, 1:]}
+    if (
+        model.bos is None
+        and model.tokenizer is None
+        and begin == [json.loads(model.identity.config).get("bos_token_id")]
+    ):
+        warnings.warn(
+            f"all prompts begin with id {begin[0]}, the BOS of the config of {model.identity.name}; whether training put it "
+            "first is known from a tokenizer: without probes.load(model, tokenizer=...) there is no comparison with BOS",
+            stacklevel=3,
+        )
     return {"id" if len(begin) == 1 and len(tokens) > 1 else "text": tokens}
 
 

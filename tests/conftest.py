@@ -33,6 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    seed = config.getoption(
+        "randomly_seed", None
+    )  # `-q` leaves out the header that says it, and long runs scroll it away
+    if seed is not None:
+        terminalreporter.write_line(f"in random order: --randomly-seed={seed} repeats it")
+
+
 @pytest.fixture(autouse=True)
 def _no_command() -> Iterator[None]:
     """What a command line leaves as the origin of results goes with its test."""

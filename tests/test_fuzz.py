@@ -318,8 +318,6 @@ def test_any_json_lines_are_read_or_refused(tmp_path, values):
         document.text.encode("utf-8")
 
 
-# pandas, which reads CSV for `datasets`, leaves the file it failed on to the garbage collector.
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @tried(12)
 @given(
     st.sampled_from([".jsonl", ".parquet", ".csv", ".arrow", ".txt", ".json", ".other"]),

@@ -424,7 +424,8 @@ def test_a_block_changed_by_a_hook_is_measured_as_it_runs():
     model = brute_model("gpt_neox")
     model.gpt_neox.layers[1].register_forward_hook(lambda module, args, output: torch.tanh(output))
     tokens = some_tokens()
-    got = jacobian(HuggingFaceView(model), tokens)
+    with pytest.warns(UserWarning, match=r"engine autograd for block 1 \(forward hook"):
+        got = jacobian(HuggingFaceView(model), tokens)
     assert got.attrs["engine"] == "autograd+parts"
     close(got.sensitivity[0], brute(model, tokens, LENGTH - 1), 1e-9)  # rounding where tanh is nearly flat
     with pytest.raises(InputError, match="engine 'parts' does not know"):

@@ -34,6 +34,7 @@ from probes.leakage import leakage
 from probes.plots import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
 from probes.plots.bos import HIGHEST, PUBLISHED
 from probes.plots.leakage import PARTS, SHARES, SOURCES
+from probes.plots.steady import steady
 from probes.plots.style import GREY, LARGEST, ORANGE, points, save_figure, thinned
 from probes.sinks import sinks
 from probes.trajectory import trajectory
@@ -175,7 +176,7 @@ def labelled_first(figure: Figure, label: str) -> Axes:
 
 
 def test_the_stream_at_position_0_is_drawn_with_and_without_bos():
-    ds = trajectory_result()
+    ds = steady(trajectory_result())
     figure = trajectory_figure(ds)
     norms = labelled(figure, r"norm $\|h\|_2$")
     for first, color in (("bos", VERMILLION), ("text", BLUE)):

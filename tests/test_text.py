@@ -1,14 +1,20 @@
 """Documents from files, folders, datasets and the standard library."""
 
+import gc
 import json
 import sys
+import warnings
 from pathlib import Path
 
+import families
+import psutil
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+import probes
 from probes.errors import InputError
+from probes.prompts import prompts
 from probes.text import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
 
 
@@ -78,6 +84,45 @@ def test_datasets_are_read_from_local_parquet_jsonl_and_folders(tmp_path):
         documents = list(stream_dataset(str(name), column=column))
         assert [document.text for document in documents] == ["one", "two"]
         assert [document.name for document in documents] == [f"{name}[0]", f"{name}[1]"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt", ".parquet"])
+def test_files_are_closed_where_reading_stops(tmp_path, suffix):
+    rows = [{"text": f"{number} and more", "id": number} for number in range(3000)]
+    file = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=100)
+    elif suffix == ".csv":
+        write(file, "text,id\n" + "\n".join(f"{row['text']},{row['id']}" for row in rows))
+    else:
+        write(file, "\n".join(json.dumps(row) if suffix == ".jsonl" else row["text"] for row in rows))
+    gc.collect()  # what others left
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stream = stream_dataset(str(file))
+        assert next(stream) == Document(f"{file}[0]", "0 and more")
+        stream.close()
+        assert not [own for own in psutil.Process().open_files() if own.path == str(file)]
+        with pytest.raises(InputError, match="no column 'body'"):
+            list(stream_dataset(str(file), column="body"))
+        tokens = families.tokenizer()
+        seen = probes.load(families.model("llama"), tokenizer=tokens)
+        assert prompts(seen, n=2, length=8, dataset=str(file)).shape == (2, 8)
+        assert len(list(stream_dataset(str(file)))) == 3000
+        gc.collect()
+    assert not [str(one.message) for one in caught if issubclass(one.category, ResourceWarning)]
+
+
+def test_csv_files_are_read_with_their_empty_cells(tmp_path):
+    file = write(tmp_path / "rows.csv", 'text,id\n"one, with a comma",1\ntwo,2\n,3\n')
+    stream = stream_dataset(str(file))
+    assert [next(stream).text for _ in range(2)] == ["one, with a comma", "two"]
+    with pytest.raises(InputError, match=r"rows\.csv\[2\]' has no text in column 'text', but a NoneType"):
+        next(stream)
+    with pytest.raises(InputError, match=r"'rows\.csv\[0\]'|has no text in column 'id', but a int"):
+        list(stream_dataset(str(file), column="id"))
+    with pytest.raises(InputError, match=r"rows\.csv' cannot be streamed .*split"):
+        list(stream_dataset(str(file), split="nope"))
 
 
 def test_unusable_dataset_is_refused_by_name(tmp_path):

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -687,23 +688,13 @@ def test_blocks_that_cannot_be_taken_apart_are_refused_by_name():
     ).sensitivity.values.any()  # block 1 is below
 
 
-def test_a_block_that_does_something_else_than_its_parts_is_refused():
-    model = families.model("llama")
-    attention = model.model.layers[1].self_attn
-    attention.q_proj.weight.data *= 1.0
-    attention.k_proj = Doubled(attention.k_proj)
-    assert "block 1 of 'in-memory llama' does not do what its parts say" in refused(HuggingFaceView(model))
-
-
-class Doubled(torch.nn.Module):
-    """A projection that hides a factor behind the weight it shows."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.weight, self.bias = inner.weight, inner.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * functional.linear(x, self.weight, self.bias)
+def test_a_block_that_does_something_else_than_its_parts_is_refused(monkeypatch):
+    seen = HuggingFaceView(families.model("llama"))
+    known: Any = seen.parts
+    monkeypatch.setattr(
+        seen, "parts", lambda layer: replace(known(layer), scale=known(layer).scale * (1 + (layer == 1)))
+    )
+    assert "block 1 of 'in-memory llama' does not do what its parts say" in refused(seen)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import math
@@ -43,8 +44,13 @@ def some_tokens(prompts: int = 3, length: int = LENGTH, first: int | None = BOS)
 
 
 @cache
-def original(name: str, dtype: torch.dtype = torch.float32) -> Any:
+def _original(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return families.model(name, dtype=dtype)
+
+
+def original(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A copy for each caller: tests may change what they get."""
+    return copy.deepcopy(_original(name, dtype))
 
 
 def fresh(name: str) -> Any:
@@ -375,7 +381,15 @@ def test_bad_input_is_refused():
     with torch.no_grad():
         broken.get_decoder().layers[1].mlp.down_proj.weight[0, 0] = math.inf
     with refused("not finite", "float32"):
-        trajectory(HuggingFaceView(broken), tokens)
+        trajectory(HuggingFaceView(broken, tokenizer=families.tokenizer()), tokens)
+
+
+def test_prompts_that_begin_with_the_config_s_bos_want_a_tokenizer():
+    model, tokens = HuggingFaceView(fresh("llama")), some_tokens()
+    with pytest.warns(UserWarning, match=r"begin with id 0, the BOS of the config .*probes\.load\(model, tokenizer="):
+        found = trajectory(model, tokens, starts=8)
+    assert found["first"].values.tolist() == ["id"]
+    trajectory(model, tokens[:, 1:], starts=8)  # nothing to say
 
 
 def test_stories_converge_more_than_they_start():

@@ -92,7 +92,10 @@ CASES = [
 
 
 # Signatures are not checked here: beartype draws from Python's random numbers, whose state is part of the fingerprint.
-pytestmark = pytest.mark.usefixtures("unchecked")
+pytestmark = [
+    pytest.mark.usefixtures("unchecked"),
+    pytest.mark.filterwarnings("ignore:jacobian takes the slower engine"),  # the caller's hooks are meant to be here
+]
 
 
 # -------------------------------------------------------------------------------------------------- the fingerprint

@@ -15,6 +15,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -544,11 +545,12 @@ def find_text(
     if limit < 1:
         raise InputError(f"characters={limit} is not positive; give a whole number of at least 1")
     documents, size = [], 0
-    for document in stream_dataset(dataset, split=split or "train", column=column or "text"):
-        documents.append(document)
-        size += len(document.text)
-        if size >= limit:
-            break
+    with closing(stream_dataset(dataset, split=split or "train", column=column or "text")) as stream:
+        for document in stream:
+            documents.append(document)
+            size += len(document.text)
+            if size >= limit:
+                break
     if not size:
         raise InputError(f"dataset '{dataset}' has only empty text in '{column or 'text'}'; name another column")
     return documents, f"dataset '{dataset}', split '{split or 'train'}'"

@@ -12,14 +12,16 @@ causal rest, what no kernel knows block of queries by block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from math import isqrt
+from types import MappingProxyType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import InputError
@@ -27,6 +29,15 @@ from .view import Attention, Edit, Spec, sees
 
 BAND = 512  # least queries per band of a sliding window; below, calls cost more than the keys outside the window
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
+# What transformers tells an attention function beside queries, keys and values. These three say what is computed:
+TOLD = ("scaling", "softcap", "sliding_window")
+# Of these any other value would change the result:
+HARMLESS: MappingProxyType[str, tuple[Any, ...]] = MappingProxyType(
+    {"dropout": (0.0,), "is_causal": (True, None), "head_mask": (None,), "past_key_values": (None,)}
+)
+# These change nothing here: positions have entered by rotation or addition, and a pass begins at the first of them; what
+# is kept or collected on the way out is the decoder's affair.
+IGNORED = ("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states")
 
 _parts: ContextVar[int] = ContextVar("headwater_parts", default=1)
 
@@ -192,3 +203,25 @@ def check_edits(edits: Sequence[Edit], spec: Spec) -> None:
             raise InputError(f"edit site '{edit.site}' does not exist; use residual, query, key or value")
         if not 0 <= edit.layer < spec.blocks:
             raise InputError(f"edit of block {edit.layer}: the model has blocks 0 to {spec.blocks - 1}")
+
+
+def check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) -> None:
+    """Refuse an attention that is told something by which it would attend in another way than `attend` does.
+
+    Raises:
+        InputError: a mask, a keyword that is not known here, or a value that changes the result; all by name.
+    """
+    kind = type(module).__qualname__
+    for name in told:
+        if name not in (*TOLD, *HARMLESS, *IGNORED):
+            raise InputError(f"{kind} gives its attention '{name}', which probes do not know; give a model without it")
+    causal = told.get("is_causal")
+    found = {**told, "is_causal": getattr(module, "is_causal", True) if causal is None else causal}
+    for name, harmless in HARMLESS.items():
+        value = found.get(name, harmless[0])
+        if not any(value is one or (one is not None and value == one) for one in harmless):
+            raise InputError(
+                f"{kind} gives its attention {name}={value!s:.40}, which probes do not follow; give a model without it"
+            )
+    if mask is not None:
+        raise InputError(f"{kind} gives its attention a mask of its own, which probes do not follow")

@@ -289,8 +289,10 @@ def _agreeing(stated: _Stated, implied: Any, given: Mapping[str, Any]) -> Any:
     header = stated.header
     kinds = ("llama", "mistral") if header.architecture in ("llama", "mistral") else (implied.model_type,)
     if given.get("model_type") not in kinds:
-        kind = given.get("model_type")
-        raise header.refuse(f"has the architecture '{header.architecture}', and config.json model_type={kind!s:.40}")
+        kind = f"{given.get('model_type')!s:.40}"
+        raise header.refuse(
+            f"has the architecture '{header.architecture}', and config.json model_type={kind}; put the model's own there"
+        )
     config = _made(header, {name: value for name, value in given.items() if name not in OF_OTHER_FILES})
     ours, theirs = spec_of(implied), spec_of(config)
     pairs = {key: (getattr(ours, name), getattr(theirs, name)) for key, name in SIZES.items()}

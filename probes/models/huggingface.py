@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -30,7 +29,8 @@ from transformers.activations import ACT2FN
 
 from ..errors import InputError
 from . import split
-from .fused import attend, check_edits
+from .fused import attend, check_edits, check_told
+from .hooks import Origin, obstacle, own_forward, version
 from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, of_config, resolve
 from .view import (
     Attention,
@@ -47,6 +47,7 @@ from .view import (
     Watcher,
     weights_hash,
 )
+from .wrappers import unwrap_within
 
 ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
 
@@ -253,7 +254,12 @@ _watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("headwater_wa
 def _attention_forward(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls in a shadow: lets a listener see and change q, k, v, then attends as the model would."""
+    """What transformers calls in a shadow: lets a listener see and change q, k, v, then attends as the model would.
+
+    Raises:
+        InputError: a keyword that is not known here, or a value by which the model attends in another way.
+    """
+    check_told(module, attention_mask, kwargs)
     listener = _listener.get()
     if listener is not None:
         query, key, value = listener.receive(module, query, key, value)
@@ -290,11 +296,17 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)  # type: ignore[arg-type]
 def shadow(model: Any) -> Any:
     """A structural copy sharing every parameter and buffer with `model`: costs no memory, isolates hooks and config.
 
+    Modules stand in it without the wrappers of `torch.compile` and PEFT; layers with adapters have weights of their own.
+
     Raises:
-        InputError: accelerate's hooks on it would change the parameters themselves.
+        InputError: accelerate's hooks on it would change the parameters themselves, or an adapter cannot be merged.
     """
     copied = copy.deepcopy(model, split.shared(model))
     split.unbind(copied)
+    unwrap_within(copied)
+    for module in copied.modules():
+        if "forward" in vars(module) and not split.hooks(module) and own_forward(module) is None:
+            del module.forward  # compiled, and bound to the caller's module
     return copied
 
 
@@ -405,6 +417,8 @@ class HuggingFaceView:
         self._name = name or config.name_or_path or f"in-memory {config.model_type}"
         self._revision, self._condition = revision, condition
         self.tokenizer = tokenizer
+        self.origin: Origin | None = None  # the caller's model, where there is one
+        self._identified: tuple[tuple[int, ...], Identity] | None = None
         self.spec = spec_of(config)
         parameter = next(model.parameters())
         self._split = split.is_split(model)
@@ -414,9 +428,12 @@ class HuggingFaceView:
 
     @property
     def identity(self) -> Identity:
-        return self._identity
+        # The weights are the caller's, who may change them. Those that accelerate offloads are made anew in every pass.
+        state = () if self._split else tuple(map(version, self._model.parameters()))
+        if self._identified is None or self._identified[0] != state:
+            self._identified = state, self._identity()
+        return self._identified[1]
 
-    @cached_property
     def _identity(self) -> Identity:
         described = self._model.config.to_dict()
         for key in ("transformers_version", "_attn_implementation", "_name_or_path", "dtype"):
@@ -455,9 +472,14 @@ class HuggingFaceView:
         """What the weights' hash is taken over."""
         return split.distinct(self._model) if self._split else self._model.parameters()
 
+    def _check_origin(self) -> None:
+        if self.origin is not None:
+            self.origin.check()
+
     # -- forward passes
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
+        self._check_origin()
         seen: Site[Tensor] = Site("residual", 0)
 
         def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -534,6 +556,7 @@ class HuggingFaceView:
 
         Without `record` only that a block was called is kept, not its stream.
         """
+        self._check_origin()
         calls: list[Any] = [None] * self.spec.blocks
         last: Site[Tensor] = Site("final residual", self.spec.blocks)
         check_edits(edits, self.spec)
@@ -598,6 +621,7 @@ class HuggingFaceView:
                 Site(edit.site, edit.layer).value(self.spec.family)
 
     def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
+        self._check_origin()
         return _columns_of(self._output_projection(layer), self.spec, self.device, self.dtype)
 
     def _output_projection(self, layer: int) -> nn.Module:
@@ -606,19 +630,19 @@ class HuggingFaceView:
     # -- taking apart and starting afresh
 
     def parts(self, layer: int) -> Parts | None:
-        block = self._blocks[layer]
-        if type(block).__name__ != self._family.block:
+        if self.obstacle(layer) is not None:
             return None
-        for module in block.modules():
-            if module._forward_hooks or module._forward_pre_hooks:
-                return None  # somebody changed what this block computes
-            if "forward" in vars(module) and not split.only_aligned(module):
-                return None
-            if type(module) not in (nn.Linear,) and isinstance(module, nn.Linear):
-                return None  # adapters and quantized layers are linear in another way
+        block = self._blocks[layer]
         if self._split:
             block = split.gathered(block, self.device)
         return replace(self._family.parts(block), window=self.spec.windows[layer])
+
+    def obstacle(self, layer: int) -> str | None:
+        """What about the block may make it compute something else than its weights say; None where nothing may."""
+        block = self._blocks[layer]
+        if type(block).__name__ != self._family.block:
+            return f"class '{type(block).__qualname__}', where {self._family.block} is known"
+        return obstacle(block)
 
     def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> HuggingFaceView:
         """As `View` says. A split model's twin is split in the same way, drawn whole in main memory before that."""

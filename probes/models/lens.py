@@ -87,6 +87,10 @@ class LensView(HuggingFaceView):
         """None: derivatives go through the bridge's own modules, with whatever hooks they carry."""
         return None
 
+    def obstacle(self, layer: int) -> str | None:
+        """None: it is not a caller's doing that blocks stay whole."""
+        return None
+
     def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> LensView:
         rule = initialization_of(self._model.config, initialization)
         model: Any = fresh_model(self._model.config, seed, rule, positional=positional)

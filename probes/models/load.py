@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -19,6 +19,9 @@ from .initialization import ASSUMED, CONFIG, Rule
 from .named import CHECKPOINTS as CHECKPOINTS
 from .named import DTYPES, DType, Found, Reading, bundled, check_finite, config_fields, find, located, read_tokenizer
 from .view import Birth, View
+
+if TYPE_CHECKING:
+    from .huggingface import HuggingFaceView
 
 Backend = Literal["transformers", "transformer_lens"]
 
@@ -265,9 +268,12 @@ def _from_memory(
 
     from transformers import PreTrainedModel
 
+    from .hooks import Origin
     from .huggingface import cast
     from .split import is_split, weights
+    from .wrappers import has_adapters, unwrapped
 
+    source = given = unwrapped(source)
     is_bridge = type(source).__name__ == "TransformerBridge"
     if not is_bridge and not isinstance(source, PreTrainedModel):
         raise InputError(
@@ -285,7 +291,9 @@ def _from_memory(
 
         refuse_split(source)
     elif is_split(source):
-        return _split_already(source, place, wanted, tokenizer, revision)
+        view = _split_already(source, place, wanted, tokenizer, revision)
+        view.origin = Origin(given, shared=True)
+        return view
     moves = (place is not None and place != parameter.device) or (wanted is not None and wanted != parameter.dtype)
     if moves:
         source = copy.deepcopy(source)
@@ -296,13 +304,18 @@ def _from_memory(
         from .lens import LensView
 
         bridge: Any = source
-        return LensView(bridge, tokenizer=tokenizer, revision=revision)
-    return _view(Found(source, tokenizer, _name_of(source), revision), backend, own=moves)
+        view = LensView(bridge, tokenizer=tokenizer, revision=revision)
+    else:
+        view = _view(Found(source, tokenizer, _name_of(source), revision), backend, own=moves)
+    # Bridges of fused projections hold copies of them, and layers with adapters have weights of their own in the view.
+    copied = moves or has_adapters(given) or (backend == "transformer_lens" and not is_bridge)
+    view.origin = Origin(given, shared=not copied)
+    return view
 
 
 def _split_already(
     source: Any, place: torch.device | None, dtype: torch.dtype | None, tokenizer: Any, revision: str | None
-) -> View:
+) -> HuggingFaceView:
     check_finite(source, type(source).__name__)
     view = _view(Found(source, tokenizer, _name_of(source), revision), "transformers", own=False)
     for wanted, found, option in ((place, view.device, "device"), (dtype, view.dtype, "dtype")):
@@ -318,7 +331,7 @@ def _name_of(model: Any) -> str:
     return model.config.name_or_path or f"in-memory {model.config.model_type}"
 
 
-def _view(found: Found, backend: Backend, *, own: bool) -> View:
+def _view(found: Found, backend: Backend, *, own: bool) -> HuggingFaceView:
     from .huggingface import HuggingFaceView, family_of, shadow
 
     model, described = found.model, {name: value for name, value in found._asdict().items() if name != "model"}

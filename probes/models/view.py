@@ -319,6 +319,14 @@ class View(Protocol):
         ...
 
 
+def obstacle(model: Any, layer: int) -> str | None:
+    """What a caller put on the block that keeps `model.parts(layer)` from being given; None where there is no such thing."""
+    while hasattr(model, "original"):  # a view of another view's model
+        model = model.original
+    found = getattr(model, "obstacle", None)
+    return None if found is None else found(layer)
+
+
 def weights_hash(weights: Iterable[Tensor]) -> str:
     """SHA-256 over the tensors' own hashes (dtype, shape, bytes of the values), sorted.
 

@@ -22,6 +22,7 @@ from PIL import Image
 from ..errors import InputError
 from ..files import atomic
 from ..summary import Profile
+from .steady import settle
 
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 PURPLE, SKY, BLACK, YELLOW = "#CC79A7", "#56B4E9", "#000000", "#F0E442"
@@ -92,6 +93,7 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI, largest: in
     path = Path(path)
     base = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     saved = base.with_name(base.name + ".png"), base.with_name(base.name + ".svg")
+    settle(figure)
     with matplotlib.rc_context(STYLE):
         with atomic(saved[0]) as temporary:
             figure.savefig(temporary, format="png", dpi=dpi)

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .blocks import layer_axis
+from .steady import steady
 from .style import (
     BLACK,
     BLUE,
@@ -69,7 +70,7 @@ def trajectory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: s
     Raises:
         InputError: no results, or one of another probe.
     """
-    results = results_of(results, "trajectory", NEEDS)
+    results = {name: steady(ds) for name, ds in results_of(results, "trajectory", NEEDS).items()}
     with matplotlib.rc_context(STYLE):
         heights = {"norm": 1.9, "top": 1.9, "cosine": 1.9}
         figure, width, cells, sides = panels(list(results), heights, side=1.75)

@@ -1,0 +1,173 @@
+"""What callers put on a model: hooks, forward passes and layers of their own; and whether that changed since `probes.load`.
+
+A view works on a structural copy made by `probes.load`. What was on the model then acts in the copy, too. What is put on
+the model or taken off it later does not: `Origin` remembers what was there, and refuses to go on with a copy that stands
+for another model.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import InputError
+from . import split
+
+# Modules whose hooks are no caller's. Those by which transformers collects `output_hidden_states` and `output_attentions`
+# are set when these are first asked for, stay for good, and change nothing that passes; TransformerLens's belong to its
+# bridges, which set some of them in their first pass.
+OBSERVING = ("transformers.utils.output_capturing", "transformer_lens.model_bridge.")
+# Where PyTorch keeps a module's hooks, and what they are called here. Those of the backward pass change derivatives.
+KINDS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+KNOWN = ("torch", "transformers")  # packages whose modules a family's blocks are made of
+ADAPTERS = ("_active_adapter", "_disable_adapters", "merged_adapters")  # what a layer of PEFT's keeps about its own
+
+
+def hooks_on(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """(kind, function) of every hook that may change what the module computes or its derivative."""
+    # What a hook point of TransformerLens gives PyTorch is wrapped; it knows what its user gave.
+    handles = [*getattr(module, "fwd_hooks", ()), *getattr(module, "bwd_hooks", ())]
+    given = {handle.hook.id: handle.user_hook for handle in handles}
+    for where, kind in KINDS.items():
+        for key, function in vars(module)[where].items():
+            if not str(getattr(function, "__module__", "")).startswith(OBSERVING):
+                yield kind, given.get(key, function)
+
+
+def own_forward(module: nn.Module) -> Any:
+    """A forward pass put in the place of the class's own, or None; neither accelerate's nor a compiled one counts."""
+    found = vars(module).get("forward")
+    if found is None or split.only_aligned(module):
+        return None
+    within = getattr(found, "_torchdynamo_orig_callable", found)
+    return None if getattr(within, "__func__", None) is type(module).forward else found
+
+
+def obstacle(block: nn.Module) -> str | None:
+    """What may make a block of a known class compute something else than its weights say; None where nothing may."""
+    for name, module in block.named_modules():
+        kind = type(module)
+        for hook, function in hooks_on(module):
+            return f"{hook} '{named(function)}' on its {name or kind.__name__}"
+        forward = own_forward(module)
+        if forward is not None:
+            return f"forward pass '{named(forward)}' on its {name or kind.__name__}"
+        # Quantized layers are linear in another way than nn.Linear; layers of other packages are not known here.
+        if kind.__module__.partition(".")[0] not in KNOWN or (isinstance(module, nn.Linear) and kind is not nn.Linear):
+            return f"module '{kind.__module__}.{kind.__qualname__}' as its {name}"
+    return None
+
+
+def named(function: Any) -> str:
+    """A hook by its module and name, as its author wrote it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{getattr(function, '__module__', None)}.{name}"
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """One module of the caller's model as it was, under its name there."""
+
+    name: str
+    module: weakref.ref[nn.Module]
+    mark: tuple[Any, ...]
+    hooks: tuple[tuple[str, Any], ...]
+    rest: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str, module: nn.Module, shared: bool) -> _Noted:
+        rest = {
+            "forward pass": own_forward(module),
+            "adapters": [str(vars(module).get(key)) for key in ADAPTERS],
+            "weights": _weights(module, shared),
+        }
+        return cls(name, weakref.ref(module), _mark(module, shared), tuple(hooks_on(module)), rest)
+
+
+def _weights(module: nn.Module, shared: bool) -> list[Any]:
+    if "_hf_hook" in vars(module):  # accelerate makes new ones in every pass
+        return []
+    found = [weight for weight in vars(module)["_parameters"].values() if weight is not None]
+    return [(id(weight), weight.dtype, weight.device, 0 if shared else version(weight)) for weight in found]
+
+
+def _mark(module: nn.Module, shared: bool) -> tuple[Any, ...]:
+    """What differs wherever something that is compared does; cheap, since it is taken before every pass."""
+    own = vars(module)
+    return (
+        [tuple(own[where]) for where in KINDS],
+        [id(child) for child in own["_modules"].values()],
+        own.get("forward"),
+        [str(own[key]) for key in ADAPTERS if key in own],
+        _weights(module, shared) if own["_parameters"] else [],
+    )
+
+
+class Origin:
+    """The caller's model behind a view: remembered as it was, not kept alive.
+
+    Args:
+        model: the caller's.
+        shared: whether the view's copy has the very same parameters, so that it follows changes in place.
+    """
+
+    def __init__(self, model: nn.Module, *, shared: bool) -> None:
+        self._model, self._shared = weakref.ref(model), shared
+        self._noted = self._now(model)
+
+    def _now(self, model: nn.Module) -> list[_Noted]:
+        return [_Noted.of(name, module, self._shared) for name, module in model.named_modules()]
+
+    def check(self) -> None:
+        """Refuse to go on where the caller's model has changed in a way that the view's copy does not follow.
+
+        Raises:
+            InputError: a hook, a forward pass or a module was put there or taken away, or weights were replaced.
+        """
+        model = self._model()
+        if model is None or all(self._same(noted) for noted in self._noted):
+            return
+        now = self._now(model)
+        before, after = ({noted.name: noted for noted in some} for some in (self._noted, now))
+        for name in before | after:
+            found = _difference(name, before.get(name), after.get(name))
+            if found:
+                raise InputError(
+                    f"the {type(model).__name__} was changed after it was loaded ({found}), and its view does not follow; "
+                    "load it again"
+                )
+        self._noted = now  # observers were set
+
+    def _same(self, noted: _Noted) -> bool:
+        module = noted.module()
+        return module is not None and _mark(module, self._shared) == noted.mark
+
+
+def _difference(name: str, before: _Noted | None, after: _Noted | None) -> str | None:
+    if before is None or after is None or before.module() is not after.module():
+        return f"{'new' if before is None else 'removed' if after is None else 'replaced'} module {name}"
+    place = f"on its {name}" if name else "on it"
+    for word, some, others in (("new", after.hooks, before.hooks), ("removed", before.hooks, after.hooks)):
+        for kind, function in some:
+            if (kind, function) not in others:
+                return f"{word} {kind} '{named(function)}' {place}"
+    if before.hooks != after.hooks:
+        return f"hooks in another order {place}"
+    return next((f"other {what} {place}" for what, value in after.rest.items() if value != before.rest[what]), None)
+
+
+def version(weight: Tensor) -> int:
+    """How often the weight was changed in place, as PyTorch counts; changes through `.data` are not counted."""
+    return 0 if weight.is_inference() else weight._version
