@@ -646,7 +646,7 @@ VALUES = [
     ),
     Row(
         "a rule that the baseline does not use",
-        ("inspect", "SMALL", "--text", WORDS, "--baseline", "text", "--initialization", "0.02"),
+        ("inspect", "SMALL", "--prompt", WORDS, "--baseline", "text", "--initialization", "0.02"),
         "initialization '0.02' has no use with baseline text",
     ),
     Row("more fresh models than time", f"jacobian SMALL --seeds {FAR}", f"--seeds {FAR}"),

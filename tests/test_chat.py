@@ -179,7 +179,7 @@ def test_a_file_that_is_not_there_is_refused_before_a_model_is_read(tmp_path, mo
     if (command, option) == ("inspect", "--dataset"):
         return
     read: list[str] = []
-    monkeypatch.setattr("probes.models.load._from_name", lambda source, *_: read.append(source))
+    monkeypatch.setattr("probes.models.load.find", lambda source, *_: read.append(source))
     (tmp_path / "ape").mkdir()
     words = [command, str(tmp_path / "ape"), option, str(tmp_path / "gone.json"), "--out", str(tmp_path / "out")]
     assert call(monkeypatch, *words) == cli.BAD_INPUT

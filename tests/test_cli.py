@@ -429,7 +429,7 @@ def test_surveys_from_the_command_line(monkeypatch, capfd, tmp_path, ape, probe)
     assert shown.splitlines()[0] == page[0].removeprefix("# ")
     assert page[4] in " ".join(shown.split())  # what was measured, and what the columns are
     rows = [line.split()[1:] for line in page if line.startswith("| ape ")]
-    printed = [line.split() for line in shown.splitlines() if line.startswith("  ape ")]
+    printed = [line.split() for line in shown.splitlines() if line.startswith(" ape ")]
     assert len(rows) >= 2
     assert sorted(printed) == sorted([word for word in row if word != "|"] for row in rows)
 

@@ -322,7 +322,7 @@ def test_figures_that_fail_cost_no_measurement(folder, tmp_path):
         ("ape", SIZE, {"length": 1}, "length=1 is too short"),
         ("ape", SIZE, {"prompts": 0}, "n=0 prompts"),
         ("ape", SIZE, {"seed": -1}, "seed=-1"),
-        ("ape bee", SIZE, {"first": "bos"}, "first=bos, but bee has no BOS token"),
+        ("ape bee", SIZE, {"first": "bos"}, "first=bos, but the tokenizer of bee never puts"),
         ("ape", SIZE, {"first": 200}, "first token id 200"),
         ("ape", SIZE, {"text": "gone.txt"}, "'gone.txt' does not exist"),
         ("ape", SIZE, {"dataset": "a/b"}, "both text"),
