@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Llama-3.2-1B by its hub id (gated: log in first): 16 blocks, width 2048, BOS first. One GPU with 16 GB; on a laptop with 16 GB
-# of memory add --dtype bfloat16, which halves the 5 GB of weights and rounds every number to three digits.
+# Llama-3.2-1B by its hub id (gated: log in first): 16 blocks, width 2048, BOS first. Weights take 5 GB in float32; --dtype bfloat16
+# halves that and rounds every number to three digits. Not run at this size yet.
 #
 #   examples/llama-3.2-1b.sh [MODEL] [OUT] [OPTION ...]
 set -euo pipefail
