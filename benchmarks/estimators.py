@@ -47,13 +47,14 @@ def jacobians(model: View, ids: torch.Tensor) -> np.ndarray:
 def brute_force(source: str, ids: torch.Tensor, device: str) -> np.ndarray:
     """Sensitivities of one prompt in float64: a backward pass of the model's own modules for every direction."""
     model = probes.load(source, device=device, dtype="float64")
-    embedded = model.embed(ids).detach()
+    width, step = model.spec.width, 8
+    leaf = model.embed(ids).detach().expand(step, -1, -1).clone().requires_grad_()
+    output = model.residual(leaf)[:, -1]
     squared = torch.zeros(ids.shape[1], dtype=torch.float64)
-    for directions in torch.eye(model.spec.width, dtype=torch.float64, device=embedded.device).split(8):
-        leaf = embedded.expand(len(directions), -1, -1).clone().requires_grad_()
-        (gradient,) = torch.autograd.grad((model.residual(leaf)[:, -1] * directions).sum(), leaf)
+    for directions in torch.eye(width, dtype=torch.float64, device=leaf.device).split(step):  # widths are multiples of 8
+        (gradient,) = torch.autograd.grad(output, leaf, directions, retain_graph=True)
         squared += gradient.pow(2).sum((0, 2)).cpu()
-    return (squared / model.spec.width).sqrt().numpy()
+    return (squared / width).sqrt().numpy()
 
 
 def norms(rows: np.ndarray, width: int, scale: float) -> np.ndarray:

@@ -6,8 +6,8 @@ of the same shape `jvp` gives J G. Two ways:
 `LinearizedBlock` writes the derivative out over the block's parts (norms, projections, attention, feed-forward). The
 forward quantities are computed once per prompt and shared by all directions, the directions are folded into the rows of
 every matrix product, and all that remains besides products are a few passes over the cotangents. Patterns are remade per
-band of queries from the log-sum-exp, so that nothing of size T x T outlives its band, and keys no query of the band can see
-are left out. Per direction, forward or backward: T P multiply-adds for P weights of the block, and 4 H c per visible key
+band of queries, so that nothing of size T x T outlives its band, and keys no query of the band can see are left out. They
+come from the softmax itself: where a key bias makes logits of 1,000, as in Qwen2.5, a kept log-sum-exp costs four digits. Per direction, forward or backward: T P multiply-adds for P weights of the block, and 4 H c per visible key
 of each query.
 
 `AutogradBlock` differentiates the model's own module, the stream repeated K times (as jacobian-lens does, but block by
@@ -130,8 +130,7 @@ class LinearizedBlock:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
         self.query, self.key = q * parts.scale, k  # the scale rides on the query from here on
         self.groups = q.shape[1] // k.shape[1]
-        mixed = self._attend()  # [B, H, T, c], and log-sum-exps
-        self.mixed = mixed
+        self.mixed = mixed = self._attend()  # [B, H, T, c]
         branch = _affine(parts.o, mixed.transpose(1, 2).flatten(2))
         self.post_attention = None
         if parts.post_attention_norm is not None:
@@ -191,12 +190,10 @@ class LinearizedBlock:
         return logits.masked_fill_(~visible, float("-inf")), slope
 
     def _attend(self) -> Tensor:
-        outputs, sums = [], []
+        outputs = []
         for queries, keys in self._bands(self.query.shape[2]):
             logits, _ = self._logits(queries, keys)
-            sums.append(logits.logsumexp(-1, keepdim=True))
-            outputs.append((logits - sums[-1]).exp_() @ self.value[:, :, None, keys])
-        self.log_sum = torch.cat(sums, -2)  # [B, G, H/G, T, 1]
+            outputs.append(logits.softmax(-1) @ self.value[:, :, None, keys])
         return torch.cat(outputs, -2).flatten(1, 2)
 
     def _attention_pullback(self, d_mixed: Tensor, first: int, frozen: bool) -> Tensor:
@@ -221,7 +218,7 @@ class LinearizedBlock:
             at = slice(queries.start - first, queries.stop - first)
             n, m = queries.stop - queries.start, keys.stop - keys.start
             logits, slope = self._logits(queries, keys)
-            pattern = (logits - self.log_sum[..., queries, :]).exp_()  # [B, G, g, n, m]
+            pattern = logits.softmax(-1)  # [B, G, g, n, m]
             out = d_out[..., at, :, :]
             # All heads of a group write to the same keys: their query rows are stacked into one contraction.
             stacked = out.reshape(batch, kv, self.groups * n, count * c)
@@ -333,7 +330,7 @@ class LinearizedBlock:
             at = slice(queries.start - rows.start, queries.stop - rows.start)
             n, m = queries.stop - queries.start, keys.stop - keys.start
             logits, slope = self._logits(queries, keys)
-            pattern = (logits - self.log_sum[..., queries, :]).exp_()  # [B, G, g, n, m]
+            pattern = logits.softmax(-1)  # [B, G, g, n, m]
             # Of the keys that the band sees, those that have tangents.
             seen = slice(None) if positions is None else positions - keys.start
             some = keys if positions is None else slice(None)

@@ -136,6 +136,21 @@ def test_both_engines_give_the_explicit_jacobian_of_the_models_own_block(name):
     assert not own.jvp(torch.zeros_like(tangent)).any()
 
 
+def test_patterns_keep_their_digits_at_logits_of_a_thousand():
+    """As Qwen2.5's key biases make them. Logits are then rounded to 3e-5 each; a log-sum-exp as large made it 1.5e-4."""
+    model = families.model("qwen2")
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj"):
+            model.get_submodule(f"model.layers.0.self_attn.{name}").bias.fill_(20)
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        view = HuggingFaceView(model.to(dtype))
+        block = linearized(view, view.trace(view.embed(tokens(1))), 0)
+        assert (block.query @ block.key.repeat_interleave(block.groups, 1).mT).max() > 1000
+        gradients.append(block.vjp(randn(2, 1, LENGTH, families.WIDTH, seed=1).to(dtype)).double())
+    assert error(*gradients) < 5e-5
+
+
 def test_autograd_refuses_several_prompts():
     _, trace = traced("llama", prompts=2)
     with pytest.raises(ValueError, match="one by one"):
