@@ -35,7 +35,7 @@ from .models.view import Linear, Parts
 from .pointwise import Normalized, close, rotate, value_and_slope
 
 # Queries per band: bounds memory at B H band K T numbers, and skips half of the causal triangle for T much above it.
-QUERY_BAND = 128
+QUERY_BAND = 64
 # The forward pass as taken apart may differ from the model's own by rounding only: transformers computes RMS norms in
 # float32 even in float64 models, hence the third number.
 OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-4, torch.float16: 2e-2}
