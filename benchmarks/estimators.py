@@ -51,7 +51,9 @@ def brute_force(source: str, ids: torch.Tensor, device: str) -> np.ndarray:
     leaf = model.embed(ids).detach().expand(step, -1, -1).clone().requires_grad_()
     output = model.residual(leaf)[:, -1]
     squared = torch.zeros(ids.shape[1], dtype=torch.float64)
-    for directions in torch.eye(width, dtype=torch.float64, device=leaf.device).split(step):  # widths are multiples of 8
+    for directions in torch.eye(width, dtype=torch.float64, device=leaf.device).split(
+        step
+    ):  # widths are multiples of 8
         (gradient,) = torch.autograd.grad(output, leaf, directions, retain_graph=True)
         squared += gradient.pow(2).sum((0, 2)).cpu()
     return (squared / width).sqrt().numpy()

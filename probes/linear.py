@@ -7,8 +7,8 @@ of the same shape `jvp` gives J G. Two ways:
 forward quantities are computed once per prompt and shared by all directions, the directions are folded into the rows of
 every matrix product, and all that remains besides products are a few passes over the cotangents. Patterns are remade per
 band of queries, so that nothing of size T x T outlives its band, and keys no query of the band can see are left out. They
-come from the softmax itself: where a key bias makes logits of 1,000, as in Qwen2.5, a kept log-sum-exp costs four digits. Per direction, forward or backward: T P multiply-adds for P weights of the block, and 4 H c per visible key
-of each query.
+come from the softmax itself: where key biases make logits of 1,000 (Qwen2.5), a kept log-sum-exp costs four digits. Per
+direction, forward or backward: T P multiply-adds for P weights of the block, and 4 H c per visible key of each query.
 
 `AutogradBlock` differentiates the model's own module, the stream repeated K times (as jacobian-lens does, but block by
 block): slower, and right for whatever the module does. Its `jvp` is a central difference: good enough for a sketch's basis,

@@ -253,6 +253,20 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     return xr.Dataset(variables, coords=coords, attrs=attrs)
 
 
+def recorded(ds: xr.Dataset, name: str) -> list[str]:
+    """The values of an attribute, which is a coordinate of the runs where they differ (`results.combine`)."""
+    if name in ds.attrs:
+        return [str(ds.attrs[name])]
+    return [value for value in dict.fromkeys(map(str, ds[name].values.flat)) if value] if name in ds.coords else []
+
+
+def number_types(ds: xr.Dataset) -> list[str]:
+    """The dtypes a result was computed in and, for a GGUF file, the type that most of its tensors were stored in."""
+    files = [json.loads(text)["types"] for text in recorded(ds, "weights_file") if text]
+    stored = dict.fromkeys(max(types, key=lambda kind: (kind not in ("F32", "F16"), types[kind])) for types in files)
+    return [dtype + (f" dequantized from {' / '.join(stored)}" if stored else "") for dtype in recorded(ds, "dtype")]
+
+
 def _version(distribution: str) -> str:
     try:
         return metadata.version(distribution)

@@ -152,13 +152,13 @@ def test_a_rule_of_another_model_may_be_asked_for_and_keeps_its_name():
 
 def test_what_rules_are_called(tmp_path):
     made = families.FAMILIES["llama"]()  # 0.5
-    assert str(initialization_of(made)) == "config: initializer_range 0.5, the config's own"
+    assert str(initialization_of(made)) == "initializer_range 0.5 of the config"
     assert str(initialization_of(made, "1/24")) == "uniform 1/24"
     assert str(initialization_of(made, 0.03)) == "uniform 0.03"
     assert str(initialization_of(made, odd())) == "odd"
     told = wide_config("llama", width=64, blocks=1)
-    assert str(initialization_of(told)).endswith("0.02, the config's own, which is the library's default")
-    depth = "config: initializer_range 0.5, the config's own; output and down projections divided by sqrt(2L)"
+    assert str(initialization_of(told)) == "initializer_range 0.02 of the config, also transformers' default"
+    depth = "initializer_range 0.5 of the config; output and down projections divided by sqrt(2L)"
     assert str(initialization_of(families.FAMILIES["gpt2"]())) == depth
 
 
@@ -174,7 +174,7 @@ def unsaid(tmp_path: Path) -> Path:
 
 def test_a_default_that_nobody_published_is_named_as_one(tmp_path):
     folder = unsaid(tmp_path)
-    said = "config: initializer_range 0.02, the library's default, not published for this model"
+    said = "initializer_range 0.02, transformers' default: the config names none"
     view = probes.load(folder)
     described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for drawn in (view.reinitialized(0), fresh(folder), fresh(described), fresh(json.loads(view.identity.config))):
@@ -185,7 +185,7 @@ def test_a_default_that_nobody_published_is_named_as_one(tmp_path):
     # Somebody who sets it has said so.
     stated = json.loads(view.identity.config) | {"initializer_range": 0.1}
     assert stated[ASSUMED]
-    assert fresh(stated).identity.initialization == "config: initializer_range 0.1, the config's own"
+    assert fresh(stated).identity.initialization == "initializer_range 0.1 of the config"
     model = families.build(wide_config("llama", width=32, blocks=1))
     model.config.initializer_range = 0.0  # transformers then draws as if nothing were said
     assert probes.load(model).reinitialized(0).identity.initialization == said
@@ -347,7 +347,7 @@ def test_inspection_divides_by_fresh_weights_of_the_rule(checkpoint):
     model, text = probes.load(checkpoint), " ".join(f"w{n}" for n in range(5, 17))
     given: Any = {"method": "exact", "seeds": 1}
     plain, ruled = probes.inspect(model, text, **given), probes.inspect(model, text, initialization="0.02", **given)
-    assert plain.attrs["initialization"] == "config: initializer_range 0.5, the config's own"
+    assert plain.attrs["initialization"] == "initializer_range 0.5 of the config"
     assert ruled.attrs["initialization"] == "uniform 0.02"
     assert not np.allclose(plain["baseline"], ruled["baseline"], rtol=0.1)
     with pytest.raises(InputError, match=r"initialization '0.02' has no use with baseline text; leave it out"):

@@ -419,7 +419,7 @@ def test_tables_and_sentences(seen):
     said = " ".join(sentences(seen))
     assert "tiny-llama reads" in said
     assert f"'{seen['next_token'].values[0]}' {float(seen['probability'][0]):.1%}" in said
-    assert "fresh weights, 1 seed, config: initializer_range 0.02, the config's own" in said
+    assert "fresh weights, 1 seed, initializer_range 0.02 of the config" in said
     trend = seen.assign_attrs(trend=-0.9)
     assert "falls with position" in " ".join(sentences(trend))
     assert "with position" not in " ".join(sentences(seen.assign_attrs(trend=0.1)))

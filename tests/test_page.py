@@ -581,7 +581,7 @@ def test_fresh_weights_by_another_rule_are_measured_anew_and_those_of_older_vers
     measure([ape], out, chosen=pages.small("jacobian"), **ruled)
     assert stamps(out) == after
     measure([ape], out, chosen=pages.small("jacobian"), **given)
-    assert drawn_from({"ape": load(file)}).startswith("config: initializer_range 0.5")
+    assert drawn_from({"ape": load(file)}).startswith("initializer_range 0.5")
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -67,7 +67,7 @@ class Initialization:
     def __str__(self) -> str:
         if self.standing == "published":
             return f"{self.name} (published: {self.source})"
-        return self.name if self.standing == "given" else f"{self.name}: {self.source}"
+        return self.name if self.standing == "given" else self.source
 
 
 Rule: TypeAlias = str | int | float | Initialization
@@ -159,12 +159,14 @@ def of_config(
     """
     sigma = given or default
     published_nowhere = sigma == default and (assumed or not given)
-    own = "the config's own" + (", which is the library's default" if sigma == default else "")
-    source = "the library's default, not published for this model" if published_nowhere else own
+    also = ", also transformers' default" if sigma == default else ""
+    source = f"initializer_range {sigma:g} of the config{also}"
+    if published_nowhere:
+        source = f"initializer_range {sigma:g}, transformers' default: the config names none"
     scaled = "; output and down projections divided by sqrt(2L)" if depth_scaled else ""
     scheme = by_depth(sigma) if depth_scaled else uniform(sigma)
     standing = "default" if published_nowhere else "config"
-    return Initialization(CONFIG, standing, f"initializer_range {sigma:g}, {source}{scaled}", **scheme(blocks, width))
+    return Initialization(CONFIG, standing, source + scaled, **scheme(blocks, width))
 
 
 def _number(rule: object) -> float:

@@ -10,7 +10,8 @@ from typing import Any
 
 import xarray as xr
 
-from ..plots.style import drawn_from, recorded
+from ..plots.style import drawn_from
+from ..results import recorded
 from ..studies.collected import Collected
 
 OF_MODELS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "scalar", "match")

@@ -28,10 +28,9 @@ from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType, born
 from ..models.view import View
 from ..plan import PASSES, operations
-from ..plots.style import recorded
 from ..prompts import FirstToken, tokens_hash
 from ..prompts import draw as drawn
-from ..results import save
+from ..results import recorded, save
 from ..sinks import FIRST_KEYS
 from ..studies.collected import Collected, collect
 from ..studies.runs import Loading, Subject, subjects

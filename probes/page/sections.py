@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import plotly.graph_objects as go
 import xarray as xr
 
-from ..plots.style import condition_style, recorded
+from ..plots.style import condition_style
+from ..results import recorded
 from ..studies import atlas
 from ..studies.collected import Collected
 from ..studies.matched import judged, match_report

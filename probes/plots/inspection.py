@@ -18,6 +18,7 @@ import xarray as xr
 
 from ..errors import InputError
 from ..files import atomic
+from ..results import number_types
 
 Row: TypeAlias = tuple[str, ...]
 
@@ -253,7 +254,7 @@ def inspection_page(ds: xr.Dataset, *, top: int = TOP) -> str:
         made=[
             f"headwater {ds.attrs['headwater']}",
             str(ds.attrs["backend"]),
-            str(ds.attrs["dtype"]),
+            " / ".join(number_types(ds)),
             str(ds.attrs["device"]),
             f"method {options['method']}",
             f"weights {str(ds.attrs['weights'])[:12]}",

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..errors import InputError
+from ..results import number_types, recorded
 from ..summary import Profile, band, profiles
 from .style import (
     CHARACTERS,
@@ -32,7 +33,6 @@ from .style import (
     legend_columns,
     log_axis,
     position_axis,
-    recorded,
     save_figure,
     short,
 )
@@ -188,7 +188,7 @@ def caption(results: Mapping[str, xr.Dataset], width: float, more: Sequence[str]
     lengths, prompts, methods, dtypes, places = {}, {}, {}, {}, {}
     for ds in results.values():
         lengths[ds.sizes["position"]] = prompts[ds.sizes["prompt"]] = None
-        dtypes.update(dict.fromkeys(recorded(ds, "dtype")))
+        dtypes.update(dict.fromkeys(number_types(ds)))
         for options in map(json.loads, recorded(ds, "options")):
             method, products = options.get("method"), options.get("products")
             if method is not None:

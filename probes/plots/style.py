@@ -21,6 +21,7 @@ from PIL import Image
 
 from ..errors import InputError
 from ..files import atomic
+from ..results import number_types, recorded
 from ..summary import Profile
 from .steady import settle
 
@@ -201,13 +202,6 @@ def numeral(value: float) -> str:
 def short(name: str) -> str:
     """The last part of a hub id or a path."""
     return Path(name).name or name
-
-
-def recorded(ds: xr.Dataset, name: str) -> list[str]:
-    """The values of an attribute, which is a coordinate of the runs where they differ (`results.combine`)."""
-    if name in ds.attrs:
-        return [str(ds.attrs[name])]
-    return [value for value in dict.fromkeys(map(str, ds[name].values.flat)) if value] if name in ds.coords else []
 
 
 def drawn_from(results: Mapping[str, xr.Dataset]) -> str:
@@ -417,7 +411,7 @@ def facts(results: Mapping[str, xr.Dataset]) -> list[str]:
     lengths, prompts = (
         dict.fromkeys(ds.sizes[dim] for ds in results.values() if dim in ds.sizes) for dim in ("position", "prompt")
     )
-    dtypes = dict.fromkeys(dtype for ds in results.values() for dtype in recorded(ds, "dtype"))
+    dtypes = dict.fromkeys(dtype for ds in results.values() for dtype in number_types(ds))
     found = [f"T = {' / '.join(map(str, lengths))}"] * bool(lengths)
     found += [f"{' / '.join(map(str, prompts))} prompt{'s' * (list(prompts) != [1])}"] * bool(prompts)
     return found + [" / ".join(dtypes)] * bool(dtypes)
