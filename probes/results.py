@@ -261,10 +261,10 @@ def recorded(ds: xr.Dataset, name: str) -> list[str]:
 
 
 def number_types(ds: xr.Dataset) -> list[str]:
-    """The dtypes a result was computed in and, for a GGUF file, the type that most of its tensors were stored in."""
+    """The dtypes a result was computed in and, for a GGUF file, what its quantized tensors were stored as."""
     files = [json.loads(text)["types"] for text in recorded(ds, "weights_file") if text]
-    stored = dict.fromkeys(max(types, key=lambda kind: (kind not in ("F32", "F16"), types[kind])) for types in files)
-    return [dtype + (f" dequantized from {' / '.join(stored)}" if stored else "") for dtype in recorded(ds, "dtype")]
+    stored = " / ".join(dict.fromkeys(" + ".join(kind for kind in types if kind[0] not in "FB") for types in files))
+    return [f"{dtype} dequantized from {stored}" if stored else dtype for dtype in recorded(ds, "dtype")]
 
 
 def _version(distribution: str) -> str:
