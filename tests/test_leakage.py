@@ -276,7 +276,7 @@ def test_absolute_positions_in_the_stream_of_full_windows_are_all_residual():
 # --------------------------------------------------------------------------------------------------------- null tests
 
 
-@pytest.mark.parametrize("first", ["none", "auto"])
+@pytest.mark.parametrize("first", ["none", pytest.param("auto", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", probes.bundled())
 def test_block_0_has_no_position_in_its_residual_stream(name, first):
     model = probes.load(name)

@@ -26,8 +26,8 @@ def test_importing_costs_nothing():
     [
         "",
         "import probes.jacobian, probes.prompts, probes.results, probes.models.load",
-        "import probes.__main__, probes.studies.study",
-        "from probes import *; import probes.jacobian, probes.summary",
+        pytest.param("import probes.__main__, probes.studies.study", marks=pytest.mark.slow),
+        pytest.param("from probes import *; import probes.jacobian, probes.summary", marks=pytest.mark.slow),
     ],
 )
 def test_names_are_what_they_say(first):

@@ -179,6 +179,7 @@ def test_run_gives_all_variables_with_their_seeds(tiny):
     assert report.tables[-1].title == "Published statements"
 
 
+@pytest.mark.slow
 def test_run_writes_figures_and_an_animation(tiny):
     ds, _, files, out = tiny
     names = {file.name for file in files}
