@@ -27,6 +27,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from probes.plots import BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
+from probes.plots.blocks import in_view
 from probes.plots.leakage import PARTS
 from probes.plots.sinks import GROUPS
 from probes.plots.style import LARGEST, coinciding, numeral
@@ -187,3 +188,15 @@ def test_low_values_of_a_stream_are_not_cut_off():
 def test_ticks_are_read_as_numbers():
     said = {0.01: "0.01", 0.0: "0", 2e4: "20,000", 1e5: "$10^{5}$", 2e-5: r"$2\cdot 10^{-5}$", -0.1: "−0.1"}
     assert {value: numeral(value) for value in said} == said
+
+
+def test_a_block_far_beyond_the_others_is_named_and_leaves_them_visible():
+    """Qwen2.5's first block has a weight form of 1e234: its key biases make logits of hundreds."""
+    values = xr.DataArray(np.ones((2, 20)), dims=("part", "layer"), coords={"layer": range(20)})
+    cell = Figure().add_subplot()
+    in_view([cell], [values])
+    assert not cell.texts
+    values[:, 3] = -6e233
+    in_view([cell], [values])
+    assert cell.texts[0].get_text() == "block 3: 1.2e+234"
+    assert cell.get_ylim() == pytest.approx((-2.2, 2.2))

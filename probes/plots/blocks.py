@@ -10,8 +10,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from .style import depth_color, mark, points, spread
+from .style import GREY, depth_color, mark, points, spread
 
+OUTLIER = 30  # times what three quarters of the blocks stay below; a block beyond it would press all others to a line
 MANY = 12  # blocks; more leave no room for marks beside each other, and are drawn as lines with bands
 
 
@@ -34,6 +35,26 @@ def along_blocks(cell: Axes, layers: np.ndarray, rows: Sequence[Series]) -> None
         if row.interval is not None:
             cell.fill_between(layers, *row.interval, color=row.color, alpha=0.2, linewidth=0, zorder=1)
         cell.plot(layers, row.values, color=row.color, linewidth=1.3, zorder=3 + order)
+
+
+def in_view(cells: Sequence[Axes], parts: Sequence[xr.DataArray]) -> None:
+    """Let the common vertical axis of `cells` follow most blocks, and name the blocks that go far beyond them.
+
+    Args:
+        cells: with the same vertical axis.
+        parts: what is drawn in each, [part, layer]; parts may be stacked.
+    """
+    sizes = [np.maximum(x.clip(min=0).values.sum(0), -x.clip(max=0).values.sum(0)) for x in parts]
+    usual = OUTLIER * np.nanquantile(np.concatenate(sizes), 0.75)
+    beyond = [(size > usual) & (usual > 0) for size in sizes]
+    if not any(one.any() for one in beyond):
+        return
+    limit = 1.1 * max(np.max(size[~one], initial=0) for size, one in zip(sizes, beyond, strict=True))
+    cells[0].set_ylim(-limit, limit)
+    for cell, x, size, one in zip(cells, parts, sizes, beyond, strict=True):
+        named = [f"block {layer}: {value:.3g}" for layer, value in zip(x["layer"].values[one], size[one], strict=True)]
+        text = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+        cell.text(1, 1.01, text, transform=cell.transAxes, ha="right", va="bottom", fontsize=6.5, color=GREY)
 
 
 def layer_axis(cell: Axes, layers: np.ndarray, label: str = "block") -> None:

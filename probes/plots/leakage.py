@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ..leakage import resolved
-from .blocks import MANY, Series, along_blocks, block_entry, layer_axis
+from .blocks import MANY, OUTLIER, Series, along_blocks, block_entry, in_view, layer_axis
 from .style import (
     BLACK,
     BLUE,
@@ -76,8 +76,11 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
             _log_form(cells["log"][column], early)
             _parts(cells["parts"][column], early)
             _weight_form(cells["weight"][column], early)
+            in_view([cells["weight"][column]], [early["weight_source_by_block"]])
             _shares(cells["log_share"][column], ds, "log", ("mask", "residual"))  # there is no spread in the log form
             _shares(cells["weight_share"][column], ds, "weight", tuple(SOURCES))
+        stacked = [ds.isel(band=0)["log_form_by_block"].sel(part=list(PARTS)) for ds in results.values()]
+        in_view(cells["parts"], stacked)
         noise = Line2D([], [], color=GREY, linewidth=2.2, alpha=0.6, label="sampling noise")
         total = block_entry("total", BLACK, results)
         alone = block_entry("residual component", ORANGE, results, "D")
@@ -168,6 +171,7 @@ def _explained() -> list[str]:
         "intervals and bands: 95 %, bootstrap over prompts",
         "parts: stacked from 0 upwards and downwards, their sum is the total",
         "sampling noise: what an uncorrected variance would add",
+        f"blocks {OUTLIER} times as large as most are named above the axis, and go beyond it",
         f"shares of the whole model; arrowheads: beyond {SHARES[0]:g} or {SHARES[1]:g}; pale: the interval says nothing; "
         "no total: its interval is not above 0, or the null check fails",
     ]
