@@ -83,7 +83,7 @@ def held_against(found: xr.Dataset, whole: xr.Dataset) -> None:
             )
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PROBES)
 def test_what_does_not_fit_is_measured_in_smaller_blocks(name, family, monkeypatch):
     monkeypatch.setattr(query_blocks, "__kwdefaults__", {"numbers": 1 << 14})  # several blocks; those of models, too
@@ -187,6 +187,7 @@ def test_what_an_attempt_had_made_is_gone_before_the_next():
     assert Room(model, 8)(work)
 
 
+@pytest.mark.slow
 def test_a_limit_of_the_system():
     # 1,024 positions and 32 heads: whole blocks of queries take about 40 MiB beside the pass, which takes a few.
     script = """
