@@ -4,12 +4,13 @@
 #   examples/every_probe.sh MODEL OUT [OPTION ...]     options of every command, as --device cuda or --dtype bfloat16
 #
 # PROMPTS (16), LENGTH (256) and MANY (256; prompts of leakage and bos-swap, whose intervals want hundreds) say how much is
-# measured. A run that was stopped resumes with the same command.
+# measured, TEXT=FILE on what text, RULE (config) what fresh weights are drawn from. A run that was stopped resumes with the
+# same command.
 set -euo pipefail
 model=$1 out=$2
 shift 2
 prompts=${PROMPTS:-16} length=${LENGTH:-256} many=${MANY:-256} rule=${RULE:-config}
-headwater=${HEADWATER:-headwater}
+headwater=${HEADWATER:-headwater} text=(${TEXT:+--text "$TEXT"})
 
 # Memory first: what each probe takes above the weights, from the shapes alone.
 "${PYTHON:-python}" - "$model" "$prompts" "$many" "$length" "$@" <<'PLAN'
@@ -19,17 +20,19 @@ import probes
 from probes.plan import PROBES, plan
 
 name, few, many, length, *options = sys.argv[1:]
-given = dict(zip((option.removeprefix("--").replace("-", "_") for option in options[::2]), options[1::2], strict=True))
+known = ("--backend", "--device", "--dtype")  # what decides how much memory is taken
+given = {key[2:]: value for key, value in zip(options, options[1:], strict=False) if key in known}
 model = probes.load(name, **given)
 for probe in PROBES:
     count = int(many) if probe in ("leakage", "bos-swap") else int(few)
-    print(f"{probe}: {plan(model, count, int(length), probe).line(name)}")
+    more = {"reacts": "mean"} if probe == "sinks" else {}
+    print(f"{probe}: {plan(model, count, int(length), probe, **more).line(name)}")
 PLAN
 
 measure() {  # PROBE [OPTION ...]
     local probe=$1
     shift
-    "$headwater" "$probe" "$model" --out "$out/$probe" --length "$length" "$@"
+    "$headwater" "$probe" "$model" --out "$out/$probe" --length "$length" "${text[@]}" "$@"
 }
 # The cheap ones first, so that there is something to look at soon.
 measure sinks --prompts "$prompts" "$@"
@@ -38,6 +41,7 @@ measure leakage --prompts "$many" "$@"
 measure jacobian --prompts "$prompts" --seeds 1 --initialization "$rule" "$@"
 measure bos-swap --prompts "$many" --replace mean "$@"
 measure theory --prompts 1 --seeds 1 --initialization "$rule" "$@"
-"$headwater" inspect "$model" --out "$out/inspect" --prompt "The capital of France is Paris. The capital of Italy is" "$@"
+"$headwater" inspect "$model" --out "$out/inspect" --initialization "$rule" \
+    --prompt "The capital of France is Paris. The capital of Italy is" "$@"
 "$headwater" report --out "$out"  # one page from what is there: index.html
 echo "share $out: results (*.nc), figures, tables and index.html"

@@ -7,7 +7,7 @@ of the same shape `jvp` gives J G. Two ways:
 forward quantities are computed once per prompt and shared by all directions, the directions are folded into the rows of
 every matrix product, and all that remains besides products are a few passes over the cotangents. Patterns are remade per
 band of queries, so that nothing of size T x T outlives its band, and keys no query of the band can see are left out. They
-come from the softmax itself: where key biases make logits of 1,000 (Qwen2.5), a kept log-sum-exp costs four digits. Per
+come from the softmax itself: where key biases make logits of 1,000 (Qwen2.5), a kept log-sum-exp leaves four digits. Per
 direction, forward or backward: T P multiply-adds for P weights of the block, and 4 H c per visible key of each query.
 
 `AutogradBlock` differentiates the model's own module, the stream repeated K times (as jacobian-lens does, but block by
@@ -34,7 +34,7 @@ from .models.fused import share_of
 from .models.view import Linear, Parts
 from .pointwise import Normalized, close, rotate, value_and_slope
 
-# Queries per band: bounds memory at B H band K T numbers, and skips half of the causal triangle for T much above it.
+# Queries per band: bounds memory at B H band K T numbers, and skips what lies above the diagonal for T much above it.
 QUERY_BAND = 64
 # The forward pass as taken apart may differ from the model's own by rounding only: transformers computes RMS norms in
 # float32 even in float64 models, hence the third number.

@@ -88,9 +88,9 @@ class Sizes:
         """Bytes of one block, linearized at a prompt, while it is kept.
 
         Norms' units and outputs (4 d), the stream in the middle and after (2 d), queries and what attention gave (2 H c),
-        keys and values, the feed-forward's slopes, the log-sum-exps.
+        keys and values, the feed-forward's slopes.
         """
-        row = 6 * self.width + 2 * self.queries + 2 * self.keys + self.first + self.heads
+        row = 6 * self.width + 2 * self.queries + 2 * self.keys + self.first
         row += (self.queries + self.keys) * 2 * self.wide + 4 * self.width * self.post_norm
         return row * length * self.itemsize
 

@@ -262,8 +262,10 @@ def recorded(ds: xr.Dataset, name: str) -> list[str]:
 
 def number_types(ds: xr.Dataset) -> list[str]:
     """The dtypes a result was computed in and, for a GGUF file, what its quantized tensors were stored as."""
-    files = [json.loads(text)["types"] for text in recorded(ds, "weights_file") if text]
-    stored = " / ".join(dict.fromkeys(" + ".join(kind for kind in types if kind[0] not in "FB") for types in files))
+    drawn = all(condition.startswith("init") for condition in recorded(ds, "condition") or [""])
+    files = [json.loads(text)["types"] for text in recorded(ds, "weights_file") if text and not drawn]
+    named = dict.fromkeys(" + ".join(kind for kind in types if kind[0] not in "FB") for types in files)
+    stored = " / ".join(filter(None, named))
     return [f"{dtype} dequantized from {stored}" if stored else dtype for dtype in recorded(ds, "dtype")]
 
 

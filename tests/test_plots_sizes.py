@@ -198,5 +198,5 @@ def test_a_block_far_beyond_the_others_is_named_and_leaves_them_visible():
     assert not cell.texts
     values[:, 3] = -6e233
     in_view([cell], [values])
-    assert cell.texts[0].get_text() == "block 3: 1.2e+234"
+    assert cell.texts[0].get_text() == "beyond the axis: block 3 (1.2e+234)"
     assert cell.get_ylim() == pytest.approx((-2.2, 2.2))

@@ -1,11 +1,12 @@
 """What fresh weights are drawn from: a rule that gives each kind of matrix its standard deviation.
 
-A rule is one of three things: "config", the model's configuration as transformers reads it; a number, the same deviation
+A rule is one of these: "config", the model's configuration as transformers reads it; a number, the same deviation
 for every matrix ("0.02", "1/24"); or the name of a rule that a model's makers published (`PUBLISHED`). A published rule
-may be asked of any model: the deviations are then those that it gives a model of that depth and width.
+may be asked of any model: the deviations are then those that it gives a model of that depth and width. In Python an
+`Initialization` of one's own will do, too.
 
-Entries are independent, normal and of mean zero under every rule here; none of these recipes truncates its normal. Biases
-start at zero and norm weights at one.
+Entries are independent, normal and of mean zero under every rule here; no recipe that could be read truncates its normal
+(Qwen2.5's program is not public). Biases start at zero and norm weights at one.
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ def along_blocks(cell: Axes, layers: np.ndarray, rows: Sequence[Series]) -> None
 def in_view(cells: Sequence[Axes], parts: Sequence[xr.DataArray]) -> None:
     """Let the common vertical axis of `cells` follow most blocks, and name the blocks that go far beyond them.
 
+    What is named is the height of a block's stack: all its positive parts, or all its negative ones.
+
     Args:
         cells: with the same vertical axis.
         parts: what is drawn in each, [part, layer]; parts may be stacked.
@@ -49,11 +51,17 @@ def in_view(cells: Sequence[Axes], parts: Sequence[xr.DataArray]) -> None:
     beyond = [(size > usual) & (usual > 0) for size in sizes]
     if not any(one.any() for one in beyond):
         return
-    limit = 1.1 * max(np.max(size[~one], initial=0) for size, one in zip(sizes, beyond, strict=True))
+    limit = 1.1 * max(
+        np.max(size[~one & np.isfinite(size)], initial=0) for size, one in zip(sizes, beyond, strict=True)
+    )
     cells[0].set_ylim(-limit, limit)
     for cell, x, size, one in zip(cells, parts, sizes, beyond, strict=True):
-        named = [f"block {layer}: {value:.3g}" for layer, value in zip(x["layer"].values[one], size[one], strict=True)]
-        text = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+        named = [f"block {layer} ({value:.3g})" for layer, value in zip(x["layer"].values[one], size[one], strict=True)]
+        text = (
+            "beyond the axis: " * bool(named)
+            + ", ".join(named[:3])
+            + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+        )
         cell.text(1, 1.01, text, transform=cell.transAxes, ha="right", va="bottom", fontsize=6.5, color=GREY)
 
 

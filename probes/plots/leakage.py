@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ..leakage import resolved
-from .blocks import MANY, OUTLIER, Series, along_blocks, block_entry, in_view, layer_axis
+from .blocks import MANY, Series, along_blocks, block_entry, in_view, layer_axis
 from .style import (
     BLACK,
     BLUE,
@@ -171,7 +171,6 @@ def _explained() -> list[str]:
         "intervals and bands: 95 %, bootstrap over prompts",
         "parts: stacked from 0 upwards and downwards, their sum is the total",
         "sampling noise: what an uncorrected variance would add",
-        f"blocks {OUTLIER} times as large as most are named above the axis, and go beyond it",
         f"shares of the whole model; arrowheads: beyond {SHARES[0]:g} or {SHARES[1]:g}; pale: the interval says nothing; "
         "no total: its interval is not above 0, or the null check fails",
     ]
