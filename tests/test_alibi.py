@@ -95,7 +95,10 @@ def exact_and_predicted(seed: int, sigma: float, *, blocks: int, length: int, wi
     return found
 
 
-@pytest.mark.parametrize(("window", "sigma"), [(None, 0.02), (16, 0.02), (None, 0.05)])
+@pytest.mark.parametrize(
+    ("window", "sigma"),
+    [(None, 0.02), *(pytest.param(*more, marks=pytest.mark.slow) for more in [(16, 0.02), (None, 0.05)])],
+)
 def test_the_kernel_predicts_the_exact_norm(window, sigma):
     blocks, length, seeds = 6, 32, 6  # at width 128 single models are several percent off their mean
     runs = [exact_and_predicted(seed, sigma, blocks=blocks, length=length, window=window) for seed in range(seeds)]

@@ -302,6 +302,7 @@ def test_bad_input_to_jacobian_is_one_line_and_exit_code_2(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "short"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_jacobian_ends_in_one_line_and_goes_on(monkeypatch, tmp_path, ape):
     words = f"jacobian {ape / 'ape'} --out {tmp_path / 'out'} --text {ape / 'text.txt'} --device cpu".split()
     words += ["--prompts", "2", "--length", "12", "--products", "32", "--seeds", "200", "--conditions", "init"]
@@ -394,7 +395,12 @@ SURVEYS = {
 }
 
 
-@pytest.mark.parametrize("probe", SURVEYS)
+SLOW = ("leakage", "bos-swap")
+
+
+@pytest.mark.parametrize(
+    "probe", [pytest.param(probe, marks=pytest.mark.slow) if probe in SLOW else probe for probe in SURVEYS]
+)
 def test_surveys_from_the_command_line(monkeypatch, capfd, tmp_path, ape, probe):
     out = tmp_path / "out"
     words = f"{probe} {ape / 'ape'} --out {out} --text {ape / 'text.txt'} --prompts 4 --length 20 {SURVEYS[probe]}"
@@ -417,6 +423,7 @@ def test_surveys_from_the_command_line(monkeypatch, capfd, tmp_path, ape, probe)
     assert sorted(printed) == sorted([word for word in row if word != "|"] for row in rows)
 
 
+@pytest.mark.slow
 def test_an_interrupted_survey_says_what_it_goes_on_with(monkeypatch, capfd, tmp_path, ape):
     words = (
         f"trajectory {ape / 'ape'} tiny-llama --out {tmp_path} --text {Path(__file__)} --prompts 2 --length 20".split()

@@ -274,7 +274,7 @@ def test_a_sketch_of_all_directions_is_exact(readout, products):
 
 @pytest.mark.parametrize(
     ("products", "readout"),
-    [(6, "residual"), (48, "residual"), (48, "logits")],  # 6: without a basis
+    [(6, "residual"), (48, "residual"), pytest.param(48, "logits", marks=pytest.mark.slow)],  # 6: without a basis
 )
 def test_squared_sketches_are_unbiased(products, readout):
     seen, tokens, seeds = view("llama", dtype=torch.float32), some_tokens(length=24), 200
@@ -309,7 +309,7 @@ def pairs_covered(model: View, *, products: int, prompts: int, seeds: int, lengt
     return float(np.mean(covered))
 
 
-@pytest.mark.parametrize("products", [8, 32])  # without and with a basis
+@pytest.mark.parametrize("products", [8, pytest.param(32, marks=pytest.mark.slow)])  # without and with a basis
 def test_intervals_cover_on_stories(products):
     if not STORIES.is_dir():
         pytest.skip("the checkpoint stories260K is not here")

@@ -277,7 +277,10 @@ def test_absolute_positions_in_the_stream_of_full_windows_are_all_residual():
 
 
 @pytest.mark.parametrize("first", ["none", pytest.param("auto", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", probes.bundled())
+@pytest.mark.parametrize(
+    "name",
+    ["tiny-llama", *(pytest.param(name, marks=pytest.mark.slow) for name in probes.bundled() if name != "tiny-llama")],
+)
 def test_block_0_has_no_position_in_its_residual_stream(name, first):
     model = probes.load(name)
     if first == "auto" and model.bos is None:
@@ -364,6 +367,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     assert 33 <= inside <= 40
 
 
+@pytest.mark.slow
 def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
     generator = torch.Generator().manual_seed(8)
     logits = 2 * torch.randn(40, 1, 20, 20, generator=generator, dtype=torch.float64)

@@ -519,6 +519,7 @@ def test_all_kinds_are_written_with_figures_and_tables(root):
     assert not (root / ".measuring").exists()
 
 
+@pytest.mark.slow
 def test_what_is_there_with_the_same_options_is_kept(root, checkpoints, given, tmp_path):
     out, said = tmp_path / "report", []
     shutil.copytree(root, out)
@@ -544,6 +545,7 @@ def test_figures_are_drawn_where_something_is_new_or_they_are_missing(root, chec
     assert drawn["sinks"].stat().st_mtime_ns == before["sinks"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("change", "again"),
@@ -560,6 +562,7 @@ def test_other_options_are_measured(root, checkpoints, given, tmp_path, change, 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_fresh_weights_by_another_rule_are_measured_anew_and_those_of_older_versions_kept(
     root, checkpoints, given, tmp_path
@@ -584,6 +587,7 @@ def test_fresh_weights_by_another_rule_are_measured_anew_and_those_of_older_vers
     assert drawn_from({"ape": load(file)}).startswith("initializer_range 0.5")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "edit",

@@ -154,6 +154,7 @@ def test_pictures_are_the_patterns_and_named():
     assert "pictures" not in text_of(sinks_figure(sinks_result(pictures=0)))
 
 
+@pytest.mark.slow
 def test_large_models_and_many_keys_stay_small_and_exact(tmp_path):
     ds = sinks_result(layers=24, heads=14, keys=1000)
     figure = sinks_figure({"one": ds, "two": ds, "three": ds}, path=tmp_path / "large")

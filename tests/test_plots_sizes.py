@@ -86,6 +86,7 @@ def test_everything_drawn_is_within_its_axes(blocks, heads):
                     assert np.all((low <= y[seen]) & (y[seen] <= high)), (axes.get_ylabel(), low, y[seen].min())
 
 
+@pytest.mark.slow
 def test_files_of_the_largest_models_stay_small(tmp_path):
     for (draw, _, name), ds in zip(DRAWN, results_of(*SIZES[-1]).values(), strict=True):
         draw(ds, path=tmp_path / name)

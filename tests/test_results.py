@@ -182,6 +182,7 @@ def test_files_that_are_no_results_are_refused_in_one_line(tmp_path):
     assert "was not written by headwater" in refused(tmp_path / "other.nc")
 
 
+@pytest.mark.slow
 def test_damage_anywhere_is_an_input_error_or_does_no_harm(tmp_path):
     path = tmp_path / "result.nc"
     ds = run("init", 1)

@@ -33,7 +33,7 @@ def test_rounding_keeps_three_digits_of_numbers_of_every_size():
     assert values[0, 1] == 123456.0
 
 
-@pytest.mark.parametrize("draw", [trajectory_figure, jacobian_figure])
+@pytest.mark.parametrize("draw", [jacobian_figure, pytest.param(trajectory_figure, marks=pytest.mark.slow)])
 def test_a_figure_drawn_again_gives_the_same_files(draw, tmp_path):
     model = probes.load(families.model("llama"))
     found = {

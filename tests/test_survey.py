@@ -410,6 +410,7 @@ def test_every_probe_writes_what_it_says(surveyed, probe):
         assert f"- {line}\n" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", list(PROBES))
 def test_every_probe_runs_on_the_other_backend(folder, surveyed, tmp_path, probe):
     _, results = surveyed(probe)

@@ -250,6 +250,7 @@ def test_what_was_not_run_is_not_judged(tiny):
     assert tables(only)[0].rows[0][2] == "on"
 
 
+@pytest.mark.slow
 def test_figure_of_one_mask_and_seed(tiny, tmp_path):
     ds = tiny[0].sel(mask=["causal"], depth=[2], residual=["on"], seed=[0])
     png, svg = draw(ds, tmp_path / "sinks")
