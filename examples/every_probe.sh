@@ -32,7 +32,7 @@ PLAN
 measure() {  # PROBE [OPTION ...]
     local probe=$1
     shift
-    "$headwater" "$probe" "$model" --out "$out/$probe" --length "$length" "${text[@]}" "$@"
+    "$headwater" "$probe" "$model" --out "$out/$probe" --length "$length" ${text[@]+"${text[@]}"} "$@"
 }
 # The cheap ones first, so that there is something to look at soon.
 measure sinks --prompts "$prompts" "$@"
