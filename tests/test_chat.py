@@ -153,11 +153,11 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(raised.value.code or 0)
 
 
-LONG = ("leakage", "bos-swap", "theory")
+SLOW = ("leakage", "bos-swap", "theory")
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(command, marks=pytest.mark.slow) if command in LONG else command for command in SMALL]
+    "command", [pytest.param(command, marks=pytest.mark.slow) if command in SLOW else command for command in SMALL]
 )
 def test_every_command_takes_a_chat(folder, tmp_path, monkeypatch, capfd, command):
     chat = folder / ("one.json" if command == "inspect" else "several.json")
