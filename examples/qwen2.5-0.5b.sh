@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Qwen2.5-0.5B by its hub id: 24 blocks, width 896, no BOS. Weights take 2 GB in float32. Not run at this size yet.
+# Qwen2.5-0.5B by its hub id: 24 blocks, width 896, no BOS. Weights take 2 GB in float32. Not run by hub id yet.
 #
 #   examples/qwen2.5-0.5b.sh [MODEL] [OUT] [OPTION ...]
 set -euo pipefail
