@@ -51,9 +51,8 @@ def brute_force(source: str, ids: torch.Tensor, device: str) -> np.ndarray:
     leaf = model.embed(ids).detach().expand(step, -1, -1).clone().requires_grad_()
     output = model.residual(leaf)[:, -1]
     squared = torch.zeros(ids.shape[1], dtype=torch.float64)
-    for directions in torch.eye(width, dtype=torch.float64, device=leaf.device).split(
-        step
-    ):  # widths are multiples of 8
+    # Widths are multiples of 8, so that every piece has as many directions as the leaf has copies.
+    for directions in torch.eye(width, dtype=torch.float64, device=leaf.device).split(step):
         (gradient,) = torch.autograd.grad(output, leaf, directions, retain_graph=True)
         squared += gradient.pow(2).sum((0, 2)).cpu()
     return (squared / width).sqrt().numpy()

@@ -17,8 +17,8 @@ share their leading directions, but those differ from prompt to prompt. They are
 
 1. Every path from an earlier position enters the query position through some block's attention and then follows the query's
    *own* path to the top, which involves one position instead of T. Random tangents, pushed along it, cost little (2.7 of 64
-   products at T = 32 on SmolLM2-135M, 0.3 at T = 256);
-   the leading directions E of their images are exact directions already (`Prompt.own_path`).
+   products at T = 32 on SmolLM2-135M, 0.3 at T = 256); the leading directions E of their images are exact directions already
+   (`Prompt.own_path`).
 2. One round of subspace iteration: V_j = E^T J_j is there at all positions from E's own products; the forward-mode products
    Y = sum_j J_j w_j V_j^T, w_j = 1/||V_j||_F^2 so that every position counts alike, turn towards what E has missed. Y, made
    orthonormal to E, is the rest of Q.

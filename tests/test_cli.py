@@ -303,6 +303,24 @@ def test_bad_input_to_jacobian_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("APE --length 100000", "length=100000 is more than the 128 positions of ape; ask for at most 128"),
+        ("/nowhere", "model folder '/nowhere' does not exist"),
+    ],
+)
+def test_bad_input_in_a_process_of_its_own(tmp_path, ape, arguments, says):
+    words = f"jacobian {arguments} --out {tmp_path / 'out'}".replace("APE", str(ape / "ape")).split()
+    done = subprocess.run([sys.executable, "-m", "probes", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
 def test_an_interrupted_jacobian_ends_in_one_line_and_goes_on(monkeypatch, tmp_path, ape):
     words = f"jacobian {ape / 'ape'} --out {tmp_path / 'out'} --text {ape / 'text.txt'} --device cpu".split()
     words += ["--prompts", "2", "--length", "12", "--products", "32", "--seeds", "200", "--conditions", "init"]

@@ -141,10 +141,10 @@ def test_patterns_keep_their_digits_at_logits_of_a_thousand():
     model = families.model("qwen2")
     with torch.no_grad():
         for name in ("q_proj", "k_proj"):
-            model.get_submodule(f"model.layers.0.self_attn.{name}").bias.fill_(20)
+            model.get_parameter(f"model.layers.0.self_attn.{name}.bias").fill_(20)
     gradients = []
     for dtype in (torch.float32, torch.float64):
-        view = HuggingFaceView(model.to(dtype))
+        view = HuggingFaceView(model.double() if dtype == torch.float64 else model)
         block = linearized(view, view.trace(view.embed(tokens(1))), 0)
         assert (block.query @ block.key.repeat_interleave(block.groups, 1).mT).max() > 1000
         gradients.append(block.vjp(randn(2, 1, LENGTH, families.WIDTH, seed=1).to(dtype)).double())

@@ -519,7 +519,6 @@ def test_all_kinds_are_written_with_figures_and_tables(root):
     assert not (root / ".measuring").exists()
 
 
-@pytest.mark.slow
 def test_what_is_there_with_the_same_options_is_kept(root, checkpoints, given, tmp_path):
     out, said = tmp_path / "report", []
     shutil.copytree(root, out)
@@ -531,6 +530,7 @@ def test_what_is_there_with_the_same_options_is_kept(root, checkpoints, given, t
     assert "--fresh" in line
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_where_something_is_new_or_they_are_missing(root, checkpoints, given, tmp_path):
     out = tmp_path / "report"
     shutil.copytree(root, out)
@@ -587,7 +587,6 @@ def test_fresh_weights_by_another_rule_are_measured_anew_and_those_of_older_vers
     assert drawn_from({"ape": load(file)}).startswith("initializer_range 0.5")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "edit",
@@ -609,6 +608,7 @@ def test_a_result_of_another_making_is_measured_anew(root, checkpoints, given, t
     xr.testing.assert_allclose(new["attends"], old["attends"])
 
 
+@pytest.mark.slow
 def test_models_of_earlier_reports_stay(checkpoints, given, tmp_path):
     for name in ("ape", "bee"):
         measure([str(checkpoints / name)], tmp_path, chosen=pages.small("sinks"), **given)

@@ -160,14 +160,12 @@ def of_config(
     """
     sigma = given or default
     published_nowhere = sigma == default and (assumed or not given)
-    also = ", also transformers' default" if sigma == default else ""
-    source = f"initializer_range {sigma:g} of the config{also}"
-    if published_nowhere:
-        source = f"initializer_range {sigma:g}, transformers' default: the config names none"
+    own = " of the config" + (", also transformers' default" if sigma == default else "")
+    source = ", transformers' default: the config names none" if published_nowhere else own
     scaled = "; output and down projections divided by sqrt(2L)" if depth_scaled else ""
     scheme = by_depth(sigma) if depth_scaled else uniform(sigma)
     standing = "default" if published_nowhere else "config"
-    return Initialization(CONFIG, standing, source + scaled, **scheme(blocks, width))
+    return Initialization(CONFIG, standing, f"initializer_range {sigma:g}{source}{scaled}", **scheme(blocks, width))
 
 
 def _number(rule: object) -> float:

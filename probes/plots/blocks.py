@@ -51,18 +51,14 @@ def in_view(cells: Sequence[Axes], parts: Sequence[xr.DataArray]) -> None:
     beyond = [(size > usual) & (usual > 0) for size in sizes]
     if not any(one.any() for one in beyond):
         return
-    limit = 1.1 * max(
-        np.max(size[~one & np.isfinite(size)], initial=0) for size, one in zip(sizes, beyond, strict=True)
-    )
+    within = [size[~one & np.isfinite(size)] for size, one in zip(sizes, beyond, strict=True)]
+    limit = 1.1 * np.max(np.concatenate(within), initial=0)
     cells[0].set_ylim(-limit, limit)
     for cell, x, size, one in zip(cells, parts, sizes, beyond, strict=True):
         named = [f"block {layer} ({value:.3g})" for layer, value in zip(x["layer"].values[one], size[one], strict=True)]
-        text = (
-            "beyond the axis: " * bool(named)
-            + ", ".join(named[:3])
-            + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-        )
-        cell.text(1, 1.01, text, transform=cell.transAxes, ha="right", va="bottom", fontsize=6.5, color=GREY)
+        if named:
+            text = f"beyond the axis: {', '.join(named[:3])}" + f" and {len(named) - 3} more" * (len(named) > 3)
+            cell.text(1, 1.01, text, transform=cell.transAxes, ha="right", va="bottom", fontsize=6.5, color=GREY)
 
 
 def layer_axis(cell: Axes, layers: np.ndarray, label: str = "block") -> None:
