@@ -104,6 +104,7 @@ def test_table(made):
     assert len({line[0] for line in table}) == len(CHOSEN)  # labels tell places apart
 
 
+@pytest.mark.slow
 def test_an_interrupted_map_goes_on_and_measures_nothing_twice(made, tmp_path, monkeypatch):
     _, whole = made
 

@@ -170,6 +170,7 @@ def test_a_threshold_is_exceeded_not_met():
     assert column_statistics(given, 0.49).over[0, 0].tolist() == [2, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_pattern_of_thousands_of_positions_in_its_real_blocks():
     given = drawn(1500, prompts=1, heads=2, dtype=torch.float32, softcap=CAP, slopes=SLOPES)
     blocks = [(start, stop) for start, stop, *_ in pattern_blocks(given)]

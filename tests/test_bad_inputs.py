@@ -895,6 +895,7 @@ def test_a_bad_input_is_one_line_and_leaves_everything_as_it_was(row, here, monk
 SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in APART[1:]]  # five seconds each, to start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [APART[0], *SLOWER], ids=lambda name: name.replace(" ", "-"))
 def test_in_a_process_of_its_own(name, here):
     (row,) = (row for row in ROWS if row.name == name)

@@ -212,6 +212,7 @@ def test_a_token_for_itself_changes_no_number(name):
     assert np.isnan(found["loss_change"]).sum() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", probes.bundled())
 def test_a_token_for_itself_changes_no_number_on_bundled_models(name):
     model = probes.load(name, device="cpu")
@@ -225,6 +226,7 @@ def test_a_token_for_itself_changes_no_number_on_bundled_models(name):
             assert np.array_equal(values, found[one.replace("before", "after")], equal_nan=True), one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_before_and_after_are_what_the_probes_say(name):
     model, tokens = view(name), some_tokens(6)
@@ -276,6 +278,7 @@ def test_loss_is_the_same_in_pieces(monkeypatch):
     assert pieces.shape == (4, LENGTH - 1)
 
 
+@pytest.mark.slow
 def test_intervals_are_paired():
     # Resampled apart, a change of nothing would have an interval as wide as the loss's own spread between prompts.
     model, tokens = view("llama"), some_tokens(7)  # halves of unequal size
@@ -302,6 +305,7 @@ def test_fraction_removed_by_hand():
     assert all((part == 0).all() for part in unchanged)
 
 
+@pytest.mark.slow
 def test_result_is_complete(tmp_path):
     model, tokens = view("mistral"), some_tokens()
     calls: list[tuple[float, float]] = []
@@ -348,6 +352,7 @@ def test_result_is_complete(tmp_path):
     assert again.equals(found)
 
 
+@pytest.mark.slow
 def test_transformer_lens_says_the_same():
     tokens = some_tokens()
     one, two = (
@@ -357,6 +362,7 @@ def test_transformer_lens_says_the_same():
         np.testing.assert_allclose(two[name], one[name], rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_bfloat16_runs():
     found = bos_swap(view("llama", dtype=torch.bfloat16), some_tokens(), **SMALL)
     exact = bos_swap(view("llama"), some_tokens(), **SMALL)
@@ -432,6 +438,7 @@ def test_bad_options_are_refused():
         bos_swap(model, tokens, bands=((2, 9),))
 
 
+@pytest.mark.slow
 def test_a_sink_goes_with_bos_on_a_trained_model():
     model = probes.load("tiny-llama", device="cpu")
     found = bos_swap(model, probes.prompts(model, n=8, length=64), profile_prompts=1, products=16, bootstrap=50)
@@ -440,6 +447,7 @@ def test_a_sink_goes_with_bos_on_a_trained_model():
     assert found.attrs["replacement"] == "mean"
 
 
+@pytest.mark.slow
 def test_stories_run_with_a_band_of_their_own():
     if not STORIES.is_dir():
         pytest.skip("the checkpoint stories260K is not here")
@@ -453,6 +461,7 @@ def test_stories_run_with_a_band_of_their_own():
 # ------------------------------------------------------------------------------------------ one side for several swaps
 
 
+@pytest.mark.slow
 def test_a_side_measured_once_serves_every_replacement():
     model, tokens = view("llama"), some_tokens()
     before = state(model, tokens, **SMALL)

@@ -64,6 +64,7 @@ def test_they_have_learned(name: str):
     assert loss < said["bigram_validation_loss"] - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.bos])
 def test_a_head_attends_to_bos(name: str):
     windows, model = heldout_windows(name)
@@ -82,6 +83,7 @@ def test_a_sliding_window_has_a_reach():
     assert sensitivity[255 - reach :].all()
 
 
+@pytest.mark.slow
 def test_intermediate_steps_lie_between():
     losses = []
     for step in ("step0", "step100", "step300", "step1000", None):

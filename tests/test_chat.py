@@ -171,6 +171,7 @@ def test_every_command_takes_a_chat(folder, tmp_path, monkeypatch, capfd, comman
     assert command == "inspect" or f"chat '{chat}' gives 5 prompts of 21 tokens, instead of " in said
 
 
+@pytest.mark.slow
 def test_a_question_is_a_single_prompt(folder, tmp_path, monkeypatch, capfd):
     words = ["sinks", str(folder / "ape"), "--chat", "w3 w4 w5 w6 w7", "--out", str(tmp_path), "--pictures", "0"]
     assert call(monkeypatch, *words) == 0

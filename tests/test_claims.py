@@ -662,6 +662,7 @@ def test_real_results_are_judged(reports, tmp_path):
     write_report(claims_table(list(rows.values())), tmp_path / "claims.md")
 
 
+@pytest.mark.slow
 def test_a_changed_result_changes_the_verdict(reports, tmp_path):
     shutil.copytree(reports / "trajectory", tmp_path / "trajectory")
     assert judged("ruscio-position-0-closed", collect(tmp_path)).holds is True
@@ -676,6 +677,7 @@ def test_a_changed_result_changes_the_verdict(reports, tmp_path):
     assert judged("ruscio-position-0-closed", collect(tmp_path)).model == "ape"
 
 
+@pytest.mark.slow
 def test_any_one_kind_alone_is_judged_as_among_all(reports):
     whole = collect(reports)
     rows = {row.id: row for row in claims(whole)}

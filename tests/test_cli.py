@@ -233,6 +233,7 @@ def test_jacobian_from_the_command_line(monkeypatch, capfd, tmp_path, ape):
     assert result.attrs["command"] == f"headwater {' '.join(words)}"
 
 
+@pytest.mark.slow
 def test_jacobian_overlays_models_and_says_what_it_wrote(monkeypatch, capfd, tmp_path, ape):
     (tmp_path / "jacobian-older.nc").touch()
     monkeypatch.chdir(tmp_path)

@@ -167,6 +167,7 @@ def result() -> bytes:
     return bytes(ds.to_netcdf(engine="h5netcdf"))
 
 
+@pytest.mark.slow
 def test_damaged_results_are_read_or_refused(result, tmp_path):
     for number, changes in enumerate(drawn(damages(), MANY or 250)):
         (tmp_path / f"{number:06}.nc").write_bytes(damaged(result, changes))
@@ -175,6 +176,7 @@ def test_damaged_results_are_read_or_refused(result, tmp_path):
     assert found.count("read") >= 1
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_results_are_refused(tmp_path):
     beginnings = [b"", b"\x89HDF\r\n\x1a\n", b"CDF\x01", b"CDF\x05", b"PK\x03\x04"]
     for number, content in enumerate(drawn(st.binary(max_size=400), MANY or 60)):
@@ -242,6 +244,7 @@ def test_hdf5_files_of_others_are_read_or_refused(tmp_path, kind):
         refused(error)
 
 
+@pytest.mark.slow
 @tried(100)
 @given(
     st.dictionaries(
@@ -386,6 +389,7 @@ WORDS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
 @tried(120)
 @given(WORDS)
@@ -430,6 +434,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_read_or_refused(checkpoint, tmp_path):
     weights, config = (checkpoint / "model.safetensors").read_bytes(), (checkpoint / "config.json").read_bytes()
     header = (8 + int.from_bytes(weights[:8], "little")) / len(weights)
@@ -448,6 +453,7 @@ def test_damaged_checkpoints_are_read_or_refused(checkpoint, tmp_path):
     assert found.count("read") >= 1
 
 
+@pytest.mark.slow
 @tried(100)
 @given(
     st.dictionaries(

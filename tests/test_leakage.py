@@ -447,6 +447,7 @@ def test_check_gives_what_leakage_uses():
     assert check(model, text(4, 64), None, range(1, 9)) == (((9, 31), (32, 63)), tuple(range(1, 9)))
 
 
+@pytest.mark.slow
 def test_chunks_of_prompts_and_of_queries_do_not_matter(monkeypatch):
     model, tokens = load(families.model("gemma2")), text(6, 24)
     whole = leakage(model, tokens, lags=LAGS, bootstrap=5)

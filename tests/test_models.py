@@ -679,6 +679,7 @@ def test_rotations_are_not_rounded_with_the_weights(backend):
         assert torch.equal(pair[1], expected[1].bfloat16())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend"), EVERY)
 def test_without_positions_attention_sees_tokens_only(name, backend):
     seen = view(name, backend)

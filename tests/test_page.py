@@ -310,6 +310,7 @@ def test_page_needs_nothing_beside_it(html):
     }
 
 
+@pytest.mark.slow
 def test_every_section_has_its_charts_and_tables(html, collected):
     for name in ("models", "claims", *(one.name for one in sections(collected)), "methods", "provenance"):
         assert f'<section id="{name}"' in html
@@ -345,6 +346,7 @@ def test_claims_have_their_verdict_rule_and_command(html):
     assert re.search(r"<b>1</b> hold.*<b>1</b> do not hold.*<b>1</b> not measured here", html, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_provenance_says_what_made_every_result(collected, html):
     found = cards.provenance(collected)
     assert len(found) == sum(len(collected[kind]) for kind in collected)
@@ -434,6 +436,7 @@ FILLED = {
 }  # sections by kinds that have others' names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*pages.KINDS, "steps", "map", "match", "toy"])
 def test_any_kind_may_be_missing(collected, kind):
     results = {name: results for name, results in collected.results.items() if name != kind}
@@ -458,6 +461,7 @@ def test_one_kind_alone_makes_a_page(collected, tmp_path):
     assert 'data-chart="heads"' in html
 
 
+@pytest.mark.slow
 def test_pictures_are_embedded_or_refused(collected, tmp_path):
     given: dict[str, Any] = {"command": "c", "sentences": []}
     svg = tmp_path / "p.svg"
@@ -470,6 +474,7 @@ def test_pictures_are_embedded_or_refused(collected, tmp_path):
         build(collected, [], tmp_path, picture="p.gif", **given)
 
 
+@pytest.mark.slow
 def test_figures_of_toys_are_embedded_while_there_is_room(collected, root, tmp_path, monkeypatch):
     there = tmp_path / "root"
     shutil.copytree(root, there)
@@ -484,6 +489,7 @@ def test_figures_of_toys_are_embedded_while_there_is_room(collected, root, tmp_p
     assert "figure of headwater toy sinks" not in html
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_refused(collected, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write"):
@@ -587,6 +593,7 @@ def test_fresh_weights_by_another_rule_are_measured_anew_and_those_of_older_vers
     assert drawn_from({"ape": load(file)}).startswith("initializer_range 0.5")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "edit",
@@ -618,6 +625,7 @@ def test_models_of_earlier_reports_stay(checkpoints, given, tmp_path):
     assert "| bee |" in table
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_what_a_study_refuses_is_said_and_the_rest_is_measured(checkpoints, given, tmp_path):
     said: list[str] = []
@@ -641,6 +649,7 @@ class Stop(Exception):
     """Pulls the plug."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_report_goes_on(checkpoints, given, tmp_path):
     reached: list[str] = []

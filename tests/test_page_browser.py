@@ -89,6 +89,7 @@ def press(page: Any, chart: str, label: str) -> None:
     page.locator(f"#figure-{chart} .chip", has=page.get_by_text(label, exact=True)).click()
 
 
+@pytest.mark.slow
 def test_switches_choose_what_is_drawn(opened):
     page = opened("sensitivity")
     shown = visible(page, "sensitivity")

@@ -110,6 +110,7 @@ def test_an_earlier_query_is_the_twins_and_later_positions_are_zero(name, engine
         assert not got[7:].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "gpt_neox"])
 @pytest.mark.parametrize("engine", ["parts", "autograd"])
 def test_every_layer_is_the_twins(name, engine):
@@ -131,6 +132,7 @@ def test_transformer_lens_gives_the_same(name):
         close(got.sensitivity[0], twin(name)[pathway], 1e-3)
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_through_its_own_modules():
     model = probes.load("tiny-llama", dtype="float64", device="cpu")
     tokens = probes.prompts(model, n=1, length=24)
@@ -211,6 +213,7 @@ def test_a_sketch_of_all_directions_is_exact(pathway, products):
     assert not got.stderr.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pathway", "products"), [("value", 10), ("score", 10), ("score", 48)])  # 48: with a basis
 def test_squared_sketches_are_unbiased(pathway, products):
     seen, tokens, seeds = view("gpt2"), some_tokens(length=24), 40

@@ -199,6 +199,7 @@ def measure(name: str, model: Any, tokens: torch.Tensor, progress: Any) -> Any:
     return probe(model, tokens, progress=progress, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["jacobian", "jacobian auto", "sinks", "trajectory", "leakage", "bos_swap", "second_moment"]
 )
@@ -270,6 +271,7 @@ def test_the_next_round_of_probes_begins_with_what_was_kept_of_the_last(tmp_path
     xr.testing.assert_identical(again.drop_attrs(), whole.drop_attrs())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_what_is_kept_of_a_round_has_the_models_precision(tmp_path, longer, dtype):
     model, tokens = probes.load("tiny-llama", dtype=dtype), longer[1][:2]
@@ -279,6 +281,7 @@ def test_what_is_kept_of_a_round_has_the_models_precision(tmp_path, longer, dtyp
     xr.testing.assert_identical(kept.drop_attrs(), whole.drop_attrs())
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_between_rounds_begins_the_prompts_round_anew(longer, monkeypatch):
     model, tokens = longer
     expected = measure("jacobian auto", model, tokens[:2], None)

@@ -75,6 +75,7 @@ def test_blocks_are_kept_where_there_is_room(model, monkeypatch):
     assert paced(model, length).chunk == memory.CPU_ROWS // length
 
 
+@pytest.mark.slow
 def test_what_is_available_follows_the_limit_of_the_process():
     script = """
 import resource, torch

@@ -164,6 +164,7 @@ def test_overlay_draws_all_models_in_one_panel(combined):
     assert {"one", "two", "pretrained", "init"} <= {t.get_text() for t in figure.legends[0].get_texts()}
 
 
+@pytest.mark.slow
 def test_texts_lie_inside_the_figure_and_clear_of_the_data(combined):
     for figure in (jacobian_figure(combined), jacobian_figure({n: combined for n in "abcd"}, overlay=True)):
         figure.draw_without_rendering()
@@ -221,6 +222,7 @@ def test_a_narrow_range_still_has_labels():
     assert {"2", "3"} <= set(labels)
 
 
+@pytest.mark.slow
 def test_saved_files_are_whole_small_and_the_same_every_time(combined, tmp_path):
     models = {f"qwen2.{i}": combined for i in range(4)}
     jacobian_figure(models, path=tmp_path / "new" / "fig1.5.png")

@@ -55,6 +55,7 @@ def test_results_of_another_probe_are_refused(draw, result, command):
         draw(folded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draw", "result", "command"), DRAWN)
 def test_one_column_per_model_says_what_it_rests_on(draw, result, command, tmp_path):
     before = result()
@@ -71,6 +72,7 @@ def test_one_column_per_model_says_what_it_rests_on(draw, result, command, tmp_p
     assert imread(png).shape[1] > 900
 
 
+@pytest.mark.slow
 def test_texts_lie_inside_and_clear_of_each_other():
     for draw, result, _ in DRAWN:
         figure = draw({name: result() for name in ("one", "two")})
@@ -84,6 +86,7 @@ def test_texts_lie_inside_and_clear_of_each_other():
             assert not caption.overlaps(box)
 
 
+@pytest.mark.slow
 def test_results_as_the_probes_make_them():
     model = probes.load("tiny-llama")
     tokens = probes.prompts(model, n=8, length=40)

@@ -54,6 +54,7 @@ def shown_ticks(axes: Axes) -> list[list[Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [draw for draw, *_ in DRAWN])
 def test_labels_lie_inside_and_clear_of_each_other(draw):
     small, large = (results_of(*size)[draw] for size in SIZES[:2])
@@ -70,6 +71,7 @@ def test_labels_lie_inside_and_clear_of_each_other(draw):
             assert not any(one.overlaps(other) for one, other in pairwise(labels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocks", "heads"), SIZES[1:])
 def test_everything_drawn_is_within_its_axes(blocks, heads):
     for draw, ds in results_of(blocks, heads).items():

@@ -157,6 +157,7 @@ def test_another_basis_of_the_residual_stream_changes_nothing(seed, permuted):
         close(sensitivity(model, **options), sensitivity(original(), **options), ROUNDED)
 
 
+@pytest.mark.slow
 @bounded
 @given(st.permutations(range(WORDS)))
 def test_tokens_under_other_names_are_the_same_tokens(names):
@@ -222,6 +223,7 @@ def test_blocks_that_write_nothing_pass_on_what_they_read():
     assert np.array_equal(found, np.eye(LENGTH)[[-1] * len(TOKENS)])
 
 
+@pytest.mark.slow
 @bounded
 @given(factors)
 def test_readouts_grow_with_the_weights_that_read_out(factor):
@@ -241,6 +243,7 @@ def test_a_norm_takes_the_scale_of_the_stream_away(factor):
         close(sensitivity(larger, readout=readout), sensitivity(model, readout=readout) / factor, ROUNDED)
 
 
+@pytest.mark.slow
 @bounded
 @given(factors)
 def test_what_one_weight_gains_and_the_next_loses_changes_nothing(factor):

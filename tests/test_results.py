@@ -139,6 +139,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path):
     """In a process of its own, whose files may not grow beyond 20 kB."""
     path = tmp_path / "result.nc"

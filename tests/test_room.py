@@ -148,6 +148,7 @@ def test_pieces_that_were_kept_before_memory_ran_out_are_kept(tmp_path):
     held_against(found, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "numbers"), [("sinks, all keys", families.WIDTH), ("theory, scores", 128)])
 def test_below_the_smallest_blocks_one_line_says_what_to_do(name, numbers):
     model = probes.load(families.model("llama"))

@@ -128,13 +128,13 @@ def test_other_lengths(name, length):
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2"])
 def test_all_keys_are_each_key(name):
-    model, tokens = view(name), some_tokens(2, 40)
+    model, tokens = view(name, dtype="float64"), some_tokens(2, 40)
     one, all_of_them = sinks(model, tokens, keys=tuple(range(40)), per_prompt=False), sinks(model, tokens, keys="all")
     assert all_of_them.sizes["key"] == 40
     assert all_of_them.alpha.dims == ("layer", "head", "key")
-    close(all_of_them.alpha, one.alpha, 0, 1e-6)
+    close(all_of_them.alpha, one.alpha, 0, 1e-12)
     for variable in (*BOTH[1:], *HEADS, *NORMS, "uniform", "selected"):
-        close(all_of_them[variable], one[variable], 0, 1e-6)
+        close(all_of_them[variable], one[variable], 0, 1e-12)
 
 
 def test_means_over_prompts():

@@ -208,6 +208,7 @@ def of_whole(probe: str) -> xr.Dataset:
     return PROBES[probe](whole())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", PROBES)
 def test_probe_gives_the_same(probe):
     found = PROBES[probe](divided("some blocks"))
@@ -383,6 +384,7 @@ def held() -> int:
     return sum(storages.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["map", "main memory"])
 def test_memory_does_not_double(how, tmp_path):
     model = offloaded(tmp_path, how)
@@ -395,6 +397,7 @@ def test_memory_does_not_double(how, tmp_path):
     assert held() - before < size / 100
 
 
+@pytest.mark.slow
 def test_offload_folder_of_fresh_weights_lives_as_long_as_they_are_read(tmp_path):
     twin = probes.load(on_disk("llama", tmp_path)).reinitialized(0)
     (folder,) = tmp_path.glob("headwater-*")
@@ -468,6 +471,7 @@ def test_not_finite_weights_on_disk_are_named(tmp_path):
 # ------------------------------------------------------------------------------------------------ command line
 
 
+@pytest.mark.slow
 def test_command_line_splits_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(CHECKPOINTS / "tiny-llama", "checkpoint")

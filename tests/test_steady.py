@@ -50,6 +50,7 @@ def test_a_figure_drawn_again_gives_the_same_files(draw, tmp_path):
         del kept
 
 
+@pytest.mark.slow
 def test_rounding_of_the_last_bits_does_not_show(tmp_path):
     found = probes.trajectory(probes.load(families.model("llama")), IDS, starts=8)
     # Values in the middle between two of three digits have no third digit that would stand fast.

@@ -146,6 +146,7 @@ def test_summary(whole):
     assert rope_correlations({"ape": result}) == {}
 
 
+@pytest.mark.slow
 def test_progress(folder, settings, tmp_path):
     heard: dict[str, list[tuple[float, float]]] = {}
 
@@ -160,6 +161,7 @@ def test_progress(folder, settings, tmp_path):
         assert steps[-1][0] == steps[-1][1]
 
 
+@pytest.mark.slow
 def test_two_models_and_no_positions(folder, settings, tmp_path):
     results = study([ape(folder), str(folder / "bee")], tmp_path, replace(settings, no_rope=True, seeds=1))
     assert files(tmp_path) == ["jacobian-ape.nc", "jacobian-bee.nc", "jacobian.png", "jacobian.svg"]
@@ -173,6 +175,7 @@ def test_two_models_and_no_positions(folder, settings, tmp_path):
     assert len(summarize(results)) == 6
 
 
+@pytest.mark.slow
 def test_revisions_have_names_of_their_own(folder, settings, tmp_path):
     only = replace(settings, conditions=("pretrained",))
     results = study([ape(folder), f"{folder / 'ape'}@step0"], tmp_path, only)
@@ -182,6 +185,7 @@ def test_revisions_have_names_of_their_own(folder, settings, tmp_path):
     assert len(set(weights)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -206,6 +210,7 @@ def test_every_setting_runs_to_the_end(folder, settings, tmp_path, changes):
     assert files(tmp_path) == ["jacobian.nc", "jacobian.png", "jacobian.svg"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
 def test_backends_and_dtypes(folder, settings, tmp_path, whole, backend):
     result = study([ape(folder)], tmp_path, replace(settings, seeds=1), backend=backend, dtype="float64")["ape"]
@@ -218,6 +223,7 @@ def test_backends_and_dtypes(folder, settings, tmp_path, whole, backend):
 # ---------------------------------------------------------------------------------------------------- going on
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_goes_on(folder, settings, whole, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(Stop):
@@ -245,6 +251,7 @@ def test_an_interrupted_study_goes_on(folder, settings, whole, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_an_interruption_in_the_second_model_keeps_the_first(folder, settings, tmp_path):
     sources, once = [ape(folder), str(folder / "bee")], replace(settings, seeds=1)
     with pytest.raises(Stop):
@@ -304,6 +311,7 @@ def test_other_weights_dtypes_and_backends_are_refused(folder, settings, half, t
         study([str(tmp_path / "ape")], half, settings)
 
 
+@pytest.mark.slow
 def test_more_seeds_and_the_same_text_elsewhere_go_on(folder, settings, half, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(half, out)
@@ -324,6 +332,7 @@ def test_a_damaged_run_is_named(folder, settings, half, tmp_path):
         study([ape(folder)], out, settings)
 
 
+@pytest.mark.slow
 def test_the_study_s_own_folder_is_all_it_removes(folder, settings, tmp_path):
     (tmp_path / "unfinished").mkdir(parents=True)
     (tmp_path / "unfinished" / "notes.txt").touch()
@@ -451,6 +460,7 @@ def theories(folder: Path, settings: Settings, tmp_path_factory: pytest.TempPath
     return out, study([ape(folder)], out, every, name="theory")["ape"]
 
 
+@pytest.mark.slow
 def test_a_study_of_theories(theories, whole, folder):
     out, result = theories
     assert files(out) == ["theory.nc", "theory.png", "theory.svg"]
@@ -467,6 +477,7 @@ def test_a_study_of_theories(theories, whole, folder):
     np.testing.assert_allclose(one["theory_config"], from_config, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_agreements_are_computed_from_the_result(theories):
     _, result = theories
     found = {row.condition: row for row in agreements({"ape": result})}
@@ -494,6 +505,7 @@ def test_agreements_are_computed_from_the_result(theories):
     assert list(agreement_cells(large))[2:4] == ["1,520%", "67.4%"]  # one unit for all of a row
 
 
+@pytest.mark.slow
 def test_pathways_have_the_theory_that_belongs_to_them(folder, settings, tmp_path):
     value = study([ape(folder)], tmp_path / "value", replace(settings, seeds=1, pathway="value"))["ape"]
     assert "theory_values" in value
@@ -507,6 +519,7 @@ def test_pathways_have_the_theory_that_belongs_to_them(folder, settings, tmp_pat
     np.testing.assert_allclose(one["sensitivity"], expected["sensitivity"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_models_that_cannot_be_taken_apart_are_measured_without_theory(folder, settings, tmp_path):
     short = replace(settings, seeds=1, prompts=1)
     lens = study([ape(folder)], tmp_path, short, backend="transformer_lens")["ape"]

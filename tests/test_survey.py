@@ -150,6 +150,7 @@ def test_several_models_and_values(folder, tmp_path):
     assert results["bee"].attrs["first_policy"] == "none"  # its BOS is its end token
 
 
+@pytest.mark.slow
 def test_what_values_share_is_measured_once_per_model(folder, tmp_path):
     """And not at all for a single value, nor for a model whose units were all measured before."""
     made, told = [], []
@@ -204,6 +205,7 @@ def test_progress(folder, tmp_path):
 # -------------------------------------------------------------------------------------------------------- going on
 
 
+@pytest.mark.slow
 def test_an_interrupted_survey_goes_on(folder, tmp_path):
     def given(out: Path, **more: Any) -> dict[str, xr.Dataset]:
         return run(folder, out, "ape bee", SHIFTED, options={"shift": [5, 7]}, **more)
@@ -233,6 +235,7 @@ def test_an_interrupted_survey_goes_on(folder, tmp_path):
         assert kept == expected
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on(folder, surveyed, tmp_path):
     """Between two models the process is killed outright; nothing is cleaned up."""
     out = tmp_path / "out"
@@ -448,6 +451,7 @@ def test_report_of_sinks(surveyed):
         sinks_report(results, top=-1)
 
 
+@pytest.mark.slow
 def test_report_of_trajectories(surveyed):
     _, results = surveyed("trajectory")
     report = trajectory_report(results)
@@ -471,6 +475,7 @@ def test_report_of_trajectories(surveyed):
         assert "nan" not in line
 
 
+@pytest.mark.slow
 def test_report_of_leakage(surveyed):
     _, results = surveyed("leakage")
     report = leakage_report(results)
@@ -493,6 +498,7 @@ def test_report_of_leakage(surveyed):
     assert all(" in 3-23" in line for line in nulls)
 
 
+@pytest.mark.slow
 def test_report_of_swaps(surveyed):
     _, results = surveyed("bos-swap")
     removed, effects = bos_report(results).tables
@@ -658,6 +664,7 @@ def test_failing_null_checks_are_named_band_by_band():
     assert leakage_report({"ape": noisy}).lines[-1] == remark
 
 
+@pytest.mark.slow
 def test_more_keys_than_shown_are_said(surveyed):
     _, results = surveyed("sinks")
     ds = results["ape"]

@@ -86,6 +86,7 @@ def test_datasets_are_read_from_local_parquet_jsonl_and_folders(tmp_path):
         assert [document.name for document in documents] == [f"{name}[0]", f"{name}[1]"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt", ".parquet"])
 def test_files_are_closed_where_reading_stops(tmp_path, suffix):
     rows = [{"text": f"{number} and more", "id": number} for number in range(3000)]
@@ -138,6 +139,7 @@ def test_unusable_dataset_is_refused_by_name(tmp_path):
         list(stream_dataset(str(other)))
 
 
+@pytest.mark.slow
 def test_stdlib_is_source_of_this_interpreter_without_tests_and_tables():
     documents = stdlib_documents()
     texts = dict(documents)

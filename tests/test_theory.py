@@ -138,6 +138,7 @@ def test_a_whole_models_profile_is_the_twins_from_every_block(name, kind):
         close(alone.sensitivity, every.sensitivity[:, layer], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readout", ["normed", "logits"])
 @pytest.mark.parametrize("name", ["gemma2", "gpt2"])
 def test_other_readouts_are_the_twins(name, readout):
@@ -235,6 +236,7 @@ def test_the_expectation_over_draws_with_uniform_patterns(gated):
     assert radial < LEFT_OUT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gated", [True, False])
 def test_the_expectation_over_draws_through_values_whatever_the_patterns(gated):
     found = over_draws(0.25, "measured", "uniform", gated=gated, frozen=True)
@@ -242,6 +244,7 @@ def test_the_expectation_over_draws_through_values_whatever_the_patterns(gated):
     assert off_by(found, "uniform")[0] > 3 * LEFT_OUT  # another answer at logits of order one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gated", [True, False])
 def test_the_expectation_over_draws_through_scores(gated):
     # The diagonal is what is promised: off it, the score path's gain is left out.
@@ -250,6 +253,7 @@ def test_the_expectation_over_draws_through_scores(gated):
     assert off_by(found, "measured")[1] > 3 * LEFT_OUT
 
 
+@pytest.mark.slow
 def test_the_expectation_over_draws_of_cotangents_that_lean_towards_the_stream():
     found = over_draws(0.25, "measured, scores", leaning=2.0, spread=0.15)
     _, diagonal, radial = off_by(found, "measured, scores")
@@ -481,6 +485,7 @@ def test_wide_weights_need_the_score_path(sigma):
         assert deviation(values, measured) > 0.3
 
 
+@pytest.mark.slow
 def test_a_small_model_with_wide_weights_needs_the_score_path():
     made = config("qwen2", width=128, blocks=6, sigma=0.113)  # d sigma^2 = 1.6
     measured, values, scores = measured_and_predicted(made, 32, VALUES, SCORES, seeds=4)
@@ -513,6 +518,7 @@ def test_other_readouts_of_fresh_models_are_predicted(name, readout):
 # --------------------------------------------------------------------------------------------- from the configuration
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mistral", "gpt2", "gpt_neox", "gemma2"])
 def test_a_configurations_prediction_is_the_mean_over_fresh_weights(name):
     made, length = config(name, width=128, blocks=4), 48
@@ -523,6 +529,7 @@ def test_a_configurations_prediction_is_the_mean_over_fresh_weights(name):
     assert deviation(got.sensitivity.values, np.mean(drawn, 0)) < (0.09 if name == "gemma2" else 0.05)
 
 
+@pytest.mark.slow
 def test_repeated_tokens_are_told_apart_from_new_ones():
     made, length, seeds = config("qwen2", width=128, blocks=6), 48, 6
     tokens = torch.randint(4, (1, length), generator=torch.Generator().manual_seed(0))

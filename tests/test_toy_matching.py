@@ -236,6 +236,7 @@ def test_training_goes_on_where_it_stopped(tmp_path):
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.slow
 def test_retrieval_can_be_learned():
     """The setting's rate and schedule, on a short sequence with its own first token."""
     task = Copying(vocabulary=5, length=5, target=2, batch=32, bos=True)

@@ -138,6 +138,7 @@ def test_every_combination_of_switches_is_the_twin_s(look, residual):
     assert len(seen) == len(OTHERS)  # every switch does something
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("look", LOOKS, ids=named)

@@ -228,6 +228,7 @@ def test_each_rule_can_fail(tiny, name, where, value, refuted):
     assert {name for name, holds in verdicts(ds).items() if holds is False} == set(refuted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen",
     [

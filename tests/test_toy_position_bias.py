@@ -276,6 +276,7 @@ def test_what_a_run_writes(tiny):
     assert len(report.tables[-1].rows) == len(claims(ds))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path):
     other = {"course-tests": "20", "depths": "2", "residual": "off", "positional": "none"}
     given = [f"{name}={value}" for name, value in (dict(text.split("=") for text in TINY) | other).items()]
@@ -326,6 +327,7 @@ def only(positional, training=None, by: Any = 0.0, depth=None):
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "change"),
     [
@@ -390,6 +392,7 @@ def test_a_small_gap_does_not_count():
 # -- figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

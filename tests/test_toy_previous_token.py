@@ -208,6 +208,7 @@ def test_curves_at_step_zero_are_those_of_fresh_weights(tiny):
     )
 
 
+@pytest.mark.slow
 def test_subset_runs_have_tables_claims_and_figures(tmp_path, monkeypatch):
     less = Settings(variants=False, cells=False, seeds=1, steps=20, batch=8, points=3, test=32, curve_test=32)
     less = replace(less, grid_widths=(), rates=(), blind_widths=(), offset_contexts=())

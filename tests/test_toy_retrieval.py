@@ -114,6 +114,7 @@ def test_tiny_run(tiny):
     assert report.tables[0].columns[-1] == "k = 4"
 
 
+@pytest.mark.slow
 def test_models_learn_and_targets_are_not_mixed_up(tiny):
     """After 60 steps the last token is under way with a residual stream, and the first is not."""
     ds, *_ = tiny
@@ -241,6 +242,7 @@ def test_subsets_crash_nothing(chosen):
     tables(ds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [{"layers": [1], "seed": [0]}, {"width": [10], "residual": [1], "target": [4]}])
 def test_subsets_are_drawn(chosen, tmp_path):
     ds = made_up().sel(chosen)

@@ -252,6 +252,7 @@ def test_run_writes_a_figure(tiny):
         assert image.size[0] > 1000
 
 
+@pytest.mark.slow
 def test_subset_runs_have_tables_claims_and_figures(tmp_path, monkeypatch):
     base = replace(SMALL, seeds=1, rope=False)
     for n, less in enumerate(

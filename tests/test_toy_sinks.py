@@ -241,6 +241,7 @@ def test_statements_fail_where_they_do_not_hold(tiny, number, sink):
     assert found == [True] * 4
 
 
+@pytest.mark.slow
 def test_what_was_not_run_is_not_judged(tiny):
     assert judged(made_up(tiny, as_published, ("prefix-2",))) == [None, None, None, None, True]
     assert judged(made_up(tiny, as_published, ("window-5",))) == [None, None, True, None, None]

@@ -97,6 +97,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tokens", "vectors"])
 def test_training_is_torch_s_adamw_with_each_model_s_own_rate_decay_and_schedule(kind):
     if kind == "tokens":
@@ -142,6 +143,7 @@ def fifty(width: int = 2) -> list[Run]:
     ]
 
 
+@pytest.mark.slow
 def test_alone_or_among_fifty_gives_the_same_losses():
     runs = fifty()
     assert len(groups(runs)) == 1

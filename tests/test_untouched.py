@@ -211,6 +211,7 @@ class Stop:
             raise self.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_nothing_is_left_changed_whatever_the_way_out(models, tokens, kind, name):
     model, view = models[kind]

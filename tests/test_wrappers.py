@@ -105,6 +105,7 @@ def check(seen: Any, model: Any, base: Any) -> None:
     assert all(seen.parts(layer) is not None for layer in range(BLOCKS))
 
 
+@pytest.mark.slow
 @ignored
 @pytest.mark.parametrize("name", FAMILIES)
 def test_adapters_count_and_stay_as_they_are(peft, name):
