@@ -40,8 +40,16 @@ measure trajectory --prompts "$prompts" "$@"
 measure leakage --prompts "$many" "$@"
 measure jacobian --prompts "$prompts" --seeds 1 --initialization "$rule" "$@"
 measure bos-swap --prompts "$many" --replace mean "$@"
-measure theory --prompts 1 --seeds 1 --initialization "$rule" "$@"
 "$headwater" inspect "$model" --out "$out/inspect" --initialization "$rule" \
     --prompt "The capital of France is Paris. The capital of Italy is" "$@"
+apart=()  # theory takes blocks apart, which transformers' modules alone allow
+while (($#)); do
+    case $1 in
+        --backend) shift 2 ;;
+        --backend=*) shift ;;
+        *) apart+=("$1") && shift ;;
+    esac
+done
+measure theory --prompts 1 --seeds 1 --initialization "$rule" ${apart[@]+"${apart[@]}"}
 "$headwater" report --out "$out"  # one page from what is there: index.html
 echo "share $out: results (*.nc), figures, tables and index.html"

@@ -226,7 +226,8 @@ def theory(
 
     Writes theory.nc, theory.png, theory.svg, theory.md and prints each kernel's mean relative error over positions, how far
     its shape and that of N^L are off (RMS log error, free scale), and the shares of the value path (patterns held constant)
-    and of the score path in the norm. On pretrained weights the kernel is the random-matrix baseline.
+    and of the score path in the norm. On pretrained weights the kernel is the random-matrix baseline. Theory takes blocks
+    apart, which transformers' modules alone allow: there is no --backend.
     """
     from .files import write_table
     from .plots.style import drawn_from

@@ -119,7 +119,7 @@ def jacobian(
 
     apart = Apart.of(model, layers[0], engine)
     if apart.obstacle is not None:
-        warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=2)
+        warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=3)
     # What follows is seen by no query that leads there.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
     # One process's share of the prompts, of which the first is checked most closely.

@@ -633,10 +633,11 @@ def test_fresh_weights_follow_from_the_seed_alone(name):
     again = probes.load(model, "transformer_lens").reinitialized(0)
     assert isinstance(again, LensView)
     assert again.identity.weights == twin.identity.weights
+    lens = view(name, "transformer_lens")  # made here where no test before it asked for one
     torch.manual_seed(77)
     untouched = rng_states()[0]
     seen.reinitialized(3)
-    view(name, "transformer_lens").reinitialized(3)
+    lens.reinitialized(3)
     assert rng_states()[0] == untouched
     assert rng_states()[1:] == numbers[1:]
     assert state(model) == before

@@ -251,7 +251,7 @@ def test_shares_beyond_the_axis_are_arrowheads_and_none_is_said():
     np.testing.assert_allclose(drawn(log, color=BLUE, marker="o"), [[0.25]])
     np.testing.assert_allclose(drawn(log, color=VERMILLION, marker="o"), [[0.75]])
     assert not drawn(log, color=GREEN)  # the log form has no spread
-    np.testing.assert_allclose(drawn(weight, color=BLUE, marker="v"), [[SHARES[0]]])
+    np.testing.assert_allclose(drawn(weight, color=BLUE, marker="v"), [[SHARES[0]], [SHARES[0]]])  # and of its interval
     np.testing.assert_allclose(drawn(weight, color=GREEN, marker="o"), [[0]])
 
 

@@ -97,13 +97,13 @@ def read_object(file: Path) -> dict[str, Any]:
         InputError: there is none.
     """
     if what_is(file) != "file":
-        raise InputError(f"{file.name} is no regular file")
+        raise InputError(f"{file} is no regular file")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # no UTF-8, no JSON, or none that ends
-        raise InputError(f"{file.name} cannot be read as JSON ({type(error).__name__})") from None
+        raise InputError(f"{file} cannot be read as JSON ({type(error).__name__})") from None
     if not isinstance(found, dict):
-        raise InputError(f"{file.name} holds a {type(found).__name__} instead of a JSON object")
+        raise InputError(f"{file} holds a {type(found).__name__} instead of a JSON object")
     return found
 
 

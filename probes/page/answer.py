@@ -85,7 +85,7 @@ def _training(results: Results) -> str:
         )
     said = [f"sensitivity to {what} {_changed(found)}" for what, found in factors.items()]
     return (
-        f"Training changes all of it: {', '.join(said)}, so that the first positions now stand {over(first)} times above "
+        f"After training, {', '.join(said)}, so that the first positions now stand {over(first)} times above "
         f"the middle and the last {over(last)} times (in {_of(len(first), count)})."
     )
 

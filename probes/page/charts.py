@@ -780,7 +780,7 @@ def head_numbers(ds: xr.Dataset) -> dict[tuple[int, int], list[tuple[str, str]]]
         for number, head in enumerate(ds["head"].values.tolist()):
             at = ds.isel(layer=layer, head=number)
             rows = [(NAMES[name], f"{float(at[name]):.3f}") for name in scalars]
-            for what, name in (("value_norm", "value"), ("written_norm", "written"), ("key_norm", "key")):
+            for what, name in (("value_norm", "value"), ("written_norm", "head's output"), ("key_norm", "key")):
                 sink, rest = (float(at[what].sel(place=place)) for place in ("sink", "rest"))
                 ratio = f"{sink / rest:.3g}" if rest else "-"
                 rows.append((f"size of the {name} at 0 / elsewhere", ratio))

@@ -10,6 +10,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
@@ -341,7 +342,7 @@ def _sinks(collected: Collected) -> Section:
         )
     else:
         steps = f"headwater sinks MODEL@step0 MODEL@step100 MODEL --out {collected.root / 'steps'}"
-        missing += (f"{steps} (weights at several steps of training)",)
+        missing += (steps,)
     return Section("sinks", "Sinks", question, tuple(lead), tuple(shown), tuple(tables), missing=missing)
 
 
@@ -611,11 +612,27 @@ def _loaded_from(ds: xr.Dataset, name: str) -> str:
 
 
 def _command(collected: Collected, command: str, folder: str, options: str = "") -> str:
-    """What makes results of a kind, for the models of the other kinds."""
+    """What makes results of a kind, for the models of the other kinds and with the settings those were made with."""
     kinds = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")
     found: dict[str, str] = {}
+    settings: dict[str, set[str]] = {}
     for kind in kinds:
         for name, ds in collected[kind].items():
             found.setdefault(name, _loaded_from(ds, name))
+            for option, value in _settings(ds, command).items():
+                settings.setdefault(option, set()).add(value)
     names = list(found.values()) or ["MODEL"]
-    return shlex.join(["headwater", command, *names, *options.split(), "--out", str(collected.root / folder)])
+    same = [word for option, values in settings.items() if len(values) == 1 for word in (f"--{option}", *values)]
+    return shlex.join(["headwater", command, *names, *same, *options.split(), "--out", str(collected.root / folder)])
+
+
+def _settings(ds: xr.Dataset, command: str) -> dict[str, str]:
+    """Options that the command which made a result was given, and which `command` takes, too."""
+    try:
+        words = shlex.split(str(ds.attrs.get("command", "")))
+    except ValueError:
+        return {}
+    shared = ["length", "text", "dataset", "split", "column", "chat", "first", "dtype"]
+    shared += ["initialization"] * (command in ("jacobian", "theory"))
+    given = dict(pairwise(words))
+    return {option: given[f"--{option}"] for option in shared if f"--{option}" in given}

@@ -234,7 +234,7 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
     ] * any(many)
     return [
         "removed: 1 - after / before of the residual component V(X), mean over blocks and heads",
-        f"arrowheads: beyond {REMOVED[0]:g} or {REMOVED[1]:g}; none: not above 0 before",
+        f"arrowheads: beyond {REMOVED[0]:g} or {REMOVED[1]:g}; pale: an interval beyond both; none: not above 0 before",
         "intervals and bands: 95 %, paired bootstrap over prompts, in the loss means over bins of neighbours",
         *heads,
         f"sensitivity: rms over {' / '.join(map(str, profiles))} prompt{'s' * (list(profiles) != [1])}; "

@@ -26,14 +26,17 @@ from .style import (
     STYLE,
     THEORIES,
     Style,
+    coinciding,
     condition_legend,
     condition_style,
     drawn_from,
     handle,
     legend_columns,
     log_axis,
+    of_coinciding,
     position_axis,
     save_figure,
+    seeds_note,
     short,
 )
 
@@ -85,12 +88,12 @@ def jacobian_figure(
                 style = condition_style(condition)
                 if overlay:
                     style = style._replace(color=CYCLE[index % len(CYCLE)], line=_overlay_line(condition))
-                draw_curve(cell, runs, style)
-                if not overlay:
-                    for theory in theories_in(results[name], IN_JACOBIAN_FIGURE):
-                        draw_theory(
-                            cell, theory_curve(results[name], theory, condition), theory_style(theory, condition)
-                        )
+                if overlay:
+                    draw_curve(cell, runs, style)
+                    continue
+                draw_curve(cell, runs, style, style.label + seeds_note(curves, condition))
+                for theory in theories_in(results[name], IN_JACOBIAN_FIGURE):
+                    draw_theory(cell, theory_curve(results[name], theory, condition), _baseline(theory, condition))
             if not overlay:
                 cell.set_title(name)
         for index, cell in enumerate(cells[:panels]):
@@ -98,8 +101,10 @@ def jacobian_figure(
             if index % columns == 0:
                 cell.set_ylabel(r"sensitivity  $\|J_j\|_F\,/\,\sqrt{d}$")
         log_axis(cells[0])
+        signs = [] if overlay else coinciding(cells[:panels], handles)
         figure.legend(handles=handles, loc="outside upper center", ncols=in_row)
-        figure.supxlabel(caption(results, width), fontsize=7, color="#555555")
+        more = [*of_coinciding(signs), *_without_kernel(results)]
+        figure.supxlabel(caption(results, width, more), fontsize=7, color="#555555")
         if path is not None:
             save_figure(figure, path, largest=LARGEST)
     return figure
@@ -159,12 +164,29 @@ def _baseline_legend(
     handles = []
     for theory in dict.fromkeys(t for ds in results.values() for t in theories_in(ds, IN_JACOBIAN_FIGURE)):
         conditions = {c for name, found in curves.items() if f"theory_{theory}" in results[name] for c in found}
-        style = THEORIES[theory]
-        if conditions - {"pretrained"}:
-            handles.append(handle(style, style.label + ", predicted"))
-        if "pretrained" in conditions:
-            handles.append(handle(theory_style(theory, "pretrained"), style.label + " of the trained weights"))
+        for trained in (False, True):
+            chosen = {c for c in conditions if (c == "pretrained") is trained}
+            if chosen:
+                style = _baseline(theory, min(chosen))
+                handles.append(handle(style, style.label))
     return handles
+
+
+def _baseline(theory: str, condition: str) -> Style:
+    """How a theory is drawn and called in the figure of the Jacobian."""
+    style = theory_style(theory, condition)
+    return style._replace(
+        label=style.label + (" of the trained weights" if condition == "pretrained" else ", predicted")
+    )
+
+
+def _without_kernel(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """Why a curve of theory is missing, which jacobian adds where blocks can be taken apart."""
+    backends = {backend for ds in results.values() for backend in recorded(ds, "backend")}
+    kernel = any(theories_in(ds, IN_JACOBIAN_FIGURE) for ds in results.values())
+    return ["no kernel: theory takes transformers' blocks apart, not TransformerLens's"] * (
+        "transformer_lens" in backends and not kernel
+    )
 
 
 def _overlay_legend(curves: Mapping[str, Mapping[str, Sequence[Profile]]]) -> list[Line2D]:

@@ -25,11 +25,13 @@ from .style import (
     STYLE,
     THEORIES,
     VERMILLION,
+    coinciding,
     condition_style,
     facts,
     handle,
     log_axis,
     mark,
+    of_coinciding,
     panels,
     position_axis,
     save_figure,
@@ -39,6 +41,8 @@ from .style import (
 
 Results = Mapping[str, xr.Dataset]
 
+CALLED = {"init": "at birth", "pretrained": "pretrained"}  # conditions
+PREDICTED = "predicted at birth"
 MOST = 4  # models side by side; more are told in the small print
 # What stands along the lower row's axis: label, colour, filled, and whose number it is.
 ROWS = (
@@ -81,12 +85,14 @@ def overview_figure(
         log_axis(cells["profile"][0])
         cells["profile"][0].set_ylabel(r"sensitivity  $\|J_j\|_F\,/\,\sqrt{d}$")
         cells["sources"][0].set_ylabel("absolute position in\nlog-attention (nat²)")
-        lines = [handle(condition_style(c), text) for c, text in (("init", "at birth"), ("pretrained", "pretrained"))]
+        lines = [handle(condition_style(condition), text) for condition, text in CALLED.items()]
         if kernel:
-            lines.insert(1, handle(THEORIES["score_path"], "predicted at birth"))
+            lines.insert(1, handle(THEORIES["score_path"], PREDICTED))
+        signs = coinciding(cells["profile"], lines)
         side_legend(sides["profile"], lines)
         side_legend(sides["sources"], [_entry(*row) for row in ROWS])
-        texts = [f"above: {', '.join(facts(_only(sensitivity, names)))}", *_explained(leakage, swaps, names)]
+        texts = [f"above: {', '.join(facts(_only(sensitivity, names)))}", *of_coinciding(signs)]
+        texts += _explained(leakage, swaps, names)
         if len(sensitivity) > MOST:
             texts.append(f"the first {MOST} of {len(sensitivity)} models")
         small_print(figure, texts, width)
@@ -110,13 +116,15 @@ def _profile(cell: Axes, ds: xr.Dataset) -> bool:
         if condition == "pretrained":
             cell.plot(x, shown, color=style.color, linewidth=0.7, alpha=0.35)
             shown = np.where(curve > 0, smooth_between(curve), np.nan)
-        cell.plot(x, shown, color=style.color, linestyle=style.line, linewidth=1.7, zorder=style.order)
+        name = CALLED.get(condition, "_")
+        cell.plot(x, shown, color=style.color, linestyle=style.line, linewidth=1.7, zorder=style.order, label=name)
         cell.plot(x[[0, -1]], shown[[0, -1]], "o", color=style.color, markersize=3.8, zorder=style.order)
         if condition == "init" and theories_in(ds, ("score_path",)):
             theory = THEORIES["score_path"]
             told = theory_curve(ds, "score_path", condition)
             told = np.where(told > 0, told, np.nan)
-            cell.plot(x, told, color=theory.color, linestyle=theory.line, linewidth=1.2, zorder=theory.order)
+            given = {"color": theory.color, "linestyle": theory.line, "zorder": theory.order, "label": PREDICTED}
+            cell.plot(x, told, linewidth=1.2, **given)
             predicted = True
     position_axis(cell, below=True)
     return predicted

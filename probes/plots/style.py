@@ -151,10 +151,15 @@ def condition_legend(curves: Mapping[str, Mapping[str, Sequence[Profile]]]) -> l
     handles = []
     for condition in dict.fromkeys(condition for found in curves.values() for condition in found):
         style = condition_style(condition)
-        seeds = sorted({len(found[condition]) for found in curves.values() if condition in found})
-        note = f" ({'/'.join(map(str, seeds))} seeds)" if seeds[-1] > 1 else ""
-        handles.append(Line2D([], [], color=style.color, linestyle=style.line, linewidth=1.6, label=style.label + note))
+        label = style.label + seeds_note(curves, condition)
+        handles.append(Line2D([], [], color=style.color, linestyle=style.line, linewidth=1.6, label=label))
     return handles
+
+
+def seeds_note(curves: Mapping[str, Mapping[str, Sequence[Profile]]], condition: str) -> str:
+    """How many seeds a condition was measured with, where any model has several."""
+    seeds = sorted({len(found[condition]) for found in curves.values() if condition in found})
+    return f" ({'/'.join(map(str, seeds))} seeds)" if seeds[-1] > 1 else ""
 
 
 def legend_columns(handles: Sequence[Line2D], width: float) -> int:
@@ -295,7 +300,8 @@ def points(
 ) -> None:
     """Values with their intervals; NaN is left out.
 
-    Values beyond `limits` are arrowheads at the edge; an interval that reaches beyond both says nothing and is pale.
+    Values beyond `limits` are arrowheads at the edge, ends of intervals small ones; an interval that reaches beyond both
+    says nothing and is pale.
     """
     face = color if filled else "none"
     low, high = limits or (-np.inf, np.inf)
@@ -305,6 +311,10 @@ def points(
             chosen = chosen & np.isfinite(values)
             bottom, top = (np.clip(end[chosen], low, high) for end in interval)
             cell.vlines(x[chosen], bottom, top, color=color, linewidth=0.9, alpha=alpha)
+        for beyond, edge, arrow in ((interval[0] < low, low, "v"), (interval[1] > high, high, "^")):
+            cut = beyond & ~vague & np.isfinite(values)
+            if np.any(cut):
+                cell.plot(x[cut], np.full(x[cut].shape, edge), arrow, color=color, markersize=2.5, clip_on=False)
     inside = (values >= low) & (values <= high)
     given: Any = {"linestyle": "", "color": color, "markerfacecolor": face}
     cell.plot(x[inside], values[inside], marker=marker, markersize=4, label=label, **given)

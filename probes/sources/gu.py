@@ -12,6 +12,7 @@ import xarray as xr
 from ..claims import Judged, Statement
 from ..studies.collected import Collected
 from ..studies.tables import CONTROLLED, interval, number
+from ..summary import three_digits
 from .judging import (
     COMMANDS,
     DRAWS,
@@ -366,7 +367,8 @@ def _massive(collected: Collected) -> Judged | None:
     def judge(ds: xr.Dataset) -> Told:
         own = ds.isel(first=0)
         count = float(own["massive"].isel(rule=0).max())
-        return f"{count:g} dimensions, largest {float(own['top_ratio'].max()):.0f} medians", count > 0
+        largest = three_digits(float(own["top_ratio"].max()))
+        return f"{count:g} dimension{'s' * (count != 1)}, largest {largest} medians", count > 0
 
     return in_each(having(collected["trajectory"], "massive", "top_ratio"), judge)
 
