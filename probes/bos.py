@@ -46,7 +46,6 @@ from torch.nn import functional
 from .errors import InputError
 from .jacobian import PRODUCTS, jacobian
 from .leakage import (
-    INTERVAL,
     LAGS,
     PARTS,
     SOURCES,
@@ -62,6 +61,7 @@ from .pieces import Piece, each, within
 from .prompts import tokens_hash
 from .results import dataset, provenance
 from .sinks import THRESHOLD, sinks
+from .statistics import INTERVAL, ends
 from .summary import Profile, mean_profile
 
 Replacement: TypeAlias = int | str  # a token id, or one of KINDS
@@ -240,6 +240,7 @@ def bos_swap(
     bootstrap: int = 400,
     profile_prompts: int = PROFILE_PROMPTS,
     products: int = PRODUCTS,
+    documents: Sequence[str] | None = None,
     before: State | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -253,13 +254,15 @@ def bos_swap(
         bands, lags, bootstrap: as in `probes.leakage`.
         profile_prompts: the first so many prompts are taken for the Jacobian profile; all, if there are fewer.
         products: of its sketch, per prompt.
+        documents: what each prompt is a window of, as in `probes.leakage`.
         before: the model as it is, measured with the same options (`state`): several replacements need that only once.
         progress: called with (share of the work done, 1).
 
     Returns:
         Dataset. With intervals `..._low` and `..._high` (unless `bootstrap` is 0), and means over heads:
         `removed [layer, band]` and `removed_of_model [band]`, the fraction of the residual component that the swap removes,
-        see the module's text; `residual_...` [layer, band] and `residual_..._of_model` [band], what it is a fraction of;
+        see the module's text; `removed_steady...`, the same without the constant sink (see `probes.leakage`); `residual_...`
+        [layer, band] and `residual_..._of_model` [band], what they are fractions of, `residual_steady_...` alike;
         `leakage_...` [part, layer, band], the log form in squared nats; `source_...` [source, layer, band], its Shapley
         values; `weight_...` [source, layer, band], those of the weight form: each `before`, `after` and the `change`.
         `loss_change [position]`, `loss_change_of_model` (mean over positions from 1 on), nats.
@@ -281,7 +284,7 @@ def bos_swap(
         raise InputError(f"before was measured with other {other}; measure it with the same, or leave it out")
     view = swapped(model, replacement, seed=seed)
     chosen = view.replacement
-    drawn = resampling(len(tokens), bootstrap, seed)
+    drawn = resampling(len(tokens), bootstrap, seed, documents)
     report = _Report(progress, runs=2 if before is None else 1)
     if before is None:
         with within("before"):
@@ -297,19 +300,23 @@ def bos_swap(
         for when, values in (("before", one), ("after", other), ("change", other - one)):
             said = f"{of_what}, mean over heads, {when}{' by' if when == 'change' else ''} the swap"
             made.add(f"{form}_{when}", (dim, "layer", "band"), values, said, units)
-    residual = {when: leaks[when]["residual"][:, 0] for when in states}  # [resample, layer, head, band]
-    for suffix, dims, over in (("", ("layer", "band"), 2), ("_of_model", ("band",), (1, 2))):
-        of_what = "mean over blocks and heads" if suffix else "mean over heads"
-        one, other = (residual[when].mean(over) for when in states)
-        for when, values in (("before", one), ("after", other), ("change", other - one)):
-            said = f"residual component of leakage, log form, {of_what}, {when}{' by' if when == 'change' else ''} the swap"
-            made.add(f"residual_{when}{suffix}", dims, values, said, "nat^2")
-        ends = removed(one, other)
-        for name, values in zip(("", "_low", "_high")[: 3 if bootstrap else 1], ends, strict=False):
-            said = f"fraction of the residual component that the swap removes, {of_what}"
-            made.plain(f"removed{suffix}{name}", dims, values, said, "1")
+    for component, kind in (("", "residual"), ("_steady", "steady")):
+        residual = {when: leaks[when][kind][:, 0] for when in states}  # [resample, layer, head, band]
+        included = ", the constant sink taken out" if component else ""
+        for suffix, dims, over in (("", ("layer", "band"), 2), ("_of_model", ("band",), (1, 2))):
+            of_what = f"{'mean over blocks and heads' if suffix else 'mean over heads'}{included}"
+            one, other = (residual[when].mean(over) for when in states)
+            for when, values in (("before", one), ("after", other), ("change", other - one)):
+                by = " by" if when == "change" else ""
+                said = f"residual component of leakage, log form, {of_what}, {when}{by} the swap"
+                made.add(f"residual{component}_{when}{suffix}", dims, values, said, "nat^2")
+            fraction = removed(one, other)
+            for name, values in zip(("", "_low", "_high")[: 3 if bootstrap else 1], fraction, strict=False):
+                said = f"fraction of the residual component that the swap removes, {of_what}"
+                made.plain(f"removed{component}{suffix}{name}", dims, values, said, "1")
 
-    whole = drawn.double().numpy() / len(tokens)  # the prompts' weights in a mean over both halves
+    weights = drawn.double().numpy()
+    whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
     for when, loss in losses.items():
         said = f"next-token loss, mean over prompts, {when} the swap"
         made.plain(f"loss_{when}", ("position",), _padded(loss.mean(0)), said, "nat")
@@ -359,6 +366,7 @@ def state(
     bootstrap: int = 400,
     profile_prompts: int = PROFILE_PROMPTS,
     products: int = PRODUCTS,
+    documents: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> State:
     """The model as it is, for `bos_swap(..., before=...)` with several replacements; arguments are those of `bos_swap`.
@@ -369,7 +377,7 @@ def state(
     options = _options(model, tokens, seed, bands, lags, bootstrap, profile_prompts, products)
     report = _Report(progress, runs=1)
     with within("before"):
-        found = _state(model, tokens, options, resampling(len(tokens), bootstrap, seed), report)
+        found = _state(model, tokens, options, resampling(len(tokens), bootstrap, seed, documents), report)
     report.finish()
     return found
 
@@ -423,7 +431,13 @@ FORMS = {
     "weight": ("source", "leakage, weight form, Shapley value", "1"),
 }
 # What `probes.leakage` calls them, and V(X).
-LEAKS = {"leakage": "log_form", "source": "log_source", "weight": "weight_source", "residual": "log_stream"}
+LEAKS = {
+    "leakage": "log_form",
+    "source": "log_source",
+    "weight": "weight_source",
+    "residual": "log_stream",
+    "steady": "steady_stream",
+}
 
 
 def removed(
@@ -458,7 +472,7 @@ class _Variables:
     def add(self, name: str, dims: tuple[str, ...], resamples: np.ndarray, long_name: str, units: str) -> None:
         self.plain(name, dims, resamples[0], long_name, units)
         if self.intervals:
-            for end, values in zip(("low", "high"), np.percentile(resamples[1:], INTERVAL, axis=0), strict=True):
+            for end, values in zip(("low", "high"), ends(resamples), strict=True):
                 self.plain(f"{name}_{end}", dims, values, f"{long_name}, {end} end of the 95 % interval", units)
 
 

@@ -30,12 +30,13 @@ from torch import Tensor
 from .bos import removed, swapped
 from .errors import InputError
 from .jacobian import PRODUCTS, jacobian
-from .leakage import INTERVAL, LAGS, PARTS, SOURCES, Band, resampling, splits, usual_bands
+from .leakage import LAGS, PARTS, SOURCES, Band, resampling, splits, usual_bands
 from .leakage import check as check_leakage
 from .models.given import takes_model
 from .models.view import View
 from .results import dataset, provenance
 from .sinks import THRESHOLD, sinks
+from .statistics import INTERVAL
 from .summary import SHORTEST, rms_log_error, spearman, ushape
 
 EXACT_WIDTH = 64  # up to it the Jacobian is taken exactly: no more products than a sketch has

@@ -91,6 +91,7 @@ class Estimate:
     basis_cost: float = 0.0
     scalar: bool = field(default=False)
     used: set[str] = field(default_factory=set)
+    scales: Tensor | None = None  # `Prompt.scales`
     # Of what earlier pieces hold: directions of the basis, probes, and chunks of `kept`.
     taken: tuple[int, int, int] = (0, 0, 0)
 
@@ -103,6 +104,8 @@ class Estimate:
             "basis_products": np.array(self.basis_cost),
             "engines": np.array([engine in self.used for engine in ENGINES]),
         }
+        if self.scales is not None:
+            piece["scales"] = self.scales.numpy()
         if not goes_on:
             return piece
         piece |= {"left": np.array(self.left), "probes": np.array(0 if self.probes is None else self.probes.shape[1])}

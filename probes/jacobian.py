@@ -89,10 +89,12 @@ def jacobian(
         progress: called with (products done, products in all) as they are done.
 
     Returns:
-        Dataset with `sensitivity` and `stderr` (one standard error of it: zero for exact, NaN for scalar), both
-        [prompt, position]; with `from_layer="all"` there is `layer` before `position`, with `pathway="all"` `pathway` in
-        front; `tokens`; `products [prompt]`, what was spent on each prompt, with the share `basis_products` for finding
-        Q; attributes that say what made it.
+        Dataset with `sensitivity`, `stderr` (one standard error of it: zero for exact, NaN for scalar) and `elasticity`, the
+        sensitivity times rms(x) / rms(h): the relative change of the output under a relative change of an input, which
+        alone compares models or conditions of different scale. All are [prompt, position]; with `from_layer="all"` there is
+        `layer` before `position`, with `pathway="all"` `pathway` in front; `input_rms`, one number for all prompts in the
+        elasticity, `first_rms` at position 0 and `output_rms`, all [prompt] (and `layer`); `tokens`; `products [prompt]`,
+        what was spent on each prompt, with the share `basis_products` for finding Q; attributes that say what made it.
 
     Raises:
         InputError: tokens, query, layer, products or an option the model cannot take; values that are not finite.
@@ -141,6 +143,7 @@ def jacobian(
             try:
                 with prompt.linearized():
                     work(estimate, prompt)
+                    estimate.scales = prompt.scales()
                 estimate.used |= prompt.used
                 return estimate
             except (RuntimeError, MemoryError) as error:
@@ -192,24 +195,39 @@ def jacobian(
         )
     sensitivity = (squared.clamp_min(0) / width).sqrt()
     spread = torch.where(squared > 0, variance.sqrt() / (2 * sensitivity * width), torch.zeros_like(squared))
+    # The elasticity's unit: rms of the input over prompts and positions from 1 on, one number; of the output, each prompt's.
+    scales = torch.from_numpy(pieces.stacked("scales")).sqrt()  # [prompt, layer, three]
+    unit_of = scales[..., 0].pow(2).mean(0).sqrt() / scales[..., 2]  # [prompt, layer]
     pathways = PATHWAYS if pathway == "all" else (pathway,)
     # Sources are layers by pathways; [pathway, prompt, layer, position] with the positions left out as zeros.
     sensitivity, spread = (
         torch.nn.functional.pad(x.unflatten(1, (len(layers), -1)).permute(2, 0, 1, 3), (0, length - end))
         for x in (sensitivity, spread)
     )
+    elasticity = sensitivity * unit_of[None, :, :, None]
     dims: tuple[str, ...] = ("pathway", "prompt", "layer", "position")
     coords: dict[str, list[Any]] = {"pathway": list(pathways), "layer": layers}
     for dim, kept in (("layer", from_layer == "all"), ("pathway", pathway == "all")):
         if not kept:
-            sensitivity, spread = (x.select(dims.index(dim), 0) for x in (sensitivity, spread))
+            sensitivity, spread, elasticity = (x.select(dims.index(dim), 0) for x in (sensitivity, spread, elasticity))
             dims = tuple(name for name in dims if name != dim)
             del coords[dim]
-    unit = "1"
+    of_scales = ("prompt", "layer") if from_layer == "all" else ("prompt",)
+    sizes = {
+        "input_rms": "root mean square of the stream differentiated by, positions from 1 on",
+        "first_rms": "the same at position 0",
+        "output_rms": "norm of the readout at the query / sqrt(d)",
+    }
+    each_scale = scales if from_layer == "all" else scales[:, 0]
     return dataset(
         {
-            "sensitivity": (dims, sensitivity, {"long_name": "||J_j||_F / sqrt(d)", "units": unit}),
-            "stderr": (dims, spread, {"long_name": "standard error of the sensitivity", "units": unit}),
+            "sensitivity": (dims, sensitivity, {"long_name": "||J_j||_F / sqrt(d)", "units": "1"}),
+            "stderr": (dims, spread, {"long_name": "standard error of the sensitivity", "units": "1"}),
+            "elasticity": (dims, elasticity, {"long_name": "sensitivity * rms(x) / rms(h)", "units": "1"}),
+            **{
+                name: (of_scales, each_scale[..., n], {"long_name": said, "units": "1"})
+                for n, (name, said) in enumerate(sizes.items())
+            },
             "products": (("prompt",), pieces.stacked("products"), {"units": "vector-Jacobian products"}),
             "basis_products": (("prompt",), pieces.stacked("basis_products"), {"units": "products"}),
         },

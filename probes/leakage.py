@@ -28,6 +28,14 @@ V(X) alone is the *residual component*: how far the residual stream moves log-we
 value falls below zero where the stream works against the mask, as a sink that steadies denominators does.
 
 D splits once more, D = K + R: K is what position 0 adds (its own logit in the place of `t(i)`; the sink), R is the rest.
+**The constant sink** is no position: a learned logit that is the same for all queries still leaks, since the number of
+other keys grows (logit 2 and uniform attention otherwise, queries 9-31: 0.008 nat^2 of V(K), through M alone). So K splits,
+with position 0's mean logit E s_i0 replaced by what it would be without position in any stream: b t(i) + c, with c the
+mean of E s_i0 - b t(i) over the band and b = 0 (a constant) or 1 (Toeplitz like all others), whichever is nearer to it for
+the head. What position 0 adds then is `sink_constant`; `sink_varying` = K - `sink_constant`. Every prompt keeps its
+deviations. `steady_source` and `steady_stream` are the Shapley values and V(X) with the constant on the mask's side:
+M + `sink_constant` and X = S - `sink_varying` - R.
+
 With both sources removed l is `t(lag)` less a constant: exactly 0 (`log_neither`, rounding).
 
 **Weight form**. The same on A itself, as a 2 x 2 design. `residual` off: logits are made Toeplitz as above, in the
@@ -59,6 +67,9 @@ they do counts as residual stream, since that is where they are. (3) First-order
 (5) Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
 wider than the scatter over other prompts, by up to sqrt(3).
 
+Nulls stand beside the total: uniform attention under the same mask, and the total with one half's queries under each
+other's labels (97.5 % quantile), which is what no dependence on the query gives.
+
 Null tests (in `tests/test_leakage.py`, on every bundled model). In block 0 streams carry no position, so V(S) and, behind a
 first token like any other, V(D) and the residual source are 0 within noise; behind BOS only R is, K being what BOS is.
 `log_neither` is 0 up to rounding. Patterns of known answer are recovered: equal logits (all mask, V(M) = Var log(i + 1));
@@ -83,6 +94,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from . import statistics
 from .errors import InputError
 from .models.given import takes_model
 from .models.view import View
@@ -90,6 +102,7 @@ from .positions import read_ranges
 from .prompts import check_tokens
 from .results import dataset, provenance
 from .samples import Band, Half, Progress, Sampled, Samples, by_block, halves_of
+from .statistics import INTERVAL, ends
 from .summary import estimate
 
 LAGS = tuple(range(1, 9))
@@ -97,7 +110,7 @@ EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands
 LEAST_PROMPTS = 4  # two in each half, or no prompt has a deviation of its own
 NUMBERS_AT_ONCE = 1 << 21  # of quantities that resamples are taken of: 16 MiB in doubles
 FEW_PROMPTS = 400  # of a half: as many as there are resamples usually, which is where either way costs the same
-INTERVAL = (2.5, 97.5)  # percentiles of the bootstrap
+SHUFFLES = 100  # of query labels
 PARTS = ("total", "logits", "mask", "denominator", "covariance")
 SOURCES = ("mask", "residual", "spread")
 CELLS = ("both", "mask", "residual", "neither")  # which sources are on
@@ -112,6 +125,7 @@ def leakage(
     lags: Any = LAGS,
     bootstrap: int = 400,
     seed: int = 0,
+    documents: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """How much attention to the token `lag` back depends on where the query stands, and through which source.
@@ -124,16 +138,19 @@ def leakage(
         lags: how far back the keys stand, at least 1; shorter than every window and than a band's first query.
         bootstrap: resamples of the prompts for the intervals (95 %, percentiles); 0 for none.
         seed: of the resampling.
+        documents: what each prompt is a window of; documents are then resampled instead of prompts.
         progress: called with (blocks done, blocks in all).
 
     Returns:
-        Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats (log form) or squared
-        weights (weight form): `log_form [part, layer, head, band]`, parts total = logits + mask + denominator +
-        covariance; `log_source [source, ...]`; `log_stream` = V(X), the *residual component*; `log_noise`; `log_sink` =
-        V(K), `log_rest` = V(R); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`; `terms_form` and
-        `terms_source` alike. Means over heads are `..._by_block [..., layer, band]`, over the whole model `..._of_model
-        [..., band]`; sources divided by their total are `log_share_of_model`, `weight_share_of_model` and
-        `terms_share_of_model`. `..._low` and `..._high` are the intervals. Attributes say what made it.
+        Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats (log form) or squared weights
+        (weight form): `log_form [part, layer, head, band]`, parts total = logits + mask + denominator + covariance;
+        `log_source [source, ...]`; `log_stream` = V(X), the *residual component*; `log_noise`; `log_sink` = V(K),
+        `log_rest` = V(R); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`; `terms_form` and
+        `terms_source` alike. `sink_constant` and `sink_varying`, the two parts of V(K); `steady_source`, `steady_stream`:
+        with the constant sink on the side of the mask. `null_...` [band] beside the total of the model: uniform attention,
+        and shuffled query labels (97.5 % quantile). Means over heads are `..._by_block [..., layer, band]`, over the whole
+        model `..._of_model [..., band]`; sources divided by their total are `log_share_of_model`, `weight_share_of_model`
+        and `terms_share_of_model`. `..._low` and `..._high` are the intervals. Attributes say what made it.
 
     Raises:
         InputError: too few prompts, bands or lags that do not fit the prompts or a window, values that are not finite, a
@@ -146,9 +163,16 @@ def leakage(
         raise InputError(f"bootstrap={bootstrap} is no number of resamples; give 0 or more")
     if not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed={seed} is no seed; give a whole number, 0 or more")
-    drawn = resampling(len(tokens), bootstrap, seed)
+    drawn = resampling(len(tokens), bootstrap, seed, documents)
     found = splits(model, tokens, bands, lags, drawn, progress)
     variables: dict[str, tuple[Any, ...]] = {}
+    shuffled = found.pop("shuffled")[0].mean((1, 2))  # [shuffle, band]
+    nulls = {
+        "null_uniform": (uniform_total(model, tokens.shape[1], bands), "the same under uniform attention"),
+        "null_shuffled": (np.percentile(shuffled, INTERVAL[1], axis=0), "97.5 % quantile under shuffled query labels"),
+    }
+    for name, (values, said) in nulls.items():
+        variables[name] = (("band",), values, {"long_name": f"leakage, log form, {said}", "units": "nat^2"})
     for name, values in found.items():  # [resample, entry, layer, head, band]
         entry, units = ENTRIES[name]
         of_model = values.mean((2, 3))
@@ -166,7 +190,7 @@ def leakage(
             dims, at = (entry + dims, at) if entry else (dims, at[:, 0])
             variables[level] = (dims, at[0], described)
             if bootstrap:
-                low, high = _interval(at)
+                low, high = ends(at)
                 variables[f"{level}_low"], variables[f"{level}_high"] = (dims, low, described), (dims, high, described)
     options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed}
     return dataset(
@@ -184,12 +208,11 @@ def leakage(
     )
 
 
-def _interval(resamples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ends over the resamples [1:]; none where the estimate [0] is none (a share of nothing)."""
-    known = ~np.isnan(resamples[0])
-    ends = np.full((2, *resamples.shape[1:]), np.nan)
-    ends[:, known] = np.nanpercentile(resamples[1:, known], INTERVAL, axis=0)
-    return ends[0], ends[1]
+def uniform_total(model: View, length: int, bands: Sequence[Band]) -> Float[np.ndarray, " band"]:
+    """V(log number of visible keys) over each band's queries, mean over blocks: what the mask alone leaks."""
+    i = np.arange(length)
+    seen = [np.log(i + 1 if w is None else np.minimum(i + 1, w)) for w in model.spec.windows]
+    return np.array([np.mean([x[first : last + 1].var() for x in seen]) for first, last in bands])
 
 
 ENTRIES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -197,7 +220,11 @@ ENTRIES: dict[str, tuple[tuple[str, ...], str]] = {
     "log_source": (("source",), "nat^2"),
     "log_stream": ((), "nat^2"),
     "log_noise": ((), "nat^2"),
+    "steady_source": (("source",), "nat^2"),
+    "steady_stream": ((), "nat^2"),
     "log_sink": ((), "nat^2"),
+    "sink_constant": ((), "nat^2"),
+    "sink_varying": ((), "nat^2"),
     "log_rest": ((), "nat^2"),
     "log_neither": ((), "nat^2"),
     "weight_form": (("cell",), "1"),
@@ -209,8 +236,12 @@ DESCRIBED = {
     "log_form": "leakage, log form, and its parts",
     "log_source": "leakage, log form, Shapley value of each source",
     "log_stream": "variance of what the residual stream adds to the log-weights",
+    "steady_source": "leakage, log form, Shapley value of each source, the constant sink on the mask's side",
+    "steady_stream": "variance of what the residual stream adds to the log-weights, the constant sink taken out",
     "log_noise": "sampling noise that an uncorrected variance would add",
     "log_sink": "variance of what position 0 adds to the log-denominator",
+    "sink_constant": "variance of what position 0 adds to the log-denominator with its mean logit held constant",
+    "sink_varying": "variance of what position 0's mean logit adds by changing with the query",
     "log_rest": "variance of what the rest of the residual stream adds to the log-denominator",
     "log_neither": "leakage, log form, with both sources removed",
     "weight_form": "leakage, weight form, by the sources that are on",
@@ -329,14 +360,13 @@ def parse_bands(text: str) -> tuple[Band, ...]:
 # ---------------------------------------------------------------------------------------------------- summing up
 
 
-def resampling(prompts: int, count: int, seed: int) -> Int[Tensor, "resample prompt"]:
-    """How often each prompt is drawn: first once each, then in `count` resamples within each half."""
-    random = np.random.default_rng(seed)
-    drawn = np.ones((1 + count, prompts), dtype=np.int16)
-    for half in halves_of(prompts):
-        size = half.stop - half.start
-        drawn[1:, half] = random.multinomial(size, np.full(size, 1 / size), size=count)
-    return torch.from_numpy(drawn)
+def resampling(
+    prompts: int, count: int, seed: int, documents: Sequence[str] | None = None
+) -> Int[Tensor, "resample prompt"]:
+    """`statistics.resampling` within each half."""
+    if documents is not None and len(documents) != prompts:
+        raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
+    return torch.from_numpy(statistics.resampling(prompts, count, seed, halves_of(prompts), documents))
 
 
 def splits(
@@ -346,8 +376,10 @@ def splits(
     lags: Sequence[int],
     drawn: Int[Tensor, "resample prompt"],
     progress: Progress | None = None,
-) -> dict[str, Float[np.ndarray, "resample entry layer head band"]]:
-    """Both forms of every block under each resampling of the prompts, by the names of `leakage`'s variables.
+) -> dict[str, Float[np.ndarray, "_ _ layer head band"]]:
+    """Both forms of every block under each resampling of the prompts, [resample, entry, layer, head, band].
+
+    By the names of `leakage`'s variables; and "shuffled", [1, shuffle, layer, head, band].
 
     Raises:
         InputError: values that are not finite.
@@ -364,17 +396,17 @@ def splits(
 
 def split(
     sampled: Sampled, bands: Sequence[Band], drawn: Int[Tensor, "resample prompt"]
-) -> dict[str, Float[Tensor, "resample entry head band"]]:
+) -> dict[str, Float[Tensor, "_ _ head band"]]:
     """Both forms of one block under each resampling of its prompts."""
-    at = (slice(first - sampled.first, last + 1 - sampled.first) for first, last in bands)
-    found = [_split_band(sampled, band, drawn) for band in at]
+    found = [_split_band(sampled, n, band, drawn) for n, band in enumerate(bands)]
     return {name: torch.stack([one[name] for one in found], -1) for name in found[0]}
 
 
 def _split_band(
-    sampled: Sampled, at: slice, drawn: Int[Tensor, "resample prompt"]
-) -> dict[str, Float[Tensor, "resample entry head"]]:
+    sampled: Sampled, number: int, band: Band, drawn: Int[Tensor, "resample prompt"]
+) -> dict[str, Float[Tensor, "_ _ head"]]:
     """One band; some heads and some resamples at a time, so that what is held stays below `NUMBERS_AT_ONCE`."""
+    at = slice(band[0] - sampled.first, band[1] + 1 - sampled.first)
     heads, lags, _ = sampled.halves[0].shift.shape
     prompts = math.ceil(drawn.shape[1] / 2)
     numbers = 2 * (at.stop - at.start) * (len(OF_LAGS) * lags + len(OF_QUERIES))  # of a head, a row of both halves
@@ -383,23 +415,33 @@ def _split_band(
     draws = len(drawn) if few else max(1, NUMBERS_AT_ONCE // numbers)
     found = []
     for start in range(0, heads, some):
-        every = [_forms(_Drawn(sampled, at, slice(start, start + some), part, few=few)) for part in drawn.split(draws)]
-        found.append({name: torch.cat([one[name] for one in every]) for name in every[0]})
+        own, every, shuffled = slice(start, start + some), [], None
+        for part in drawn.split(draws):
+            made = _Drawn(sampled, number, at, own, part, few=few)
+            shuffled = _shuffled(made) if shuffled is None else shuffled
+            every.append(_forms(made))
+        assert shuffled is not None
+        found.append({name: torch.cat([one[name] for one in every]) for name in every[0]} | {"shuffled": shuffled})
     return {name: torch.cat([one[name] for one in found], -1) for name in found[0]}
 
 
 # What is averaged over prompts: of every lag and query, and of every query.
 OF_LAGS = ("logits", "toeplitz", "both", "only mask", "neither", "only residual", "only residual, terms")
-OF_QUERIES = ("normalizer", "with_sink", "of_mask")
+OF_QUERIES = ("normalizer", "with_sink", "with_constant", "of_mask")
 
 
-def _quantities(samples: Samples, half: Half, at: slice, heads: slice) -> Float[Tensor, "prompt head row query"]:
-    """Rows: `OF_LAGS`, each for all lags, and `OF_QUERIES`."""
+def _quantities(
+    samples: Samples, half: Half, number: int, at: slice, heads: slice
+) -> Float[Tensor, "prompt head row query"]:
+    """Rows: `OF_LAGS`, each for all lags, and `OF_QUERIES`; of band `number`, which is `at` these queries."""
     logits = samples.logits[:, heads, :, at]
     toeplitz = logits + half.shift[heads, :, at]
     z, m, sink, through_sink, through_mask = (
         x[:, heads, None, at]
         for x in (samples.normalizer, samples.of_mask, samples.with_sink, samples.through_sink, samples.through_mask)
+    )
+    constant, through_constant = (
+        x[:, heads, None, number, at] for x in (samples.with_constant, samples.through_constant)
     )
     # Denominators whose mean over the half's prompts is its mean over the band at every query.
     steady_z, steady_terms = (
@@ -408,7 +450,8 @@ def _quantities(samples: Samples, half: Half, at: slice, heads: slice) -> Float[
     z_steady, z_terms, m_steady = z - steady_z[:, None], z - steady_terms[:, None], m - steady_terms[:, None]
     pairs = ((logits, z), (toeplitz, m), (toeplitz, m_steady), (logits, z_steady), (logits, z_terms))
     cells = ((s - log_z).exp() for s, log_z in pairs)
-    return torch.cat([logits, toeplitz, *cells, z, sink + through_sink, m + through_mask], 2)
+    sinks = (sink + through_sink, constant + through_constant)
+    return torch.cat([logits, toeplitz, *cells, z, *sinks, m + through_mask], 2)
 
 
 class _Drawn:
@@ -420,12 +463,20 @@ class _Drawn:
     """
 
     def __init__(
-        self, sampled: Sampled, at: slice, heads: slice, drawn: Int[Tensor, "resample prompt"], *, few: bool
+        self,
+        sampled: Sampled,
+        number: int,
+        at: slice,
+        heads: slice,
+        drawn: Int[Tensor, "resample prompt"],
+        *,
+        few: bool,
     ) -> None:
         found = []
         for half, own in zip(sampled.halves, halves_of(drawn.shape[1]), strict=True):
-            weights = drawn[:, own].to(half.shift) / (own.stop - own.start)
-            rows = (_quantities(samples, half, at, heads) for samples in half.chunks)
+            weights = drawn[:, own].to(half.shift)
+            weights = weights / weights.sum(1, keepdim=True)
+            rows = (_quantities(samples, half, number, at, heads) for samples in half.chunks)
             found.append((weights, torch.cat(list(rows)) if few else _weighed(weights, rows)))
         most = max(len(rows) for _, rows in found)  # halves of an odd number of prompts differ by one
         padded = [
@@ -444,6 +495,11 @@ class _Drawn:
             return self.values[..., start : start + self.lags, :]
         start = len(OF_LAGS) * self.lags + OF_QUERIES.index(name)
         return self.values[..., start : start + 1, :]
+
+    def means(self, name: str) -> Float[Tensor, "half head lag query"]:
+        """Over the prompts as they are."""
+        x = self[name]
+        return x[:, 0] if self._weights is None else torch.einsum("hn,hnabc->habc", self._weights[:, 0], x)
 
     def covariance(self, x: Tensor, y: Tensor) -> Float[Tensor, "resample head"]:
         """Between the halves, mean of both orders, over the band's queries; mean over lags."""
@@ -483,22 +539,37 @@ def _weighed(
     return total
 
 
+def _shuffled(drawn: _Drawn) -> Float[Tensor, "one shuffle head"]:
+    """The total of the log form with the queries of one half under each other's labels: what no dependence gives."""
+    one, other = (x - x.mean(-1, keepdim=True) for x in drawn.means("logits") - drawn.means("normalizer"))
+    generator = torch.Generator().manual_seed(0)
+    orders = [torch.randperm(one.shape[-1], generator=generator).to(one.device) for _ in range(SHUFFLES)]
+    return torch.stack([(one * other[..., order]).mean((-2, -1)) for order in orders])[None].cpu()
+
+
 def _forms(drawn: _Drawn) -> dict[str, Float[Tensor, "resample entry head"]]:
     """Every variable of the log form and of the weight form, of one band."""
     covariance = drawn.covariance
-    s, toeplitz, z, with_sink, m = (
-        drawn[name] for name in ("logits", "toeplitz", "normalizer", "with_sink", "of_mask")
+    s, toeplitz, z, with_sink, with_constant, m = (
+        drawn[name] for name in ("logits", "toeplitz", "normalizer", "with_sink", "with_constant", "of_mask")
     )
-    total, logits, mask, denominator, stream, sink, rest, neither = (
-        covariance(y, y) for y in (s - z, s, m, z - m, s - (z - m), with_sink - m, z - with_sink, toeplitz)
+    stream = s - (z - with_constant)  # X, and M beside it with the constant sink
+    whole, of_mask = s - (z - m), with_constant
+    parts = (s - z, s, m, z - m, stream, of_mask, whole, with_sink - m, with_constant - m, with_sink - with_constant)
+    total, logits, mask, denominator, of_stream, of_terms, of_whole, sink, constant, varying, rest, neither = (
+        covariance(y, y) for y in (*parts, z - with_sink, toeplitz)
     )
-    shared = covariance(s - (z - m), m)
+    shared, shared_whole = covariance(stream, of_mask), covariance(whole, m)
     found = {
         "log_form": (total, logits, mask, denominator, total - logits - mask - denominator),
-        "log_source": (mask - shared, stream - shared, torch.zeros_like(mask)),
-        "log_stream": (stream,),
+        "log_source": (mask - shared_whole, of_whole - shared_whole, torch.zeros_like(mask)),
+        "log_stream": (of_whole,),
+        "steady_source": (of_terms - shared, of_stream - shared, torch.zeros_like(mask)),
+        "steady_stream": (of_stream,),
         "log_noise": (drawn.variance(s - z) - total,),
         "log_sink": (sink,),
+        "sink_constant": (constant,),
+        "sink_varying": (varying,),
         "log_rest": (rest,),
         "log_neither": (neither,),  # the mask's mean, made constant over the band, is no part of a covariance
     }

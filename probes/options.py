@@ -37,7 +37,9 @@ Method = Annotated[
     Literal["exact", "sketch", "scalar"], typer.Option(help="All products, few with an error bar, or a single one.")
 ]
 Products = Annotated[str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")]
-Text = Annotated[Path | None, typer.Option(help="A text file or folder; the bundled held-out text if not given.")]
+Text = Annotated[
+    Path | None, typer.Option(help="A text file or folder, or prose or code (bundled); the held-out text if not given.")
+]
 Chat = Annotated[
     str | None,
     typer.Option(help="Instead: a question, or a JSON file of conversations, written by the model's chat template."),

@@ -35,7 +35,7 @@ from .chat import Chat, conversations, named, rendered
 from .errors import InputError
 from .models.given import takes_model
 from .models.view import View
-from .text import HELDOUT, Document, dataset_reader, read_documents, stream_dataset, text_files
+from .text import BUNDLED, HELDOUT, Document, dataset_reader, read_documents, stream_dataset, text_files
 
 FirstToken = Literal["auto", "bos", "none"]
 
@@ -86,7 +86,8 @@ def prompts(
         model: whose tokenizer, BOS, vocabulary and longest input decide; or what `probes.load` makes one of.
         n: prompts.
         length: positions per prompt, the first token included.
-        text: a text file, a `.jsonl` file or a folder. Without text, dataset and chat: the bundled held-out text.
+        text: a text file, a `.jsonl` file or a folder, or "prose" or "code", which are bundled (100 documents each). Without
+            text, dataset and chat: the bundled held-out text, code that the bundled models were not trained on.
         dataset: in its place a `datasets` name, streamed; `split` and `column` say which part of it.
         chat: in its place conversations, written by the model's chat template: a user's question, a JSON file, or what it
             holds, a list of {"role": ..., "content": ...} or of such lists. `n` and `length` are then upper bounds: as
@@ -167,7 +168,7 @@ def check_source(
         raise InputError(f"both {' and '.join(given)} are given; give one of them")
     if chat is not None and first != "auto":
         raise InputError(f"first={first} has no use with a chat, whose template says what stands first; leave it out")
-    if text is not None:
+    if text is not None and str(text) not in BUNDLED:
         text_files(text)
     if dataset is not None:
         dataset_reader(dataset)
@@ -303,9 +304,10 @@ def _windows(
         documents = _skip_some(stream_dataset(dataset, split=split, column=column), random)
         source = f"dataset '{dataset}' (split {split}, column {column})"
     else:
-        found = read_documents(HELDOUT if text is None else text)
+        found = read_documents(HELDOUT if text is None else BUNDLED.get(str(text), text))
         documents = (found[i] for i in random.permutation(len(found)))
-        source = "bundled held-out text" if text is None else f"text '{text}'"
+        source = f"bundled {text}" if str(text) in BUNDLED else f"text '{text}'"
+        source = "bundled held-out text" if text is None else source
     with SpooledTemporaryFile(max_size=IN_MEMORY) as file, closing(documents):
         tokens, highest, special = _tokenize(model, documents, file, budget=budget, random=random)
         offsets = tokens - length + 1

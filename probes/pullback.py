@@ -176,6 +176,20 @@ class Prompt:
             self._top = readout_rows(self.model, self._trace.residual[-1][0, self.query], self.readout)
         return self._top
 
+    @torch.no_grad()
+    def scales(self) -> Float[Tensor, "layer three"]:
+        """Mean squares for each source layer: its stream at positions 1 to the query, and at 0; the readout, per d."""
+        assert self._trace is not None
+        stream = self._trace.residual[-1][0, self.query]
+        output = stream if self.readout == "residual" else self.model.norm(stream)
+        output = self.model.unembed(output) if self.readout == "logits" else output
+        of_output = output.double().pow(2).sum().cpu() / self.model.spec.width
+        found = []
+        for layer in self.layers:
+            squares = self._trace.residual[layer][0, : self.query + 1].double().pow(2).mean(-1).cpu()
+            found.append(torch.stack([squares[1:].mean(), squares[0], of_output]))
+        return torch.stack(found)
+
     def ones(self) -> Float[Tensor, "1 d"]:
         """The gradient of the readout's sum with respect to the last stream at the query position."""
         assert self._trace is not None

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import processes
-from .attention import by_layer, diagonals, normalizers
+from .attention import by_layer, diagonals, normalizers, pairs
 from .errors import InputError
 from .memory import trim
 from .models.view import Attention, View
@@ -41,9 +41,14 @@ class Samples:
     logits: Float[Tensor, "prompt head lag query"]  # s_{i, i-lag}
     normalizer: Float[Tensor, "prompt head query"]  # log Z_i
     with_sink: Float[Tensor, "prompt head query"]  # log Z~_i, but position 0 with its own logits
+    with_constant: Float[
+        Tensor, "prompt head band query"
+    ]  # log Z~_i, but position 0 with its own, constant over the band
     of_mask: Float[Tensor, "prompt head query"]  # log Z~_i
-    # What a prompt adds to the two above through the means `E s_ij - t` that shift all prompts, to first order; mean 0.
+    # What a prompt adds to the three above through the means that shift all prompts (`E s_ij - t`; of position 0's constant
+    # logit, its distance from the band's mean), to first order; mean 0.
     through_sink: Float[Tensor, "prompt head query"]
+    through_constant: Float[Tensor, "prompt head band query"]
     through_mask: Float[Tensor, "prompt head query"]
 
 
@@ -197,25 +202,32 @@ def samples_of(
     halves: Sequence[Sequence[Attention]], bands: Sequence[Band], lags: Sequence[int], aside: Spool
 ) -> Sampled:
     """The samples of one block from the attention of its prompts, chunk by chunk of each half; they are put `aside`."""
+    first = min(a for a, _ in bands)
+    return Sampled(first, tuple(_half(half, n, bands, lags, aside) for n, half in enumerate(halves)))
+
+
+def _half(attentions: Sequence[Attention], half: int, bands: Sequence[Band], lags: Sequence[int], aside: Spool) -> Half:
+    """The samples of one half's prompts, of all queries from the first band's to the last's."""
     first, stop = min(a for a, _ in bands), max(b for _, b in bands) + 1
-    return Sampled(first, tuple(_half(half, n, first, stop, lags, aside) for n, half in enumerate(halves)))
-
-
-def _half(attentions: Sequence[Attention], half: int, first: int, stop: int, lags: Sequence[int], aside: Spool) -> Half:
-    """The samples of one half's prompts, of the queries `first` to `stop`."""
     trim()
-    means, logits, normalizer = _Mean(), _Mean(), _Mean()
+    means, logits, normalizer, sink = _Mean(), _Mean(), _Mean(), _Mean()
     sizes = []
     for n, attention in enumerate(attentions):
         sizes.append(len(attention.query))
         by_lag, log_z = _lag_means(attention), normalizers(attention)[..., first:stop].double()
         chosen = diagonals(attention, lags)[..., first:stop].double()
+        own = pairs(attention, range(first, stop), [0] * (stop - first)).double()  # of position 0
+        sink.add(own)
+        aside[half, n, "sink"] = own
         for name, mean, values in (("means", means, by_lag), ("log_z", normalizer, log_z), ("logits", logits, chosen)):
             mean.add(values)
             aside[half, n, name] = values
     t = means.value  # [head, lag]
     blocks, held = blocks_of(sizes, len(t), first, stop)
-    of_mask = torch.cat([_toeplitz(attentions, half, start, end, t, aside, held=held) for start, end in blocks], -1)
+    steady = Steady.of(sink.value, t, bands, first)
+    of_mask = torch.cat(
+        [_toeplitz(attentions, half, start, end, t, steady, aside, held=held) for start, end in blocks], -1
+    )
 
     def samples(n: int) -> Samples:
         pieces = (torch.cat([aside[half, n, name, start] for start, _ in blocks], -1) for name in PIECES)
@@ -225,7 +237,45 @@ def _half(attentions: Sequence[Attention], half: int, first: int, stop: int, lag
     return Half(shift, normalizer.value, of_mask, Read(range(len(sizes)), samples))
 
 
-PIECES = ("with_sink", "of_mask", "through_sink", "through_mask")  # of `Samples`, in its order; some queries at a time
+@dataclass(frozen=True)
+class Steady:
+    """Position 0's mean logit as it would be without position in any stream: Toeplitz or not, plus a constant of the band.
+
+    For each head and band the mean over prompts E s_i0 becomes b t(i) + constant, b = 0 or 1, whichever is nearer to it.
+    """
+
+    first: int  # query
+    mean: Float[Tensor, "head query"]  # E s_i0; minus infinity where a window hides position 0
+    seen: Sequence[slice]  # of each band: its queries that see position 0, counted from `first`
+    toeplitz: Float[Tensor, "band head"]  # b
+
+    @classmethod
+    def of(cls, mean: Float[Tensor, "head query"], t: Tensor, bands: Sequence[Band], first: int) -> Steady:
+        sees = int(torch.isfinite(mean[0]).sum())  # a window hides it from the later queries
+        seen = [slice(a - first, max(a - first, min(b + 1 - first, sees))) for a, b in bands]
+        chosen = []
+        for at in seen:
+            away = torch.stack([mean[:, at], mean[:, at] - t[:, first + at.start : first + at.stop]])
+            spread = (away - away.sum(-1, keepdim=True) / max(1, away.shape[-1])).pow(2).sum(-1)
+            chosen.append((spread[1] < spread[0]).to(mean))
+        return cls(first, mean, seen, torch.stack(chosen))
+
+    def shift(self, band: int, t: Float[Tensor, "*some head lag"], mean: Float[Tensor, "*some head query"]) -> Tensor:
+        """What is added to a logit of mean `mean` at the band's queries that see position 0, [*some, head, query]."""
+        at, b = self.seen[band], self.toeplitz[band][:, None]
+        away = mean[..., at] - b * t[..., self.first + at.start : self.first + at.stop]
+        return away.sum(-1, keepdim=True) / max(1, away.shape[-1]) - away
+
+    def within(self, band: int, start: int, end: int) -> tuple[slice, slice]:
+        """The band's queries from `start` to `end` that see position 0: counted from `start`, and from its own first."""
+        at = self.seen[band]
+        low, high = max(at.start + self.first, start), min(at.stop + self.first, end)
+        high = max(low, high)
+        return slice(low - start, high - start), slice(low - self.first - at.start, high - self.first - at.start)
+
+
+# Of `Samples`, in its order; some queries at a time.
+PIECES = ("with_sink", "with_constant", "of_mask", "through_sink", "through_constant", "through_mask")
 
 
 def blocks_of(sizes: Sequence[int], heads: int, first: int, stop: int) -> tuple[list[tuple[int, int]], bool]:
@@ -240,7 +290,15 @@ def blocks_of(sizes: Sequence[int], heads: int, first: int, stop: int) -> tuple[
 
 
 def _toeplitz(
-    attentions: Sequence[Attention], half: int, start: int, end: int, t: Tensor, aside: Spool, *, held: bool
+    attentions: Sequence[Attention],
+    half: int,
+    start: int,
+    end: int,
+    t: Tensor,
+    steady: Steady,
+    aside: Spool,
+    *,
+    held: bool,
 ) -> Float[Tensor, "head query"]:
     """`PIECES` of a half's prompts at some queries, with logits made Toeplitz; the mean of `of_mask`."""
     found: dict[int, Tensor] = {}
@@ -260,7 +318,10 @@ def _toeplitz(
     # A hidden entry stays hidden: minus infinity and a finite shift. Its own mean is no number, so it has none.
     hidden = torch.isinf(mean[0])
     shift = (t[:, distance] - mean).masked_fill_(hidden, 0)
+    bands = [(n, *steady.within(n, start, end)) for n in range(len(steady.seen))] if left == 0 else []
+    towards = [steady.shift(band, t, steady.mean) for band, _, _ in bands]
     weights = {"sink": _Mean(), "mask": _Mean()}
+    of_bands = {band: _Mean() for band, _, _ in bands}  # of position 0, and of the others
     for n in range(len(attentions)):
         block = logits(n)
         made = block + shift.to(block)
@@ -275,6 +336,16 @@ def _toeplitz(
         aside[half, n, "of_mask", start] = log_z["mask"].double()
         for name, mean_weight in weights.items():
             mean_weight.add((made - log_z[name][..., None]).exp_())
+        # Where position 0 is not seen, there is nothing to make constant.
+        constant = log_z["sink"].double()[:, :, None].repeat(1, 1, len(steady.seen), 1)
+        for band, rows, own_rows in bands:
+            level = block[..., rows, 0] + towards[band][:, own_rows].to(block)
+            own = torch.logaddexp(others[..., rows], level)
+            constant[:, :, band, rows] = own.double()
+            by_key = made[..., rows, :].clone()
+            by_key[..., 0] = level
+            of_bands[band].add((by_key - own[..., None]).exp_())
+        aside[half, n, "with_constant", start] = constant
     # What a prompt adds to log Z~ through the means that all prompts of its half are shifted by, to first order.
     for n in range(len(attentions)):
         block = logits(n)
@@ -286,6 +357,13 @@ def _toeplitz(
             if name == "sink" and left == 0:
                 weight[..., 0] = 0  # position 0 keeps its own logits there
             aside[half, n, f"through_{name}", start] = (weight * added).sum(-1).double()
+        through = aside[half, n, "through_sink", start][:, :, None].repeat(1, 1, len(steady.seen), 1)
+        for band, rows, own_rows in bands:
+            changed = added[..., rows, :].clone()
+            away = steady.shift(band, aside[half, n, "means"] - t, aside[half, n, "sink"] - steady.mean)
+            changed[..., 0] = away[..., own_rows].to(block)
+            through[:, :, band, rows] = (of_bands[band].value.to(block) * changed).sum(-1).double()
+        aside[half, n, "through_constant", start] = through
     return mean_of_mask.value
 
 

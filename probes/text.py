@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import lzma
 import platform
 import sys
 import sysconfig
@@ -32,6 +33,7 @@ _DATASET_FILES = {
 }
 CSV_ROWS = 1000  # read at a time
 HELDOUT = Path(__file__).parent / "checkpoints" / "heldout.jsonl"
+BUNDLED = {name: Path(__file__).parent / "texts" / f"{name}.jsonl.xz" for name in ("prose", "code")}
 
 # Library modules that are no prose and no program: character tables, and build settings that differ between machines.
 _STDLIB_LEFT_OUT = ("encodings", "_sysconfigdata", "__phello__", "test")
@@ -81,14 +83,18 @@ def text_files(path: str | Path) -> list[Path]:
 
 def _read_file(file: Path, name: str) -> Iterator[Document]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = (
+            lzma.decompress(file.read_bytes()).decode()
+            if file in BUNDLED.values()
+            else file.read_text(encoding="utf-8")
+        )
     except UnicodeDecodeError as error:
         raise InputError(f"'{file}' is not UTF-8 text (byte {error.start}); convert it or leave it out") from None
     except OSError as error:
         raise InputError(f"'{file}' cannot be read ({error.strerror}); check the path and its permissions") from None
     if "\0" in text:
         raise InputError(f"'{file}' holds NUL bytes and is no text file; give plain UTF-8 text")
-    if file.suffix != ".jsonl":
+    if ".jsonl" not in file.suffixes:
         yield Document(name, text)
         return
     # Not splitlines(): JSON strings may hold raw U+2028 and the like, which are no line ends of JSON lines.

@@ -484,6 +484,21 @@ def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[
             for n in half
             for i in queries
         }
+        # Position 0's mean logit without position in any stream: a constant of the band, or t(i) and a constant.
+        sees = [i for i in queries if (i, 0) in mean]
+        plain = {}
+        for b in (0, 1):
+            away = [mean[i, 0] - b * t[i] for i in sees]
+            level = sum(away) / max(1, len(away))
+            plain[b] = (sum((x - level) ** 2 for x in away), {i: b * t[i] + level for i in sees})
+        steady = min(plain.values(), key=lambda found: found[0])[1]
+        c = {
+            (n, i): log_sum(
+                [float(logits[n, i, j]) - mean[i, j] + steady[i] if j == 0 else made(n, i, j) for j in seen[i]]
+            )
+            for n in half
+            for i in queries
+        }
         mean_z = {i: sum(z[n, i] for n in half) / size for i in queries}
         mean_m = {i: sum(m[n, i] for n in half) / size for i in queries}
         level_z, level_m = (sum(x.values()) / len(x) for x in (mean_z, mean_m))
@@ -492,7 +507,7 @@ def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[
             rows: dict[str, list[float]] = {}
             for i in queries:
                 s = mean[i, i - lag]
-                mean_k = sum(k[n, i] for n in half) / size
+                mean_k, mean_c = (sum(x[n, i] for n in half) / size for x in (k, c))
                 weights: dict[str, float] = dict.fromkeys(
                     ("both", "w_mask", "w_residual", "t_residual", "neither"), 0.0
                 )
@@ -504,7 +519,8 @@ def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[
                     weights["t_residual"] += math.exp(own - z[n, i] + mean_m[i] - level_m) / size
                     weights["neither"] += math.exp(toeplitz - m[n, i] + mean_m[i] - level_m) / size
                 values = {"S": s, "M": mean_m[i], "D": mean_z[i] - mean_m[i], "l": s - mean_z[i]}
-                values |= {"X": s - mean_z[i] + mean_m[i], "K": mean_k - mean_m[i], "R": mean_z[i] - mean_k}
+                values |= {"X+": s - mean_z[i] + mean_m[i], "K": mean_k - mean_m[i], "R": mean_z[i] - mean_k}
+                values |= {"X": s - mean_z[i] + mean_c, "M+": mean_c, "C": mean_c - mean_m[i], "V": mean_k - mean_c}
                 for name, value in (values | weights).items():
                     rows.setdefault(name, []).append(value)
             for name, row in rows.items():
@@ -526,7 +542,7 @@ def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[
         for one, other in zip(quantities[0]["l"], quantities[1]["l"], strict=True)
     ]
     uncorrected = sum(sum((v - sum(row) / len(row)) ** 2 for v in row) / len(row) for row in whole) / len(whole)
-    shared = covariance("X", "M")
+    shared, shared_whole = covariance("X", "M+"), covariance("X+", "M")
     both, only_mask, only_residual, no_terms, neither = (
         covariance(cell, cell) for cell in ("both", "w_mask", "w_residual", "t_residual", "neither")
     )
@@ -537,8 +553,13 @@ def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[
         "denominator": covariance("D", "D"),
         "covariance": 2 * (covariance("M", "D") - covariance("S", "M") - covariance("S", "D")),
         "stream": covariance("X", "X"),
-        "log mask": covariance("M", "M") - shared,
+        "log mask": covariance("M+", "M+") - shared,
         "log residual": covariance("X", "X") - shared,
+        "stream with constant": covariance("X+", "X+"),
+        "mask without constant": covariance("M", "M") - shared_whole,
+        "residual with constant": covariance("X+", "X+") - shared_whole,
+        "sink constant": covariance("C", "C"),
+        "sink varying": covariance("V", "V"),
         "noise": uncorrected - covariance("l", "l"),
         "sink": covariance("K", "K"),
         "rest": covariance("R", "R"),

@@ -76,11 +76,16 @@ def compare(found: dict[str, torch.Tensor], head: int, expected: dict[str, float
         "mask": log[2],
         "denominator": log[3],
         "covariance": log[4],
-        "stream": found["log_stream"][0, head, 0],
-        "log mask": found["log_source"][0, head, 0],
-        "log residual": found["log_source"][1, head, 0],
+        "stream with constant": found["log_stream"][0, head, 0],
+        "mask without constant": found["log_source"][0, head, 0],
+        "residual with constant": found["log_source"][1, head, 0],
         "noise": found["log_noise"][0, head, 0],
         "sink": found["log_sink"][0, head, 0],
+        "sink constant": found["sink_constant"][0, head, 0],
+        "sink varying": found["sink_varying"][0, head, 0],
+        "stream": found["steady_stream"][0, head, 0],
+        "log mask": found["steady_source"][0, head, 0],
+        "log residual": found["steady_source"][1, head, 0],
         "rest": found["log_rest"][0, head, 0],
         "both": weight[0],
         "only mask": weight[1],
@@ -134,7 +139,7 @@ def test_every_family_has_the_leakage_of_its_own_logits(family, backend):
             abs=absolute,
         )
         assert at.log_source.values[:2, head] == pytest.approx(
-            [expected["log mask"], expected["log residual"]],
+            [expected["mask without constant"], expected["residual with constant"]],
             rel=1e-4,
             abs=absolute,
         )
@@ -183,6 +188,30 @@ def test_equal_logits_leak_by_the_mask_alone():
     assert found["weight_source"][:, 0, 0].tolist() == pytest.approx([both, 0, 0], rel=1e-9, abs=1e-12)
 
 
+def test_nulls_stand_beside_the_total():
+    model = families.model("llama")
+    with torch.no_grad():
+        for block in model.model.layers:
+            block.self_attn.q_proj.weight.zero_()
+    ds = leakage(load(model), text(6, 24), bands=[BAND], lags=LAGS, bootstrap=0)
+    np.testing.assert_allclose(ds.null_uniform, ds.log_form_of_model.sel(part="total"), rtol=1e-5)
+    assert (ds.null_shuffled < 0.8 * ds.null_uniform).all()  # labels carry all there is
+    assert (ds.null_shuffled > 0).all()
+
+
+def test_documents_are_resampled_together():
+    model, tokens = load(families.model("llama")), text(12, 24)
+    names = ["a", "a", "b", "b", "c", "c", "x", "x", "y", "y", "z", "z"]
+    alike = tokens[[0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10]]  # as alike as prompts of one document can be
+    alone, together = (
+        leakage(model, alike, bands=[BAND], lags=LAGS, documents=given, seed=1) for given in (None, names)
+    )
+    width = [float((ds.log_stream_of_model_high - ds.log_stream_of_model_low)[0]) for ds in (alone, together)]
+    assert width[1] > 1.2 * width[0]
+    with pytest.raises(InputError, match="2 documents are named for 12 prompts"):
+        leakage(model, tokens, bands=[BAND], lags=LAGS, documents=["a", "b"])
+
+
 def test_toeplitz_logits_leak_by_the_mask_alone():
     distance = torch.arange(20)[:, None] - torch.arange(20)[None, :]
     logits = torch.cos(0.7 * distance).double() * 2 - 0.1 * distance.double()
@@ -229,6 +258,38 @@ def test_a_sink_whose_logit_grows_is_residual_through_the_denominator():
     assert float(found["log_sink"][0, 0, 0]) == pytest.approx(float(added.var(correction=0)), rel=1e-9)
     assert float(found["log_rest"][0, 0, 0]) == pytest.approx(0, abs=1e-12)
     assert float(found["log_form"][2, 0, 0]) == pytest.approx(float(plain.var(correction=0)), rel=1e-9)
+
+
+@pytest.mark.parametrize("level", [2.0, -3.0, 6.0])
+def test_a_constant_sink_is_the_masks(level):
+    logits = torch.zeros(4, 1, 32, 32, dtype=torch.float64)
+    logits[..., 0] = level
+    found = split(made_of(logits), band=(9, 31))
+    i = torch.arange(9, 32).double()
+    expected = float((i + math.exp(level)).log().var(correction=0))  # 0.0827 at 2: the number of other keys grows
+    assert found["log_form"][0, 0, 0].item() == pytest.approx(expected, rel=1e-12)
+    assert found["steady_source"][:, 0, 0].tolist() == pytest.approx([expected, 0, 0], rel=1e-12, abs=1e-15)
+    assert abs(found["sink_varying"][0, 0, 0]) < 1e-30
+    constant = float(((i + math.exp(level)).log() - (i + 1).log()).var(correction=0))
+    assert found["sink_constant"][0, 0, 0].item() == pytest.approx(constant, rel=1e-9)
+    whole = found["log_source"][:, 0, 0]
+    assert whole.sum().item() == pytest.approx(expected, rel=1e-9)
+    assert whole[1].abs() > 1e-3
+
+
+def test_a_sink_that_grows_beside_a_constant_varies_by_its_growth_alone():
+    logits = torch.zeros(4, 1, 32, 32, dtype=torch.float64)
+    i = torch.arange(32).double()
+    logits[..., 0] = 1 + i / 8
+    found, own = split(made_of(logits), band=(9, 31)), 1 + i[9:] / 8
+    steady = (i[9:] + own.mean().exp()).log()
+    varying = (i[9:] + own.exp()).log() - steady
+    assert found["sink_varying"][0, 0, 0].item() == pytest.approx(float(varying.var(correction=0)), rel=1e-9)
+    assert found["steady_stream"][0, 0, 0].item() == pytest.approx(float(varying.var(correction=0)), rel=1e-9)
+    mask, residual, _ = found["steady_source"][:, 0, 0].tolist()
+    shared = float(((steady - steady.mean()) * (varying - varying.mean())).mean())
+    assert mask == pytest.approx(float(steady.var(correction=0)) + shared, rel=1e-9)
+    assert residual == pytest.approx(float(varying.var(correction=0)) + shared, rel=1e-9)
 
 
 def test_a_model_without_queries_and_keys_leaks_by_the_mask_alone():
@@ -307,7 +368,7 @@ def test_covariances_are_those_of_the_means_of_the_prompts_drawn(count, few):
     samples = sampled(made_of(torch.randn(count, 3, 20, 20, generator=generator, dtype=torch.float64)), size=4)
     resamples, at = resampling(count, 6, 0), slice(2, 9)
     assert all(resamples[:, half].sum(1).eq(half.stop - half.start).all() for half in halves_of(count))
-    drawn = MODULE._Drawn(samples, at, slice(0, 3), resamples, few=few)
+    drawn = MODULE._Drawn(samples, 0, at, slice(0, 3), resamples, few=few)
     assert drawn.values.shape[1] == (math.ceil(count / 2) if few else 7)
     x, y = drawn["logits"], drawn["normalizer"]
     assert (x.shape[3], y.shape[3]) == (len(LAGS), 1)
@@ -336,7 +397,7 @@ def test_heads_and_resamples_may_be_taken_apart(numbers, monkeypatch):
     whole = split_of(samples, [BAND], drawn)
     monkeypatch.setattr(MODULE, "NUMBERS_AT_ONCE", numbers)
     for name, values in split_of(samples, [BAND], drawn).items():
-        assert values.shape == (41, len(whole[name][0]), 3, 1)
+        assert values.shape == (1 if name == "shuffled" else 41, len(whole[name][0]), 3, 1)
         torch.testing.assert_close(values, whole[name], rtol=1e-9, atol=1e-12)
 
 

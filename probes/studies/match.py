@@ -49,12 +49,13 @@ from ..compare import BOOTSTRAP, PROMPTS, fractions, portrait
 from ..course import Advance
 from ..errors import InputError
 from ..files import together
-from ..leakage import INTERVAL, LEAST_PROMPTS, SOURCES
+from ..leakage import LEAST_PROMPTS, SOURCES
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType
 from ..models.view import Spec, View
 from ..prompts import FirstToken
 from ..results import dataset, provenance
+from ..statistics import INTERVAL
 from ..summary import SHORTEST, mean_profile
 from ..theory import fit_alpha, second_moment
 from .runs import Loading, Subject, require_free, subjects, write_results, written_files

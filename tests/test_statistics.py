@@ -1,0 +1,90 @@
+"""Intervals against samples whose truth is known: heavy-tailed, clustered, with few units."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from probes.statistics import ends, jackknifed, numbered, over_runs, resampling, units
+from probes.summary import ushape
+
+LENGTH = 64
+PLACE = np.arange(LENGTH)
+U = np.exp(np.exp(-PLACE / 3) + 1.5 * np.exp(-(LENGTH - 1 - PLACE) / 2))
+
+
+def log_primacy(profiles: np.ndarray) -> float:
+    """Of the geometric mean over prompts."""
+    return math.log(ushape(np.exp(np.log(profiles).mean(0))).primacy)
+
+
+def clustered(documents: int, each: int, random: np.random.Generator) -> np.ndarray:
+    """Profiles [prompt, position] around `U`: Student's t with 3 degrees of freedom, shared by the prompts of a document."""
+    early = np.exp(-PLACE / 5)
+    of_document = 0.6 * random.standard_t(3, (documents, 1, 1)) + 0.4 * random.standard_t(3, (documents, 1, 1)) * early
+    of_prompt = 0.3 * random.standard_t(3, (documents, each, 1)) * early
+    noise = of_document + of_prompt + 0.5 * random.standard_t(3, (documents, each, LENGTH))
+    return (U * np.exp(noise)).reshape(documents * each, LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("documents", "each"), [(16, 2), *(pytest.param(*s, marks=pytest.mark.slow) for s in ((8, 2), (16, 1), (32, 4)))]
+)
+def test_intervals_of_primacy_cover_and_are_no_wider_than_they_need(documents, each):
+    random, truth = np.random.default_rng(documents), math.log(ushape(U).primacy)
+    number = np.repeat(np.arange(documents), each)
+    found = np.array([jackknifed(log_primacy, clustered(documents, each, random), number) for _ in range(1000)])
+    value, low, high = found.T
+    assert 0.92 <= np.mean((low <= truth) & (truth <= high)) <= 0.98
+    assert np.median(high - low) <= 1.3 * np.subtract(*np.percentile(value, (97.5, 2.5)))
+
+
+def test_prompts_as_units_would_be_too_sure():
+    random, truth = np.random.default_rng(0), math.log(ushape(U).primacy)
+    found = np.array([jackknifed(log_primacy, clustered(8, 8, random), np.arange(64)) for _ in range(200)])
+    assert np.mean((found[:, 1] <= truth) & (truth <= found[:, 2])) < 0.85
+
+
+def test_documents_are_drawn_whole_within_halves():
+    documents = ["a", "a", "b", "c", "x", "y", "y", "y"]
+    halves = (slice(0, 4), slice(4, 8))
+    drawn = resampling(8, 500, 0, halves, documents)
+    assert (drawn[0] == 1).all()
+    assert (drawn[:, 0] == drawn[:, 1]).all()
+    assert (drawn[:, 5] == drawn[:, 6]).all()
+    assert (drawn[1:, [0, 2, 3]].sum(1) == 3).all()  # as many documents as the half has
+    assert (drawn[1:, [4, 5]].sum(1) == 2).all()
+    assert (drawn[1:, 0] != drawn[1:, 2]).any()
+
+
+def test_a_half_of_one_document_has_its_prompts_drawn():
+    drawn = resampling(4, 50, 0, None, ["a"] * 4)
+    assert (drawn[1:].sum(1) == 4).all()
+    assert (drawn[1:] != 1).any()
+    np.testing.assert_array_equal(drawn, resampling(4, 50, 0))
+
+
+def test_units_are_documents_where_the_result_says():
+    ds = xr.Dataset({"x": ("prompt", [1.0, 2.0, 3.0])})
+    assert units(ds).tolist() == [0, 1, 2]
+    assert units(ds.assign_coords(document=("prompt", ["b", "a", "b"]))).tolist() == [0, 1, 0]
+    assert numbered(["a", "a"]).tolist() == [0, 1]
+
+
+def test_what_tells_nothing_has_no_interval():
+    assert np.isnan(jackknifed(lambda x: float(x.mean()), np.ones((3, 2)), np.zeros(3, int))[1:]).all()
+    assert np.isnan(over_runs([1.0])[1:]).all()
+    assert np.isnan(over_runs([])).all()
+    low, high = ends(np.array([[np.nan, 1.0], [2.0, 0.5], [3.0, 1.5]]))
+    assert np.isnan([low[0], high[0]]).all()
+    assert 0.5 <= low[1] < high[1] <= 1.5
+    assert np.isnan(ends(np.ones((1, 2)))).all()
+
+
+def test_over_runs_is_students_t():
+    value, low, high = over_runs([1.0, 2.0, 3.0, np.nan])
+    assert value == 2
+    assert (high - value, value - low) == pytest.approx([4.302653 / math.sqrt(3)] * 2, rel=1e-6)
