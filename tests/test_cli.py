@@ -539,6 +539,6 @@ def test_defaults_of_surveys_are_those_of_the_library():
         shown["replacement"] = shown.get("replace")
         measured = inspect.signature(PROBES[probe].measure).parameters.values()
         own = {p.name: p.default for p in measured if p.kind is p.KEYWORD_ONLY}
-        for name in own.keys() - {"progress", "per_prompt", "before"}:
+        for name in own.keys() - {"progress", "per_prompt", "before", "documents"}:
             assert shown[name] == text.get(name, own[name]), name
     assert tuple(range(1, 9)) == inspect.signature(PROBES["leakage"].measure).parameters["lags"].default
