@@ -134,7 +134,7 @@ def _squeezed(svg: str) -> str:
     def rounded(found: re.Match[str]) -> str:
         return re.sub(r"(\.\d\d)\d+", r"\1", found[0])
 
-    svg = re.sub(r' (?:d|x|y)="[^"]*"|translate\([^)]*\)', rounded, svg)
+    svg = re.sub(r' (?:d|x|y)="[^"]*"|(?:translate|rotate)\([^)]*\)', rounded, svg)
     svg = re.sub(r"<!-- .*? -->\n", "", svg)
     return re.sub(r"\n\s+", "\n", svg)
 
