@@ -36,7 +36,7 @@ from .models.given import takes_model
 from .models.view import View
 from .results import dataset, provenance
 from .sinks import THRESHOLD, sinks
-from .statistics import INTERVAL
+from .statistics import INTERVAL, ends
 from .summary import SHORTEST, rms_log_error, spearman, ushape
 
 EXACT_WIDTH = 64  # up to it the Jacobian is taken exactly: no more products than a sketch has
@@ -242,10 +242,7 @@ def _leaks(
 
 def _with_ends(resamples: Float[np.ndarray, "resample ..."]) -> np.ndarray:
     """The first, and the ends over the others; none where there are no others, or the first is none."""
-    ends = np.full((2, *resamples.shape[1:]), np.nan)
-    if len(resamples) > 1 and not np.isnan(resamples[0]).any():
-        ends = np.nanpercentile(resamples[1:], INTERVAL, axis=0)
-    return np.stack([resamples[0], *ends])
+    return np.stack([resamples[0], *ends(resamples)])
 
 
 def usual_lags(model: View, length: int) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ value falls below zero where the stream works against the mask, as a sink that s
 
 D splits once more, D = K + R: K is what position 0 adds (its own logit in the place of `t(i)`; the sink), R is the rest.
 **The constant sink** is no position: a learned logit that is the same for all queries still leaks, since the number of
-other keys grows (logit 2 and uniform attention otherwise, queries 9-31: 0.008 nat^2 of V(K), through M alone). So K splits,
+other keys grows (logit 2, uniform attention otherwise, queries 9-31: V(K) = 0.008 nat^2). So K splits,
 with position 0's mean logit E s_i0 replaced by what it would be without position in any stream: b t(i) + c, with c the
 mean of E s_i0 - b t(i) over the band and b = 0 (a constant) or 1 (Toeplitz like all others), whichever is nearer to it for
 the head. What position 0 adds then is `sink_constant`; `sink_varying` = K - `sink_constant`. Every prompt keeps its

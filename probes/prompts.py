@@ -306,8 +306,8 @@ def _windows(
     else:
         found = read_documents(HELDOUT if text is None else BUNDLED.get(str(text), text))
         documents = (found[i] for i in random.permutation(len(found)))
-        source = f"bundled {text}" if str(text) in BUNDLED else f"text '{text}'"
-        source = "bundled held-out text" if text is None else source
+        given = "bundled held-out text" if text is None else f"text '{text}'"
+        source = f"bundled {text}" if str(text) in BUNDLED else given
     with SpooledTemporaryFile(max_size=IN_MEMORY) as file, closing(documents):
         tokens, highest, special = _tokenize(model, documents, file, budget=budget, random=random)
         offsets = tokens - length + 1

@@ -1,4 +1,4 @@
-"""Intervals: who is resampled, and how the ends are found. Used by measures, claims, tables and the page.
+"""Intervals: who is resampled, and how the ends are found.
 
 **The unit** is what is independent: documents for text, since windows of one document are alike; runs for toys and
 controlled training. A result's coordinate `document [prompt]` says which prompts belong together; where it is missing, or
@@ -10,8 +10,8 @@ Two ways, both for 95 %:
   correlates two halves, and percentiles of the estimate are taken. For numbers that are sums over prompts and dear to
   compute again.
 - **Jackknife** (`jackknifed`): the estimate without each document in turn, and Student's t with one degree of freedom less
-  than there are documents. For smooth numbers of few units, where percentiles of the bootstrap are too narrow (at 16
-  documents 90 % instead of 95 %). Ratios are taken by their logarithms, whose distribution is the more symmetric one.
+  than there are documents. For smooth numbers of few units, of which percentiles of the bootstrap make intervals that are
+  too narrow. Ratios are taken by their logarithms, whose distribution is the more symmetric one.
 
 `over_runs` is Student's t over runs. Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapters 11 to 13.
 """
@@ -77,7 +77,7 @@ def ends(resamples: Float[np.ndarray, "resample ..."]) -> tuple[np.ndarray, np.n
     found = np.full((2, *resamples.shape[1:]), np.nan)
     if len(resamples) > 1:
         found[:, known] = np.nanpercentile(resamples[1:, known], INTERVAL, axis=0)
-    return found[0], found[1]
+    return np.asarray(found[0]), np.asarray(found[1])
 
 
 def jackknifed(

@@ -82,19 +82,16 @@ def text_files(path: str | Path) -> list[Path]:
 
 
 def _read_file(file: Path, name: str) -> Iterator[Document]:
+    packed = file in BUNDLED.values()
     try:
-        text = (
-            lzma.decompress(file.read_bytes()).decode()
-            if file in BUNDLED.values()
-            else file.read_text(encoding="utf-8")
-        )
+        text = lzma.decompress(file.read_bytes()).decode() if packed else file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"'{file}' is not UTF-8 text (byte {error.start}); convert it or leave it out") from None
     except OSError as error:
         raise InputError(f"'{file}' cannot be read ({error.strerror}); check the path and its permissions") from None
     if "\0" in text:
         raise InputError(f"'{file}' holds NUL bytes and is no text file; give plain UTF-8 text")
-    if ".jsonl" not in file.suffixes:
+    if file.suffix != ".jsonl" and not packed:
         yield Document(name, text)
         return
     # Not splitlines(): JSON strings may hold raw U+2028 and the like, which are no line ends of JSON lines.

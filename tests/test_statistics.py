@@ -82,6 +82,7 @@ def test_what_tells_nothing_has_no_interval():
     assert np.isnan([low[0], high[0]]).all()
     assert 0.5 <= low[1] < high[1] <= 1.5
     assert np.isnan(ends(np.ones((1, 2)))).all()
+    assert ends(np.array([1.0, 0.0, 2.0])) == pytest.approx((0.05, 1.95))  # a single number
 
 
 def test_over_runs_is_students_t():
