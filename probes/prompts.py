@@ -1,16 +1,15 @@
 """Token batches for probing: windows of a text, cut at random offsets, or conversations.
 
-Text comes from a file, a `datasets` name or is the bundled held-out text.
+Text comes from a file, a `datasets` name or is bundled: English prose, or code.
 
-Documents are joined in a seeded random order, with the tokenizer's end-of-text id between them where it has one and
-nothing otherwise. A special token that a text spells out is that token, as the model's own tokenizer has it. Windows begin
-at independent uniform offsets (without replacement), so that what stands at a position says nothing about the position;
-they may overlap, and `draw` tells by how much. What stands at position 0 is the first-token policy: Qwen has no BOS, Llama
-was trained with one, and sinks depend on it; the policy is therefore explicit and recorded.
+A window lies within one document, and prompts carry its name: windows of one document are alike, so documents are what
+intervals resample. Windows are spread over the documents evenly, and the two halves of the prompts share no document (see
+`windows`). A special token that a text spells out is that token, as the model's own tokenizer has it. What stands at
+position 0 is the first-token policy: Qwen has no BOS, Llama was trained with one, and sinks depend on it; the policy is
+therefore explicit and recorded.
 
-Text is tokenized only until there is `MARGIN` times as much as the prompts hold, and its ids wait on disk: many prompts take
-no more memory than themselves. The seed alone decides which documents
-are read and where the windows begin: the same under every policy, so that two policies can be compared on one text.
+The seed alone decides which documents are read and where the windows begin: the same under every policy, so that two
+policies can be compared on one text.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections import Counter
-from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,19 +31,13 @@ from .chat import Chat, conversations, named, rendered
 from .errors import InputError
 from .models.given import takes_model
 from .models.view import View
-from .text import BUNDLED, HELDOUT, Document, dataset_reader, read_documents, stream_dataset, text_files
+from .text import BUNDLED, dataset_reader, read_documents, stream_dataset, text_files, usual_text
+from .windows import cut, encoded, skip_some, tokenize
 
 FirstToken = Literal["auto", "bos", "none"]
 
-MARGIN = 8  # tokens read per token used: one in eight stands in two windows, and a long text is not tokenized whole
-NOTABLE_OVERLAP = 2 / MARGIN  # above it, it is said: twice the share that a long text gives
+NOTABLE_OVERLAP = 0.25  # of the tokens of windows of a single document; above it, it is said
 NAMED = 5  # special tokens in a remark
-SKIP = 256  # a stream cannot be shuffled; skipping up to this many documents lets the seed choose where reading begins
-CHARACTERS_PER_TOKEN = 16  # a generous bound on ordinary text, to cut what is read of one very long document
-AT_ONCE = 1 << 20  # characters tokenized together; ids take some thirty times their memory until they are written down
-IN_MEMORY = 1 << 24  # bytes of ids kept in memory; more go to a temporary file
-ID = np.dtype("<i4")
-LONGEST_WORD = 100  # characters within which that passage looks for the beginning of a word
 
 
 @dataclass(frozen=True)
@@ -61,6 +51,7 @@ class Drawn:
     # each the text spells out, if it does.
     attributes: dict[str, str | int | float]
     remarks: tuple[str, ...]  # a line each, for those who asked for these prompts
+    documents: tuple[str, ...] | None = None  # the name of each prompt's document; None for conversations
 
 
 @takes_model
@@ -87,7 +78,7 @@ def prompts(
         n: prompts.
         length: positions per prompt, the first token included.
         text: a text file, a `.jsonl` file or a folder, or "prose" or "code", which are bundled (100 documents each). Without
-            text, dataset and chat: the bundled held-out text, code that the bundled models were not trained on.
+            text, dataset and chat: prose, or code for the bundled models, which were trained on code (but not on this).
         dataset: in its place a `datasets` name, streamed; `split` and `column` say which part of it.
         chat: in its place conversations, written by the model's chat template: a user's question, a JSON file, or what it
             holds, a list of {"role": ..., "content": ...} or of such lists. `n` and `length` are then upper bounds: as
@@ -108,6 +99,7 @@ def prompts(
     return drawn.tokens
 
 
+@takes_model
 def draw(
     model: View,
     *,
@@ -121,7 +113,7 @@ def draw(
     first: FirstToken | int = "auto",
     seed: int = 0,
 ) -> Drawn:
-    """`prompts` with what there is to say about them, for results and the command line.
+    """`prompts` with what there is to say about them: documents, attributes of a result, remarks. Arguments are the same.
 
     Raises:
         InputError: as `prompts` does.
@@ -199,14 +191,6 @@ def check_highest(model: View, highest: int) -> None:
             f"the tokenizer gives id {highest}, but {model.identity.name} has {model.spec.vocabulary} embeddings; "
             "load the tokenizer that belongs to the model"
         )
-
-
-def overlap(starts: Int[np.ndarray, " window"], length: int) -> float:
-    """The share of tokens of windows of one length that stand in another of them, too."""
-    # Of windows of one length, all that a window shares with others it shares with its neighbours.
-    shared = np.maximum(length - np.diff(np.sort(starts)), 0)
-    before, behind = np.concatenate([[0], shared]), np.concatenate([shared, [0]])
-    return float(np.minimum(before + behind, length).mean() / length)
 
 
 def parse_first(value: str) -> FirstToken | int:
@@ -299,47 +283,37 @@ def _windows(
     seed: int,
 ) -> Drawn:
     random = np.random.default_rng(seed)
-    budget = MARGIN * n * length  # not length - 1 under "bos": the offsets are the same under every policy
     if dataset is not None:
-        documents = _skip_some(stream_dataset(dataset, split=split, column=column), random)
+        documents, wanted = skip_some(stream_dataset(dataset, split=split, column=column), random), n
         source = f"dataset '{dataset}' (split {split}, column {column})"
     else:
-        found = read_documents(HELDOUT if text is None else BUNDLED.get(str(text), text))
+        name = usual_text(model.identity.name) if text is None else str(text)
+        found = read_documents(BUNDLED.get(name, name))
         documents = (found[i] for i in random.permutation(len(found)))
-        given = "bundled held-out text" if text is None else f"text '{text}'"
-        source = f"bundled {text}" if str(text) in BUNDLED else given
-    with SpooledTemporaryFile(max_size=IN_MEMORY) as file, closing(documents):
-        tokens, highest, special = _tokenize(model, documents, file, budget=budget, random=random)
-        offsets = tokens - length + 1
-        if offsets < n:
-            raise InputError(
-                f"{source} gives {tokens} tokens; {n} windows of {length} need at least {length + n - 1}: "
-                "give more text, or ask for fewer or shorter prompts"
-            )
-        check_highest(model, highest)
-        windows = torch.empty(n, length, dtype=torch.int64)
-        starts = random.choice(offsets, size=n, replace=False)
-        for window, start in zip(windows, starts, strict=True):
-            file.seek(int(start) * ID.itemsize)
-            window[:] = torch.from_numpy(np.frombuffer(file.read(length * ID.itemsize), dtype=ID).astype(np.int64))
+        wanted = min(n, max(1, sum(len(document.text) >= length for document in found)))
+        source = f"bundled {name}" if name in BUNDLED else f"text '{name}'"
+    with closing(documents):
+        read = tokenize(model, documents, source=source, wanted=wanted, n=n, length=length, random=random)
+    check_highest(model, read.highest)
+    cuts, places, share = cut(read, n, length, random, source)
+    windows = torch.from_numpy(cuts)
     if "first_id" in policy:
         windows = torch.cat([torch.full((n, 1), int(policy["first_id"])), windows[:, :-1]], dim=1)
-    share = overlap(starts, length - ("first_id" in policy))
     attributes: dict[str, str | int | float] = {"text_source": source, **policy, "prompts_seed": seed}
     attributes["windows_overlap"] = share
     remarks = []
-    if share > NOTABLE_OVERLAP:
+    if share > NOTABLE_OVERLAP and len(set(places)) == 1:
         remarks.append(
-            f"{model.identity.name}: {share:.0%} of the tokens stand in more than one of the {n} windows of {length} "
-            f"({tokens} tokens were read), so that windows are no independent samples, as intervals take them to be; "
-            "give more text, or ask for fewer or shorter prompts"
+            f"{model.identity.name}: {share:.0%} of the tokens stand in more than one of the {n} windows of {length}, all "
+            "of one document, so that windows are no independent samples, as intervals take them to be; "
+            "give more documents, or ask for fewer or shorter prompts"
         )
-    if special:
-        attributes["special_tokens"] = json.dumps(special, ensure_ascii=False)
-        counts = [f"{token} ({count})" for token, count in special.items()]
+    if read.special:
+        attributes["special_tokens"] = json.dumps(read.special, ensure_ascii=False)
+        counts = [f"{token} ({count})" for token, count in read.special.items()]
         told = ", ".join(counts[:NAMED]) + (", ..." if len(counts) > NAMED else "")
         remarks.append(f"{model.identity.name}: special tokens that the text spells out are read as such: {told}")
-    return Drawn(windows, attributes, tuple(remarks))
+    return Drawn(windows, attributes, tuple(remarks), tuple(read.names[place] for place in places))
 
 
 def _openings(model: View, chat: Chat, *, n: int, length: int) -> Drawn:
@@ -364,81 +338,3 @@ def _openings(model: View, chat: Chat, *, n: int, length: int) -> Drawn:
             f"instead of {n} of {length}; more or longer conversations give more",
         ),
     )
-
-
-def encoded(tokenizer: Any, text: str, **options: Any) -> Any:
-    """What a tokenizer makes of a text, nothing put before it: the ids, or with options all of its answer.
-
-    Special tokens that the text spells out become these tokens, whatever the tokenizer was told elsewhere.
-    """
-    read = tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False, **options)
-    return read if options else read["input_ids"]
-
-
-def _skip_some(documents: Iterator[Document], random: np.random.Generator) -> Generator[Document, None, None]:
-    """Begin after a random number of documents; those skipped come last, for data sets with no more than that."""
-    skip = int(random.integers(SKIP))
-    skipped = []
-    for document in documents:
-        if len(skipped) < skip:
-            skipped.append(document)
-        else:
-            yield document
-    yield from skipped
-
-
-def _tokenize(
-    model: View, documents: Iterator[Document], file: IO[bytes], *, budget: int, random: np.random.Generator
-) -> tuple[int, int, dict[str, int]]:
-    """Write the documents' token ids, joined, until there are `budget` of them.
-
-    Returns: how many there are, the highest, and how often the documents spell out each special token.
-    """
-    tokenizer: Any = model.tokenizer
-    end = getattr(tokenizer, "eos_token_id", None)
-    known: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    unknown = getattr(
-        tokenizer, "unk_token_id", None
-    )  # what a text holds that the vocabulary does not spells out nothing
-    special = {id: str(token) for id, token in known.items() if token.special and id != unknown}
-    tokens, written, highest = 0, 0, -1  # of text; and with what stands between documents
-    spelled: Counter[str] = Counter()
-    for document in documents:
-        if tokens >= budget:
-            break
-        passage = _passage(document.text, characters=CHARACTERS_PER_TOKEN * (budget - tokens), random=random)
-        begun = False
-        for some in _slices(passage):
-            ids = encoded(tokenizer, some)
-            if not len(ids):
-                continue
-            tokens += len(ids)
-            spelled.update(special[id] for id in ids if id in special)
-            if written and not begun and end is not None:
-                ids = [end, *ids]
-            begun = True
-            file.write(np.asarray(ids, dtype=ID).tobytes())
-            written, highest = written + len(ids), max(highest, *ids)
-    return written, highest, dict(spelled.most_common())
-
-
-def _slices(text: str) -> Iterator[str]:
-    """The text, or if it is very long, one passage of it after another, cut where words begin."""
-    start = 0
-    while len(text) - start > AT_ONCE:
-        cut = start + AT_ONCE
-        found = next((at for at in range(cut, max(start, cut - LONGEST_WORD), -1) if text[at].isspace()), cut)
-        yield text[start:found]
-        start = found
-    yield text[start:]
-
-
-def _passage(text: str, *, characters: int, random: np.random.Generator) -> str:
-    """The text, or if it is longer than `characters`, that much of it from a random place where a word begins."""
-    if len(text) <= characters:
-        return text
-    start = int(random.integers(len(text) - characters + 1))
-    for begin in range(start, min(start + LONGEST_WORD, len(text))):
-        if begin == 0 or text[begin - 1].isspace():
-            return text[begin : begin + characters]
-    return text[start : start + characters]  # a script without spaces

@@ -28,6 +28,7 @@ from .spool import Spool
 
 TOKENS_AT_ONCE = 2048  # of prompts run through a block together: a chunk
 LOGITS_AT_ONCE = 1 << 21  # of prompts, heads and keys: 8 MiB in float32, near the cache
+LEAST_PROMPTS = 4  # two in each half, or no prompt has a deviation of its own
 LEAST_ROWS = 16  # queries whose logits are held for all prompts of a half; where fewer fit they are made again
 
 Band = tuple[int, int]  # first and last query

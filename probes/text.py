@@ -32,7 +32,8 @@ _DATASET_FILES = {
     ".txt": "text",
 }
 CSV_ROWS = 1000  # read at a time
-HELDOUT = Path(__file__).parent / "checkpoints" / "heldout.jsonl"
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+HELDOUT = CHECKPOINTS / "heldout.jsonl"  # what the bundled models' losses were measured on
 BUNDLED = {name: Path(__file__).parent / "texts" / f"{name}.jsonl.xz" for name in ("prose", "code")}
 
 # Library modules that are no prose and no program: character tables, and build settings that differ between machines.
@@ -44,6 +45,11 @@ class Document(NamedTuple):
 
     name: str
     text: str
+
+
+def usual_text(model: str) -> str:
+    """The bundled text for a model of that name: code for the bundled models, which read nothing else, else prose."""
+    return "code" if (CHECKPOINTS / model / "config.json").is_file() else "prose"
 
 
 def read_documents(path: str | Path) -> list[Document]:

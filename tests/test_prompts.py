@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from dataclasses import replace
-from importlib import import_module
-from itertools import islice
-from tempfile import TemporaryFile
 
 import numpy as np
 import pytest
@@ -17,23 +13,15 @@ from bigram import WORDS, bigram
 
 from probes.errors import InputError
 from probes.prompts import (
-    ID,
-    MARGIN,
     NOTABLE_OVERLAP,
-    SKIP,
-    _passage,
-    _skip_some,
-    _slices,
-    _tokenize,
     check_tokens,
     draw,
     first_policy,
-    overlap,
     parse_first,
     prompts,
     tokens_hash,
 )
-from probes.text import HELDOUT, Document
+from probes.windows import overlap
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +66,7 @@ def test_every_offset_is_used_once_when_there_are_no_others(without_bos, tmp_pat
     assert len(stream) == 10
     tokens = draw(without_bos, n=7, length=4, text=tmp_path / "t.txt").tokens
     assert sorted(places(stream, window)[0] for window in tokens.tolist()) == list(range(7))
-    with pytest.raises(InputError, match="gives 10 tokens; 8 windows of 4 need at least 11"):
+    with pytest.raises(InputError, match="gives 10 tokens in 1 document, which hold 7 windows of 4, and 8 are asked"):
         prompts(without_bos, n=8, length=4, text=tmp_path / "t.txt")
 
 
@@ -106,18 +94,6 @@ def test_auto_is_text_where_there_is_no_bos(without_bos, text):
         prompts(without_bos, text=text, first="bos")
 
 
-def test_end_of_text_stands_between_documents_and_nowhere_else(without_bos, tmp_path):
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text(name * 5)
-    tokens = prompts(without_bos, n=1, length=17, text=tmp_path)[0].tolist()  # 15 letters, 2 ends: all there is
-    end = without_bos.tokenizer.eos_token_id
-    assert [i for i, token in enumerate(tokens) if token == end] == [5, 11]
-    tokenizer = bigram(bos=False).tokenizer
-    tokenizer.eos_token = None
-    silent = replace(without_bos, tokenizer=tokenizer)
-    assert end not in prompts(silent, n=1, length=15, text=tmp_path)[0].tolist()
-
-
 def test_special_tokens_spelled_out_in_a_text_are_read_as_such_and_named(with_bos, tmp_path):
     file = tmp_path / "page.txt"
     file.write_text("the <|bos|> cat <|eos|> sat " * 20 + "<|eos|>")
@@ -142,19 +118,10 @@ def test_a_tokenizer_told_to_split_special_tokens_does_not(with_bos, tmp_path):
     assert told.tokenizer.split_special_tokens  # the caller's is left as it was
 
 
-def test_overlap_is_the_share_of_tokens_that_stand_in_two_windows():
-    random = np.random.default_rng(0)
-    for n, length, offsets in ((1, 5, 1), (2, 5, 3), (7, 4, 7), (9, 11, 60), (30, 8, 500)):
-        starts = random.choice(offsets, size=n, replace=False)
-        seen = Counter(start + i for start in starts.tolist() for i in range(length))
-        assert overlap(starts, length) == pytest.approx(sum(c for c in seen.values() if c > 1) / (n * length))
-    assert overlap(np.array([0, 5, 10]), 5) == 0.0
-
-
 def test_windows_that_overlap_are_said_to(without_bos, text, tmp_path):
     few = draw(without_bos, n=4, length=20, text=text)
     assert few.remarks == ()
-    assert 0 <= float(few.attributes["windows_overlap"]) <= NOTABLE_OVERLAP
+    assert few.attributes["windows_overlap"] == 0
     short = tmp_path / "short.txt"
     short.write_text(" ".join(text.read_text().split()[:80]))
     many = draw(without_bos, n=4, length=60, text=short)
@@ -168,12 +135,16 @@ def test_windows_that_overlap_are_said_to(without_bos, text, tmp_path):
 
 
 def test_bundled_text(with_bos):
-    if not HELDOUT.exists():
-        pytest.skip("the held-out text is not bundled yet")
-    tokens = prompts(with_bos)
-    assert tokens.shape == (16, 256)
-    assert torch.equal(tokens, prompts(with_bos))
-    assert draw(with_bos, n=16, length=256).attributes["text_source"] == "bundled held-out text"
+    """Prose for models that others trained, code for ours, which read nothing else."""
+    tokens = prompts(with_bos, length=64)
+    assert tokens.shape == (16, 64)
+    assert torch.equal(tokens, prompts(with_bos, length=64))
+    ours = replace(with_bos, identity=replace(with_bos.identity, name="tiny-llama"))
+    for model, name in ((with_bos, "prose"), (ours, "code")):
+        drawn = draw(model, n=16, length=64)
+        assert drawn.attributes["text_source"] == f"bundled {name}"
+        assert torch.equal(drawn.tokens, prompts(model, length=64, text=name))
+        assert len(set(drawn.documents)) == 16
 
 
 def test_dataset_file_gives_the_same_kind_of_windows(with_bos, tmp_path, monkeypatch):
@@ -184,78 +155,10 @@ def test_dataset_file_gives_the_same_kind_of_windows(with_bos, tmp_path, monkeyp
     tokens = prompts(with_bos, n=3, length=24, dataset=str(file), column="body")
     assert tokens.shape == (3, 24)
     assert torch.equal(tokens, prompts(with_bos, n=3, length=24, dataset=str(file), column="body"))
-    words = with_bos.tokenizer.decode(tokens[0, 3:-2].tolist()).replace("<|eos|>", " ").split()
-    assert set(words[1:-1]) <= {a + b for a in ["", *WORDS] for b in WORDS}  # two may touch where a document ends
+    words = with_bos.tokenizer.decode(tokens[0, 3:-2].tolist()).split()
+    assert set(words[1:-1]) <= set(WORDS)  # of one document
     with pytest.raises(InputError, match="no column 'text'"):
         prompts(with_bos, dataset=str(file))
-
-
-def test_reading_stops_when_there_is_enough(without_bos):
-    def endless():
-        while True:
-            read.append(1)
-            yield Document("d", "ABCDEFGHIJ")
-
-    read: list[int] = []
-    random = np.random.default_rng(0)
-    with TemporaryFile() as file:
-        tokens, highest, special = _tokenize(without_bos, endless(), file, budget=95, random=random)
-        file.seek(0)
-        ids = np.frombuffer(file.read(), dtype=ID)
-    assert len(read) == 11  # ten documents are enough; one more is looked at
-    assert tokens == len(ids) == 10 * 10 + 9  # with an end between two
-    assert highest == ids.max()
-    assert special == {}  # the ends are ours
-
-
-def test_a_very_long_text_is_tokenized_in_passages(without_bos, monkeypatch):
-    text = " ".join(WORDS * 40)
-    whole, passages = ([*_slices(text)], [])
-    monkeypatch.setattr(import_module("probes.prompts"), "AT_ONCE", 97)
-    passages = [*_slices(text)]
-    assert whole == [text]
-    assert "".join(passages) == text
-    assert len(passages) > 5
-    assert max(map(len, passages)) <= 97
-    assert all(passage.startswith(" ") for passage in passages[1:])  # cut where words begin
-    assert "".join(_slices("x" * 1000)) == "x" * 1000  # a script without spaces
-
-
-def test_skipping_loses_no_document():
-    documents = [Document(str(i), "") for i in range(SKIP + 50)]
-    seen = [int(document.name) for document in _skip_some(iter(documents), np.random.default_rng(1))]
-    assert sorted(seen) == list(range(SKIP + 50))
-    assert 0 < seen[0] < SKIP
-    assert seen == [(seen[0] + i) % (SKIP + 50) for i in range(SKIP + 50)]
-    endless = (Document(str(i), "") for i in iter(int, 1))
-    assert len(list(islice(_skip_some(endless, np.random.default_rng(1)), 3))) == 3
-
-
-def test_a_long_document_is_read_from_a_random_place_where_a_word_begins(with_bos):
-    text = " ".join(WORDS * 1000)
-    starts = set()
-    for seed in range(8):
-        passage = _passage(text, characters=400, random=np.random.default_rng(seed))
-        assert 300 <= len(passage) <= 400
-        assert passage in text
-        assert passage.split()[0] in WORDS
-        starts.add(text.index(passage))
-    assert len(starts) > 1
-    assert _passage(text, characters=len(text), random=np.random.default_rng(0)) == text
-    assert len(_passage("字" * 5000, characters=400, random=np.random.default_rng(0))) == 400
-
-
-def test_a_long_text_is_not_tokenized_whole(without_bos, tmp_path):
-    file = tmp_path / "long.txt"
-    file.write_text("x" * 200_000)  # x is a token
-    lengths = []
-
-    def counting(text, **options):
-        lengths.append(len(text))
-        return without_bos.tokenizer(text, **options)
-
-    prompts(replace(without_bos, tokenizer=counting), n=2, length=10, text=file)
-    assert sum(lengths) == 16 * MARGIN * 2 * 10
 
 
 @pytest.mark.parametrize(
@@ -269,7 +172,10 @@ def test_a_long_text_is_not_tokenized_whole(without_bos, tmp_path):
         (dict(first=-1), "first token id -1 is outside"),
         (dict(first=True), "first=True is no token id"),
         (dict(dataset="owner/name"), "are given; give one of them"),
-        (dict(n=40000, length=60), r"gives \d+ tokens; 40000 windows of 60 need at least 40059"),
+        (
+            dict(n=40000, length=60),
+            r"gives \d+ tokens in 1 document, which hold \d+ windows of 60, and 40000 are asked",
+        ),
     ],
 )
 def test_bad_options_are_refused(text, options, message):
