@@ -6,8 +6,10 @@
 # make wheel    sdist and wheel built, the wheel installed elsewhere and its command tried
 # make smollm2  the model smollm2-135m, a file of 93 MB: SmolLM2-135M-Instruct, 4-bit (GGUF), licence Apache-2.0
 # make report   the bundled models measured, and the page of it all: reports/index.html, claims.md, overview.png and a folder
-#               per probe (what takes longer is committed as it was measured: `headwater map --out reports/theory`,
-#               `headwater toy all --out reports/toy`, `headwater match MODELS --out reports/match`)
+#               per probe (what takes longer is committed as it was measured: the real models by `make llm`,
+#               `headwater map --out reports/theory`, `headwater toy all --out reports/toy`,
+#               `headwater match MODELS --out reports/match`)
+# make llm      the real models measured, hours on a CPU, into reports/llm; interrupted, it resumes
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +20,7 @@ STEPS := $(addprefix tiny-llama@step,0 100 300 1000) tiny-llama  # sinks as trai
 
 REPORTS := $(addprefix report-,jacobian bos-swap leakage theory sinks trajectory scalar steps)  # the longest first
 
-.PHONY: env test docs wheel smollm2 report $(REPORTS) lint bench clean
+.PHONY: env test docs wheel smollm2 report llm $(REPORTS) lint bench clean
 .DEFAULT_GOAL := test
 
 env: $(STAMP)
@@ -54,12 +56,15 @@ report: env
 	OMP_NUM_THREADS=1 $(MAKE) --no-print-directory --output-sync=target -j2 $(REPORTS)
 	$(BIN)/headwater report --out reports
 
+llm: smollm2
+	$(BIN)/python tools/llm.py
+
 report-jacobian:
-	$(BIN)/headwater jacobian $(BUNDLED) --out reports/jacobian
+	$(BIN)/headwater jacobian $(BUNDLED) --seeds 2 --out reports/jacobian
 report-bos-swap:
-	$(BIN)/headwater bos-swap $(BUNDLED) --replace mean,zero,random --prompts 256 --length 128 --out reports/bos-swap
+	$(BIN)/headwater bos-swap $(BUNDLED) --replace mean,random --prompts 128 --length 128 --out reports/bos-swap
 report-leakage:
-	$(BIN)/headwater leakage $(BUNDLED) --prompts 1024 --length 128 --out reports/leakage
+	$(BIN)/headwater leakage $(BUNDLED) --prompts 512 --length 128 --out reports/leakage
 report-theory:
 	$(BIN)/headwater theory $(BUNDLED) --prompts 2 --out reports/theory
 report-sinks:

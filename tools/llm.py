@@ -1,0 +1,262 @@
+"""Measure the real language models: `make llm`, hours on a CPU, resumable.
+
+    python tools/llm.py                  # everything that is not there yet
+    python tools/llm.py --list           # the steps with their commands, and which are done
+    python tools/llm.py --only leakage   # steps whose name begins with this, or holds it
+    python tools/llm.py --table          # the table of README, from what is there
+
+Each step is one `headwater` command; an interrupted one resumes. Results go to `reports/llm/KIND/`, measurements of another
+kind of input or initialization to `reports/llm/VARIANT/KIND/`; figures and tables are drawn again at the end.
+SmolLM2-135M-Instruct comes by `make smollm2`; Qwen2.5-Coder-0.5B-Instruct is the file of that name in `runs/` (its
+steps are left out where it is not there). One thread unless OMP_NUM_THREADS says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from probes.page.measuring import draw
+from probes.profiles import change, shape
+from probes.roles import ATTENDS, counts
+from probes.statistics import jackknifed, units
+from probes.studies.collected import COMMANDS, collect
+from probes.studies.study import agreements
+from probes.studies.tables import interval
+from probes.summary import estimate
+
+SMOL, QWEN = "smollm2-135m", "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+START, END = "1", "2"  # <|im_start|>, <|im_end|>: ids of SmolLM2
+OUT, WORK = Path("reports/llm"), Path("runs/llm")
+LARGEST = 2_000_000  # bytes of a result
+
+
+class Step(NamedTuple):
+    """One command on one model; `variant` is empty for what the headline rests on."""
+
+    kind: str
+    model: str
+    options: str
+    variant: str = ""
+
+    @property
+    def command(self) -> str:
+        """What is run; results of scalar surrogates are a Jacobian's."""
+        return "jacobian" if self.kind == "scalar" else self.kind
+
+    @property
+    def name(self) -> str:
+        """Of the step."""
+        return "/".join(part for part in (self.variant, self.kind, Path(self.model).stem) if part)
+
+    @property
+    def result(self) -> Path:
+        """The file that it leaves."""
+        return OUT / self.variant / self.kind / f"{self.command}-{Path(self.model).stem}.nc"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of `headwater`."""
+        return [self.command, self.model, *self.options.split(), "--out", str(WORK / self.name)]
+
+
+RULE = {SMOL: "smollm2-135m", QWEN: "qwen2.5"}
+STEPS = [
+    # What the headline rests on, SmolLM2 first.
+    Step("sinks", SMOL, "--prompts 32 --length 256 --effect 40 --effect-prompts 2"),
+    Step("trajectory", SMOL, "--prompts 32 --length 256"),
+    Step("leakage", SMOL, "--prompts 512 --length 128"),
+    Step("jacobian", SMOL, f"--prompts 16 --seeds 2 --products 32 --initialization {RULE[SMOL]}"),
+    Step("bos-swap", SMOL, "--replace mean,random --prompts 64 --length 128 --profile-prompts 4 --products 32"),
+    Step("theory", SMOL, f"--prompts 2 --seeds 2 --length 128 --initialization {RULE[SMOL]}"),
+    Step("scalar", SMOL, "--method scalar --conditions pretrained --prompts 16"),
+    Step("sinks", QWEN, "--prompts 16 --length 256 --effect 40 --effect-prompts 2"),
+    Step("trajectory", QWEN, "--prompts 8 --length 256"),
+    Step("leakage", QWEN, "--prompts 64 --length 128 --fresh 0"),
+    Step("jacobian", QWEN, f"--prompts 8 --seeds 1 --products 24 --length 128 --initialization {RULE[QWEN]}"),
+    Step("bos-swap", QWEN, "--replace mean,random --prompts 32 --length 128 --profile-prompts 1 --products 24"),
+    # Other texts, first tokens, lengths, initializations.
+    Step("leakage", SMOL, "--prompts 512 --length 128 --text code", "code"),
+    Step("jacobian", SMOL, "--conditions pretrained --prompts 16 --products 32 --text code", "code"),
+    Step("sinks", SMOL, "--prompts 32 --length 256 --text code", "code"),
+    Step("sinks", SMOL, f"--prompts 32 --length 256 --first {START}", "im-start"),
+    Step("leakage", SMOL, f"--prompts 512 --length 128 --first {START}", "im-start"),
+    Step(
+        "bos-swap",
+        SMOL,
+        f"--replace mean,random --prompts 64 --length 128 --profile-prompts 4 --products 32 --first {START}",
+        "im-start",
+    ),
+    Step("trajectory", SMOL, f"--prompts 32 --length 256 --first {START}", "im-start"),
+    Step("sinks", SMOL, f"--prompts 32 --length 256 --first {END}", "end"),
+    Step("sinks", SMOL, "--prompts 8 --length 64 --reacts off --effect all --effect-prompts 8", "t64"),
+    Step("sinks", SMOL, "--prompts 8 --length 1024 --reacts off", "t1024"),
+    Step("sinks", SMOL, "--prompts 4 --length 2048 --reacts off", "t2048"),
+    Step("jacobian", SMOL, "--conditions init --prompts 4 --seeds 2 --products 32 --initialization 0.02", "rule-0.02"),
+    Step("jacobian", SMOL, "--conditions init --prompts 4 --seeds 2 --products 32 --initialization 1/24", "rule-1-24"),
+    Step("leakage", QWEN, "--prompts 256 --length 128 --text code", "code"),
+    Step("sinks", QWEN, "--prompts 16 --length 256 --text code", "code"),
+    Step("jacobian", SMOL, "--conditions pretrained --prompts 4 --products 32 --length 1024", "t1024"),
+]
+
+
+def measure(step: Step) -> bool:
+    """Run a step unless its result is there; whether it is there now."""
+    if step.result.is_file():
+        return True
+    if step.model == QWEN and not Path(QWEN).is_file():
+        print(f"{step.name}: left out, '{QWEN}' is not there", flush=True)
+        return False
+    print(f"{step.name}: headwater {' '.join(step.arguments)}", flush=True)
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    done = subprocess.run([sys.executable, "-m", "probes", *step.arguments], env=environment, check=False)
+    made = WORK / step.name / f"{step.command}.nc"
+    if done.returncode or not made.is_file():
+        print(f"{step.name}: not measured (exit code {done.returncode})", flush=True)
+        return False
+    if made.stat().st_size > LARGEST:
+        print(f"{step.name}: {made} has {made.stat().st_size:,} bytes, above {LARGEST:,}; it stays there", flush=True)
+        return False
+    step.result.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(made, step.result)
+    return True
+
+
+def drawn() -> None:
+    """Figures and tables of each folder of results."""
+    for root in (OUT, *sorted({OUT / step.variant for step in STEPS if step.variant})):
+        if root.is_dir():
+            draw(root, [kind for kind in collect(root) if kind in COMMANDS])
+
+
+def tabled() -> list[str]:
+    """The models in numbers, with 95 % intervals over documents, as a table in Markdown."""
+    found = collect(OUT)
+    names = list(found["sinks"])
+    lines = [["", *(f"`{name}`" for name in names)], ["---"] * (1 + len(names))]
+
+    def row(told: str, kind: str, tell: Callable[[xr.Dataset], str]) -> None:
+        cells = [tell(found[kind][name]) if name in found[kind] else "-" for name in names]
+        if any(cell != "-" for cell in cells):
+            lines.append([told, *cells])
+
+    for told, kind in (("text at position 0", "sinks"), ("its chat token (id 1) there", "im-start/sinks")):
+        row(f"sink rate of position 0, {told}", kind, _sink_rate)
+    row(
+        "heads that attend to it (> 0.3)",
+        "sinks",
+        lambda ds: f"{int((ds['attends'] > ATTENDS).sum())} of {ds['attends'].size}",
+    )
+    row(
+        "heads that read it, that park there",
+        "sinks",
+        lambda ds: ", ".join(str(counts(ds)[r][0]) for r in ("reads", "parks")),
+    )
+    row("largest effect of a head's reading", "sinks", lambda ds: f"{float(ds['effect'].max()):.3f} nat")
+    row("massive activation at position 0", "trajectory", _massive)
+    row("other tokens put there: cosine of their streams, highest block", "trajectory", _cosine)
+    for told, kind in (
+        ("prose", "leakage"),
+        ("code", "code/leakage"),
+        ("prose behind id 1", "im-start/leakage"),
+    ):
+        row(
+            f"position in attention, queries 9-31, {told}",
+            kind,
+            lambda ds: f"{_early(ds, 'log_form_of_model', part='total')} nat²",
+        )
+        row("... in the median block", kind, lambda ds: f"{_median_block(ds):.3g} nat²")
+        row(
+            "... of it the mask's, with the constant sink",
+            kind,
+            lambda ds: _early(ds, "steady_share_of_model", ".0%", source="mask"),
+        )
+        row(
+            "... of it the residual stream's",
+            kind,
+            lambda ds: _early(ds, "steady_share_of_model", ".0%", source="residual"),
+        )
+        row(
+            "... the same, constant left in",
+            kind,
+            lambda ds: _early(ds, "log_share_of_model", ".0%", source="residual"),
+        )
+        row("V(X), constant taken out", kind, lambda ds: _early(ds, "steady_stream_of_model"))
+        row("V(X), constant left in", kind, lambda ds: _early(ds, "log_stream_of_model"))
+    for told, kind in (("text", "bos-swap"), ("id 1", "im-start/bos-swap")):
+        row(f"mean embedding for {told}: sink rate", kind, _swapped)
+        row("... removed of V(X), constant left in", kind, lambda ds: _early(ds, "removed_of_model", ".0%"))
+        row("... removed of V(X), constant taken out", kind, lambda ds: _early(ds, "removed_steady_of_model", ".0%"))
+    for condition in ("init", "pretrained"):
+        for name in ("primacy", "recency"):
+            row(f"{name}, {condition}", "jacobian", lambda ds, c=condition, n=name: interval(*shape(ds, c)[n][:3]))
+    row("middle, pretrained against init (elasticity)", "jacobian", lambda ds: interval(*change(ds)["middle"][:3]))
+    row("kernel with score path at init", "jacobian", lambda ds: f"{agreements({'': ds})[-1].errors['score_path']:.1%}")
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def _sink_rate(ds: xr.Dataset) -> str:
+    sunk = ds["alpha"].isel(key=0) > json.loads(ds.attrs["options"])["threshold"]
+    rates = sunk.mean(("layer", "head")).values.astype(float)
+    return interval(*jackknifed(lambda some: float(some.mean()), rates, units(ds))[:3], form=".2f")
+
+
+def _median_block(ds: xr.Dataset) -> float:
+    return float(np.median(ds["log_form_by_block"].isel(band=0).sel(part="total").values))
+
+
+def _massive(ds: xr.Dataset) -> str:
+    top = ds["top_ratio"].isel(first=0, rank=0)
+    layer, named = int(np.argmax(top.values)), ds["top_dimension"].isel(first=0, rank=0)
+    return f"dimension {int(named[layer])}, {float(top[layer]):,.0f} medians (block {layer})"
+
+
+def _cosine(ds: xr.Dataset) -> str:
+    cosine = ds["cosine"].isel(place=0).values
+    return f"{cosine.max():.3f} (block {int(np.argmax(cosine))})"
+
+
+def _early(ds: xr.Dataset, name: str, form: str = ".3g", **where: object) -> str:
+    ds = ds.isel(replacement=0) if "replacement" in ds.dims else ds
+    value, low, high = estimate(ds.isel(band=0), name, **where)
+    return interval(value, low, high, form=form)
+
+
+def _swapped(ds: xr.Dataset) -> str:
+    ds = ds.isel(replacement=0) if "replacement" in ds.dims else ds
+    return " to ".join(f"{float(ds[f'sink_rate_{when}'].mean()):.2f}" for when in ("before", "after"))
+
+
+def main() -> int:
+    """0 where every step that was asked for is done."""
+    given = argparse.ArgumentParser(description="Measure the real language models.")
+    given.add_argument("--only", default="", help="steps whose name begins with this, or holds it")
+    given.add_argument("--list", action="store_true", help="name the steps and stop")
+    given.add_argument("--table", action="store_true", help="print the table of what is there and stop")
+    asked = given.parse_args()
+    if asked.table:
+        print("\n".join(tabled()))
+        return 0
+    steps = [step for step in STEPS if step.name.startswith(asked.only)]
+    steps = steps or [step for step in STEPS if asked.only in step.name]
+    if asked.list:
+        for step in steps:
+            print(f"{'done' if step.result.is_file() else '-':5} {step.name}: headwater {' '.join(step.arguments)}")
+        return 0
+    done = [measure(step) for step in steps]
+    drawn()
+    return 0 if all(done) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
