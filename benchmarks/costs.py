@@ -57,8 +57,8 @@ def main() -> None:
         "sinks, 8 keys, reacts": (PROMPTS, lambda: probes.sinks(model, tokens, reacts="mean")),
         "sinks, all keys": (PROMPTS, lambda: probes.sinks(model, tokens, keys="all")),
         "trajectory": (PROMPTS, lambda: probes.trajectory(model, tokens)),
-        "leakage, 400 resamples": (PROMPTS, lambda: probes.leakage(model, tokens)),
-        "leakage, no intervals": (PROMPTS, lambda: probes.leakage(model, tokens, bootstrap=0)),
+        "leakage, 400 resamples": (PROMPTS, lambda: probes.leakage(model, tokens, fresh=0)),
+        "leakage, no intervals": (PROMPTS, lambda: probes.leakage(model, tokens, bootstrap=0, fresh=0)),
         "bos_swap, profile of 1": (PROMPTS, lambda: probes.bos_swap(model, tokens, profile_prompts=1)),
     }
     calls["jacobian, exact"][1]()  # compiles and allocates what the first call alone does

@@ -95,7 +95,10 @@ def probe(name: str, view: Any, tokens: Any) -> tuple[Callable[[], Any], Callabl
             lambda ds: work.sinks(view, prompts, length, "all"),
         ),
         "trajectory": (lambda: probes.trajectory(view, tokens), lambda ds: work.trajectory(view, prompts, length)),
-        "leakage": (lambda: probes.leakage(view, tokens, bootstrap=0), lambda ds: work.leakage(view, prompts, length)),
+        "leakage": (
+            lambda: probes.leakage(view, tokens, bootstrap=0, fresh=0),
+            lambda ds: work.leakage(view, prompts, length),
+        ),
     }
     return calls[name]
 

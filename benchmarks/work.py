@@ -65,7 +65,8 @@ def sinks(view: View, prompts: int, length: int, keys: int | str = len(FIRST_KEY
     """The pass; columns of chosen keys, or every pattern once more with its sums; quadratic forms of what is written."""
     spec = view.spec
     heads, c = spec.heads, spec.head_dim
-    extra = 4.0 * heads * length * c * c + 2.0 * heads * length * c
+    extra = 6.0 * heads * length * c * c + 2.0 * heads * length * c
+    extra += 2.0 * heads * length**2 * c  # every head attends anew with position 0 hidden
     if keys == "all":
         made = _pattern_pairs(heads, length)
         extra += 2.0 * heads * (length * c + made * c + 2 * made)

@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from .plots import sinks_figure as sinks_figure
     from .plots import theory_figure as theory_figure
     from .plots import trajectory_figure as trajectory_figure
+    from .prompts import draw as draw
     from .prompts import prompts as prompts
     from .results import combine as combine
     from .results import load as load_result  # noqa: F401
     from .results import save as save_result  # noqa: F401
     from .sinks import sinks as sinks
+    from .studies.paired import compare_results as compare_results
     from .summary import mean_profile as mean_profile
     from .summary import relative_error as relative_error
     from .summary import ushape as ushape
@@ -59,6 +61,8 @@ _WHERE = {
     "bos_swap": ("bos", "bos_swap"),
     "bundled": ("models.named", "bundled"),
     "combine": ("results", "combine"),
+    "compare_results": ("studies.paired", "compare_results"),
+    "draw": ("prompts", "draw"),
     "fresh": ("models.load", "fresh"),
     "inspect": ("inspection", "inspect"),
     "jacobian": ("jacobian", "jacobian"),

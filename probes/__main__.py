@@ -10,7 +10,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,6 +34,7 @@ from .options import (
     DeviceMap,
     DTypes,
     First,
+    Fresh,
     Initialization,
     Lags,
     Length,
@@ -319,6 +321,7 @@ def _study(models: list[str] | None, out: Path, settings: Any, **options: Any) -
         "headwater sinks tiny-llama",
         "headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5 --threshold 0.2",
         "headwater sinks ./checkpoint --keys all --reacts off --pictures 0 --length 1024",
+        "headwater sinks tiny-qwen2 --effect all --prompts 8 --length 64",
         "headwater sinks ./checkpoint --device-map auto --max-memory 0=20GiB,cpu=60GiB --offload-folder offload",
     ),
 )
@@ -334,8 +337,16 @@ def sinks(
         str, typer.Option(help="What to put at position 0: mean, zero, random, a token id, or off.")
     ] = "mean",
     pictures: Annotated[
-        int, typer.Option(help="Patterns to keep, of the heads with the highest score; the figure has room for three.")
+        int, typer.Option(help="Patterns to keep, of the first heads in the table; the figure has room for three.")
     ] = 3,
+    effect: Annotated[
+        str,
+        typer.Option(
+            help="Heads whose effect is measured, what they take from position 0 removed: off, all, or the first so many; "
+            "about half a pass for each head and prompt."
+        ),
+    ] = "off",
+    effect_prompts: Annotated[int, typer.Option(help="Prompts for that, the first of all.")] = 8,
     top: Annotated[int, typer.Option(min=0, help="Heads of each model in the table.")] = 10,
     prompts: Prompts = 32,
     length: Length = 256,
@@ -353,12 +364,13 @@ def sinks(
     offload_folder: OffloadFolder = None,
     dtype: DTypes = "auto",
 ) -> None:
-    """Find attention sinks, and the heads that read position 0.
+    """Find attention sinks, and what every head does with position 0: reads, parks, reacts or ignores.
 
     Writes sinks.nc, sinks.png, sinks.svg, sinks.md and prints the sink rate of the first keys beside uniform attention and
-    Wu's fraction, how many heads attend to, read and react to position 0, and the heads that do so most.
+    Wu's fraction, how many heads have which role, and the heads that take most from position 0.
     """
     from .bos import parse_replacement
+    from .effect import parse_effect
     from .sinks import parse_keys
 
     options = {
@@ -366,6 +378,8 @@ def sinks(
         "tau": tau,
         "reacts": None if reacts == "off" else parse_replacement(reacts),
         "pictures": pictures,
+        "effect": parse_effect(effect),
+        "effect_prompts": effect_prompts,
     }
     if keys is not None:  # the default is as many of the first as a prompt has
         options["keys"] = parse_keys(keys)
@@ -418,6 +432,8 @@ def leakage(
     bands: Bands = None,
     lags: Lags = "1-8",
     bootstrap: Bootstrap = 400,
+    fresh: Fresh = None,
+    initialization: Initialization = "config",
     prompts: Prompts = 256,
     length: Length = 256,
     text: Text = None,
@@ -446,6 +462,8 @@ def leakage(
         "lags": parse_lags(lags),
         "bootstrap": bootstrap,
         "seed": seed,
+        "fresh": fresh,
+        "initialization": initialization,
     }
     _survey("leakage", locals(), options)
 
@@ -744,6 +762,7 @@ def toy(
 @app.command(
     epilog=_examples(
         "headwater report tiny-llama",
+        "headwater report smollm2-135m --quick",
         "headwater report Qwen/Qwen2.5-0.5B ./my-checkpoint --length 512 --out runs/two",
         "headwater report --out reports",
     ),
@@ -757,6 +776,14 @@ def report(
         "runs/report"
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is there.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="Few prompts and products, one fresh model: the whole page in minutes, wide intervals, marked as quick. "
+            "--prompts, where given, counts; full results that are there are kept.",
+        ),
+    ] = False,
     prompts: Annotated[
         int | None, typer.Option(help="Windows of text of every study; if not given, 2 to 256 as each study needs.")
     ] = None,
@@ -775,23 +802,21 @@ def report(
 ) -> None:
     """Measure models by every study and write one page: answer, claims, interactive charts, methods, provenance.
 
-    Writes index.html, claims.md, overview.png, overview.svg and, in a folder per study, results, figures and tables. A
-    result that is there, made with the same options, is kept; interrupted, the same command goes on. Without models it
-    makes the page from all results under --out, those of other commands (map, match, toy) included.
+    Writes index.html, claims.md, overview.png, overview.svg and, in a folder per study, results, figures and tables. The
+    studies that take least come first, and the page is written after each. A result that is there, made with the same
+    options, is kept; interrupted, the same command goes on. Without models it makes the page from all results under
+    --out, those of other commands (map, match, toy) included.
     """
-    from .claims import SEVERAL, claims, claims_table, merged
-    from .files import together
-    from .page import build
-    from .page.answer import sentences
     from .page.measuring import Source, measure
-    from .plots.overview import overview_figure
     from .prompts import parse_first
     from .results import set_command
-    from .studies.collected import collect
-    from .studies.survey import write_report
 
     set_command(sys.argv[1:])
     refused: list[str] = []
+    if quick and not models:
+        raise InputError(
+            "--quick measures models, and none is named; name one, as in headwater report tiny-llama --quick"
+        )
     if models:
         source = Source(
             None if text is None else str(text),
@@ -806,10 +831,40 @@ def report(
             dtype,
             initialization,
         )
-        with progress() as advance:
+
+        def so_far(refused: Sequence[str]) -> None:
+            _, written = _page(out, refused)
+            remark(f"wrote {written[0]} with what is measured so far")
+
+        with progress(telling=False) as advance:
             refused = measure(
-                models, out, count=prompts, length=length, source=source, fresh=fresh, advance=advance, told=remark
+                models,
+                out,
+                count=prompts,
+                length=length,
+                source=source,
+                fresh=fresh,
+                quick=quick,
+                advance=advance,
+                told=remark,
+                between=so_far,
             )
+    lines, written = _page(out, refused)
+    print("\n".join(lines))
+    print_written(written)
+
+
+def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """Write the page of all results under a folder: what it says in short, and which files, the page first."""
+    from .claims import claims, claims_table, headline, merged
+    from .files import together
+    from .page import build
+    from .page.answer import leading, sentences
+    from .page.cards import quick_remarks
+    from .plots.overview import overview_figure
+    from .studies.collected import collect
+    from .studies.survey import write_report
+
     collected = collect(out)
     if not len(collected):
         raise InputError(
@@ -820,16 +875,15 @@ def report(
     picture = None
     said = sentences(collected, found)
     with together():
-        write_report(claims_table(found), out / "claims.md")
+        table = claims_table(found)
+        write_report(replace(table, lines=[*quick_remarks(collected), *table.lines]), out / "claims.md")
         if collected["jacobian"]:
             picture = out / "overview.png"
-            overview_figure(collected["jacobian"], collected["leakage"], collected["bos-swap"], path=picture)
+            shown = (leading(collected[kind]) for kind in ("jacobian", "leakage", "bos-swap"))
+            overview_figure(*shown, path=picture)
             written += [picture, picture.with_suffix(".svg")]
         build(collected, found, out, command=_given(), picture=picture, sentences=said, remarks=refused)
-    print("\n".join(said))
-    counts = {said: sum(claim.holds is holds for claim in found) for holds, said in SEVERAL.items()}
-    print(f"{len(found)} claims: " + ", ".join(f"{count} {said}" for said, count in counts.items()))
-    print_written(written)
+    return [*said, *headline(found)], written
 
 
 def _toy_claims(collected: Any) -> list[Any]:
@@ -843,6 +897,42 @@ def _toy_claims(collected: Any) -> list[Any]:
         if kind.split("/")[0] == "toy" and name in EXPERIMENTS
         for claim in claims_of(name, ds)
     ]
+
+
+@app.command(
+    epilog=_examples(
+        "headwater compare base/jacobian.nc instruct/jacobian.nc",
+        "headwater compare prose/leakage.nc code/leakage.nc --out prose-and-code.md",
+    ),
+)
+def compare(
+    a: Annotated[
+        Path, typer.Argument(metavar="A.nc", help="A result of jacobian, sinks, trajectory, leakage, bos-swap.")
+    ],
+    b: Annotated[Path, typer.Argument(metavar="B.nc", help="Another one of the same measurement.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Write the table to this file, too.")] = None,
+) -> None:
+    """Compare two results number by number, B against A, with intervals: two checkpoints, two texts, base and instruct.
+
+    Paired by prompt where both have the same tokens, by document where both have windows of the same documents, else
+    unpaired; the table says which. Settings that differ are named below it.
+    """
+    from .results import set_command
+    from .studies.paired import compare_files, comparison_report
+    from .studies.runs import require_free
+    from .studies.survey import write_report
+
+    if out is not None:
+        if out.suffix != ".md":
+            raise InputError(f"out '{out}' is no Markdown file; give a name that ends in .md")
+        require_free([out])
+    set_command(sys.argv[1:])
+    shown = comparison_report(compare_files(a, b), (str(a), str(b)))
+    if out is not None:
+        write_report(shown, out)
+    print_report(shown)
+    if out is not None:
+        print_written([out])
 
 
 @app.command(

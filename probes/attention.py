@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from .errors import InputError
 from .models.fused import attend, query_blocks
-from .models.view import Attention, View
+from .models.view import Attention, Edit, View
 
 
 class PatternBlock(NamedTuple):
@@ -176,15 +176,18 @@ def _through(
 
 
 def run_watched(
-    model: View, embeddings: Float[Tensor, "prompt position d"], watcher: Callable[[int, Attention], None]
+    model: View,
+    embeddings: Float[Tensor, "prompt position d"],
+    watcher: Callable[[int, Attention], None],
+    edits: Sequence[Edit] = (),
 ) -> None:
-    """One pass without gradients in which `watcher` sees every block's attention, with log-sum-exp and output."""
+    """One pass without gradients, edited, in which `watcher` sees every block's attention, with log-sum-exp and output."""
 
     def watch(layer: int, attention: Attention) -> None:
         watcher(layer, completed(attention))
 
     with model.watching(watch), torch.no_grad():
-        model.residual(embeddings)
+        model.residual(embeddings, edits=edits)
 
 
 def _without_values(attention: Attention) -> Attention:

@@ -44,16 +44,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from .errors import InputError
+from .forms import resampling, splits
 from .jacobian import PRODUCTS, jacobian
-from .leakage import (
-    LAGS,
-    PARTS,
-    SOURCES,
-    band_coordinates,
-    check,
-    resampling,
-    splits,
-)
+from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check
 from .models.given import takes_model
 from .models.initialization import CONFIG, Rule
 from .models.view import Edit, Identity, Parts, Trace, View, Watcher

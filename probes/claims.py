@@ -1,9 +1,12 @@
-"""Published claims, each with the rule that decides it over results: what was claimed, what was measured, which verdict.
+"""Statements and their verdicts: what was claimed, what was measured, and whether it holds, by a rule over intervals.
 
 A verdict is never typed in. A `Statement` is what a source says with the rule in words; beside it, in the source's module of
 `probes.sources` (or in the toy experiment that redoes its figure), stands the rule itself, a function of results that gives
-what was measured and whether the statement holds. Where the results lack what a rule needs, the claim is "not measured here"
-and says which command will measure it.
+what was measured and the verdict. Where the results lack what a rule needs, the claim is "not measured" and says which
+command will measure it.
+
+A statement speaks of a population, and nothing else decides it: fresh weights of any size; language models that others
+trained, of 100 million parameters and more; controlled training, where one ingredient differs; toys that do their task.
 """
 
 from __future__ import annotations
@@ -12,14 +15,27 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from .studies.collected import Collected
 from .studies.tables import Report, Table
 
-VERDICTS = {True: "holds", False: "does not hold", None: "not measured here"}
-SEVERAL = {True: "hold", False: "do not hold", None: "not measured here"}  # behind a number of claims
-COLUMNS = ("id", "source", "claim", "published", "measured", "model", "verdict", "rule", "command")
+Verdict = Literal["holds", "does not hold", "undecided", "not measured", "not trained"]
+Kind = Literal["published", "request", "ours"]  # a source said it; its reviewers or readers asked for it; we add it
+Population = Literal["initialization", "pretrained", "controlled", "toys"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+DECIDED: tuple[Verdict, ...] = ("holds", "does not hold")
+POPULATIONS: dict[Population, str] = {
+    "initialization": "models at initialization",
+    "pretrained": "pretrained language models",
+    "toys": "toys",
+    "controlled": "controlled training",
+}
+HEADLINE: tuple[Population, ...] = ("initialization", "pretrained", "toys")  # controlled training is counted apart
+COLUMNS = (
+    *("id", "kind", "population", "source", "claim", "published"),
+    *("measured", "tiny", "model", "verdict", "rule", "command"),
+)
 SLUG = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
 
 
@@ -34,22 +50,26 @@ class Claim:
     measured: str  # the value with its interval, in words; "-" where there is none
     model: str  # on what it was measured, or is to be
     rule: str  # what decides, with its threshold
-    holds: bool | None  # None: the results do not hold what the rule needs
+    verdict: Verdict
     command: str  # that gives the row, or that will
-
-    @property
-    def verdict(self) -> str:
-        """One of `VERDICTS`."""
-        return VERDICTS[self.holds]
+    kind: Kind = "published"
+    population: Population = "toys"
+    tiny: str = "-"  # the same of models too small to decide
 
 
 class Judged(NamedTuple):
     """What a rule found in results."""
 
     measured: str
-    holds: bool | None
+    verdict: Verdict
     model: str
     command: str  # of the results; empty where they were made from Python
+    tiny: str = "-"
+
+
+def verdict_of(holds: bool | None) -> Verdict:
+    """Of what no interval is needed for: a theorem's curve, one bit compared with another. None: it cannot be told."""
+    return "undecided" if holds is None else DECIDED[not holds]
 
 
 @dataclass(frozen=True)
@@ -66,13 +86,28 @@ class Statement:
     published: str = "-"
     model: str = "-"
     command: str = ""
+    kind: Kind = "published"
+    population: Population = "toys"
 
     def __post_init__(self) -> None:
         if not SLUG.fullmatch(self.id):
             raise ValueError(f"id '{self.id}' is no slug; give lower case letters, digits and single hyphens")
 
-    def judged(self, measured: str = "-", holds: bool | None = None, *, model: str = "", command: str = "") -> Claim:
-        """The statement with its verdict. What was not decided keeps the command that will decide it."""
+    def judged(
+        self,
+        measured: str = "-",
+        verdict: Verdict | bool | None = None,
+        *,
+        model: str = "",
+        command: str = "",
+        tiny: str = "-",
+    ) -> Claim:
+        """The statement with its verdict, or with what `verdict_of` makes of a bool; without any it is not measured.
+
+        What was not decided keeps the command that will decide it.
+        """
+        if not isinstance(verdict, str):
+            verdict = "not measured" if verdict is None and measured in ("", "-") else verdict_of(verdict)
         return Claim(
             self.id,
             self.source,
@@ -81,8 +116,11 @@ class Statement:
             measured,
             model or self.model,
             self.rule,
-            holds,
-            self.command if holds is None else command or self.command,
+            verdict,
+            command or self.command if verdict in DECIDED else self.command or command,
+            self.kind,
+            self.population,
+            tiny,
         )
 
 
@@ -102,7 +140,11 @@ def claims(collected: Collected) -> list[Claim]:
         if found is None:
             rows.append(statement.judged())
         else:
-            rows.append(statement.judged(found.measured, found.holds, model=found.model, command=found.command))
+            rows.append(
+                statement.judged(
+                    found.measured, found.verdict, model=found.model, command=found.command, tiny=found.tiny
+                )
+            )
     return rows
 
 
@@ -118,7 +160,7 @@ def merged(found: Iterable[Claim]) -> list[Claim]:
         by_id.setdefault(claim.id, []).append(claim)
     rows = []
     for name, same in by_id.items():
-        decided = [claim for claim in same if claim.holds is not None]
+        decided = [claim for claim in same if claim.verdict in DECIDED]
         known = [claim for claim in same if claim.measured != "-"]
         for number, claim in enumerate(decided or (known or same)[:1], start=1):
             rows.append(claim if number == 1 else replace(claim, id=f"{name}-{number}"))
@@ -131,36 +173,45 @@ def claims_table(found: Sequence[Claim]) -> Report:
     Write it with `probes.studies.survey.write_report`.
     """
     ordered = sorted(found, key=lambda claim: (claim.source.partition("]")[0], claim.source, claim.id))
-    rows = [
-        [
-            f"`{claim.id}`",
-            claim.source,
-            claim.claim,
-            claim.published,
-            claim.measured,
-            claim.model,
-            claim.verdict,
-            claim.rule,
-            f"`{claim.command}`",
-        ]
-        for claim in ordered
-    ]
-    lines = [_counted("all", found)]
-    for source in dict.fromkeys(origin(claim) for claim in ordered):
-        lines.append(_counted(source, [claim for claim in ordered if origin(claim) == source]))
+    rows = [[str(getattr(claim, column)) for column in COLUMNS] for claim in ordered]
+    for row in rows:
+        row[0], row[-1] = f"`{row[0]}`", f"`{row[-1]}`"
     described = (
         "Each verdict is computed from the results in this folder by the rule in its row. Brackets hold 95 % intervals or, "
-        "over fresh models and toys, the range of the seeds. Not measured here: the command in the row will measure it."
+        "over fresh models and toys, the range of the seeds. A statement holds where the whole interval lies on its side, "
+        "does not hold where it lies on the other, and is undecided else. Statements about pretrained language models are "
+        "judged on models of 100 million parameters and more, which the column model names; the column tiny has what our "
+        "models of 1 million say, which decides nothing. Not measured: the command in the row will measure it."
     )
-    return Report("Published claims, measured again", described, [Table("Claims", COLUMNS, rows)], lines)
+    return Report("Published claims, measured again", described, [Table("Claims", COLUMNS, rows)], headline(found))
+
+
+def headline(found: Sequence[Claim]) -> list[str]:
+    """How statements fare: those of the sources by population, then requests of reviewers and readers, and our own."""
+    by_name = {
+        **{f"published, {said}": ("published", population) for population, said in POPULATIONS.items()},
+        "requests of reviewers and readers": ("request", None),
+        "our own generalisations and controls": ("ours", None),
+    }
+    lines = []
+    for name, (kind, population) in by_name.items():
+        some = [one for one in found if one.kind == kind and population in (None, one.population)]
+        lines += [f"{name}: {len(some)} statements, {counted(some)}"] if some else []
+    return lines
+
+
+def counted(found: Sequence[Claim]) -> str:
+    """Their verdicts: "3 hold, 1 does not hold, 2 undecided"; those that none has are left out."""
+    counts = Counter(claim.verdict for claim in found)
+    return ", ".join(f"{counts[verdict]} {said(verdict, counts[verdict])}" for verdict in VERDICTS if counts[verdict])
+
+
+def said(verdict: Verdict, count: int = 1) -> str:
+    """A verdict behind a number."""
+    return {"holds": "hold", "does not hold": "do not hold"}.get(verdict, verdict) if count != 1 else verdict
 
 
 def origin(claim: Claim) -> str:
     """The source without the place in it: "[Gu]" of "[Gu] Table 1"."""
     found = re.search(r"\[[^]]+\]", claim.source)
     return found.group() if found else claim.source
-
-
-def _counted(name: str, found: Sequence[Claim]) -> str:
-    counts = Counter(claim.holds for claim in found)
-    return f"{name}: {len(found)} claims, " + ", ".join(f"{counts[holds]} {said}" for holds, said in SEVERAL.items())

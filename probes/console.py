@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import processes
-from .course import Advance, Course, duration
+from .course import TOLD_AFTER, TOLD_SHARE, Advance, Course, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 WIDEST = 120  # columns of running text
 ALL = "all"  # the bar of everything
-SAID_AFTER = 2.0  # seconds; how long a shorter command takes is seen soon enough
-LATEST_SHARE = 0.05  # of a unit without prompts, after which the time is said
 
 
 @contextmanager
-def progress(prompts: int | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Advance]:
+def progress(
+    prompts: int | None = None, *, telling: bool = True, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Advance]:
     """A bar per label, shown once there is something to show, so that bad input ends in a single line.
 
     With several units one for all, and the time that is left for all of them. How long it takes in all is said in one
-    line as soon as the first of so many `prompts` is measured. Of several processes the first shows its own.
+    line as soon as the first of so many `prompts` is measured, unless others tell it (not `telling`). Of several
+    processes the first shows its own.
     """
     if not processes.first():
         yield lambda *_: None
@@ -39,7 +40,7 @@ def progress(prompts: int | None = None, clock: Callable[[], float] = time.monot
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
-    bars = _Bars(Progress(*columns, console=Console(stderr=True)), prompts, clock)
+    bars = _Bars(Progress(*columns, console=Console(stderr=True)), prompts, clock, said=not telling)
     try:
         yield bars
     finally:
@@ -48,10 +49,10 @@ def progress(prompts: int | None = None, clock: Callable[[], float] = time.monot
 
 
 class _Bars(Course):
-    def __init__(self, shown: Progress, prompts: int | None, clock: Callable[[], float]) -> None:
+    def __init__(self, shown: Progress, prompts: int | None, clock: Callable[[], float], *, said: bool) -> None:
         super().__init__(clock)
-        self.shown, self.tasks, self._said = shown, dict[str, Any](), False
-        self._first = processes.count() / prompts if prompts else LATEST_SHARE
+        self.shown, self.tasks, self._said = shown, dict[str, Any](), said
+        self._first = processes.count() / prompts if prompts else TOLD_SHARE
         self._measured = "on the first prompt" if prompts else "so far"
 
     def __call__(self, label: str, done: float | int, total: float | int) -> None:
@@ -65,7 +66,7 @@ class _Bars(Course):
         for other in self.tasks.keys() - {ALL, label}:
             self.shown.update(self.tasks[other], left="")
         self._show(label, done, total, said)
-        if not self._said and left and self.spent >= SAID_AFTER and self.share(label) >= self._first:
+        if not self._said and left and self.spent >= TOLD_AFTER and self.share(label) >= self._first:
             self._said = True
             remark(f"about {duration(self.spent + left)} in all, as measured {self._measured}")
 

@@ -20,7 +20,7 @@ positions, training has taught others, and the content matters.
   on this very text, mean over seeds; where blocks cannot be taken apart, the fresh models are measured instead. What is
   left is what training has made of it, for position and content alike.
 - "text": architecture and learned position. The model's own mean profile over other texts (geometric mean over windows of
-  the bundled held-out text, smoothed over neighbours). What is left is content alone.
+  bundled text, smoothed over neighbours). What is left is content alone.
 - "kernel": the random-matrix baseline of the trained weights, with this text's own attention patterns in it. It divides out
   where heads look, which is most of what content does (on the bundled models what is left has a quarter of the spread);
   what is left is how well directions line up.

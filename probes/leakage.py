@@ -67,8 +67,8 @@ they do counts as residual stream, since that is where they are. (3) First-order
 (5) Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
 wider than the scatter over other prompts, by up to sqrt(3).
 
-Nulls stand beside the total: uniform attention under the same mask, and the total with one half's queries under each
-other's labels (97.5 % quantile), which is what no dependence on the query gives.
+Nulls stand beside the total (`probes.nulls`): uniform attention under the same mask, the model with fresh weights, and the
+total with one half's queries under each other's labels (97.5 % quantile), which is what no dependence on the query gives.
 
 Null tests (in `tests/test_leakage.py`, on every bundled model). In block 0 streams carry no position, so V(S) and, behind a
 first token like any other, V(D) and the residual source are 0 within noise; behind BOS only R is, K being what BOS is.
@@ -83,34 +83,29 @@ Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the spl
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
-from torch.nn import functional
 
-from . import statistics
+from . import nulls, processes
 from .errors import InputError
+from .forms import resampling, splits
 from .models.given import takes_model
+from .models.initialization import CONFIG, Rule
 from .models.view import View
 from .positions import read_ranges
 from .prompts import check_tokens
 from .results import dataset, provenance
-from .samples import Band, Half, Progress, Sampled, Samples, by_block, halves_of
-from .statistics import INTERVAL, ends
+from .samples import LEAST_PROMPTS, Band, Progress
+from .statistics import ends
 from .summary import estimate
 
 LAGS = tuple(range(1, 9))
 EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
-LEAST_PROMPTS = 4  # two in each half, or no prompt has a deviation of its own
-NUMBERS_AT_ONCE = 1 << 21  # of quantities that resamples are taken of: 16 MiB in doubles
-FEW_PROMPTS = 400  # of a half: as many as there are resamples usually, which is where either way costs the same
-SHUFFLES = 100  # of query labels
 PARTS = ("total", "logits", "mask", "denominator", "covariance")
 SOURCES = ("mask", "residual", "spread")
 CELLS = ("both", "mask", "residual", "neither")  # which sources are on
@@ -126,6 +121,8 @@ def leakage(
     bootstrap: int = 400,
     seed: int = 0,
     documents: Sequence[str] | None = None,
+    fresh: int | None = None,
+    initialization: Rule = CONFIG,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """How much attention to the token `lag` back depends on where the query stands, and through which source.
@@ -137,9 +134,12 @@ def leakage(
         bands: (first, last) query of each band; 9-31, 32-63, 64-127, ... unless given (from the longest lag + 1).
         lags: how far back the keys stand, at least 1; shorter than every window and than a band's first query.
         bootstrap: resamples of the prompts for the intervals (95 %, percentiles); 0 for none.
-        seed: of the resampling.
+        seed: of the resampling, and of the fresh weights.
         documents: what each prompt is a window of; documents are then resampled instead of prompts.
-        progress: called with (blocks done, blocks in all).
+        fresh: prompts of the null of fresh weights (the first of each half), 0 for none; if not given 64, where memory has
+            room for a second copy of the weights.
+        initialization: what those weights are drawn from, as in `probes.fresh`.
+        progress: called with (blocks done, blocks in all); blocks of fresh weights count by their share of the prompts.
 
     Returns:
         Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats (log form) or squared weights
@@ -147,14 +147,15 @@ def leakage(
         `log_source [source, ...]`; `log_stream` = V(X), the *residual component*; `log_noise`; `log_sink` = V(K),
         `log_rest` = V(R); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`; `terms_form` and
         `terms_source` alike. `sink_constant` and `sink_varying`, the two parts of V(K); `steady_source`, `steady_stream`:
-        with the constant sink on the side of the mask. `null_...` [band] beside the total of the model: uniform attention,
-        and shuffled query labels (97.5 % quantile). Means over heads are `..._by_block [..., layer, band]`, over the whole
-        model `..._of_model [..., band]`; sources divided by their total are `log_share_of_model`, `weight_share_of_model`
-        and `terms_share_of_model`. `..._low` and `..._high` are the intervals. Attributes say what made it.
+        with the constant sink on the side of the mask. `null_...` [band] beside the total of the model (`probes.nulls`):
+        `uniform` attention, `fresh` weights, `shuffled` query labels (97.5 % quantile). Means over heads are
+        `..._by_block [..., layer, band]`, over the whole model `..._of_model [..., band]`; sources divided by their total
+        are `log_share_of_model`, `weight_share_of_model` and `terms_share_of_model`. `..._low` and `..._high` are the
+        intervals. Attributes say what made it.
 
     Raises:
-        InputError: too few prompts, bands or lags that do not fit the prompts or a window, values that are not finite, a
-            model whose queries see a prefix or all keys: the split is derived for causal masks.
+        InputError: too few prompts, bands or lags that do not fit the prompts or a window, no such initialization, values
+            that are not finite, a model whose queries see a prefix or all keys: the split is derived for causal masks.
 
     Source: ours, see the module's text; the question is [Ruscio]'s, arXiv 2606.06160.
     """
@@ -164,15 +165,32 @@ def leakage(
     if not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed={seed} is no seed; give a whole number, 0 or more")
     drawn = resampling(len(tokens), bootstrap, seed, documents)
-    found = splits(model, tokens, bands, lags, drawn, progress)
+    if initialization != CONFIG and fresh == 0:
+        raise InputError(f"initialization '{initialization!s:.40}' has no use without fresh weights; leave fresh=0 out")
+    fresh = int(processes.agreed(nulls.fresh_prompts(model, fresh, len(tokens))))
+    share = fresh / len(tokens)  # of the fresh weights' work against the model's
+
+    def told(before: float, size: float) -> Progress:
+        def of_all(done: float | int, total: float | int) -> None:
+            if progress is not None:
+                progress(total * before + size * done, total * (1 + share))
+
+        return of_all
+
+    beside = {"null_uniform": (nulls.uniform(model, tokens.shape[1], bands)[None], "uniform attention")}
+    if fresh:
+        of_fresh = {"seed": seed, "initialization": initialization, "bootstrap": bootstrap, "documents": documents}
+        beside["null_fresh"] = nulls.fresh(model, tokens, bands, lags, fresh, progress=told(0.0, share), **of_fresh)
+    found = splits(model, tokens, bands, lags, drawn, told(share, 1.0))
+    shuffled = nulls.shuffled(found.pop("shuffled")[0])
+    beside["null_shuffled"] = (shuffled[None], "97.5 % quantile under shuffled query labels")
     variables: dict[str, tuple[Any, ...]] = {}
-    shuffled = found.pop("shuffled")[0].mean((1, 2))  # [shuffle, band]
-    nulls = {
-        "null_uniform": (uniform_total(model, tokens.shape[1], bands), "the same under uniform attention"),
-        "null_shuffled": (np.percentile(shuffled, INTERVAL[1], axis=0), "97.5 % quantile under shuffled query labels"),
-    }
-    for name, (values, said) in nulls.items():
-        variables[name] = (("band",), values, {"long_name": f"leakage, log form, {said}", "units": "nat^2"})
+    for name, (values, said) in beside.items():  # [resample, band]
+        described = {"long_name": f"leakage, log form: {said}", "units": "nat^2"}
+        variables[name] = (("band",), values[0], described)
+        if len(values) > 1:
+            for end, at in zip(("low", "high"), ends(values), strict=True):
+                variables[f"{name}_{end}"] = (("band",), at, described)
     for name, values in found.items():  # [resample, entry, layer, head, band]
         entry, units = ENTRIES[name]
         of_model = values.mean((2, 3))
@@ -192,7 +210,9 @@ def leakage(
             if bootstrap:
                 low, high = ends(at)
                 variables[f"{level}_low"], variables[f"{level}_high"] = (dims, low, described), (dims, high, described)
-    options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed}
+    options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed, "fresh": fresh}
+    if fresh:
+        options["initialization"] = str(initialization)
     return dataset(
         variables,
         tokens=tokens,
@@ -206,13 +226,6 @@ def leakage(
         },
         attrs=provenance(model, tokens, **options),
     )
-
-
-def uniform_total(model: View, length: int, bands: Sequence[Band]) -> Float[np.ndarray, " band"]:
-    """V(log number of visible keys) over each band's queries, mean over blocks: what the mask alone leaks."""
-    i = np.arange(length)
-    seen = [np.log(i + 1 if w is None else np.minimum(i + 1, w)) for w in model.spec.windows]
-    return np.array([np.mean([x[first : last + 1].var() for x in seen]) for first, last in bands])
 
 
 ENTRIES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -355,230 +368,3 @@ def parse_bands(text: str) -> tuple[Band, ...]:
         InputError: it is no list of ranges.
     """
     return tuple(read_ranges(text, "bands", "9-31,32-63"))
-
-
-# ---------------------------------------------------------------------------------------------------- summing up
-
-
-def resampling(
-    prompts: int, count: int, seed: int, documents: Sequence[str] | None = None
-) -> Int[Tensor, "resample prompt"]:
-    """`statistics.resampling` within each half."""
-    if documents is not None and len(documents) != prompts:
-        raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
-    return torch.from_numpy(statistics.resampling(prompts, count, seed, halves_of(prompts), documents))
-
-
-def splits(
-    model: View,
-    tokens: Int[Tensor, "prompt position"],
-    bands: Sequence[Band],
-    lags: Sequence[int],
-    drawn: Int[Tensor, "resample prompt"],
-    progress: Progress | None = None,
-) -> dict[str, Float[np.ndarray, "_ _ layer head band"]]:
-    """Both forms of every block under each resampling of the prompts, [resample, entry, layer, head, band].
-
-    By the names of `leakage`'s variables; and "shuffled", [1, shuffle, layer, head, band].
-
-    Raises:
-        InputError: values that are not finite.
-    """
-    blocks = by_block(model, tokens, bands, lags, lambda sampled: split(sampled, bands, drawn), progress)
-    found = {name: np.stack([block[name] for block in blocks], 2) for name in blocks[0]}
-    if not all(np.isfinite(values).all() for values in found.values()):
-        raise InputError(
-            f"model '{model.identity.name}' gives attention logits that are not finite; "
-            "check its weights, or use dtype float32"
-        )
-    return found
-
-
-def split(
-    sampled: Sampled, bands: Sequence[Band], drawn: Int[Tensor, "resample prompt"]
-) -> dict[str, Float[Tensor, "_ _ head band"]]:
-    """Both forms of one block under each resampling of its prompts."""
-    found = [_split_band(sampled, n, band, drawn) for n, band in enumerate(bands)]
-    return {name: torch.stack([one[name] for one in found], -1) for name in found[0]}
-
-
-def _split_band(
-    sampled: Sampled, number: int, band: Band, drawn: Int[Tensor, "resample prompt"]
-) -> dict[str, Float[Tensor, "_ _ head"]]:
-    """One band; some heads and some resamples at a time, so that what is held stays below `NUMBERS_AT_ONCE`."""
-    at = slice(band[0] - sampled.first, band[1] + 1 - sampled.first)
-    heads, lags, _ = sampled.halves[0].shift.shape
-    prompts = math.ceil(drawn.shape[1] / 2)
-    numbers = 2 * (at.stop - at.start) * (len(OF_LAGS) * lags + len(OF_QUERIES))  # of a head, a row of both halves
-    few = prompts <= FEW_PROMPTS and prompts * numbers <= NUMBERS_AT_ONCE
-    some = max(1, NUMBERS_AT_ONCE // (numbers * (prompts if few else len(drawn))))
-    draws = len(drawn) if few else max(1, NUMBERS_AT_ONCE // numbers)
-    found = []
-    for start in range(0, heads, some):
-        own, every, shuffled = slice(start, start + some), [], None
-        for part in drawn.split(draws):
-            made = _Drawn(sampled, number, at, own, part, few=few)
-            shuffled = _shuffled(made) if shuffled is None else shuffled
-            every.append(_forms(made))
-        assert shuffled is not None
-        found.append({name: torch.cat([one[name] for one in every]) for name in every[0]} | {"shuffled": shuffled})
-    return {name: torch.cat([one[name] for one in found], -1) for name in found[0]}
-
-
-# What is averaged over prompts: of every lag and query, and of every query.
-OF_LAGS = ("logits", "toeplitz", "both", "only mask", "neither", "only residual", "only residual, terms")
-OF_QUERIES = ("normalizer", "with_sink", "with_constant", "of_mask")
-
-
-def _quantities(
-    samples: Samples, half: Half, number: int, at: slice, heads: slice
-) -> Float[Tensor, "prompt head row query"]:
-    """Rows: `OF_LAGS`, each for all lags, and `OF_QUERIES`; of band `number`, which is `at` these queries."""
-    logits = samples.logits[:, heads, :, at]
-    toeplitz = logits + half.shift[heads, :, at]
-    z, m, sink, through_sink, through_mask = (
-        x[:, heads, None, at]
-        for x in (samples.normalizer, samples.of_mask, samples.with_sink, samples.through_sink, samples.through_mask)
-    )
-    constant, through_constant = (
-        x[:, heads, None, number, at] for x in (samples.with_constant, samples.through_constant)
-    )
-    # Denominators whose mean over the half's prompts is its mean over the band at every query.
-    steady_z, steady_terms = (
-        mean - mean.mean(-1, keepdim=True) for mean in (half.normalizer[heads, at], half.of_mask[heads, at])
-    )
-    z_steady, z_terms, m_steady = z - steady_z[:, None], z - steady_terms[:, None], m - steady_terms[:, None]
-    pairs = ((logits, z), (toeplitz, m), (toeplitz, m_steady), (logits, z_steady), (logits, z_terms))
-    cells = ((s - log_z).exp() for s, log_z in pairs)
-    sinks = (sink + through_sink, constant + through_constant)
-    return torch.cat([logits, toeplitz, *cells, z, *sinks, m + through_mask], 2)
-
-
-class _Drawn:
-    """A band's quantities under many resamplings of the prompts at once, and covariances of their means.
-
-    Of few prompts, `C(E x, E y) = sum_nm w_n w'_m <x_n, y_m>`: products of prompts are taken once, and every resample is a
-    quadratic form in its weights. Of many, their means in every resample are held. `values` [half, row, head, quantity,
-    query] has a row for each prompt, zeros where a half has fewer, or for each resample.
-    """
-
-    def __init__(
-        self,
-        sampled: Sampled,
-        number: int,
-        at: slice,
-        heads: slice,
-        drawn: Int[Tensor, "resample prompt"],
-        *,
-        few: bool,
-    ) -> None:
-        found = []
-        for half, own in zip(sampled.halves, halves_of(drawn.shape[1]), strict=True):
-            weights = drawn[:, own].to(half.shift)
-            weights = weights / weights.sum(1, keepdim=True)
-            rows = (_quantities(samples, half, number, at, heads) for samples in half.chunks)
-            found.append((weights, torch.cat(list(rows)) if few else _weighed(weights, rows)))
-        most = max(len(rows) for _, rows in found)  # halves of an odd number of prompts differ by one
-        padded = [
-            functional.pad(x, (0, 0) * (x.ndim - 1) + (0, most - len(x))) if len(x) < most else x for _, x in found
-        ]
-        self.values = torch.stack(padded)
-        self._weights = None
-        if few:
-            self._weights = torch.stack([functional.pad(w, (0, most - w.shape[1])) for w, _ in found])
-        self.lags = sampled.halves[0].shift.shape[1]
-
-    def __getitem__(self, name: str) -> Float[Tensor, "half row head lag query"]:
-        """One of `OF_LAGS`, or of `OF_QUERIES` with one lag for all."""
-        if name in OF_LAGS:
-            start = OF_LAGS.index(name) * self.lags
-            return self.values[..., start : start + self.lags, :]
-        start = len(OF_LAGS) * self.lags + OF_QUERIES.index(name)
-        return self.values[..., start : start + 1, :]
-
-    def means(self, name: str) -> Float[Tensor, "half head lag query"]:
-        """Over the prompts as they are."""
-        x = self[name]
-        return x[:, 0] if self._weights is None else torch.einsum("hn,hnabc->habc", self._weights[:, 0], x)
-
-    def covariance(self, x: Tensor, y: Tensor) -> Float[Tensor, "resample head"]:
-        """Between the halves, mean of both orders, over the band's queries; mean over lags."""
-        found = self._form(x[0], y[1], self._weights)
-        if x is y:
-            return found
-        return (found + self._form(x[1], y[0], None if self._weights is None else self._weights.flip(0))) / 2
-
-    def variance(self, x: Tensor) -> Float[Tensor, "resample head"]:
-        """Of the mean of both halves, its sampling noise included."""
-        if self._weights is None:
-            both = x.mean(0)
-            return self._form(both, both, None)
-        both, weights = x.flatten(0, 1), torch.cat(list(self._weights), 1) / 2
-        return self._form(both, both, torch.stack([weights, weights]))
-
-    @staticmethod
-    def _form(x: Tensor, y: Tensor, weights: Tensor | None) -> Float[Tensor, "resample head"]:
-        """Covariance over queries of x and y [row, head, lag, query], mean over lags."""
-        x, y = (v - v.mean(-1, keepdim=True) for v in (x, y))
-        if weights is None:
-            return (x * y).mean((-2, -1)).cpu()
-        lags = max(x.shape[2], y.shape[2])
-        x, y = (v.expand(-1, -1, lags, -1).transpose(0, 1).flatten(2) for v in (x, y))  # [head, prompt, lag * query]
-        products = x @ y.transpose(-1, -2) / x.shape[-1]
-        return ((weights[0] @ products) * weights[1]).sum(-1).T.cpu()
-
-
-def _weighed(
-    weights: Float[Tensor, "resample prompt"], rows: Iterable[Float[Tensor, "some head quantity query"]]
-) -> Float[Tensor, "resample head quantity query"]:
-    """The rows' means under every resample, added chunk by chunk."""
-    total, seen = weights.new_zeros(()), 0
-    for some in rows:
-        total = total + torch.tensordot(weights[:, seen : seen + len(some)], some, 1)
-        seen += len(some)
-    return total
-
-
-def _shuffled(drawn: _Drawn) -> Float[Tensor, "one shuffle head"]:
-    """The total of the log form with the queries of one half under each other's labels: what no dependence gives."""
-    one, other = (x - x.mean(-1, keepdim=True) for x in drawn.means("logits") - drawn.means("normalizer"))
-    generator = torch.Generator().manual_seed(0)
-    orders = [torch.randperm(one.shape[-1], generator=generator).to(one.device) for _ in range(SHUFFLES)]
-    return torch.stack([(one * other[..., order]).mean((-2, -1)) for order in orders])[None].cpu()
-
-
-def _forms(drawn: _Drawn) -> dict[str, Float[Tensor, "resample entry head"]]:
-    """Every variable of the log form and of the weight form, of one band."""
-    covariance = drawn.covariance
-    s, toeplitz, z, with_sink, with_constant, m = (
-        drawn[name] for name in ("logits", "toeplitz", "normalizer", "with_sink", "with_constant", "of_mask")
-    )
-    stream = s - (z - with_constant)  # X, and M beside it with the constant sink
-    whole, of_mask = s - (z - m), with_constant
-    parts = (s - z, s, m, z - m, stream, of_mask, whole, with_sink - m, with_constant - m, with_sink - with_constant)
-    total, logits, mask, denominator, of_stream, of_terms, of_whole, sink, constant, varying, rest, neither = (
-        covariance(y, y) for y in (*parts, z - with_sink, toeplitz)
-    )
-    shared, shared_whole = covariance(stream, of_mask), covariance(whole, m)
-    found = {
-        "log_form": (total, logits, mask, denominator, total - logits - mask - denominator),
-        "log_source": (mask - shared_whole, of_whole - shared_whole, torch.zeros_like(mask)),
-        "log_stream": (of_whole,),
-        "steady_source": (of_terms - shared, of_stream - shared, torch.zeros_like(mask)),
-        "steady_stream": (of_stream,),
-        "log_noise": (drawn.variance(s - z) - total,),
-        "log_sink": (sink,),
-        "sink_constant": (constant,),
-        "sink_varying": (varying,),
-        "log_rest": (rest,),
-        "log_neither": (neither,),  # the mask's mean, made constant over the band, is no part of a covariance
-    }
-    both, only_mask, neither = (covariance(a, a) for a in (drawn["both"], drawn["only mask"], drawn["neither"]))
-    for form, name in (("weight", "only residual"), ("terms", "only residual, terms")):
-        a = drawn[name]
-        only_residual = covariance(a, a)
-        mask = (only_mask - neither + both - only_residual) / 2
-        residual = (only_residual - neither + both - only_mask) / 2
-        found[f"{form}_form"] = (both, only_mask, only_residual, neither)
-        found[f"{form}_source"] = (mask, residual, neither)
-    return {name: torch.stack(values, 1) for name, values in found.items()}

@@ -143,6 +143,13 @@ def available(device: torch.device) -> int:
     return max(0, total)
 
 
+def weights_of(model: View) -> int:
+    """Bytes of the weights behind a view, where it has any to show."""
+    held: Any = getattr(model, "original", model)
+    module = getattr(held, "_model", None)
+    return 0 if module is None else sum(p.numel() * p.element_size() for p in module.parameters())
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory has run out, on whatever device."""
     from accelerate.utils.memory import should_reduce_batch_size  # not above: few need it, and it takes long to import

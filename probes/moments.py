@@ -231,6 +231,20 @@ class BornBlock:
         added = _outer(self.strength * attended, self._inverse(self.stream))
         return above + added + (mlp if self.birth.parallel else 0)
 
+    def down_amplitudes(self, row: Float[Tensor, " position"]) -> Float[Tensor, " position"]:
+        """The same step if paths added up by amplitude: every coefficient's root in its place, the addition alone changed.
+
+        With one coefficient for all blocks and positions that is a row of N^L ([Chowdhury]).
+        """
+        mlp = row * self.kernel.diagonal().sqrt() * self.mlp_scale * self._inverse(self.middle)
+        above = row if self.birth.parallel else row + mlp
+        patterns = self.patterns
+        if patterns is None:
+            patterns = contentless_patterns(len(row), self.window, None, row.device)
+        attended = (patterns.mT @ (above * self.attention_scale)).mean(0)
+        added = self.strength**0.5 * attended * self._inverse(self.stream)
+        return above + added + (mlp if self.birth.parallel else 0)
+
     def _inverse(self, covariance: Tensor) -> Tensor:
         return (covariance.diagonal() + self.birth.eps).rsqrt()
 

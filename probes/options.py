@@ -38,7 +38,10 @@ Method = Annotated[
 ]
 Products = Annotated[str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")]
 Text = Annotated[
-    Path | None, typer.Option(help="A text file or folder, or prose or code (bundled); the held-out text if not given.")
+    Path | None,
+    typer.Option(
+        help="A text file or folder, or prose or code (bundled); if not given prose, or code for the bundled models."
+    ),
 ]
 Chat = Annotated[
     str | None,
@@ -70,6 +73,12 @@ Bands = Annotated[
     str | None, typer.Option(help="Ranges of queries, as in 9-31,32-63; if not given up to 31, then doubling.")
 ]
 Lags = Annotated[str, typer.Option(help="How far back the keys stand, as in 1-8 or 1,2,4.")]
+Fresh = Annotated[
+    int | None,
+    typer.Option(
+        help="Prompts of the null of fresh weights, 0 for none; 64 if not given and memory holds the weights twice."
+    ),
+]
 Bootstrap = Annotated[
     int, typer.Option(max=MOST_RESAMPLES, help="Resamples of the prompts for the intervals; 0 for none.")
 ]

@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from .effect import LOGITS_AT_ONCE, ROWS, passes_in_all
 from .errors import InputError
 from .estimators import KEPT_BYTES
+from .forms import NUMBERS_AT_ONCE, OF_LAGS, OF_QUERIES
 from .jacobian import PRODUCTS
-from .leakage import LAGS, NUMBERS_AT_ONCE, OF_LAGS, OF_QUERIES
-from .memory import Pace, Sizes, available, paced
+from .leakage import LAGS
+from .memory import Pace, Sizes, available, paced, weights_of
 from .models.fused import BLOCK_NUMBERS
 from .models.view import View
+from .nulls import fresh_prompts
 from .pullback import FROZEN, Pathway
 from .samples import TOKENS_AT_ONCE, blocks_of
 from .spool import GPU_SHARE, HELD
@@ -45,6 +48,7 @@ class Plan:
     weights: int
     chunk: int | None = None
     keep: bool | None = None
+    effects: float = 0.0  # forward passes that the heads' effects take
 
     def line(self, name: str) -> str:
         """One line for the terminal."""
@@ -52,6 +56,8 @@ class Plan:
         if self.chunk is not None:
             kept = "" if self.keep else ", blocks made again for each"
             how = f", {self.chunk} direction{'s' * (self.chunk > 1)} at once{kept}"
+        if self.effects:
+            how = f", effects of heads as long as {self.effects:,.0f} forward passes"
         return f"{name}: about {_bytes(self.memory)} above the model's {_bytes(self.weights)}{how}"
 
 
@@ -70,15 +76,16 @@ def plan(
         length: positions per prompt.
         probe: "jacobian", "theory", "sinks", "trajectory", "leakage" or "bos-swap".
         options: of the probe, as far as they matter here: `method`, `products`, `pathway`, `chunk` (jacobian, theory),
-            `keys`, `reacts` (sinks), `lags`, `bootstrap` (leakage, bos-swap).
+            `keys`, `reacts`, `effect`, `effect_prompts` (sinks), `lags`, `bootstrap` (leakage, bos-swap), `fresh` (leakage).
 
     Raises:
         InputError: no such probe.
     """
     if probe not in PROBES:
         raise InputError(f"probe '{probe}' does not exist; use {', '.join(PROBES)}")
-    sizes = Sizes.of(model)
+    sizes, weights = Sizes.of(model), weights_of(model)
     pace: Pace | None = None
+    effects = 0.0
     if probe in ("jacobian", "theory"):
         pace = paced(model, length)
         if options.get("chunk"):
@@ -87,17 +94,23 @@ def plan(
         if probe == "theory":
             memory = max(memory, _theory(sizes, length))
     elif probe == "sinks":
+        effects = passes_in_all(model, prompts, **options)
         every, twice = options.get("keys") == "all", options.get("reacts") is not None
         memory = _forward(sizes, length) * (1 + twice) + _patterns(sizes, length) * max(every, twice)
+        if effects:  # a block's heads at once, all streams, and logits with their logarithms and products
+            rows = min(sizes.heads, max(1, ROWS // length))
+            streams = (2 * sizes.blocks + rows) * length * sizes.width * sizes.itemsize
+            memory = max(memory, _forward(sizes, length) * rows + streams + 4 * 8 * LOGITS_AT_ONCE)
     elif probe == "trajectory":
         sorted_ = 32 * length * sizes.width + (8 << BITS) * (sizes.blocks + 1)  # magnitudes with places; histograms
         memory = _forward(sizes, length) + round(KEPT_FREE * sorted_)
     else:
         memory = _leakage(model, sizes, prompts, length, options)
+        if probe == "leakage" and (fresh := fresh_prompts(model, options.get("fresh"), prompts)):
+            memory = max(memory, weights + _leakage(model, sizes, fresh, length, options))  # the second copy goes first
         if probe == "bos-swap":
             memory = max(memory, _jacobian(sizes, length, paced(model, length), options))
-    weights = sum(p.numel() * p.element_size() for p in _parameters(model))
-    return Plan(probe, memory, weights, pace and pace.chunk, None if pace is None else pace.keep)
+    return Plan(probe, memory, weights, pace and pace.chunk, None if pace is None else pace.keep, effects)
 
 
 def operations(model: View, length: int) -> float:
@@ -110,13 +123,6 @@ def operations(model: View, length: int) -> float:
 def jacobian_passes(width: int, options: Mapping[str, Any]) -> float:
     """Forward passes that the Jacobian of a prompt costs, about; options as of `plan`."""
     return 1 + PASSES["product"] * _products(width, options) * len(FROZEN[options.get("pathway") or "total"])
-
-
-def _parameters(model: View) -> Any:
-    """The weights behind a view, where it has any to show."""
-    held = getattr(model, "original", model)
-    module = getattr(held, "_model", None)
-    return [] if module is None else module.parameters()
 
 
 # ------------------------------------------------------------------------------------------------------------ memory

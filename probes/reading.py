@@ -15,9 +15,10 @@ from torch import Tensor
 from .chat import Chat, named, rendered
 from .errors import InputError
 from .models.view import View
-from .prompts import FirstToken, check_highest, check_source, check_tokens, encoded, first_policy
+from .prompts import FirstToken, check_highest, check_source, check_tokens, first_policy
 from .summary import SHORTEST
 from .text import read_documents
+from .windows import encoded
 
 # Of one prompt, with or without a dimension for it.
 Ids: TypeAlias = Sequence[int] | Int[Tensor, "*prompt position"] | Int[np.ndarray, "*prompt position"]

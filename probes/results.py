@@ -11,7 +11,7 @@ import json
 import platform
 import shlex
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +30,7 @@ from .models.view import View
 from .prompts import tokens_hash
 
 CONDITIONS = ("pretrained", "init", "init-nope")  # the order in combined results and on figures
+QUICK = "quick"  # the attribute of results that `headwater report --quick` made
 COMPRESSION = 4  # zlib's level; above it files of float noise get no smaller, only slower
 
 _command = ""  # how the command line was called; empty for results made from Python
@@ -160,7 +161,7 @@ def load(path: str | Path) -> xr.Dataset:
     path = Path(path)
     found = what_is(path)
     if found != "file":
-        missing = "is a pipe or a device" if found == "neither" else "does not exist"
+        missing = {"neither": "is a pipe or a device", "folder": "is a folder"}.get(found, "does not exist")
         raise InputError(f"result '{path}' {missing}; give a NetCDF file that headwater wrote")
     try:
         with h5py.File(path) as file:  # first, since h5netcdf leaves noise behind when it fails halfway
@@ -251,6 +252,11 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
             texts[place[run]] = str(value)
         coords[name] = (("condition", "seed"), texts.astype(str))
     return xr.Dataset(variables, coords=coords, attrs=attrs)
+
+
+def quickly(results: Iterable[xr.Dataset]) -> list[str]:
+    """Words for results of quick reports (`headwater report --quick`), where any of these is one; else nothing."""
+    return ["QUICK measurement"] if any(ds.attrs.get(QUICK) for ds in results) else []
 
 
 def recorded(ds: xr.Dataset, name: str) -> list[str]:

@@ -1,7 +1,8 @@
 """Attention sinks, and the heads that read position 0.
 
-Sources: [Gu], arXiv 2410.10781 (alpha, sink rate); [Wu], arXiv 2502.01951 (the indicator with tau). "Sink-reading" and what
-it is made of are ours. `A_ij` is the weight of query i on key j <= i, T the prompt's length; [Gu] counts queries from 1.
+Sources: [Gu], arXiv 2410.10781 (alpha, sink rate); [Wu], arXiv 2502.01951 (the indicator with tau). What heads do with
+position 0, and the roles they get by it (`probes.roles`), are ours. `A_ij` is the weight of query i on key j <= i, T the
+prompt's length; [Gu] counts queries from 1.
 
 Sinks, for any keys k, not only 0:
 
@@ -30,39 +31,43 @@ o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, before a
   both rows renormalized over keys >= 1, and keeps the second alone. (Under a causal mask query 1 has a single other key.)
 - Norms at position 0 and at the rest of `|v_j|`, `|k_j|` (rotated; repeated for the heads that share it) and `|v_j W_O|`.
 
-Rules (`selected`): each of the three by its threshold, and "sink-reading", which is attends and reads both: a head that
-looks at position 0 and uses what is there. Their numbers are reported beside each other, since none of them implies another.
+- Sizes beside the stream, and the head's role: `probes.roles`. `reads` is a share of the head's own output, which tends to 1
+  wherever attention does, however little the head writes: it says nothing about use, the role does.
+
+Rules (`selected`): each of attends, reads and reacts by its threshold, and "sink-reading", which is attends and reads both.
 
 Costs. One prompt at a time, and no pattern is held. Chosen keys are columns made from the kernel's log-sum-exp; sizes of
-writing are quadratic forms with each head's Gram matrix `W_O W_O^T` [c, c], made once for all prompts: a few hundredths of
-a plain forward pass together. `keys="all"` makes every pattern once more, block of queries by block. `reacts` runs every
-prompt twice, and makes both patterns of the queries that see position 0.
+writing are quadratic forms with each head's Gram matrix `W_O W_O^T` [c, c], made once for all prompts; attention is run
+once more, with position 0 hidden: about a tenth of a plain forward pass together. `keys="all"` makes every pattern once
+more, block of queries by block. `reacts` runs every prompt twice, and makes both patterns of the queries that see position
+0.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from .attention import column_statistics, columns, outputs, pattern_blocks, run_watched
+from .attention import pattern_blocks, run_watched
+from .effect import PROMPTS as EFFECT_PROMPTS
+from .effect import check_effect, effects, passes_in_all
 from .errors import InputError
 from .memory import Room
-from .models.fused import query_blocks, shares
 from .models.given import takes_model
-from .models.view import Attention, View
-from .pieces import Piece, Pieces, each, groups
+from .models.view import Attention, Edit, View
+from .pieces import Piece, each, groups
 from .positions import read_ranges
 from .prompts import check_tokens
 from .results import dataset, provenance
+from .roles import ATTENDS, LIMITS, PLACES, REACTS, READS, ROLES, assigned, best, estimates
+from .sink_sums import Sums
 
 Keys: TypeAlias = tuple[int, ...] | Literal["all"]
 Progress = Callable[[float, float], None]  # (prompts done, prompts in all)
@@ -70,44 +75,8 @@ Progress = Callable[[float, float], None]  # (prompts done, prompts in all)
 FIRST_KEYS = tuple(range(8))  # the keys unless told; of a shorter prompt, those that exist
 THRESHOLD = 0.3  # [Gu]'s eps
 TAU = 0.2  # [Wu]'s
-ATTENDS = 0.3  # [Gu]'s eps again, on the mean over prompts; eight times uniform attention at 128 positions
-READS = 0.3  # of the output's size; where the parts are orthogonal, 0.3^2 = 9 % of its energy
-REACTS = 0.1  # a tenth of a query's attention moves, while nothing but position 0 was changed from outside
-NORMS = ("value_norm", "key_norm", "written_norm")
 RULES = ("attends", "reads", "reacts", "sink-reading")
-PLACES = ("sink", "rest")  # position 0; the mean over all others
 PICTURE_LENGTH = 128  # queries and keys of a pattern's picture: more cannot be seen on a page
-
-COLUMNS = (
-    "block",
-    "head",
-    "attends",
-    "reads",
-    "reacts",
-    "value 0/rest",
-    "written 0/rest",
-    "key 0/rest",
-    "sink-reading",
-)
-
-
-class HeadRow(NamedTuple):
-    """One head in numbers; ratios are position 0 against the mean of the rest. `reacts` is NaN where not measured."""
-
-    layer: int
-    head: int
-    attends: float
-    reads: float
-    reacts: float
-    value_ratio: float
-    written_ratio: float
-    key_ratio: float
-    sink_reading: bool
-
-    @property
-    def score(self) -> float:
-        """attends * reads; 0 where a head has neither."""
-        return _score(self.attends, self.reads)
 
 
 @takes_model
@@ -121,6 +90,9 @@ def sinks(
     per_prompt: bool | None = None,
     reacts: Any = None,
     pictures: Any = 0,
+    effect: Any = None,
+    effect_prompts: Any = EFFECT_PROMPTS,
+    documents: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Sink metrics of chosen keys, and which heads attend to, read and react to position 0.
@@ -134,23 +106,31 @@ def sinks(
         per_prompt: keep alpha of every prompt instead of the mean; unless told, for chosen keys only.
         reacts: what to put at position 0 in order to measure `reacts`, as in `probes.bos.swapped`: "mean", "zero", "random"
             or a token id. None: not measured.
-        pictures: patterns to keep of the heads with the highest attends * reads: of the first prompt, at most
+        pictures: patterns to keep of the heads that take most from position 0 (`written`): of the first prompt, at most
             128 positions; as many as there are heads, if fewer.
+        effect: heads whose effect is measured (see `probes.effect`): True or "all", or the first so many by `written`. None:
+            not measured. It takes about half a pass for each head and prompt.
+        effect_prompts: the first so many prompts are taken for it; all, if there are fewer.
+        documents: what each prompt is a window of; intervals are then over documents instead of prompts.
         progress: called with (prompts done, prompts in all), fractions included.
 
     Returns:
         Dataset with `alpha` [prompt, layer, head, key] or [layer, head, key]; `sink_rate` [layer, key] and
         `sink_rate_of_model` [key]; `over_tau` [layer, head, key] and `over_tau_of_model` [key]; `uniform` [layer, key];
-        `attends`, `reads`, `reads_along`, with a replacement `reacts` and `reacts_among_others`, all [layer, head];
-        `value_norm`, `key_norm`, `written_norm` [layer, head, place]; `selected` [rule, layer, head], 1 or 0; with
-        pictures `pattern` [picture, picture_query, picture_key], whose coordinates `picture_layer` and `picture_head` say
-        whose they are; `tokens`; attributes with the rules' thresholds and what made it. NaN: no query sees position 0
-        (a window of 1), or the head writes nothing.
+        `reads`, `reads_along`, with a replacement `reacts_among_others`, all [layer, head]; `attends`, `written`, `output`,
+        `output_own`, with a replacement `reacts` and `reacts_output` [layer, head], each with `..._low`, `..._high` and
+        `..._by_prompt` [prompt, layer, head]; on request `effect` and `loss_change` alike, NaN where not measured;
+        `has_role` [role, layer, head], 1 or 0, one role for each head, and
+        `role_sure` [layer, head], 1 or 0 (see `probes.roles`); `value_norm`, `key_norm`, `written_norm` [layer, head,
+        place]; `selected` [rule, layer, head], 1 or 0; with pictures `pattern` [picture, picture_query, picture_key], whose
+        coordinates `picture_layer` and `picture_head` say whose they are; `tokens`; attributes with the rules' thresholds
+        and what made it. NaN: no query sees position 0 (a window of 1), or the head writes nothing.
 
     Raises:
-        InputError: tokens, a key, a number or a replacement that cannot be used; values that are not finite.
+        InputError: tokens, a key, a number or a replacement that cannot be used; not one document for each prompt; values
+            that are not finite.
 
-    Source: [Gu], arXiv 2410.10781; [Wu], arXiv 2502.01951; reading is ours, see the module's text.
+    Source: [Gu], arXiv 2410.10781; [Wu], arXiv 2502.01951; roles are ours, see `probes.roles`.
     """
     check_tokens(model, tokens)
     chosen = _check_keys(keys, tokens.shape[1])
@@ -158,6 +138,9 @@ def sinks(
     _check_share("tau", tau)
     if isinstance(pictures, bool) or not isinstance(pictures, Integral) or int(pictures) < 0:
         raise InputError(f"pictures={pictures} cannot be drawn; give 0 or more")
+    if documents is not None and len(documents) != len(tokens):
+        raise InputError(f"{len(documents)} documents are named for {len(tokens)} prompts; name one for each")
+    heads_asked = check_effect(effect, effect_prompts)
     every = isinstance(keys, str)
     separate = not every if per_prompt is None else per_prompt
     other = None
@@ -166,10 +149,12 @@ def sinks(
 
         other = swapped(model, reacts)
 
-    sums = _Sums(model, tokens, None if every else chosen, float(threshold), float(tau), separate, other is not None)
+    sums = Sums(model, tokens, None if every else chosen, float(threshold), float(tau), separate, other is not None)
     report = _Reporter(progress, len(tokens), model.spec.blocks)
+    later = passes_in_all(model, len(tokens), effect, effect_prompts)
     together = groups(len(tokens))
 
+    streams = [Edit("residual", layer, sums.watch_stream) for layer in range(model.spec.blocks)]
     room = Room(model, tokens.shape[1], report)
 
     def summed(group: int) -> Piece:
@@ -188,14 +173,13 @@ def sinks(
                 sums.add(at, layer, attention)
                 report()
 
-            run_watched(model, embeddings, watch)
+            run_watched(model, embeddings, watch, streams)
         return sums.piece()
 
     def expect(numbers: Iterable[int]) -> None:
-        report.total = float(sum(len(together[n]) for n in numbers)) or 1.0
+        report.total = (float(sum(len(together[n]) for n in numbers)) or 1.0) + later
 
     found = sums.results(each("sinks", len(together), summed, before=expect))
-    report.finish()
     if not all(np.isfinite(found[name]).all() for name in ("alpha", "value_norm", "key_norm", "written_norm")):
         raise InputError(
             f"model '{model.identity.name}' gives attention that is not finite; "
@@ -211,19 +195,36 @@ def sinks(
         "over_tau": ((*heads, "key"), f"fraction of the queries that see the key with a weight > {tau:g} [Wu]"),
         "over_tau_of_model": (("key",), f"mean over layers and heads of the fraction with a weight > {tau:g}"),
         "uniform": (("layer", "key"), "alpha of uniform attention under the block's mask"),
-        "attends": (heads, "mean weight on position 0"),
         "reads": (heads, "size of what comes from position 0 against the head's output"),
         "reads_along": (heads, "part of the head's output along what comes from position 0, signed"),
-        "reacts": (heads, "attention to keys >= 1 changed by another embedding at position 0, total variation"),
-        "reacts_among_others": (heads, "the same, rows renormalized over keys >= 1"),
+        "reacts_among_others": (heads, "as reacts, rows renormalized over keys >= 1"),
+        "has_role": (("role", *heads), "whether it is the head's role"),
+        "role_sure": (heads, "whether no interval that decided the role contains its threshold"),
         "value_norm": (places, "|v_j|"),
         "key_norm": (places, "|k_j|"),
         "written_norm": (places, "|v_j W_O|"),
         "selected": (("rule", *heads), "whether the rule selects the head"),
     }
-    found["selected"] = _selected(found)
+    by_head = {name: found.pop(name) for name in BY_PROMPT if name in found}  # [prompt, layer, head]
+    intervals = estimates(by_head, documents)
+    has_role, sure = assigned(intervals)
+    if heads_asked != 0:
+        first = best({"written": intervals["written"].value}, heads_asked)
+        some = tokens[: int(effect_prompts)]
+        effects_found = effects(model, some, first, room, report, report.expect_more)
+        intervals |= estimates(effects_found, None if documents is None else documents[: len(some)])
+        unmeasured = np.full((len(tokens) - len(some), *sure.shape), np.nan)
+        by_head |= {name: np.concatenate([each, unmeasured]) for name, each in effects_found.items()}
+    report.finish()
+    for name, interval in intervals.items():
+        of_what = BY_PROMPT[name]
+        found |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        found[f"{name}_by_prompt"] = by_head[name].astype(np.float32)
+        described |= {name: (heads, of_what), f"{name}_by_prompt": (("prompt", *heads), f"{of_what}, by prompt")}
+        described |= {f"{name}_{end}": (heads, f"{of_what}, {end} end of the 95 % interval") for end in ("low", "high")}
+    found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8), "selected": _selected(found)}
     variables: dict[str, tuple[Any, ...]] = {
-        name: (dims, found[name], {"long_name": said, "units": "activation" if name.endswith("norm") else "1"})
+        name: (dims, found[name], {"long_name": said, "units": _units(name)})
         for name, (dims, said) in described.items()
         if name in found
     }
@@ -233,14 +234,15 @@ def sinks(
         "key": list(chosen),
         "place": list(PLACES),
         "rule": list(RULES),
+        "role": list(ROLES),
     }
     if pictures:
-        best = _best(found, int(pictures))
+        first = best(found, int(pictures))
         said = {"long_name": "attention pattern of the first prompt", "units": "1"}
-        drawn = _pictures(model, tokens[:1], best)
+        drawn = _pictures(model, tokens[:1], first)
         variables["pattern"] = (("picture", "picture_query", "picture_key"), drawn, said)
-        coords |= {"picture": list(range(len(best)))}
-        coords |= {f"picture_{name}": (("picture",), [b[n] for b in best]) for n, name in enumerate(heads)}
+        coords |= {"picture": list(range(len(first)))}
+        coords |= {f"picture_{name}": (("picture",), [one[n] for one in first]) for n, name in enumerate(heads)}
     return dataset(
         variables,
         tokens=tokens,
@@ -255,8 +257,10 @@ def sinks(
             per_prompt=separate,
             reacts=None if other is None else other.replacement,
             pictures=int(pictures),
+            effect="all" if heads_asked is None else heads_asked or None,
+            effect_prompts=min(int(effect_prompts), len(tokens)) if heads_asked != 0 else None,
         )
-        | {"attends_threshold": ATTENDS, "reads_threshold": READS, "reacts_threshold": REACTS},
+        | {f"{name}_threshold": limit for name, limit in LIMITS.items()},
     )
 
 
@@ -274,288 +278,24 @@ def parse_keys(value: str) -> Keys:
     return tuple(found)
 
 
-def ranked(ds: xr.Dataset, n: int | None = None) -> list[HeadRow]:
-    """The heads of a result of `sinks`, the highest attends * reads first; the first `n` of them if given.
-
-    Raises:
-        InputError: the result is another measurement's, or `n` is negative.
-    """
-    needed = ("attends", "reads", "value_norm", "key_norm", "written_norm", "selected")
-    missing = [name for name in needed if name not in ds]
-    if missing or ds["attends"].ndim != 2:
-        raise InputError(f"the result has no {missing[0] if missing else 'single run'}; give one of sinks")
-    if n is not None and n < 0:
-        raise InputError(f"n={n} heads cannot be listed; give 0 or more")
-    ratios = {name: _ratio(ds[f"{name}_norm"]) for name in ("value", "written", "key")}
-    attends, reads = ds["attends"].values, ds["reads"].values
-    reacts = ds["reacts"].values if "reacts" in ds else np.full_like(attends, np.nan)
-    reading = ds["selected"].sel(rule="sink-reading").values
-    rows = [
-        HeadRow(
-            layer,
-            head,
-            attends=float(attends[layer, head]),
-            reads=float(reads[layer, head]),
-            reacts=float(reacts[layer, head]),
-            value_ratio=float(ratios["value"][layer, head]),
-            written_ratio=float(ratios["written"][layer, head]),
-            key_ratio=float(ratios["key"][layer, head]),
-            sink_reading=bool(reading[layer, head]),
-        )
-        for layer in range(attends.shape[0])
-        for head in range(attends.shape[1])
-    ]
-    return sorted(rows, key=lambda row: -row.score)[:n]
-
-
-def cells(row: HeadRow) -> Iterator[str]:
-    """A head as text, in the order of `COLUMNS`."""
-    yield from (str(row.layer), str(row.head))
-    for value in (row.attends, row.reads, row.reacts):
-        yield "-" if math.isnan(value) else f"{value:.3f}"
-    for value in (row.value_ratio, row.written_ratio, row.key_ratio):
-        yield "-" if math.isnan(value) else f"{value:.3g}"
-    yield "yes" if row.sink_reading else "-"
-
-
-def uniform_alpha(
-    length: int, keys: Sequence[int], window: int | None, prefix: int | None = None
-) -> Float[np.ndarray, " key"]:
-    """alpha of uniform attention, where every query spreads evenly over the keys that it sees."""
-    reach = length if window is None else min(window, length)
-    everyone = 0 if prefix is None else min(prefix, length)  # keys that all queries see
-    after = np.arange(length) + 1
-    # Keys up to the query, or to the prefix's end, less those between that end and the window's first.
-    shares = 1 / (np.maximum(after, everyone) - np.maximum(after - reach - everyone, 0))
-    total = np.concatenate([[0.0], np.cumsum(shares)])  # total[i]: of the queries before i
-    k = np.asarray(keys, dtype=np.int64)
-    end = np.where(k < everyone, length, np.minimum(k + reach, length))
-    return (total[end] - total[k]) / (length - k)
-
-
-# ------------------------------------------------------------------------------------------------------- sums
-
-
-class _Sums:
-    """What is summed over some prompts, in float64, as each block attends. Numbers are [layer, head] unless said otherwise.
-
-    `begin` starts a sum anew, `piece` is what it has come to, `results` puts all pieces together.
-    """
-
-    SUMMED = ("sinks", "over", "weight", "own", "along", "whole", "moved", "among")
-
-    def __init__(
-        self,
-        model: View,
-        tokens: Tensor,
-        chosen: tuple[int, ...] | None,  # None: all
-        threshold: float,
-        tau: float,
-        separate: bool,
-        reacting: bool,
-    ) -> None:
-        self.spec, self.prompts, self.length = model.spec, tokens.shape[0], tokens.shape[1]
-        self.chosen, self.threshold, self.tau = chosen, threshold, tau
-        self.separate, self.reacting = separate, reacting
-        self.device = device = model.device
-        self.grams = [_gram(model.output_weights(layer)) for layer in range(model.spec.blocks)]
-        k = torch.arange(self.length, device=device) if chosen is None else torch.tensor(chosen, device=device)
-        self.until_end = (self.length - k).double()  # queries from the key on
-        # The queries that see position 0 are those before `reaches`; those that see each key number `seeing` [K].
-        reaches = [self.length if w is None else min(w, self.length) for w in model.spec.windows]
-        self.seeing = [self.until_end.clamp_max(reach) for reach in reaches]
-        self.reaches = reaches
-        prefix, self.ahead = model.spec.prefix, None
-        if prefix is not None:
-            self.seeing = [torch.where(k < prefix, self.length, queries) for queries in self.seeing]
-            self.reaches = [self.length for _ in reaches]
-            # [query, key]: queries before a key, which count in `over` alone.
-            self.ahead = torch.arange(self.length, device=device)[:, None] < k
-
-    def begin(self, prompts: int) -> None:
-        """Nothing is summed yet, of so many prompts."""
-        heads = (self.spec.blocks, self.spec.heads)
-        keys = self.length if self.chosen is None else len(self.chosen)
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=self.device)
-
-        self.alpha = zeros(*[prompts] * self.separate, *heads, keys)
-        self.sinks, self.over = zeros(self.spec.blocks, keys), zeros(*heads, keys)
-        # Of position 0: its weights, their squares times |v_0 W_O|^2, its share along the output, the output.
-        self.weight, self.own, self.along, self.whole = (zeros(*heads) for _ in range(4))
-        self.moved, self.among = zeros(*heads), zeros(*heads)
-        self.norms = {name: zeros(*heads, 2) for name in NORMS}
-
-    def piece(self) -> Piece:
-        """The sums since `begin`."""
-        found = {name: getattr(self, name) for name in ("alpha", *self.SUMMED)} | self.norms
-        return {name: x.cpu().numpy() for name, x in found.items()}
-
-    def add(self, prompt: int, layer: int, attention: Attention) -> None:
-        """One block of one prompt; where reactions are measured, of the prompt and its twin."""
-        for heads in shares(self.spec.heads):
-            self._add_heads(prompt, (layer, heads), _of_heads(attention, heads))
-
-    def _add_heads(self, prompt: int, at: tuple[int, slice], attention: Attention) -> None:
-        """Some heads of a block, which `at` says."""
-        layer = at[0]
-        if self.reacting:
-            moved, among = _reactions(_cut(attention, self.reaches[layer]))
-            self.moved[at] += moved
-            self.among[at] += among
-            attention = _first(attention)
-        if self.chosen is None:
-            of_0 = columns(attention, (0,))[0, ..., 0]
-            total, over = (x[0] for x in column_statistics(attention, self.tau))
-        else:
-            total, over, of_0 = self._of_chosen(self.chosen, attention)
-        alpha = total / self.until_end
-        self.sinks[layer] += (alpha > self.threshold).sum(0)
-        self.over[at] += over / self.seeing[layer]
-        if self.separate:
-            self.alpha[prompt, *at] = alpha
-        else:
-            self.alpha[at] += alpha / self.prompts
-        self._add_writing(at, attention, of_0)
-
-    def _of_chosen(self, chosen: tuple[int, ...], attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
-        """Of every chosen key the sum of the weights on it and the number above tau, [H, K]; weights on position 0."""
-        total, over, of_0 = [], [], None
-        for some in shares(len(chosen)):
-            keys = chosen[some]
-            picked = keys if of_0 is not None or 0 in keys else (*keys, 0)
-            weights = columns(attention, picked)[0]  # [H, T, K]
-            if of_0 is None:
-                of_0 = weights[..., picked.index(0)]
-            weights = weights[..., : len(keys)]
-            over.append((weights > self.tau).sum(-2))
-            counted = weights if self.ahead is None else weights.masked_fill(self.ahead[:, some], 0)
-            total.append(counted.sum(-2, dtype=torch.float64))
-        assert of_0 is not None
-        return torch.cat(total, -1), torch.cat(over, -1), of_0
-
-    def _add_writing(self, at: tuple[int, slice], attention: Attention, weights: Float[Tensor, "head query"]) -> None:
-        """What is written, by `|x W_O|^2 = x G x` with G = W_O W_O^T; `weights` are those on position 0."""
-        layer, heads = at
-        gram, value, output = self.grams[layer][heads], attention.value[0], outputs(attention)[0]
-        value = value.to(gram.dtype)
-        imaged = value @ gram  # [H, T, c]
-        from_0 = imaged[:, 0, :].clone()  # <v_0 W_O, x W_O> = <from_0, x>
-        written = imaged.mul_(value).sum(-1).clamp_min_(0)  # rounding may leave a tiny negative number
-        for name, sizes in (
-            ("value_norm", torch.linalg.vector_norm(value, dim=-1)),
-            ("key_norm", torch.linalg.vector_norm(attention.key[0], dim=-1, dtype=gram.dtype)),
-            ("written_norm", written.sqrt()),
-        ):
-            self.norms[name][*at, 0] += sizes[:, 0]
-            self.norms[name][*at, 1] += sizes[:, 1:].mean(-1, dtype=torch.float64)
-        reading = slice(1, self.reaches[layer])
-        weights, output = weights[:, reading], output[:, reading].to(gram.dtype)
-        self.weight[at] += weights.sum(-1, dtype=torch.float64)
-        self.own[at] += weights.square().sum(-1, dtype=torch.float64) * written[:, 0]
-        taken = (weights[:, None, :] @ output)[:, 0]  # sum_i A_i0 o_i
-        self.along[at] += (taken * from_0).sum(-1)
-        # sum_i o_i G o_i = <G, sum_i o_i^T o_i>
-        self.whole[at] += ((output.mT @ output) * gram).sum((-2, -1), dtype=torch.float64).clamp_min(0)
-
-    def results(self, pieces: Pieces) -> dict[str, np.ndarray]:
-        """What is reported, of all pieces in their order."""
-        self.begin(0)
-        alpha = []
-        for piece in pieces:
-            for name in self.SUMMED:
-                getattr(self, name).add_(torch.from_numpy(piece[name]).to(self.device))
-            for name, sums in self.norms.items():
-                sums.add_(torch.from_numpy(piece[name]).to(self.device))
-            if self.separate:
-                alpha.append(torch.from_numpy(piece["alpha"]))
-            else:
-                self.alpha.add_(torch.from_numpy(piece["alpha"]).to(self.device))
-        if self.separate:
-            self.alpha = torch.cat(alpha)
-        prompts, heads = self.prompts, self.spec.heads
-        reading, reacting = (
-            torch.tensor([max(0, reach - start) for reach in self.reaches], device=self.weight.device)[:, None]
-            * prompts
-            for start in (1, 2)
-        )
-        rate, over = self.sinks / (prompts * heads), self.over / prompts
-        found = {
-            "alpha": self.alpha,
-            "sink_rate": rate,
-            "sink_rate_of_model": rate.mean(0),
-            "over_tau": over,
-            "over_tau_of_model": over.mean((0, 1)),
-            "attends": self.weight / reading,
-            "reads": (self.own / self.whole).sqrt(),
-            "reads_along": self.along / self.whole,
-        }
-        if self.reacting:
-            found |= {"reacts": self.moved / reacting, "reacts_among_others": self.among / reacting}
-        found |= {name: norms / prompts for name, norms in self.norms.items()}
-        keys = range(self.length) if self.chosen is None else self.chosen
-        spec = self.spec
-        uniform = np.stack([uniform_alpha(self.length, keys, window, spec.prefix) for window in spec.windows])
-        return {name: x.cpu().numpy() for name, x in found.items()} | {"uniform": uniform}
-
-
-def _gram(weights: Float[Tensor, "head c d"]) -> Float[Tensor, "head c c"]:
-    exact = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    return exact @ exact.mT
-
-
-def _reactions(
-    attention: Attention,
-) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
-    """Sums over queries i >= 2 of total variation over keys >= 1, between the two prompts: as is, and renormalized."""
-    heads = attention.query.shape[1]
-    moved, among = (
-        torch.zeros(heads, dtype=torch.float64, device=attention.query.device) for _ in ("as is", "renormalized")
-    )
-    for start, stop in query_blocks(attention):
-        start = max(start, 2)
-        if start >= stop:
-            continue
-        logits = attention.logits(start, stop)  # [2, H, rows, keys]
-        # The rest against position 0, without the 1 - A_i0 that cancels where the sink takes almost everything.
-        rest = logits[..., 1:].logsumexp(-1, keepdim=True)
-        shares = logits[..., 1:].sub_(rest).exp_()
-        rest = (rest - logits[..., :1]).sigmoid_()
-        among += (shares[0] - shares[1]).abs_().sum((-2, -1), dtype=torch.float64) / 2
-        shares.mul_(rest)
-        moved += (shares[0] - shares[1]).abs_().sum((-2, -1), dtype=torch.float64) / 2
-    return moved, among
-
-
-def _first(attention: Attention) -> Attention:
-    """Of the first prompt alone."""
-    return _each(attention, lambda x: x[:1])
-
-
-def _of_heads(attention: Attention, heads: slice) -> Attention:
-    """Of some heads alone."""
-    slopes = None if attention.slopes is None else attention.slopes[heads]
-    return replace(_each(attention, lambda x: x[:, heads]), slopes=slopes)
-
-
-def _cut(attention: Attention, stop: int) -> Attention:
-    """Of the positions before `stop` alone, which do not depend on what follows."""
-    return attention if stop >= attention.query.shape[2] else _each(attention, lambda x: x[:, :, :stop])
-
-
-def _each(attention: Attention, function: Callable[[Tensor], Tensor]) -> Attention:
-    names = ("query", "key", "value", "output", "normalizer")
-    found = {name: getattr(attention, name) for name in names}
-    return replace(attention, **{name: None if x is None else function(x) for name, x in found.items()})
-
-
 # ---------------------------------------------------------------------------------------------------- heads
 
 
-def _score(attends: float, reads: float) -> float:
-    score = attends * reads
-    return 0.0 if math.isnan(score) else score
+# Kept of every prompt, and what it is.
+BY_PROMPT = {
+    "attends": "mean weight on position 0",
+    "written": "size of what comes from position 0 beside the stream that the block reads",
+    "output": "size of the head's output beside the stream that the block reads",
+    "output_own": "size of the head's output beside its own with position 0 hidden, by weight on position 0",
+    "reacts": "attention to keys >= 1 changed by another embedding at position 0, total variation",
+    "effect": "KL of the next token when what the head takes from position 0 is removed",
+    "loss_change": "change of the next-token loss when what the head takes from position 0 is removed",
+    "reacts_output": "size of the output's change by another embedding at position 0, beside the stream",
+}
+
+
+def _units(name: str) -> str:
+    return "activation" if name.endswith("_norm") else "nat" if name.startswith(("effect", "loss_change")) else "1"
 
 
 def _selected(found: dict[str, np.ndarray]) -> np.ndarray:
@@ -565,21 +305,14 @@ def _selected(found: dict[str, np.ndarray]) -> np.ndarray:
     return np.stack([attends, reads, reacts, attends & reads]).astype(np.int8)
 
 
-def _best(found: dict[str, np.ndarray], n: int) -> list[tuple[int, int]]:
-    """(layer, head) of the n highest scores."""
-    score = np.nan_to_num(found["attends"] * found["reads"])
-    order = np.argsort(-score, axis=None, kind="stable")[:n]
-    return [(int(at // score.shape[1]), int(at % score.shape[1])) for at in order]
-
-
-def _pictures(model: View, tokens: Tensor, best: list[tuple[int, int]]) -> np.ndarray:
+def _pictures(model: View, tokens: Tensor, first: list[tuple[int, int]]) -> np.ndarray:
     """Patterns of the chosen heads [picture, query, key], float32: their first `PICTURE_LENGTH` queries and keys."""
     length = min(PICTURE_LENGTH, tokens.shape[1])
     tokens = tokens[:, : max(length, model.spec.prefix or 0)]  # what follows is seen by none of these
-    drawn = np.zeros((len(best), length, length), dtype=np.float32)
+    drawn = np.zeros((len(first), length, length), dtype=np.float32)
 
     def watch(layer: int, attention: Attention) -> None:
-        wanted = [(n, head) for n, (at, head) in enumerate(best) if at == layer]
+        wanted = [(n, head) for n, (at, head) in enumerate(first) if at == layer]
         for block in pattern_blocks(attention) if wanted else ():
             for n, head in wanted:
                 picture = drawn[n, block.start : block.stop, block.first : block.last]
@@ -592,13 +325,6 @@ def _pictures(model: View, tokens: Tensor, best: list[tuple[int, int]]) -> np.nd
     return drawn
 
 
-def _ratio(norms: xr.DataArray) -> np.ndarray:
-    """Position 0 against the rest [layer, head]; NaN or infinite where the rest is nothing."""
-    sink, rest = (norms.sel(place=place).values for place in PLACES)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return sink / rest
-
-
 # --------------------------------------------------------------------------------------------------- options
 
 
@@ -606,10 +332,15 @@ class _Reporter:
     def __init__(self, progress: Progress | None, prompts: int, blocks: int) -> None:
         self.progress, self.total, self.blocks, self.done = progress, float(prompts), blocks, 0
 
-    def __call__(self) -> None:
-        self.done += 1
+    def __call__(self, passes: float | None = None) -> None:
+        """A block of a prompt is done, or so many passes."""
+        self.done += 1 if passes is None else passes * self.blocks
         if self.progress is not None:
             self.progress(self.done / self.blocks, self.total)
+
+    def expect_more(self, passes: float) -> None:
+        """So much is still to be done."""
+        self.total = self.done / self.blocks + passes
 
     def finish(self) -> None:
         """All is there, be it from before."""

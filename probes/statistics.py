@@ -4,7 +4,7 @@
 controlled training. A result's coordinate `document [prompt]` says which prompts belong together; where it is missing, or
 names one document alone, prompts count as units, and intervals are then too narrow by what prompts of a document share.
 
-Two ways, both for 95 %:
+Two ways, both for 95 % (`Interval.at` gives other levels):
 
 - **Resampling** (`resampling`, `ends`): documents are drawn again with replacement, within each half where a measure
   correlates two halves, and percentiles of the estimate are taken. For numbers that are sums over prompts and dear to
@@ -13,17 +13,22 @@ Two ways, both for 95 %:
   than there are documents. For smooth numbers of few units, of which percentiles of the bootstrap make intervals that are
   too narrow. Ratios are taken by their logarithms, whose distribution is the more symmetric one.
 
-`over_runs` is Student's t over runs. Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapters 11 to 13.
+`over_runs` is Student's t over runs, `between_runs` Welch's of two groups. Two results are compared by `paired` where they
+share their units: the jackknife leaves a unit out of both at once, so that what it does to both alike cancels. Else by
+`apart`, the difference of two independent estimates: half-widths add in quadrature, to each side those that reach that way
+[Zou and Donner, Statistics in Medicine 27 (2008), 1693]. Source: Efron and Tibshirani, An Introduction to the Bootstrap,
+chapters 11 to 13.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from scipy.stats import t as student
 
 INTERVAL = (2.5, 97.5)  # percentiles
@@ -35,6 +40,21 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
+    freedom: float = np.inf  # degrees of Student's t; of resampling, where the normal's quantiles serve
+
+    def at(self, level: float) -> tuple[float, float]:
+        """The ends at another level of confidence: either side widened by the ratio of the distribution's quantiles.
+
+        Exact for Student's t. Of a bootstrap results keep the 95 % ends alone: what lies beyond is taken as normal.
+        """
+        ratio = _quantile((1 + level) / 2, self.freedom) / _quantile(INTERVAL[1] / 100, self.freedom)
+        middle = float(np.clip(self.value, self.low, self.high))  # a resampled estimate can lie outside of its interval
+        return float(middle - ratio * (middle - self.low)), float(middle + ratio * (self.high - middle))
+
+
+@cache  # the same few numbers, for thousands of places
+def _quantile(share: float, freedom: float | int) -> float:
+    return float(student.ppf(share, freedom))
 
 
 def units(ds: xr.Dataset) -> Int[np.ndarray, " prompt"]:
@@ -80,24 +100,43 @@ def ends(resamples: Float[np.ndarray, "resample ..."]) -> tuple[np.ndarray, np.n
     return np.asarray(found[0]), np.asarray(found[1])
 
 
-def jackknifed(
-    estimate: Callable[[np.ndarray], float], values: Float[np.ndarray, "prompt ..."], unit: Int[np.ndarray, " prompt"]
-) -> Interval:
-    """An estimate from prompts, with its interval over units; no interval for a single unit.
+def jackknife(
+    estimate: Callable[[np.ndarray], Any], values: Num[np.ndarray, "prompt ..."], unit: Int[np.ndarray, " prompt"]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Estimates from prompts, of any shape, with the low and high ends of their intervals over units.
+
+    Ends are NaN for a single unit, and where an estimate is not finite.
 
     Args:
         estimate: of values [prompt, ...], for any choice of prompts; for a ratio give its logarithm.
         values: of every prompt.
         unit: its unit's number.
     """
-    whole, names = estimate(values), np.unique(unit)
-    count = len(names)
-    if count < 2 or not np.isfinite(whole):
-        return Interval(whole, np.nan, np.nan)
-    without = np.array([estimate(values[unit != name]) for name in names])
-    spread = np.sqrt((count - 1) / count * np.sum((without - without.mean()) ** 2))
-    reach = float(student.ppf(INTERVAL[1] / 100, count - 1)) * float(spread)
-    return Interval(whole, whole - reach, whole + reach)
+    whole, names = np.asarray(estimate(values), dtype=np.float64), np.unique(unit)
+    count, known = len(names), np.isfinite(whole)
+    reach = np.full(whole.shape, np.nan)
+    if count > 1 and known.any():
+        reach[known] = student.ppf(INTERVAL[1] / 100, count - 1) * spread(estimate, values, unit)[known]
+    return whole, np.asarray(whole - reach), np.asarray(whole + reach)
+
+
+def jackknifed(
+    estimate: Callable[[np.ndarray], float], values: Num[np.ndarray, "prompt ..."], unit: Int[np.ndarray, " prompt"]
+) -> Interval:
+    """`jackknife` of one number."""
+    return Interval(*(float(x) for x in jackknife(estimate, values, unit)))._replace(
+        freedom=float(len(np.unique(unit)) - 1) or np.inf
+    )
+
+
+def spread(
+    estimate: Callable[[np.ndarray], Any], values: Num[np.ndarray, "prompt ..."], unit: Int[np.ndarray, " prompt"]
+) -> np.ndarray:
+    """The jackknife's standard errors over two units or more of estimates of any shape; arguments as in `jackknife`."""
+    names = np.unique(unit)
+    without = np.stack([np.asarray(estimate(values[unit != name]), dtype=np.float64) for name in names])
+    with np.errstate(invalid="ignore"):  # of an estimate that is not finite there is none
+        return np.sqrt((len(names) - 1) / len(names) * np.sum((without - without.mean(0)) ** 2, axis=0))
 
 
 def over_runs(values: Sequence[float] | np.ndarray) -> Interval:
@@ -106,5 +145,52 @@ def over_runs(values: Sequence[float] | np.ndarray) -> Interval:
     known = known[np.isfinite(known)]
     if len(known) < 2:
         return Interval(float(known[0]) if len(known) else np.nan, np.nan, np.nan)
-    reach = student.ppf(INTERVAL[1] / 100, len(known) - 1) * known.std(ddof=1) / np.sqrt(len(known))
-    return Interval(float(known.mean()), float(known.mean() - reach), float(known.mean() + reach))
+    reach = _quantile(INTERVAL[1] / 100, len(known) - 1) * known.std(ddof=1) / np.sqrt(len(known))
+    return Interval(float(known.mean()), float(known.mean() - reach), float(known.mean() + reach), len(known) - 1)
+
+
+def paired(
+    estimate: Callable[[np.ndarray], float],
+    one: tuple[np.ndarray, np.ndarray],
+    other: tuple[np.ndarray, np.ndarray],
+) -> Interval:
+    """`estimate` of the other minus that of the one, with its interval over the units that both have.
+
+    Args:
+        estimate: of values [prompt, ...], as in `jackknifed`.
+        one, other: values [prompt, ...] and the number of each prompt's unit [prompt]; numbers mean the same in both.
+    """
+    values = (one[0], other[0])
+    side = np.repeat([0, 1], [len(one[0]), len(other[0])])
+    row = np.concatenate([np.arange(len(one[0])), np.arange(len(other[0]))])
+
+    def difference(chosen: np.ndarray) -> float:
+        first, second = (float(estimate(values[n][row[chosen][side[chosen] == n]])) for n in (0, 1))
+        return second - first
+
+    return jackknifed(difference, np.arange(len(row)), np.concatenate([one[1], other[1]]))
+
+
+def apart(one: Interval, other: Interval) -> Interval:
+    """The other minus the one, two independent estimates; without ends where either has none."""
+    change = float(other.value) - float(one.value)
+    if not np.isfinite(change):
+        return Interval(change, np.nan, np.nan)
+    down = float(np.hypot(other.value - other.low, one.high - one.value))
+    up = float(np.hypot(other.high - other.value, one.value - one.low))
+    return Interval(change, change - down, change + up)
+
+
+def between_runs(some: Sequence[float] | np.ndarray, others: Sequence[float] | np.ndarray) -> Interval:
+    """Difference of two groups' means over runs, with Welch's t; no interval where a group has a single run."""
+    one, other = over_runs(some), over_runs(others)
+    difference = one.value - other.value
+    if not (one.freedom < np.inf and other.freedom < np.inf):
+        return Interval(difference, np.nan, np.nan)
+    errors = np.array([np.var(known, ddof=1) / len(known) for known in (some, others)])
+    whole = float(errors.sum())
+    if not whole:
+        return Interval(difference, difference, difference, one.freedom + other.freedom)
+    freedom = whole**2 / float(errors[0] ** 2 / one.freedom + errors[1] ** 2 / other.freedom)
+    reach = float(student.ppf(INTERVAL[1] / 100, freedom)) * whole**0.5
+    return Interval(difference, difference - reach, difference + reach, freedom)

@@ -60,12 +60,18 @@ def ushape(profile: ArrayLike) -> UShape:
         raise InputError(
             f"the curve has the value {curve[at]} at position {at}; give finite sensitivities, zero or more"
         )
-    middle = np.median(curve[math.ceil(length / 4) : math.ceil(3 * length / 4)])
+    middle = middle_of(curve)
     with np.errstate(divide="ignore", invalid="ignore"):
         primacy = np.mean(curve[: math.ceil(EDGE * length)]) / middle
         recency = curve[-1] / middle
     trough = int(np.argmin(smooth(curve)))
     return UShape(float(primacy), float(recency), float(middle), trough, trough / (length - 1))
+
+
+def middle_of(curve: Float[np.ndarray, " position"]) -> float:
+    """The median over positions T/4 <= j < 3T/4."""
+    length = len(curve)
+    return float(np.median(curve[math.ceil(length / 4) : math.ceil(3 * length / 4)]))
 
 
 def smooth(curve: ArrayLike) -> Float[np.ndarray, " position"]:
@@ -74,11 +80,15 @@ def smooth(curve: ArrayLike) -> Float[np.ndarray, " position"]:
     Towards the ends the window shrinks on both sides alike, down to the value itself: an average to one side only would
     move the minimum of a sloping curve.
     """
-    values = _curve(curve, "the curve")
-    length = len(values)
+    return smoothed(_curve(curve, "the curve"))
+
+
+def smoothed(values: Float[np.ndarray, "*some position"]) -> Float[np.ndarray, "*some position"]:
+    """`smooth` of many curves at once."""
+    length = values.shape[-1]
     half = int(EDGE * length / 2)
     reach = [min(half, j, length - 1 - j) for j in range(length)]
-    return np.array([values[j - r : j + r + 1].mean() for j, r in enumerate(reach)])
+    return np.stack([values[..., j - r : j + r + 1].mean(-1) for j, r in enumerate(reach)], axis=-1)
 
 
 def smooth_between(curve: ArrayLike) -> Float[np.ndarray, " position"]:

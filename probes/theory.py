@@ -259,6 +259,7 @@ def second_moment_from_config(
     *,
     tokens: Int[Tensor, "prompt position"] | None = None,
     initialization: Rule | None = None,
+    adding: Literal["powers", "amplitudes"] = "powers",
 ) -> xr.Dataset:
     """The same prediction for fresh weights of a configuration, from the configuration alone: no weights are made.
 
@@ -272,6 +273,8 @@ def second_moment_from_config(
             them all are taken to differ.
         initialization: the rule that weights are drawn by; if not given, the one by which a view's fresh weights were
             drawn, else "config".
+        adding: of paths. "amplitudes" is the other theory with the very same coefficients, to tell what the addition alone
+            does: the roots of all coefficients add up, as in N^L ([Chowdhury]).
 
     Returns:
         Dataset with `sensitivity` [position], or [prompt, position] with `tokens`; the attribute `initialization` says
@@ -282,6 +285,7 @@ def second_moment_from_config(
 
     Source: ours, see the module's text.
     """
+    check_choice("adding", adding, ("powers", "amplitudes"))
     birth = born(config, initialization=initialization)
     whole: Any = tokens  # may be anything where types are not checked
     if tokens is not None and not (isinstance(whole, Tensor) and whole.ndim == 2 and not whole.is_floating_point()):
@@ -302,12 +306,13 @@ def second_moment_from_config(
         for layer in range(birth.spec.blocks):
             blocks.append(BornBlock(birth, layer, stream))
             stream = blocks[-1].after
-        gram = torch.zeros_like(stream)
-        gram[-1, -1] = 1
+        gram, row = torch.zeros_like(stream), torch.zeros_like(stream[0])
+        gram[-1, -1] = row[-1] = 1
         for block in reversed(blocks):
-            gram = block.down(gram)
-        profiles.append(gram.diagonal().clamp_min(0).sqrt())
+            gram, row = (block.down(gram), row) if adding == "powers" else (gram, block.down_amplitudes(row))
+        profiles.append(gram.diagonal().clamp_min(0).sqrt() if adding == "powers" else row)
     options = {"measurement": "second_moment_from_config", "length": length, "spec": asdict(birth.spec)}
+    options |= {"adding": adding} if adding != "powers" else {}
     drawn = {} if birth.initialization is None else {"initialization": birth.initialization}
     attrs, label = attributes({"options": options} | drawn) | made_with(), LABEL | drawn
     if tokens is None:

@@ -56,6 +56,18 @@ def sinks_result(*, layers: int = LAYERS, heads: int = HEADS, pictures: int = 3,
     return made(variables, coords, options=options, attends_threshold=0.3, reads_threshold=0.35)
 
 
+def with_roles(ds: xr.Dataset) -> xr.Dataset:
+    """The same result, as of today: heads that attend read or park by turns, half of the others react."""
+    attends, (layers, heads) = ds["attends"].values > 0.4, ds["attends"].shape
+    odd = (np.arange(layers)[:, None] + np.arange(heads)) % 2 > 0
+    has = np.stack([attends & odd, attends & ~odd, ~attends & odd, ~attends & ~odd]).astype(np.int8)
+    roles = ["reads", "parks", "reacts", "ignores"]
+    more = {"has_role": (("role", "layer", "head"), has), "role_sure": (("layer", "head"), odd.astype(np.int8))}
+    sizes = {"written": np.where(has[0], 0.2, 0.02), "output_own": np.where(has[1], 0.1, 0.8)}
+    more |= {name: (("layer", "head"), values) for name, values in sizes.items()}
+    return ds.assign(more).assign_coords(role=roles).assign_attrs(large_threshold=0.1, small_threshold=0.3)
+
+
 def trajectory_result(*, layers: int = LAYERS) -> xr.Dataset:
     random, layers = np.random.default_rng(1), layers + 1
     along, pairs = (2, layers), (2, layers)

@@ -139,6 +139,11 @@ def position_bias() -> xr.Dataset:
     return xr.Dataset({"gap": (dims, gap)}, coords=coords, attrs=made(experiment="position-bias"))
 
 
+def held(claim: Claim) -> bool | None:
+    """A verdict as a bool; None for what is neither."""
+    return {"holds": True, "does not hold": False}.get(claim.verdict)
+
+
 def claims() -> list[Claim]:
     """One of every verdict, from two sources."""
     common: dict[str, Any] = {"model": "ape", "rule": "the number is above 0.3"}
@@ -149,12 +154,23 @@ def claims() -> list[Claim]:
             "Sinks are <b>everywhere</b>.",
             "0.64",
             "0.1",
-            holds=False,
+            verdict="does not hold",
             command="x",
             **common,
         ),
-        Claim("a-first", "[Ruscio] 4.1", "A swap removes 40 %.", "40 %", "81 %", holds=True, command="y", **common),
-        Claim("c-third", "[Gu] Table 2", "Larger models have more.", "-", "-", holds=None, command="z", **common),
+        Claim(
+            "a-first", "[Ruscio] 4.1", "A swap removes 40 %.", "40 %", "81 %", verdict="holds", command="y", **common
+        ),
+        Claim(
+            "c-third",
+            "[Gu] Table 2",
+            "Larger models have more.",
+            "-",
+            "-",
+            verdict="not measured",
+            command="z",
+            **common,
+        ),
     ]
 
 

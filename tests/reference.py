@@ -420,6 +420,27 @@ def uniform_alpha(length: int, key: int, window: int | None) -> float:
     return sum(1 / seen[i] for i in range(key, length) if i - key < (window or length)) / (length - key)
 
 
+def written_beside(
+    pattern: Tensor, written: Tensor, stream: Tensor, window: int | None, swapped: Tensor | None = None
+) -> dict[str, float]:
+    """One head's sizes beside the stream over queries i >= 1 that see position 0, its values written as `written` [T, d].
+
+    `swapped` [T, d]: what it writes with another embedding at position 0.
+    """
+    taken, whole, change, here, elsewhere = [], [], [], 0.0, 0.0
+    for i in range(1, min(len(stream), window or len(stream))):
+        beside, weight, output = stream[i].norm().item(), pattern[i, 0].item(), pattern[i] @ written
+        hidden = pattern[i, 1:] / pattern[i, 1:].sum() @ written[1:]
+        taken.append((weight * written[0].norm().item() / beside) ** 2)
+        whole.append((output.norm().item() / beside) ** 2)
+        here += weight * output.norm().item() ** 2
+        elsewhere += weight * hidden.norm().item() ** 2
+        if swapped is not None:
+            change.append(((output - swapped[i]).norm().item() / beside) ** 2)
+    found = {"written": taken, "output": whole} | ({} if swapped is None else {"reacts_output": change})
+    return {name: math.sqrt(sum(x) / len(x)) for name, x in found.items()} | {"output_own": math.sqrt(here / elsewhere)}
+
+
 def reaction(before: Tensor, after: Tensor, window: int | None) -> tuple[float, float]:
     """Total variation over keys >= 1 of one head's rows i >= 2 that see position 0: as they are, and renormalized."""
     moved, among = [], []

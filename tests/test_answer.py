@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
 from test_plots import result
-from test_plots_attention import bos_result, leakage_result, several
+from test_plots_attention import leakage_result, several
 
 from probes.claims import Claim
-from probes.page.answer import _changed, over, sentences
+from probes.page.answer import _changed, _ends, leading, over, sentences
+from probes.profiles import shape
 from probes.results import combine
+from probes.statistics import Interval
 from probes.studies.collected import Collected
-from probes.summary import band, profiles, ushape
+from probes.summary import three_digits
 
-CLAIM = Claim("a", "[X]", "it is so", "1", "2", "ape", "above 1", True, "headwater x")
+CLAIM = Claim("a", "[X]", "it is so", "1", "2", "ape", "above 1", "holds", "headwater x", "published", "pretrained")
 
 
 def born(*, zeros: int = 0) -> xr.Dataset:
@@ -37,14 +42,6 @@ def leaking(total: float = 0.3, residual: float = -0.25) -> xr.Dataset:
     return ds
 
 
-def sinking(attend: int, both: int) -> xr.Dataset:
-    selected = np.zeros((4, 2, 3), dtype=np.int8)
-    selected[0].flat[:attend], selected[3].flat[:both] = 1, 1
-    rules = ["attends", "reads", "reacts", "sink-reading"]
-    variables = {"selected": (("rule", "layer", "head"), selected), "attends": (("layer", "head"), np.zeros((2, 3)))}
-    return xr.Dataset(variables, coords={"rule": rules})
-
-
 def closed(difference: float) -> xr.Dataset:
     return xr.Dataset({"later_difference": (("first", "layer"), np.full((1, 2), difference))})
 
@@ -53,99 +50,153 @@ def told(claims=(CLAIM,), **kinds: dict[str, xr.Dataset]) -> list[str]:
     return sentences(Collected(Path(), {kind.replace("_", "-"): found for kind, found in kinds.items()}), list(claims))
 
 
+def real(ds: xr.Dataset) -> xr.Dataset:
+    """The result as one of a model of 134 million parameters."""
+    size = {"hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536, "vocab_size": 49152}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+    return ds.assign_attrs(config=json.dumps({"model_type": "llama", **size, **heads}), condition="pretrained")
+
+
 def test_there_are_five_and_nothing_is_claimed_of_nothing():
     found = told(claims=())
     assert len(found) == 5
     for sentence, command in zip(found, ("leakage", "bos-swap", "jacobian", "jacobian"), strict=False):
         assert f"headwater {command} MODEL" in sentence
         assert "not measured here" in sentence
-    assert " 0 were judged on these results: 0 hold, 0 do not; the other 0 " in found[4]
+    assert found[4] == "No statement of a source was judged."
 
 
-def test_birth_and_training_are_the_u_shapes_of_the_results():
+def test_real_models_alone_speak_where_there_are_any():
+    found = {"ape": born(), "bee": real(born())}
+    assert list(leading(found)) == ["bee"]
+    assert list(leading({"ape": born()})) == ["ape"]
+    _, _, birth, training, _ = told(jacobian=found)
+    assert "output in bee depends" in birth
+    assert "output in bee depends" in training
+
+
+def test_profiles_are_those_of_the_results():
     ds = born()
-    found = profiles(ds)
-    before = ushape(band([run.mean for run in found["init"]]).centre)
-    after = ushape(found["pretrained"][0].mean)
     _, _, birth, training, _ = told(jacobian={"ape": ds})
-    assert f"{before.primacy:.3g} times as much as to the middle, to the last {before.recency:.3g} times" in birth
+    for condition, said in (("init", birth), ("pretrained", training)):
+        for name in ("primacy", "recency"):
+            value, low, high = shape(ds, condition)[name][:3]
+            assert f"{three_digits(value)} [{three_digits(low)}, {three_digits(high)}] times as strongly" in said
     assert "theory" not in birth
-    assert f"stand {after.primacy:.3g} times above the middle and the last {after.recency:.3g} times" in training
+    assert "Against initialization" not in training  # no elasticities, no comparison
 
 
 @pytest.mark.parametrize(
     ("scale", "says"),
     [
-        (1.0, "the middle stays as it was, sensitivity to the first positions stays as it was"),
-        (4.0, "the middle rises 4-fold, sensitivity to the first positions rises 4-fold"),
-        (0.25, "the middle falls to 0.25 of what it was"),
+        (4.0, "middle rises to 4 [4, 4] times what it was"),
+        (0.25, "middle falls to 0.25 [0.25, 0.25] of what it was"),
     ],
 )
-def test_what_training_did_to_each_part_is_said(scale, says):
+def test_what_training_did_is_said(scale, says):
     one = result("init", 0)
-    trained = one.assign(sensitivity=one["sensitivity"] * scale).assign_attrs(condition="pretrained")
-    ds = combine([trained, one]).assign_attrs(options='{"query": 63}')
-    assert says in told(jacobian={"ape": ds})[3]
+    one["elasticity"] = one["sensitivity"]
+    trained = one.assign(elasticity=one["elasticity"] * scale).assign_attrs(condition="pretrained")
+    said = told(jacobian={"ape": combine([trained, one]).assign_attrs(options='{"query": 63}')})[3]
+    assert says in said
+    assert "primacy is 1 [1, 1] times what it was, which shows no sure rise or fall" in said
 
 
 def test_models_that_went_different_ways_are_not_said_to_agree():
-    assert _changed([0.5, 2.0]) == "becomes 0.5–2 times what it was"
-    assert _changed([1.05, 0.95]) == "stays as it was"
+    fell, rose = Interval(0.5, 0.4, 0.6), Interval(2.0, 1.5, 3.0)
+    assert _changed([fell, rose]) == "is 0.5–2 times what it was, with no sure direction that they share"
+    assert _changed([rose]) == "rises to 2 [1.5, 3] times what it was"
+
+
+def test_a_strong_and_a_weak_u_are_told_apart():
+    numbers = {"primacy": Interval(3.0, 2.5, 4.0), "recency": Interval(9.0, 8.0, 10.0)}
+    assert "(recency): a strong U." in _ends({"ape": numbers})
+    weak = {"primacy": Interval(1.6, 1.3, 4.0), "recency": Interval(9.0, 8.0, 10.0)}
+    assert "(recency): a weak U." in _ends({"ape": weak})
+    assert "a strong U or a weak U, by model." in _ends({"ape": numbers, "bee": weak})
+    assert "no sure U" in _ends({"ape": {**weak, "recency": Interval(2.0, 1.0, 4.0)}})
 
 
 def test_the_theory_s_error_is_said_where_it_was_measured():
     ds = born()
     ds["theory_score_path"] = ds["sensitivity"] * 1.1
-    assert "gives the profile within 9.5 % (rms log error)" in told(jacobian={"ape": ds})[2]
+    assert "gives the whole profile within 9.5 % (RMS log error)" in told(jacobian={"ape": ds})[2]
 
 
-def test_a_window_that_does_not_reach_is_counted_and_left_out():
-    _, _, birth, training, _ = told(jacobian={"ape": born(), "bee": born(zeros=60)})
-    assert "(in 1 of 2 models, those whose attention reaches back that far)" in birth
-    assert "(in 1 of 2 models)" in training
-    _, _, birth, training, _ = told(jacobian={"bee": born(zeros=60)})
-    assert birth == "At birth no model's attention reaches back from the last position to the first."
-    assert "not measured here on a model that reaches back" in training
+def test_a_window_that_does_not_reach_is_left_out():
+    _, _, birth, _, _ = told(jacobian={"ape": born(), "bee": born(zeros=60)})
+    assert "output in ape depends" in birth
+    _, _, birth, _, _ = told(jacobian={"bee": born(zeros=60)})
+    assert birth == "At initialization no model's attention reaches back from the last position to the first."
 
 
-def test_sources_and_their_sign():
-    said = told(leakage={"ape": leaking()})[0]
-    assert "(0.3 nat² in the log-weights of the tokens 1 to 8 back, queries 9-31)" in said
-    assert said.endswith("it accounts for 125 %, while the residual stream takes 25 % off again in one model.")
-    three = told(leakage={"ape": leaking(), "bee": leaking(0.4, 0.5), "cat": leaking(0.3, 0.005)})[0]
-    assert "0.3–0.4 nat²" in three
-    assert three.endswith(
-        "accounts for 50–125 %, while the residual stream takes 25 % off again in 1 of 3 models, "
-        "adds 50 % in 1 of 3 models, cannot be told from nothing in 1 of 3 models."
+def test_sources():
+    one = leaking().assign(null_uniform=("band", [0.117, 0.05]))
+    said = told(leakage={"ape": one})[0]
+    median = float(np.median(one["log_form_by_block"].sel(part="total", band="9-31")))
+    assert f"by 0.3 [0.29, 0.31] nat² (variance, queries 9-31), in the median block by {median:.3g}; uniform" in said
+    assert "The causal mask accounts for 125 % [124, 126], the residual stream for -25 % [-26, -24]." in said
+    steady = one.assign(
+        {name.replace("log_share", "steady_share"): one[name] * 0.5 for name in one if "log_share" in name}
     )
+    said = told(leakage={"ape": steady})[0]
+    assert "position 0's logit accounts for 62 % [62, 63], the residual stream for -12 % [-13, -12] (with" in said
+    three = told(leakage={"ape": one, "bee": leaking(0.4, 0.5)})[0]
+    assert "by 0.3–0.4 nat²" in three
+    assert "accounts for 50–125 %, the residual stream for -25 to 50 %." in three
 
 
 def test_leakage_within_noise_is_not_divided():
-    assert told(leakage={"ape": leaking(0.005)})[0] == (
-        "Absolute position in attention patterns is within noise at queries 9-31: it takes more prompts."
-    )
+    found = told(leakage={"ape": leaking(0.005)})[0]
+    assert found == "Absolute position in attention patterns is within noise here: it takes more prompts."
 
 
 def test_position_zero():
-    said = told(bos_swap={"ape": several("mean", 17)}, sinks={"ape": sinking(3, 1)}, trajectory={"ape": closed(0.0)})[1]
-    assert "removes 35 % of what the residual stream does to these queries (in one model)" in said
-    assert "3 of 6 heads attend to position 0, 1 of which also reads what is there" in said
-    assert "bit for bit, under any text (in one model)" in said
-    assert "; none of 6 heads attends to position 0" in told(sinks={"ape": sinking(0, 0)})[1]
-    unknown = bos_result()
-    unknown["removed_of_model_low"][0] = -np.inf
-    said = told(bos_swap={"ape": unknown}, trajectory={"ape": closed(0.1), "bee": closed(0.0)})[1]
-    assert said.startswith(
-        "What the residual stream does to these queries is within noise before position 0 is swapped; "
+    swap = several("mean", 17).assign(
+        sink_rate_before=("layer", [0.5, 0.1, 0.3]), sink_rate_after=("layer", [0.0, 0.2, 0.1])
     )
-    assert "under any text (in 1 of 2 models)" in said
+    swap = swap.assign(
+        {
+            f"sink_rate_{at}": swap[f"sink_rate_{at}"].expand_dims(replacement=swap["replacement"].values)
+            for at in ("before", "after")
+        }
+    )
+    roles = xr.Dataset(
+        {
+            "has_role": (
+                ("role", "layer", "head"),
+                np.array([0, 1, 2, 3, 3, 3]).reshape(2, 3) == np.arange(4).reshape(4, 1, 1),
+            )
+        },
+        coords={"role": ["reads", "parks", "reacts", "ignores"]},
+    )
+    roles["sink_rate_of_model"] = ("key", [0.3, 0.0])
+    roles["attends"] = ("layer", "head"), np.array([[0.9, 0.4, 0.1], [0.0, 0.2, 0.3]])
+    roles["output_own"] = ("layer", "head"), np.array([[0.2, 0.4, 0.9], [1.0, 1.0, 1.0]])
+    said = told(bos_swap={"ape": swap}, sinks={"ape": roles}, trajectory={"ape": closed(0.0)})[1]
+    assert said.startswith(
+        "Position 0 is an attention sink in 30 % of the heads of ape (sink rate of [Gu]). 2 of 6 heads"
+    )
+    assert "and the median of these writes 30 % of what it writes with position 0 hidden. 1 read it" in said
+    assert "stream), 1 park there" in said
+    assert "Its own residual stream is the same, bit for bit, whatever text follows." in said
+    assert "With the mean embedding at position 0 of ape the sink rate goes from 30 % to 10 %, and V(X)" in said
+    ends = [three_digits(float(swap[f"residual_{when}_of_model"].values[0, 0])) for when in ("before", "after")]
+    assert re.search(rf"leakage, from {ends[0]}[^;]* nat² to {ends[1]}[^;]* nat²", said)
+    other = told(trajectory={"ape": closed(0.1), "bee": closed(0.0)})[1]
+    assert other == "Its own residual stream is the same, bit for bit, whatever text follows in 1 of 2 models."
 
 
-def test_claims_are_counted_by_verdict():
-    claims = [CLAIM, replace(CLAIM, id="b", holds=False), replace(CLAIM, id="c", holds=None), replace(CLAIM, id="d")]
-    said = told(claims=claims)[4]
-    assert said.startswith("Of 4 statements (")
-    assert " 3 were judged on these results: 2 hold, 1 do not; the other 1 " in said
+def test_claims_are_counted_by_population_and_verdict():
+    more: Any = [
+        *({"verdict": "does not hold"}, {"verdict": "undecided"}, {"verdict": "not measured"}, {}),
+        *({"population": "initialization"}, {"population": "controlled"}, {"kind": "ours"}),
+    ]
+    said = told(claims=[CLAIM, *(replace(CLAIM, id=f"x-{n}", **changes) for n, changes in enumerate(more))])[4]
+    assert said == (
+        "Of 6 statements that the sources publish: of 1 about models at initialization 1 holds, 0 do not hold, 0 undecided; "
+        "of 5 about pretrained language models 2 hold, 1 does not hold, 1 undecided; 1 could not be judged on these results."
+    )
 
 
 @pytest.mark.parametrize(

@@ -478,7 +478,12 @@ TEXTS = [
     ),
     Row("a text that ends within a character", "theory SMALL --text HERE/t", "byte 3", file_is("t", b"w3 \xe2\x82")),
     Row("a text that is not there", "match SMALL --text HERE/gone", "gone' does not exist"),
-    Row("a text too short", "trajectory SMALL --text HERE/t.txt", "gives 3 tokens", file_is("t.txt", "w3 w4 w5")),
+    Row(
+        "a text too short",
+        "trajectory SMALL --text HERE/t.txt",
+        "has 12 tokens (the longest has 3)",
+        file_is("t.txt", "w3 w4 w5"),
+    ),
     Row("a folder without texts", "jacobian SMALL --text HERE/f", "holds no text files", file_is("f/x.png", b"\x89")),
     Row(
         "a folder with one broken text",
@@ -546,7 +551,7 @@ TEXTS = [
     Row(
         "a dataset with an empty column",
         "sinks SMALL --dataset HERE/t.jsonl",
-        "0 tokens",
+        "has 12 tokens (the longest has 0)",
         file_is("t.jsonl", '{"text": ""}\n' * 9),
     ),
     Row(
@@ -766,6 +771,7 @@ FOLDERS = [
     Row("pretraining where other things are", "pretrain tiny-llama --out OUT", "holds other files"),
     Row("toys in a file", "toy retrieval --out TEXT", "text.txt"),
     Row("a report of nothing", "report --out OUT", "holds no results"),
+    Row("a quick report of no model", "report --out OUT --quick", "--quick measures models, and none is named"),
     Row("a report of a folder that is not there", "report --out HERE/gone", "gone' is no folder"),
     Row("a report of no results", "report --out OUT", "not written by headwater", other_result),
     Row("a report of a result cut short", "report --out OUT", "jacobian.nc' cannot be read", cut_result),

@@ -49,6 +49,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ["bos-swap", "--help"],
         ["inspect", "--help"],
         ["match", "--help"],
+        ["compare", "--help"],
         ["report", "--help"],
         ["sinks", "--top", "-1"],
         ["--version"],
@@ -266,7 +267,7 @@ def test_jacobian_overlays_models_and_says_what_it_wrote(monkeypatch, capfd, tmp
         ("APE --length long", "'--length': Input should be a valid integer"),
         ("APE --text gone.txt", "'gone.txt' does not exist"),
         ("APE --text TEXT --dataset a/b", "both text"),
-        ("APE --text SHORT", "gives 3 tokens; 16 windows of 12 need at least 27"),
+        ("APE --text SHORT", "has 12 tokens (the longest has 3)"),
         ("APE --first begin", "first token 'begin' is unknown"),
         ("APE --query 999 --text TEXT", "query 999 is outside the prompt"),
         ("APE --from-layer 3 --text TEXT", "from_layer 3 does not exist"),
@@ -530,7 +531,7 @@ def test_defaults_of_surveys_are_those_of_the_library():
     for name in ("options", "reporting", "advance", "told", "write", "split_over"):
         assert library.pop(name) is None
     # What the command line writes differently, or chooses otherwise.
-    text = {"keys": None, "reacts": "mean", "pictures": 3, "lags": "1-8"}
+    text = {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8"}
     many = {"leakage": 256, "bos-swap": 128}  # prompts: differences of variances need more than means
     for probe, command in commands.items():
         shown = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}

@@ -28,18 +28,26 @@ def test_kinds_and_names(tmp_path):
     put(tmp_path / "toy/retrieval.nc", 7.0)
     put(tmp_path / "toy/depth/position-bias.nc", 8.0)
     put(tmp_path / "leakage.nc", 9.0, model="at/the top")
+    put(tmp_path / "llm/jacobian/jacobian-smollm2-135m.nc", 10.0, model="smollm2-135m")
+    put(tmp_path / "llm/code/sinks/sinks-smollm2-135m.nc", 11.0, model="smollm2-135m")
     found = collect(tmp_path)
     values = {kind: {name: float(ds["x"]) for name, ds in found[kind].items()} for kind in found}
     assert values == {
-        "jacobian": {"Qwen/Qwen2.5-0.5B": 3.0, "tiny-llama": 1.0, "tiny-llama-ntk": 2.0},
+        "jacobian": {"Qwen/Qwen2.5-0.5B": 3.0, "smollm2-135m": 10.0, "tiny-llama": 1.0, "tiny-llama-ntk": 2.0},
         "sinks": {"alone": 4.0},
         "steps": {"tiny-llama@step100": 5.0},
         "map": {"map": 6.0},
         "toy": {"retrieval": 7.0},
         "toy/depth": {"position-bias": 8.0},
         "leakage": {"at/the top": 9.0},
+        "code/sinks": {"smollm2-135m": 11.0},
     }
-    assert list(found["jacobian"]) == ["Qwen/Qwen2.5-0.5B", "tiny-llama", "tiny-llama-ntk"]  # not the files' order
+    assert list(found["jacobian"]) == [
+        "Qwen/Qwen2.5-0.5B",
+        "smollm2-135m",
+        "tiny-llama",
+        "tiny-llama-ntk",
+    ]  # not the files' order
     assert found.files["map", "map"] == tmp_path / "theory/map.nc"
     assert set(found.files) == {(kind, name) for kind in found for name in found[kind]}
 

@@ -87,6 +87,51 @@ def test_a_study_within_a_course_is_replaced_by_its_own_units(clock):
     announce(print, {"a": 1.0})
 
 
+def test_a_study_goes_on_at_its_own_pace_and_the_others_at_that_of_all(clock):
+    course = Course(clock)
+    announce(course, {"sinks: ape": 2.0, "theory: ape": 4.0, "leakage: ape": 8.0})
+    course("sinks: ape", 0, 2)
+    clock.now += 2
+    course("sinks: ape", 2, 2)  # 1 s per size
+    assert course.left == pytest.approx(12)
+    clock.now += 7  # figures, and another study is made ready
+    announce(Within(course, "theory", "theory: ape"), {"ape init 0": 2.0, "ape pretrained": 2.0})
+    clock.now += 10
+    course("theory: ape init 0", 1, 2)  # 10 s per size; 4 s per size of all that is done
+    assert course.left == pytest.approx(10 + 20 + 8 * 4 + 7)
+
+
+def test_a_study_says_once_what_its_first_prompt_took_and_what_the_whole_will(clock):
+    course, said = Course(clock), []
+    announce(course, {"jacobian: ape": 8.0, "leakage: ape": 8.0})
+    within = Within(course, "jacobian", "jacobian: ape", prompts=4, told=said.append, clock=clock)
+    clock.now += 100  # the model is loaded
+    announce(within, {"ape init 0": 4.0, "ape pretrained": 4.0})
+    for done in range(1, 5):
+        clock.now += 20
+        within("ape init 0", done, 8)  # a prompt takes two of these
+        assert len(said) == (done > 1)
+    assert said == ["jacobian: first prompt took 40 s; the whole report about 10 min more"]  # 15 quarters of 4 at 10 s
+    stages = Within(course, "leakage", "leakage: ape", told=said.append, clock=clock)
+    announce(stages, {"ape leakage": 8.0})
+    clock.now += 30
+    stages("ape leakage", 6, 30)
+    assert said[1].startswith("leakage: 20% of it took 30 s; the whole report about ")
+    assert len(said) == 2
+
+
+def test_no_time_is_said_of_work_that_is_done_at_once_or_unheard(clock):
+    said: list[str] = []
+    course = Course(clock)
+    for advance in (course, None, lambda *_: None):
+        announce(course, {"sinks: ape": 1.0})
+        within = Within(advance, "sinks", "sinks: ape", prompts=2, told=said.append, clock=clock)
+        announce(within, {"ape sinks": 1.0})
+        clock.now += 1
+        within("ape sinks", 1, 2)
+    assert said == []
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(0.2, "1 s"), (89.4, "89 s"), (240.0, "4 min"), (7200.0, "2.0 h")],

@@ -22,11 +22,15 @@ TOY_MAY_IMPORT = {
 # What runs an experiment and draws it makes results and figures as the probes do, and judges by their theory.
 EXPERIMENTS_MAY_IMPORT = TOY_MAY_IMPORT | {
     "probes.claims",
+    "probes.gate",
     "probes.mixing",
     "probes.plots",
     "probes.plots.style",
+    "probes.profiles",
     "probes.results",
     "probes.sinks",
+    "probes.sources.judging",
+    "probes.statistics",
     "probes.studies",
     "probes.studies.survey",
     "probes.studies.tables",

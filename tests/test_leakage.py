@@ -13,22 +13,16 @@ import torch
 import probes
 from probes.attention import normalizers
 from probes.errors import InputError
-from probes.leakage import (
-    check,
-    leakage,
-    parse_bands,
-    parse_lags,
-    resampling,
-    usual_bands,
-)
-from probes.leakage import split as split_of
+from probes.forms import resampling
+from probes.forms import split as split_of
+from probes.leakage import check, leakage, parse_bands, parse_lags, usual_bands
 from probes.models.huggingface import HuggingFaceView
 from probes.models.load import load
 from probes.models.view import Attention, causal_mask
 from probes.samples import Sampled, halves_of, samples_of
 from probes.spool import Spool
 
-MODULE = import_module("probes.leakage")  # `probes.leakage` is the function
+FORMS = import_module("probes.forms")
 SAMPLES = import_module("probes.samples")
 LAGS = (1, 2, 3)
 BAND = (5, 15)
@@ -197,6 +191,41 @@ def test_nulls_stand_beside_the_total():
     np.testing.assert_allclose(ds.null_uniform, ds.log_form_of_model.sel(part="total"), rtol=1e-5)
     assert (ds.null_shuffled < 0.8 * ds.null_uniform).all()  # labels carry all there is
     assert (ds.null_shuffled > 0).all()
+
+
+def test_the_null_of_fresh_weights_is_their_total_on_the_first_prompts_of_each_half():
+    model, tokens = load(families.model("qwen2")), text(11, 24)
+    given = {"bands": [BAND], "lags": LAGS, "bootstrap": 30, "seed": 3}
+    ds = leakage(model, tokens, fresh=6, initialization="0.3", **given)
+    assert '"fresh": 6' in ds.attrs["options"]
+    twin = model.reinitialized(3, initialization="0.3")
+    alone = leakage(twin, tokens[[0, 1, 2, 5, 6, 7]], fresh=0, **given)
+    for end in ("", "_low", "_high"):
+        assert ds[f"null_fresh{end}"].item() == alone[f"log_form_of_model{end}"].sel(part="total").item()
+    assert "uniform 0.3; seed 3, 6 prompts" in ds.null_fresh.attrs["long_name"]
+    assert not [name for name in alone if "fresh" in str(name)]
+    assert "null_fresh" in leakage(model, tokens, **given)  # unless told otherwise
+
+
+def test_fresh_weights_leak_what_uniform_attention_does():
+    tokens = probes.prompts(model := load("tiny-llama"), n=16, length=32)
+    ds = leakage(model, tokens, bootstrap=0)
+    assert ds.null_uniform.item() == pytest.approx(0.11674, rel=1e-4)
+    assert ds.null_fresh.item() == pytest.approx(0.1165, rel=5e-3)
+    assert ds.null_fresh.item() != ds.null_uniform.item()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fresh": 3}, "fresh=3 prompts .* at least 4, or 0"),
+        ({"fresh": 0, "initialization": "0.1"}, "initialization '0.1' has no use"),
+        ({"initialization": "glorot"}, "initialization 'glorot' is no rule"),
+    ],
+)
+def test_fresh_weights_that_cannot_be_had_are_refused(options, said):
+    with pytest.raises(InputError, match=said):
+        leakage(load(families.model("llama")), text(6, 24), bands=[BAND], lags=LAGS, bootstrap=0, **options)
 
 
 def test_documents_are_resampled_together():
@@ -368,7 +397,7 @@ def test_covariances_are_those_of_the_means_of_the_prompts_drawn(count, few):
     samples = sampled(made_of(torch.randn(count, 3, 20, 20, generator=generator, dtype=torch.float64)), size=4)
     resamples, at = resampling(count, 6, 0), slice(2, 9)
     assert all(resamples[:, half].sum(1).eq(half.stop - half.start).all() for half in halves_of(count))
-    drawn = MODULE._Drawn(samples, 0, at, slice(0, 3), resamples, few=few)
+    drawn = FORMS._Drawn(samples, 0, at, slice(0, 3), resamples, few=few)
     assert drawn.values.shape[1] == (math.ceil(count / 2) if few else 7)
     x, y = drawn["logits"], drawn["normalizer"]
     assert (x.shape[3], y.shape[3]) == (len(LAGS), 1)
@@ -395,7 +424,7 @@ def test_heads_and_resamples_may_be_taken_apart(numbers, monkeypatch):
     samples = sampled(made_of(torch.randn(12, 3, 20, 20, generator=generator, dtype=torch.float64)), size=4)
     drawn = resampling(12, 40, 0)
     whole = split_of(samples, [BAND], drawn)
-    monkeypatch.setattr(MODULE, "NUMBERS_AT_ONCE", numbers)
+    monkeypatch.setattr(FORMS, "NUMBERS_AT_ONCE", numbers)
     for name, values in split_of(samples, [BAND], drawn).items():
         assert values.shape == (1 if name == "shuffled" else 41, len(whole[name][0]), 3, 1)
         torch.testing.assert_close(values, whole[name], rtol=1e-9, atol=1e-12)
@@ -514,7 +543,7 @@ def test_chunks_of_prompts_and_of_queries_do_not_matter(monkeypatch):
     whole = leakage(model, tokens, lags=LAGS, bootstrap=5)
     monkeypatch.setattr(SAMPLES, "TOKENS_AT_ONCE", 30)
     monkeypatch.setattr(SAMPLES, "LOGITS_AT_ONCE", 1)
-    monkeypatch.setattr(MODULE, "NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(FORMS, "NUMBERS_AT_ONCE", 1)
     monkeypatch.setattr("probes.spool.HELD", 0)
     pieces = leakage(model, tokens, lags=LAGS, bootstrap=5)
     for name in whole.data_vars:
@@ -535,8 +564,11 @@ def test_progress_tells_of_every_block_and_the_model_stays_as_it_was():
     inner = families.model("qwen2")
     before = {name: value.clone() for name, value in inner.state_dict().items()}
     seen: list[tuple[float, float]] = []
-    leakage(load(inner), text(4, 20), lags=LAGS, bootstrap=0, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    given = {"lags": LAGS, "bootstrap": 0, "progress": lambda done, total: seen.append((done, total))}
+    leakage(load(inner), text(4, 20), fresh=0, **given)
+    leakage(load(inner), text(8, 20), fresh=4, **given)
+    ahead = [(0.5, 4.5), (1, 4.5), (1.5, 4.5)]  # the fresh weights' blocks
+    assert seen == [(1, 3), (2, 3), (3, 3), *ahead, (2.5, 4.5), (3.5, 4.5), (4.5, 4.5)]
     assert all(torch.equal(before[name], value) for name, value in inner.state_dict().items())
 
 

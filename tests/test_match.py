@@ -252,11 +252,14 @@ def test_report_is_made_from_results_alone(done):
     report = match_report(done[1])
     agreeing, attention, training, ingredients = report.tables
     for name in done[1]:
-        others = {row[2] for row in agreeing.rows if row[0] == name}
+        others = {row[2].partition(" (")[0] for row in agreeing.rows if row[0] == name}
         assert {"second-moment kernel", "N^L, best alpha", "toy init", "retrieval toy", "in-context toy"} <= others
     assert all(len(row) == len(table.columns) for table in report.tables for row in table.rows)
     assert ["ape", "matched", "retrieval", "4"] in [row[:4] for row in training.rows]
-    assert {(row[2], row[-1]) for row in training.rows} == {("retrieval", "0.25"), ("in-context", "0.62")}
+    assert {(row[2], row[-2]) for row in training.rows} == {("retrieval", "0.25"), ("in-context", "0.62")}
+    learnt = {row[-1] for row in training.rows if row[2] == "in-context"}
+    assert learnt <= {"not trained", "partly trained"}  # in so few steps
+    assert learnt == {row[2].partition(" (")[2][:-1] for row in agreeing.rows if "in-context" in row[2]}
     assert ingredients.columns[4:] == ("matched toy", "no residual", "no causal mask", "no positions", "no window")
     no_window = [row[-1] for row in ingredients.rows if row[1] == "ape"]
     assert set(no_window) == {"-"}

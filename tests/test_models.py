@@ -420,7 +420,7 @@ def test_edits_that_change_nothing_change_nothing_exactly(name, backend):
     def identity(site: str) -> Callable[[Tensor], Tensor]:
         return lambda x: (called.append((site, x.shape)), x)[1]
 
-    edits = [Edit(site, 1, identity(site)) for site in ("residual", "query", "key", "value")]
+    edits = [Edit(site, 1, identity(site)) for site in ("residual", "query", "key", "value", "output")]
     assert torch.equal(seen.residual(embeddings, edits=edits), plain)
     heads, kv = seen.spec.heads, seen.spec.kv_heads
     assert sorted(called) == sorted(
@@ -429,6 +429,7 @@ def test_edits_that_change_nothing_change_nothing_exactly(name, backend):
             ("query", (2, heads, LENGTH, HEAD_DIM)),
             ("key", (2, kv, LENGTH, HEAD_DIM)),
             ("value", (2, kv, LENGTH, HEAD_DIM)),
+            ("output", (2, heads, LENGTH, HEAD_DIM)),
         ]
     )
 
@@ -458,7 +459,7 @@ def test_edits_that_name_nothing_are_refused(backend, unchecked):
         with pytest.raises(InputError, match=f"edit of block {layer}"):
             seen.trace(embeddings, edits=[Edit("residual", layer, lambda x: x)])
     site: Any = "keys"
-    with pytest.raises(InputError, match="edit site 'keys' does not exist; use residual, query, key or value"):
+    with pytest.raises(InputError, match="edit site 'keys' does not exist; use residual, query, key, value or output"):
         seen.residual(embeddings, edits=[Edit(site, 0, lambda x: x)])
 
 

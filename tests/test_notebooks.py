@@ -31,12 +31,15 @@ SMALLER: dict[str, dict[str, dict[str, str]]] = {
         "paths-code": {'method="sketch"': SKETCH},
     },
     "2-sink-reading-heads": {
-        "sinks-code": {"n=8, length=192": "n=2, length=48"},
-        "trajectory-code": {"n=8, length=96": "n=2, length=32", "starts=24": "starts=8"},
-        "swap-code": {
+        "tiny-code": {
+            "n=8, length=96": "n=2, length=32",
+            "starts=24": "starts=8",
+            "effect_prompts=4": "effect_prompts=1",
+        },
+        "tiny-swap": {
             "n=32, length=64": "n=4, length=48",
-            "bootstrap=200": "bootstrap=20",
-            "products=32": "products=16",
+            '"bootstrap": 200': '"bootstrap": 20',
+            '"products": 32': '"products": 16',
         },
     },
     "3-where-absolute-position-comes-from": {

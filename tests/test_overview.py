@@ -15,8 +15,9 @@ from probes.errors import InputError
 from probes.plots import BLACK, BLUE, VERMILLION, overview_figure
 from probes.plots.overview import MOST, ROWS
 from probes.plots.style import LARGEST, ORANGE
+from probes.profiles import mean_profiles
 from probes.results import combine
-from probes.summary import band, profiles, smooth_between
+from probes.summary import band, smooth_between
 
 SOURCES = {"mask": 0.4, "residual": -0.1, "spread": 0.0}
 
@@ -55,7 +56,7 @@ def panels_of(figure, names: int) -> tuple[list[Axes], list[Axes]]:
 
 def test_profiles_are_those_of_the_result(sensitivity):
     (above,), _ = panels_of(overview_figure({"ape": sensitivity}, {}, {}), 1)
-    found = profiles(sensitivity)
+    found = mean_profiles(sensitivity)
     curves = [(to_hex(line.get_color()), np.asarray(line.get_ydata())) for line in above.lines]
     lines = {color: curve for color, curve in curves if curve.size > 2}  # dots at both ends are lines, too
     np.testing.assert_allclose(lines[BLUE.lower()], band([run.mean for run in found["init"]]).centre)
@@ -70,7 +71,7 @@ def test_prediction_is_drawn_where_there_is_one(sensitivity):
         black = [line for line in above.lines if line.get_color() == BLACK]
         assert len(black) == expected
         for line in black:
-            curve = band([run.mean for run in profiles(told, "theory_score_path")["init"]]).centre
+            curve = band([run.mean for run in mean_profiles(told, "theory_score_path")["init"]]).centre
             np.testing.assert_allclose(np.asarray(line.get_ydata()), curve)
 
 

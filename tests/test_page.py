@@ -24,13 +24,15 @@ from probes.compare import averaged
 from probes.errors import InputError
 from probes.leakage import resolved
 from probes.page import build, cards, charts, formulas
-from probes.page.measuring import measure
+from probes.page.measuring import QUICK_PROMPTS, measure
 from probes.page.sections import Section, choice, heads_data, sections
-from probes.plots.style import CYCLE, drawn_from
+from probes.plots.style import CYCLE, drawn_from, facts
+from probes.profiles import mean_profiles
 from probes.results import load, save
 from probes.studies.collected import Collected, collect
 from probes.studies.matched import samples
-from probes.summary import band, profiles, smooth_between
+from probes.studies.tables import sinks_report
+from probes.summary import band, smooth_between
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +108,7 @@ def test_sensitivity_is_the_result_s(collected):
     results = collected["jacobian"]
     figure = charts.sensitivity(results, collected["scalar"])
     for name, ds in results.items():
-        runs = profiles(ds)
+        runs = mean_profiles(ds)
         fresh = band([run.mean for run in runs["init"]])
         each = trace(figure, model=name, condition="init", curve=charts.MEASURED, detail=charts.EACH)
         np.testing.assert_allclose(numbers(each.y), fresh.centre, rtol=1e-3)
@@ -115,10 +117,10 @@ def test_sensitivity_is_the_result_s(collected):
         smoothed = trace(figure, model=name, condition="init", curve=charts.MEASURED, detail=charts.SMOOTHED)
         np.testing.assert_allclose(numbers(smoothed.y), smooth_between(fresh.centre), rtol=1e-3)
         kernel = trace(figure, model=name, condition="init", curve=charts.KERNEL)
-        predicted = band([run.mean for run in profiles(ds, "theory_score_path")["init"]]).centre
+        predicted = band([run.mean for run in mean_profiles(ds, "theory_score_path")["init"]]).centre
         np.testing.assert_allclose(numbers(kernel.y), predicted, rtol=1e-3)
         surrogate = trace(figure, model=name, curve=charts.SCALAR)
-        scalar = profiles(collected["scalar"][name])["pretrained"][0].mean
+        scalar = mean_profiles(collected["scalar"][name])["pretrained"][0].mean
         np.testing.assert_allclose(numbers(surrogate.y), scalar, rtol=1e-3)
         assert each.line.color == charts.model_colors(results)[name]
         assert each.meta["last"] == pages.LENGTH - 1
@@ -126,7 +128,7 @@ def test_sensitivity_is_the_result_s(collected):
 
 def test_positions_beyond_a_window_s_reach_are_zero_and_have_no_band(collected):
     ds = collected["jacobian"]["ape"].copy(deep=True)
-    ds["sensitivity"][..., :5] = 0.0
+    ds["sensitivity"][..., :5] = ds["elasticity"][..., :5] = 0.0
     figure = charts.sensitivity({"w": ds})
     each = trace(figure, condition="init", curve=charts.MEASURED, detail=charts.EACH)
     assert list(each.y[:5]) == [0.0] * 5
@@ -161,7 +163,7 @@ def test_keys_and_heads_are_the_result_s(collected):
         one for one in charts.traces(figure) if one.meta["quantity"] == charts.QUANTITIES["alpha"] and one.name == "ape"
     ]
     np.testing.assert_allclose(alpha[0].y, ds["alpha"].mean(["prompt", "layer", "head"]), rtol=1e-3)
-    shade = trace(charts.heads(collected["sinks"]), model="ape", metric="reads")
+    shade = trace(charts.heads(collected["sinks"]), model="ape", metric=charts.METRICS["reads"])
     np.testing.assert_allclose(np.array(shade.z, dtype=float), ds["reads"], rtol=1e-3)
     assert len(shade.y) == ds.sizes["layer"]
 
@@ -174,7 +176,8 @@ def test_a_head_s_numbers_and_pattern_come_back(collected):
     assert (layer, head) == (int(ds["picture_layer"][0]), int(ds["picture_head"][0]))
     np.testing.assert_allclose((values / 255.0) ** 2, ds["pattern"].values[0], atol=0.005)
     rows = dict(charts.head_numbers(ds)[layer, head])
-    assert rows[charts.NAMES["attends"]] == f"{float(ds['attends'][layer, head]):.3f}"
+    value, low, high = (float(ds[f"attends{end}"][layer, head]) for end in ("", "_low", "_high"))
+    assert rows[charts.NAMES["attends"]] == f"{value:.3f} [{low:.3g}, {high:.3g}]"
     chosen = [str(rule) for rule in ds["rule"].values if int(ds["selected"].sel(rule=rule)[layer, head])]
     assert rows["selected by the rules"] == (", ".join(chosen) or "none")
     assert charts.pattern_bytes(ds.drop_vars("pattern")) == {}
@@ -213,35 +216,48 @@ def test_shares_are_shown_where_they_mean_something(collected):
             for end, value in zip(("", "_low", "_high"), ends, strict=True):
                 one[f"{form}_form_of_model{end}"].loc[{**at, "band": name}] = value
     for one in (certain, noise):
-        one["log_share_of_model"].loc[{"source": "mask", "band": name}] = 1.25
+        for form, value in (("steady", 0.75), ("log", 1.25)):
+            one[f"{form}_share_of_model"].loc[{"source": "mask", "band": name}] = value
         one["log_stream_by_block_low"][0] = -1.0  # the null check is passed
         one["log_stream_by_block_high"][0] = 1.0
     assert resolved(certain, "log", name)
     figure = charts.sources({"certain": certain, "noise": noise})
-    mask = trace(figure, form="log form", band=name, source="mask")
-    assert list(mask.x) == ["certain", "noise"]
-    assert list(mask.y) == [1.25, None]
+    for form, value in (("log form", 0.75), ("log form, the constant sink left in", 1.25)):
+        mask = trace(figure, form=form, band=name, source="mask")
+        assert list(mask.x) == ["certain", "noise"]
+        assert list(mask.y) == [value, None]
+    old = charts.sources({"old": certain.drop_vars([name for name in certain if "steady" in str(name)])})
+    assert charts.traces(old)[0].meta["form"] == "log form, the constant sink left in"
     line = trace(charts.depth({"ape": ds}), part="logits", band=name)
     np.testing.assert_allclose(line.y, ds["log_form_by_block"].sel(part="logits", band=name), rtol=1e-3)
+    nulls = [one for one in charts.traces(charts.depth({"ape": ds})) if one.name.startswith("ape, ")]
+    assert {one.name: one.y[0] for one in nulls if one.meta["band"] == name} == {
+        f"ape, {said}": pytest.approx(float(ds[null].sel(band=name)), rel=1e-3)
+        for null, (said, _) in charts.NULLS.items()
+    }
 
 
 def test_removed_shares_without_an_end_are_not_drawn(collected):
     ds = collected["bos-swap"]["ape"].copy(deep=True)
     assert list(charts.by_replacement({"ape": ds})) == ["mean", "zero", "random"]
     for end, value in (("", 0.8), ("_low", 0.6), ("_high", 0.9)):
-        ds[f"removed_of_model{end}"][0] = value
+        for component in ("", "_steady"):
+            ds[f"removed{component}_of_model{end}"][0] = value - (component == "_steady") / 2
     ds["removed_of_model_high"][1] = math.inf
     figure = charts.removed({"ape": ds})
-    bar = trace(figure, replacement="mean")
+    assert trace(figure, replacement="mean", sink="taken out").y[0] == 0.3
+    bar = trace(figure, replacement="mean", sink="left in")
     assert bar.y[0] == 0.8
     assert bar.error_y.array[0] == pytest.approx(0.1)
     assert bar.error_y.arrayminus[0] == pytest.approx(0.2)
-    assert trace(figure, replacement="zero").y[0] is None
+    assert trace(figure, replacement="zero", sink="left in").y[0] is None
     loss = trace(charts.losses({"ape": ds}), replacement="zero")
     change = ds["loss_change"].sel(replacement="zero").values
     np.testing.assert_allclose(loss.y, change[np.isfinite(change)], rtol=1e-3)
-    after = trace(charts.components({"ape": ds}), replacement="zero", when="after")
-    np.testing.assert_allclose(numbers(after.y), ds["residual_after_of_model"].sel(replacement="zero"), rtol=1e-3)
+    for component, sink in charts.SINK.items():
+        after = trace(charts.components({"ape": ds}), replacement="zero", when="after", sink=sink)
+        expected = ds[f"residual{component}_after_of_model"].sel(replacement="zero")
+        np.testing.assert_allclose(numbers(after.y), expected, rtol=1e-3)
 
 
 def test_a_single_replacement_needs_no_dimension(collected):
@@ -343,7 +359,7 @@ def test_claims_have_their_verdict_rule_and_command(html):
     assert all("the number is above 0.3" in row for row in rows.values())
     assert "To measure it" in rows["c-third"]
     assert "Measured by" in rows["a-first"]
-    assert re.search(r"<b>1</b> hold.*<b>1</b> do not hold.*<b>1</b> not measured here", html, re.DOTALL)
+    assert re.search(r"<b>1</b> holds.*<b>1</b> does not hold.*<b>1</b> not measured", html, re.DOTALL)
 
 
 @pytest.mark.slow
@@ -633,7 +649,8 @@ def test_what_a_study_refuses_is_said_and_the_rest_is_measured(checkpoints, give
     refused = measure([str(checkpoints / "ape")], tmp_path, chosen=chosen, told=said.append, **given | {"count": 2})
     (line,) = refused
     assert line.startswith("leakage was not measured on ape: ")
-    assert [line for line in said if " above the model's " not in line] == refused
+    assert said[0] == "ape: studies to come: sinks, leakage"
+    assert [line for line in said[1:] if " above the model's " not in line] == refused
     assert set(collect(tmp_path)) == {"sinks"}
     with pytest.raises(InputError, match="nothing could be measured; the first reason: leakage"):
         measure([str(checkpoints / "ape")], tmp_path, chosen=pages.small("leakage"), **given | {"count": 2})
@@ -643,6 +660,67 @@ def test_bad_input_is_refused_before_anything_is_measured(checkpoints, given, tm
     with pytest.raises(InputError, match="nowhere"):
         measure([str(checkpoints / "ape"), "./nowhere"], tmp_path / "out", chosen=pages.small("sinks"), **given)
     assert not list(tmp_path.rglob("*.nc"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_quick_results_say_so_and_serve_no_full_report_but_full_ones_serve_a_quick_one(checkpoints, given, tmp_path):
+    one, file = str(checkpoints / "ape"), tmp_path / "trajectory" / "trajectory-ape.nc"
+    given, chosen = given | {"count": None}, [replace(full, prompts=6) for full in pages.small("trajectory")]
+    made: list[tuple[int, Any, int]] = []
+    for quick in (True, True, False, True):
+        measure([one], tmp_path, chosen=chosen, quick=quick, **given)
+        ds = load(file)
+        options = json.loads(ds.attrs["options"])
+        made.append((ds.sizes["prompt"], ds.attrs.get("quick"), options["starts"]))
+        made_at = file.stat().st_mtime_ns
+        measure([one], tmp_path, chosen=chosen, quick=quick, **given)
+        assert file.stat().st_mtime_ns == made_at
+    assert made == [(QUICK_PROMPTS["trajectory"], 1, 8)] * 2 + [(6, None, 64)] * 2
+    measure([one], tmp_path, chosen=chosen, quick=True, **given | {"count": 7})  # more than the full one has
+    assert load(file).sizes["prompt"] == 7
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_what_a_quick_report_measured_is_kept_by_the_next(checkpoints, given, tmp_path):
+    said: list[str] = []
+    chosen, given = pages.small("jacobian", "bos-swap"), given | {"count": None}
+    for _ in range(2):
+        before = stamps(tmp_path)
+        measure([str(checkpoints / "ape")], tmp_path, quick=True, chosen=chosen, told=said.append, **given)
+    assert len(before) == 2
+    assert stamps(tmp_path) == before
+    assert said[-1].startswith("ape: kept jacobian, bos-swap")
+    assert all(collect(tmp_path)[one.kind]["ape"].attrs["quick"] == 1 for one in chosen)
+
+
+def test_a_quick_page_and_its_figures_say_so(collected):
+    plain = {"ape": collected["sinks"]["ape"]}
+    quick = {"ape": plain["ape"].assign_attrs(quick=1)}
+    assert facts(quick) == ["QUICK measurement", *facts(plain)]
+    assert cards.quick_remarks(Collected(collected.root, {"sinks": plain})) == []
+    (said,) = cards.quick_remarks(Collected(collected.root, {"sinks": quick, "trajectory": plain}))
+    assert "wide intervals: sinks of ape." in said
+    assert sinks_report(quick).described == f"QUICK measurement, {sinks_report(plain).described}"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_cheap_studies_come_first_and_each_is_heard_of_before_the_next_begins(checkpoints, given, tmp_path):
+    found: list[list[str]] = []
+    said: list[str] = []
+
+    def between(refused: Any) -> None:
+        found.append([kind for kind in collect(tmp_path) if kind in pages.KINDS])
+
+    chosen = pages.small("scalar", "trajectory", "sinks")[::-1]
+    both = [str(checkpoints / name) for name in ("ape", "bee")]
+    measure(both, tmp_path, chosen=chosen, told=said.append, between=between, **given | {"count": 3})
+    (line,) = (line for line in said if line.startswith("ape: studies to come: "))
+    order = line.removeprefix("ape: studies to come: ").split(", ")
+    assert sorted(order) == ["scalar", "sinks", "trajectory"]
+    assert order[0] == "sinks"
+    assert [set(kinds) for kinds in found] == [set(order[:count]) for count in (1, 2, 3)]  # none after the last of all
 
 
 class Stop(Exception):
@@ -691,10 +769,11 @@ def test_report_from_the_command_line(monkeypatch, capsys, checkpoints, root, tm
     assert call(monkeypatch, str(checkpoints / "ape"), "--out", str(out), *options) == 0
     said = capsys.readouterr()
     assert "ape: kept trajectory, sinks" in said.err
-    counts = re.search(r"(\d+) claims: (\d+) hold, (\d+) do not hold, (\d+) not measured here", said.out)
-    assert counts is not None
-    every, *each = map(int, counts.groups())
-    assert every == sum(each) > 30
+    counts = [
+        int(count) for count in re.findall(r"^(?:published|requests|our own).*: (\d+) statements", said.out, re.M)
+    ]
+    every = sum(counts)
+    assert len(counts) > 3
     for name in ("index.html", "claims.md", "overview.png", "overview.svg"):
         assert str(out / name) in said.out
         assert (out / name).stat().st_size > 0

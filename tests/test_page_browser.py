@@ -176,7 +176,7 @@ def test_claims_are_sorted_filtered_and_opened(opened):
 
 def test_the_tally_leads_to_its_claims(opened):
     page = opened()
-    page.locator("a.count", has_text="not measured here").click()
+    page.locator("a.count", has_text="not measured").click()
     assert rows(page) == ["claim-c-third"]
 
 

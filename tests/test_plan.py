@@ -46,6 +46,12 @@ def test_options_that_take_more(model):
     assert bytes_of("jacobian", chunk=64) > bytes_of("jacobian", chunk=1)
 
 
+def test_fresh_weights_are_a_second_copy(model):
+    alone, twice = (plan(model, 16, 64, "leakage", fresh=fresh) for fresh in (0, 16))
+    assert twice.memory == alone.memory + alone.weights
+    assert plan(model, 16, 64, "leakage").memory == twice.memory
+
+
 def test_what_models_and_runs_are_weighed_by(model):
     assert operations(model, 256) > 2 * operations(model, 128)  # attention is quadratic
     passes = [jacobian_passes(64, given) for given in ({"method": "scalar"}, {"products": 8}, {"method": "exact"})]

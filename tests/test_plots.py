@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from probes.errors import InputError
 from probes.plots import BLACK, BLUE, CONDITIONS, DECADES, VERMILLION, jacobian_figure, save_figure, theory_figure
 from probes.plots.style import STYLE, legend_columns
+from probes.profiles import mean_profiles
 from probes.results import combine, dataset
 from probes.summary import band, profiles
 
@@ -71,14 +72,16 @@ def texts_of(figure: Figure) -> str:
 
 def test_lines_and_bands_are_those_of_the_results(combined):
     axes = jacobian_figure(combined).axes[0]
-    found = profiles(combined)
+    found = mean_profiles(combined)
     np.testing.assert_allclose(lines_of(axes, VERMILLION), [found["pretrained"][0].mean])
     expected = band([run.mean for run in found["init"]])
     np.testing.assert_allclose(lines_of(axes, BLUE), [expected.centre])
     assert band_of(axes, BLUE).max() == pytest.approx(expected.high.max())
     assert band_of(axes, BLUE).min() == pytest.approx(expected.low.min())
     single = found["pretrained"][0]
-    assert band_of(axes, VERMILLION).max() == pytest.approx((single.mean + 2 * single.stderr).max())
+    assert band_of(axes, VERMILLION).max() == pytest.approx(
+        (single.mean * np.exp(2 * single.stderr / single.mean)).max()
+    )
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     assert len(dots) == 3
     assert all(np.array_equal(line.get_xdata(), [0, 1]) for line in dots)
@@ -120,10 +123,10 @@ def test_theories_are_drawn_beside_what_they_predict(combined):
     fitted = ("condition", "position"), np.ones((3, 64))
     with_theory = combined.assign(theory_score_path=curve, theory_cesaro=fitted, theory_config=2 * curve)
     figure = jacobian_figure(with_theory)
-    expected = band([p.mean for p in profiles(with_theory, "theory_score_path")["init"]]).centre
+    expected = band([p.mean for p in mean_profiles(with_theory, "theory_score_path")["init"]]).centre
     drawn = [np.asarray(line.get_ydata()) for line in lines_of_theory(figure.axes[0], BLACK)]
     assert any(np.allclose(one, expected) for one in drawn)
-    baseline = band([p.mean for p in profiles(with_theory, "theory_score_path")["pretrained"]]).centre
+    baseline = band([p.mean for p in mean_profiles(with_theory, "theory_score_path")["pretrained"]]).centre
     drawn = [np.asarray(line.get_ydata()) for line in lines_of_theory(figure.axes[0], VERMILLION)]
     assert any(np.allclose(one, baseline) for one in drawn)
     labels = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
@@ -255,7 +258,7 @@ def test_nothing_to_draw_is_refused(tmp_path):
         jacobian_figure({})
     with pytest.raises(InputError, match="'silent' has no sensitivity above zero"):
         jacobian_figure({"silent": result("pretrained", 0, zeros=64)})
-    with pytest.raises(InputError, match="no sensitivity; give one of jacobian"):
+    with pytest.raises(InputError, match="has no sensitivity above zero"):
         jacobian_figure(xr.Dataset({"leakage": ("lag", [1.0])}))
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot write"):

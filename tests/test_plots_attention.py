@@ -20,6 +20,7 @@ from drawn import (
     sinks_result,
     text_of,
     trajectory_result,
+    with_roles,
 )
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
@@ -108,6 +109,22 @@ def test_results_as_the_probes_make_them():
 
 
 # ------------------------------------------------------------------------------------------------------------- sinks
+
+
+def test_heads_are_outlined_by_role():
+    ds = with_roles(sinks_result())
+    figure = sinks_figure(ds)
+    heads = labelled(figure, "block")
+    found = {to_hex(patch.get_edgecolor()): np.asarray(patch.get_path().vertices) for patch in heads.patches}
+    for role, color in (("reads", VERMILLION), ("parks", GREEN)):
+        corners = found[color.lower()].reshape(-1, 5, 2)
+        places = {(round(y), round(x)) for x, y in corners[:, [0, 2]].mean(1)}
+        assert places == set(map(tuple, np.argwhere(ds["has_role"].sel(role=role).values).tolist()))
+        assert places
+    counts = [int(ds["has_role"].sel(role=role).sum()) for role in ("reads", "parks", "reacts")]
+    assert heads.get_xlabel() == f"head\n{counts[0]} read, {counts[1]} park, {counts[2]} react"
+    assert "takes from 0 more than 0.1 of the stream" in text_of(figure)
+    assert "sink-reading" not in text_of(figure)
 
 
 def test_heads_that_read_the_sink_are_outlined():

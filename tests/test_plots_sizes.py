@@ -18,6 +18,7 @@ from drawn import (
     sinks_result,
     text_of,
     trajectory_result,
+    with_roles,
 )
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -105,6 +106,15 @@ def test_many_sink_reading_heads_leave_the_heat_map_to_be_seen():
     np.testing.assert_array_equal(np.asarray(dots.get_xydata())[:, ::-1], reading)
     height = heads.get_window_extent().height / 30
     assert dots.get_markersize() * heads.get_figure().dpi / 72 < 0.6 * height  # pyright: ignore
+
+
+def test_many_heads_that_read_and_park_have_dots_of_their_own():
+    ds = with_roles(sinks_result(layers=30, heads=9))
+    heads = labelled(sinks_figure(ds), "block")
+    for role, color in (("reads", VERMILLION), ("parks", GREEN)):
+        (dots,) = [line for line in heads.lines if line.get_color() == color]
+        having = np.argwhere(ds["has_role"].sel(role=role).values)
+        np.testing.assert_array_equal(np.asarray(dots.get_xydata())[:, ::-1], having)
 
 
 def test_norms_of_many_heads_are_medians_of_groups():

@@ -24,7 +24,9 @@ from probes.errors import InputError
 from probes.models.huggingface import HuggingFaceView
 from probes.models.view import View
 from probes.results import load, save
-from probes.sinks import ATTENDS, COLUMNS, PLACES, READS, RULES, HeadRow, cells, parse_keys, ranked, uniform_alpha
+from probes.roles import ATTENDS, COLUMNS, PLACES, READS, HeadRow, cells, ranked
+from probes.sink_sums import uniform_alpha
+from probes.sinks import RULES, parse_keys
 from probes.sinks import sinks as checked_sinks
 
 sinks: Any = inspect.unwrap(checked_sinks)  # as users call it: no type checks ahead of our own messages
@@ -168,7 +170,7 @@ def test_a_window_of_one_sees_no_other():
     close(found.over_tau, 1, 0)
     assert np.isnan(found.attends).all()
     assert not found.selected.any()
-    assert [cell for row in ranked(found, 1) for cell in cells(row)][2:5] == ["-", "-", "-"]
+    assert [cell for row in ranked(found, 1) for cell in cells(row)][2:5] == ["ignores?", "-", "-"]
 
 
 def test_windows_leave_position_0_behind():
@@ -290,8 +292,6 @@ def test_a_broadcasting_sink_a_no_op_sink_and_a_head_that_only_reads():
         found = sinks(known_model(**made), tokens)
         chosen = {rule: found.selected.sel(rule=rule).item() for rule in RULES}
         assert chosen == {"attends": attends, "reads": reads, "reacts": 0, "sink-reading": both}
-        (row,) = ranked(found)
-        assert row.sink_reading == bool(both)
     found = sinks(known_model(**cases["no-op"][0]), tokens)
     assert found.reads.item() == 0
     assert found.attends.item() > 0.9
@@ -302,15 +302,14 @@ def test_a_broadcasting_sink_a_no_op_sink_and_a_head_that_only_reads():
 
 def test_sizes_are_those_behind_w_o():
     """The first value dimension is written three times as large, and a head that writes nothing has no share."""
-    (row,) = ranked(sinks(known_model(sink_value=[1, 0, 0, 0], text_value=[0, 1, 0, 0]), known_tokens(8)))
-    assert row.value_ratio == pytest.approx(1, rel=1e-5)
-    assert row.written_ratio == pytest.approx(3, rel=1e-5)
+    found = sinks(known_model(sink_value=[1, 0, 0, 0], text_value=[0, 1, 0, 0]), known_tokens(8))
+    assert ranked(found)[0].value_ratio == pytest.approx(1, rel=1e-5)
+    close(found.written_norm[0, 0], [3, 1], 1e-5)
     silent = sinks(known_model(sink_value=[0] * 4, text_value=[0] * 4), known_tokens(8))
     assert np.isnan(silent.reads).all()
     (row,) = ranked(silent)
-    assert row.score == 0
     assert np.isnan(row.value_ratio)
-    assert list(cells(row))[3] == "-"
+    assert (row.written, row.role, list(cells(row))[7:9]) == (0, "ignores", ["-", "-"])
 
 
 # ------------------------------------------------------------------------------------------------------- reacting
@@ -339,7 +338,9 @@ def test_reactions_equal_full_patterns(name, replacement):
 def test_reactions_leave_the_rest_as_it_is():
     model = view("qwen3", dtype="float64")
     alone, beside = sinks(model, TOKENS), sinks(model, TOKENS, reacts="zero")
-    assert set(beside.data_vars) - set(alone.data_vars) == {"reacts", "reacts_among_others"}
+    ends = ("", "_low", "_high", "_by_prompt")
+    more = {f"{name}{end}" for name in ("reacts", "reacts_output") for end in ends}
+    assert set(beside.data_vars) - set(alone.data_vars) == more | {"reacts_among_others"}
     for variable in (*BOTH, *HEADS, *NORMS):
         close(beside[variable], alone[variable], 1e-5, 1e-7)
 
@@ -412,21 +413,22 @@ def test_ranking():
     found = sinks(view("llama"), TOKENS, reacts="zero")
     rows = ranked(found)
     assert len(rows) == families.BLOCKS * families.HEADS
-    assert [row.score for row in rows] == sorted((row.score for row in rows), reverse=True)
-    assert ranked(found, 3) == rows[:3]
+    assert [row.written for row in rows] == sorted((row.written for row in rows), reverse=True)
+    np.testing.assert_equal(ranked(found, 3), rows[:3])
     for row in rows:
         at = {"layer": row.layer, "head": row.head}
-        for name in ("attends", "reads", "reacts"):
+        for name in ("attends", "written", "output", "output_own", "reads", "reacts"):
             assert getattr(row, name) == float(found[name].sel(at))
-        assert row.sink_reading == (row.attends > ATTENDS and row.reads > READS)
-        for name in ("value", "written", "key"):
-            norms = found[f"{name}_norm"].sel(at)
-            assert getattr(row, f"{name}_ratio") == pytest.approx(float(norms[0] / norms[1]))
+        assert found.has_role.sel(at | {"role": row.role}).item() == 1
+        both = found.selected.sel(at | {"rule": "sink-reading"}).item()
+        assert both == (row.attends > ATTENDS and row.reads > READS)
+        assert row.value_ratio == pytest.approx(float(found.value_norm.sel(at)[0] / found.value_norm.sel(at)[1]))
         assert len(list(cells(row))) == len(COLUMNS)
     assert all(np.isnan(row.reacts) for row in ranked(sinks(view("llama"), TOKENS)))
-    text = dict(zip(COLUMNS, cells(HeadRow(1, 2, 0.5, 0.25, float("nan"), 0.1, 2.0, 3.0, True)), strict=True))
-    assert text["block"], text["head"] == ("1", "2")
-    assert (text["attends"], text["reads"], text["reacts"], text["sink-reading"]) == ("0.500", "0.250", "-", "yes")
+    row = HeadRow(1, 2, "parks", False, float("nan"), 0.5, 0.125, 0.25, 0.375, 1.0, float("nan"), 0.1)
+    text = dict(zip(COLUMNS, cells(row), strict=True))
+    assert (text["block"], text["head"], text["role"]) == ("1", "2", "parks?")
+    assert (text["attends"], text["own output"], text["reacts"], text["value 0/rest"]) == ("0.500", "0.375", "-", "0.1")
 
 
 # ------------------------------------------------------------------------------------------------- what is asked
@@ -535,7 +537,7 @@ def test_result(tmp_path):
     assert json.loads(sinks(model, TOKENS, keys="all").attrs["options"])["keys"] == "all"
     save(found, tmp_path / "sinks.nc")
     assert load(tmp_path / "sinks.nc").identical(found)
-    assert ranked(load(tmp_path / "sinks.nc")) == ranked(found)
+    np.testing.assert_equal(ranked(load(tmp_path / "sinks.nc")), ranked(found))
 
 
 def test_the_model_is_left_as_it_was():

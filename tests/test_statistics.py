@@ -36,7 +36,7 @@ def clustered(documents: int, each: int, random: np.random.Generator) -> np.ndar
 def test_intervals_of_primacy_cover_and_are_no_wider_than_they_need(documents, each):
     random, truth = np.random.default_rng(documents), math.log(ushape(U).primacy)
     number = np.repeat(np.arange(documents), each)
-    found = np.array([jackknifed(log_primacy, clustered(documents, each, random), number) for _ in range(1000)])
+    found = np.array([jackknifed(log_primacy, clustered(documents, each, random), number)[:3] for _ in range(1000)])
     value, low, high = found.T
     assert 0.92 <= np.mean((low <= truth) & (truth <= high)) <= 0.98
     assert np.median(high - low) <= 1.3 * np.subtract(*np.percentile(value, (97.5, 2.5)))
@@ -44,7 +44,7 @@ def test_intervals_of_primacy_cover_and_are_no_wider_than_they_need(documents, e
 
 def test_prompts_as_units_would_be_too_sure():
     random, truth = np.random.default_rng(0), math.log(ushape(U).primacy)
-    found = np.array([jackknifed(log_primacy, clustered(8, 8, random), np.arange(64)) for _ in range(200)])
+    found = np.array([jackknifed(log_primacy, clustered(8, 8, random), np.arange(64))[:3] for _ in range(200)])
     assert np.mean((found[:, 1] <= truth) & (truth <= found[:, 2])) < 0.85
 
 
@@ -75,9 +75,9 @@ def test_units_are_documents_where_the_result_says():
 
 
 def test_what_tells_nothing_has_no_interval():
-    assert np.isnan(jackknifed(lambda x: float(x.mean()), np.ones((3, 2)), np.zeros(3, int))[1:]).all()
-    assert np.isnan(over_runs([1.0])[1:]).all()
-    assert np.isnan(over_runs([])).all()
+    assert np.isnan(jackknifed(lambda x: float(x.mean()), np.ones((3, 2)), np.zeros(3, int))[1:3]).all()
+    assert np.isnan(over_runs([1.0])[1:3]).all()
+    assert np.isnan(over_runs([])[:3]).all()
     low, high = ends(np.array([[np.nan, 1.0], [2.0, 0.5], [3.0, 1.5]]))
     assert np.isnan([low[0], high[0]]).all()
     assert 0.5 <= low[1] < high[1] <= 1.5
@@ -86,6 +86,7 @@ def test_what_tells_nothing_has_no_interval():
 
 
 def test_over_runs_is_students_t():
-    value, low, high = over_runs([1.0, 2.0, 3.0, np.nan])
+    value, low, high, freedom = over_runs([1.0, 2.0, 3.0, np.nan])
+    assert freedom == 2
     assert value == 2
     assert (high - value, value - low) == pytest.approx([4.302653 / math.sqrt(3)] * 2, rel=1e-6)

@@ -23,6 +23,7 @@ from probes.errors import InputError
 from probes.leakage import CELLS, PARTS, SOURCES
 from probes.prompts import prompts, tokens_hash
 from probes.results import dataset, provenance
+from probes.roles import role_names
 from probes.studies.survey import PROBES, Probe, survey
 from probes.studies.tables import (
     Report,
@@ -437,16 +438,20 @@ def test_report_of_sinks(surveyed):
         assert rows[0][3] == f"{float(ds['over_tau_of_model'][0]):.4f}"
         assert rows[0][4] == f"{float(ds['alpha'].sel(key=0).mean()):.4f}"
         assert rows[0][5] == f"{sum(1 / i for i in range(1, LENGTH + 1)) / LENGTH:.4f}"  # no windows here
-        scores = (ds["attends"] * ds["reads"]).values
+        scores = ds["written"].values
         layer, head = np.unravel_index(scores.argmax(), scores.shape)
         chosen = [row for row in heads.rows if row[0] == name]
         assert len(chosen) == 2
-        assert chosen[0][1:4] == [str(layer), str(head), f"{ds['attends'].values[layer, head]:.3f}"]
-        (line,) = [line for line in report.lines if line.startswith(f"{name}: ")]
+        assert chosen[0][1:4] == [
+            str(layer),
+            str(head),
+            str(role_names(ds)[layer, head]) + "?" * (not ds["role_sure"].values[layer, head]),
+        ]
+        (line,) = [line for line in report.lines if line.startswith(f"{name}: ") and " by rule: " in line]
         assert f"reads > 0.3: {int((ds['reads'] > 0.3).sum())}," in line
         assert line.endswith(f"(attends and reads): {int(((ds['reads'] > 0.3) & (ds['attends'] > 0.3)).sum())}")
     without = {name: ds.drop_vars("reacts") for name, ds in results.items()}
-    assert not any("reacts" in line for line in sinks_report(without).lines)
+    assert not any("reacts >" in line for line in sinks_report(without).lines)
     with pytest.raises(InputError, match="top=-1"):
         sinks_report(results, top=-1)
 
@@ -479,20 +484,24 @@ def test_report_of_trajectories(surveyed):
 def test_report_of_leakage(surveyed):
     _, results = surveyed("leakage")
     report = leakage_report(results)
-    logs, weights, *blocks = report.tables
-    assert [row[:2] for row in logs.rows] == [["ape", "3-23"], ["bee", "3-23"]]
+    logs, weights, blocks = report.tables[:4], report.tables[4], report.tables[5:]
+    assert [[row[:2] for row in table.rows] for table in logs] == [[["ape", "3-23"], ["bee", "3-23"]]] * 4
+    assert not any("-" in row[2:] for table in (logs[0], logs[3]) for row in table.rows)
     assert [row[:3] for row in weights.rows] == [
         [name, "3-23", counted] for name in ("ape", "bee") for counted in ("denominator", "terms")
     ]
-    assert [len(table.rows) for table in blocks] == [2 * families.BLOCKS] * 2
+    assert [len(table.rows) for table in blocks] == [2 * families.BLOCKS] * 3
     total = 1e6 * results["ape"]["weight_form_by_block"].sel(cell="both").isel(band=0, layer=0).item()
-    assert float(blocks[1].rows[0][2].replace(",", "")) == pytest.approx(total, rel=1e-2)
-    residual = {name: float(ds["log_stream_of_model"].isel(band=0)) for name, ds in results.items()}
-    order, depth, *nulls = [line for line in report.lines if "NOT 0" not in line and "V(K)" not in line]
-    low, high = sorted(residual, key=residual.__getitem__)
-    assert order.startswith(f"residual component: {low} {residual[low]:.3g} [")
-    assert f"] < {high} {residual[high]:.3g} [" in order
-    assert depth.startswith("its rank correlation with depth: ape ")
+    assert float(blocks[2].rows[0][2].replace(",", "")) == pytest.approx(total, rel=1e-2)
+    lines = [line for line in report.lines if "NOT 0" not in line and "V(K)" not in line]
+    for form, said in (("steady", ""), ("log", ", the constant sink left in")):
+        residual = {name: float(ds[f"{form}_stream_of_model"].isel(band=0)) for name, ds in results.items()}
+        (order, depth), lines = lines[:2], lines[2:]
+        low, high = sorted(residual, key=residual.__getitem__)
+        assert order.startswith(f"residual component{said}: {low} {residual[low]:.3g} [")
+        assert f"] < {high} {residual[high]:.3g} [" in order
+        assert depth.startswith("its rank correlation with depth: ape ")
+    nulls = lines
     assert [line.split(":")[0] for line in nulls] == ["ape", "bee"]
     assert all("null check, should be 0: log form with both sources removed " in line for line in nulls)
     assert all(" in 3-23" in line for line in nulls)
@@ -501,15 +510,19 @@ def test_report_of_leakage(surveyed):
 @pytest.mark.slow
 def test_report_of_swaps(surveyed):
     _, results = surveyed("bos-swap")
-    removed, effects = bos_report(results).tables
+    removed, left_in, effects = bos_report(results).tables
     bands = [str(band) for band in results["ape"]["band"].values]
     assert [row[:3] for row in removed.rows] == [
         [name, replacement, band] for name in ("ape", "bee") for replacement in ("mean", "17") for band in bands
     ]
     single = results["ape"].sel(replacement="17", drop=True).assign_attrs(replacement=17)
     alone = bos_report({"ape": single})
-    assert alone.tables[0].rows == [row for row in removed.rows if row[:2] == ["ape", "17"]]
-    (row,) = alone.tables[1].rows
+    for table, whole in zip(alone.tables, (removed, left_in), strict=False):
+        assert table.rows == [row for row in whole.rows if row[:2] == ["ape", "17"]]
+    old = bos_report({"ape": single.drop_vars([name for name in single if "steady" in str(name)])}).tables
+    assert all(row[3:] == ["-"] * 3 for row in old[0].rows)  # made before the constant sink was told apart
+    assert old[1].rows == alone.tables[1].rows != alone.tables[0].rows
+    (row,) = alone.tables[2].rows
     assert row == next(row for row in effects.rows if row[:2] == ["ape", "17"])
     shown = dict(zip(effects.columns[2:4], row[2:4], strict=True))
     assert shown["sink rate"] == f"{float(single['sink_rate_before'].mean()):.3f}"
@@ -567,8 +580,8 @@ def test_ruscio_s_order_is_computed():
     said = "sliding window above standard RoPE: yes; NTK scaling below the sliding window: yes"
     lines = leakage_report(holds).lines
     assert lines[0] == (
-        "residual component: tiny-llama-ntk 0.0167 [-0.0333, 0.0667] < tiny-llama 0.233 [0.183, 0.283] "
-        "< tiny-mistral-window 0.4 [0.35, 0.45]"
+        "residual component, the constant sink left in: tiny-llama-ntk 0.0167 [-0.0333, 0.0667] "
+        "< tiny-llama 0.233 [0.183, 0.283] < tiny-mistral-window 0.4 [0.35, 0.45]"
     )
     assert lines[1] == (
         "its rank correlation with depth: tiny-llama 0.00, tiny-llama-ntk -0.87, tiny-mistral-window 1.00"
@@ -605,7 +618,13 @@ def test_ruscio_s_order_is_computed():
 
 
 def test_shares_of_nothing_are_not_printed():
-    cells = {name: leakage_report({"ape": ds}).tables[0].rows[0] for name, ds in {
+    def cells_of(ds: xr.Dataset) -> list[str]:
+        """Total, shares and component of a result without what newer ones have beside them."""
+        total, steady, left_in = (table.rows[0] for table in leakage_report({"ape": ds}).tables[:3])
+        assert steady[2:] == total[3:] == ["-"] * 3
+        return [*total[:3], *left_in[2:]]
+
+    cells = {name: cells_of(ds) for name, ds in {
         "clear": constructed([0.0, 0.2]),
         "none": constructed([0.0, -0.18]),  # 0.01 in all, -0.04 to 0.06
         "negative": constructed([0.0, -1.0]),
@@ -631,7 +650,7 @@ def test_tables_of_many_blocks_are_narrow_enough_to_read(capsys):
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith((" ", "─"))]
     assert max(map(len, rows)) <= WIDEST
-    assert printed.index("Blocks, weight form") < printed.index("residual component: SmolLM2")  # rows fill a screen
+    assert printed.index("Blocks, weight form") < printed.index("left in: SmolLM2")  # rows fill a screen
 
 
 def test_neighbours_are_given_as_ranges():
@@ -649,8 +668,8 @@ def test_failing_null_checks_are_named_band_by_band():
     assert report.lines[-2].endswith(": 0.04 [-0.01, 0.09] in 9-31, 0.06 [0.01, 0.11] in 128-255")
     remark = "ape: NOT 0 in band 128-255: more prompts are needed before its numbers mean anything"
     assert report.lines[-1] == remark
-    assert [row[3] == "-" for row in report.tables[0].rows] == [False, True]
-    assert [row[4] == "-" for row in report.tables[1].rows] == [False] * 2 + [True] * 2
+    assert [row[2] == "-" for row in report.tables[2].rows] == [False, True]
+    assert [row[4] == "-" for row in report.tables[4].rows] == [False] * 2 + [True] * 2
     twice = xr.concat([noisy.assign_coords(band=["9-31"]), noisy], "band", data_vars="minimal")
     assert "NOT 0 in bands 9-31, 128-255: " in leakage_report({"ape": twice}).lines[-1]
     # Position 0's own logits differ behind BOS: where they account for all of it, nothing is wrong.

@@ -719,3 +719,21 @@ def test_lengths_and_tokens_a_configuration_cannot_have(given, says):
     plain = inspect.unwrap(second_moment_from_config)  # without the types' own check
     with pytest.raises(InputError, match=says):
         plain({"model_type": "gpt2", "n_layer": 1}, **given)
+
+
+def test_amplitudes_differ_from_powers_where_paths_meet_alone():
+    config = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    config |= {"vocab_size": 50, "num_hidden_layers": 1}
+
+    def both(blocks: int) -> list[np.ndarray]:
+        made = config | {"num_hidden_layers": blocks}
+        return [second_moment_from_config(made, 12, adding=a)["sensitivity"].values for a in ("powers", "amplitudes")]
+
+    powers, amplitudes = both(1)
+    ratio = amplitudes / powers
+    np.testing.assert_allclose(ratio[:-1], ratio[0], rtol=1e-9)  # one path to each, by the same branches
+    assert ratio[-1] > 1.001 * ratio[0]  # where attention joins the stream
+    powers, amplitudes = both(3)
+    assert np.all(amplitudes >= powers)  # no cross term of a path is negative
+    with pytest.raises(InputError, match="adding"):
+        inspect.unwrap(second_moment_from_config)(config, 12, adding="both")

@@ -209,10 +209,10 @@ def test_a_run_writes_result_figure_and_table(tiny, tmp_path):
     assert [step for step in told if step[0] == "all of them"][-1] == ("all of them", 40.0, 40.0)
     page = (tmp_path / "tiny-one.md").read_text(encoding="utf-8")
     assert extent(ds) in page
-    assert [row[-1] for row in report.tables[-1].rows] == ["holds", "does not hold", "not measured here"]
+    assert [row[-1] for row in report.tables[-1].rows] == ["holds", "does not hold", "not measured"]
     assert report_of("tiny-one", back).tables == report.tables  # from the file alone
     assert [row[1] for row in report.tables[-1].rows] == ["below 9", "below 0", "the last | first"]
-    for verdict in ("holds", "does not hold", "not measured here"):
+    for verdict in ("holds", "does not hold", "not measured"):
         assert verdict in page
 
 
@@ -278,7 +278,7 @@ def test_claims_of_a_result_have_model_and_command(tiny, tmp_path):
     ds, _, _ = run("tiny-one", tmp_path, quick=True, device="cpu")
     rows = claims_of("tiny-one", ds)
     assert [row.id for row in rows] == ["x-below-9", "x-below-0", "x-last"]
-    assert [row.verdict for row in rows] == ["holds", "does not hold", "not measured here"]
+    assert [row.verdict for row in rows] == ["holds", "does not hold", "not measured"]
     assert {row.model for row in rows} == {"toys, 2 seeds, quick run"}
     assert [row.rule for row in rows] == ["all losses", "all losses", "below 9"]
     full = "headwater toy tiny-one --out runs/toy"
@@ -406,7 +406,7 @@ def test_the_command_prints_verdicts_and_files_and_is_in_the_result(tiny, monkey
     assert call(monkeypatch, *words) == 0
     shown = capsys.readouterr().out
     assert shown.count("Published statements") == 1  # named twice, run once
-    assert "not measured here" in shown
+    assert "not measured" in shown
     assert "tiny-one.nc" in shown
     assert "headwater toy tiny-one" in load(tmp_path / "tiny-one.nc").attrs["command"]
 

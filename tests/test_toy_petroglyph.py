@@ -9,6 +9,7 @@ import pytest
 import reference
 import torch
 import xarray as xr
+from pages import held
 from PIL import Image
 
 from probes.errors import InputError
@@ -42,7 +43,7 @@ def tiny(tmp_path_factory):
 
 def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
     """By id, without the experiment's part of it."""
-    return {claim.id.removeprefix("petroglyph-"): claim.holds for claim in claims(ds)}
+    return {claim.id.removeprefix("petroglyph-"): held(claim) for claim in claims(ds)}
 
 
 def solved(ds: xr.Dataset) -> xr.Dataset:

@@ -1,6 +1,5 @@
 """Experiment position-bias: the grid, a tiny run through the frame, the claims' rules both ways, figures."""
 
-import json
 import math
 from dataclasses import asdict, replace
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from pages import held
 from PIL import Image
 
 from probes.errors import InputError
@@ -69,7 +69,7 @@ def made_up(change=None, settings=None) -> xr.Dataset:
         gap[at] = (found if change is None else change(case, found)) + 1e-3 * case.seed
         dip = 0.2 if case.training == "first-and-last" else 0.0
         curve[at] = 0.5 + dip * np.abs(np.linspace(-1, 1, ITEMS))
-    accuracy = np.stack([0.5 + gap / 2, 0.5 - gap / 2], -1)
+    accuracy = np.stack([0.8 + gap / 2, 0.8 - gap / 2], -1)
     steps = check_steps(s)
     course = np.repeat(accuracy[..., None], len(steps), -1)
     return dataset(
@@ -97,7 +97,7 @@ def published(case: Case) -> np.ndarray:
             "unbiased": np.zeros(3),
             "first": np.array([0.3, 0.3, 0.0]),
             "middle": np.array([-0.5, 0.0, 0.5]),
-            "last": np.array([0.0, -0.3, -0.3]),
+            "last": np.array([0.0, -0.3, -0.3]) * (case.positional != "none"),
             "first-and-last": np.array([0.5, 0.0, -0.5]),
         }[case.training]
     )
@@ -310,7 +310,7 @@ def test_intervals_over_seeds():
 
 def test_all_statements_hold_where_they_do(everything):
     found = claims(everything)
-    assert [c.claim for c in found if c.holds is not True] == []
+    assert [c.claim for c in found if held(c) is not True] == []
     assert all(c.claim[0].isupper() and c.claim.endswith(".") for c in found)  # read alone
     assert len(found) == 2 * (len(module.STATEMENTS) + 1) + 1
 
@@ -332,29 +332,28 @@ def only(positional, training=None, by: Any = 0.0, depth=None):
     ("words", "change"),
     [
         ("a causal mask alone favours", only("none", "unbiased", np.array([0, 0, -0.2]), depth=4)),
-        ("its gap differs from 0", only("none", "unbiased", np.array([-0.6 * 0.26, 0, 0]), depth=2)),
         ("earlier items grows with depth", at_deep),
         ("a decay mask moves the bias toward recent", only("decay", "unbiased", 0.5, depth=6)),
         ("RoPE moves the bias toward recent", only("rope", "unbiased", 0.5, depth=2)),
         ("answers that stand first in", only("rope", "first", -0.4, depth=2)),
         ("answers that stand in the middle", only("none", "middle", np.array([0.6, 0, 0]))),
-        ("answers that stand last", only("decay", "last", 0.4, depth=6)),
+        ("cannot follow", only("none", "last", -0.6, depth=6)),
         ("the middle loses", lambda case, gap: np.abs(gap)),
-        ("leave the sign", lambda case, gap: -gap if case.residual == "on" else gap),
-        ("weaken the position bias", lambda case, gap: gap * 3 if case.residual == "on" else gap),
+        ("turn none round", lambda case, gap: -gap if case.residual == "on" else gap),
+        ("amplify or reduce the position bias after", lambda case, gap: gap * 2 if case.residual == "on" else gap),
         ("a fixed vocabulary", lambda case, gap: -gap if case.data == "fixed" else gap),
         ("1/d, as in its program", lambda case, gap: -gap if case.scale == "program" else gap),
     ],
 )
 def test_statements_fail_where_they_do_not_hold(words, change, everything):
-    assert verdict(everything, words).holds is True
-    assert verdict(made_up(change), words).holds is False
+    assert held(verdict(everything, words)) is True
+    assert held(verdict(made_up(change), words)) is False
 
 
 @pytest.mark.parametrize("source", ["decay mask", "RoPE"])
 def test_growth_with_depth_is_judged_for_each_encoding(source, everything):
     def found(ds):
-        return [c.holds for c in claims(ds) if c.source.endswith(source) and "more depth" in c.claim]
+        return [held(c) for c in claims(ds) if c.source.endswith(source) and "more depth" in c.claim]
 
     assert found(everything) == [True, True]
     assert found(made_up(at_deep)) == [False, False]
@@ -362,31 +361,41 @@ def test_growth_with_depth_is_judged_for_each_encoding(source, everything):
 
 def test_a_dip_by_accuracy_needs_a_dip(everything):
     ds = everything.copy(deep=True)
-    assert verdict(ds, "answered worse than both ends").holds is True
+    assert held(verdict(ds, "answered worse than both ends")) is True
     ds["accuracy_by_position"][:] = ds["accuracy_by_position"] * 0 + 0.5
-    assert verdict(ds, "answered worse than both ends").holds is False
+    assert held(verdict(ds, "answered worse than both ends")) is False
 
 
 def test_what_was_not_run_is_not_judged():
     few = Settings(depths=(2,), positional=("none",), residual=("on",), training=("unbiased",), data=("fixed",))
     for settings in (few, replace(few, residual=("off",), data=("gaussian",), seeds=1), replace(few, masks=("full",))):
         ds = made_up(settings=replace(settings, steps=10, checks=1))
-        judged = {c.claim: c.holds for c in claims(ds)}
+        judged = {c.claim: held(c) for c in claims(ds)}
         assert all(holds is None for words, holds in judged.items() if "grows" in words or "decay" in words)
         assert len(tables(ds)) == 2
     ds = made_up(settings=replace(few, residual=("off",), data=("gaussian",)))
-    assert verdict(ds, "a causal mask alone favours").holds is True
+    assert held(verdict(ds, "a causal mask alone favours")) is True
 
 
-def test_a_small_gap_does_not_count():
-    s = replace(QUICK, tests=10_000)
-    assert module.noise(xr.Dataset(attrs={"settings": json.dumps(asdict(s))})) == pytest.approx(
-        2 * math.sqrt(0.5 / 1e4)
-    )
-    ds = made_up(lambda case, gap: np.full(3, 0.012), settings=s)
-    assert verdict(ds, "a causal mask alone favours").holds is False
-    ds = made_up(lambda case, gap: np.full(3, 0.016), settings=s)
-    assert verdict(ds, "a causal mask alone favours").holds is True
+def test_a_gap_within_the_spread_of_runs_is_undecided():
+    s = replace(QUICK, seeds=3)  # gaps of the three differ by 0.001 each
+    for gap, found in ((-0.01, "does not hold"), (0.0, "undecided"), (0.01, "holds")):
+        ds = made_up(lambda case, _, gap=gap: np.full(3, gap), settings=s)
+        assert verdict(ds, "a causal mask alone favours").verdict == found
+
+
+def test_toys_that_do_not_retrieve_are_not_judged(everything):
+    ds = everything.copy(deep=True)
+    ds["accuracy"].loc[{"positional": "rope", "training": "unbiased"}] -= 0.29
+    assert verdict(ds, "RoPE moves").verdict == "not trained"
+    assert "blind to content 0.516" in verdict(ds, "RoPE moves").measured
+    assert verdict(ds, "a decay mask moves").verdict == "holds"
+    # Those of biased data are left out with those of unbiased data, of which they have what they learnt.
+    assert "rope" not in verdict(ds, "stand first in").measured
+    ds["accuracy"].loc[{"training": "unbiased"}] = [0.9, 0.6]  # 0.75 on average, and hardly surely
+    ds["accuracy"].loc[{"training": "unbiased", "seed": 0}] += 0.01
+    assert verdict(ds, "a causal mask alone favours").verdict == "not trained"
+    assert {c.verdict for c in claims(ds.sel(training=["last"]))} <= {"holds", "undecided", "not measured"}
 
 
 # -- figures

@@ -10,6 +10,7 @@ import pytest
 import reference
 import torch
 import xarray as xr
+from pages import held
 from PIL import Image
 
 from probes.errors import InputError
@@ -218,7 +219,7 @@ def test_subset_runs_have_tables_claims_and_figures(tmp_path, monkeypatch):
     assert "relative_published" not in ds
     assert not [file for file in files if "hyperparameters" in file.name]
     verdicts = {row[1]: row[3] for row in report.tables[-1].rows}
-    assert "not measured here" in verdicts.values()
+    assert "not measured" in verdicts.values()
     assert previous_token_hyperparameters_figure(ds) is None
 
 
@@ -315,7 +316,7 @@ def made_up(**changes) -> xr.Dataset:
 
 
 def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
-    return {claim.claim: claim.holds for claim in claims(ds)}
+    return {claim.claim: held(claim) for claim in claims(ds)}
 
 
 def test_claims_hold_for_a_result_like_the_published_one():
@@ -347,7 +348,7 @@ def set_at(index, value):
     ("key", "change", "text"),
     [
         ("perplexity", set_at((0, 0, 1, slice(None), slice(2, 5)), 30.0), "stalls at about 25"),
-        ("perplexity", set_at((0, 0, 1, slice(None), -1), 17.0), "then stalls at about 20.6"),
+        ("perplexity", set_at((0, 0, 1, slice(None), -1), 14.0), "then stalls at about 20.6"),
         ("perplexity", set_at((1, 0, 1, slice(None), -1), 1.6), "falls to about 1"),
         ("blind_perplexity", set_at(1, 7.0), "bounds the perplexity"),
         ("bilinear", lambda x: -x, "s W_Q W_K^T s < 0"),
@@ -365,9 +366,19 @@ def test_each_claim_can_fail(key, change, text):
     assert any(text in name for name in failing(changed(key, change)))
 
 
-def test_published_numbers_hold_within_the_range_of_seeds():
-    wide = changed("relative_published", set_at((0, 0, 0, 1), [1e-5, 1e-2, 1e-1]))
-    assert not any("= 2.5e-04" in text for text in failing(wide))
+@pytest.mark.parametrize(
+    ("key", "change", "id"),
+    [
+        ("relative_published", set_at((0, 0, 0, 1), [1e-5, 1e-2, 1e-1]), "v30-c4-width-2-lr-0.01"),
+        ("relative_published", set_at((0, 1, 0, 1), [1e-5, 3e-3, 1e-1]), "longer"),
+        ("perplexity", set_at((0, 0, 1, 0, slice(2, 5)), 30.0), "stalls"),  # in two of three
+        ("bilinear", set_at((0, 1, 0, -1), 9.0), "bilinear-form"),  # coin flips
+        ("spikes", set_at((0, 1, 0, slice(0, 2)), 0), "spike"),
+    ],
+)
+def test_runs_that_disagree_leave_it_open(key, change, id):
+    (found,) = (claim for claim in claims(changed(key, change)) if claim.id == f"liu4-previous-token-{id}")
+    assert found.verdict == "undecided"
 
 
 def test_shorter_runs_do_not_judge_published_numbers():

@@ -10,6 +10,7 @@ import pytest
 import reference
 import torch
 import xarray as xr
+from pages import held
 from PIL import Image
 
 from probes.errors import InputError
@@ -67,7 +68,7 @@ def made_up(change=None, *, settings=None) -> xr.Dataset:
 
 def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
     """By id, without the experiment's part of it."""
-    return {claim.id.removeprefix("liu7-retrieval-"): claim.holds for claim in claims(ds)}
+    return {claim.id.removeprefix("liu7-retrieval-"): held(claim) for claim in claims(ds)}
 
 
 # -------------------------------------------------------------------------------------------------------------- limits
@@ -180,16 +181,15 @@ def at(*place, value):
     ("change", "refuted"),
     [
         (at(0, 1, 1, 1, 2, 3, value=1.6), {"one-layer-blind"}),  # a single model below what is possible
-        (at(0, 0, 0, 0, slice(0, 2), 4, value=2.25), {"depth-1-width-2-before-last"}),
-        (at(0, 0, slice(None), slice(None), slice(0, 2), 9, value=0.6), {"depth-1-width-2-last"}),
+        (at(0, 0, 0, 0, slice(None), 4, value=2.25), {"depth-1-width-2-before-last"}),
+        (at(0, 0, slice(None), slice(None), slice(None), 9, value=0.6), {"depth-1-width-2-last"}),
         (at(1, 0, 0, 0, slice(None), 0, value=1.8), {"depth-2-width-2-before-last", f"{KIND}-2"}),
         (at(1, 1, 0, 0, slice(None), 0, value=1.99),
             {"depth-2-width-10-before-last", f"{KIND}-10", "primacy-width-10", "lost-in-the-middle-width-10"}),
         (at(1, 1, 0, 0, slice(None), 9, value=1.9), {"depth-2-width-10-last", "lost-in-the-middle-width-10"}),
         (at(2, 1, 1, 0, slice(None), slice(1, 9), value=2.2), {"residual-breaks-plateau"}),
-        (at(2, 1, 1, 0, 0, slice(1, 9), value=2.3), {"residual-breaks-plateau"}),  # one seed in which it did not
         (at(2, 1, 1, 1, slice(None), slice(1, 9), value=1.65), {"feed-forward-breaks-plateau"}),
-        (at(1, 0, 0, 0, 0, 0, value=0.0), {SINGLE}),  # one seed apart moves no median
+        (at(1, 0, 0, 0, 0, 0, value=0.0), {SINGLE}),  # one seed apart leaves the number open
     ],
 )  # fmt: skip
 def test_each_rule_can_fail(change, refuted):
@@ -197,6 +197,20 @@ def test_each_rule_can_fail(change, refuted):
     found = {name for name, holds in verdicts(ds).items() if holds is False}
     assert refuted <= found
     assert found - refuted <= {SINGLE}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (at(0, 0, slice(None), slice(None), 0, 9, value=0.6), "depth-1-width-2-last"),
+        (at(2, 1, 1, 0, 0, slice(1, 9), value=2.3), "residual-breaks-plateau"),  # one seed in which it did not
+        (at(1, 0, 0, 0, 0, 9, value=2.19), "lost-in-the-middle-width-2"),
+        (at(1, 1, 0, 0, 0, 0, value=2.1), "primacy-width-10"),
+    ],
+)
+def test_runs_that_disagree_leave_it_open(change, name):
+    (found,) = (claim for claim in claims(made_up(change)) if claim.id == f"liu7-retrieval-{name}")
+    assert found.verdict == "undecided"
 
 
 def test_nearest_variant_is_found_and_claims_follow_it():
@@ -225,7 +239,7 @@ def test_spread_counts_targets_and_orders():
     assert found.steps.size == 8
     assert found.ordered == pytest.approx(1 - 3 / (8 * 9))
     text = next(claim for claim in claims(made_up(scattered)) if claim.id.endswith(SINGLE))
-    assert text.holds is False
+    assert held(text) is False
     assert "1 of 10 targets, most at k = 1 (1.50 to 1.98)" in text.measured
 
 

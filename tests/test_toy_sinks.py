@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from pages import held
 from PIL import Image
 
 import probes
@@ -189,9 +190,10 @@ def test_the_published_masks():
 
 
 def made_up(tiny, sink, masks=("causal", "window-5", "window-9", "prefix-2", "prefix-4")) -> xr.Dataset:
-    """One kind of models of a tiny run with another metric: `sink` [position] by mask, 0.1 before training."""
+    """One kind of trained models of a tiny run with another metric: `sink` [position] by mask, 0.1 before training."""
     ds = tiny[0].sel(depth=[2], residual=["off"], mask=list(masks)).copy(deep=True)
     ds["fresh"][:] = 0.1
+    ds["novel_accuracy"][:] = 0.9
     for mask in masks:
         ds["sink"].loc[{"mask": mask}] = sink(mask)
     return ds
@@ -205,7 +207,7 @@ def as_published(mask: str) -> np.ndarray:
 
 
 def judged(ds: xr.Dataset) -> list[bool | None]:
-    return [claim.holds for claim in claims(ds)]
+    return [held(claim) for claim in claims(ds)]
 
 
 def test_statements_hold_where_they_do(tiny):
@@ -228,7 +230,7 @@ def changed(which, place, value):
     ("number", "sink"),
     [
         (0, changed("causal", 3, 0.9)),
-        (1, changed("causal", 0, 0.14)),
+        (1, changed("causal", 0, 0.09)),
         (2, changed("window-9", 16, 0.9)),
         (3, changed("window-5", 0, 0.9)),
         (4, changed("prefix-4", 3, 0.04)),
@@ -239,6 +241,25 @@ def test_statements_fail_where_they_do_not_hold(tiny, number, sink):
     found = judged(made_up(tiny, sink))
     assert found.pop(number) is False
     assert found == [True] * 4
+
+
+def test_toys_that_do_not_retrieve_are_not_judged(tiny):
+    ds = made_up(tiny, as_published)
+    ds["novel_accuracy"].loc[{"mask": "causal"}] = 0.5
+    found = claims(ds)
+    assert [c.verdict for c in found] == ["not trained"] * 2 + ["holds"] * 3
+    assert "0.500 to 0.900, of a reader blind to content 0.516; 4 of 5 kinds of toys trained" in found[0].measured
+    old = ds.drop_vars("novel_accuracy").assign(accuracy=ds["accuracy"] * 0 + 0.9)
+    assert {c.verdict for c in claims(old)} == {
+        "not trained"
+    }  # of classes of training: fails nobody, and lets nobody pass
+    assert {c.verdict for c in claims(tiny[0])} == {"not trained"}
+
+
+def test_runs_that_disagree_leave_it_open(tiny):
+    ds = made_up(tiny, as_published)
+    ds["sink"].loc[{"mask": "causal", "seed": 0, "position": 3}] = 0.9
+    assert claims(ds)[0].verdict == "undecided"
 
 
 @pytest.mark.slow

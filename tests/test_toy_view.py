@@ -21,7 +21,7 @@ from probes.attention import column_statistics, columns, run_watched
 from probes.errors import InputError
 from probes.linear import LinearizedBlock
 from probes.models.view import Attention, Edit, View
-from probes.sinks import uniform_alpha
+from probes.sink_sums import uniform_alpha
 from toy.model import Architecture, Switches, forward, initial
 from toy.tasks import Copying, InContext
 from toy.train import Run, Trained, train
@@ -232,7 +232,10 @@ def test_edits_that_cannot_be_made():
     toy = made()
     for edit, said in (
         (Edit("query", 2, torch.neg), "edit of block 2: the model has blocks 0 to 1"),
-        (Edit("output", 0, torch.neg), "edit site 'output' does not exist; use residual, query, key or value"),  # type: ignore[arg-type]
+        (
+            Edit("outputs", 0, torch.neg),
+            "edit site 'outputs' does not exist; use residual, query, key, value or output",
+        ),  # type: ignore[arg-type]
     ):
         with pytest.raises(InputError, match=said):
             toy.residual(toy.embed(TOKENS), edits=[edit])

@@ -299,9 +299,9 @@ class Toy:
         n = normed(a, weights, f"{layer}.attention_norm", x)
         q, k, v = (split(a, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
         q, k = (rotated(switches, y) for y in (q, k))
-        given: dict[Literal["query", "key", "value"], Tensor] = {"query": q[0], "key": k[0], "value": v[0]}
+        given: dict[str, Tensor] = {"query": q[0], "key": k[0], "value": v[0]}
         for edit in edits:
-            if edit.site != "residual":
+            if edit.site in given:
                 given[edit.site] = edit.function(given[edit.site])
         seen: Site[bool] = Site("attention", layer)
         watcher = _watchers.get().get(id(self))
@@ -316,6 +316,8 @@ class Toy:
         mixed = self._mixed(given["query"], given["key"], given["value"], attended, normalizer=watcher is not None)
         if watcher is not None:
             seen.value(FAMILY)
+        for edit in edits:
+            mixed = edit.function(mixed) if edit.site == "output" else mixed
         return written(a, weights, switches, layer, x, joined(mixed[None]))[0]
 
     def _mixed(

@@ -199,8 +199,8 @@ def check_edits(edits: Sequence[Edit], spec: Spec) -> None:
         InputError: no such site or block.
     """
     for edit in edits:
-        if edit.site not in ("residual", "query", "key", "value"):
-            raise InputError(f"edit site '{edit.site}' does not exist; use residual, query, key or value")
+        if edit.site not in ("residual", "query", "key", "value", "output"):
+            raise InputError(f"edit site '{edit.site}' does not exist; use residual, query, key, value or output")
         if not 0 <= edit.layer < spec.blocks:
             raise InputError(f"edit of block {edit.layer}: the model has blocks 0 to {spec.blocks - 1}")
 

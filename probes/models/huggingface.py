@@ -235,7 +235,7 @@ def family_of(config: Any) -> Family:
 
 
 class _Listener(Protocol):
-    """Who listens to a pass: sees and changes q, k, v as projected, then sees what was attended."""
+    """Who listens to a pass: sees and changes q, k, v as projected, then sees what was attended and changes its output."""
 
     watched: bool  # whether `attended` wants the log-sum-exp
 
@@ -243,7 +243,7 @@ class _Listener(Protocol):
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
-    def attended(self, module: nn.Module, attention: Attention) -> None: ...
+    def attended(self, module: nn.Module, attention: Attention) -> Tensor: ...
 
 
 _listener: ContextVar[_Listener | None] = ContextVar("headwater_attention_listener", default=None)
@@ -276,10 +276,9 @@ def _attention_forward(
         window=kwargs.get("sliding_window"),
     )
     attention = attend(given, normalizer=listener is not None and listener.watched)
-    if listener is not None:
-        listener.attended(module, attention)
-    assert attention.output is not None
-    return attention.output.transpose(1, 2).contiguous(), None
+    output = attention.output if listener is None else listener.attended(module, attention)
+    assert output is not None
+    return output.transpose(1, 2).contiguous(), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
@@ -354,14 +353,19 @@ class _Listening:
                 )
         return query, key, value
 
-    def attended(self, module: nn.Module, attention: Attention) -> None:
-        layer = self._modules.get(id(module))
+    def attended(self, module: nn.Module, attention: Attention) -> Tensor:
+        layer, output = self._modules.get(id(module)), attention.output
+        assert output is not None
         if layer is None:
-            return
+            return output
         if self._sites is not None:
             self._sites[layer].fired.append(_brought(attention.detached(), self._device))
         if self._watcher is not None:
             self._watcher(layer, _brought(attention.detached(), self._device))
+        for edit in self._edits:
+            if (edit.layer, edit.site) == (layer, "output"):
+                output = edit.function(output.to(self._device)).to(output.device)
+        return output
 
 
 def _brought(attention: Attention, device: torch.device) -> Attention:
@@ -527,7 +531,7 @@ class HuggingFaceView:
     def _listened(
         self, layer: int, block: Callable[[Tensor], Tensor], edits: Sequence[Edit]
     ) -> Callable[[Tensor], Tensor]:
-        """A recorded block that keeps the pass's edits of its queries, keys and values, and can be watched."""
+        """A recorded block that keeps the pass's edits of its queries, keys, values and output, and can be watched."""
 
         def listened(stream: Tensor) -> Tensor:
             with self._attending(None, edits, (layer,)):

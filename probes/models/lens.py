@@ -168,6 +168,8 @@ class LensView(HuggingFaceView):
             for layer in watched:
                 attention: Any = self._blocks[layer].attn
                 hooks = {attention.v.hook_out: projected(layer, "value", spec.kv_heads)}
+                if (layer, "output") in {(edit.layer, edit.site) for edit in changed}:
+                    hooks[attention.o.hook_in] = projected(layer, "output", spec.heads)
                 if self._family.positional != "rope":
                     hooks[attention.q.hook_out] = projected(layer, "query", spec.heads)
                     hooks[attention.k.hook_out] = projected(layer, "key", spec.kv_heads)
@@ -183,6 +185,8 @@ class LensView(HuggingFaceView):
             yield
             for layer in watched:
                 self._check_seen(layer, seen[layer])
+            for edit in changed:
+                Site(edit.site, edit.layer, [True] if edit.site in seen[edit.layer] else []).value(self.spec.family)
 
     def _check_seen(self, layer: int, found: dict[str, Tensor]) -> None:
         for name in ("query", "key", "value"):

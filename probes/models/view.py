@@ -202,7 +202,7 @@ class Trace:
     """One forward pass, recorded.
 
     `residual[l]` is the stream that block l reads, `residual[blocks]` what the final norm reads. `blocks[l]` is the block
-    as a function of its input, under the masks and rotations of this pass and its edits of queries, keys and values; it
+    as a function of its input, under the masks and rotations of this pass and its edits but those of the residual; it
     takes `[n, T, d]` for any n when the pass had one prompt, and is differentiable. `rotary[l]` is (cos, sin), each
     `[T, rotated]`, or None.
     """
@@ -217,11 +217,11 @@ class Trace:
 class Edit:
     """Change what flows: `function` receives the tensor at `site` of block `layer` and returns its replacement.
 
-    `site` is "residual" (the stream the block reads, `[B, T, d]`) or "query", "key", "value" (`[B, H, T, c]`, after
-    rotation, keys and values per key-value head).
+    `site` is "residual" (the stream the block reads, `[B, T, d]`), "query", "key", "value" (`[B, H, T, c]`, after rotation,
+    keys and values per key-value head) or "output" (`sum_j A_ij v_j` of every head, `[B, H, T, c]`, before W_O).
     """
 
-    site: Literal["residual", "query", "key", "value"]
+    site: Literal["residual", "query", "key", "value", "output"]
     layer: int
     function: Callable[[Tensor], Tensor]
 
@@ -280,7 +280,7 @@ class View(Protocol):
     def watching(self, watcher: Watcher) -> AbstractContextManager[None]:
         """Inside, `watcher(layer, attention)` is called as each block attends, in `residual`, `trace` and traced blocks.
 
-        It sees queries, keys and values after edits, and the kernel's output and log-sum-exp where there are any. Nothing
+        It sees queries, keys and values after edits, the kernel's own output, and log-sum-exp where there is any. Nothing
         is kept but what the watcher keeps: no more than one block's tensors live at a time. Inside another's `with`, only
         the innermost watcher is called.
 

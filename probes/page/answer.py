@@ -1,181 +1,229 @@
-"""The answer in five sentences, each built from the numbers of the results at hand.
+"""What was found, in five items of plain sentences, each number computed from the results at hand.
 
-Where a probe has not been run the sentence names the command that runs it. Ranges go over models; a model that has no such
-number (a window too short for a middle, no residual component to remove) is left out and counted.
+Where a folder has results of real language models, they alone speak; else the models that are there do. A number of one
+model stands with its 95 % interval, of several models as their range, from the smallest to the largest. Where a probe has
+not been run the sentence names the command that runs it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import xarray as xr
 
-from ..claims import VERDICTS, Claim
+from ..claims import DECIDED, HEADLINE, POPULATIONS, Claim, said
 from ..leakage import resolved
+from ..profiles import change, shape
+from ..roles import ATTENDS, LARGE, SMALL, role_names
+from ..sources.judging import is_real
+from ..statistics import Interval
 from ..studies.collected import Collected
-from ..summary import band, estimate, profiles, rms_log_error, ushape
+from ..summary import band, estimate, profiles, rms_log_error, three_digits
 
 Results = Mapping[str, xr.Dataset]
 
-SAME = 1.1  # factor up to which nothing is said to have changed
+RATIOS = ("primacy", "recency")
+STRONG, WEAK = 2.0, 1.25  # how many times the middle both ends stand in a strong and in a weak U
 
 
 def sentences(collected: Collected, claims: Sequence[Claim]) -> list[str]:
-    """Five sentences: mask against residual stream, position 0, birth, training, and how the published claims fare."""
+    """Five items: what attention knows of position, position 0, initialization, training, and how claims fare."""
     return [
-        _sources(collected["leakage"]),
-        _position_zero(collected["bos-swap"], collected["sinks"], collected["trajectory"]),
-        _birth(collected["jacobian"]),
-        _training(collected["jacobian"]),
+        _sources(leading(collected["leakage"])),
+        _position_zero(leading(collected["sinks"]), leading(collected["bos-swap"]), leading(collected["trajectory"])),
+        _initialization(leading(collected["jacobian"])),
+        _training(leading(collected["jacobian"])),
         _claims(claims),
     ]
 
 
-def _birth(results: Results) -> str:
-    primacy, recency, errors, born = [], [], [], 0
-    for ds in results.values():
-        curve = _curve(ds, "init")
-        if curve is None:
-            continue
-        born += 1
-        shape = ushape(curve)
-        if math.isfinite(shape.primacy) and shape.primacy > 0:
-            primacy.append(shape.primacy)
-            recency.append(shape.recency)
-        if "theory_score_path" in ds:
-            runs = profiles(ds, "theory_score_path").get("init", [])
-            errors.append(rms_log_error(_upto(ds, band([run.mean for run in runs]).centre), curve))
-    if not born:
-        return "At birth: not measured here (headwater jacobian MODEL)."
-    said = "At birth no model's attention reaches back from the last position to the first"
-    if primacy:
-        said = (
-            f"At birth the last position's output is most sensitive to the ends of the text: to the first positions "
-            f"{over(primacy)} times as much as to the middle, to the last {over(recency)} times (in "
-            f"{_of(len(primacy), born, 'those whose attention reaches back that far')})"
-        )
-    finite = [error for error in errors if math.isfinite(error)]
-    if finite:
-        said += f"; a theory without fitted parameters gives the profile within {over(finite, '.1%')} (rms log error)"
-    return f"{said}."
-
-
-def _training(results: Results) -> str:
-    factors: dict[str, list[float]] = {"the middle": [], "the first positions": [], "the last one": []}
-    first, last, count = [], [], 0
-    for ds in results.values():
-        before, after = _curve(ds, "init"), _curve(ds, "pretrained")
-        if before is None or after is None:
-            continue
-        count += 1
-        one, other = ushape(before), ushape(after)
-        if all(math.isfinite(x) and x > 0 for x in (one.primacy, other.primacy)):
-            first.append(other.primacy)
-            last.append(other.recency)
-            middle = other.middle / one.middle
-            grown = (middle, middle * other.primacy / one.primacy, middle * other.recency / one.recency)
-            for found, factor in zip(factors.values(), grown, strict=True):
-                found.append(factor)
-    if not first:
-        return (
-            "After training: not measured here on a model that reaches back to position 0 (headwater jacobian MODEL)."
-        )
-    said = [f"sensitivity to {what} {_changed(found)}" for what, found in factors.items()]
-    return (
-        f"After training, {', '.join(said)}, so that the first positions now stand {over(first)} times above "
-        f"the middle and the last {over(last)} times (in {_of(len(first), count)})."
-    )
-
-
-def _changed(factors: Sequence[float]) -> str:
-    """What became of something in all models; a tenth up or down is no change."""
-    if max(factors) < 1 / SAME:
-        return f"falls to {over(factors, '.2g')} of what it was"
-    if min(factors) > SAME:
-        return f"rises {over(factors, '.2g')}-fold"
-    if min(factors) >= 1 / SAME and max(factors) <= SAME:
-        return "stays as it was"
-    return f"becomes {over(factors, '.2g')} times what it was"
+def leading(results: Results) -> Results:
+    """The results of real language models, or all where there is none of these."""
+    real = {name: ds for name, ds in results.items() if is_real(ds)}
+    return real or results
 
 
 def _sources(results: Results) -> str:
     if not results:
         return "Absolute position in attention patterns: not measured here (headwater leakage MODEL)."
-    mask, total = [], []
-    against, along, unknown = [], [], 0
-    first = next(iter(results.values()))
-    name, lags = str(first["band"].values[0]), json.loads(str(first.attrs["options"]))["lags"]
-    for ds in results.values():
-        at = str(ds["band"].values[0])
-        if resolved(ds, "log", at):
-            total.append(estimate(ds, "log_form_of_model", part="total", band=at)[0])
-            mask.append(estimate(ds, "log_share_of_model", source="mask", band=at)[0])
-            value, low, high = estimate(ds, "log_share_of_model", source="residual", band=at)
-            if high < 0:
-                against.append(-value)
-            elif low > 0:
-                along.append(value)
-            else:
-                unknown += 1
-    if not total:
-        return f"Absolute position in attention patterns is within noise at queries {name}: it takes more prompts."
-    said = []
-    if against:
-        said.append(f"takes {over(against, '.0%')} off again in {_of(len(against), len(results))}")
-    if along:
-        said.append(f"adds {over(along, '.0%')} in {_of(len(along), len(results))}")
-    if unknown:
-        said.append(f"cannot be told from nothing in {_of(unknown, len(results))}")
+    known = {name: ds for name, ds in results.items() if resolved(ds, "log", _early(ds))}
+    if not known:
+        return "Absolute position in attention patterns is within noise here: it takes more prompts."
+    first = next(iter(known.values()))
+    lags, at = json.loads(str(first.attrs["options"]))["lags"], _early(first)
+    said = (
+        f"Attention depends on absolute position. In {_names(known)} the log-weight on a token {min(lags)} to {max(lags)} "
+        f"back changes with the place of its query by {_of(known, 'log_form_of_model', part='total')} nat² (variance, "
+        f"queries {at})"
+    )
+    blocks = [np.nanmedian(ds["log_form_by_block"].sel(part="total", band=_early(ds)).values) for ds in known.values()]
+    said += f", in the median block by {over([float(median) for median in blocks])}"
+    nulls = [float(ds["null_uniform"].sel(band=_early(ds))) for ds in known.values() if "null_uniform" in ds]
+    if nulls:
+        said += f"; uniform attention under the same mask would give {over(nulls)}"
+    form = "steady" if all("steady_share_of_model" in ds for ds in known.values()) else "log"
+    constant = " with the constant part of position 0's logit" * (form == "steady")
+    said += (
+        f". The causal mask{constant} accounts for {_of(known, f'{form}_share_of_model', '.0%', source='mask')}, the "
+        f"residual stream for {_of(known, f'{form}_share_of_model', '.0%', source='residual')}"
+    )
+    if form == "steady":
+        said += (
+            f" (with that constant counted to the stream: {_of(known, 'log_share_of_model', '.0%', source='mask')} and "
+            f"{_of(known, 'log_share_of_model', '.0%', source='residual')})"
+        )
+    return f"{said}."
+
+
+def _position_zero(sinks: Results, swaps: Results, trajectories: Results) -> str:
+    parts = []
+    if sinks:
+        rate = over([float(ds["sink_rate_of_model"].values[0]) for ds in sinks.values()], ".0%")
+        parts.append(f"Position 0 is an attention sink in {rate} of the heads of {_names(sinks)} (sink rate of [Gu])")
+        parts += _roles({name: ds for name, ds in sinks.items() if "has_role" in ds})
+    if trajectories:
+        same = [float(ds["later_difference"].max()) == 0 for ds in trajectories.values()]
+        some = "" if all(same) else f" in {sum(same)} of {len(same)} models"
+        parts.append(f"Its own residual stream is the same, bit for bit, whatever text follows{some}")
+    if swaps:
+        parts.append(_swapped(swaps))
+    if not parts:
+        return "What position 0 carries: not measured here (headwater sinks MODEL, headwater bos-swap MODEL)."
+    return ". ".join(parts) + "."
+
+
+def _roles(sinks: Results) -> list[str]:
+    """Which heads attend to position 0, and what of it they use; nothing without results that tell roles."""
+    if not sinks:
+        return []
+    roles = {name: role_names(ds) for name, ds in sinks.items()}
+    reads, parks = (sum(int((of == role).sum()) for of in roles.values()) for role in ("reads", "parks"))
+    own = np.concatenate([ds["output_own"].values[ds["attends"].values > ATTENDS] for ds in sinks.values()])
+    every = sum(of.size for of in roles.values())
+    said = f"{len(own)} of {every} heads attend to it (mean weight above {ATTENDS:g})"
+    if len(own):
+        percent = f"{np.nanmedian(own):.0%}".removesuffix("%")
+        said += f", and the median of these writes {percent} % of what it writes with position 0 hidden"
+    used = (
+        f"{reads} read it (what they take from it is above {LARGE:g} of the residual stream), {parks} park there "
+        f"(they write less than {SMALL:g} of what they write with it hidden)"
+    )
+    return [said, used]
+
+
+def _swapped(swaps: Results) -> str:
+    first = {
+        name: (ds.isel(replacement=0) if "replacement" in ds.dims else ds).isel(band=0) for name, ds in swaps.items()
+    }
+    put = dict.fromkeys(
+        str(ds["replacement"].values if "replacement" in ds.coords else ds.attrs.get("replacement", "another"))
+        for ds in first.values()
+    )
+    before, after = (
+        over([float(ds[f"sink_rate_{when}"].mean()) for ds in first.values()], ".0%") for when in ("before", "after")
+    )
+    said = f"With the {' or '.join(put)} embedding at position 0 of {_names(first)} "
+    said += f"the sink rate goes from {before} to {after}"
+    form = "residual_steady" if all("residual_steady_before_of_model" in ds for ds in first.values()) else "residual"
+    stream = " nat² to ".join(_of(first, f"{form}_{when}_of_model") for when in ("before", "after"))
+    return f"{said}, and V(X), the stream's own leakage, from {stream} nat²"
+
+
+def _shapes(results: Results, condition: str) -> dict[str, dict[str, Interval]]:
+    """The numbers of each model's profile, where that condition was measured."""
+    return {name: numbers for name, ds in results.items() if (numbers := shape(ds, condition))}
+
+
+def _initialization(results: Results) -> str:
+    found = _shapes(results, "init")
+    if not found:
+        return "At initialization: not measured here (headwater jacobian MODEL)."
+    said = f"At initialization {_ends(found)}"
+    errors = []
+    for name in found:
+        ds = results[name]
+        if "theory_score_path" in ds:
+            told, measured = (
+                _upto(ds, band([run.mean for run in profiles(ds, variable)["init"]]).centre)
+                for variable in ("theory_score_path", "sensitivity")
+            )
+            errors.append(rms_log_error(told, measured))
+    errors = [error for error in errors if math.isfinite(error)]
+    if errors:
+        said += (
+            f" A theory without fitted parameters gives the whole profile within {over(errors, '.1%')} (RMS log error)."
+        )
+    return said
+
+
+def _training(results: Results) -> str:
+    trained = _shapes(results, "pretrained")
+    if not trained:
+        return "After pretraining: not measured here (headwater jacobian MODEL)."
+    said = f"After pretraining {_ends(trained)}"
+    grown = {name: change(results[name]) for name in trained}
+    grown = {name: numbers for name, numbers in grown.items() if numbers and math.isfinite(numbers["primacy"].value)}
+    if grown:
+        parts = [
+            f"{what} {_changed([numbers[key] for numbers in grown.values()])}"
+            for key, what in (("middle", "scale-free sensitivity to the middle"), *zip(RATIOS, RATIOS, strict=True))
+        ]
+        said += f" Against initialization {parts[0]}, {parts[1]}, and {parts[2]}."
+    return said
+
+
+def _ends(found: Mapping[str, Mapping[str, Interval]]) -> str:
+    """Primacy and recency of several models, and how many of them are a U."""
+    known = {name: numbers for name, numbers in found.items() if math.isfinite(numbers["primacy"].value)}
+    if not known:
+        return "no model's attention reaches back from the last position to the first."
+    first, last = ([numbers[key] for numbers in known.values()] for key in RATIOS)
+    shapes = [
+        "strong" if least >= STRONG else "weak" if least >= WEAK else "no"
+        for least in (min(numbers["primacy"].low, numbers["recency"].low) for numbers in known.values())
+    ]
+    counted = [f"a {kind} U" if kind != "no" else "no sure U" for kind in dict.fromkeys(shapes)]
+    which = counted[0] if len(counted) == 1 else f"{' or '.join(counted)}, by model"
     return (
-        f"Where a query stands shows in its attention ({over(total, '.2g')} nat² in the log-weights of the tokens "
-        f"{min(lags)} to {max(lags)} back, queries {name}), and that comes from the causal mask: it accounts for "
-        f"{over(mask, '.0%')}, while the residual stream {', '.join(said)}."
+        f"the last position's output in {_names(known)} depends {_told(first)} times as strongly on the first 5 % of "
+        f"positions as on the middle half (primacy), and {_told(last)} times as strongly on its own input "
+        f"(recency): {which}."
     )
 
 
-def _position_zero(swaps: Results, sinks: Results, trajectories: Results) -> str:
-    removed, nothing = [], 0
-    for ds in swaps.values():
-        one = (ds.isel(replacement=0) if "replacement" in ds.dims else ds).isel(band=0)
-        value, low, high = estimate(one, "removed_of_model")
-        if math.isfinite(low) and math.isfinite(high):
-            removed.append(value)
-        else:
-            nothing += 1
-    parts = []
-    if removed:
-        parts.append(
-            f"Another embedding at position 0 removes {over(removed, '.0%')} of what the residual stream does to these "
-            f"queries (in {_of(len(removed), len(swaps), 'those where these prompts show that it does anything')})"
-        )
-    elif swaps:
-        parts.append("What the residual stream does to these queries is within noise before position 0 is swapped")
-    else:
-        parts.append("What position 0 carries: not measured here (headwater bos-swap MODEL)")
-    if sinks:
-        heads = sum(ds["attends"].size for ds in sinks.values())
-        attend = sum(int(ds["selected"].sel(rule="attends").sum()) for ds in sinks.values())
-        both = sum(int(ds["selected"].sel(rule="sink-reading").sum()) for ds in sinks.values())
-        reading = "" if not attend else f", {both or 'none'} of which also read{'' if both > 1 else 's'} what is there"
-        parts.append(f"{attend or 'none'} of {heads} heads attend{'' if attend > 1 else 's'} to position 0{reading}")
-    if trajectories:
-        same = [float(ds["later_difference"].max()) == 0 for ds in trajectories.values()]
-        parts.append(
-            f"its own path through the blocks is the same, bit for bit, under any text (in {_of(sum(same), len(same))})"
-        )
-    return "; ".join(parts) + "."
+def _changed(found: Sequence[Interval]) -> str:
+    """What became of a size in all models, by its intervals."""
+    if all(one.high < 1 for one in found):
+        return f"falls to {_told(found)} of what it was"
+    if all(one.low > 1 for one in found):
+        return f"rises to {_told(found)} times what it was"
+    return (
+        f"is {_told(found)} times what it was, which shows no sure rise or fall"
+        if len(found) == 1
+        else f"is {_told(found)} times what it was, with no sure direction that they share"
+    )
 
 
 def _claims(claims: Sequence[Claim]) -> str:
-    count = {holds: sum(claim.holds is holds for claim in claims) for holds in VERDICTS}
-    return (
-        f"Of {len(claims)} statements (published claims, objections to them, reviewers' requests) "
-        f"{count[True] + count[False]} were judged on these results: {count[True]} hold, {count[False]} do not; the other "
-        f"{count[None]} want weights or runs that are not here, and say which command measures them."
-    )
+    found = [claim for claim in claims if claim.kind == "published" and claim.population in HEADLINE]
+    if not found:
+        return "No statement of a source was judged."
+    parts = []
+    for population in HEADLINE:
+        own = Counter(claim.verdict for claim in found if claim.population == population)
+        if own:
+            told = ", ".join(f"{own[one]} {said(one, own[one])}" for one in DECIDED)
+            parts.append(f"of {own.total()} about {POPULATIONS[population]} {told}, {own['undecided']} undecided")
+    left = sum(claim.verdict not in (*DECIDED, "undecided") for claim in found)
+    rest = f"; {left or 'none'} could not be judged on these results"
+    return f"Of {len(found)} statements that the sources publish: {'; '.join(parts)}{rest}."
+
+
+# ---------------------------------------------------------------------------------------------------------- in words
 
 
 def over(values: Iterable[float], form: str = ".3g") -> str:
@@ -186,19 +234,35 @@ def over(values: Iterable[float], form: str = ".3g") -> str:
     return (" to " if numbers[0] < 0 else "–").join(ends) + percent
 
 
-def _of(some: int, every: int, which: str = "") -> str:
-    """Some of the models, `which`; a model that is alone needs no telling from others."""
-    if every == 1:
-        return "one model" if some else "not this model"
-    return f"{some} of {every} models{f', {which}' if which else ''}"
+def _of(results: Results, name: str, form: str = ".3g", **where: object) -> str:
+    """An estimate of early queries: of one model with its interval, of several as a range."""
+    found = []
+    for ds in results.values():
+        at = where | ({"band": _early(ds)} if "band" in ds[name].dims else {})
+        found.append(Interval(*estimate(ds, name, **at)))
+    return _told(found, form)
 
 
-def _curve(ds: xr.Dataset, condition: str) -> np.ndarray | None:
-    runs = profiles(ds).get(condition)
-    return None if runs is None else _upto(ds, band([run.mean for run in runs]).centre)
+def _told(found: Sequence[Interval], form: str = ".3g") -> str:
+    if len(found) > 1:
+        return over([one.value for one in found], form)
+    percent = " %" * form.endswith("%")
+    value, low, high = (
+        three_digits(end) if form == ".3g" else format(end, form).removesuffix("%") for end in found[0][:3]
+    )
+    return f"{value}{percent}" + ("" if math.isnan(found[0].low) else f" [{low}, {high}]")
+
+
+def _names(results: Mapping[str, object]) -> str:
+    """Up to three models by name, more by number."""
+    names = list(results)
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if len(names) <= 3 else f"{len(names)} models"
+
+
+def _early(ds: xr.Dataset) -> str:
+    return str(ds["band"].values[0])
 
 
 def _upto(ds: xr.Dataset, curve: np.ndarray) -> np.ndarray:
     """Over the positions up to the query."""
-    options = ds.attrs.get("options")
-    return curve if options is None else curve[: int(json.loads(str(options))["query"]) + 1]
+    return curve[: int(json.loads(str(ds.attrs["options"]))["query"]) + 1]

@@ -11,7 +11,7 @@ from typing import Any
 import xarray as xr
 
 from ..plots.style import drawn_from
-from ..results import recorded
+from ..results import quickly, recorded
 from ..studies.collected import Collected
 
 OF_MODELS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "scalar", "match")
@@ -50,6 +50,19 @@ def cards(collected: Collected) -> list[Card]:
         for name in collected[kind]:
             found.setdefault(name, []).append(kind)
     return [_card(name, kinds, [collected[kind][name] for kind in kinds]) for name, kinds in found.items()]
+
+
+def quick_remarks(collected: Collected) -> list[str]:
+    """A sentence where some of the results are of a quick report: which, and how they are measured in full."""
+    quick: dict[str, list[str]] = {}
+    for kind in OF_MODELS[:-1]:  # a match is quick in a way of its own
+        for name, ds in collected[kind].items():
+            if quickly([ds]):
+                quick.setdefault(name, []).append(kind)
+    which = "; ".join(f"{', '.join(kinds)} of {name}" for name, kinds in quick.items())
+    return [
+        f"Quick measurement, few prompts and wide intervals: {which}. headwater report without --quick measures in full."
+    ] * bool(quick)
 
 
 def _card(name: str, kinds: list[str], results: list[xr.Dataset]) -> Card:

@@ -26,6 +26,8 @@ from ..plots.leakage import SOURCES as SOURCE_COLORS
 from ..plots.map import DEPTH_COLORS
 from ..plots.match import MODEL, TOYS
 from ..plots.style import BLACK, CYCLE, DECADES, GREY, PURPLE, THEORIES, condition_style
+from ..profiles import comparable, mean_profiles
+from ..roles import LARGE, role_names
 from ..sinks import RULES
 from ..studies.atlas import rows as map_rows
 from ..studies.matched import others_of, samples
@@ -52,13 +54,26 @@ REMOVED = (-1.0, 1.5)  # where the axis ends at most: an interval far beyond say
 MOST_TICKS = 16  # of heads or blocks along an axis
 BESIDE = {"sensitivity": "sensitivity", "alpha": "mean weight α"}
 MARKED = 64  # positions up to which each has a mark
-METRICS = {"attends": "attends", "reads": "reads", "reacts": "reacts"}
+METRICS = {
+    "attends": "attends",
+    "written": "written, beside the stream",
+    "output_own": "output beside its own with 0 hidden",
+    "effect": "effect (nat)",
+    "reads": "reads, of its output",
+    "reacts": "reacts",
+}
+FLOORS = {"written": LARGE, "effect": 1e-6}  # of a shade's end, where other sizes are usual
 QUANTITIES = {"alpha": "mean weight α", "sink_rate_of_model": "sink rate [Gu]", "over_tau_of_model": "over τ [Wu]"}
 FORMS = {
-    "log": "log form",
+    "steady": "log form",
+    "log": "log form, the constant sink left in",
     "weight": "weight form",
     "terms": "weight form, the mask as its number of terms",
 }
+# Position 0's logit, as far as it is the same for all queries: with the mask, or with the residual stream.
+SINK = {"_steady": "taken out", "": "left in"}
+NULLS = {"null_uniform": ("uniform attention", "dot"), "null_fresh": ("fresh weights", "dash")}
+NULLS["null_shuffled"] = ("shuffled labels", "dashdot")
 
 
 def model_colors(names: Iterable[str]) -> dict[str, str]:
@@ -103,18 +118,22 @@ def text(name: str) -> str:
 def sensitivity(results: Results, scalar: Results | None = None) -> go.Figure:
     """Sensitivity by input position: models by colour, conditions by line, with the theories of each and the scalar probe.
 
-    Bands reach from the smallest to the largest seed, or two standard errors around a single estimated run.
+    Geometric means over prompts of the scale-free sensitivity. Bands reach from the smallest to the largest seed, or two
+    standard errors over documents around a single run.
     """
-    figure = _figure("input position j", "sensitivity  ‖J<sub>j</sub>‖<sub>F</sub> / √d", log=True, decades=DECADES)
+    free = " · rms(x) / rms(h)" * all(map(comparable, results.values()))
+    label = f"sensitivity  ‖J<sub>j</sub>‖<sub>F</sub> / √d{free}"
+    figure = _figure("input position j", label, log=True, decades=DECADES)
     colors = model_colors(results)
     for name, ds in results.items():
-        for condition, runs in profiles(ds).items():
+        for condition, runs in mean_profiles(ds).items():
             label = condition_style(condition).label
             of = {"model": name, "condition": condition, "last": len(runs[0].mean) - 1}
             centre, low, high = band([run.mean for run in runs])
             what = "seeds"
             if len(runs) == 1:
-                low, high, what = centre - 2 * runs[0].stderr, centre + 2 * runs[0].stderr, "±2 standard errors:"
+                reach = np.exp(2 * np.divide(runs[0].stderr, centre, out=np.zeros_like(centre), where=centre > 0))
+                low, high, what = centre / reach, centre * reach, "±2 standard errors:"
             at = positions(len(centre))
             for detail, ends in ((EACH, (low, centre, high)), (SMOOTHED, map(smooth_between, (low, centre, high)))):
                 bottom, middle, top = (curve[at] for curve in ends)
@@ -133,7 +152,8 @@ def sensitivity(results: Results, scalar: Results | None = None) -> go.Figure:
                     )
                 )
             for theory, called in (("score_path", KERNEL), ("cesaro", CESARO)):
-                if f"theory_{theory}" in ds and np.any(np.isfinite(curve := theory_curve(ds, theory, condition))):
+                curve = _told(ds, theory, condition, centre)
+                if curve is not None:
                     figure.add_trace(
                         _line(
                             at,
@@ -146,7 +166,7 @@ def sensitivity(results: Results, scalar: Results | None = None) -> go.Figure:
                         )
                     )
     for name, ds in (scalar or {}).items():
-        for condition, runs in profiles(ds).items():
+        for condition, runs in mean_profiles(ds).items():
             curve = band([run.mean for run in runs]).centre
             at = positions(len(curve))
             figure.add_trace(
@@ -160,6 +180,19 @@ def sensitivity(results: Results, scalar: Results | None = None) -> go.Figure:
                 )
             )
     return figure
+
+
+def _told(ds: xr.Dataset, theory: str, condition: str, measured: np.ndarray) -> np.ndarray | None:
+    """A theory's curve beside a measured one; of N^L, whose scale is free, at its height."""
+    if f"theory_{theory}" not in ds:
+        return None
+    if theory != "cesaro":
+        return band([run.mean for run in mean_profiles(ds, f"theory_{theory}")[condition]]).centre
+    curve = theory_curve(ds, theory, condition)[: len(measured)]
+    seen = (curve > 0) & (measured > 0)
+    if not np.any(seen):
+        return None
+    return curve * np.exp(np.mean(np.log(measured[seen] / curve[seen])))
 
 
 def theories(results: Results) -> go.Figure:
@@ -293,13 +326,13 @@ def heads(results: Results) -> go.Figure:
                     x=ds["head"].values.tolist(),
                     y=ds["layer"].values.tolist(),
                     zmin=0,
-                    zmax=round(max(0.3, most), DIGITS),
+                    zmax=max(FLOORS.get(metric, 0.3), most),
                     xgap=gap,
                     ygap=gap,
                     name=text(name),
                     colorbar={"thickness": 10, "outlinewidth": 0, "len": 0.9},
                     meta={"model": name, "metric": label, "scale": "weights"},
-                    hovertemplate=f"block %{{y}}, head %{{x}}<br>{label} %{{z:.3f}}<extra></extra>",
+                    hovertemplate=f"block %{{y}}, head %{{x}}<br>{label} %{{z:.3g}}<extra></extra>",
                 )
             )
     for update, dim in ((figure.update_xaxes, "head"), (figure.update_yaxes, "layer")):
@@ -420,16 +453,17 @@ def sources(results: Results) -> go.Figure:
     figure.update_layout(barmode="group")
     for form, label in FORMS.items():
         for band_name in dict.fromkeys(str(b) for ds in results.values() for b in ds["band"].values):
-            having = {name: ds for name, ds in results.items() if band_name in ds["band"].values}
-            for source in ("mask", "residual", "spread"):
-                if form == "log" and source == "spread":  # zero in the log form
+            share, log = f"{form}_share_of_model", form in ("steady", "log")
+            having = {name: ds for name, ds in results.items() if share in ds and band_name in ds["band"].values}
+            for source in ("mask", "residual", "spread") if having else ():
+                if log and source == "spread":  # zero in the log form
                     continue
                 at = {"source": source, "band": band_name}
                 values, lows, highs = [], [], []
                 for ds in having.values():
-                    known = resolved(ds, form, band_name)
+                    known = resolved(ds, "log" if log else form, band_name)
                     for found, end in ((values, ""), (lows, "_low"), (highs, "_high")):
-                        variable = f"{form}_share_of_model{end}"
+                        variable = f"{share}{end}"
                         found.append(float(ds[variable].sel(at)) if known and variable in ds else math.nan)
                 figure.add_trace(
                     go.Bar(
@@ -448,13 +482,16 @@ def sources(results: Results) -> go.Figure:
 
 
 def depth(results: Results) -> go.Figure:
-    """Leakage and its parts block by block, mean over heads, with 95 % intervals, in squared nats."""
+    """Leakage and its parts block by block, mean over heads, with 95 % intervals, in squared nats; nulls of the total."""
     figure = _figure("block", "nat²", log=False)
     colors = model_colors(results)
     for name, ds in results.items():
         for band_name in map(str, ds["band"].values):
             at = ds.sel(band=band_name)
-            found = {"residual component V(X)": ("log_stream_by_block", at)}
+            found = (
+                {"residual component V(X)": ("steady_stream_by_block", at)} if "steady_stream_by_block" in ds else {}
+            )
+            found["residual component, the constant sink left in"] = ("log_stream_by_block", at)
             found |= {str(part): ("log_form_by_block", at.sel(part=part)) for part in ds["part"].values}
             for part, (variable, where) in found.items():
                 values = where[variable].values
@@ -472,6 +509,12 @@ def depth(results: Results) -> go.Figure:
                 )
                 trace.error_y = _errors(values, lows, highs)
                 figure.add_trace(trace)
+            meta = {"model": name, "band": band_name, "part": "total"}
+            for null, (said, dash) in NULLS.items():
+                if null in ds:
+                    level = np.full(ds.sizes["layer"], float(at[null]))
+                    look: Any = {"color": colors[name], "dash": dash, "width": 1.2}
+                    figure.add_trace(_line(ds["layer"].values, level, name=f"{name}, {said}", meta=meta, **look))
     figure.update_xaxes(tickformat="d")
     figure.update_yaxes(zeroline=True)
     return figure
@@ -498,11 +541,12 @@ def removed(results: Results) -> go.Figure:
     figure = _figure("queries", "removed by the swap", log=False)
     colors = model_colors(results)
     for replacement, of in by_replacement(results).items():
-        for name, ds in of.items():
+        for name, (component, sink), ds in ((name, variant, ds) for name, ds in of.items() for variant in SINK.items()):
+            variable = f"removed{component}_of_model"
+            if variable not in ds:  # of an older result
+                continue
             values, lows, highs = (
-                ds[f"removed_of_model{end}"].values
-                if f"removed_of_model{end}" in ds
-                else np.full(ds.sizes["band"], np.nan)
+                ds[f"{variable}{end}"].values if f"{variable}{end}" in ds else np.full(ds.sizes["band"], np.nan)
                 for end in ("", "_low", "_high")
             )
             values = np.where(np.isinf(lows) | np.isinf(highs), np.nan, values)
@@ -513,7 +557,7 @@ def removed(results: Results) -> go.Figure:
                     error_y=_errors(values, lows, highs),
                     name=text(name),
                     marker={"color": colors[name]},
-                    meta={"model": name, "replacement": replacement} | _ink(colors[name]),
+                    meta={"model": name, "replacement": replacement, "sink": sink} | _ink(colors[name]),
                     hovertemplate=f"{text(name)}<br>queries %{{x}}: %{{y:.0%}}<extra></extra>",
                 )
             )
@@ -538,8 +582,11 @@ def components(results: Results) -> go.Figure:
     colors = model_colors(results)
     for replacement, of in by_replacement(results).items():
         for name, ds in of.items():
-            for when, opacity in (("before", 0.45), ("after", 1.0)):
-                variable = f"residual_{when}_of_model"
+            looks = {"before": 0.45, "after": 1.0}
+            for when, (component, sink) in ((when, variant) for variant in SINK.items() for when in looks):
+                variable = f"residual{component}_{when}_of_model"
+                if variable not in ds:
+                    continue
                 values, lows, highs = (
                     ds[f"{variable}{end}"].values if f"{variable}{end}" in ds else np.full(ds.sizes["band"], np.nan)
                     for end in ("", "_low", "_high")
@@ -551,8 +598,9 @@ def components(results: Results) -> go.Figure:
                         error_y=_errors(values, lows, highs),
                         name=text(f"{name}, {when}"),
                         marker={"color": colors[name]},
-                        opacity=opacity,
-                        meta={"model": name, "replacement": replacement, "when": when} | _ink(colors[name]),
+                        opacity=looks[when],
+                        meta={"model": name, "replacement": replacement, "when": when, "sink": sink}
+                        | _ink(colors[name]),
                         hovertemplate=f"{text(name)}, {when}<br>queries %{{x}}: %{{y:.3~g}} nat²<extra></extra>",
                     )
                 )
@@ -773,13 +821,23 @@ def pattern_bytes(ds: xr.Dataset) -> dict[tuple[int, int], np.ndarray]:
 
 def head_numbers(ds: xr.Dataset) -> dict[tuple[int, int], list[tuple[str, str]]]:
     """What a result of `sinks` says of every head, by (block, head): names and values as text."""
-    scalars = [name for name in ("attends", "reads", "reads_along", "reacts", "reacts_among_others") if name in ds]
+    scalars = [name for name in NAMES if name in ds]
+    roles, ending = role_names(ds), [f"{name}_{end}" for name in NAMES for end in ("low", "high")]
+    ending = {name for name in ending if name in ds}
     alpha = ds["alpha"].mean("prompt") if "prompt" in ds["alpha"].dims else ds["alpha"]
     found: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for layer, block in enumerate(ds["layer"].values.tolist()):
         for number, head in enumerate(ds["head"].values.tolist()):
             at = ds.isel(layer=layer, head=number)
-            rows = [(NAMES[name], f"{float(at[name]):.3f}") for name in scalars]
+            rows = []
+            if "has_role" in ds:
+                sure = "" if int(at["role_sure"]) else ", not surely"
+                rows.append(("role at position 0", f"{roles[layer, number]}{sure}"))
+            for name in scalars:
+                said = f"{float(at[name]):.3g}" if name in IN_NATS else f"{float(at[name]):.3f}"
+                if f"{name}_low" in ending and np.isfinite(float(at[f"{name}_low"])):
+                    said += f" [{float(at[f'{name}_low']):.3g}, {float(at[f'{name}_high']):.3g}]"
+                rows.append((NAMES[name], said))
             for what, name in (("value_norm", "value"), ("written_norm", "head's output"), ("key_norm", "key")):
                 sink, rest = (float(at[what].sel(place=place)) for place in ("sink", "rest"))
                 ratio = f"{sink / rest:.3g}" if rest else "-"
@@ -794,12 +852,19 @@ def head_numbers(ds: xr.Dataset) -> dict[tuple[int, int], list[tuple[str, str]]]
     return found
 
 
+IN_NATS = ("effect", "loss_change")
 NAMES = {
+    "effect": "effect: KL of the next token without what comes from 0 (nat)",
+    "loss_change": "change of the loss without it (nat)",
     "attends": "attends: mean weight on position 0",
+    "written": "written: size of what comes from 0 beside the stream",
+    "output": "size of the whole output beside the stream",
+    "output_own": "size of the output beside its own with 0 hidden",
     "reads": "reads: size of what comes from 0 against the output",
     "reads_along": "part of the output along what comes from 0",
     "reacts": "reacts: attention to other keys changed by a swap at 0",
     "reacts_among_others": "the same among the other keys alone",
+    "reacts_output": "size of the output's change by that swap beside the stream",
 }
 
 

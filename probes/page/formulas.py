@@ -61,8 +61,8 @@ METHODS = (
                 r"+ \frac{d - m}{n} \left\| P^{\top} J_j \right\|_F^2",
             ),
         ),
-        "Squared norms are averaged over prompts, since they are what is estimated without bias; of several fresh "
-        "models the geometric mean is drawn, with the smallest and the largest as a band.",
+        "Conditions are compared by the elasticity, the norm times rms(x) / rms(h), and geometric means over prompts. "
+        "What a kernel predicts is a mean square, and is compared with root mean squares.",
     ),
     Method(
         "Theory at birth: powers of a mean attention matrix",
@@ -129,13 +129,18 @@ METHODS = (
                 r"{ \left| \left\{ i : i \text{ sees } k \right\} \right| }",
             ),
             Formula(
-                "How much of what a head writes comes from position 0, over prompts and queries that see it:",
+                "How large what a head takes from position 0 is beside the stream $x_i$ that its block reads, and beside "
+                "all that the head writes, over prompts and queries that see position 0:",
+                r"\text{written}^2 = \frac{1}{n} \sum_i \frac{ \left\| A_{i0} \, v_0 W_O \right\|^2 }"
+                r"{ \left\| x_i \right\|^2 } , \qquad "
                 r"\text{reads}^2 = \frac{ \sum_i \left\| A_{i0} \, v_0 W_O \right\|^2 }"
                 r"{ \sum_i \left\| o_i W_O \right\|^2 }",
             ),
         ),
         "Uniform attention alone gives a mean weight on position 0 of $H_T / T$ (the harmonic number over the "
-        "length), drawn as a dotted line. A head is sink-reading where attends and reads are both above 0.3.",
+        "length), drawn as a dotted line. A head reads where written is above 0.1 of the stream; it parks where it attends "
+        "(above 0.3) and its output is under 0.3 of its own with position 0 hidden; it reacts where another embedding at "
+        "position 0 moves more than 0.1 of its attention, or its output by more than 0.1 of the stream; else it ignores.",
     ),
     Method(
         "Leakage of absolute position into attention patterns",
@@ -154,7 +159,8 @@ METHODS = (
                 r"- 2 \operatorname{Cov}_i \left( \mathbb{E}_n s_{i,\, i-\delta}, \, \mathbb{E}_n \log Z_i \right)",
             ),
             Formula(
-                "Two switches, mask and residual stream, turn each source off ($L$ is the leakage with the sources in "
+                "Position 0's mean logit, held constant over the band's queries (the constant sink), counts with the "
+                "mask. Two switches, mask and residual stream, turn each source off ($L$ is the leakage with the sources in "
                 "parentheses on); each is credited with its Shapley value:",
                 r"\varphi_{\text{mask}} = \frac{1}{2} \left[ L(\text{both}) - L(\text{residual}) "
                 r"+ L(\text{mask}) - L(\text{neither}) \right]",

@@ -3,6 +3,9 @@
 Results lie under the report's folder, `KIND/FILE-MODEL.nc`, where `headwater report` without models and `make report` look
 for them, too. A result that is there and was made with the same options, on the same weights and tokens and by the same
 version, is kept; what an interrupted report had begun is taken up. Models that came with earlier reports stay beside them.
+
+The studies that take least come first. A quick report has studies that are shorter (`shortened`): its results say so by
+their attribute `quick`, it keeps the full ones that are there, and a full report measures again.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +24,7 @@ from torch import Tensor
 
 from ..course import Advance, Within, announce
 from ..errors import InputError
-from ..files import file_name, require_writable, write_table
+from ..files import file_name, remove_cut_short, require_writable, write_table
 from ..jacobian import PRODUCTS
 from ..leakage import LAGS, usual_bands
 from ..models.initialization import CONFIG, Rule, check_rule
@@ -30,10 +33,10 @@ from ..models.view import View
 from ..plan import PASSES, operations
 from ..prompts import FirstToken, tokens_hash
 from ..prompts import draw as drawn
-from ..results import recorded, save
+from ..results import QUICK, recorded, save
 from ..sinks import FIRST_KEYS
 from ..studies.collected import Collected, collect
-from ..studies.runs import Loading, Subject, subjects
+from ..studies.runs import Loading, Subject, holding, subjects
 from ..studies.study import (
     AGREEMENT_COLUMNS,
     FIGURES,
@@ -51,9 +54,23 @@ from .cards import pretrained_weights
 
 Told: TypeAlias = Callable[[str], object]
 Results: TypeAlias = Mapping[str, xr.Dataset]
+Between: TypeAlias = Callable[[Sequence[str]], object]
 
 SCRATCH = ".measuring"  # of the report's folder: studies under way; `collect` does not look into hidden folders
+FILES = ("index", "claims", "overview")  # of the page
 SWAPS = ("mean", "zero", "random")  # what is put at position 0
+# Of a quick report: prompts by study, and options of any study; intervals get as wide as they get.
+QUICK_PROMPTS = {
+    "scalar": 1,
+    "trajectory": 4,
+    "sinks": 4,
+    "theory": 1,
+    "jacobian": 2,
+    "leakage": 8,
+    "bos-swap": 4,
+}
+QUICK_PRODUCTS = 8
+QUICK_OPTIONS = {"starts": 8, "replacement": ["mean"], "profile_prompts": 1, "products": QUICK_PRODUCTS}
 
 
 @dataclass(frozen=True)
@@ -87,6 +104,7 @@ class Study:
     prompts: int
     settings: Settings | None = None  # of `probes.studies.study.study`; the others are surveys
     options: Mapping[str, Any] | None = None
+    full: Study | None = None  # of a quick report's study, the one it stands for
 
     @property
     def fresh(self) -> bool:
@@ -98,9 +116,25 @@ class Study:
         """Whether the study takes models apart, which only transformers' modules let it do."""
         return self.kind == "theory"
 
+    @property
+    def by_prompt(self) -> bool:
+        """Whether one prompt is finished before the next begins."""
+        return self.settings is not None or self.kind == "sinks"
+
+
+def shortened(one: Study) -> Study:
+    """The study as a quick report has it: few prompts and products, one fresh model, one replacement at position 0."""
+    prompts = QUICK_PROMPTS[one.kind]
+    if one.settings is None:
+        options = one.options or {}
+        less = {name: value for name, value in QUICK_OPTIONS.items() if name in options}
+        return replace(one, prompts=prompts, options={**options, **less}, full=one)
+    products = QUICK_PRODUCTS if one.settings.method == "sketch" else None
+    return replace(one, prompts=prompts, settings=replace(one.settings, seeds=1, products=products), full=one)
+
 
 def studies(seed: int = 0) -> tuple[Study, ...]:
-    """All studies of a report, the quick ones first."""
+    """All studies of a report."""
     theory = Settings(theories=("uniform", "values", "score_path", "config"), by_path=True)
     return (
         Study("scalar", "jacobian", 16, settings=Settings(method="scalar", conditions=("pretrained",))),
@@ -133,11 +167,15 @@ def measure(
     length: int = 256,
     source: Source = Source(),
     fresh: bool = False,
+    quick: bool = False,
     chosen: Sequence[Study] | None = None,
     advance: Advance | None = None,
     told: Told | None = None,
+    between: Between | None = None,
 ) -> list[str]:
     """Measure every model by every study, as far as it was not done before; write results, figures and tables.
+
+    Studies that take least come first. Figures and tables are drawn after each.
 
     Args:
         models: as `probes.load` takes them.
@@ -146,9 +184,13 @@ def measure(
         length: tokens per prompt.
         source: of prompts and models.
         fresh: measure again what is there.
+        quick: measure less (`shortened`), unless there are full results.
         chosen: studies; all of them if not given.
         advance: hears (what is running, done, in all).
-        told: hears in one line each what was kept, taken up or refused.
+        told: hears in one line each what is going to be measured, what was kept, taken up or refused and, where `advance`
+            knows it, how long all of it takes.
+        between: hears, with what was refused so far, of each study of the first model and of each further model as
+            soon as its figures are drawn, while there is more to measure.
 
     Returns: what studies refused to measure, a sentence each.
 
@@ -158,42 +200,57 @@ def measure(
     """
     out, said = Path(out), told or (lambda line: None)
     chosen = studies(source.seed) if chosen is None else tuple(chosen)
+    chosen = tuple(map(shortened, chosen)) if quick else chosen
     if length < SHORTEST:
         raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
     check_rule(source.initialization)
     require_writable(out)
+    for folder, name in [*((out, name) for name in FILES), *((out / one.kind, one.file) for one in chosen)]:
+        remove_cut_short(folder, name)  # by a kill while they were written
     before = collect(out) if out.is_dir() else Collected(out)
     loading = Loading(source.backend, source.device, source.dtype)
     most = count if count is not None else max(one.prompts for one in chosen)
     found = subjects(models, loading, {"n": most, "length": length, **source.chosen()}, _nothing)
     sizes = {one.kind: {"prompts": count if count is not None else one.prompts, "length": length} for one in chosen}
     refused: list[str] = []
-    kept: dict[str, list[str]] = {}
+    todo: list[list[Study]] = []  # by subject
     stale = {one.kind for one in chosen if not (out / one.kind / f"{one.file}.png").is_file()}  # figures and tables
     for subject in found:
         model = subject.model()
-        kept[subject.name] = there = [
+        there = [
             one.kind for one in chosen if not fresh and _kept(one, model, subject.name, before, sizes[one.kind], source)
         ]
-        left = [one for one in chosen if one.kind not in there]
-        announce(
-            advance,
-            {_whole(one, subject): _size(one, model, subject.tokens[: sizes[one.kind]["prompts"]]) for one in left},
-        )
+        work = {
+            one.kind: _size(one, model, subject.tokens[: sizes[one.kind]["prompts"]])
+            for one in chosen
+            if one.kind not in there
+        }
+        left = sorted((one for one in chosen if one.kind in work), key=lambda one: work[one.kind])
+        announce(advance, {_whole(one, subject): work[one.kind] for one in left})
         del model
         if there:
             said(f"{subject.name}: kept {', '.join(there)}, made with the same options (--fresh measures again)")
-    for subject in found:
-        for one in chosen:
-            if one.kind in kept[subject.name]:
-                continue
-            try:
-                _measure(one, subject, out, before, sizes[one.kind], source, advance, said)
-                stale.add(one.kind)
-            except InputError as error:
-                announce(advance, {_whole(one, subject): 0.0})
-                refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
-                said(refused[-1])
+        if left:
+            said(
+                f"{subject.name}: {QUICK + ' ' if quick else ''}studies to come: {', '.join(one.kind for one in left)}"
+            )
+        todo.append(left)
+    for number, (subject, own) in enumerate(zip(found, todo, strict=True)):
+        with holding(loading, subject.source, subject.model()) if own else nullcontext():
+            for one in own:
+                try:
+                    _measure(one, subject, out, before, sizes[one.kind], source, advance, said)
+                except InputError as error:
+                    announce(advance, {_whole(one, subject): 0.0})
+                    refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
+                    said(refused[-1])
+                    continue
+                draw(out, [one.kind])
+                stale.discard(one.kind)
+                last = one is own[-1]
+                more = not last or any(todo[number + 1 :])
+                if between is not None and more and (number == 0 or last):
+                    between(refused)
     if len(refused) == len(found) * len(chosen):
         raise InputError(f"nothing could be measured; the first reason: {refused[0]}")
     draw(out, sorted(stale))
@@ -236,17 +293,20 @@ def _measure(
 ) -> None:
     """One study of one model, in a folder of its own until it is done; an older result of the same model then goes.
 
-    Figures are made at the end, of all models together (`draw`).
+    Figures are made afterwards, of all models together (`draw`).
     """
-    scratch = out / SCRATCH / one.kind / file_name(subject.name)
+    quick = one.full is not None
+    # An unfinished full study waits while a quick one is made.
+    scratch = out / SCRATCH / (f"{one.kind}-{QUICK}" if quick else one.kind) / file_name(subject.name)
     file = out / one.kind / f"{one.file}-{file_name(subject.name)}.nc"
 
     def write(results: Results) -> None:
         (ds,) = results.values()
-        save(ds, file)
+        save(ds.assign_attrs({QUICK: 1}) if quick else ds, file)
 
     running: dict[str, Any] = {"device": source.device, "dtype": source.dtype}
-    running["advance"] = Within(advance, one.kind, _whole(one, subject))
+    prompts = size["prompts"] if one.by_prompt else None
+    running["advance"] = Within(advance, one.kind, _whole(one, subject), prompts=prompts, told=told)
     running |= {"told": told, "write": write}
     if one.settings is not None:
         settings = replace(one.settings, **size, **source.chosen())
@@ -289,10 +349,16 @@ def _size(one: Study, model: View, tokens: Tensor) -> float:
 
 
 def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[str, int], source: Source) -> bool:
-    """Whether there is a result made with the same options, on the same weights and tokens, by the same version."""
+    """Whether there is a result made with the same options, on the same weights and tokens, by the same version.
+
+    A quick study is content with a full one of the same text and length, of as many prompts or more; not the other way.
+    """
     ds = before[one.kind].get(name)
-    if ds is None:
+    if ds is None or (QUICK in ds.attrs and one.full is None):
         return False
+    if one.full is not None and QUICK not in ds.attrs:
+        count = ds.sizes.get("prompt", 0)
+        return count >= size["prompts"] and _kept(one.full, model, name, before, {**size, "prompts": count}, source)
     tokens = drawn(model, n=size["prompts"], length=size["length"], **source.chosen()).tokens
     backend = "transformers" if one.by_parts else source.backend
     same = {
@@ -332,10 +398,12 @@ def _options(one: Study, length: int, seed: int) -> dict[str, Any]:
         pathway = "all" if one.settings.by_path else one.settings.pathway
         wanted = {name: getattr(one.settings, name) for name in ("method", "readout", "from_layer")}
         wanted |= {"pathway": pathway, "query": length - 1, "seed": seed}
-        return wanted | ({"products": PRODUCTS} if one.settings.method == "sketch" else {})
+        return wanted | ({"products": one.settings.products or PRODUCTS} if one.settings.method == "sketch" else {})
     wanted = dict(one.options or {})
     if one.kind == "sinks":
         wanted["keys"] = FIRST_KEYS[:length]
+    if len(wanted.get("replacement", ())) == 1:  # which is then no dimension of the result
+        (wanted["replacement"],) = wanted["replacement"]
     if "lags" in wanted:
         wanted["bands"] = usual_bands(length, wanted["lags"])
     return wanted

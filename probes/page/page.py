@@ -14,7 +14,7 @@ from markupsafe import Markup
 from PIL import Image
 from plotly.offline import get_plotlyjs
 
-from ..claims import SEVERAL, VERDICTS, Claim, origin
+from ..claims import DECIDED, POPULATIONS, VERDICTS, Claim, headline, origin, said
 from ..errors import InputError
 from ..files import atomic, waiting
 from ..plots.style import BLACK
@@ -67,14 +67,17 @@ def build(
     page = shown.render(
         question=QUESTION,
         sentences=list(sentences),
-        remarks=list(remarks),
+        remarks=[*cards.quick_remarks(collected), *remarks],
         picture=first,
         command=command,
         cards=cards.cards(collected),
         claims=[_row(claim) for claim in claims],
         counts=Counter(claim.verdict for claim in claims),
-        verdicts=list(VERDICTS.values()),
-        several=list(SEVERAL.values()),
+        headline=headline(claims),
+        verdicts=VERDICTS,
+        said=said,
+        decided=DECIDED,
+        populations=POPULATIONS,
         sources=list(dict.fromkeys(origin(claim) for claim in claims)),
         references=SOURCES,
         sections=parts,
@@ -108,12 +111,14 @@ def _environment() -> Environment:
 
 def _row(claim: Claim) -> dict[str, Any]:
     """A claim as the table has it; `place` orders verdicts, and `text` is what the filter searches."""
-    order = list(VERDICTS.values())
-    fields = (claim.id, claim.source, claim.claim, claim.published, claim.measured, claim.model, claim.rule)
+    fields = (
+        *(claim.id, claim.kind, POPULATIONS[claim.population], claim.source, claim.claim),
+        *(claim.published, claim.measured, claim.tiny, claim.model, claim.rule),
+    )
     return {
         "claim": claim,
         "source": origin(claim),
-        "place": order.index(claim.verdict),
+        "place": VERDICTS.index(claim.verdict),
         "text": " ".join(fields).lower(),
     }
 

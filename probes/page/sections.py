@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ..plots.style import condition_style
-from ..results import recorded
+from ..results import quickly, recorded
 from ..studies import atlas
 from ..studies.collected import Collected
 from ..studies.matched import judged, match_report
@@ -163,8 +163,8 @@ def _jacobian(collected: Collected) -> Section:
         "sensitivity",
         "Sensitivity by input position",
         figure,
-        "A line is the root mean square over prompts; of several fresh models their geometric mean, in a band from "
-        "the smallest to the largest. Zero, which lies beyond a sliding window's reach, has no place on a "
+        "A line is the geometric mean over prompts and fresh models; the band reaches from the smallest fresh model to "
+        "the largest, or two standard errors over documents around a single run. Zero, which lies beyond a sliding window's reach, has no place on a "
         "logarithmic axis.",
         _of(
             _models(figure, results),
@@ -199,6 +199,7 @@ def _jacobian(collected: Collected) -> Section:
         columns = ("model", "condition", "rank correlation", "RMS log error, free scale", "prompts")
         tables.append(Table("The one-product surrogate against the whole norm", columns, compared))
     lead = (
+        *(f"{words}." for words in quickly(results.values())),
         "At birth (fresh weights of the same configuration) the profile is the architecture's own; the difference to "
         "the pretrained curve is what training did. Primacy compares the first 5 % of positions with the middle "
         "half, recency the last position with it.",
@@ -422,8 +423,9 @@ def _leakage(collected: Collected) -> Section:
             "Where it comes from",
             source,
             "Shapley values as shares of the leakage, with 95 % bootstrap intervals over prompts. A share may lie "
-            "above 100 % or below 0 where the sources work against each other. No bar: the total is within noise, or "
-            "the null check fails.",
+            "above 100 % or below 0 where the sources work against each other. Position 0's logit, as far as it is the "
+            "same for all queries (the constant sink), is no position and counts with the mask; left in, it counts with "
+            "the residual stream. No bar: the total is within noise, or the null check fails.",
             _of(
                 choice(source, "form", "Form"),
                 choice(source, "band", "Queries"),
@@ -435,7 +437,8 @@ def _leakage(collected: Collected) -> Section:
             "Block by block",
             depth,
             "Log form, means over heads, with 95 % intervals. In block 0 the residual component is a null check: "
-            "streams carry no position there yet.",
+            "streams carry no position there yet. Beside the total, its nulls over the whole model: uniform attention under "
+            "the same mask, fresh weights, and query labels shuffled (97.5 % quantile).",
             _of(_models(depth, results), choice(depth, "part", "Part"), choice(depth, "band", "Queries")),
         ),
     )
@@ -455,6 +458,7 @@ def _bos_swap(collected: Collected) -> Section:
         )
     report = bos_report(results)
     removed, before, loss = charts.removed(results), charts.components(results), charts.losses(results)
+    sink = ("sink", "Constant sink")
     shown = (
         Chart(
             "removed",
@@ -462,14 +466,15 @@ def _bos_swap(collected: Collected) -> Section:
             removed,
             "1 - after / before, with 95 % bootstrap intervals over prompts, which may reach beyond the frame; "
             "negative where the swap adds to it. No bar: these prompts do not tell the component from noise.",
-            _of(_models(removed, results), choice(removed, "replacement", "Replaced by")),
+            _of(_models(removed, results), choice(removed, "replacement", "Replaced by"), choice(removed, *sink)),
         ),
         Chart(
             "components",
             "Before and after",
             before,
-            "The residual component V(X) of the log form: pale before the swap, full after it.",
-            _of(_models(before, results), choice(before, "replacement", "Replaced by")),
+            "The residual component V(X) of the log form: pale before the swap, full after it. The constant sink is "
+            "position 0's logit as far as it is the same for all queries.",
+            _of(_models(before, results), choice(before, "replacement", "Replaced by"), choice(before, *sink)),
         ),
         Chart(
             "losses",

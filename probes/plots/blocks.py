@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -23,18 +23,21 @@ class Series(NamedTuple):
     interval: tuple[np.ndarray, np.ndarray] | None
     color: str
     marker: str = "o"
+    filled: bool = True  # hollow marks, dashed lines otherwise
 
 
 def along_blocks(cell: Axes, layers: np.ndarray, rows: Sequence[Series]) -> None:
     """Quantities by block: marks with their intervals side by side where blocks are few, else lines in bands."""
     if len(layers) <= MANY:
         for shift, row in zip(spread(len(rows)), rows, strict=True):
-            points(cell, layers + shift, row.values, row.interval, color=row.color, marker=row.marker)
+            look: Any = {"color": row.color, "marker": row.marker, "filled": row.filled}
+            points(cell, layers + shift, row.values, row.interval, **look)
         return
     for order, row in enumerate(rows):
         if row.interval is not None:
             cell.fill_between(layers, *row.interval, color=row.color, alpha=0.2, linewidth=0, zorder=1)
-        cell.plot(layers, row.values, color=row.color, linewidth=1.3, zorder=3 + order)
+        line = "-" if row.filled else "--"
+        cell.plot(layers, row.values, line, color=row.color, linewidth=1.3, zorder=3 + order)
 
 
 def in_view(cells: Sequence[Axes], parts: Sequence[xr.DataArray]) -> None:
@@ -75,10 +78,12 @@ def depth_legend(blocks: int) -> list[Line2D]:
     return [Line2D([], [], color=depth_color(n, blocks), linewidth=1.6, label=f"block {n}") for n in shown]
 
 
-def block_entry(label: str, color: str, results: Mapping[str, xr.Dataset], marker: str = "o") -> Line2D:
+def block_entry(
+    label: str, color: str, results: Mapping[str, xr.Dataset], marker: str = "o", *, filled: bool = True
+) -> Line2D:
     """A legend's entry for what `along_blocks` draws: a mark, a line, or both if models of both kinds are there."""
-    entry = mark(label, marker, color)
+    entry = mark(label, marker, color, filled=filled)
     sizes = [ds.sizes["layer"] for ds in results.values()]
     if max(sizes) > MANY:
-        entry.set(linestyle="-", linewidth=1.6, marker=marker if min(sizes) <= MANY else "")
+        entry.set(linestyle="-" if filled else "--", linewidth=1.6, marker=marker if min(sizes) <= MANY else "")
     return entry

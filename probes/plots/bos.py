@@ -105,9 +105,12 @@ def bos_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Pa
         )
         profiles.insert(0, Line2D([], [], color=PALE, linewidth=2.6, label="before"))
         signs = coinciding(cells["loss"], losses) + coinciding(cells["sensitivity"], profiles)
+        left_in = (
+            [mark("constant sink left in", "o", BLACK, filled=False)] if any(map(_told_apart, results.values())) else []
+        )
         published = Line2D([], [], color=GREY, linestyle="--", linewidth=1.1, label="[Ruscio], early")
-        side_legend(sides["removed"], [*marks, published], "position 0 becomes")
-        side_legend(sides["residual"], [mark("before", "D", BLACK), *marks])
+        side_legend(sides["removed"], [*marks, *left_in, published], "position 0 becomes")
+        side_legend(sides["residual"], [mark("before", "D", BLACK), *marks, *left_in])
         heads = [block_entry(_label(replacement), color, results) for replacement, color in colors.items()]
         side_legend(sides["alpha"], heads)
         side_legend(sides["loss"], losses)
@@ -146,11 +149,24 @@ def _interval(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray] | None
     return (ds[f"{name}_low"].values, ds[f"{name}_high"].values) if f"{name}_low" in ds else None
 
 
+def _told_apart(ds: xr.Dataset) -> bool:
+    """Whether the result knows the constant sink (see `probes.leakage`)."""
+    return "removed_steady_of_model" in ds
+
+
+def _variants(ds: xr.Dataset) -> list[tuple[str, bool, float]]:
+    """What stands in names of variables without and with the constant sink; whether marks are filled; where they stand."""
+    return [("_steady", True, -0.03), ("", False, 0.03)] if _told_apart(ds) else [("", True, 0.0)]
+
+
 def _removed(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str]) -> None:
-    bands, name = np.arange(ds.sizes["band"], dtype=float), "removed_of_model"
-    for shift, replacement in zip(spread(ds.sizes["replacement"]), ds["replacement"].values, strict=True):
-        at, color = ds.sel(replacement=replacement), colors[str(replacement)]
-        points(cell, bands + shift, at[name].values, _interval(at, name), color=color, limits=REMOVED)
+    bands = np.arange(ds.sizes["band"], dtype=float)
+    for component, filled, beside in reversed(_variants(ds)):  # the last is the headline
+        name = f"removed{component}_of_model"
+        for shift, replacement in zip(spread(ds.sizes["replacement"]), ds["replacement"].values, strict=True):
+            at = ds.sel(replacement=replacement)
+            look: Any = {"color": colors[str(replacement)], "filled": filled, "limits": REMOVED}
+            points(cell, bands + shift + beside, at[name].values, _interval(at, name), **look)
     for band in bands[np.isnan(ds[name].values).all(0)]:
         cell.text(band, 0.06, "none", ha="center", va="bottom", fontsize=6.5, color=GREY)
     early = bands[ds["band_first"].values < EARLY]
@@ -163,12 +179,14 @@ def _removed(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str]) -> None:
 def _residual(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str]) -> None:
     bands = np.arange(ds.sizes["band"], dtype=float)
     before, *others = spread(1 + ds.sizes["replacement"])
-    name, at = "residual_before_of_model", ds.isel(replacement=0)
-    points(cell, bands + before, at[name].values, _interval(at, name), color=BLACK, marker="D")
-    name = "residual_after_of_model"
-    for shift, replacement in zip(others, ds["replacement"].values, strict=True):
-        at = ds.sel(replacement=replacement)
-        points(cell, bands + shift, at[name].values, _interval(at, name), color=colors[str(replacement)])
+    for component, filled, beside in _variants(ds):
+        name, at = f"residual{component}_before_of_model", ds.isel(replacement=0)
+        look: Any = {"color": BLACK, "marker": "D", "filled": filled}
+        points(cell, bands + before + beside, at[name].values, _interval(at, name), **look)
+        name = f"residual{component}_after_of_model"
+        for shift, replacement in zip(others, ds["replacement"].values, strict=True):
+            at, color = ds.sel(replacement=replacement), colors[str(replacement)]
+            points(cell, bands + shift + beside, at[name].values, _interval(at, name), color=color, filled=filled)
     cell.axhline(0, color=BLACK, linewidth=0.7, zorder=1)
     band_axis(cell, ds["band"].values)
 
@@ -234,8 +252,10 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
     ] * any(many)
     return [
         "removed: 1 - after / before of the residual component V(X), mean over blocks and heads",
+        "constant sink: position 0's logit as far as it is the same for all queries; counts with the mask, or, left in, "
+        "with the residual stream",
         f"arrowheads: beyond {REMOVED[0]:g} or {REMOVED[1]:g}; pale: an interval beyond both; none: not above 0 before",
-        "intervals and bands: 95 %, paired bootstrap over prompts, in the loss means over bins of neighbours",
+        "intervals and bands: 95 %, paired bootstrap over documents, in the loss means over bins of neighbours",
         *heads,
         f"sensitivity: rms over {' / '.join(map(str, profiles))} prompt{'s' * (list(profiles) != [1])}; "
         f"beyond {HIGHEST:g} times the largest before: arrowhead",

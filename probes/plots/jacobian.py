@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..errors import InputError
-from ..results import number_types, recorded
+from ..profiles import comparable, mean_profiles
+from ..results import number_types, quickly, recorded
 from ..summary import Profile, band, profiles
 from .style import (
     CHARACTERS,
@@ -48,9 +49,10 @@ def jacobian_figure(
 ) -> Figure:
     """Sensitivity by input position, one panel per model, on a shared logarithmic axis.
 
-    Lines are root mean squares over prompts. Of several seeds, the line is the geometric mean and the band reaches from
-    the smallest to the largest. Around a single estimated run the band is two standard errors. Dots mark the first and
-    the last position, which a line alone hides against the frame. Zeros (out of a sliding window's reach) are left out.
+    Lines are geometric means over prompts and seeds of the scale-free sensitivity (`probes.profiles`), so that conditions
+    can be compared. Of several seeds the band reaches from the smallest to the largest. Around a single run it is two
+    standard errors over documents. Dots mark the first and the last position, which a line alone hides against the frame.
+    Zeros (out of a sliding window's reach) are left out.
 
     Args:
         results: results of `jacobian`, single or combined, by the model's name; or one of them.
@@ -64,7 +66,7 @@ def jacobian_figure(
         results = {short(str(results.attrs.get("model", "model"))): results}
     if not results:
         raise InputError("no results to draw; give at least one")
-    curves = {name: profiles(ds) for name, ds in results.items()}
+    curves = {name: mean_profiles(ds) for name, ds in results.items()}
     for name, found in curves.items():
         if not any(np.any(profile.mean > 0) for runs in found.values() for profile in runs):
             raise InputError(f"the result of '{name}' has no sensitivity above zero; there is nothing to draw")
@@ -93,13 +95,14 @@ def jacobian_figure(
                     continue
                 draw_curve(cell, runs, style, style.label + seeds_note(curves, condition))
                 for theory in theories_in(results[name], IN_JACOBIAN_FIGURE):
-                    draw_theory(cell, theory_curve(results[name], theory, condition), _baseline(theory, condition))
+                    told = band([run.mean for run in mean_profiles(results[name], f"theory_{theory}")[condition]])
+                    draw_theory(cell, told.centre, _baseline(theory, condition))
             if not overlay:
                 cell.set_title(name)
         for index, cell in enumerate(cells[:panels]):
             position_axis(cell, below=index + columns >= panels)
             if index % columns == 0:
-                cell.set_ylabel(r"sensitivity  $\|J_j\|_F\,/\,\sqrt{d}$")
+                cell.set_ylabel(sensitivity_label(results))
         log_axis(cells[0])
         signs = [] if overlay else coinciding(cells[:panels], handles)
         figure.legend(handles=handles, loc="outside upper center", ncols=in_row)
@@ -110,25 +113,23 @@ def jacobian_figure(
     return figure
 
 
+def sensitivity_label(results: Mapping[str, xr.Dataset]) -> str:
+    """Of the axis of `mean_profiles`."""
+    free = all(map(comparable, results.values()))
+    return r"sensitivity  $\|J_j\|_F\,/\,\sqrt{d}$" + r"$\,\cdot\,$rms$(x)\,/\,$rms$(h)$" * free
+
+
 def draw_curve(cell: Axes, runs: Sequence[Profile], style: Style, label: str = "_") -> None:
     """One condition: line, band, and dots at the ends; `label` is of the line."""
     means = np.stack([run.mean for run in runs])  # [seed, position]
     x = np.linspace(0, 1, means.shape[1])
     centre, low, high = band(means)
-    if len(runs) == 1:
-        low, high = centre - 2 * runs[0].stderr, centre + 2 * runs[0].stderr
     positive = np.where(centre > 0, centre, np.nan)
-    floor = np.nanmin(positive) / 10 if np.any(centre > 0) else 1.0  # where an error bar would reach zero or below
-    cell.fill_between(
-        x,
-        np.maximum(low, floor),
-        np.maximum(high, floor),
-        where=centre > 0,
-        color=style.color,
-        alpha=0.22,
-        linewidth=0,
-        zorder=style.order - 2,
-    )
+    if len(runs) == 1:  # as the axis has it: errors of logarithms
+        reach = np.exp(2 * runs[0].stderr / positive)
+        low, high = positive / reach, positive * reach
+    shaded = {"color": style.color, "alpha": 0.22, "linewidth": 0, "zorder": style.order - 2}
+    cell.fill_between(x, low, high, where=centre > 0, **shaded)
     cell.plot(x, positive, color=style.color, linestyle=style.line, linewidth=1.3, zorder=style.order, label=label)
     cell.plot(x[[0, -1]], positive[[0, -1]], "o", color=style.color, markersize=3.6, zorder=style.order)
 
@@ -205,8 +206,16 @@ def _overlay_line(condition: str) -> Any:
     return {"pretrained": "-", "init": "--", "init-nope": ":"}.get(condition, "-.")
 
 
-def caption(results: Mapping[str, xr.Dataset], width: float, more: Sequence[str] = ()) -> str:
-    """What the figure rests on, and `more`; values that differ between results are all given, in their order."""
+LINES = (
+    "line: geometric mean over prompts and seeds",
+    "band: smallest to largest seed, or two standard errors over documents of a single run",
+)
+
+
+def caption(
+    results: Mapping[str, xr.Dataset], width: float, more: Sequence[str] = (), lines: Sequence[str] = LINES
+) -> str:
+    """What the figure rests on, its `lines`, and `more`; values that differ between results are all given."""
     lengths, prompts, methods, dtypes, places = {}, {}, {}, {}, {}
     for ds in results.values():
         lengths[ds.sizes["position"]] = prompts[ds.sizes["prompt"]] = None
@@ -216,14 +225,13 @@ def caption(results: Mapping[str, xr.Dataset], width: float, more: Sequence[str]
             if method is not None:
                 methods[f"{method}, {products} products" if method == "sketch" and products else str(method)] = None
             places.update(dict.fromkeys(_place(options, ds.sizes["position"])))
-    facts = [f"T = {' / '.join(map(str, lengths))}"]
+    facts = [*quickly(results.values()), f"T = {' / '.join(map(str, lengths))}"]
     facts += [f"{' / '.join(map(str, prompts))} prompt{'s' * (list(prompts) != [1])}"]
     facts += [" / ".join(methods)] * bool(methods) + [" / ".join(dtypes)] * bool(dtypes)
     facts += [*places]
     facts += [f"fresh weights: {drawn_from(results)}"] * bool(drawn_from(results))
     facts += [
-        "line: root mean square over prompts, geometric mean over seeds",
-        "band: smallest to largest seed, or two standard errors of a single estimate",
+        *lines,
         *more,
     ]
     return textwrap.fill("; ".join(facts), width=int(width * CHARACTERS), break_on_hyphens=False)

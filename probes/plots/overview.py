@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..errors import InputError
-from ..summary import band, estimate, profiles, smooth_between
-from .jacobian import theories_in, theory_curve
+from ..profiles import mean_profiles
+from ..summary import band, estimate, smooth_between
+from .jacobian import sensitivity_label, theories_in
 from .style import (
     BLACK,
     BLUE,
@@ -41,12 +42,12 @@ from .style import (
 
 Results = Mapping[str, xr.Dataset]
 
-CALLED = {"init": "at birth", "pretrained": "pretrained"}  # conditions
-PREDICTED = "predicted at birth"
+CALLED = {"init": "at initialization", "pretrained": "pretrained"}  # conditions
+PREDICTED = "predicted"
 MOST = 4  # models side by side; more are told in the small print
 # What stands along the lower row's axis: label, colour, filled, and whose number it is.
 ROWS = (
-    ("causal mask", BLUE, True),
+    ("mask, constant sink", BLUE, True),
     ("residual stream", VERMILLION, True),
     ("together", BLACK, True),
     ("residual alone", ORANGE, True),
@@ -61,8 +62,9 @@ def overview_figure(
 
     Above: sensitivity of the last position to every input, for fresh weights (geometric mean over seeds), as the
     second-moment kernel predicts it, and after pretraining (each position faint, moving average bold). Below: how much
-    log-attention of early queries depends on where they stand: the causal mask's and the residual stream's Shapley values
-    and their sum, and what the residual stream does alone, before and after position 0 is swapped; 95 % intervals.
+    log-attention of early queries depends on where they stand: the Shapley values of the causal mask (with the constant
+    part of position 0's logit) and of the residual stream, their sum, and what the residual stream does alone, before and
+    after position 0 is swapped; 95 % intervals.
 
     Args:
         sensitivity: results of `jacobian` by the model's name.
@@ -83,7 +85,7 @@ def overview_figure(
             kernel |= _profile(cells["profile"][column], sensitivity[name])
             _sources(cells["sources"][column], leakage.get(name), swaps.get(name))
         log_axis(cells["profile"][0])
-        cells["profile"][0].set_ylabel(r"sensitivity  $\|J_j\|_F\,/\,\sqrt{d}$")
+        cells["profile"][0].set_ylabel(sensitivity_label(_only(sensitivity, names)))
         cells["sources"][0].set_ylabel("absolute position in\nlog-attention (nat²)")
         lines = [handle(condition_style(condition), text) for condition, text in CALLED.items()]
         if kernel:
@@ -108,7 +110,7 @@ def _entry(label: str, color: str, filled: bool) -> Line2D:
 def _profile(cell: Axes, ds: xr.Dataset) -> bool:
     """One model's profiles; whether a prediction is among them."""
     predicted = False
-    for condition, runs in profiles(ds).items():
+    for condition, runs in mean_profiles(ds).items():
         style = condition_style(condition)
         curve = band([run.mean for run in runs]).centre
         x = np.linspace(0, 1, len(curve))
@@ -121,7 +123,7 @@ def _profile(cell: Axes, ds: xr.Dataset) -> bool:
         cell.plot(x[[0, -1]], shown[[0, -1]], "o", color=style.color, markersize=3.8, zorder=style.order)
         if condition == "init" and theories_in(ds, ("score_path",)):
             theory = THEORIES["score_path"]
-            told = theory_curve(ds, "score_path", condition)
+            told = band([run.mean for run in mean_profiles(ds, "theory_score_path")[condition]]).centre
             told = np.where(told > 0, told, np.nan)
             given = {"color": theory.color, "linestyle": theory.line, "zorder": theory.order, "label": PREDICTED}
             cell.plot(x, told, linewidth=1.2, **given)
@@ -135,12 +137,14 @@ def _sources(cell: Axes, leakage: xr.Dataset | None, swap: xr.Dataset | None) ->
     found: list[tuple[float, float, float] | None] = [None] * len(ROWS)
     if leakage is not None:
         early = leakage.isel(band=0)
-        found[0] = estimate(early, "log_source_of_model", source="mask")
-        found[1] = estimate(early, "log_source_of_model", source="residual")
+        form = "steady" if "steady_source_of_model" in early else "log"  # older results leave the constant in
+        found[0] = estimate(early, f"{form}_source_of_model", source="mask")
+        found[1] = estimate(early, f"{form}_source_of_model", source="residual")
         found[2] = estimate(early, "log_form_of_model", part="total")
     if swap is not None:
         first = (swap.isel(replacement=0) if "replacement" in swap.dims else swap).isel(band=0)
-        found[3], found[4] = (estimate(first, f"residual_{when}_of_model") for when in ("before", "after"))
+        form = "residual_steady" if "residual_steady_before_of_model" in first else "residual"
+        found[3], found[4] = (estimate(first, f"{form}_{when}_of_model") for when in ("before", "after"))
     cell.axhline(0, color=GREY, linewidth=0.8)
     for place, (one, (_, color, filled)) in enumerate(zip(found, ROWS, strict=True)):
         if one is None:
@@ -172,7 +176,7 @@ def _explained(leakage: Results, swaps: Results, names: list[str]) -> list[str]:
     if swapped:
         put = dict.fromkeys(map(_replacement, swapped.values()))
         texts.append(f"residual alone: V(X), {', '.join(facts(swapped))}, swapped for: {' / '.join(put)}")
-    return [*texts, "95 % intervals over prompts"] if texts else []
+    return [*texts, "95 % intervals over documents"] if texts else []
 
 
 def _replacement(swap: xr.Dataset) -> str:

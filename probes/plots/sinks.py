@@ -18,6 +18,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ..roles import role_names
 from .blocks import MANY, depth_legend
 from .style import (
     BLACK,
@@ -57,20 +58,22 @@ POSITIONS = 64  # in a picture; of a single model twice as many, which a narrowe
 SHADES = 16  # of a picture: a pattern is noise to PNG; no more shades than the eye tells apart keep it small
 MOST_MARKED = 64  # heads with marks of their own; of more, medians and quartiles of as many groups as `GROUPS`
 GROUPS = 10
-MOST_DOTS = 400  # sink-reading heads whose dots in an SVG are drawings; of more, an image
+MOST_DOTS = 400  # marked heads whose dots in an SVG are drawings; of more, an image
 MOST_LINES = 40  # blocks whose lines in an SVG are drawings; of more, an image
 PALE = "#aaaaaa"
+# Roles that are marked; "sink-reading" in results of before there were any.
+MARKED = {"reads": VERMILLION, "parks": GREEN, "sink-reading": VERMILLION}
 RATIOS = {"value": ("o", BLUE), "key": ("^", ORANGE), "written": ("s", GREEN)}  # marker, colour
 FEW_KEYS = 16  # up to here, every key is a mark of its own
 
 
 def sinks_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | pathlib.Path | None = None) -> Figure:
-    """Which heads attend to position 0, which of them read it, and which keys are sinks; one column per model.
+    """Which heads attend to position 0, which of them read it or park there, and which keys are sinks; one column per model.
 
-    From above: mean weight on position 0 by block and head, sink-reading heads outlined or, of many, dotted; mean weight on
-    each key by block against uniform attention; the share of heads for which a key is a sink; norms at position 0 against
-    those elsewhere, for every head or for groups of alike mean weight; patterns of the heads with the highest score, if the
-    results hold any.
+    From above: mean weight on position 0 by block and head, heads that read or park outlined or, of many, dotted; mean
+    weight on each key by block against uniform attention; the share of heads for which a key is a sink; norms at position 0
+    against those elsewhere, for every head or for groups of alike mean weight; patterns of the first heads in the ranking,
+    if the results hold any.
 
     Args:
         results: results of `sinks`, by the model's name; or one of them.
@@ -104,9 +107,15 @@ def sinks_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
         assert image is not None  # there is a result
         bar = figure.colorbar(image, cax=sides["heads"].inset_axes((0.02, 0.02, 0.07, 0.66)))
         bar.set_label("weight on 0")
-        outlined = Patch(facecolor="none", edgecolor=VERMILLION, linewidth=1.4, label="sink-reading")
-        dotted = mark("sink-reading", "o", VERMILLION)
-        side_legend(sides["heads"], [outlined if dot is None else dotted], loc="upper left")
+        shown = set().union(*(["reads", "parks"] if "has_role" in ds else ["sink-reading"] for ds in results.values()))
+        named: list[Any] = [
+            mark(role, "o", color)
+            if dot is not None
+            else Patch(facecolor="none", edgecolor=color, linewidth=1.4, label=role)
+            for role, color in MARKED.items()
+            if role in shown
+        ]
+        side_legend(sides["heads"], named, loc="upper left")
         uniform = Line2D([], [], color=GREY, linestyle="--", linewidth=1.2, label="uniform")
         side_legend(sides["alpha"], [*depth_legend(blocks), uniform])
         threshold, tau = (next((option(ds, name) for ds in results.values()), None) for name in ("threshold", "tau"))
@@ -147,16 +156,17 @@ def _dot(*room: float) -> float:
 def _heads(cell: Axes, ds: xr.Dataset, darkest: float, dot: float | None) -> AxesImage:
     attends = ds["attends"].values
     image = cell.imshow(attends, cmap=WEIGHTS, vmin=0, vmax=darkest, aspect="auto", interpolation="none")
-    reading = ds["selected"].sel(rule="sink-reading").values
-    places = np.argwhere(reading > 0)[:, ::-1]  # [head, block]
-    if dot is not None:
-        look: Any = {"markersize": dot, "markeredgewidth": 0, "rasterized": len(places) > MOST_DOTS}
-        cell.plot(*places.T, "o", color=VERMILLION, **look)
-    elif places.size:
-        corners = places[:, None] + 0.46 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)])
-        codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(places))
-        outlines = Path(corners.reshape(-1, 2), codes)  # all in one, which an SVG says briefly
-        cell.add_patch(PathPatch(outlines, fill=False, edgecolor=VERMILLION, linewidth=1.4))
+    roles = role_names(ds)
+    for role, color in MARKED.items():
+        places = np.argwhere(roles == role)[:, ::-1]  # [head, block]
+        if dot is not None and places.size:
+            look: Any = {"markersize": dot, "markeredgewidth": 0, "rasterized": len(places) > MOST_DOTS}
+            cell.plot(*places.T, "o", color=color, **look)
+        elif places.size:
+            corners = places[:, None] + 0.46 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)])
+            codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(places))
+            outlines = Path(corners.reshape(-1, 2), codes)  # all in one, which an SVG says briefly
+            cell.add_patch(PathPatch(outlines, fill=False, edgecolor=color, linewidth=1.4))
     if dot is None:
         for (layer, head), value in np.ndenumerate(attends):
             text = "" if np.isnan(value) else f"{value:.2f}".removeprefix("0")
@@ -166,7 +176,10 @@ def _heads(cell: Axes, ds: xr.Dataset, darkest: float, dot: float | None) -> Axe
     cell.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     cell.spines[:].set_visible(False)
     cell.tick_params(length=0)
-    cell.set_xlabel(f"head\n{np.sum(reading > 0):,} of {reading.size:,} sink-reading")
+    said = f"{np.sum(roles == 'sink-reading'):,} of {roles.size:,} sink-reading"
+    if "has_role" in ds:
+        said = ", ".join(f"{np.sum(roles == f'{role}s'):,} {role}" for role in ("read", "park", "react"))
+    cell.set_xlabel(f"head\n{said}")
     cell.set_ylabel("block")
     return image
 
@@ -206,7 +219,7 @@ def _key_axis(cell: Axes, keys: np.ndarray) -> None:
 
 def _ratios(cell: Axes, ds: xr.Dataset) -> None:
     attends = ds["attends"].values
-    reading = ds["selected"].sel(rule="sink-reading").values > 0
+    reading = np.isin(role_names(ds), ("reads", "sink-reading"))
     for name, (marker, color) in RATIOS.items():
         norms = ds[f"{name}_norm"]
         ratio = norms.sel(place="sink").values / norms.sel(place="rest").values
@@ -244,10 +257,19 @@ def _pictures(cell: Axes, ds: xr.Dataset, most: int, positions: int) -> None:
 
 def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
     ds, positions = next(iter(results.values())), _shown(results)
-    attends, reads = (ds.attrs.get(f"{name}_threshold") for name in ("attends", "reads"))
+    attends, reads, large, small = (
+        ds.attrs.get(f"{name}_threshold") for name in ("attends", "reads", "large", "small")
+    )
     many = [one["attends"].size > MOST_MARKED for one in results.values()]
+    filled = " (filled)" * (not all(many))
+    rules = [f"sink-reading{filled}: mean weight on 0 > {attends} and output read from 0 > {reads}"]
+    if "has_role" in ds:
+        rules = [
+            f"reads{filled}: takes from 0 more than {large} of the stream's size",
+            f"parks: mean weight on 0 > {attends}, output under {small} of its own with 0 hidden",
+        ]
     found = [
-        f"sink-reading{' (filled)' * (not all(many))}: mean weight on 0 > {attends} and output read from 0 > {reads}",
+        *rules,
         "alpha: mean over prompts and heads; grey dashes: uniform attention at the same T and window",
     ]
     if any(many):
@@ -258,7 +280,7 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
         found.append("distant keys: means of bins")
     if positions:
         found.append(
-            f"pictures: patterns (block.head) with the highest score, first {positions} positions of the first prompt, "
+            f"pictures: patterns (block.head) of the first heads in the table, first {positions} positions of a prompt, "
             "shade: square root of the weight"
         )
     return found

@@ -21,7 +21,7 @@ from PIL import Image
 
 from ..errors import InputError
 from ..files import atomic
-from ..results import number_types, recorded
+from ..results import number_types, quickly, recorded
 from ..summary import Profile
 from .steady import settle
 
@@ -424,7 +424,7 @@ def facts(results: Mapping[str, xr.Dataset]) -> list[str]:
     dtypes = dict.fromkeys(dtype for ds in results.values() for dtype in number_types(ds))
     found = [f"T = {' / '.join(map(str, lengths))}"] * bool(lengths)
     found += [f"{' / '.join(map(str, prompts))} prompt{'s' * (list(prompts) != [1])}"] * bool(prompts)
-    return found + [" / ".join(dtypes)] * bool(dtypes)
+    return [*quickly(results.values()), *found] + [" / ".join(dtypes)] * bool(dtypes)
 
 
 def small_print(figure: Figure, texts: Sequence[str], width: float) -> None:

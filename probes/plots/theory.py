@@ -31,6 +31,11 @@ from .style import (
     short,
 )
 
+LINES = (  # a mean square is what the kernel predicts
+    "line: root mean square over prompts, geometric mean over seeds",
+    "band: smallest to largest seed, or two standard errors of a single estimate",
+)
+
 
 def theory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
     """Measured profiles of fresh models with all theories; below, measured against the kernel, at birth and trained.
@@ -82,7 +87,7 @@ def theory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
         log_axis(axes[1, 0])
         signs = coinciding(list(axes[0]), handles)
         figure.legend(handles=handles, loc="outside upper center", ncols=in_row)
-        figure.supxlabel(caption(results, width, of_coinciding(signs)), fontsize=7, color="#555555")
+        figure.supxlabel(caption(results, width, of_coinciding(signs), LINES), fontsize=7, color="#555555")
         if path is not None:
             save_figure(figure, path, dpi=min(DPI, int(WIDEST / width)), largest=LARGEST)
     return figure

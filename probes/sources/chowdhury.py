@@ -2,45 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from ..claims import Judged, Statement
+from ..claims import Judged, Kind
 from ..mixing import cesaro_bins
-from ..studies.atlas import FACTOR, Row
+from ..profiles import typical
+from ..statistics import Interval, jackknifed, units
+from ..studies.atlas import Row
 from ..studies.collected import Collected
 from ..studies.tables import number
-from ..summary import rms_log_error, smooth, spearman
+from ..summary import UShape, rms_log_error, smooth, spearman
 from .judging import (
-    COMMANDS,
+    RANKS,
     Results,
+    Source,
     Stated,
     Told,
+    above,
+    below,
     commands,
     curves,
     ends_told,
+    every,
     having,
     in_each,
-    is_u,
+    in_real,
     map_command,
+    near,
+    nothing,
+    of_profile,
+    of_profiles,
+    on_map,
     place_told,
     places,
+    prompted,
     range_told,
-    resampled,
+    root_mean_square,
+    roughly,
     seen_whole,
     shape,
-    stated,
-    together,
+    told,
 )
 
-SOURCE = "[Chowdhury]"
-OBJECTION = "[Chowdhury], objection in public"
 STATED: Stated = []
+of_source = Source("chowdhury", "[Chowdhury]", STATED)
 
-SAME = 0.985  # rank correlation that is rounded to the published 0.99
+WEAK, MIDDLING, STRONG = THRESHOLDS = 1.25, 1.5, 2.0  # of both ends against the middle: ours, [Chowdhury] names none
+SAME = 0.99  # published rank correlation
 EXACT = 0.05  # RMS log error up to which a theory of a curve may be called exact
 ALMOST_ALL = 0.95  # share of the norm that the value path has where the score path counts as vanished
 ALIKE = 0.9  # rank correlation of smoothed profiles from which on one is the baseline of the other
@@ -52,110 +66,152 @@ RISING = 0.9  # rank correlation with ln 1/x over the first quarter, from which 
 ORDER = 10.0  # factor within which a number is "of the order of" another
 SCALAR_ERROR = 0.1  # RMS log error up to which a surrogate counts as sound
 SCALAR_RANKS = 0.95  # and rank correlation from which on
+TINY = 1e-12  # stands for no error at all
 EDGE = 0.05  # share of the text at either end in which a trough is no valley
-SURE = 0.95  # of resamples
-PROFILES = "headwater jacobian {} --length 2048 --out runs/{}"
+PROFILES = "headwater jacobian {} --length {} --out runs/{}"
+USUAL = ("GPT-2", "Qwen2.5-0.5B")
+USUALLY = "fresh GPT-2 and Qwen2.5-0.5B configurations"
+
+
+def _u(ends: list[Interval], factor: float) -> Callable[..., Any]:
+    """Both ends, as logarithms, stand `factor` times above the middle."""
+    return every([above(end, float(np.log(factor))) for end in ends])
+
+
+def _ends(found: UShape) -> list[Interval]:
+    return [roughly(found.primacy), roughly(found.recency)]
+
+
+def _told_ends(found: UShape) -> str:
+    return f"primacy {number(found.primacy)}, recency {number(found.recency)}"
+
+
+def _with_shapes(results: Results, condition: str, variable: str = "sensitivity") -> dict[str, xr.Dataset]:
+    """Models whose queries see the whole text, with a profile that has ends and a middle."""
+    return {
+        name: ds
+        for name, ds in seen_whole(results).items()
+        if any(shape(typical(values)) is not None for values in prompted(ds, condition, variable))
+    }
 
 
 # ------------------------------------------------------------------------------------------------------- the U at birth
 
 
-def _u_of_map(name: str, collected: Collected) -> Judged | None:
-    found = places(collected, name=name)
-    if not found:
+def _u_of_map(factor: float, where: Mapping[str, Any], collected: Collected) -> Judged | None:
+    found = {
+        place_told(row): (_told_ends(row.shape), _u(_ends(row.shape), factor)) for row in places(collected, **where)
+    }
+    return on_map(
+        collected, found, f"{len(found)} fresh configurations" if "name" not in where else f"fresh {where['name']}"
+    )
+
+
+def _u_under_window(factor: float, collected: Collected) -> Judged | None:
+    windows = sorted({row["window"] for row in places(collected)} - {0})
+    found = [row for width in windows for row in places(collected, window=width)]
+    each: dict[str, Told] = {place_told(row): (_told_ends(row.shape), _u(_ends(row.shape), factor)) for row in found}
+    return on_map(collected, each, f"{len(each)} configurations")
+
+
+def _u_everywhere(factor: float, collected: Collected) -> Judged | None:
+    found = places(collected, window=0)
+    judged = on_map(
+        collected,
+        {str(n): ("", _u(_ends(row.shape), factor)) for n, row in enumerate(found)},
+        f"{len(found)} fresh configurations",
+    )
+    if judged is None:
         return None
-    shapes = [row.shape for row in found]
-    said = "; ".join(f"primacy {number(one.primacy)}, recency {number(one.recency)}" for one in shapes)
-    return Judged(said, all(map(is_u, shapes)), f"fresh {name} configuration", map_command(collected))
+    least = [min(row.shape.primacy, row.shape.recency) for row in found]
+    said = [f"{sum(one >= factor for one in least)} of {len(found)} at {factor:g}" for factor in THRESHOLDS]
+    without = [row["strength"] for row, one in zip(found, least, strict=True) if not one >= STRONG]
+    past = f"; below {STRONG:g} from d σ² = {min(without):.2g} on" if without else ""
+    return judged._replace(measured=f"both ends stand above the middle {', '.join(said)} times{past}")
 
 
-for _id, _name, _about in (
-    ("gpt2", "GPT-2", "GPT-2 has"),
-    ("qwen2", "Qwen2.5-0.5B", "Qwen2-0.5B has"),
-    ("7b", "Llama-7B width", "a model as wide as those in use, 4096, has"),
-):
-    stated(
-        Statement(
-            f"chowdhury-u-at-birth-{_id}",
-            f"{SOURCE} abstract",
-            f"With fresh weights {_about} the U-shape.",
-            f"primacy and recency of the fresh profile are both at least {FACTOR:g}",
-            model=f"fresh {_name} configuration",
-            command=COMMANDS["map"],
-        ),
-        STATED,
-    )(partial(_u_of_map, _name))
-
-
-@stated(
-    Statement(
-        "chowdhury-u-at-birth-bundled",
-        f"{SOURCE} abstract",
-        "The U-shape of sensitivity is there in fresh models, before any training.",
-        f"primacy and recency are both at least {FACTOR:g} in every fresh model of every architecture without window",
-        model="bundled models, fresh weights",
-        command=COMMANDS["jacobian"],
-    ),
-    STATED,
-)
-def _u_of_bundled(collected: Collected) -> Judged | None:
+def _u_of_fresh(factor: float, collected: Collected) -> Judged | None:
     def judge(ds: xr.Dataset) -> Told:
-        said, shapes = ends_told(ds, "init")
-        return said, all(map(is_u, shapes))
+        said, ends = ends_told(ds, "init")
+        return said, _u(ends, factor)
 
     return in_each(_with_shapes(collected["jacobian"], "init"), judge)
 
 
-def _with_shapes(results: Results, condition: str) -> dict[str, xr.Dataset]:
-    """Models whose queries see the whole text, with a profile that has ends and a middle."""
-    return {
-        name: ds
-        for name, ds in seen_whole(results).items()
-        if any(shape(curve) is not None for curve in curves(ds, condition))
-    }
+def _persists(factor: float, only: str | None, collected: Collected) -> Judged | None:
+    def judge(ds: xr.Dataset) -> Told:
+        said, ends = ends_told(ds, "pretrained")
+        return said, _u(ends, factor)
+
+    found = _with_shapes(collected["jacobian"], "pretrained")
+    return in_real({name: ds for name, ds in found.items() if only in (None, name)}, judge)
 
 
-@stated(
-    Statement(
-        "chowdhury-u-at-birth-window",
-        f"{SOURCE} abstract",
-        "Causal decoders with a sliding window are born with the U-shape as well.",
-        f"primacy and recency are at least {FACTOR:g} at every place of the map with a window",
-        model="fresh models with a sliding window",
-        command=COMMANDS["map"],
-    ),
-    STATED,
-)
-def _u_under_window(collected: Collected) -> Judged | None:
-    found = [row for row in places(collected) if row["window"]]
-    if not found:
-        return None
-    said = "; ".join(
-        f"{place_told(row)}: primacy {number(row.shape.primacy)}, recency {number(row.shape.recency)}" for row in found
-    )
-    return Judged(said, all(is_u(row.shape) for row in found), f"{len(found)} configurations", map_command(collected))
-
-
-@stated(
-    Statement(
-        "chowdhury-u-at-birth-everywhere",
-        f"{SOURCE} abstract",
-        "The U-shape at birth is a property of causal decoders with residual streams as such.",
-        f"primacy and recency are at least {FACTOR:g} at every place of the map without window, at any logit scale",
-        model="fresh models over the map",
-        command=COMMANDS["map"],
-    ),
-    STATED,
-)
-def _u_everywhere(collected: Collected) -> Judged | None:
-    found = places(collected, window=0)
-    if not found:
-        return None
-    without = [row for row in found if not is_u(row.shape)]
-    said = f"U at {len(found) - len(without)} of {len(found)} places"
-    if without:
-        said += f"; without it from d σ² = {min(row['strength'] for row in without):.2g} on"
-    return Judged(said, not without, f"{len(found)} fresh configurations", map_command(collected))
+for _suffix, _called, _factor, _strongly in (("", "U-shape", WEAK, False), ("-strong", "strong U-shape", STRONG, True)):
+    _rule = f"primacy and recency are both at least {_factor:g}"
+    for _id, _name, _about in (
+        ("gpt2", "GPT-2", "GPT-2 has"),
+        ("qwen2", "Qwen2.5-0.5B", "Qwen2-0.5B has"),
+        ("7b", "Llama-7B width", "a model as wide as those in use, 4096, has"),
+    ):
+        of_source(
+            f"u-at-birth-{_id}{_suffix}",
+            "abstract",
+            f"With fresh weights {_about} the {_called}.",
+            f"{_rule} in the fresh profile",
+            "initialization",
+            "map",
+            kind="ours" if _strongly or _id == "7b" else "published",
+            model=f"fresh {_name} configuration",
+        )(partial(_u_of_map, _factor, {"name": _name}))
+    _ours: Kind = "ours" if _strongly else "published"
+    of_source(
+        f"u-at-birth-bundled{_suffix}",
+        "abstract",
+        f"The {_called} of sensitivity is there in fresh models, before any training.",
+        f"{_rule} in every fresh model of every architecture without window",
+        "initialization",
+        "jacobian",
+        kind="ours",
+    )(partial(_u_of_fresh, _factor))
+    of_source(
+        f"u-at-birth-window{_suffix}",
+        "abstract",
+        f"Causal decoders with a sliding window are born with the {_called} as well.",
+        f"{_rule} at every place of the map with a window",
+        "initialization",
+        "map",
+        kind="ours",
+    )(partial(_u_under_window, _factor))
+    of_source(
+        f"u-at-birth-everywhere{_suffix}",
+        "abstract",
+        f"The {_called} at birth is a property of causal decoders with residual streams as such.",
+        f"{_rule} at every place of the map without window, at any logit scale",
+        "initialization",
+        "map",
+        kind=_ours,
+    )(partial(_u_everywhere, _factor))
+    of_source(
+        f"u-persists{_suffix}",
+        "abstract",
+        f"The {_called} persists through pretraining.",
+        f"{_rule} in the pretrained profile of every model without window",
+        "pretrained",
+        "jacobian",
+        kind=_ours,
+    )(partial(_persists, _factor, None))
+    for _id, _model, _length in (("qwen2-0.5b", "Qwen/Qwen2-0.5B", 2048), ("gpt2", "openai-community/gpt2", 1024)):
+        of_source(
+            f"u-persists-{_id}{_suffix}",
+            "experiments",
+            f"The {_called} persists in the pretrained {_model.partition('/')[2]}.",
+            f"{_rule} in its pretrained profile",
+            "pretrained",
+            PROFILES.format(_model, _length, _id),
+            kind=_ours,
+            model=_model,
+        )(partial(_persists, _factor, _model))
 
 
 # -------------------------------------------------------------------------------------------------- with and without RoPE
@@ -171,288 +227,278 @@ def _pairs(collected: Collected) -> list[tuple[Row, Row]]:
     return [(row, twins[sizes]) for sizes, row in bare if sizes in twins]
 
 
-def _same_without_rope(collected: Collected, *, at: float | None) -> Judged | None:
-    pairs = [(row, twin) for row, twin in _pairs(collected) if at is None or abs(row["strength"] - at) < NEAR]
-    if not pairs:
-        return None
-    found = {row["strength"]: _ranks(row["measured"], twin["measured"]) for row, twin in pairs}
-    said = "; ".join(f"d σ² = {strength:.2g}: {told}" for strength, (told, _) in found.items())
-    model = f"fresh models of {pairs[0][0]['blocks']} blocks, width {pairs[0][0]['width']}"
-    return Judged(said, all(bool(same) for _, same in found.values()), model, map_command(collected))
-
-
 def _ranks(one: np.ndarray, other: np.ndarray) -> Told:
     """Rank correlation of the smoothed curves, and of the curves as they are.
 
     The first decides: what single texts and weights make of single positions is no shape.
     """
     smoothed, plain = spearman(smooth(one), smooth(other)), spearman(one, other)
-    return f"{number(smoothed, '.3f')} (not smoothed: {number(plain, '.3f')})", smoothed >= SAME
+    said = f"{number(smoothed, '.3f')} (not smoothed: {number(plain, '.3f')})"
+    return said, near(Interval(smoothed, smoothed, smoothed), SAME, correlation=True)
 
 
+def _same_without_rope(at: float | None, collected: Collected) -> Judged | None:
+    pairs = [(row, twin) for row, twin in _pairs(collected) if at is None or abs(row["strength"] - at) < NEAR]
+    found = {f"d σ² = {row['strength']:.2g}": _ranks(row["measured"], twin["measured"]) for row, twin in pairs}
+    return on_map(collected, found, "fresh models with and without RoPE")
+
+
+_within = f"rank correlation of the two smoothed profiles within 0.01 of {SAME:g}"
 for _id, _where, _at in (
     ("", f", at the logit scale of Qwen2-0.5B (d σ² = {LOGIT_SCALE:g})", LOGIT_SCALE),
     ("-at-any-scale", ", whatever the logit scale", None),
 ):
-    stated(
-        Statement(
-            f"chowdhury-same-without-rope{_id}",
-            f"{SOURCE} experiments",
-            f"The U-shape at birth is the same with and without RoPE{_where}.",
-            f"rank correlation of the two smoothed profiles at least {SAME:g}",
-            published="0.99",
-            model="fresh models with and without RoPE",
-            command=COMMANDS["map"],
-        ),
-        STATED,
-    )(partial(_same_without_rope, at=_at))
-
-
-@stated(
-    Statement(
-        "chowdhury-same-without-rope-bundled",
-        f"{SOURCE} experiments",
-        "Fresh models of the bundled architectures have the same profile with and without RoPE.",
-        f"rank correlation of the smoothed mean profiles at least {SAME:g} in every architecture",
+    of_source(
+        f"same-without-rope{_id}",
+        "experiments",
+        f"The U-shape at birth is the same with and without RoPE{_where}.",
+        _within,
+        "initialization",
+        "map",
+        kind="ours" if _id else "published",
         published="0.99",
-        model="bundled models, fresh weights",
-        command=COMMANDS["jacobian"].replace(" --out reports/jacobian", " --no-rope --out runs/no-rope"),
-    ),
-    STATED,
+        model="fresh models with and without RoPE",
+    )(partial(_same_without_rope, _at))
+
+
+@of_source(
+    "same-without-rope-bundled",
+    "experiments",
+    "Fresh models of the bundled architectures have the same profile with and without RoPE.",
+    f"{_within} in every architecture",
+    "initialization",
+    "no-rope",
+    kind="ours",
+    published="0.99",
+    model="bundled models, fresh weights",
 )
 def _bundled_without_rope(collected: Collected) -> Judged | None:
     def judge(ds: xr.Dataset) -> Told:
-        one, other = (together(curves(ds, condition)) for condition in ("init", "init-nope"))
-        if one is None or other is None:
-            return "-", None
-        return _ranks(one, other)
+        both = zip(prompted(ds, "init"), prompted(ds, "init-nope"), strict=False)
+        whole = [one for one in both if np.all(np.isfinite(one))]
+        found = of_profiles(whole, lambda a, b: spearman(smooth(a), smooth(b)), units(ds))
+        return told(found, ".3f"), near(found, SAME, correlation=True)
 
-    both = {name: ds for name, ds in collected["jacobian"].items() if curves(ds, "init") and curves(ds, "init-nope")}
-    return in_each(both, judge)
+    there = {**collected["jacobian"], **collected["no-rope"]}
+    return in_each(
+        {name: ds for name, ds in there.items() if prompted(ds, "init") and prompted(ds, "init-nope")}, judge
+    )
 
 
 # ------------------------------------------------------------------------------------------------ N^L against measurement
 
-USUAL = ("GPT-2", "Qwen2.5-0.5B")
-
-
-def _usual(collected: Collected) -> list[Row]:
-    return [row for name in USUAL for row in places(collected, name=name)]
-
 
 def _of_usual(collected: Collected, tell: Callable[[Row], Told]) -> Judged | None:
-    found = [(row["name"], *tell(row)) for row in _usual(collected)]
-    if not found:
-        return None
-    said = "; ".join(f"{name}: {told}" for name, told, _ in found)
-    known = [holds for *_, holds in found if holds is not None]
-    names = ", ".join(dict.fromkeys(name for name, *_ in found))
-    return Judged(said, all(known) if known else None, f"fresh {names} configurations", map_command(collected))
+    found = {name: tell(row) for name in USUAL for row in places(collected, name=name)}
+    return on_map(collected, found, f"fresh {', '.join(found)} configurations")
 
 
-@stated(
-    Statement(
-        "chowdhury-cesaro-ranks",
-        f"{SOURCE} experiments",
-        "The last row of the Cesàro power N^L orders the positions as the Jacobian norm of fresh models does.",
-        f"rank correlation of the profile with N^L at its best alpha, both smoothed, at least {SAME:g} in both models",
-        published="0.99",
-        model="fresh GPT-2 and Qwen2.5-0.5B configurations",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+@of_source(
+    "cesaro-ranks",
+    "experiments",
+    "The last row of the Cesàro power N^L orders the positions as the Jacobian norm of fresh models does.",
+    f"rank correlation of the profile with N^L at its best alpha, both smoothed, within 0.01 of {SAME:g} in both models",
+    "initialization",
+    "map",
+    published="0.99",
+    model=USUALLY,
 )
 def _cesaro_ranks(collected: Collected) -> Judged | None:
     return _of_usual(collected, lambda row: _ranks(row["cesaro"], row["measured"]))
 
 
-@stated(
-    Statement(
-        "chowdhury-cesaro-exact",
-        f"{SOURCE} title",
-        "The Cesàro power N^L is an exact theory of the sensitivity profile at birth.",
-        f"RMS log error of N^L at its best alpha and scale at most {EXACT:g} in both models",
-        model="fresh GPT-2 and Qwen2.5-0.5B configurations",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+def _exact(error: float) -> Told:
+    return number(error), below(roughly(max(error, TINY)), float(np.log(EXACT)))
+
+
+@of_source(
+    "cesaro-exact",
+    "title",
+    "The Cesàro power N^L is an exact theory of the sensitivity profile at birth.",
+    f"RMS log error of N^L at its best alpha and scale at most {EXACT:g} in both models",
+    "initialization",
+    "map",
+    model=USUALLY,
 )
 def _cesaro_exact(collected: Collected) -> Judged | None:
-    return _of_usual(collected, lambda row: (number(row.cesaro_error), row.cesaro_error <= EXACT))
+    return _of_usual(collected, lambda row: _exact(row.cesaro_error))
 
 
-@stated(
-    Statement(
-        "chowdhury-continuous-limit",
-        f"{SOURCE} abstract",
-        "The closed-form density of the continuous limit of N^L describes the sensitivity profile at birth.",
-        f"RMS log error of the density's mass per token, at the alpha of N^L and the best scale, at most {EXACT:g}",
-        model="fresh GPT-2 and Qwen2.5-0.5B configurations",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+@of_source(
+    "continuous-limit",
+    "abstract",
+    "The closed-form density of the continuous limit of N^L describes the sensitivity profile at birth.",
+    f"RMS log error of the density's mass per token, at the alpha of N^L and the best scale, at most {EXACT:g}",
+    "initialization",
+    "map",
+    model=USUALLY,
 )
 def _continuous(collected: Collected) -> Judged | None:
     def tell(row: Row) -> Told:
         density = cesaro_bins(int(row["length"]), int(row["blocks"]), alpha=float(row["alpha"]))
-        error = rms_log_error(density, row["measured"], free_scale=True)
-        return number(error), error <= EXACT
+        return _exact(rms_log_error(density, row["measured"], free_scale=True))
 
     return _of_usual(collected, tell)
 
 
-def _kernel_and_cesaro(measured: np.ndarray, kernel: np.ndarray, cesaro: np.ndarray) -> tuple[float, float]:
-    """RMS log errors of both shapes, where all three reach."""
-    seen = (measured > 0) & (kernel > 0) & (cesaro > 0)
+OBJECTION = "objection in public"
+
+
+def _errors(measured: np.ndarray, *theories: np.ndarray) -> list[float]:
+    """RMS log errors of theories' shapes, where all of them reach."""
+    seen = np.all(np.stack([measured, *theories]) > 0, axis=0)
     if np.count_nonzero(seen) < 2:
-        return np.nan, np.nan
-    first, second = (rms_log_error(curve[seen], measured[seen], free_scale=True) for curve in (kernel, cesaro))
-    return first, second
+        return [np.nan] * len(theories)
+    return [rms_log_error(curve[seen], measured[seen], free_scale=True) for curve in theories]
 
 
-@stated(
-    Statement(
-        "chowdhury-objection-powers-map",
-        OBJECTION,
-        "The bottom row of the Cesàro power N^L is the wrong quantity at birth: powers of paths add up, not "
-        "amplitudes.",
-        "the second-moment kernel, with nothing fitted, has a smaller RMS log error (best scale) than N^L with its best "
-        "alpha at every place",
-        model="fresh models over the map",
-        command=COMMANDS["map"],
-    ),
-    STATED,
-)
-def _powers_on_map(collected: Collected) -> Judged | None:
-    found = places(collected)
-    if not found:
-        return None
-    errors = [_kernel_and_cesaro(row["measured"], row["score_path"], row["cesaro"]) for row in found]
-    smaller = sum(kernel < cesaro for kernel, cesaro in errors)
+def _powers_on_map(powers: str, amplitudes: str, collected: Collected) -> Judged | None:
+    there = [row for row in places(collected) if powers in row and amplitudes in row]
+    errors = [_errors(row["measured"], row[powers], row[amplitudes]) for row in there]
+    errors = [both for both in errors if np.all(np.isfinite(both))]
+    smaller = sum(one < other for one, other in errors)
+    each: dict[str, Told] = {str(n): ("", one < other) for n, (one, other) in enumerate(errors)}  # of the same profile
+    judged = on_map(collected, each, f"{len(errors)} fresh configurations")
     said = (
-        f"smaller at {smaller} of {len(errors)} places: kernel {range_told(kernel for kernel, _ in errors)}, "
-        f"N^L {range_told(cesaro for _, cesaro in errors)}"
+        f"powers nearer at {smaller} of {len(errors)} places: {range_told(one for one, _ in errors)}, "
+        f"amplitudes {range_told(other for _, other in errors)}"
     )
-    return Judged(said, smaller == len(errors), f"{len(errors)} fresh configurations", map_command(collected))
+    return judged and judged._replace(measured=said)
+
+
+of_source(
+    "objection-powers-map",
+    OBJECTION,
+    "The Cesàro power N^L is the wrong quantity at birth: powers of paths add up, not amplitudes.",
+    "with the same coefficients, per block from the configuration, and the addition alone changed, adding powers has the "
+    "smaller RMS log error (best scale) at every place of the map whose branches are not scaled",
+    "initialization",
+    "map",
+    kind="request",
+)(partial(_powers_on_map, "config", "amplitudes"))
+of_source(
+    "objection-powers-map-fitted",
+    OBJECTION,
+    "Adding up powers of paths, with nothing fitted, is nearer to the profile at birth than amplitudes with one fitted "
+    "number.",
+    "the second-moment kernel has a smaller RMS log error (best scale) than N^L with its best alpha at every "
+    "place of the map",
+    "initialization",
+    "map",
+    kind="request",
+)(partial(_powers_on_map, "score_path", "cesaro"))
 
 
 def _powers(condition: str, collected: Collected) -> Judged | None:
     def judge(ds: xr.Dataset) -> Told:
-        measured, kernel, alone = (
-            together(curves(ds, condition, name)) for name in ("sensitivity", "theory_score_path", "theory_values")
-        )
-        if measured is None or kernel is None or alone is None:
-            return "-", None
-        cesaro = ds["theory_cesaro"].values
-        if "condition" in ds["theory_cesaro"].dims:
-            cesaro = ds["theory_cesaro"].sel(condition=condition).values
-        error, other = _kernel_and_cesaro(measured, kernel, cesaro[: len(measured)].astype(np.float64))
-        if np.isnan(error):
-            return "-", None
-        return f"kernel {number(error)}, N^L {number(other)}", error < other
+        cesaro = ds["theory_cesaro"]
+        fitted = (cesaro.sel(condition=condition) if "condition" in cesaro.dims else cesaro).values.astype(float)
 
-    needed = ("theory_score_path", "theory_values", "theory_cesaro")
-    those = {name: ds for name, ds in having(collected["theory"], *needed).items() if curves(ds, condition)}
-    return in_each(those, judge)
+        def ratio(measured: np.ndarray, kernel: np.ndarray) -> float:
+            one, other = _errors(measured, kernel, fitted[: len(measured)])
+            return float(np.log(one / other)) if one > 0 and other > 0 else np.nan
+
+        both = [prompted(ds, condition, name) for name in ("sensitivity", "theory_score_path")]
+        found = of_profiles(list(zip(*both, strict=True)), ratio, units(ds), root_mean_square)
+        return f"error {told(found, change=np.exp)} times that of N^L", below(found, 0)
+
+    there = having(collected["theory"], "theory_score_path", "theory_cesaro")
+    those = {name: ds for name, ds in there.items() if prompted(ds, condition)}
+    return (in_each if condition == "init" else in_real)(those, judge)
 
 
-for _condition, _told in (("init", "fresh"), ("pretrained", "pretrained")):
-    stated(
-        Statement(
-            f"chowdhury-objection-powers-{_condition}",
-            OBJECTION,
-            f"In {_told} models adding up powers of paths describes the sensitivity profile better than adding up "
-            "amplitudes.",
-            "RMS log error (best scale) of the second-moment kernel below that of N^L with its best alpha in every model",
-            model=f"bundled models, {_told}",
-            command=COMMANDS["theory"],
-        ),
-        STATED,
+for _condition, _word in (("init", "fresh"), ("pretrained", "pretrained")):
+    of_source(
+        f"objection-powers-{_condition}",
+        OBJECTION,
+        f"In {_word} models adding up powers of paths, with nothing fitted, describes the sensitivity profile better than "
+        "adding up amplitudes with one fitted number.",
+        "RMS log error (best scale) of the second-moment kernel below that of N^L with its best alpha in every model",
+        "initialization" if _condition == "init" else "pretrained",
+        "theory",
+        kind="request",
     )(partial(_powers, _condition))
 
 
 # ---------------------------------------------------------------------------------------------- the three parts of the U
 
 
-@stated(
-    Statement(
-        "chowdhury-primacy-tail",
-        f"{SOURCE} abstract",
-        "Influence diverges toward the start of the prompt as a polynomial in ln(1/x).",
-        f"rank correlation of the profile with ln(1/x) over the first quarter at least {RISING:g} in both models",
-        model="fresh GPT-2 and Qwen2.5-0.5B configurations",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+def _climb(row: Row) -> float:
+    """Rank correlation with ln 1/x over the first quarter."""
+    quarter = row["measured"][: len(row["measured"]) // 4]
+    return spearman(quarter, -np.arange(len(quarter), dtype=float))
+
+
+_rising = f"rank correlation of the profile with ln(1/x) over the first quarter at least {RISING:g}"
+
+
+@of_source(
+    "primacy-tail",
+    "abstract",
+    "Influence diverges toward the start of the prompt as a polynomial in ln(1/x).",
+    f"{_rising} in both models",
+    "initialization",
+    "map",
+    model=USUALLY,
 )
 def _primacy_tail(collected: Collected) -> Judged | None:
     def tell(row: Row) -> Told:
-        quarter = row["measured"][: len(row["measured"]) // 4]
-        rho = spearman(quarter, -np.arange(len(quarter), dtype=float))
+        rho = _climb(row)
         return f"{number(rho, '.3f')}, primacy {number(row.shape.primacy)}", rho >= RISING
 
     return _of_usual(collected, tell)
 
 
-@stated(
-    Statement(
-        "chowdhury-primacy-tail-everywhere",
-        f"{SOURCE} abstract",
-        "The primacy tail of the profile at birth, a polynomial in ln(1/x), is there at any logit scale.",
-        f"rank correlation of the profile with ln(1/x) over the first quarter at least {RISING:g} at every place "
-        "without window",
-        model="fresh models over the map",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+@of_source(
+    "primacy-tail-everywhere",
+    "abstract",
+    "The primacy tail of the profile at birth, a polynomial in ln(1/x), is there at any logit scale.",
+    f"{_rising} at every place without window",
+    "initialization",
+    "map",
+    kind="ours",
 )
 def _primacy_tail_everywhere(collected: Collected) -> Judged | None:
     found = places(collected, window=0)
     if not found:
         return None
-    ranks = {}
-    for n, row in enumerate(found):
-        quarter = row["measured"][: len(row["measured"]) // 4]
-        ranks[n] = spearman(quarter, -np.arange(len(quarter), dtype=float))
-    below = [found[n]["strength"] for n, rho in ranks.items() if not rho >= RISING]
-    said = f"{len(found) - len(below)} of {len(found)} places; {range_told(ranks.values(), '.2f')}"
-    said += f"; below from d σ² = {min(below):.2g} on" if below else ""
-    return Judged(said, not below, f"{len(found)} fresh configurations", map_command(collected))
+    ranks = [_climb(row) for row in found]
+    below_it = [row["strength"] for row, rho in zip(found, ranks, strict=True) if not rho >= RISING]
+    said = f"{len(found) - len(below_it)} of {len(found)} places; {range_told(ranks, '.2f')}"
+    said += f"; below from d σ² = {min(below_it):.2g} on" if below_it else ""
+    each: dict[str, Told] = {str(n): ("", bool(rho >= RISING)) for n, rho in enumerate(ranks)}
+    judged = on_map(collected, each, f"{len(found)} fresh configurations")
+    return judged and judged._replace(measured=said)
 
 
-@stated(
-    Statement(
-        "chowdhury-recency-isolated",
-        f"{SOURCE} abstract",
-        "At birth the last position stands as an isolated anchor above its neighbours in the profile.",
-        f"the last position is at least {ISOLATED:g} times the mean of the 5 % before it in both models",
-        model="fresh GPT-2 and Qwen2.5-0.5B configurations",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+@of_source(
+    "recency-isolated",
+    "abstract",
+    "At birth the last position stands as an isolated anchor above its neighbours in the profile.",
+    f"the last position is at least {ISOLATED:g} times the mean of the 5 % before it in both models",
+    "initialization",
+    "map",
+    model=USUALLY,
 )
 def _isolated(collected: Collected) -> Judged | None:
     def tell(row: Row) -> Told:
         curve = row["measured"]
         ratio = float(curve[-1] / np.mean(curve[-1 - max(1, len(curve) // 20) : -1]))
-        return f"{number(ratio)} times its neighbours", ratio >= ISOLATED
+        return f"{number(ratio)} times its neighbours", above(roughly(ratio), float(np.log(ISOLATED)))
 
     return _of_usual(collected, tell)
 
 
-@stated(
-    Statement(
-        "chowdhury-recency-order-one",
-        f"{SOURCE} abstract",
-        "The anchor at the last position of the profile at birth is O(1): its height does not depend on the text's "
-        "length.",
-        f"the last position's sensitivity stays within a factor of {STEADY:g} over all lengths, at every logit scale of "
-        "the map with several",
-        published="O(1)",
-        model="fresh models of several text lengths",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+@of_source(
+    "recency-order-one",
+    "abstract",
+    "The anchor at the last position of the profile at birth is O(1): its height does not depend on the text's length.",
+    f"the last position's sensitivity stays within a factor of {STEADY:g} over all lengths, at every logit scale of the map "
+    "with several",
+    "initialization",
+    "map",
+    published="O(1)",
+    model="fresh models of several text lengths",
 )
 def _order_one(collected: Collected) -> Judged | None:
     by_strength: dict[float, dict[int, float]] = {}
@@ -464,46 +510,44 @@ def _order_one(collected: Collected) -> Judged | None:
     ]
     for row in (*lengths, *same):
         by_strength.setdefault(row["strength"], {})[int(row["length"])] = float(row["measured"][-1])
-    found = {strength: heights for strength, heights in by_strength.items() if len(heights) > 1}
-    if not found:
-        return None
-    ratios = {strength: max(heights.values()) / min(heights.values()) for strength, heights in found.items()}
-    said = ", ".join(f"factor {ratio:.2f} at d σ² = {strength:.2g}" for strength, ratio in sorted(ratios.items()))
-    spans = [length for heights in found.values() for length in heights]
-    model = f"fresh models, T = {min(spans)} to {max(spans)}"
-    return Judged(said, all(ratio <= STEADY for ratio in ratios.values()), model, map_command(collected))
+    several = {strength: heights for strength, heights in sorted(by_strength.items()) if len(heights) > 1}
+    found: dict[str, Told] = {}
+    for strength, heights in several.items():
+        ratio = max(heights.values()) / min(heights.values())
+        found[f"d σ² = {strength:.2g}"] = f"factor {ratio:.2f}", below(roughly(ratio), float(np.log(STEADY)))
+    spans = [length for heights in several.values() for length in heights]
+    return on_map(collected, found, f"fresh models, T = {min(spans)} to {max(spans)}" if spans else "")
 
 
-@stated(
-    Statement(
-        "chowdhury-residual-makes-recency",
-        f"{SOURCE} abstract",
-        "The anchor at the last position of the profile at birth is made by the residual stream.",
-        "at every logit scale, recency rises as the branches beside the residual stream are made weaker",
-        model="fresh models with scaled branches",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+@of_source(
+    "residual-makes-recency",
+    "abstract",
+    "The anchor at the last position of the profile at birth is made by the residual stream.",
+    "at every logit scale, recency rises as the branches beside the residual stream are made weaker",
+    "initialization",
+    "map",
+    model="fresh models with scaled branches",
 )
 def _residual_makes_recency(collected: Collected) -> Judged | None:
     scaled = places(collected, group="residual")
-    found: dict[float, dict[float, float]] = {}
+    by_strength: dict[float, dict[float, float]] = {}
     for row in places(collected):
         others = [size for size in SIZES if size != "residual_scale"]
         if row["rope"] and any(all(row[size] == one[size] for size in others) for one in scaled):
-            found.setdefault(row["strength"], {})[row["residual_scale"]] = row.shape.recency
-    found = {strength: by_scale for strength, by_scale in found.items() if len(by_scale) > 1}
-    if not found:
-        return None
-    said = "; ".join(
-        f"d σ² = {strength:.2g}: "
-        + ", ".join(f"{number(by_scale[scale])} (branches times {scale:g})" for scale in sorted(by_scale))
-        for strength, by_scale in sorted(found.items())
-    )
-    falls = all(
-        all(np.diff([by_scale[scale] for scale in sorted(by_scale)]) < 0) for by_scale in found.values()
-    )  # in the branches' strength
-    return Judged(f"recency at {said}", falls, "fresh models with scaled branches", map_command(collected))
+            by_strength.setdefault(row["strength"], {})[row["residual_scale"]] = row.shape.recency
+    found: dict[str, Told] = {}
+    for strength, by_scale in sorted(by_strength.items()):
+        if len(by_scale) > 1:
+            scales = sorted(by_scale)
+            said = ", ".join(f"{number(by_scale[scale])} (branches times {scale:g})" for scale in scales)
+            steps = [_rises(by_scale[b], by_scale[a]) for a, b in pairwise(scales)]
+            found[f"recency at d σ² = {strength:.2g}"] = said, every(steps)
+    return on_map(collected, found, "fresh models with scaled branches")
+
+
+def _rises(before: float, after: float) -> Callable[..., Any]:
+    """Two places of the map, either known within a tenth."""
+    return above(roughly(after / before), 0.0)
 
 
 def _depths(collected: Collected) -> dict[int, float]:
@@ -519,192 +563,218 @@ def _depths_told(depths: dict[int, float]) -> str:
     return "middle / beginning " + ", ".join(f"{number(1 / one, '.2g')} at {n} blocks" for n, one in depths.items())
 
 
-@stated(
-    Statement(
-        "chowdhury-dead-zone-deepens",
-        f"{SOURCE} abstract",
-        "The dead zone in the middle of the profile at birth deepens with the model's depth.",
-        "the middle against the beginning falls at every step of depth, at the map's smallest logit scale",
-        model="fresh models of several depths",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+@of_source(
+    "dead-zone-deepens",
+    "abstract",
+    "The dead zone in the middle of the profile at birth deepens with the model's depth.",
+    "the middle against the beginning falls from the least to the largest depth, at the map's smallest logit scale",
+    "initialization",
+    "map",
+    kind="ours",
+    model="fresh models of several depths",
 )
 def _deepens(collected: Collected) -> Judged | None:
     depths = _depths(collected)
     if not depths:
         return None
-    falls = bool(np.all(np.diff(list(depths.values())) > 0))
-    return Judged(_depths_told(depths), falls, "fresh models of several depths", map_command(collected))
+    falls = _rises(depths[min(depths)], depths[max(depths)])
+    return Judged(_depths_told(depths), falls(0.95), "fresh models of several depths", map_command(collected))
 
 
-@stated(
-    Statement(
-        "chowdhury-dead-zone-factorial",
-        f"{SOURCE} abstract",
-        "The dead zone in the middle of the profile at birth is of the order 1/(H-1)!, with H the depth.",
-        f"from the least to the largest depth the middle falls by (H-1)! within a factor of {ORDER:g}",
-        published="1/(H-1)!",
-        model="fresh models of several depths",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+@of_source(
+    "dead-zone-factorial",
+    "abstract",
+    "The dead zone in the middle of the profile at birth is of the order 1/(H-1)!, with H the depth.",
+    f"from the least to the largest depth the middle falls by (H-1)! within a factor of {ORDER:g}",
+    "initialization",
+    "map",
+    published="1/(H-1)!",
+    model="fresh models of several depths",
 )
 def _factorial(collected: Collected) -> Judged | None:
     depths = _depths(collected)
     if not depths:
         return None
     few, many = min(depths), max(depths)
-    told = float(np.sum(np.log(np.arange(few, many, dtype=float))))  # ln (many-1)!/(few-1)!
+    factorials = float(np.sum(np.log(np.arange(few, many, dtype=float))))  # ln (many-1)!/(few-1)!
     fell = float(np.log(depths[many] / depths[few]))
-    said = f"{_depths_told(depths)}: falls {np.exp(fell):.3g}-fold, the factorials 10^{told / np.log(10):.1f}-fold"
-    holds = abs(fell - told) <= np.log(ORDER)
-    return Judged(said, bool(holds), "fresh models of several depths", map_command(collected))
+    off = abs(fell - factorials)
+    said = (
+        f"{_depths_told(depths)}: falls {np.exp(fell):.3g}-fold, the factorials 10^{factorials / np.log(10):.1f}-fold"
+    )
+    within = below(roughly(float(np.exp(min(off, 700)))), float(np.log(ORDER)))
+    return Judged(said, within(0.95), "fresh models of several depths", map_command(collected))
 
 
 # ------------------------------------------------------------------------------------------------------- the score path
 
 
-@stated(
-    Statement(
-        "chowdhury-score-path-vanishes-bundled",
-        f"{SOURCE} theory",
-        "At initialization the part of the Jacobian through attention scores vanishes.",
-        f"the value path alone has at least {ALMOST_ALL:.0%} of the norm, mean over positions, in every fresh model",
-        model="bundled models, fresh weights",
-        command=COMMANDS["theory"],
-    ),
-    STATED,
+def _value_share(condition: str, ds: xr.Dataset) -> Told:
+    def share(whole: np.ndarray, value: np.ndarray) -> float:
+        return float(np.mean(value[whole > 0] / whole[whole > 0])) if np.any(whole > 0) else np.nan
+
+    both = [prompted(ds, condition, name) for name in ("sensitivity", "value")]
+    found = of_profiles(list(zip(*both, strict=True)), share, units(ds), root_mean_square)
+    return f"value path {told(found, '.3f')}", above(found, ALMOST_ALL)
+
+
+@of_source(
+    "score-path-vanishes-bundled",
+    "theory",
+    "At initialization the part of the Jacobian through attention scores vanishes.",
+    f"the value path alone has at least {ALMOST_ALL:.0%} of the norm, mean over positions, in every fresh model",
+    "initialization",
+    "theory",
+    kind="ours",
 )
 def _score_vanishes(collected: Collected) -> Judged | None:
     those = {name: ds for name, ds in having(collected["theory"], "value").items() if curves(ds, "init")}
     return in_each(those, partial(_value_share, "init"))
 
 
-def _value_share(condition: str, ds: xr.Dataset) -> Told:
-    whole, value = (together(curves(ds, condition, name)) for name in ("sensitivity", "value"))
-    if whole is None or value is None or not np.any(whole > 0):
-        return "-", None
-    share = float(np.mean(value[whole > 0] / whole[whole > 0]))
-    return f"value path {share:.3f}", share >= ALMOST_ALL
-
-
-@stated(
-    Statement(
-        "chowdhury-score-path-vanishes-usual",
-        f"{SOURCE} theory",
-        "At initialization the part of the Jacobian through attention scores vanishes at the widths of models in use.",
-        f"the value path alone has at least {ALMOST_ALL:.0%} of the norm in every usual configuration of the map",
-        model="fresh GPT-2, Qwen2.5-0.5B, Llama-7B width",
-        command=COMMANDS["map"],
-    ),
-    STATED,
+@of_source(
+    "score-path-vanishes-usual",
+    "theory",
+    "At initialization the part of the Jacobian through attention scores vanishes at the widths of models in use.",
+    f"the value path alone has at least {ALMOST_ALL:.0%} of the norm in every usual configuration of the map",
+    "initialization",
+    "map",
+    model="fresh GPT-2, Qwen2.5-0.5B, Llama-7B width",
 )
 def _score_vanishes_on_map(collected: Collected) -> Judged | None:
-    found = [(row["name"], row.value_share, row["strength"]) for row in places(collected, group="model")]
-    found = [one for one in found if np.isfinite(one[1])]
-    if not found:
-        return None
-    said = "; ".join(f"{name} (d σ² = {strength:.2g}): {share:.3f}" for name, share, strength in found)
-    model = f"fresh {', '.join(name for name, *_ in found)}"
-    return Judged(
-        f"value path {said}", all(share >= ALMOST_ALL for _, share, _ in found), model, map_command(collected)
-    )
+    found: dict[str, Told] = {}
+    for row in places(collected, group="model"):
+        share = row.value_share
+        if np.isfinite(share):
+            found[f"{row['name']} (d σ² = {row['strength']:.2g})"] = f"value path {share:.3f}", share >= ALMOST_ALL
+    return on_map(collected, found, "fresh usual configurations")
 
 
 # ---------------------------------------------------------------------------------------------------------- after training
 
 
-@stated(
-    Statement(
-        "chowdhury-u-persists",
-        f"{SOURCE} abstract",
-        "The U-shape persists through pretraining.",
-        f"primacy and recency of the pretrained profile are both at least {FACTOR:g} in every model without window",
-        model="bundled models, pretrained",
-        command=COMMANDS["jacobian"],
-    ),
-    STATED,
-)
-def _persists(collected: Collected) -> Judged | None:
-    def judge(ds: xr.Dataset) -> Told:
-        said, shapes = ends_told(ds, "pretrained")
-        return said, all(map(is_u, shapes))
-
-    return in_each(_with_shapes(collected["jacobian"], "pretrained"), judge)
+def _depth(curve: np.ndarray) -> float:
+    """Logarithm of the least of the smoothed curve's first and last 5 %, against the least between."""
+    if shape(curve) is None:
+        return np.nan
+    values, edge = smooth(curve), max(1, int(EDGE * len(curve)))
+    outer, inner = min(values[:edge].min(), values[-edge:].min()), values[edge:-edge].min()
+    return float(np.log(outer / inner)) if min(outer, inner) > 0 else np.nan
 
 
-@stated(
-    Statement(
-        "chowdhury-valley-persists",
-        f"{SOURCE} abstract",
-        "Standard training does not overcome the valley: the least of the profile stays between its ends.",
-        "both ends of the pretrained profile stand above its middle in 95 % of resamples of the prompts, and its trough is "
-        "not in the first or last 5 %, in every model without window",
-        model="bundled models, pretrained",
-        command=COMMANDS["jacobian"],
-    ),
-    STATED,
+@of_source(
+    "valley-persists",
+    "abstract",
+    "Standard training does not overcome the valley: the least of the profile stays between its ends.",
+    "the least of the smoothed pretrained profile's first and last 5 % is above the least between, in every model without "
+    "window",
+    "pretrained",
+    "jacobian",
 )
 def _valley(collected: Collected) -> Judged | None:
     def judge(ds: xr.Dataset) -> Told:
-        said, shapes = ends_told(ds, "pretrained")
-        drawn = list(resampled(ds, "pretrained")) or shapes
-        above = np.mean([one.primacy > 1 and one.recency > 1 for one in drawn]) >= SURE
-        inside = bool(above) and all(EDGE <= one.trough_fraction <= 1 - EDGE for one in shapes)
-        return f"{said}, trough at {', '.join(f'{one.trough_fraction:.0%}' for one in shapes)} of the text", inside
+        deep = of_profile(ds, "pretrained", _depth)
+        return f"ends {told(deep, change=np.exp)} times the least between", above(deep, 0)
 
-    return in_each(_with_shapes(collected["jacobian"], "pretrained"), judge)
+    return in_real(_with_shapes(collected["jacobian"], "pretrained"), judge)
 
 
-@stated(
-    Statement(
-        "chowdhury-baseline-persists",
-        f"{SOURCE} abstract",
-        "The profile at birth stays the baseline of the trained one; training adds local spikes.",
-        f"rank correlation of the smoothed pretrained profile with the smoothed one at birth at least {ALIKE:g} in every "
-        "model without window",
-        model="bundled models",
-        command=COMMANDS["jacobian"],
-    ),
-    STATED,
+def _both(collected: Collected) -> Iterator[tuple[str, xr.Dataset, list[np.ndarray], np.ndarray]]:
+    """Models whose elasticity is known before and after training on the same prompts: fresh seeds, pretrained."""
+    for name, ds in _with_shapes(having(collected["jacobian"], "elasticity"), "pretrained", "elasticity").items():
+        born = [values for values in prompted(ds, "init", "elasticity") if np.all(np.isfinite(values) & (values > 0))]
+        (trained,) = prompted(ds, "pretrained", "elasticity")
+        if born and np.all(np.isfinite(trained) & (trained > 0)):
+            yield name, ds, born, trained
+
+
+def _compared(collected: Collected, judge: Callable[[xr.Dataset, list[np.ndarray], np.ndarray], Told]) -> Judged | None:
+    found = {name: (ds, born, trained) for name, ds, born, trained in _both(collected)}
+    by_ds = {id(ds): judge(ds, born, trained) for ds, born, trained in found.values()}
+    return in_real({name: ds for name, (ds, *_) in found.items()}, lambda ds: by_ds[id(ds)])
+
+
+@of_source(
+    "baseline-persists",
+    "abstract",
+    "The profile at birth stays the baseline of the trained one.",
+    f"rank correlation of the smoothed pretrained profile with the smoothed one at birth (elasticity, geometric means) at "
+    f"least {ALIKE:g} in every model without window",
+    "pretrained",
+    "jacobian",
 )
 def _baseline(collected: Collected) -> Judged | None:
-    def judge(ds: xr.Dataset) -> Told:
-        born, trained = (together(curves(ds, condition)) for condition in ("init", "pretrained"))
-        if born is None or trained is None:
+    def judge(ds: xr.Dataset, born: list[np.ndarray], trained: np.ndarray) -> Told:
+        def rank(trained: np.ndarray, *born: np.ndarray) -> float:
+            rho = spearman(smooth(trained), smooth(np.exp(np.mean(np.log(np.stack(born)), axis=0))))
+            return float(np.arctanh(np.clip(rho, -0.999999, 0.999999)))  # of which errors are nearly normal
+
+        found = of_profiles([[trained, *born]], rank, units(ds))
+        return told(found, ".2f", np.tanh), above(found, float(np.arctanh(ALIKE)))
+
+    return _compared(collected, judge)
+
+
+def _spikes(values: np.ndarray) -> np.ndarray:
+    """What a moving average over positions does not explain of log profiles [prompt, position], both ends' 5 % left out."""
+    edge = max(1, int(EDGE * values.shape[1]))
+    logs = np.log(values)
+    return (logs - np.stack([smooth(one) for one in logs]))[:, edge:-edge]
+
+
+def _averaged(values: np.ndarray) -> bool:
+    """Whether a moving average takes in more than the position itself."""
+    return not np.array_equal(smooth(values[0]), values[0])
+
+
+@of_source(
+    "training-adds-spikes",
+    "experiments",
+    "Pretraining adds local spikes to the profile.",
+    "the variance over positions of a prompt's log profile around its moving average (5 % of the positions; the "
+    "ends' 5 % left "
+    "out) is larger after training than in fresh models, on the same prompts, in every model without window",
+    "pretrained",
+    "jacobian",
+)
+def _adds_spikes(collected: Collected) -> Judged | None:
+    def judge(ds: xr.Dataset, born: list[np.ndarray], trained: np.ndarray) -> Told:
+        if not _averaged(trained):
             return "-", None
-        rho = spearman(smooth(trained), smooth(born))
-        return number(rho, ".2f"), rho >= ALIKE
+        before, after = (
+            np.mean([np.log(_spikes(one).var(axis=1)) for one in runs], axis=0) for runs in (born, [trained])
+        )
+        found = jackknifed(lambda values: float(values.mean()), after - before, units(ds))
+        said = f"variance {np.exp(after.mean()):.2g} after, {np.exp(before.mean()):.2g} before: "
+        return f"{said}{told(found, change=np.exp)} times", above(found, 0)
 
-    return in_each(
-        {name: ds for name, ds in _with_shapes(collected["jacobian"], "pretrained").items() if curves(ds, "init")},
-        judge,
-    )
-
-
-def _of_checkpoint(model: str, collected: Collected) -> Judged | None:
-    found = {name: ds for name, ds in collected["jacobian"].items() if name == model}
-
-    def judge(ds: xr.Dataset) -> Told:
-        said, shapes = ends_told(ds, "pretrained")
-        return said, all(map(is_u, shapes)) if shapes else None
-
-    return in_each(found, judge)
+    return _compared(collected, judge)
 
 
-for _id, _model in (("qwen2-0.5b", "Qwen/Qwen2-0.5B"), ("gpt2", "openai-community/gpt2")):
-    stated(
-        Statement(
-            f"chowdhury-u-persists-{_id}",
-            f"{SOURCE} experiments",
-            f"The U-shape persists in the pretrained {_model.partition('/')[2]}.",
-            f"primacy and recency of its pretrained profile are both at least {FACTOR:g}",
-            model=_model,
-            command=PROFILES.format(_model, _id).replace("2048", "1024" if _id == "gpt2" else "2048"),
-        ),
-        STATED,
-    )(partial(_of_checkpoint, _model))
+@of_source(
+    "spikes-are-content",
+    "experiments",
+    "The spikes that pretraining adds to the profile follow the text, not the position.",
+    f"the mean correlation of different prompts' spikes, position by position, lies within {RANKS:g} of 0 (90 % interval), "
+    "in every model without window",
+    "pretrained",
+    "jacobian",
+    kind="ours",
+)
+def _content(collected: Collected) -> Judged | None:
+    def judge(ds: xr.Dataset, born: list[np.ndarray], trained: np.ndarray) -> Told:
+        def alike(spikes: np.ndarray) -> float:
+            if len(spikes) < 2:
+                return np.nan
+            normed = (spikes - spikes.mean(1, keepdims=True)) / spikes.std(1, keepdims=True)
+            return float((len(normed) * (normed.mean(0) ** 2).mean() - 1) / (len(normed) - 1))  # mean over pairs
+
+        if not _averaged(trained):
+            return "-", None
+        found = jackknifed(alike, _spikes(trained), units(ds))
+        return told(found, ".2f"), nothing(found, RANKS)
+
+    return _compared(collected, judge)
 
 
 # ---------------------------------------------------------------------------------------------------- one-pass surrogate
@@ -712,47 +782,43 @@ for _id, _model in (("qwen2-0.5b", "Qwen/Qwen2-0.5B"), ("gpt2", "openai-communit
 
 def _surrogate(condition: str, collected: Collected) -> Judged | None:
     whole = collected["jacobian"]
+    scalar = {**collected["scalar"], **collected["scalar-init"]} if condition == "init" else collected["scalar"]
     pairs = {
         name: ds
-        for name, ds in collected["scalar"].items()
-        if name in whole and curves(ds, condition) and curves(whole[name], condition) and _same_prompts(ds, whole[name])
+        for name, ds in scalar.items()
+        if name in whole
+        and prompted(ds, condition)
+        and prompted(whole[name], condition)
+        and ds.attrs.get("tokens_sha256") == whole[name].attrs.get("tokens_sha256")
     }
+    by_ds = {id(ds): whole[name] for name, ds in pairs.items()}
 
     def judge(ds: xr.Dataset) -> Told:
-        name = next(one for one, other in pairs.items() if other is ds)
-        scalar, exact = curves(ds, condition), curves(whole[name], condition)
-        errors, ranks = [], []
-        for one, other in zip(scalar, exact, strict=False):  # the same fresh weights, seed by seed
+        both = list(zip(prompted(ds, condition), prompted(by_ds[id(ds)], condition), strict=False))
+
+        def error(one: np.ndarray, other: np.ndarray) -> float:
+            return _errors(other, one)[0]
+
+        def ranks(one: np.ndarray, other: np.ndarray) -> float:
             seen = (one > 0) & (other > 0)
-            if np.count_nonzero(seen) > 1:
-                errors.append(rms_log_error(one[seen], other[seen], free_scale=True))
-                ranks.append(spearman(one[seen], other[seen]))
-        if not errors:
-            return "-", None
-        said = f"RMS log error {range_told(errors, '.2f')}, rank correlation {range_told(ranks, '.3f')}"
-        return said, max(errors) <= SCALAR_ERROR and min(ranks) >= SCALAR_RANKS
+            return spearman(one[seen], other[seen]) if np.count_nonzero(seen) > 1 else np.nan
 
-    found = in_each(pairs, judge)
-    if found is None:
-        return None
-    both = commands([*pairs.values(), *(whole[name] for name in pairs)])
-    return found._replace(command=both)
+        off, rho = (of_profiles(both, tell, units(ds), root_mean_square) for tell in (error, ranks))
+        said = f"RMS log error {told(off, '.2f')}, rank correlation {told(rho, '.3f')}"
+        return said, every([below(off, SCALAR_ERROR), above(rho, SCALAR_RANKS)])
+
+    found = (in_each if condition == "init" else in_real)(pairs, judge)
+    return found and found._replace(command=commands([*pairs.values(), *(whole[name] for name in pairs)]))
 
 
-def _same_prompts(one: xr.Dataset, other: xr.Dataset) -> bool:
-    return one.attrs.get("tokens_sha256") == other.attrs.get("tokens_sha256")
-
-
-for _condition, _told in (("init", "fresh"), ("pretrained", "pretrained")):
-    stated(
-        Statement(
-            f"chowdhury-objection-surrogate-{_condition}",
-            OBJECTION,
-            f"The one-pass scalar surrogate is a sound stand-in for the Jacobian norm of {_told} models.",
-            f"on the same prompts its RMS log error (best scale) is at most {SCALAR_ERROR:g} and its rank correlation at "
-            f"least {SCALAR_RANKS:g} in every model",
-            model=f"bundled models, {_told}",
-            command=COMMANDS["scalar"],
-        ),
-        STATED,
+for _condition, _word in (("init", "fresh"), ("pretrained", "pretrained")):
+    of_source(
+        f"objection-surrogate-{_condition}",
+        OBJECTION,
+        f"The one-pass scalar surrogate is a sound stand-in for the Jacobian norm of {_word} models.",
+        f"on the same prompts its RMS log error (best scale) is at most {SCALAR_ERROR:g} and its rank correlation at least "
+        f"{SCALAR_RANKS:g} in every model",
+        "initialization" if _condition == "init" else "pretrained",
+        "scalar",
+        kind="request",
     )(partial(_surrogate, _condition))

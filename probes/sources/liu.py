@@ -5,12 +5,12 @@ What its probes can say of an open model is how strongly the answer depends on e
 
 from __future__ import annotations
 
-from ..claims import Judged, Statement
+from ..claims import Judged
 from ..studies.collected import Collected
-from .judging import Stated, stated
+from .judging import Source, Stated
 
-SOURCE = "[Liu+]"
 STATED: Stated = []
+of_source = Source("liu", "[Liu+]", STATED)
 
 RULE = (
     "decided by accuracy in multi-document question answering, which is not among this suite's measurements; "
@@ -58,15 +58,13 @@ for _id, _place, _claim, _published, _model, _open in (
         "meta-llama/Llama-2-7b-hf",
     ),
 ):
-    stated(
-        Statement(
-            f"liu-{_id}",
-            f"{SOURCE} {_place}",
-            _claim,
-            RULE,
-            published=_published,
-            model=_model,
-            command=NEAREST.format(_open),
-        ),
-        STATED,
+    of_source(
+        _id,
+        _place,
+        _claim,
+        RULE,
+        "pretrained",
+        NEAREST.format(_open),
+        published=_published,
+        model=_model,
     )(_not_measured)

@@ -40,7 +40,7 @@ FACTOR = 2.0  # how far an end has to stand above the middle to count
 STRENGTHS = (0.05, 0.1, 0.2, 0.36, 0.6, 1.0, 1.64, 2.0)  # d sigma^2; 0.36 is Qwen2.5-0.5B's, 1.64 that of width 4096
 SOME = (0.05, 0.36, 1.64)  # of them, where something else is moved
 WIDTH, BLOCKS, LENGTH = 256, 12, 256  # of places where they are not what is moved
-CURVES = ("measured", "uniform", "values", "score_path", "config", "cesaro", "value")
+CURVES = ("measured", "uniform", "values", "score_path", "config", "amplitudes", "cesaro", "value")
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,9 @@ def atlas(
     Returns:
         Dataset with, for every `place`, curves over `position` (NaN beyond the place's length): `measured` and its
         `stderr`, the second-moment kernel with `uniform` patterns, with measured ones (`values`), with the `score_path`,
-        from the `config` alone, and the best-fitting `cesaro` row with its `alpha`; where depth is moved up to 12 blocks
-        and for the usual models also `value`, the measured Jacobian with constant patterns. All are root mean squares over
-        seeds. The fields of `Place` are coordinates.
+        from the `config` alone, with the same coefficients `amplitudes` added up instead, and the best-fitting `cesaro` row
+        with its `alpha`; where depth is moved up to 12 blocks and for the usual models also `value`, the measured Jacobian
+        with constant patterns. All are root mean squares over seeds. The fields of `Place` are coordinates.
 
     Raises:
         InputError: no places, a folder that cannot be written to, or an unfinished map with other seeds or products in it.
@@ -231,7 +231,8 @@ def _measure(place: Place, seeds: int, products: int) -> xr.Dataset:
         if place.name or (place.group == "depth" and place.blocks <= BLOCKS):  # elsewhere d sigma^2 says it
             results["value"] = jacobian(model, tokens, pathway="value", **sketch)
         if place.residual_scale == 1:  # a configuration has no such number
-            results["config"] = second_moment_from_config(config, tokens=tokens)
+            for adding, name in (("powers", "config"), ("amplitudes", "amplitudes")):
+                results[name] = second_moment_from_config(config, tokens=tokens, adding=adding)
         for name, ds in results.items():
             found.setdefault(name, []).append(ds["sensitivity"].values[0])
         errors.append(measured["stderr"].values[0])

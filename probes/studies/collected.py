@@ -2,7 +2,8 @@
 
 A result's kind is the folder it lies in, relative to the root ("jacobian", "leakage", "toy", "toy/depth", ...); its name is
 the model's, or the file's where the file is none of `COMMAND.nc`, `COMMAND-MODEL.nc`. The map of theory is a kind of its
-own.
+own. Real language models have a folder of their own, `llm`, which is left out of the kind: "llm/leakage" is "leakage" too,
+and "llm/code/leakage", the same on another text, is "code/leakage".
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..results import load
 from .unfinished import FOLDER
 
 MAP = "map"
+REAL = "llm"  # folder of results of real language models
 # What result files of models are called after, in folders of whatever name.
 COMMANDS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "match")
 
@@ -73,7 +75,8 @@ def _place(file: Path, within: tuple[str, ...], ds: xr.Dataset) -> tuple[str, st
     """(kind, name) of a result."""
     if ds.attrs.get("measurement") == MAP:
         return MAP, file.stem
-    kind, model = "/".join(within[:-1]) or file.stem, str(ds.attrs.get("model", ""))
+    folders = within[1:-1] if len(within) > 2 and within[0] == REAL else within[:-1]
+    kind, model = "/".join(folders) or file.stem, str(ds.attrs.get("model", ""))
     for command in COMMANDS:
         if file.stem == command and model:
             return kind, model

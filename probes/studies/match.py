@@ -248,7 +248,7 @@ def match(
                 cache=cache,
                 progress=tell,
             )
-            made.attrs |= subject.attributes
+            made = subject.described(made)
             made.attrs |= {
                 "notes": json.dumps(list(plans[subject.name].notes)),
                 "toys": json.dumps(maker.described),

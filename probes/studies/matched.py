@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from ..compare import BOOTSTRAP, SHAPES, Samples, agreement, averaged, shape
+from ..gate import TRAINED, Learnt, blind_reader, learnt
 from ..plots.style import drawn_from
 from ..summary import estimate
 from .tables import Report, Table, interval, number
@@ -177,7 +178,7 @@ def match_report(results: Mapping[str, xr.Dataset]) -> Report:
         ),
         Table(
             "Training of the toys",
-            ("model", "toy", "task", "toys", "loss, nat", "accuracy", "least accurate", "guess"),
+            ("model", "toy", "task", "toys", "loss, nat", "accuracy", "least accurate", "guess", "learnt"),
             [row for name, ds in results.items() for row in _training(name, ds)],
         ),
         _ingredients(results),
@@ -201,7 +202,9 @@ def _described(results: Mapping[str, xr.Dataset]) -> str:
         f"toys). Leakage: log form, queries {ds.attrs['band']} at lags {ds.attrs['lags']}, of toys "
         f"{ds.attrs['toy_band']} at {ds.attrs['toy_lags']}; removed: fraction of the residual component that the mean "
         "embedding at position 0 removes; reacts: attention to other keys it changes; profile changes by: RMS log change of "
-        "the sensitivity at positions from 1 on; guess: accuracy of a guess among all tokens, or the labels in context."
+        "the sensitivity at positions from 1 on; guess: accuracy of a guess among all tokens, or the labels in context; "
+        f"learnt: in-context toys are trained if that is {TRAINED:g} or more by the 95 % interval over runs, not trained if "
+        "that reaches below the guess; their agreement says nothing until then."
     )
 
 
@@ -222,8 +225,8 @@ def _best(ds: xr.Dataset) -> str:
     said = []
     for state, label in (("init", "at init"), ("pretrained", "pretrained")):
         errors = ds["agreement_error"].sel(curve="sensitivity", state=state)
-        wanted = [other for other, (kind, _) in others_of(ds, state).items() if kind in ("theory", MATCHED)]
-        found = {other: float(errors.sel(other=other)) for other in wanted}
+        wanted = {other: of for other, of in others_of(ds, state).items() if of[0] in ("theory", MATCHED)}
+        found = {_named(ds, other, of): float(errors.sel(other=other)) for other, of in wanted.items()}
         known = {other: error for other, error in found.items() if not math.isnan(error)}
         ordered = sorted(known.items(), key=lambda item: item[1])
         said.append(f"{label} " + ", ".join(f"{other} {error:.2f}" for other, error in ordered))
@@ -232,7 +235,7 @@ def _best(ds: xr.Dataset) -> str:
 
 def _agreements(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
     for state in map(str, ds["state"].values):
-        for other in others_of(ds, state):
+        for other, of in others_of(ds, state).items():
             shown = []
             for curve in CURVES:
                 place = {"curve": curve, "state": state, "other": other}
@@ -241,7 +244,7 @@ def _agreements(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
             cells = [[interval(*rank, form=".2f"), interval(*error, form=".2f")] for rank, error in shown]
             if all(math.isnan(error[0]) and math.isnan(rank[0]) for rank, error in shown):
                 continue
-            yield [name, state, other, *cells[0], number(apart, ".2f"), *cells[1]]
+            yield [name, state, _named(ds, other, of), *cells[0], number(apart, ".2f"), *cells[1]]
 
 
 def _attention(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
@@ -336,6 +339,7 @@ def _training(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
                 number(accuracy[known].mean(), ".2f"),
                 number(accuracy[least], ".2f") + where,
                 number(_guess(ds, task), ".2f"),
+                learnt_in_context(ds, variant) if task == "in-context" else "-",
             ]
 
 
@@ -344,5 +348,16 @@ def _guess(ds: xr.Dataset, task: str) -> float:
     made = json.loads(str(ds.attrs["toys"]))
     if task == "retrieval":
         return 1 / made["vocabulary"]
-    share = made["burst"] / made["items"]  # of one class in a sequence; two classes may have the same label
-    return share + (1 - share) / made["labels"]
+    return blind_reader(made["items"] // made["burst"], made["labels"])
+
+
+def learnt_in_context(ds: xr.Dataset, variant: str) -> Learnt:
+    """Whether a variant's in-context toys do their task, by their accuracy on novel classes over runs."""
+    runs = ds["toy_accuracy"].sel(variant=variant, training="in-context").values
+    return learnt(runs, _guess(ds, "in-context"))
+
+
+def _named(ds: xr.Dataset, other: str, of: tuple[str, str]) -> str:
+    """What a model is compared with, in words; of in-context toys that have not learnt their task this, too."""
+    state = learnt_in_context(ds, of[0]) if of[1] == "in-context" else "trained"
+    return other if state == "trained" else f"{other} ({state})"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,27 @@ class Loading:
     split: Mapping[str, Any] | None = None  # device_map, max_memory, offload_folder, for models larger than one device
 
     def load(self, source: str) -> View:
-        """The model.
+        """The model; the one at hand where it is (`holding`).
 
         Raises:
             InputError: as `probes.load` does.
         """
+        if (held := _held.get()) is not None and held[:2] == (self, source):
+            return held[2]
         return load(source, self.backend, device=self.device, dtype=self.dtype, **self.split or {})
+
+
+_held: ContextVar[tuple[Loading, str, View] | None] = ContextVar("headwater_held", default=None)
+
+
+@contextmanager
+def holding(loading: Loading, source: str, model: View) -> Iterator[None]:
+    """Within it, a model that is loaded in this way is this one: several studies of a model load it once."""
+    token = _held.set((loading, source, model))
+    try:
+        yield
+    finally:
+        _held.reset(token)
 
 
 @dataclass(frozen=True)
@@ -51,10 +68,16 @@ class Subject:
         """Its prompts, [prompt, position]."""
         return self.drawn.tokens
 
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """What a result says of its prompts and, as `loaded_from`, of how the model was named."""
-        return self.drawn.attributes | {"loaded_from": self.source}
+    def described(self, result: xr.Dataset) -> xr.Dataset:
+        """The result with what there is to say of its prompts and, as `loaded_from`, of how the model was named.
+
+        Where prompts are windows of documents, `document` [prompt] names them.
+        """
+        result = result.assign_attrs(self.drawn.attributes | {"loaded_from": self.source})
+        if self.drawn.documents is None or result.sizes.get("prompt") != len(self.tokens):
+            return result
+        names = xr.Variable("prompt", list(self.drawn.documents), {"long_name": "document of a prompt"})
+        return result.assign_coords(document=names)
 
     def model(self) -> View:
         """The model itself."""

@@ -31,11 +31,14 @@ from ..models.view import View
 from ..plan import KERNEL_PASSES, Plan, jacobian_passes, operations, plan
 from ..plots import jacobian_figure, theory_figure
 from ..plots.style import drawn_from
+from ..profiles import mean_profiles, shape
 from ..prompts import FirstToken
-from ..results import combine
+from ..results import combine, quickly
+from ..statistics import Interval
 from ..summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
 from ..theory import fit_alpha, second_moment, second_moment_from_config
 from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
+from .tables import interval, number
 from .unfinished import CHOOSING, Unfinished, measured_on
 
 Condition = Literal["init", "pretrained"]
@@ -119,7 +122,8 @@ class Row:
     model: str
     condition: str
     seeds: int
-    shape: UShape  # of the mean profile; geometric mean over seeds
+    numbers: dict[str, Interval]  # `profiles.NUMBERS` of the mean profile, over documents
+    shape: UShape  # of the same profile
     error: float  # relative standard error of the mean profile, rms over positions (first seed)
 
 
@@ -226,11 +230,11 @@ def _with_fits(result: xr.Dataset, model: View) -> xr.Dataset:
     curves = np.full((result.sizes["condition"], result.sizes["position"]), np.nan, dtype=np.float32)
     alphas = np.full(result.sizes["condition"], np.nan)
     found = profiles(result)
-    for number, condition in enumerate(result["condition"].values):
+    for place, condition in enumerate(result["condition"].values):
         mean = band([run.mean for run in found[str(condition)]]).centre
         if np.count_nonzero(mean[: at + 1]) >= SHORTEST:
             fit = fit_alpha(mean, len(windows), window=windows, query=at)
-            curves[number], alphas[number] = fit.curve, fit.alpha
+            curves[place], alphas[place] = fit.curve, fit.alpha
     result["theory_cesaro"] = ("condition", "position"), curves, {"long_name": "N^L, fitted", "units": "1"}
     result["alpha"] = ("condition",), alphas, {"long_name": "alpha of N^L", "units": "1"}
     return result
@@ -260,7 +264,7 @@ def _run(
 
     def measure() -> xr.Dataset:
         result = _measure(measured, tokens, settings, None if advance is None else partial(advance, label))
-        result.attrs |= subject.attributes
+        result = subject.described(result)
         return result if seed is None else result.assign_attrs(seed=seed)
 
     return unfinished.unit(label, _key(measured, tokens, settings), measure, advance=advance)
@@ -349,12 +353,12 @@ def summarize(results: Mapping[str, xr.Dataset]) -> list[Row]:
     """The U-shape of every model's conditions, from results, over the positions up to the query."""
     rows = []
     for name, result in results.items():
-        end = _options(result)["query"] + 1
-        for condition, runs in profiles(result).items():
-            curve = band([run.mean[:end] for run in runs]).centre
-            seen = runs[0].mean > 0
-            error = float(np.sqrt(np.mean((runs[0].stderr[seen] / runs[0].mean[seen]) ** 2)))
-            rows.append(Row(name, condition, len(runs), ushape(curve), error))
+        estimated = profiles(result)
+        for condition, runs in mean_profiles(result).items():
+            curve, first = band([run.mean for run in runs]).centre, estimated[condition][0]
+            seen = first.mean > 0
+            error = float(np.sqrt(np.mean((first.stderr[seen] / first.mean[seen]) ** 2)))
+            rows.append(Row(name, condition, len(runs), shape(result, condition), ushape(curve), error))
     return rows
 
 
@@ -369,15 +373,18 @@ def rope_correlations(results: Mapping[str, xr.Dataset]) -> dict[str, float]:
 
 
 def cells(row: Row) -> Iterator[str]:
-    """A summary row as text: model, condition, seeds, primacy, recency, trough, error."""
+    """A summary row as text, in the order of `COLUMNS`."""
     yield from (row.model, row.condition, str(row.seeds))
-    for value in (row.shape.primacy, row.shape.recency):
-        yield "no middle" if not np.isfinite(value) else f"{value:.3g}"
+    for name in SHAPE:
+        found = row.numbers[name]
+        yield interval(*found[:3]) if np.isfinite(found.value) else "no middle"
     yield f"{row.shape.trough} ({row.shape.trough_fraction:.2f})"
+    yield number(row.numbers["middle"].value)
     yield "-" if np.isnan(row.error) else f"{row.error:.2%}"
 
 
-COLUMNS = ("model", "condition", "seeds", "primacy", "recency", "trough", "error")
+SHAPE = ("primacy", "primacy behind 0", "recency")
+COLUMNS = ("model", "condition", "seeds", *SHAPE, "trough", "middle", "sketch's error")
 
 
 @dataclass(frozen=True)
@@ -397,7 +404,7 @@ def agreements(results: Mapping[str, xr.Dataset]) -> list[Agreement]:
     rows = []
     for name, result in results.items():
         end = _options(result)["query"] + 1
-        for number, (condition, runs) in enumerate(profiles(result).items()):
+        for place, (condition, runs) in enumerate(profiles(result).items()):
             measured = band([run.mean[:end] for run in runs]).centre
 
             def mean(variable: str, condition: str = condition, end: int = end, result: xr.Dataset = result) -> Any:
@@ -406,14 +413,14 @@ def agreements(results: Mapping[str, xr.Dataset]) -> list[Agreement]:
             theories = [v for v in map(str, result.data_vars) if v.startswith("theory_") and v != "theory_cesaro"]
             curves = {v.removeprefix("theory_"): mean(v) for v in theories}
             errors = {theory: relative_error(curve, measured) for theory, curve in curves.items()}
-            curves["cesaro"] = result["theory_cesaro"].values[number, :end].astype(np.float64)
+            curves["cesaro"] = result["theory_cesaro"].values[place, :end].astype(np.float64)
             rows.append(
                 Agreement(
                     name,
                     condition,
                     errors,
                     {theory: _shape_error(curve, measured) for theory, curve in curves.items()},
-                    float(result["alpha"].values[number]),
+                    float(result["alpha"].values[place]),
                     {
                         path: float(np.mean(mean(path)[measured > 0] / measured[measured > 0]))
                         for path in ("value", "score")
@@ -450,7 +457,8 @@ def described(results: Mapping[str, xr.Dataset]) -> str:
     ds = next(iter(results.values()))
     seeds = int(ds["runs"].max())
     return (
-        f"T = {ds.sizes['position']}, {ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}, "
+        f"{', '.join([*quickly(results.values()), ''])}T = {ds.sizes['position']}, "
+        f"{ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}, "
         f"{seeds} fresh model{'s' * (seeds != 1)} each, {_options(ds)['method']}, "
         f"{ds.attrs['dtype']}, {ds.attrs['device']}. Kernels: mean over positions of |predicted / measured - 1|. Shapes: "
         "RMS log error with a free scale, of the kernel with its score path and of N^L with its best alpha. Value and "

@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import processes
 from ..bos import bos_swap, state
 from ..course import Advance, announce
+from ..effect import passes_in_all
 from ..errors import InputError
 from ..files import together, write_table
 from ..leakage import leakage
@@ -54,13 +55,16 @@ class Probe:
     # What those units have in common, measured once per model: an option of `measure` and the function that makes it, which
     # takes the same arguments but for `along`.
     shared: tuple[str, Callable[..., Any]] | None = None
+    resamples: bool = False  # whether it takes `documents`, to resample them
 
 
 PROBES: dict[str, Probe] = {
-    "sinks": Probe("sinks", sinks, sinks_figure, sinks_report),
+    "sinks": Probe("sinks", sinks, sinks_figure, sinks_report, resamples=True),
     "trajectory": Probe("trajectory", trajectory, trajectory_figure, trajectory_report),
-    "leakage": Probe("leakage", leakage, leakage_figure, leakage_report),
-    "bos-swap": Probe("bos-swap", bos_swap, bos_figure, bos_report, along="replacement", shared=("before", state)),
+    "leakage": Probe("leakage", leakage, leakage_figure, leakage_report, resamples=True),
+    "bos-swap": Probe(
+        "bos-swap", bos_swap, bos_figure, bos_report, along="replacement", shared=("before", state), resamples=True
+    ),
 }
 
 
@@ -139,7 +143,10 @@ def survey(
                 chosen.measure(Untouched(model), tokens, **given)
             if unfinished.has(label(name, value)):
                 unfinished.check(label(name, value), key(model, tokens, given))
-            sizes[label(name, value)] = len(tokens) * operations(model, tokens.shape[1]) * PASSES.get(chosen.name, 1.0)
+            passes = len(tokens) * PASSES.get(chosen.name, 1.0)
+            if chosen.name == "sinks":
+                passes += passes_in_all(model, len(tokens), **given)
+            sizes[label(name, value)] = passes * operations(model, tokens.shape[1])
 
     asked = {"n": prompts, "length": length, **source}
     models = subjects(sources, Loading(backend, device, dtype, split_over), asked, check, told)
@@ -170,6 +177,7 @@ def survey(
                 running: str = running,
                 common: dict[str, Any] = common,
                 subject: Subject = one,
+                resampled: Mapping[str, Any] = {"documents": one.drawn.documents} if chosen.resamples else {},
             ) -> xr.Dataset:
                 def progress(done: float | int, total: float | int, running: str = running) -> None:
                     if advance is not None:
@@ -179,9 +187,9 @@ def survey(
                     name, make = chosen.shared
                     own = {option: x for option, x in given.items() if option != chosen.along}
                     told_of = partial(progress, running=f"{running} {name}")
-                    common[name] = make(model, tokens, progress=told_of, **own)
-                made = chosen.measure(model, tokens, progress=progress, **given, **common)
-                return made.assign_attrs(subject.attributes)
+                    common[name] = make(model, tokens, progress=told_of, **own, **resampled)
+                made = chosen.measure(model, tokens, progress=progress, **given, **resampled, **common)
+                return subject.described(made)
 
             units.append(unfinished.unit(running, key(model, one.tokens, given), measure, advance=advance))
         results[one.name] = units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units)

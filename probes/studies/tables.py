@@ -14,9 +14,11 @@ import xarray as xr
 from ..errors import InputError
 from ..files import table_lines
 from ..leakage import PARTS, SOURCES, null_fails, resolved
-from ..sinks import COLUMNS as HEAD_COLUMNS
-from ..sinks import RULES, ranked
-from ..sinks import cells as head_cells
+from ..results import quickly
+from ..roles import COLUMNS as HEAD_COLUMNS
+from ..roles import cells as head_cells
+from ..roles import counts, parking_at, ranked, reading_at
+from ..sinks import RULES
 from ..summary import estimate, relative_error, spearman, three_digits
 from ..trajectory import COLUMNS as BLOCK_COLUMNS
 from ..trajectory import cells as block_cells
@@ -87,17 +89,16 @@ def interval(value: Any, low: Any = math.nan, high: Any = math.nan, form: str = 
 def _measured(results: Results) -> str:
     """Prompts, their length, dtype and device; the same for all models but for the dtype of models in memory."""
     ds = next(iter(results.values()))
-    return (
-        f"{ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}, T = {ds['tokens'].sizes['position']}, "
-        f"{ds.attrs['backend']}, {ds.attrs['dtype']}, {ds.attrs['device']}"
-    )
+    found = [*quickly(results.values()), f"{ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}"]
+    found += [f"T = {ds['tokens'].sizes['position']}", *(ds.attrs[name] for name in ("backend", "dtype", "device"))]
+    return ", ".join(found)
 
 
 # --------------------------------------------------------------------------------------------------------------- sinks
 
 
 def sinks_report(results: Results, *, top: int = 10) -> Report:
-    """Sink rates of the first keys beside the baseline, heads by rule, and the `top` heads of every model.
+    """Sink rates of the first keys beside the baseline, heads by role and rule, and the `top` heads of every model.
 
     Raises:
         InputError: `top` is negative.
@@ -116,27 +117,45 @@ def sinks_report(results: Results, *, top: int = 10) -> Report:
             rates.append([name, str(key), *(number(one.sel(key=key), ".4f") for one in shown)])
         if ds.sizes["key"] > KEYS_SHOWN:
             lines.append(f"{name}: {ds.sizes['key'] - KEYS_SHOWN} more keys in the result file")
-        limits = {rule: float(ds.attrs[f"{rule}_threshold"]) for rule in RULES[:3]}
-        counts = {rule: int(ds["selected"].sel(rule=rule).sum()) for rule in RULES}
-        if "reacts" not in ds:
-            del counts["reacts"]
-        said = [
-            f"{rule} > {limits[rule]:g}: {count}" if rule in limits else f"{rule} (attends and reads): {count}"
-            for rule, count in counts.items()
-        ]
-        lines.append(f"{name}: of {ds['attends'].size} heads, {', '.join(said)}")
+        lines += [f"{name}: of {ds['attends'].size} heads {said}" for said in (_roles(ds), _rules(ds)) if said]
         heads += [[name, *head_cells(row)] for row in ranked(ds, top)]
     described = (
         f"{_measured(results)}. Sink rate: share of (prompt, block, head) with alpha > {options['threshold']:g} [Gu]; "
         f"over tau: fraction of the queries with a weight > {options['tau']:g} on the key [Wu]; uniform: alpha of uniform "
-        "attention under the same masks, mean over blocks. Heads by attends * reads; 0/rest: size at position 0 against "
-        f"the mean of the others; reacts: {reacts}."
+        "attention under the same masks, mean over blocks. Heads by written: size of what comes from position 0 beside the "
+        "stream; output: of all that the head writes; own output: the same beside the head's own with position 0 hidden; "
+        "effect, where measured: KL of the next token in nats without what comes from 0, by which heads then stand; "
+        f"reads: what comes from 0 beside the output; value 0/rest: |v_0| against the mean of the others; reacts: {reacts}. "
+        "Role?: an interval that decides it contains its threshold."
     )
     tables = [
         Table("Sinks", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), rates),
         Table(f"Heads, the first {top} of each model", ("model", *HEAD_COLUMNS), heads),
     ]
-    return Report("Sinks and sink-reading heads", described, tables, lines)
+    return Report("Sinks, and what heads do with position 0", described, tables, lines)
+
+
+def _roles(ds: xr.Dataset) -> str:
+    """How many heads have which role, how many surely, and how many would read by another threshold."""
+    found = [f"{role}: {count} ({sure} surely)" for role, (count, sure) in counts(ds).items()]
+    if not found:  # a result of before there were roles
+        return ""
+    reading, parking = (
+        ", ".join(f"{count} at {limit:g}" for limit, count in at(ds).items()) for at in (reading_at, parking_at)
+    )
+    return f"by role: {', '.join(found)}; by threshold, reads: {reading}; parks: {parking}"
+
+
+def _rules(ds: xr.Dataset) -> str:
+    """How many heads each rule selects."""
+    found = []
+    for rule in RULES:
+        count = int(ds["selected"].sel(rule=rule).sum())
+        if f"{rule}_threshold" not in ds.attrs:
+            found.append(f"{rule} (attends and reads): {count}")
+        elif rule in ds:
+            found.append(f"{rule} > {float(ds.attrs[f'{rule}_threshold']):g}: {count}")
+    return f"by rule: {', '.join(found)}"
 
 
 # ---------------------------------------------------------------------------------------------------------- trajectory
@@ -198,15 +217,27 @@ TOGETHER = 0.99  # mean cosine from which trajectories count as one
 # ------------------------------------------------------------------------------------------------------------- leakage
 
 
+# The residual component V(X), by what is said of the constant sink (see `probes.leakage`): the headline first.
+COMPONENTS = {"steady": "residual component", "log": "residual component, the constant sink left in"}
+
+
 def leakage_report(results: Results) -> Report:
-    """Sources of leakage per band, parts block by block in the early band, the order of the models, and the null checks."""
-    logs, weights, lines = [], [], []
-    log_blocks, weight_blocks = [], []
+    """Sources of leakage per band, parts block by block in the early band, the order of the models, and the null checks.
+
+    In the log form first with position 0's constant logit on the mask's side, then as part of the residual stream.
+    """
+    totals, sources, own, weights, lines = [], {form: [] for form in COMPONENTS}, [], [], []
+    log_blocks, stream_blocks, weight_blocks = [], [], []
     for name, ds in results.items():
         for band in map(str, ds["band"].values):
             total = interval(*estimate(ds, "log_form_of_model", part="total", band=band))
-            component = interval(*estimate(ds, "log_stream_of_model", band=band))
-            logs.append([name, band, total, *_shares(ds, "log", band), component])
+            nulls = (interval(*estimate(ds, f"null_{null}", band=band)) for null in ("uniform", "fresh", "shuffled"))
+            totals.append([name, band, total, *nulls])
+            for form, table in sources.items():
+                component = interval(*estimate(ds, f"{form}_stream_of_model", band=band))
+                table.append([name, band, *_shares(ds, form, band), component])
+            terms = (interval(*estimate(ds, f"{term}_of_model", band=band)) for term in OWN_TERMS.values())
+            own.append([name, band, *terms])
             for form, counted in (("weight", "denominator"), ("terms", "terms")):
                 value, low, high = estimate(ds, f"{form}_form_of_model", cell="both", band=band)
                 total = interval(MILLION * value, MILLION * low, MILLION * high)
@@ -215,8 +246,9 @@ def leakage_report(results: Results) -> Report:
         for layer in ds["layer"].values:
             at = early.sel(layer=layer)
             parts = [number(at["log_form_by_block"].sel(part=part)) for part in PARTS]
-            component = interval(*estimate(at, "log_stream_by_block"))
-            log_blocks.append([name, str(layer), *parts, component, number(at["log_noise_by_block"], ".2g")])
+            log_blocks.append([name, str(layer), *parts, number(at["log_noise_by_block"], ".2g")])
+            streams = (interval(*estimate(at, f"{form}_stream_by_block")) for form in COMPONENTS)
+            stream_blocks.append([name, str(layer), *streams])
             values = (
                 at["weight_form_by_block"].sel(cell="both"),
                 *at["weight_source_by_block"].sel(source=list(SOURCES)),
@@ -226,25 +258,48 @@ def leakage_report(results: Results) -> Report:
     early_band = str(next(iter(results.values()))["band"].values[0])
     described = (
         f"{_measured(results)}. Log form in squared nats, weight form in millionths of squared weights, the mask taken "
-        "as all of the denominator or as its number of terms alone; 95 % bootstrap intervals over prompts. mask, residual, "
+        "as all of the denominator or as its number of terms alone; 95 % bootstrap intervals over documents. Nulls: the "
+        "total of uniform attention under the same mask, of fresh weights, and of the model under shuffled query labels "
+        "(97.5 % quantile). Constant sink: a logit of position 0 that is the same for all queries is no position in any "
+        "stream, so "
+        "that it counts with the mask; left in, it counts with the residual stream. mask, residual, "
         "spread: each source's Shapley value as a share of the total, where the total's own interval is above 0 and the "
         "null check is passed. Residual component: "
         f"V(X), how far the residual stream alone moves log-weights. Blocks: band {early_band}, means over heads; noise: "
         "what an uncorrected variance would have added."
     )
+    component, at = "residual component", ("model", "band")
     tables = [
-        Table("Sources, log form", ("model", "band", "total", *SOURCES[:2], "residual component"), logs),
-        Table("Sources, weight form", ("model", "band", "mask as", "total", *SOURCES), weights),
-        Table("Blocks, log form", ("model", "block", *PARTS, "residual component", "noise"), log_blocks),
+        Table("Total beside its nulls, log form", (*at, "total", *NULLS), totals),
+        Table(
+            "Sources, log form, the constant sink taken out of the residual stream",
+            (*at, "mask and constant sink", "residual", component),
+            sources["steady"],
+        ),
+        Table("Sources, log form, the constant sink left in", (*at, *SOURCES[:2], component), sources["log"]),
+        Table("What moves denominators beside the number of keys, log form", (*at, *OWN_TERMS), own),
+        Table("Sources, weight form", (*at, "mask as", "total", *SOURCES), weights),
+        Table("Blocks, log form", ("model", "block", *PARTS, "noise"), log_blocks),
+        Table("Blocks, residual component", ("model", "block", component, "constant sink left in"), stream_blocks),
         Table("Blocks, weight form", ("model", "block", "total", *SOURCES), weight_blocks),
     ]
-    return Report("Leakage of absolute position into attention patterns", described, tables, _order(results) + lines)
+    order = [line for form in COMPONENTS for line in _order(results, form)]
+    return Report("Leakage of absolute position into attention patterns", described, tables, order + lines)
+
+
+NULLS = ("uniform attention", "fresh weights", "shuffled labels")
+OWN_TERMS = {
+    "position 0's constant": "sink_constant",
+    "its varying part": "sink_varying",
+    "the other keys": "log_rest",
+}
 
 
 def _shares(ds: xr.Dataset, form: str, band: str) -> list[str]:
     """The share of each source, "-" where shares mean nothing; in the log form there is no spread."""
-    means = resolved(ds, form, band)
-    found = (estimate(ds, f"{form}_share_of_model", source=s, band=band) for s in SOURCES[: 2 if form == "log" else 3])
+    log = form in COMPONENTS
+    means = resolved(ds, "log" if log else form, band)
+    found = (estimate(ds, f"{form}_share_of_model", source=s, band=band) for s in SOURCES[: 2 if log else 3])
     return [interval(*share, form=".0%") if means else "-" for share in found]
 
 
@@ -271,18 +326,23 @@ def _null(ds: xr.Dataset) -> list[str]:
     return lines
 
 
-def _order(results: Results) -> list[str]:
-    """Which model has how much of the residual component, and how it changes with depth; [Ruscio]'s order where it can."""
-    found = {name: ds.isel(band=0) for name, ds in results.items()}
-    residual = {name: float(ds["log_stream_of_model"]) for name, ds in found.items()}
-    depth = {name: _with_depth(ds["log_stream_by_block"].values) for name, ds in found.items()}
+def _order(results: Results, form: str) -> list[str]:
+    """Which model has how much of the residual component, and how it changes with depth; [Ruscio]'s order where it can.
+
+    Nothing of a form that older results lack.
+    """
+    found, of_model = {name: ds.isel(band=0) for name, ds in results.items()}, f"{form}_stream_of_model"
+    if not all(of_model in ds for ds in found.values()):
+        return []
+    residual = {name: float(ds[of_model]) for name, ds in found.items()}
+    depth = {name: _with_depth(ds[f"{form}_stream_by_block"].values) for name, ds in found.items()}
     rising = sorted(residual, key=residual.__getitem__)
-    said = [f"{name} {interval(*estimate(found[name], 'log_stream_of_model'))}" for name in rising]
-    lines = [f"residual component: {' < '.join(said)}"]
+    said = [f"{name} {interval(*estimate(found[name], of_model))}" for name in rising]
+    lines = [f"{COMPONENTS[form]}: {' < '.join(said)}"]
     correlations = [f"{name} {number(depth[name], '.2f')}" for name in results]
     lines.append(f"its rank correlation with depth: {', '.join(correlations)}")
     if set(CONTROLLED) <= set(results):
-        ntk, plain, window = (estimate(found[name], "log_stream_of_model") for name in CONTROLLED)
+        ntk, plain, window = (estimate(found[name], of_model) for name in CONTROLLED)
         claims = {
             "NTK scaling below standard RoPE": _below(ntk, plain),
             "sliding window above standard RoPE": _below(plain, window),
@@ -316,15 +376,18 @@ def _with_depth(values: np.ndarray) -> float:
 
 def bos_report(results: Results) -> Report:
     """What every replacement removes per band, and what it does to sinks, loss and sensitivity."""
-    removed, effects = [], []
+    removed: dict[str, list[list[str]]] = {"_steady": [], "": []}  # the constant sink taken out, and left in
+    effects = []
     for name, whole in results.items():
         for replacement, ds in _by_replacement(whole):
-            for band in ds["band"].values:
-                sizes = [
-                    interval(*estimate(ds, f"residual_{when}_of_model", band=band)) for when in ("before", "after")
-                ]
-                share = interval(*estimate(ds, "removed_of_model", band=band), form=".0%")
-                removed.append([name, replacement, str(band), *sizes, share])
+            for component, table in removed.items():
+                for band in ds["band"].values:
+                    sizes = [
+                        interval(*estimate(ds, f"residual{component}_{when}_of_model", band=band))
+                        for when in ("before", "after")
+                    ]
+                    share = interval(*estimate(ds, f"removed{component}_of_model", band=band), form=".0%")
+                    table.append([name, replacement, str(band), *sizes, share])
             rates = [float(ds[f"sink_rate_{when}"].mean()) for when in ("before", "after")]
             losses = [float(ds[f"loss_{when}"][1:].mean()) for when in ("before", "after")]  # NaN at the last left out
             effects.append(
@@ -339,13 +402,21 @@ def bos_report(results: Results) -> Report:
             )
     described = (
         f"{_measured(results)}. Residual component: V(X), the log form of leakage in squared nats that would be left if "
-        "the mask made none, mean over blocks and heads. Removed: 1 - after / before, negative where the swap adds to it, "
-        "- where there is nothing before; 95 % bootstrap intervals over prompts, ? where it takes more prompts to know it. "
-        "Sink rate of position 0, mean over blocks; loss in nats per token; profile: |after / before - 1| of the "
-        "Jacobian's, both means over positions from 1 on."
+        "the mask made none, mean over blocks and heads; position 0's logit, as far as it is the same for all queries (the "
+        "constant sink), counts with the mask, or, left in, with the residual stream. Removed: 1 - after / before, negative "
+        "where the swap adds to it, - where there is nothing before; 95 % bootstrap intervals over documents, ? where it "
+        "takes more prompts to know it. Sink rate of position 0, mean over blocks; loss in nats per token; profile: "
+        "|after / before - 1| of the Jacobian's, both means over positions from 1 on."
     )
     tables = [
-        Table("Residual component removed", ("model", "replacement", "band", "before", "after", "removed"), removed),
+        *(
+            Table(
+                f"Residual component removed{said}",
+                ("model", "replacement", "band", "before", "after", "removed"),
+                table,
+            )
+            for said, table in zip(("", ", the constant sink left in"), removed.values(), strict=True)
+        ),
         Table(
             "Sinks, loss and profile, before and after",
             (

@@ -6,8 +6,8 @@ An experiment is one module of this package with
   cores;
 - `measure(settings, work) -> xr.Dataset`, everything that is trained or computed;
 - `tables(ds) -> list[Table]`, its numbers, from the result alone;
-- `claims(ds) -> list[Claim]`, the published statements about its figure, judged by rules over the result alone (on what and
-  by which command is the same for all, and added by `claims_of`);
+- `claims(ds) -> list[Claim]`, the statements about its figure, judged by rules over the result alone, on intervals over
+  runs (on what and by which command is the same for all, and added by `claims_of`);
 - `draw(ds, path) -> list[Path]`, its figures, from the result alone (`toy.plots`).
 """
 
@@ -26,10 +26,12 @@ import numpy as np
 import torch
 import xarray as xr
 
-from probes.claims import Claim
+from probes.claims import DECIDED, Claim
 from probes.errors import InputError
 from probes.files import remove_cut_short, require_writable, together
 from probes.results import attributes, made_with, save
+from probes.sources.judging import Test, above, every, told
+from probes.statistics import Interval, over_runs
 from probes.studies.survey import write_report
 from probes.studies.tables import Report, Table
 
@@ -199,7 +201,7 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     full = f"headwater toy {name} --out runs/toy"
     made = str(ds.attrs.get("command", "")) or full
     return [
-        replace(claim, model=model, command=full if claim.holds is None else made)
+        replace(claim, model=model, command=made if claim.verdict in DECIDED else full)
         for claim in experiment(name).claims(ds)
     ]
 
@@ -230,6 +232,22 @@ def hardware(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"CPU ({_processor()}), {threads} thread{'s' if threads > 1 else ''}, float32"
+
+
+def over_each(values: xr.DataArray) -> list[Interval]:
+    """Means over runs, by Student's t, of values [..., seed], place by place; places without any run are left out."""
+    places = values.transpose(..., "seed").values.reshape(-1, values.sizes["seed"])
+    return [over_runs(runs) for runs in places if np.isfinite(runs).any()]
+
+
+def each_above(values: xr.DataArray, threshold: float = 0.0) -> Test:
+    """Whether the means over runs lie above at every place."""
+    return every([above(found, threshold) for found in over_each(values)])
+
+
+def over_told(values: xr.DataArray | np.ndarray, form: str = ".3g", change: Callable[[float], float] = float) -> str:
+    """The mean over all runs with its interval, in words; `change` undoes a logarithm."""
+    return told(over_runs(np.ravel(values)), form, change)
 
 
 def column(values: Sequence[float]) -> np.ndarray:

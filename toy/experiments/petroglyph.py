@@ -29,15 +29,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from probes.claims import Claim, Statement
+from probes.claims import Claim, Kind, Statement
 from probes.errors import InputError
 from probes.results import dataset
+from probes.sources.judging import SURE
 from probes.studies.tables import Table, number
 
 from ..model import Architecture, Mask, NormSwitch, PositionalSwitch, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
-from .experiment import Work
+from .experiment import Work, each_above, over_told
 
 EPS = float(np.finfo(np.float64).eps)
 TEST_SEED = 2**32  # of test sequences; runs have smaller ones
@@ -489,7 +490,7 @@ def _fresh_claim(
         else f"the least change of the last output by any permutation of the tokens before it is above {CLEAR:g} eps "
         "in every model"
     )
-    said = Statement(f"petroglyph-{name}", source, text, rule)
+    said = Statement(f"petroglyph-{name}", source, text, rule, kind=_kind(source))
     found = [fresh(ds, "difference" if blind else "least_difference", *kind) for kind in chosen]
     values = [x.ravel() for x in found if x is not None]
     if not values or len(values) < len(chosen):
@@ -514,6 +515,7 @@ def _variants(ds: xr.Dataset, expected: Sequence[tuple[tuple[int, str, str], boo
         "Residual stream, feed-forward and norm leave as it is who tells permuted prefixes apart without positional "
         "encoding: one layer cannot, two causal layers can, two under a full mask cannot.",
         "every variant gives these three verdicts in all seeds",
+        kind="ours",
     )
     for kind, blind in expected:
         largest, least = fresh(ds, "difference", *kind), fresh(ds, "least_difference", *kind)
@@ -531,9 +533,9 @@ def _accuracy_claim(
     rule = (
         f"accuracy is within {TIES:g} of 1/2 in every seed at every step"
         if blind
-        else f"median accuracy over seeds at the end of training is above {SOLVED:g}"
+        else f"the 95 % interval over runs of the accuracy at the end of training lies above {SOLVED:g}"
     )
-    said = Statement(f"petroglyph-{name}", source, text, rule)
+    said = Statement(f"petroglyph-{name}", source, text, rule, kind=_kind(source))
     accuracy = trained(ds, "accuracy", *kind)
     if accuracy is None:
         return said.judged()
@@ -544,8 +546,12 @@ def _accuracy_claim(
         )
         return said.judged(measured, off < TIES)
     last = accuracy.isel(step=-1)
-    measured = f"accuracy {float(last.median()):.3f} [{float(last.min()):.3f}, {float(last.max()):.3f}]"
-    return said.judged(f"{measured} after {int(last['step'])} steps", float(last.median()) > SOLVED)
+    measured = f"accuracy {over_told(last, '.3f')} after {int(last['step'])} steps"
+    return said.judged(measured, each_above(last, SOLVED)(SURE))
+
+
+def _kind(source: str) -> Kind:
+    return "ours" if source == CONTROL else "published"
 
 
 def _range(values: np.ndarray) -> str:

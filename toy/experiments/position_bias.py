@@ -11,7 +11,6 @@ Data of a seed and its fresh weights are the same for all models that can share 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,18 +21,20 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import torch
 import xarray as xr
-from scipy.stats import t as student
 from torch import Tensor
 
-from probes.claims import Claim, Statement
+from probes.claims import Claim, Kind, Statement, Verdict
 from probes.errors import InputError
+from probes.gate import TRAINED, Learnt, blind_reader, learnt
 from probes.results import dataset
-from probes.studies.tables import Table
+from probes.sources.judging import SURE, Test, above, below, every, nothing, some
+from probes.statistics import Interval, over_runs
+from probes.studies.tables import Table, number
 
 from ..model import Architecture, Mask, Switches, forward, initial
 from ..tasks import Drawn, InContext
 from ..train import Run, Trained, stacked
-from .experiment import Work
+from .experiment import Work, each_above, over_each, over_told
 
 DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
 ITEMS = 8
@@ -56,8 +57,6 @@ FIRST_CHECK = (
 )
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 28}  # numbers in a stream of a test pass: what fits the cache, or the memory
 FEWEST = 3  # seeds from which on an interval by Student's t says something (that of two is 13 times their range)
-SIGMAS = 2  # standard errors from which on a gap counts
-AGREE = 0.9  # the share of gaps of one sign from which on two grids tell the same
 DIMS = ("scale", "data", "depth", "mask", "positional", "residual", "training", "seed")
 
 
@@ -443,67 +442,99 @@ def _level(cell: xr.Dataset) -> str:
 
 def over_seeds(values: np.ndarray) -> tuple[float, float, float]:
     """Mean over seeds and an interval: 95 % by Student's t from `FEWEST` seeds on, their range below it, NaN of one."""
-    values = np.asarray(values, dtype=np.float64)
-    values = values[np.isfinite(values)]
-    if values.size < 2:
-        return float(values.mean()) if values.size else math.nan, math.nan, math.nan
-    if values.size < FEWEST:
-        return float(values.mean()), float(values.min()), float(values.max())
-    half = float(student.ppf(0.975, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size))
-    return float(values.mean()), float(values.mean()) - half, float(values.mean()) + half
-
-
-def noise(ds: xr.Dataset) -> float:
-    """What a difference of two accuracies must exceed to count: `SIGMAS` standard errors where they are largest."""
-    return SIGMAS * math.sqrt(2 * 0.25 / int(json.loads(str(ds.attrs["settings"]))["tests"]))
+    known = values[np.isfinite(values)]
+    if 1 < known.size < FEWEST:
+        return float(known.mean()), float(known.min()), float(known.max())
+    return over_runs(known)[:3]
 
 
 class Judged(NamedTuple):
-    """What a rule found: the numbers, and whether the statement holds (None: not measured)."""
+    """What a rule found: the numbers, and the verdict."""
 
-    measured: str
-    holds: bool | None
+    measured: str = "-"
+    verdict: Verdict = "not measured"
 
 
-NOT_THERE = Judged("-", None)
+NOT_THERE = Judged()
 GAP = "gap (accuracy with the earlier of two identical items right, less that with the later right)"
-SAME_SIGNS = (
-    f"where the {GAP} counts in both kinds of models, above {SIGMAS} standard errors, its sign is the same in at least "
-    f"{AGREE:.0%} of the cases"
-)
+OVER_RUNS = "by the 95 % interval over runs"
+PASSED = f"Only toys with an accuracy on novel classes of {TRAINED:g} or more count, {OVER_RUNS}"
+GATE = f"{PASSED}; of biased data, where those of unbiased data have it"
+BLIND = blind_reader(InContext.items // InContext.burst, InContext.labels)
+SAME_SIGNS = f"wherever the {GAP} differs from 0 in both kinds of models, {OVER_RUNS}, it has the same sign"
 Rule = Callable[[xr.Dataset], Judged]
 
 
 def claims(ds: xr.Dataset) -> list[Claim]:
-    """The published statements, for each scale of the data by itself; the paper's residual streams are off unless named.
+    """The statements, for each scale of the data by itself; the paper's residual streams are off unless named.
 
     Their texts say for which; in `STATEMENTS` they hence have no full stop yet.
     """
+    accuracy, states = gate(ds)
+    done = ds.where(states == "trained")
+
+    def judged(statement: Statement, rule: Rule) -> Claim:
+        """By trained toys alone; "not trained" where the rule finds something without the gate, and nothing behind it."""
+        found = rule(done)
+        if found is NOT_THERE and rule(ds) is not NOT_THERE:
+            found = Judged(gate_told(accuracy, states), "not trained")
+        return replace(statement, rule=f"{statement.rule}. {GATE}").judged(*found)
+
     found = []
     for scale in ds["scale"].values.tolist():
-        world = _world(ds, scale)
         for statement, rule in STATEMENTS:
             said = replace(statement, id=f"{statement.id}-{scale}", claim=f"{statement.claim} ({scaled(scale)}).")
-            found.append(said.judged(*(NOT_THERE if world is None else rule(world))))
-        pair = (world, _world(ds, scale, "fixed"))
+            found.append(judged(said, _in_world(rule, scale)))
         said = Statement(
             f"wu-toy-fixed-vocabulary-{scale}",
             "[Wu] section 5",
-            "In the in-context retrieval task a fixed vocabulary with anisotropy 0.75 gives the same position biases "
-            f"as Gaussian data ({scaled(scale)}).",
+            f"{IN} a fixed vocabulary with anisotropy 0.75 gives the same position biases as Gaussian data "
+            f"({scaled(scale)}).",
             SAME_SIGNS,
         )
-        found.append(said.judged(*_alike(*pair, "fixed")))
-    pair = (_world(ds, "text"), _world(ds, "program"))
+        found.append(judged(said, _alike({"scale": scale}, {"scale": scale, "data": "fixed"})))
     said = Statement(
         "wu-toy-text-and-program",
         "[Wu] section 5, text and program",
-        "In the in-context retrieval task vectors of standard deviation 1/sqrt(d), as in the paper's text, and 1/d, "
-        "as in its program, give the same position biases.",
+        f"{IN} vectors of standard deviation 1/sqrt(d), as in the paper's text, and 1/d, as in its program, give the "
+        "same position biases.",
         SAME_SIGNS,
+        kind="ours",
     )
-    found.append(said.judged(*_alike(*pair, "program")))
-    return found
+    return [*found, judged(said, _alike({"scale": "text"}, {"scale": "program"}))]
+
+
+def gate(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
+    """Accuracies [..., seed] that decide, and what each kind of model has learnt, over `DIMS`: means over paired tests.
+
+    Of biased data no accuracy tells: who always copies the first label is right where answers stand first, and wrong
+    elsewhere. Those models have what the same ones have learnt from unbiased data, where there are such.
+    """
+    accuracy = ds["accuracy"].mean(("pair", "order"))
+    if "unbiased" in ds["training"].values:
+        accuracy = accuracy.sel(training="unbiased", drop=True).where(accuracy.notnull()).combine_first(accuracy)
+    accuracy = accuracy.transpose(*DIMS)
+    return accuracy, learnt_by_kind(accuracy)
+
+
+def learnt_by_kind(accuracy: xr.DataArray) -> xr.DataArray:
+    """`probes.gate.learnt` of accuracies [..., seed] on the task's two classes per sequence."""
+
+    def state(runs: np.ndarray) -> Learnt:
+        return learnt(runs, BLIND)
+
+    return xr.apply_ufunc(state, accuracy, input_core_dims=[["seed"]], vectorize=True, output_dtypes=[object])
+
+
+def gate_told(accuracy: xr.DataArray, states: xr.DataArray, classes: str = "novel classes") -> str:
+    """Accuracies [..., seed] in words, and how many kinds of toys have learnt what."""
+    known = accuracy.notnull().any("seed")
+    least, most = (number(end, ".3f") for end in (accuracy.min(), accuracy.max()))
+    trained, partly = (int(((states == name) & known).sum()) for name in ("trained", "partly trained"))
+    return (
+        f"accuracy on {classes} {least} to {most}, of a reader blind to content {BLIND:.3f}; {trained} of "
+        f"{int(known.sum())} kinds of toys trained, {partly} partly"
+    )
 
 
 def scaled(scale: str) -> str:
@@ -520,23 +551,32 @@ def _world(ds: xr.Dataset, scale: str, data: str = "gaussian") -> xr.Dataset | N
     return world if bool(world["gap"].notnull().any()) else None
 
 
+def _in_world(rule: Rule, scale: str) -> Rule:
+    """The rule on the Gaussian data of one scale."""
+
+    def of_all(ds: xr.Dataset) -> Judged:
+        world = _world(ds, scale)
+        return NOT_THERE if world is None else rule(world)
+
+    return of_all
+
+
 def _gap(world: xr.Dataset, positional: str, training: str, residual: str = "off") -> xr.DataArray | None:
-    """[depth, seed, pair]; None if such models were not trained."""
+    """[depth, seed, pair] of the depths that are there; None if such models were not trained."""
     at = {"positional": positional, "training": training, "residual": residual}
     if any(value not in world[dim].values for dim, value in at.items()):
         return None
-    gap = world["gap"].sel(at).transpose("depth", "seed", "pair")
-    return gap if bool(gap.notnull().all()) else None
+    gap = world["gap"].sel(at).transpose("depth", "seed", "pair").dropna("depth")
+    return gap if gap.size else None
 
 
 def _by_depth(values: xr.DataArray) -> str:
-    """[depth, seed] in words: median and range."""
-    return "; ".join(f"depth {depth}: {_spread(values.sel(depth=depth).values)}" for depth in values["depth"].values)
+    """[depth, seed] in words."""
+    return "; ".join(f"depth {depth}: {_told(values.sel(depth=depth))}" for depth in values["depth"].values)
 
 
-def _spread(values: np.ndarray) -> str:
-    middle = f"{np.median(values):+.3f}"
-    return middle if values.size == 1 else f"{middle} [{values.min():+.3f}, {values.max():+.3f}]"
+def _told(values: xr.DataArray) -> str:
+    return over_told(values, "+.3f")
 
 
 def _earlier_wins(world: xr.Dataset) -> Judged:
@@ -544,22 +584,7 @@ def _earlier_wins(world: xr.Dataset) -> Judged:
     if gap is None:
         return NOT_THERE
     told = ". ".join(f"{pair}: {_by_depth(gap.sel(pair=pair))}" for pair in PAIRS)
-    return Judged(told, bool((gap.median("seed") > noise(world)).all()))
-
-
-def _resolved(world: xr.Dataset) -> Judged:
-    gap = _gap(world, "none", "unbiased")
-    if gap is None or gap.sizes["seed"] < FEWEST:
-        return NOT_THERE
-    ends = [over_seeds(gap.sel(depth=d, pair=p).values) for d in gap["depth"].values for p in PAIRS]
-    away = [low > 0 or high < 0 for _, low, high in ends]
-    return Judged(f"0 lies outside {sum(away)} of {len(away)} intervals (depths and pairs)", all(away))
-
-
-def _rising(positional: str) -> str:
-    """The rule of `_grows` in words."""
-    encoding = {"none": "without positional encoding", "decay": "under a decay mask", "rope": "with RoPE"}[positional]
-    return f"{encoding} the mean {GAP} rises by more than {SIGMAS} standard errors from the least to the largest depth"
+    return Judged(told, each_above(gap)(SURE))
 
 
 def _grows(positional: str) -> Rule:
@@ -568,8 +593,8 @@ def _grows(positional: str) -> Rule:
         if gap is None or gap.sizes["depth"] < 2:
             return NOT_THERE
         mean = gap.mean("pair").sortby("depth")
-        rise = (mean.isel(depth=-1) - mean.isel(depth=0)).median("seed")
-        return Judged(f"mean of the three gaps: {_by_depth(mean)}", bool(rise > noise(world)))
+        rise = mean.isel(depth=-1, drop=True) - mean.isel(depth=0, drop=True)
+        return Judged(f"mean of the three gaps: {_by_depth(mean)}", each_above(rise)(SURE))
 
     return rule
 
@@ -577,11 +602,10 @@ def _grows(positional: str) -> Rule:
 def _recency(positional: str) -> Rule:
     def rule(world: xr.Dataset) -> Judged:
         plain, other = _gap(world, "none", "unbiased"), _gap(world, positional, "unbiased")
-        if plain is None or other is None:
+        if plain is None or other is None or not (less := (plain - other).mean("pair")).size:
             return NOT_THERE
-        less = (plain - other).mean("pair")
         told = f"mean of the three gaps without it less those with it: {_by_depth(less)}"
-        return Judged(told, bool((less.median("seed") > noise(world)).all()))
+        return Judged(told, each_above(less)(SURE))
 
     return rule
 
@@ -590,237 +614,247 @@ def _follows(training: str, signs: Mapping[str, int]) -> Rule:
     """Biased data shift each of these gaps in this direction, against unbiased data, whatever the encoding."""
 
     def rule(world: xr.Dataset) -> Judged:
-        told, right = [], []
+        told, tests = [], []
         for positional in world["positional"].values.tolist():
             even, biased = _gap(world, positional, "unbiased"), _gap(world, positional, training)
             if even is None or biased is None:
                 continue
             for pair, sign in signs.items():
                 shift = (biased - even).sel(pair=pair)
-                told.append(f"{positional}, {pair}: {_spread(shift.values)}")
-                right.append(bool((sign * shift.median("seed") > noise(world)).all()))
-        if not told:
-            return NOT_THERE
-        return Judged(f"shift of the gap (over seeds and depths) {'; '.join(told)}", all(right))
+                told.append(f"{positional}, {pair}: {_by_depth(shift)}")
+                tests.append(each_above(sign * shift))
+        return Judged(f"shift of the gap: {'. '.join(told)}", every(tests)(SURE)) if told else NOT_THERE
 
     return rule
 
 
-def _middle_loses(world: xr.Dataset) -> Judged:
-    """By gaps: the first wins over the middle, the last too."""
-    where: list[tuple[str, int]] = []
-    tried = 0
+def _cannot_follow_last(world: xr.Dataset) -> Judged:
+    """The last item is not preferred without encoding, whatever was trained."""
+    gap = _gap(world, "none", "last")
+    if gap is None:
+        return NOT_THERE
+    gap = gap.sel(pair=["first-last", "middle-last"])
+    told = ". ".join(f"{pair}: {_by_depth(gap.sel(pair=pair))}" for pair in gap["pair"].values)
+    return Judged(told, each_above(gap)(SURE))
+
+
+def _in_some(
+    world: xr.Dataset, training: str, differences: Callable[[xr.Dataset, xr.DataArray], Sequence[xr.DataArray]]
+) -> Judged:
+    """Whether under some encoding and depth all these differences [depth, seed] are above 0."""
+    told, tests = [], []
     for positional in world["positional"].values.tolist():
-        gap = _gap(world, positional, "first-and-last")
+        gap = _gap(world, positional, training)
         if gap is None:
             continue
-        middle = gap.median("seed")
-        lost = (middle.sel(pair="first-middle") > noise(world)) & (middle.sel(pair="middle-last") < -noise(world))
-        tried += lost.size
-        where += [(positional, int(depth)) for depth in lost["depth"].values[lost.values]]
-    return Judged(_found(where, tried), bool(where)) if tried else NOT_THERE
+        cell = world.sel(positional=positional, training=training, residual="off")
+        found = differences(cell, gap)
+        for depth in gap["depth"].values:
+            values = [one.sel(depth=depth) for one in found]
+            told.append(f"{positional}, depth {depth}: {' and '.join(map(_told, values))}")
+            tests.append(every([each_above(one) for one in values]))
+    return Judged("; ".join(told), some(tests)(SURE)) if told else NOT_THERE
+
+
+def _middle_loses(world: xr.Dataset) -> Judged:
+    """By gaps: the first wins over the middle, the last too."""
+
+    def lost(_: xr.Dataset, gap: xr.DataArray) -> list[xr.DataArray]:
+        return [gap.sel(pair="first-middle"), -gap.sel(pair="middle-last")]
+
+    return _in_some(world, "first-and-last", lost)
 
 
 def _dips(training: str) -> Rule:
     """By accuracy: the middle items are answered worse than either end."""
 
-    def rule(world: xr.Dataset) -> Judged:
-        where: list[tuple[str, int]] = []
-        tried = 0
-        for positional in world["positional"].values.tolist():
-            if _gap(world, positional, training) is None:
-                continue
-            at = {"positional": positional, "training": training, "residual": "off"}
-            curve = world["accuracy_by_position"].sel(at).median("seed")
-            inner = curve.sel(position=[MIDDLE - 1, MIDDLE]).mean("position")
-            ends = curve.sel(position=[FIRST, LAST]).min("position")
-            lost = ends - inner > noise(world)
-            tried += lost.size
-            where += [(positional, int(depth)) for depth in lost["depth"].values[lost.values]]
-        return Judged(_found(where, tried), bool(where)) if tried else NOT_THERE
+    def lost(cell: xr.Dataset, _: xr.DataArray) -> list[xr.DataArray]:
+        curve = cell["accuracy_by_position"]
+        inner = curve.sel(position=[MIDDLE - 1, MIDDLE]).mean("position")
+        return [curve.sel(position=end) - inner for end in (FIRST, LAST)]
 
-    return rule
-
-
-def _found(where: Sequence[tuple[str, int]], tried: int) -> str:
-    """How many (encoding, depth), and which."""
-    names = [
-        f"{name} (depth {', '.join(str(depth) for other, depth in where if other == name)})"
-        for name in dict.fromkeys(name for name, _ in where)
-    ]
-    return f"in {len(where)} of {tried} models{': ' if names else ''}{', '.join(names)}"
+    return lambda world: _in_some(world, training, lost)
 
 
 def _same_with_residual(world: xr.Dataset) -> Judged:
     if not {"off", "on"} <= set(world["residual"].values.tolist()):
         return NOT_THERE
-    return _agreement(world["gap"].sel(residual="off"), world["gap"].sel(residual="on"), noise(world))
+    return _agreement(*(world["gap"].sel(residual=residual, drop=True) for residual in ("off", "on")))
 
 
-def _less_with_residual(world: xr.Dataset) -> Judged:
+def _other_with_residual(world: xr.Dataset) -> Judged:
     if not {"off", "on"} <= set(world["residual"].values.tolist()) or "unbiased" not in world["training"].values:
         return NOT_THERE
-    gaps = world["gap"].sel(training="unbiased").median("seed")
-    if not bool(gaps.notnull().any()):
+    sizes = abs(world["gap"].sel(training="unbiased").mean("pair"))
+    change = sizes.sel(residual="on", drop=True) - sizes.sel(residual="off", drop=True)
+    found = over_each(change)
+    if not found:
         return NOT_THERE
-    off, on = (float(np.nanmean(np.abs(gaps.sel(residual=residual).values))) for residual in ("off", "on"))
-    return Judged(f"mean |gap| on unbiased data {off:.3f} without, {on:.3f} with", off - on > noise(world))
+    more, less = ([test(one, 0) for one in found] for test in (above, below))
+    up, down = (sum(test(SURE) == "holds" for test in tests) for tests in (more, less))
+    told = f"mean gap further from 0 with residual streams in {up}, nearer in {down} of {len(found)} kinds of models"
+    same = every([nothing(one, SAME) for one in found])(SURE) == "holds"
+    return Judged(told, "does not hold" if same else some([*more, *less])(SURE))
 
 
-def _alike(one: xr.Dataset | None, other: xr.Dataset | None, name: str) -> Judged:
-    if one is None or other is None:
+def _alike(one: Mapping[str, str], other: Mapping[str, str]) -> Rule:
+    """Whether two kinds of data give the same biases."""
+
+    def rule(ds: xr.Dataset) -> Judged:
+        worlds = [world for at in (one, other) if (world := _world(ds, **at)) is not None]
+        return _agreement(*(world["gap"] for world in worlds)) if len(worlds) == 2 else NOT_THERE
+
+    return rule
+
+
+def _agreement(one: xr.DataArray, other: xr.DataArray) -> Judged:
+    """Whether gaps that differ from 0 in both have the same sign."""
+    both = one.notnull().any("seed") & other.notnull().any("seed")
+    if not bool(both.any()):
         return NOT_THERE
-    return _agreement(one["gap"], other["gap"], noise(one))
+    pairs = list(zip(over_each(one.where(both)), over_each(other.where(both)), strict=True))
+
+    def same(a: Interval, b: Interval) -> Test:
+        def test(level: float) -> Verdict:
+            ways = [[side(end, 0)(level) == "holds" for side in (above, below)] for end in (a, b)]
+            return "undecided" if [False, False] in ways else "holds" if ways[0] == ways[1] else "does not hold"
+
+        return test
+
+    counted = [test for a, b in pairs if (test := same(a, b))(SURE) != "undecided"]
+    alike = sum(test(SURE) == "holds" for test in counted)
+    told = f"same sign in {alike} of the {len(counted)} gaps that differ from 0 in both (of {len(pairs)})"
+    return Judged(told, every(counted)(SURE) if counted else "undecided")
 
 
-def _agreement(one: xr.DataArray, other: xr.DataArray, least: float) -> Judged:
-    """Whether gaps that count in both have the same sign."""
-    a, b = one.median("seed").values.ravel(), other.median("seed").values.ravel()
-    both = (np.abs(a) > least) & (np.abs(b) > least)  # NaN is no larger than anything
-    if not both.any():
-        return NOT_THERE
-    same = np.sign(a[both]) == np.sign(b[both])
-    there = np.isfinite(a) & np.isfinite(b)
-    told = f"same sign in {int(same.sum())} of the {same.size} gaps that count in both (of {int(there.sum())}), "
-    told += f"mean |gap| {np.abs(a[there]).mean():.3f} and {np.abs(b[there]).mean():.3f}"
-    return Judged(told, bool(same.mean() >= AGREE))
+IN = "In the in-context retrieval task"
+FALLS = f"the mean {GAP} is lower than without positional encoding, {OVER_RUNS}, at every depth"
+SAME = 0.01  # of accuracy; what a gap changes by less than is nothing
+SHIFTS = f"against unbiased data the {GAP} shifts that way, {OVER_RUNS}, under every encoding and depth"
+RISES = f"the mean {GAP} rises from the least to the largest depth, {OVER_RUNS}"
 
 
-COUNTS = f"{SIGMAS} standard errors of the test"
-FALLS = f"the mean {GAP} is lower by more than {COUNTS} than without positional encoding, at every depth"
-SHIFTS = f"against unbiased data the median {GAP} shifts that way by more than {COUNTS}, under every encoding and depth"
+def _stated(id: str, place: str, claim: str, rule: str, kind: Kind = "published") -> Statement:
+    return Statement(id, f"[Wu] section 5, {place}", f"{IN} {claim}", rule, kind=kind)
+
+
 STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
     (
-        Statement(
+        _stated(
             "wu-toy-causal-favours-earlier",
-            "[Wu] section 5, no encoding",
-            "In the in-context retrieval task a causal mask alone favours earlier items, also after unbiased training",
-            f"the median {GAP} is above {COUNTS} for every pair of positions and every depth",
+            "no encoding",
+            "a causal mask alone favours earlier items, also after unbiased training",
+            f"the {GAP} is above 0, {OVER_RUNS}, for every pair of positions and every depth",
         ),
         _earlier_wins,
     ),
     (
-        Statement(
-            "wu-toy-causal-gap-resolved",
-            "[Wu] section 5, no encoding",
-            "In the in-context retrieval task the bias of a causal mask alone is resolved: its gap differs from 0 by "
-            "95 % intervals over runs",
-            f"no 95 % interval of the {GAP} over {FEWEST} runs or more holds 0, for every pair of positions and every "
-            "depth",
-        ),
-        _resolved,
-    ),
-    (
-        Statement(
+        _stated(
             "wu-toy-causal-grows-with-depth",
-            "[Wu] section 5, no encoding",
-            "In the in-context retrieval task the bias of a causal mask alone toward earlier items grows with depth",
-            _rising("none"),
+            "no encoding",
+            "the bias of a causal mask alone toward earlier items grows with depth",
+            RISES,
         ),
         _grows("none"),
     ),
     (
-        Statement(
+        _stated(
             "wu-toy-decay-favours-recent",
-            "[Wu] section 5, decay mask",
-            "In the in-context retrieval task a decay mask moves the bias toward recent items",
+            "decay mask",
+            "a decay mask moves the bias toward recent items",
             FALLS,
         ),
         _recency("decay"),
     ),
     (
-        Statement(
-            "wu-toy-rope-favours-recent",
-            "[Wu] section 5, RoPE",
-            "In the in-context retrieval task RoPE moves the bias toward recent items",
-            FALLS,
-        ),
+        _stated("wu-toy-rope-favours-recent", "RoPE", "RoPE moves the bias toward recent items", FALLS),
         _recency("rope"),
     ),
     (
-        Statement(
+        _stated(
             "wu-toy-decay-depth-favours-earlier",
-            "[Wu] section 5, decay mask",
-            "In the in-context retrieval task under a decay mask more depth moves the bias back to earlier items",
-            _rising("decay"),
+            "decay mask",
+            "under a decay mask more depth moves the bias back to earlier items",
+            RISES,
         ),
         _grows("decay"),
     ),
     (
-        Statement(
+        _stated(
             "wu-toy-rope-depth-favours-earlier",
-            "[Wu] section 5, RoPE",
-            "In the in-context retrieval task with RoPE more depth moves the bias back to earlier items",
-            _rising("rope"),
+            "RoPE",
+            "with RoPE more depth moves the bias back to earlier items",
+            RISES,
         ),
         _grows("rope"),
     ),
     (
-        Statement(
+        _stated(
             "wu-toy-data-first",
-            "[Wu] section 5, biased data",
-            "In the in-context retrieval task answers that stand first in training pull the bias to the first item",
+            "biased data",
+            "answers that stand first in training pull the bias to the first item",
             SHIFTS,
         ),
         _follows("first", {"first-middle": 1, "first-last": 1}),
     ),
     (
-        Statement(
+        _stated(
             "wu-toy-data-middle",
-            "[Wu] section 5, biased data",
-            "In the in-context retrieval task answers that stand in the middle in training pull the bias to the middle",
+            "biased data",
+            "answers that stand in the middle in training pull the bias to the middle",
             SHIFTS,
         ),
         _follows("middle", {"first-middle": -1, "middle-last": 1}),
     ),
     (
-        Statement(
+        _stated(
             "wu-toy-data-last",
-            "[Wu] section 5, biased data",
-            "In the in-context retrieval task answers that stand last in training pull the bias to the last item",
-            SHIFTS,
+            "biased data",
+            "a causal mask without positional encoding cannot follow answers that stand last in training",
+            f"trained so, the {GAP} stays above 0, {OVER_RUNS}, for first and last and for middle and last, at every "
+            "depth",
         ),
-        _follows("last", {"first-last": -1, "middle-last": -1}),
+        _cannot_follow_last,
     ),
     (
-        Statement(
+        _stated(
             "wu-toy-lost-in-the-middle-gaps",
-            "[Wu] section 5, lost in the middle",
-            "In the in-context retrieval task, trained on answers that stand first or last, the middle loses against "
-            "both ends under some encodings",
-            f"the {GAP} is against the middle item, by more than {COUNTS}, both with the first and with the last, "
-            "under some encoding and depth",
+            "lost in the middle",
+            "the middle loses against both ends after training on answers first or last, under some encodings",
+            f"the {GAP} is against the middle item, {OVER_RUNS}, both with the first and with the last, under some "
+            "encoding and depth",
         ),
         _middle_loses,
     ),
     (
-        Statement(
+        _stated(
             "wu-toy-lost-in-the-middle-accuracy",
-            "[Wu] section 5, lost in the middle",
-            "In the in-context retrieval task, trained on answers that stand first or last, the middle items are "
-            "answered worse than both ends under some encodings",
-            f"accuracy at the middle items is below that at either end by more than {COUNTS} under some encoding and "
-            "depth",
+            "lost in the middle",
+            "the middle items are answered worse than both ends after training on answers first or last, under some "
+            "encodings",
+            f"accuracy at the middle items is below that at either end, {OVER_RUNS}, under some encoding and depth",
         ),
         _dips("first-and-last"),
     ),
     (
-        Statement(
+        _stated(
             "wu-toy-residual-same-sign",
-            "[Wu] section 5, residual",
-            "In the in-context retrieval task residual streams leave the sign of the position biases as it is",
+            "residual",
+            "residual streams amplify or reduce the position biases, and turn none round",
             SAME_SIGNS,
+            kind="ours",
         ),
         _same_with_residual,
     ),
     (
-        Statement(
+        _stated(
             "wu-toy-residual-weaker",
-            "[Wu] section 5, residual",
-            "In the in-context retrieval task residual streams weaken the position bias after unbiased training",
-            f"the mean size of the {GAP} is lower with residual streams by more than {COUNTS}",
+            "residual",
+            "residual streams amplify or reduce the position bias after unbiased training",
+            f"with them the mean {GAP} is further from 0 or nearer to it, {OVER_RUNS}, under some encoding and depth; "
+            f"it does not hold where all 90 % intervals lie within {SAME:g}",
         ),
-        _less_with_residual,
+        _other_with_residual,
     ),
 )
 

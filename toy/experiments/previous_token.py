@@ -46,12 +46,14 @@ from torch import Tensor
 from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.results import dataset
+from probes.sources.judging import SURE, above, below, between, every, near, some
+from probes.statistics import between_runs, over_runs
 from probes.studies.tables import Table, number
 
 from ..model import Architecture, PositionalSwitch, Switches, at_least, forward
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, seed_of, stacked
-from .experiment import Work
+from .experiment import Work, each_above, over_each, over_told
 
 SWITCH = ("off", "on")  # of residual stream and output projection
 SPIKE_SMOOTH, SPIKE_RISE, FALLEN = 50, 1.0, 0.5  # steps, nats, share of a guesser's loss; see `spikes`
@@ -563,7 +565,6 @@ SOURCE = "[Liu-4]"
 PLATEAUS = (25.0, 20.6)  # perplexities without positions at which the post's curve stalls, one after the other
 NEAR = 0.05  # relative: how near a plateau has to be to a published one; the figure's axis resolves no less
 STALLED = 1.5  # factor in steps over which a perplexity stays near a plateau, to count as one
-SOLVED = 1.5  # perplexity that is "about 1": rounded, it is
 WITHIN = 3.0  # factor within which a relative perplexity agrees: half a decade of the post's logarithmic axis
 PUBLISHED_FORM = ((-0.41, 1.35), (0.19, -2.25))  # W_Q W_K^T; with s = (1, 1) the post has s W_Q W_K^T s = -1.1
 
@@ -635,6 +636,7 @@ class Signs(NamedTuple):
     """On which sides of zero the positions lie along s, at the end, by seed; None for seeds that nothing separates."""
 
     own: list[bool | None]  # p_-1 negative and all others positive
+    apart: np.ndarray  # [seed]; the least of -s p_-1 and s p of the others, above 0 where `own`; NaN as `bilinear`
     shifted: list[bool | None]  # the same with the mean token embedding added
     bilinear: np.ndarray  # [seed], NaN where nothing separates
     lead: np.ndarray  # [seed]; by how many nats the mean token's query prefers p_-1 to the best of the others, p alone
@@ -655,17 +657,15 @@ def signs(ds: xr.Dataset) -> Signs | None:
     others = logits.sel(position=[int(x) for x in logits["position"].values if x != -1])
     lead = logits.sel(position=-1) - others.max("position")
 
-    def judged(places: xr.DataArray) -> list[bool | None]:
-        along = (places * s).sum("axis").transpose("seed", "position").values
-        asked = int(np.flatnonzero(places["position"].values == -1)[0])
-        others = np.delete(along, asked, 1)
-        known = [bool(np.isfinite(row).all()) for row in s.transpose("seed", "axis").values]
-        return [
-            bool(one < 0 and (rest > 0).all()) if k else None
-            for one, rest, k in zip(along[:, asked], others, known, strict=True)
-        ]
+    def apart(places: xr.DataArray) -> np.ndarray:
+        along = (places * s).sum("axis", skipna=False)
+        return along.where(along["position"] != -1, -along).min("position", skipna=False).values
 
-    return Signs(judged(p), judged(p + mean), form.isel(step=-1).values, lead.values)
+    def judged(least: np.ndarray) -> list[bool | None]:
+        return [None if np.isnan(one) else bool(one > 0) for one in least]
+
+    own = apart(p)
+    return Signs(judged(own), own, judged(apart(p + mean)), form.isel(step=-1).values, lead.values)
 
 
 def tables(ds: xr.Dataset) -> list[Table]:
@@ -807,28 +807,28 @@ def _plateau_claims(ds: xr.Dataset) -> list[Claim]:
                 "stalls",
                 "Without positional embeddings the previous-token task's perplexity at first stalls at about 25 "
                 f"{setting}.",
-                f"in some seed the perplexity stays within {NEAR:.0%} of {PLATEAUS[0]:g} over a factor of {STALLED:g} "
-                "in steps",
+                f"the factor in steps over which the perplexity stays within {NEAR:.0%} of {PLATEAUS[0]:g} is above "
+                f"{STALLED:g}, by the 95 % interval over runs of its logarithm",
                 f"{PLATEAUS[0]:g}",
             ),
             (
                 "plateau",
                 "Without positional embeddings the previous-token task's perplexity then stalls at about 20.6 "
                 f"{setting}.",
-                f"the median perplexity over seeds at the end of training is within {NEAR:.0%} of {PLATEAUS[1]:g}",
+                f"the 95 % interval over runs of the perplexity at the end lies within a quarter of {PLATEAUS[1]:g}",
                 f"{PLATEAUS[1]:g}",
             ),
             (
                 "bound",
                 f"In the previous-token task V (C-2)/(C-1) = {betting(30, 4)['published']:g} bounds the perplexity "
                 "that can be had without positions (V = 30, C = 4).",
-                f"the least median perplexity of any width without positions is above {1 - NEAR:.0%} of V (C-2)/(C-1)",
+                "95 % intervals over runs of the perplexity without positions lie above V (C-2)/(C-1) at every width",
                 f"{betting(30, 4)['published']:g}",
             ),
             (
                 "solved",
                 f"With learned positional embeddings the previous-token task's perplexity falls to about 1 {setting}.",
-                f"median perplexity at the end of training below {SOLVED:g}",
+                "the 95 % interval over runs of the perplexity at the end lies within a quarter of 1",
                 "1",
             ),
         )
@@ -838,26 +838,26 @@ def _plateau_claims(ds: xr.Dataset) -> list[Claim]:
     without, placed = (curve.sel(positional=kind) for kind in ("none", "learned"))
     long = [_stay(without.isel(seed=n), PLATEAUS[0]) for n in range(without.sizes["seed"])]
     last, end = without.isel(step=-1), placed.isel(step=-1)
+    logs = np.log(long)
     first = stalls.judged(
-        f"{sum(x >= STALLED for x in long)} of {len(long)} seeds stay within {NEAR:.0%} of it over a factor of "
-        f"{STALLED:g} in steps",
-        any(x >= STALLED for x in long),
+        f"it stays within {NEAR:.0%} of it over a factor of {over_told(logs, '.2f', math.exp)} in steps, in "
+        f"{sum(x >= STALLED for x in long)} of {len(long)} seeds over {STALLED:g} or more",
+        above(over_runs(logs), math.log(STALLED))(SURE),
     )
     second = then.judged(
-        f"{_spread(last)} after {int(last['step'])} steps",
-        bool(abs(float(last.median()) / PLATEAUS[1] - 1) < NEAR),
+        f"{over_told(last)} after {int(last['step'])} steps", near(over_runs(last.values), PLATEAUS[1])(SURE)
     )
     limit = blind_limit(v, c)
     if "blind_perplexity" in ds:
         widths = ds["blind_perplexity"]
-        best = ", ".join(f"{_spread(one)} at width {int(one['blind_width'])}" for one in widths)
+        best = ", ".join(f"{over_told(one)} at width {int(one['blind_width'])}" for one in widths)
         bound = bounded.judged(
             f"{best}; the best reader blind to order gets {limit:.2f}. It is the mean perplexity of betting on one token",
-            bool(widths.median("seed").min() > (1 - NEAR) * betting(v, c)["published"]),
+            each_above(widths, betting(v, c)["published"])(SURE),
         )
     else:
         bound = bounded.judged()
-    solved = solves.judged(f"{_spread(end)} after {int(end['step'])} steps", bool(float(end.median()) < SOLVED))
+    solved = solves.judged(f"{over_told(end)} after {int(end['step'])} steps", near(over_runs(end.values), 1.0)(SURE))
     return [first, second, bound, solved]
 
 
@@ -881,14 +881,14 @@ def _head_claims(ds: xr.Dataset) -> list[Claim]:
             SOURCE,
             "In the previous-token task (C = 4) the position asked for, p_-1, is negative along the separation "
             "direction s, and p_0, p_-2, p_-3 are positive (up to s -> -s).",
-            "the signs are these in more than half of the seeds",
+            "the least of -s p_-1 and s p of the others is above 0, by the 95 % interval over runs",
         ),
         Statement(
             "liu4-previous-token-bilinear-form",
             SOURCE,
             "In the previous-token task s W_Q W_K^T s < 0 along the separation direction s (-1.1 for s = (1, 1), "
             "which is -0.56 for the unit vector).",
-            "s W_Q W_K^T s is below 0 in more than half of the seeds",
+            "s W_Q W_K^T s is below 0, by the 95 % interval over runs",
             "-1.1",
         ),
     ]
@@ -897,45 +897,47 @@ def _head_claims(ds: xr.Dataset) -> list[Claim]:
         return [statement.judged() for statement in statements]
     seeds = len(side.own)
     right, shifted = (sum(x is True for x in found) for found in (side.own, side.shifted))
-    known = side.bilinear[np.isfinite(side.bilinear)]
-    below = int((known < 0).sum())
-    shown = f"median {np.median(known):.2f} [{known.min():.2f}, {known.max():.2f}]" if len(known) else "no separation"
+    below_zero = int((side.bilinear < 0).sum())
     return [
         separates.judged(
             f"{right} of {seeds} seeds; {shifted} with the mean token embedding added; "
-            f"{sum(x is None for x in side.own)} not separated",
-            right > seeds / 2,
+            f"{sum(x is None for x in side.own)} not separated; least {over_told(side.apart)}",
+            above(over_runs(side.apart), 0)(SURE),
         ),
         negative.judged(
-            f"below 0 in {below} of {seeds} seeds; {shown}; "
+            f"{over_told(side.bilinear)}; below 0 in {below_zero} of {seeds} seeds; "
             f"the mean token's query prefers p_-1 in {int((side.lead > 0).sum())} of {seeds} seeds",
-            below > seeds / 2,
+            below(over_runs(side.bilinear), 0)(SURE),
         ),
     ]
 
 
 def _cell_claim(ds: xr.Dataset, cell: Cell) -> Claim:
-    """Agreement with the median of any batch size, or with single runs: the range of the seeds."""
+    """Agreement at any batch size, on the logarithmic axis that the number was read off."""
     said = Statement(
         f"liu4-previous-token-v{cell.vocabulary}-c{cell.context}-width-{cell.width}-lr-{cell.learning_rate:g}",
         SOURCE,
         f"In the previous-token task (perplexity - 1) / V = {cell.value:.1e} after {cell.steps:,} steps at "
         f"{cell.told}.",
-        f"at some batch size the median over seeds is within a factor of {WITHIN:g} of the published number, or that "
-        "number lies within the seeds' range",
+        f"at some batch size the 95 % interval over runs of its logarithm lies within a factor of {WITHIN:g}, what can "
+        "be read off a logarithmic axis, of the published number",
         f"{cell.value:.1e}",
     )
     own = of_variant(ds, "relative_published")
     if own is None or cell.name not in own["cell"].values or not np.isfinite(one := own.sel(cell=cell.name)).any():
         return said.judged()
     known = [one.sel(batch=b).dropna("seed") for b in one["batch"].values if np.isfinite(one.sel(batch=b)).any()]
-    shown = "; ".join(f"batch {int(x['batch'])}: {_spread(x)}" for x in known)
+    logs = [_logs(x) for x in known]
+    shown = "; ".join(f"batch {int(x['batch'])}: {over_told(x, change=math.exp)}" for x in logs)
     if _steps(ds, cell) != cell.steps:
         return said.judged(f"{shown}, after {_steps(ds, cell):,} steps", None)
-    fits = [
-        bool(x.min() <= cell.value <= x.max()) or 1 / WITHIN < float(x.median()) / cell.value < WITHIN for x in known
-    ]
-    return said.judged(shown, any(fits))
+    ends = [math.log(cell.value) + way * math.log(WITHIN) for way in (-1, 1)]
+    return said.judged(shown, some([between(over_runs(x.values), *ends) for x in logs])(SURE))
+
+
+def _logs(relative: xr.DataArray) -> xr.DataArray:
+    """Logarithms, over which seeds spread by decades."""
+    return np.log(relative.dropna("seed").clip(TINY))
 
 
 def _steps(ds: xr.Dataset, cell: Cell) -> int:
@@ -945,9 +947,12 @@ def _steps(ds: xr.Dataset, cell: Cell) -> int:
 
 
 def _order_claim(ds: xr.Dataset, name: str, text: str, less: str, more: str) -> Claim:
-    """Medians over seeds, at the first batch size that has both."""
+    """Logarithms of both groups of runs, at the first batch size."""
     told = {cell.name: cell.told for cell in PUBLISHED}
-    rule = f"median of (perplexity - 1) / V over seeds at {told[less]} is below that at {told[more]}"
+    rule = (
+        f"(perplexity - 1) / V at {told[less]} is below that at {told[more]}, by the 95 % interval of Welch's t over runs "
+        "of their logarithms' difference"
+    )
     said = Statement(f"liu4-previous-token-{name}", SOURCE, f"In the previous-token task {text}.", rule)
     own = of_variant(ds, "relative_published")
     if own is None or not {less, more} <= set(own["cell"].values):
@@ -955,8 +960,9 @@ def _order_claim(ds: xr.Dataset, name: str, text: str, less: str, more: str) -> 
     small, large = (own.sel(cell=cell).isel(batch=0) for cell in (less, more))
     if not (np.isfinite(small).any() and np.isfinite(large).any()):
         return said.judged()
-    measured = f"{_spread(small)} at {less}, {_spread(large)} at {more}"
-    return said.judged(measured, bool(float(small.median()) < float(large.median())))
+    few, many = _logs(small), _logs(large)
+    measured = f"{over_told(few, change=math.exp)} at {less}, {over_told(many, change=math.exp)} at {more}"
+    return said.judged(measured, below(between_runs(few.values, many.values), 0)(SURE))
 
 
 def _spike_claim(ds: xr.Dataset) -> Claim:
@@ -965,7 +971,7 @@ def _spike_claim(ds: xr.Dataset) -> Claim:
         SOURCE,
         "In the previous-token task at V = 100, C = 4, width 2 the loss has a spike at learning rate 0.1 (near step "
         "6,000).",
-        "in more than half of the seeds the loss has a spike somewhere in training at the constant learning rate 0.1",
+        "the number of spikes of the loss at the constant learning rate 0.1 is above 0, by the 95 % interval over runs",
         "near step 6,000",
     )
     if "spikes" not in ds or 100 not in ds["rate_vocabulary"].values or not {0.1, 0.01} <= _rates_of(ds):
@@ -974,12 +980,12 @@ def _spike_claim(ds: xr.Dataset) -> Claim:
     fast, slow = (counts.sel(learning_rate=rate) for rate in (0.1, 0.01))
     at = ds["spikes"].sel(rate_vocabulary=100, schedule="constant", learning_rate=0.1).any("seed")
     where = [int(step) for step in ds["rate_step"].values[at.values]]
-    near = f"from step {min(where):,} to {max(where):,}" if where else "none"
+    where_told = f"from step {min(where):,} to {max(where):,}" if where else "none"
     measured = (
-        f"{_spread(fast, 'g')} spikes per run at 0.1 ({near}), {_spread(slow, 'g')} at 0.01; "
+        f"{over_told(fast)} spikes per run at 0.1 ({where_told}), {over_told(slow)} at 0.01; "
         f"{int((fast > 0).sum())} of {fast.size} seeds have any at 0.1"
     )
-    return said.judged(measured, bool((fast > 0).sum() > fast.size / 2))
+    return said.judged(measured, each_above(fast)(SURE))
 
 
 def _rates_of(ds: xr.Dataset) -> set[float]:
@@ -991,15 +997,15 @@ def _offset_claim(ds: xr.Dataset) -> Claim:
         "liu4-previous-token-offsets",
         SOURCE,
         "Any fixed offset other than the previous-token task's is learned as well (C = 4).",
-        f"median perplexity below {SOLVED:g} at every offset",
+        "95 % intervals over runs of the perplexity lie within a quarter of 1 at every offset",
     )
     if "relative_by_target" not in ds or 4 not in ds["offset_context"].values:
         return said.judged()
     here = ds["relative_by_target"].sel(offset_context=4).dropna("target", how="all")
     v = _sizes(ds)[0]
-    medians = 1 + v * here.median("seed")
-    shown = ", ".join(f"{_spread(1 + v * one)} at offset {int(one['target']) + 1}" for one in here)
-    return said.judged(f"perplexity {shown}", bool((medians < SOLVED).all()))
+    perplexity = 1 + v * here
+    shown = ", ".join(f"{over_told(one)} at offset {int(one['target']) + 1}" for one in perplexity)
+    return said.judged(f"perplexity {shown}", every([near(one, 1.0) for one in over_each(perplexity)])(SURE))
 
 
 def _sizes(ds: xr.Dataset) -> tuple[int, int]:

@@ -24,13 +24,15 @@ from torch.nn import functional
 from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.results import dataset
+from probes.sources.judging import SURE, above, below, between, every
+from probes.statistics import Interval, over_runs
 from probes.studies.tables import Table, number
 from probes.summary import spearman
 
 from ..model import Architecture
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, logits
-from .experiment import Work
+from .experiment import Work, each_above, over_told
 
 CURVE_POINTS = 20  # of a training curve: means over so many equal parts of the training
 TEST_SEED = 2**32  # of the fresh sequences; runs have smaller ones
@@ -46,9 +48,8 @@ PUBLISHED_SIZE = 10  # its vocabulary and its context
 
 SOURCE = "[Liu-7]"
 RETRIEVED = 0.05  # nats; a loss below it counts as 0.00, which is what can be told from a figure's axis up to 2.3
-AGREES = 0.05  # nats; a median so near counts as the published value, for the same reason
-ERRORS = 4  # standard errors by which a loss must be below a limit to break it; one in 30,000 does by chance
-RISES = 0.6  # Spearman's correlation of loss and target; 9 targets in random order are above it in 5 % of cases
+AGREES = 0.05  # nats; so near counts as the published value, for the same reason
+NORMAL = 1.96  # standard errors to either end of a 95 % interval over sequences
 BREAKS = 0.1  # nats; what a plateau that is broken falls by at least: some five times what its targets differ by
 WIDEST_SAID = 3  # of the targets at which seeds differ, in a sentence
 STILL = 0.05  # nats; what a loss that has converged does not fall by in the last quarter of the training
@@ -403,18 +404,20 @@ def _blind(ds: xr.Dataset) -> Claim:
         SOURCE,
         "In the retrieval task (which token stands at position k of 10) 1 layer without positional encoding cannot "
         "tell apart the tokens before the last, so it cannot retrieve any k <= 8.",
-        f"no one-layer model's loss is more than {ERRORS} standard errors below that of the best reader blind to order",
+        "the 95 % interval over sequences of every one-layer model's loss lies above that of the best reader blind to "
+        f"order less {AGREES:g} nats",
     )
     if 1 not in ds["layers"].values or not _before_last(ds).size:
         return said.judged()
     here = ds.sel(layers=1, target=_before_last(ds))
     limit = float(here["limit"].sel(reader="bag and last").max())
-    margin = (here["loss"] - limit) / here["loss_error"]
+    reach = NORMAL * here["loss_error"].values
+    found = [Interval(x, x - off, x + off) for x, off in zip(here["loss"].values.ravel(), reach.ravel(), strict=True)]
     measured = (
         f"least loss of {here['loss'].size} models {float(here['loss'].min()):.2f}, "
         f"median {float(here['loss'].median()):.2f}; a reader blind to order gets {limit:.3f}"
     )
-    return said.judged(measured, bool((margin > -ERRORS).all()))
+    return said.judged(measured, every([above(one, limit - AGREES) for one in found])(SURE))
 
 
 def _curve(ds: xr.Dataset, layers: int, width: int) -> list[Claim]:
@@ -431,8 +434,8 @@ def _curve(ds: xr.Dataset, layers: int, width: int) -> list[Claim]:
             f"liu7-retrieval-depth-{layers}-width-{width}-{where}",
             SOURCE,
             f"In the retrieval task (token k of 10) {name} a loss in nats of {text}.",
-            f"median losses over seeds are within {AGREES:g} nats of the published curve at all these k, in the "
-            "variant nearest to it",
+            f"95 % intervals over runs lie within {AGREES:g} nats of the published curve, what can be read off its "
+            "figure, at all these k, in the variant nearest to it",
             text,
         )
         for where, text in (("before-last", shown), ("last", f"{values[-1]:.2f} at k = {len(values) - 1}"))
@@ -443,12 +446,13 @@ def _curve(ds: xr.Dataset, layers: int, width: int) -> list[Claim]:
             found.append(statement.judged())
             continue
         loss, curve = near.loss.sel(target=chosen), near.published.sel(target=chosen)
-        off = abs(loss.median("seed") - curve)
+        ends = [(over_runs(loss.sel(target=k).values), float(curve.sel(target=k))) for k in chosen]
+        verdict = every([between(run, x - AGREES, x + AGREES) for run, x in ends])(SURE)
         missing = chosen.size < (len(values) - 1 if statement is statements[0] else 1)
         said = "; ".join(f"{int(k)}: {_over_seeds(loss.sel(target=k))}" for k in chosen)
-        holds = bool((off <= AGREES).all())
         # One target that is off refutes; agreement needs all of them.
-        found.append(statement.judged(f"{said} ({near.variant})", None if holds and missing else holds))
+        verdict = "undecided" if verdict == "holds" and missing else verdict
+        found.append(statement.judged(f"{said} ({near.variant})", verdict))
     return found
 
 
@@ -458,14 +462,14 @@ def _beats_blind(ds: xr.Dataset, width: int) -> Claim:
         SOURCE,
         f"In the retrieval task (token k of 10) 2 layers of width {width} differ in kind from 1 layer: they tell "
         "positions apart (k = 0).",
-        "median loss of 2 layers at k = 0 is below that of the best reader blind to order",
+        "the 95 % interval over runs of the loss at k = 0 lies below that of the best reader blind to order",
     )
     near = nearest(ds, 2, width)
     if near is None or 0 not in ds["target"].values:
         return said.judged()
     loss, limit = near.loss.sel(target=0), float(ds["limit"].sel(reader="bag and last", target=0))
     measured = f"{_over_seeds(loss)}; no 1-layer model gets below {limit:.2f} ({near.variant})"
-    return said.judged(measured, float(loss.median()) < limit)
+    return said.judged(measured, below(over_runs(loss.values), limit)(SURE))
 
 
 def _primacy(ds: xr.Dataset, width: int) -> Claim:
@@ -474,19 +478,20 @@ def _primacy(ds: xr.Dataset, width: int) -> Claim:
         SOURCE,
         f"In the retrieval task (token k of 10) 2 layers of width {width} find the first token the easiest of those "
         "before the last, and their loss grows with k.",
-        "of the median losses at all k before the last the one at k = 0 is the least, and their rank correlation with "
-        f"k is above {RISES:g}",
+        "of the losses at all k before the last that at k = 0 is the least, and their rank correlation with k is above "
+        "0, by 95 % intervals over runs",
     )
     near, k = nearest(ds, 2, width), _before_last(ds)
     if near is None or k.size < 3 or 0 not in k:
         return said.judged()
-    medians = near.loss.sel(target=k).median("seed").values
-    rho = spearman(k.astype(float), medians)
-    least = int(k[medians.argmin()])
+    loss = near.loss.sel(target=k).transpose("seed", "target")
+    others = loss.sel(target=k[1:]).min("target")
+    rho = np.array([spearman(k.astype(float), run) for run in loss.values])
     measured = (
-        f"least at k = {least}, Spearman of loss and k {number(rho, '.2f')} over {k.size} targets ({near.variant})"
+        f"{_over_seeds(loss.sel(target=0))} at k = 0, least after it {_over_seeds(others)}, Spearman of loss and k "
+        f"{over_told(rho, '.2f')} over {k.size} targets ({near.variant})"
     )
-    return said.judged(measured, least == 0 and rho > RISES)
+    return said.judged(measured, every([each_above(others - loss.sel(target=0)), above(over_runs(rho), 0)])(SURE))
 
 
 def _middle(ds: xr.Dataset, width: int) -> Claim:
@@ -495,28 +500,27 @@ def _middle(ds: xr.Dataset, width: int) -> Claim:
         SOURCE,
         f"In the retrieval task (token k of 10) 2 layers of width {width} are lost in the middle: the first and the "
         "last token are easier than any between.",
-        "median losses of the first and the last token are both below those of all between",
+        "the losses of the first and of the last token are both below the least between, by 95 % intervals over runs",
     )
     near, last = nearest(ds, 2, width), _last(ds)
     middle = _before_last(ds)[1:]
     if near is None or not last.size or not middle.size or 0 not in ds["target"].values:
         return said.judged()
-    medians = near.loss.median("seed")
-    ends = [float(medians.sel(target=k)) for k in (0, int(last[0]))]
-    between = medians.sel(target=middle)
-    low, high = float(between.min()), float(between.max())
-    measured = f"first {ends[0]:.2f}, last {ends[1]:.2f}, between {low:.2f} to {high:.2f} ({near.variant})"
-    return said.judged(measured, max(ends) < low)
+    ends = near.loss.sel(target=[0, int(last[0])])
+    between_them = near.loss.sel(target=middle).min("target")
+    first, final = (_over_seeds(ends.isel(target=n)) for n in (0, 1))
+    measured = f"first {first}, last {final}, least between {_over_seeds(between_them)} ({near.variant})"
+    return said.judged(measured, each_above(between_them - ends)(SURE))
 
 
 def _breaks(ds: xr.Dataset, name: str, what: str, before: Variant, after: Variant) -> Claim:
-    """The mean over the targets between first and last falls in every seed, and by more than `BREAKS` in the median."""
+    """The mean over the targets between first and last falls, by more than `BREAKS`."""
     said = Statement(
         f"liu7-retrieval-{name}-breaks-plateau",
         SOURCE,
         f"In the retrieval task (token k of 10) {what} the plateau of the loss over k (3 layers, width 10).",
-        f"with it the mean loss over the targets between first and last falls in every seed, by more than {BREAKS:g} "
-        "nats in the median",
+        f"with it the mean loss over the targets between first and last falls by more than {BREAKS:g} nats, by the "
+        "95 % interval over runs",
     )
     middle = _before_last(ds)[1:]
     pair = [losses(ds, 3, 10, variant) for variant in (before, after)]
@@ -524,8 +528,7 @@ def _breaks(ds: xr.Dataset, name: str, what: str, before: Variant, after: Varian
         return said.judged()
     one, other = (loss.sel(target=middle).mean("target") for loss in pair if loss is not None)
     measured = f"mean over k = {middle[0]} to {middle[-1]}: {_over_seeds(one)} to {_over_seeds(other)}"
-    fell = one - other
-    return said.judged(measured, bool((fell > 0).all() and float(fell.median()) > BREAKS))
+    return said.judged(measured, each_above(one - other, BREAKS)(SURE))
 
 
 def _single_runs(ds: xr.Dataset) -> Claim:
@@ -535,6 +538,7 @@ def _single_runs(ds: xr.Dataset) -> Claim:
         SOURCE,
         "One run per target shows the curve of loss over k in the retrieval task (implied by curves of single runs).",
         f"losses of several seeds differ by at most {AGREES:g} nats at every target of every published curve",
+        kind="ours",
     )
     found = {key: one for key in PUBLISHED if (one := spread(ds, *key)) is not None}
     if not found:
@@ -579,7 +583,7 @@ def _last(ds: xr.Dataset) -> np.ndarray:
 
 
 def _over_seeds(values: xr.DataArray) -> str:
-    return f"{float(values.median()):.2f} [{float(values.min()):.2f}, {float(values.max()):.2f}]"
+    return over_told(values, ".2f")
 
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:

@@ -51,13 +51,14 @@ from probes.mixing import (
     window_bound,
 )
 from probes.results import dataset
+from probes.sources.judging import QUARTER, SURE, between, every
 from probes.studies.tables import Table, number
 
 from ..model import THETA, Architecture, Mask, PositionalSwitch, at_least, initial
 from ..tasks import Copying
 from ..train import Run, seed_of
 from ..view import Toy
-from .experiment import Work
+from .experiment import Work, each_above, over_each
 
 ROUNDING = 1e-9  # relative, of sums and products of positive float64 numbers, after dozens of them
 TINY = float(np.finfo(np.float64).tiny)
@@ -772,8 +773,9 @@ def _converges(ds: xr.Dataset) -> Claim:
         "wu-thm-4.1-limit",
         f"{SOURCE} Thm 4.1",
         "Under a causal mask all mass of the rollout goes to the first token, exponentially in depth.",
-        f"in every fresh toy less than {CONVERGED:g} of the mass is beyond the first token at the top, and the rates "
-        f"of both halves of its course over layers agree within a factor of {STEADY:g}",
+        f"in fresh toys of every logit size less than {CONVERGED:g} of the mass is beyond the first token at the top, "
+        f"and the rates of both halves of its course over layers agree within a factor of {STEADY:g}, by 95 % intervals "
+        "over runs",
     )
     if not fresh(ds) or case not in ds["case"].values:
         return said.judged()
@@ -791,8 +793,9 @@ def _converges(ds: xr.Dataset) -> Claim:
     )
     if not np.isfinite(ratio).all():
         return said.judged(measured)
-    steady = bool(((ratio < STEADY) & (ratio > 1 / STEADY)).all())
-    return said.judged(measured, bool((left < CONVERGED).all()) and steady)
+    top = here["outside"].isel(layer=_top(here))
+    steady = [between(found, 1 / STEADY, STEADY) for found in over_each(top.copy(data=ratio.reshape(top.shape)))]
+    return said.judged(measured, every([each_above(-top, -CONVERGED), *steady])(SURE))
 
 
 def _windows(ds: xr.Dataset) -> list[int]:
@@ -805,11 +808,11 @@ def _same_limit(ds: xr.Dataset) -> Claim:
         f"{SOURCE} Thm 4.2",
         "Under a sliding window the limit is that of the causal mask: all mass of the rollout goes to the first token.",
         "under every window that the toys are deep enough for, the mass beyond the first token has fallen by a tenth "
-        "or more since the text was first crossed",
+        "or more since the text was first crossed, by 95 % intervals over runs of its logarithm",
     )
     if not fresh(ds) or not _windows(ds):
         return said.judged()
-    measured, holds = [], []
+    measured, tests = [], []
     for width in _windows(ds):
         here = ds["outside"].sel(case=f"window {width}", source=fresh(ds))
         top = here.isel(layer=_top(ds.sel(source=fresh(ds))))
@@ -817,10 +820,10 @@ def _same_limit(ds: xr.Dataset) -> Claim:
         # What narrow windows leave after few layers says nothing about the limit: it has to be falling.
         crossed = crossing(ds, width)
         if here.sizes["layer"] > 2 * crossed:
-            holds.append(bool((top < 0.9 * here.isel(layer=crossed)).all()))
+            tests.append(each_above(np.log(here.isel(layer=crossed) / top.clip(TINY)), -math.log(0.9)))
     return said.judged(
         f"mass beyond after {_top(ds.sel(source=fresh(ds))) + 1} layers {', '.join(measured)}",
-        all(holds) if holds else None,
+        every(tests)(SURE) if tests else None,
     )
 
 
@@ -830,19 +833,22 @@ def _slower(ds: xr.Dataset) -> Claim:
         f"{SOURCE} Thm 4.2",
         "Under a sliding window of w tokens the rollout's mass goes to the first token the more slowly, the more steps "
         "ceil((N-1)/(w-1)) it takes to cross the text.",
-        "the median rate per layer of fresh toys is higher under every window that takes fewer steps",
+        "the rate per layer of fresh toys is higher under every window that takes fewer steps, by 95 % intervals over "
+        "runs of the difference",
     )
     found = {}
     for width in _windows(ds) if fresh(ds) else []:
         values = [rates(one) for one in ds["outside"].sel(case=f"window {width}", source=fresh(ds)[0]).values]
         if np.isfinite(values).all():
-            found[width] = float(np.median(values))
+            found[width] = xr.DataArray(values, dims="seed")
     if len(found) < 2:
         return said.judged()
-    shown = ", ".join(f"{rate:.3f} at {crossing(ds, width)} (w = {width})" for width, rate in found.items())
-    widths = sorted(found)
-    rising = all(found[a] < found[b] for a, b in itertools.pairwise(widths) if crossing(ds, a) != crossing(ds, b))
-    return said.judged(f"rate per layer {shown}, {fresh(ds)[0]}", rising)
+    shown = ", ".join(
+        f"{float(rate.mean()):.3f} at {crossing(ds, width)} (w = {width})" for width, rate in found.items()
+    )
+    pairs = [(a, b) for a, b in itertools.pairwise(sorted(found)) if crossing(ds, a) != crossing(ds, b)]
+    rising = every([each_above(found[b] - found[a]) for a, b in pairs])
+    return said.judged(f"rate per layer {shown}, {fresh(ds)[0]}", rising(SURE))
 
 
 def _prefix_claim(ds: xr.Dataset) -> Claim:
@@ -850,7 +856,8 @@ def _prefix_claim(ds: xr.Dataset) -> Claim:
         "wu-thm-4.3-limit",
         f"{SOURCE} Thm 4.3",
         "With a prefix of K tokens all mass of the rollout goes to those K tokens.",
-        f"in every fresh toy less than {CONVERGED:g} of the mass is outside the prefix at the top",
+        f"in fresh toys of every logit size less than {CONVERGED:g} of the mass is outside the prefix at the top, by 95 % "
+        "intervals over runs",
     )
     chosen = [str(case) for case in ds["case"].values if str(case).startswith("prefix")] if fresh(ds) else []
     if not chosen:
@@ -858,7 +865,7 @@ def _prefix_claim(ds: xr.Dataset) -> Claim:
     here = ds.sel(case=chosen, source=fresh(ds))
     left = here["outside"].isel(layer=_top(here))
     shown = ", ".join(f"{case}: {_spread(left.sel(case=case))}" for case in chosen)
-    return said.judged(f"mass outside at the top {shown}", bool((left < CONVERGED).all()))
+    return said.judged(f"mass outside at the top {shown}", each_above(-left, -CONVERGED)(SURE))
 
 
 def _shares_claim(ds: xr.Dataset) -> Claim:
@@ -867,7 +874,7 @@ def _shares_claim(ds: xr.Dataset) -> Claim:
         f"{SOURCE} Thm 4.3",
         "With a prefix of K tokens each of them keeps a share of the rollout that does not vanish with depth.",
         f"the least share of a prefix token at the top is above that of the middle layer divided by {STEADY:g}, and "
-        "above eps",
+        "above eps, by 95 % intervals over runs of the ratios' logarithms",
     )
     chosen = [str(case) for case in ds["case"].values if str(case).startswith("prefix")] if fresh(ds) else []
     if not chosen:
@@ -876,8 +883,8 @@ def _shares_claim(ds: xr.Dataset) -> Claim:
     top = _top(here)
     least, before = here["share"].isel(layer=top), here["share"].isel(layer=top // 2)
     shown = ", ".join(f"{case}: {_spread(least.sel(case=case))}" for case in chosen)
-    still = bool((least > before / STEADY).all()) and bool((least > here["eps"]).all())
-    return said.judged(f"least share of any query at the top {shown}", still)
+    tests = [each_above(np.log(least / before), -math.log(STEADY)), each_above(np.log(least / here["eps"]))]
+    return said.judged(f"least share of any query at the top {shown}", every(tests)(SURE))
 
 
 def _decay_claims(ds: xr.Dataset) -> list[Claim]:
@@ -888,95 +895,85 @@ def _decay_claims(ds: xr.Dataset) -> list[Claim]:
             name,
             "Under a decay mask of rate m the rollout is largest at the distance x* = t / (e^m - 1), t being the "
             "depth.",
-            f"every peak within the first half of the text is within {EXACT} token of x*, at the least logits",
+            f"peaks within the first half of the text are within {EXACT} token or a quarter of x*, by 95 % intervals over "
+            "runs, at the least logits",
         ),
         Statement(
             "wu-thm-4.5-peak-moves",
             name,
             "Under a decay mask of rate m the rollout's peak moves away from the query with depth t, and comes nearer "
             "as m grows.",
-            "medians of the peaks never come nearer to the query with depth, nor move away with m, at the least logits",
+            "peaks within the first half of the text do not come nearer to the query from any depth to the next, nor "
+            "move away from any m to the next, by 95 % intervals over runs, at the least logits",
         ),
     ]
     if "decay_curve" not in ds:
         return [statement.judged() for statement in statements]
-    stars, length = decay_stars(ds), ds.sizes["distance"]
-    found = peaks(ds, "decay_curve").transpose("scale", "seed", "decay", "peak_layer").values
+    stars = ds["decay_paths"].transpose("decay", "peak_layer").copy(data=decay_stars(ds))
+    length = ds.sizes["distance"]
+    found = peaks(ds, "decay_curve")
     looked = stars < INSIDE * length
-    off = np.abs(found - stars)[..., looked]
+    off = (found - stars).where(looked)
     shown = "; ".join(
-        f"logits {scale:g}: within {EXACT} token in {np.mean(off[n] <= EXACT):.0%}, off by {off[n].max()} at most"
-        for n, scale in enumerate(ds["scale"].values)
+        f"logits {float(scale):g}: within {EXACT} token in {float((abs(one) <= EXACT).sum() / one.notnull().sum()):.0%}, "
+        f"off by {float(abs(one).max()):g} at most"
+        for scale, one in zip(ds["scale"], off.transpose("scale", ...), strict=True)
     )
-    exact = bool((off[0] <= EXACT).all()) if looked.any() else None
-    medians = np.median(found[0], 0)
-    deeper = bool((np.diff(np.where(looked, medians, np.nan), axis=1)[looked[:, 1:]] >= 0).all())
-    nearer = bool((np.diff(medians, axis=0)[looked[:-1]] <= 0).all()) if len(stars) > 1 else None
-    moves = None if nearer is None or medians.shape[1] < 2 else deeper and nearer
+    least = found.isel(scale=0)
+    exact = [between(one, -1, 1) for one in over_each(off.isel(scale=0) / np.maximum(EXACT, QUARTER * stars))]
+    steps = least.diff("peak_layer").where(looked), -least.diff("decay", label="lower").where(looked)
+    moves = [between(one, 0, math.inf) for step in steps for one in over_each(step)]
+    medians = least.median("seed").transpose("decay", "peak_layer").values
     ends = (
         ", ".join(f"{medians[n, 1]:g} to {medians[n, -1]:g} at m = {m:g}" for n, m in enumerate(ds["decay"].values))
         if medians.shape[1] > 1
         else "-"
     )
+    enough = all(over_each(step) for step in steps)
     return [
-        at_star.judged(f"{off[0].size} peaks of each; {shown}", exact),
-        moving.judged(f"from t = 1 to {medians.shape[1] - 1}: {ends} (medians, least logits)", moves),
+        at_star.judged(
+            f"{int(off.isel(scale=0).notnull().sum())} peaks of each; {shown}", every(exact)(SURE) if exact else None
+        ),
+        moving.judged(
+            f"from t = 1 to {medians.shape[1] - 1}: {ends} (medians, least logits)",
+            every(moves)(SURE) if enough else None,
+        ),
     ]
 
 
 def _rope_claims(ds: xr.Dataset) -> list[Claim]:
     name = f"{SOURCE} Thm 4.7"
-    statements = with_depth, with_angle, at_star = [
+    statements = with_depth, with_angle = [
         Statement(
             "wu-thm-4.7-peak-with-depth",
             name,
             "Under RoPE the rollout's peak x* moves away from the query with depth t.",
-            "medians of the peaks' distances, within the first half of the text, rise with every layer",
+            "the peak's distance, within the first half of the text, rises with every layer, by 95 % intervals over runs",
         ),
         Statement(
             "wu-thm-4.7-peak-with-angle",
             name,
             "Under RoPE the rollout's peak x* comes nearer to the query as the angle theta_1 grows.",
-            "medians of the peaks' distances, within the first half of the text, rise with every smaller angle, from "
-            "two layers on",
-        ),
-        Statement(
-            "wu-thm-4.7-peak",
-            name,
-            "Under RoPE the rollout is largest at the distance x at which C(t+x, x) e^(-c x^2 theta^2) is.",
-            f"medians of the peaks are within {EXACT} token of the distance at which C(t+x, x) e^(-c x^2 theta^2) is "
-            "largest",
+            "the peak's distance, within the first half of the text, rises with every smaller angle, from two layers on, "
+            "by 95 % intervals over runs",
         ),
     ]
     if "rope_curve" not in ds:
         return [statement.judged() for statement in statements]
-    stars, length = rope_stars(ds), ds.sizes["distance"]
-    found = peaks(ds, "rope_curve").isel(noise=0).transpose("seed", "theta", "peak_layer").values
-    paths = ds["rope_paths"].transpose("theta", "peak_layer").values
-    medians = np.median(found, 0)
-    looked = paths < INSIDE * length
-    angles = ds["theta"].values
+    order = np.argsort(-ds["theta"].values)
+    found = peaks(ds, "rope_curve").isel(noise=0, theta=order).transpose("seed", "theta", "peak_layer")
+    looked = ds["rope_paths"].isel(theta=order) < INSIDE * ds.sizes["distance"]
+    medians, angles = found.median("seed").values, found["theta"].values
     along = ", ".join(f"{medians[n, 0]:g} to {medians[n, -1]:g} at {angle:.3g}" for n, angle in enumerate(angles))
-    deeper = bool((np.diff(medians, axis=1)[looked[:, 1:]] > 0).all()) if medians.shape[1] > 1 else None
-    order = np.argsort(-angles)
-    both = looked[order][1:] & looked[order][:-1]
     # Before two layers have been walked the peak is at the query itself, whatever the angle.
-    both[:, 0] = False
-    nearer = bool((np.diff(medians[order], axis=0)[both] > 0).all()) if both.any() else None
+    farther = found.diff("theta").where(looked & looked.shift(theta=1, fill_value=False))
+    steps = found.diff("peak_layer").where(looked), farther.isel(peak_layer=slice(1, None))
     at = medians.shape[1] // 2
-    by_angle = ", ".join(f"{medians[n, at]:g} at {angles[n]:.3g}" for n in order)
-    known = looked & (stars > 0)
-    ratio = (medians / np.maximum(stars, 1))[known]
-    path_ratio = (medians / np.maximum(paths, 1))[known]
-    where = None if not known.any() else bool((np.abs(medians - stars)[known] <= EXACT).all())
-    measured = (
-        f"{_shown(ratio, '.2f')} times as far; {_shown(path_ratio, '.2f')} times the distance at which products of decays "
-        "are, whose paths weigh differently"
-    )
+    by_angle = ", ".join(f"{medians[n, at]:g} at {angle:.3g}" for n, angle in enumerate(angles))
+    deeper, nearer = (each_above(step)(SURE) if over_each(step) else None for step in steps)
     return [
         with_depth.judged(f"from t = 0 to {medians.shape[1] - 1}: {along} rad per token", deeper),
         with_angle.judged(f"at t = {at}: {by_angle} rad per token", nearer),
-        at_star.judged(measured if known.any() else "-", where),
     ]
 
 

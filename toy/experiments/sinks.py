@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.results import dataset
 from probes.sinks import TAU
+from probes.sources.judging import SURE, Test, every
 from probes.studies.tables import Table, number
 
 from ..model import (
@@ -44,13 +45,25 @@ from ..model import (
     times,
     written,
 )
+from ..tasks import Drawn
 from ..train import Trained, stacked
 from . import position_bias
-from .experiment import Work
-from .position_bias import CHUNK, Case, accuracies, generator_of, scaled
+from .experiment import Work, each_above, over_told
+from .position_bias import (
+    CHUNK,
+    NOT_THERE,
+    OVER_RUNS,
+    PASSED,
+    Case,
+    Judged,
+    accuracies,
+    gate_told,
+    generator_of,
+    learnt_by_kind,
+    scaled,
+)
 
 DIMS = ("scale", "depth", "mask", "residual", "seed")
-MARGIN = 0.05  # of the metric, above fresh weights: close to one query more of 17 that looks at the first token
 METRIC = "sink metric (fraction of queries that give a position a weight above tau)"
 LAST_STEPS = 0.01  # the share of training at its end over which the loss is averaged
 
@@ -113,7 +126,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         `sink [..., position]`, `over_tau [..., layer, position]`, `alpha [..., layer, position]`, and `fresh [...,
         position]`, `sink` before training, over the dimensions of `DIMS`; `uniform [mask, position]`; `pattern [..., layer,
         query, key]` of the first sequence and seed; `training_loss` (mean over the last hundredth of training), `accuracy`
-        on those sequences. NaN: blocks that a model does not have.
+        on those sequences, `novel_accuracy` on as many of novel classes. NaN: blocks that a model does not have.
     """
     s, training = settings, settings.training()
     coords: dict[str, Any] = {
@@ -128,20 +141,20 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     over = np.full((*grid, layers, length), np.nan, np.float32)
     alpha, fresh = np.full_like(over, np.nan), np.full_like(over, np.nan)
     pattern = np.full((*grid[:-1], layers, length, length), np.nan, np.float32)
-    losses, accuracy = np.full(grid, np.nan, np.float32), np.full(grid, np.nan, np.float32)
+    losses, accuracy, novel = (np.full(grid, np.nan, np.float32) for _ in range(3))
 
-    found = position_bias.cases(training)
-    for part, models in position_bias.trained(training, found, (), work):
+    for part, models in position_bias.trained(training, position_bias.cases(training), (), work):
         for case, model in zip(part, models, strict=True):
             place = tuple(coords[dim].index(getattr(case, dim)) for dim in DIMS)
-            drawn = _sequences(case, training, s.sequences, work.device)
+            drawn, unseen = _sequences(case, training, s.sequences, work.device)
             looks = [_one(model, work.device), _one(replace(model, weights=_fresh(model)), work.device)]
             over[(*place, slice(case.depth))], alpha[(*place, slice(case.depth))] = metrics(
                 *looks[0], drawn.inputs[0], s.tau
             )
             fresh[(*place, slice(case.depth))], _ = metrics(*looks[1], drawn.inputs[0], s.tau)
             losses[place] = float(model.losses[-max(1, round(LAST_STEPS * s.steps)) :].mean())
-            accuracy[place] = accuracies([(model.run.architecture, model.weights)], drawn, work.device)[0]
+            for found, those in ((accuracy, drawn), (novel, unseen)):
+                found[place] = accuracies([(model.run.architecture, model.weights)], those, work.device)[0]
             if case.seed == 0:
                 for layer, a in enumerate(patterns(*looks[0], drawn.inputs[0][None, :1])):
                     pattern[(*place[:-1], layer)] = a[0, 0, 0].cpu()
@@ -180,6 +193,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
                 accuracy,
                 {"long_name": "accuracy on unbiased sequences of the training's classes"} | share,
             ),
+            "novel_accuracy": (DIMS, novel, {"long_name": "accuracy on unbiased sequences of novel classes"} | share),
         },
         coords={name: list(values) for name, values in coords.items()}
         | {
@@ -238,11 +252,13 @@ def architecture_of(training: position_bias.Settings, mask: str) -> Architecture
     return position_bias.architecture_of(training.depths[0], mask, "none", training.residual[0], training.width)
 
 
-def _sequences(case: Case, training: position_bias.Settings, n: int, device: torch.device) -> Any:
-    """Unbiased sequences of the classes that the model was trained on, the same for all masks and depths."""
+def _sequences(case: Case, training: position_bias.Settings, n: int, device: torch.device) -> tuple[Drawn, Drawn]:
+    """Unbiased sequences of the model's own classes and of novel ones, the same for all masks and depths."""
     run = position_bias.run_of(case, training)
     task: Any = replace(run.task, batch=n)  # pyright: ignore[reportArgumentType]
-    return task.draw(task.world(case.seed, device), generator_of(device, "sinks", case.seed), 1)
+    world = task.world(case.seed, device)
+    own = task.draw(world, generator_of(device, "sinks", case.seed), 1)
+    return own, task.novel(world, generator_of(device, "novel", case.seed), n)
 
 
 def _one(model: Trained, device: torch.device) -> tuple[Architecture, Weights, Switches]:
@@ -278,62 +294,74 @@ def tables(ds: xr.Dataset) -> list[Table]:
     return [Table("Sink metric, medians over seeds", (*columns, "highest other", "loss", "accuracy"), rows)]
 
 
-class Judged(NamedTuple):
-    """What a rule found: the numbers, and whether the statement holds (None: not measured)."""
-
-    measured: str
-    holds: bool | None
-
-
 def claims(ds: xr.Dataset) -> list[Claim]:
-    """The published statements, for each scale and depth by itself, without residual stream where that was trained."""
+    """The statements, for each scale and depth by itself, without residual stream where that was trained."""
     residual = "off" if "off" in ds["residual"].values else str(ds["residual"].values[0])
+    states, failed = _gate(ds)
+    done = ds.where(states == "trained")
+    first, rest = f"the {METRIC} at the first token", f"that of every other, {OVER_RUNS}"
     found = []
     for at in kinds(ds):
         if at["residual"] != residual:
             continue
-        one = ds.sel(at)
         where = f"({at['depth']} blocks, {scaled(at['scale'])})."
-        for name, source, published, rule, judged in (
+        for name, published, rule, judge in (
             (
                 "first-token",
-                "[Wu] K.4",
                 "In toys under a causal mask the sink is the first token",
-                f"median of the {METRIC} at the first token is above that at every other",
-                _first(one, ["causal"]),
+                f"{first} is above {rest}",
+                lambda one: _first(one, ["causal"]),
             ),
             (
                 "made-by-training",
-                "[Wu] K.4, read on",
                 "The sink of toys under a causal mask, their first token, is made by training: fresh weights give less",
-                f"the {METRIC} at the first token rises by more than {MARGIN:g} in training, median over seeds",
-                _emerges(one),
+                f"{first} rises in training, {OVER_RUNS}",
+                _emerges,
             ),
             (
                 "first-token-window",
-                "[Wu] K.4",
                 "In toys under sliding windows the first token is the sink as well",
-                f"median of the {METRIC} at the first token is above that at every other, under every window",
-                _first(one, _of_kind(ds, "window")),
+                f"{first} is above {rest}, under every window",
+                lambda one: _first(one, _of_kind(one, "window")),
             ),
             (
                 "weaker-with-window",
-                "[Wu] K.4",
                 "The smaller a toy's sliding window, the weaker the sink at the first token",
-                f"median of the {METRIC} at the first token rises with every wider window",
-                _weaker(one),
+                f"{first} rises with every wider window, {OVER_RUNS}",
+                _weaker,
             ),
             (
                 "shared-by-prefix",
-                "[Wu] K.4",
                 "In toys under a prefix mask all tokens of the prefix are sinks",
-                f"the least median of the {METRIC} within the prefix is above the highest after it, for every prefix",
-                _shared(one),
+                f"the least {METRIC} within the prefix is above the highest after it, {OVER_RUNS}, for every prefix",
+                _shared,
             ),
         ):
-            slug = f"wu-toy-sink-{name}-{at['scale']}-{at['depth']}"
-            found.append(Statement(slug, source, f"{published} {where}", rule).judged(*judged))
+            own = name == "made-by-training"
+            said = Statement(
+                f"wu-toy-sink-{name}-{at['scale']}-{at['depth']}",
+                "[Wu] K.4, read on" if own else "[Wu] K.4",
+                f"{published} {where}",
+                f"{rule}. {PASSED}",
+                kind="ours" if own else "published",
+            )
+            told = judge(done.sel(at))
+            if told is NOT_THERE and judge(ds.sel(at)) is not NOT_THERE:
+                told = Judged(failed, "not trained")
+            found.append(said.judged(*told))
     return found
+
+
+def _gate(ds: xr.Dataset) -> tuple[xr.DataArray, str]:
+    """What each kind of toy has learnt, and on what accuracy.
+
+    Who fails on the classes of training fails on novel ones: where a result lacks those, nobody passes.
+    """
+    novel = "novel_accuracy" in ds
+    accuracy = ds["novel_accuracy" if novel else "accuracy"].transpose(*DIMS)
+    states = learnt_by_kind(accuracy)
+    states = states if novel else states.where(states != "trained", "partly trained")
+    return states, gate_told(accuracy, states, "novel classes" if novel else "classes of training")
 
 
 def _of_kind(ds: xr.Dataset, kind: str) -> list[str]:
@@ -347,59 +375,62 @@ def size_of(mask: str) -> int:
     return int(mask.partition("-")[2] or 0)
 
 
+def _there(one: xr.Dataset, masks: list[str]) -> list[xr.DataArray]:
+    """The metric [seed, position] under each of these masks that was trained."""
+    known = [one["sink"].sel(mask=mask).transpose("seed", "position") for mask in masks if mask in one["mask"].values]
+    return [sink for sink in known if bool(sink.notnull().any())]
+
+
 def _first(one: xr.Dataset, masks: list[str]) -> Judged:
-    masks = [mask for mask in masks if mask in one["mask"].values]
-    if not masks:
-        return Judged("-", None)
-    told, right = [], []
-    for mask in masks:
-        sink, fresh = (one[name].sel(mask=mask).transpose("seed", "position") for name in ("sink", "fresh"))
-        middle = sink.median("seed").values
-        other = 1 + int(middle[1:].argmax())
-        before = f"before training {np.median(fresh.values[:, 0]):.3f}"
-        rest = f"highest other {_spread(sink.values[:, other])} at {other}"
-        told.append(f"{mask}: {_spread(sink.values[:, 0])} at 0 ({before}), {rest}")
-        right.append(bool(middle[0] > middle[other]))
-    return Judged("; ".join(told), all(right))
+    told, tests = [], []
+    for sink in _there(one, masks):
+        other = sink.isel(position=slice(1, None)).max("position")
+        fresh = float(one["fresh"].sel(mask=sink["mask"], position=0).mean())
+        own = sink.isel(position=0)
+        told.append(
+            f"{sink['mask'].item()}: {_told(own)} at 0 (before training {fresh:.3f}), highest other {_told(other)}"
+        )
+        tests.append(each_above(own - other))
+    return _all(told, tests)
 
 
 def _emerges(one: xr.Dataset) -> Judged:
-    if "causal" not in one["mask"].values:
-        return Judged("-", None)
-    sink, fresh = (one[name].sel(mask="causal", position=0) for name in ("sink", "fresh"))
-    even = float(one["uniform"].sel(mask="causal", position=0))
-    told = f"{_spread(sink.values)} at 0; before training {_spread(fresh.values)}, even weights {even:.3f}"
-    return Judged(told, bool((sink - fresh).median("seed") > MARGIN))
+    if not (there := _there(one, ["causal"])):
+        return NOT_THERE
+    sink, fresh = there[0].isel(position=0), one["fresh"].sel(mask="causal", position=0)
+    even = float(one["uniform"].sel(mask="causal", position=0).mean())
+    told = f"{_told(sink)} at 0; before training {_told(fresh)}, even weights {even:.3f}"
+    return _all([told], [each_above(sink - fresh)])
 
 
 def _weaker(one: xr.Dataset) -> Judged:
-    masks = _of_kind(one, "window")
-    if len(masks) < 2:
-        return Judged("-", None)
-    sink = one["sink"].sel(mask=masks, position=0).median("seed").values
-    alpha = one["alpha"].mean("layer").sel(mask=masks, position=0).median("seed").values
-    told = ", ".join(f"{mask}: {a:.3f} (alpha {b:.3f})" for mask, a, b in zip(masks, sink, alpha, strict=True))
-    told += "; even weights " + ", ".join(f"{value:.3f}" for value in one["uniform"].sel(mask=masks, position=0).values)
-    return Judged(told, bool((np.diff(sink) > 0).all()))
+    sinks = [sink.isel(position=0) for sink in _there(one, _of_kind(one, "window"))]
+    if len(sinks) < 2:
+        return NOT_THERE
+    told = []
+    for sink in sinks:
+        at = {"mask": sink["mask"], "position": 0}
+        alpha, even = float(one["alpha"].sel(at).mean()), float(one["uniform"].sel(at).mean())
+        told.append(f"{sink['mask'].item()}: {_told(sink)} (alpha {alpha:.3f}, even weights {even:.3f})")
+    return _all(told, [each_above(wide - narrow) for narrow, wide in pairwise(sinks)])
 
 
 def _shared(one: xr.Dataset) -> Judged:
-    masks = _of_kind(one, "prefix")
-    if not masks:
-        return Judged("-", None)
-    told, right = [], []
-    for mask in masks:
-        sink, k = one["sink"].sel(mask=mask).median("seed").values, size_of(mask)
-        before = one["fresh"].sel(mask=mask).median("seed").values[:k].min()
-        lowest = f"lowest of the prefix {sink[:k].min():.3f} (before training {before:.3f})"
-        told.append(f"{mask}: {lowest}, highest after it {sink[k:].max():.3f}")
-        right.append(bool(sink[:k].min() > sink[k:].max()))
-    return Judged("; ".join(told), all(right))
+    told, tests = [], []
+    for sink in _there(one, _of_kind(one, "prefix")):
+        k = size_of(str(sink["mask"].item()))
+        least, after = sink.isel(position=slice(k)).min("position"), sink.isel(position=slice(k, None)).max("position")
+        told.append(f"{sink['mask'].item()}: lowest of the prefix {_told(least)}, highest after it {_told(after)}")
+        tests.append(each_above(least - after))
+    return _all(told, tests)
 
 
-def _spread(values: np.ndarray) -> str:
-    middle = f"{np.median(values):.3f}"
-    return middle if values.size == 1 else f"{middle} [{values.min():.3f}, {values.max():.3f}]"
+def _all(told: list[str], tests: list[Test]) -> Judged:
+    return Judged("; ".join(told), every(tests)(SURE)) if tests else NOT_THERE
+
+
+def _told(values: xr.DataArray) -> str:
+    return over_told(values, ".3f")
 
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:

@@ -1,0 +1,204 @@
+"""A result's numbers, those that its measurement's own tables show, each with what its interval can be found from.
+
+For comparing two results: `probes.studies.paired`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from ..errors import InputError
+from ..leakage import SOURCES, resolved
+from ..profiles import numbers
+from ..results import recorded
+from ..sinks import RULES
+from ..statistics import Interval
+from ..summary import EDGE, SHORTEST, estimate, smoothed
+
+Values: TypeAlias = Float[np.ndarray, "prompt ..."]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A number that is estimated from values of prompts."""
+
+    values: Values
+    estimate: Callable[[np.ndarray], float]  # of values [prompt, ...], for any choice of prompts
+    # Where it jumps: of values and of how often each prompt counts [resample, prompt], its value in every resample.
+    resampled: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class Number:
+    """One of a result's numbers: with prompts' values, or with the interval that the result holds (NaN: none)."""
+
+    value: Sample | Interval
+    size: bool = False  # a positive size, compared by its ratio
+
+
+def measurement(ds: xr.Dataset) -> str:
+    """What a result is of, as its command is called.
+
+    Raises:
+        InputError: nothing that is compared.
+    """
+    named = str(options_of(ds).get("measurement", "leakage" if "log_form_of_model" in ds else "another kind"))
+    kind = named.replace("_", "-")
+    if kind not in MEASUREMENTS or "tokens" not in ds:
+        raise InputError(f"a result of {kind} holds no numbers to compare; give two of {', '.join(MEASUREMENTS)}")
+    return kind
+
+
+Found: TypeAlias = Iterator[tuple[tuple[str, str], Number]]  # (of, name), number
+
+
+def _of_jacobian(ds: xr.Dataset) -> Found:
+    """Elasticity by condition and pathway; of several source blocks the first."""
+    if "elasticity" not in ds or "prompt" not in ds["elasticity"].dims:
+        raise InputError("a result of jacobian has no elasticity by prompt; measure it again with this version")
+    if ds.sizes["position"] < SHORTEST:
+        raise InputError(f"profiles of {ds.sizes['position']} positions have no middle; give at least {SHORTEST}")
+    if "condition" not in ds["elasticity"].dims:
+        names = [str(ds.attrs.get("condition", "pretrained"))]
+        ds = ds.drop_vars(["condition", "seed"], errors="ignore").expand_dims({"condition": names, "seed": [0]})
+    whole = ds["elasticity"].isel({"position": slice(int(options_of(ds)["query"]) + 1)})
+    whole = whole.isel(layer=0) if "layer" in whole.dims else whole
+    paths = [str(path) for path in whole["pathway"].values] if "pathway" in whole.dims else [""]
+    for condition in map(str, ds["condition"].values):
+        for path in paths:
+            at = whole.sel({"condition": condition} | ({"pathway": path} if path else {}))
+            values = at.transpose("seed", "prompt", "position").values.astype(np.float64)
+            values = values[~np.all(np.isnan(values), axis=(1, 2))]
+            if not len(values):
+                continue
+            with np.errstate(divide="ignore"):  # a zero stays one: exp(-inf)
+                logs = np.log(values).mean(0)
+            for name, size, of_curve in curve_numbers(logs.shape[1]):
+                sample = Sample(logs, lambda some, of_curve=of_curve: of_curve(np.exp(some.mean(0))))
+                yield (f"{condition}, {path}" if path else condition, name), Number(sample, size)
+            trough = Sample(logs, lambda some: float(_troughs(some, np.ones((1, len(some))))[0]), _troughs)
+            yield (f"{condition}, {path}" if path else condition, "trough"), Number(trough)
+
+
+def curve_numbers(length: int) -> Iterator[tuple[str, bool, Callable[[np.ndarray], float]]]:
+    """Of a mean profile: name, whether it is a positive size, and how it is taken."""
+    names = {"primacy": "primacy", "primacy without position 0": "primacy behind 0", "recency": "recency"}
+    names |= {"first 5 %": "first", "middle": "middle", "last": "last"}
+    for name, number in names.items():
+        if number != "primacy behind 0" or math.ceil(EDGE * length) > 1:
+            yield name, True, lambda curve, number=number: numbers(curve)[number]
+    yield "position 0", True, lambda curve: float(curve[0])
+
+
+def _troughs(logs: Float[np.ndarray, "prompt position"], weights: np.ndarray) -> Float[np.ndarray, " resample"]:
+    """The smoothed curve's minimum in every resample of the prompts."""
+    cut = np.isinf(logs).any(0)
+    curves = np.exp(weights @ np.where(cut, 0.0, logs) / weights.sum(1, keepdims=True))
+    curves[:, cut] = 0
+    return np.argmin(smoothed(curves), axis=1).astype(np.float64)
+
+
+def _of_sinks(ds: xr.Dataset) -> Found:
+    """Position 0 as a sink, and the heads by rule."""
+    if 0 in ds["key"].values:
+        at = ds.sel(key=0)
+        alpha, threshold = at["alpha"], float(options_of(ds)["threshold"])
+        if "prompt" in alpha.dims:
+            by_prompt = alpha.transpose("prompt", ...).values.astype(np.float64)
+            heads = tuple(range(1, by_prompt.ndim))
+            rate: Sample | Interval = Sample((alpha.transpose("prompt", ...).values > threshold).mean(heads), _mean)
+            weight: Sample | Interval = Sample(by_prompt.mean(heads), _mean)
+        else:
+            rate, weight = alone(at["sink_rate_of_model"]), alone(alpha.mean())
+        yield ("position 0", "sink rate"), Number(rate)
+        yield ("position 0", "alpha"), Number(weight, size=True)
+        yield ("position 0", "over tau"), Number(alone(at["over_tau_of_model"]))
+    for name in ("attends", "reads", "reacts"):
+        if name in ds:
+            yield ("heads", f"{name}, mean"), Number(alone(ds[name].mean()))
+    for rule in RULES:
+        if rule in ds["rule"].values and (rule != "reacts" or "reacts" in ds):
+            yield (
+                ("heads", f"share that is {rule}" if "-" in rule else f"share that {rule}"),
+                Number(alone(ds["selected"].sel(rule=rule).mean())),
+            )
+
+
+def _of_trajectory(ds: xr.Dataset) -> Found:
+    """Position 0's norm, massive activations and closure, the most of any layer; cosines before the final norm."""
+    for first in map(str, ds["first"].values):
+        at = ds.sel(first=first)
+        of = f"prompts, {first}"
+        yield (of, "|h_0| / others, largest"), Number(alone((at["norm_first"] / at["norm_others"]).max()), size=True)
+        for rule in map(str, ds["rule"].values):
+            yield (
+                (of, f"dimensions over {rule.removeprefix('over ')}"),
+                Number(alone(at["massive"].sel(rule=rule).max())),
+            )
+        yield (of, "changed by later text"), Number(alone(at["later_difference"].max()))
+    for place in map(str, ds["place"].values):
+        yield (place, "cosine of different tokens"), Number(alone(ds["cosine"].sel(place=place)[-1]))
+
+
+def _of_leakage(ds: xr.Dataset) -> Found:
+    """Log form: total, shares (where they mean something), residual component and the parts of its sink."""
+    for band in map(str, ds["band"].values):
+        of = f"band {band}"
+        yield (of, "total"), Number(_own(ds, "log_form_of_model", part="total", band=band), size=True)
+        for source in SOURCES[:2]:
+            if resolved(ds, "log", band):
+                yield (of, f"{source}'s share"), Number(_own(ds, "log_share_of_model", source=source, band=band))
+        parts = {"V(X)": "log_stream", "constant sink": "sink_constant", "varying sink": "sink_varying"}
+        for said, name in parts.items():
+            if f"{name}_of_model" in ds:
+                yield (of, said), Number(_own(ds, f"{name}_of_model", band=band), size=True)
+        yield (of, "total, weight form"), Number(_own(ds, "weight_form_of_model", cell="both", band=band), size=True)
+
+
+def _of_bos_swap(ds: xr.Dataset) -> Found:
+    """What every replacement removes, the constant sink included or taken out, and what it does to the loss."""
+    several = "replacement" in ds.dims
+    given = ds["replacement"].values if several else [ds.attrs.get("replacement", "")]
+    for replacement in map(str, given):
+        at = ds.sel(replacement=replacement) if several else ds
+        for band in map(str, ds["band"].values):
+            names = {"removed": "removed_of_model", "removed, no constant sink": "removed_steady_of_model"}
+            for said, name in names.items():
+                if name in ds:
+                    yield (f"{replacement}, band {band}", said), Number(_own(at, name, band=band))
+        yield (replacement, "loss change"), Number(_own(at, "loss_change_of_model"))
+
+
+MEASUREMENTS: dict[str, Callable[[xr.Dataset], Found]] = {
+    "jacobian": _of_jacobian,
+    "sinks": _of_sinks,
+    "trajectory": _of_trajectory,
+    "leakage": _of_leakage,
+    "bos-swap": _of_bos_swap,
+}
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean())
+
+
+def alone(value: Any) -> Interval:
+    """A number without an interval."""
+    return Interval(float(value), math.nan, math.nan)
+
+
+def _own(ds: xr.Dataset, name: str, **where: object) -> Interval:
+    return Interval(*estimate(ds, name, **where))
+
+
+def options_of(ds: xr.Dataset) -> dict[str, Any]:
+    """What the measurement was asked."""
+    return json.loads(next(iter(recorded(ds, "options")), "{}"))

@@ -1,0 +1,218 @@
+"""The effect of what a head takes from position 0, against hooks on the model itself, and on models of known answer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+from test_sinks import EVERY, TOKENS, close, known_model, known_tokens, recorded, sinks, view
+from test_toy_view import TOKENS as TOY_TOKENS
+from test_toy_view import made
+from torch import Tensor, nn
+
+import probes
+from probes.effect import parse_effect
+from probes.errors import InputError
+from probes.models.huggingface import FAMILIES
+from probes.models.view import Edit
+from probes.pieces import keeping
+from probes.roles import ranked
+
+HEADS = [(layer, head) for layer in range(families.BLOCKS) for head in range(families.HEADS)]
+
+
+def log_p(model: Any, tokens: Tensor) -> Tensor:
+    return model(input_ids=tokens[None], use_cache=False).logits[0].double().log_softmax(-1)
+
+
+def hooked(original: Any, layer: int, term: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities of the model with `term` [T, H c] taken from what its output projection reads."""
+    family = FAMILIES[original.config.model_type]
+    attention = getattr(getattr(original.get_decoder(), family.blocks)[layer], family.attention)
+
+    def subtract(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0] - term.to(args[0]).reshape(args[0].shape), *args[1:])
+
+    handle = getattr(attention, family.output).register_forward_pre_hook(subtract)
+    try:
+        return log_p(original, tokens)
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def expected(name: str) -> dict[str, np.ndarray]:
+    """Of every prompt and head: the model run once more, whole, and divergence and loss entry by entry."""
+    original: Any = families.model(name).double().eval()
+    found = {what: np.zeros((len(TOKENS), families.BLOCKS, families.HEADS)) for what in ("effect", "loss_change")}
+    for n, run in enumerate(recorded(view(name, dtype="float64"), TOKENS)):
+        plain, length = log_p(original, TOKENS[n]), TOKENS.shape[1]
+        for layer, head in HEADS:
+            values = run["values"][layer]
+            term = torch.zeros(length, families.HEADS, values.shape[-1], dtype=torch.float64)
+            for i in range(1, length):
+                term[i, head] = run["patterns"][layer][head][i, 0] * values[head, 0]
+            changed = hooked(original, layer, term.flatten(1), TOKENS[n])
+            assert torch.equal(changed[0], plain[0])
+            kl = [(plain[i].exp() * (plain[i] - changed[i])).sum().item() for i in range(1, length)]
+            following = [int(TOKENS[n, i + 1]) for i in range(1, length - 1)]
+            loss = [(plain[i, t] - changed[i, t]).item() for i, t in enumerate(following, 1)]
+            found["effect"][n, layer, head] = sum(kl) / len(kl)
+            found["loss_change"][n, layer, head] = sum(loss) / len(loss)
+    return found
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_effects_are_those_of_hooks_on_the_model_in_float64(name):
+    found, truth = sinks(view(name, dtype="float64"), TOKENS, effect=True), expected(name)
+    # RMS norms of transformers compute in float32: a batch of heads may round otherwise than a prompt alone.
+    noise = 1e-10 if name in ("gpt2", "gpt_neox") else 1e-6
+    for what, each in truth.items():
+        close(found[what], each.mean(0), noise, noise)
+        close(found[f"{what}_by_prompt"], each, 1e-5, 1e-6)
+    assert float(found.effect.min()) > 1e-4  # there is something to agree on
+
+
+@pytest.mark.parametrize(("name", "backend"), [(n, b) for n, b in EVERY if b != "transformers"])
+def test_the_other_backend(name, backend):
+    found, truth = (sinks(view(name, b), TOKENS, effect="all") for b in (backend, "transformers"))
+    for what in ("effect", "loss_change"):
+        close(found[what], truth[what], 1e-3, 1e-5)
+
+
+def test_a_toy_with_a_prefix_of_inputs_that_see_each_other():
+    toy = made(mask="prefix", prefix=4)
+    found = sinks(toy, TOY_TOKENS, effect=True)
+    plain = toy.unembed(toy.norm(toy.residual(toy.embed(TOY_TOKENS)))).log_softmax(-1)[:, 1:]
+    trace = toy.trace(toy.embed(TOY_TOKENS), attention=True)
+    term = trace.attention[1].pattern()[:, 0, 1:, :1] * trace.attention[1].value[:, 0, :1]
+
+    def without(output: Tensor) -> Tensor:
+        output = output.clone()
+        output[:, 0, 1:] -= term
+        return output
+
+    removed = [Edit("output", 1, without)]
+    changed = toy.unembed(toy.norm(toy.residual(toy.embed(TOY_TOKENS), edits=removed))).log_softmax(-1)[:, 1:]
+    close(found.effect[1, 0], (plain.exp() * (plain - changed)).sum(-1).mean(), 1e-10)
+
+
+# --------------------------------------------------------------------------------------------------- known answers
+
+
+def test_a_head_without_a_value_at_0_has_no_effect():
+    found = sinks(known_model(sink_value=[0] * 4, text_value=[0, 0, 5, 0], sharp=8.0), known_tokens(32), effect=True)
+    assert (found.effect.item(), found.loss_change.item()) == (0, 0)
+    assert ranked(found)[0].role == "parks"
+
+
+def test_a_head_that_copies_what_stands_at_0_has_one():
+    """No feed-forward and a plain norm: the effect is in closed form."""
+    model: Any = known_model(sink_value=[0, 0, 6, 0], text_value=[0, 0, 0, 0], sharp=300.0)
+    block = model._model.get_decoder().layers[0]
+    with torch.no_grad():
+        block.mlp.down_proj.weight.zero_()
+        model._model.lm_head.weight.copy_(torch.eye(4))
+    found = sinks(model, known_tokens(32), effect=True)
+    before, after = torch.tensor([0.0, 1, 6, 0]).double(), torch.tensor([0.0, 1, 0, 0]).double()
+    p, q = ((2 * x / x.norm()).log_softmax(-1) for x in (before, after))  # the norm makes vectors 2 long
+    assert found.effect.item() == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-5)
+    # The first prompt's next token is 1, the second's 2.
+    assert found.loss_change.item() == pytest.approx(float(sum(p[t] - q[t] for t in (1, 2)) / 2), rel=1e-5)
+    assert ranked(found)[0].role == "reads"
+
+
+# ------------------------------------------------------------------------------------------------------ some of all
+
+
+def test_the_first_heads_on_the_first_prompts():
+    model = view("qwen2", dtype="float64")
+    whole, plain = sinks(model, TOKENS, effect="all"), sinks(model, TOKENS)
+    found = sinks(model, TOKENS, effect=3, effect_prompts=2, pictures=2)
+    chosen = [(row.layer, row.head) for row in ranked(plain, 3)]
+    measured = np.argwhere(np.isfinite(found.effect.values)).tolist()
+    assert sorted(map(tuple, measured)) == sorted(chosen)
+    assert np.isnan(found.effect_by_prompt[2]).all()
+    for layer, head in chosen:
+        close(found.effect_by_prompt[:2, layer, head], whole.effect_by_prompt[:2, layer, head], 1e-5)
+        at = {"layer": layer, "head": head}
+        close(found.effect[at], found.effect_by_prompt[at][:2].mean(), 1e-5)
+        assert found.effect_low[at] <= found.effect[at] <= found.effect_high[at]
+    rows = ranked(found)
+    assert [row.effect for row in rows[:3]] == sorted((row.effect for row in rows[:3]), reverse=True)
+    assert all(np.isnan(row.effect) for row in rows[3:])
+    assert [(row.layer, row.head) for row in rows[3:]] == [
+        (row.layer, row.head) for row in ranked(plain) if (row.layer, row.head) not in chosen
+    ]
+    named = list(zip(found.picture_layer.values, found.picture_head.values, strict=True))
+    assert named == [(row.layer, row.head) for row in rows[:2]]
+    assert sinks(model, TOKENS, effect=10**6).effect.notnull().all()
+
+
+def test_small_batches_and_few_logits_at_once_change_nothing(monkeypatch):
+    model = view("llama", dtype="float64")
+    whole = sinks(model, TOKENS, effect=True)
+    monkeypatch.setattr(probes.effect, "ROWS", 1)
+    monkeypatch.setattr(probes.effect, "LOGITS_AT_ONCE", 1)
+    close(sinks(model, TOKENS, effect=True).effect, whole.effect, 1e-6)
+
+
+def test_the_model_is_left_as_it_was():
+    original = families.model("gemma2")
+    model = probes.load(original, device="cpu")
+    before = model.residual(model.embed(TOKENS)).detach()
+    sinks(model, TOKENS, effect=True)
+    assert torch.equal(model.residual(model.embed(TOKENS)), before)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in original.modules())
+
+
+def test_an_interruption_keeps_what_was_done(tmp_path):
+    model = view("gpt2")
+    whole = sinks(model, TOKENS, effect=True)
+    calls: list[float] = []
+
+    def stopping(done: float, total: float) -> None:
+        calls.append(done / total)
+        if stopped and calls[-1] > 0.8:
+            raise KeyboardInterrupt
+
+    stopped = True
+    with pytest.raises(KeyboardInterrupt), keeping(tmp_path / "unit", {}):
+        sinks(model, TOKENS, effect=True, progress=stopping)
+    stopped, first = False, len(calls)
+    with keeping(tmp_path / "unit", {}):
+        found = sinks(model, TOKENS, effect=True, progress=stopping)
+    assert found.effect.values.tobytes() == whole.effect.values.tobytes()
+    assert len(calls) - first < first
+    assert calls[-1] == pytest.approx(1)
+
+
+# ---------------------------------------------------------------------------------------------------- what is asked
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"effect": 0}, "effect=0 is no number of heads; give 1 or more, or all"),
+        ({"effect": -1}, "effect=-1 is no number"),
+        ({"effect": "some"}, "effect=some is no number"),
+        ({"effect": 1.5}, "effect=1.5 is no number"),
+        ({"effect": math.nan}, "effect=nan is no number"),
+        ({"effect_prompts": 0}, "effect_prompts=0 cannot be taken; give 1 or more"),
+        ({"effect_prompts": 2.5, "effect": True}, "effect_prompts=2.5"),
+    ],
+)
+def test_what_cannot_be_asked(options, says, unchecked):
+    with pytest.raises(InputError, match=says):
+        sinks(view("llama"), TOKENS, **options)
+
+
+def test_the_command_line_says_how_many():
+    assert [parse_effect(text) for text in ("off", "all", "12")] == [None, "all", 12]
+    for text in ("", "some", "-1", "1.5", "9" * 20):
+        with pytest.raises(InputError, match="give off, all or a number of heads"):
+            parse_effect(text)

@@ -1,0 +1,417 @@
+"""Two results held against each other: known factors, explicit loops, pairing, refusals, the command."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy.stats import t as student
+
+import probes
+from probes import __main__ as cli
+from probes.errors import InputError
+from probes.leakage import leakage
+from probes.results import dataset, save
+from probes.statistics import Interval, apart, jackknifed, paired
+from probes.studies.numbers import Number, Sample, curve_numbers
+from probes.studies.paired import (
+    compare_files,
+    compare_results,
+    compared,
+    comparison_report,
+    pairing,
+)
+
+LENGTH = 20
+EXACT = 1e-10
+
+
+def profile(
+    values: np.ndarray, tokens: np.ndarray | None = None, documents: list[str] | None = None, **attrs: Any
+) -> Any:
+    """A result of jacobian that holds these elasticities [prompt, position]."""
+    ids = np.arange(values.size).reshape(values.shape) if tokens is None else tokens
+    made = dataset(
+        {"elasticity": (("prompt", "position"), values), "tokens": (("prompt", "position"), ids)},
+        attrs={"headwater": "0", "model": "made", "condition": "pretrained", "dtype": "float64"}
+        | {"options": {"measurement": "jacobian", "method": "exact", "query": values.shape[1] - 1}}
+        | attrs,
+    )
+    return made if documents is None else made.assign_coords(document=("prompt", documents))
+
+
+def drawn(random: np.random.Generator, prompts: int = 12, own: float = 0.3, shared: float = 0.8) -> tuple[Any, Any]:
+    """Two profiles of the same prompts, both around 1: what a prompt does to both, to each alone, and to each position.
+
+    The last is smaller: where it is all there is, a jackknifed median over positions has an interval that is too wide.
+    """
+    common = shared * random.standard_normal((prompts, 1))
+    alone = ((prompts, 1), (prompts, LENGTH))
+    both = [sum(own * size * random.standard_normal(x) for size, x in zip((1, 0.3), alone, strict=True)) for _ in "ab"]
+    return np.exp(common + both[0]), np.exp(common + both[1])
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Small results of tiny-llama by measurement."""
+    model = probes.load("tiny-llama")
+    tokens = probes.prompts(model, n=4, length=32)
+    return {
+        "jacobian": probes.jacobian(model, tokens, method="scalar"),
+        "sinks": probes.sinks(model, tokens),
+        "trajectory": probes.trajectory(model, tokens, starts=8),
+        "leakage": leakage(model, tokens, bootstrap=20),
+        "bos-swap": probes.bos_swap(model, tokens, bootstrap=20, profile_prompts=1, products=4),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ known answers
+
+
+@pytest.mark.parametrize("how", ["by prompt", "by document", "unpaired"])
+def test_intervals_cover_a_known_factor(how):
+    random, factor, unit = np.random.default_rng(1), 1.7, np.arange(12)
+    if how == "by document":
+        unit = np.repeat(np.arange(6), 2)
+    numbers = [(name, of) for name, _, of in curve_numbers(LENGTH) if name in ("primacy", "middle")]
+    hits: dict[str, list[bool]] = {name: [] for name, _ in numbers}
+    for _ in range(500):
+        a, b = drawn(random)
+        if how == "by document":  # what a document does, in both results alike and in each alone
+            a, b = (x * np.exp(0.4 * random.standard_normal((6, 1)).repeat(2, axis=0)) for x in (a, b))
+        if how == "unpaired":
+            b = drawn(random)[1]
+        b[:, 1:] *= factor  # the first 5 % is position 0 alone
+        for name, of in numbers:
+            one, other = (Number(Sample(np.log(x), lambda v, of=of: of(np.exp(v.mean(0)))), size=True) for x in (a, b))
+            _, _, ratio, change, _ = compared(one, other, how, unit, unit)
+            truth = factor if name == "middle" else 1 / factor
+            assert ratio
+            hits[name].append(change.low <= truth <= change.high)
+    for name, covered in hits.items():
+        assert 0.92 <= np.mean(covered) <= 0.98, name
+
+
+def test_independent_intervals_cover_in_quadrature():
+    random, hits = np.random.default_rng(2), []
+    for _ in range(2000):
+        one, other = random.normal(3, 1), random.normal(5, 2)
+        found = apart(Interval(one, one - 1.96, one + 1.96), Interval(other, other - 3.92, other + 3.92))
+        hits.append(found.low <= 2 <= found.high)
+    assert 0.94 <= np.mean(hits) <= 0.96
+    assert apart(Interval(1, 0, 3), Interval(10, 6, 13))[:3] == (9, 9 - math.hypot(4, 2), 9 + math.hypot(3, 1))
+    assert np.isnan(apart(Interval(1, math.nan, math.nan), Interval(2, 1, 3))[1:3]).all()
+
+
+def test_scaled_copy_has_that_factor_without_doubt(measured):
+    whole = measured["jacobian"]
+    scaled = whole.assign(elasticity=2 * whole["elasticity"])
+    found = compare_results(whole, scaled)
+    for name in ("middle", "last", "position 0", "first 5 %"):
+        np.testing.assert_allclose(found.row(name).change[:3], 2, rtol=EXACT)
+    for name in ("primacy", "recency"):
+        np.testing.assert_allclose(found.row(name).change[:3], 1, rtol=EXACT)
+    assert found.row("trough").change[:3] == (0, 0, 0)
+    assert found.remarks == []
+    assert {row.how for row in found.rows} == {"by prompt"}
+
+
+def test_pairing_narrows_what_prompts_do_to_both():
+    a, b = drawn(np.random.default_rng(3), own=0.1)
+    same = compare_results(profile(a), profile(b)).row("middle")
+    other = compare_results(profile(a), profile(b, np.full(b.shape, 7))).row("middle")
+    assert (same.how, other.how) == ("by prompt", "unpaired")
+    assert same.change.value == pytest.approx(other.change.value)
+    assert math.log(same.change.high / same.change.low) < 0.3 * math.log(other.change.high / other.change.low)
+
+
+# ------------------------------------------------------------------------------------------------------ explicit loops
+
+
+def slowly(values: np.ndarray, chosen: list[int]) -> dict[str, float]:
+    """The numbers of a profile from some prompts, with loops."""
+    length = values.shape[1]
+    curve = [math.exp(sum(math.log(values[p, j]) for p in chosen) / len(chosen)) for j in range(length)]
+    inner = sorted(curve[math.ceil(length / 4) : math.ceil(3 * length / 4)])
+    half = len(inner) // 2
+    middle = inner[half] if len(inner) % 2 else (inner[half - 1] + inner[half]) / 2
+    edge = math.ceil(0.05 * length)
+    first = sum(curve[:edge]) / edge
+    found = {"middle": middle, "last": curve[-1], "position 0": curve[0], "first 5 %": first}
+    found |= {"primacy": first / middle, "recency": curve[-1] / middle}
+    if edge > 1:
+        found["primacy without position 0"] = sum(curve[1:edge]) / (edge - 1) / middle
+    return found
+
+
+@pytest.mark.parametrize("length", [20, 41])
+def test_numbers_and_paired_intervals_are_those_of_loops(length):
+    random = np.random.default_rng(length)
+    a, b = (np.exp(random.standard_normal((6, length))) for _ in range(2))
+    documents = ["x", "y", "x", "z", "y", "x"]
+    found = compare_results(profile(a, documents=documents), profile(b, documents=documents))
+    assert "units are 3 documents" in found.paired
+    everyone = list(range(6))
+    one, other = slowly(a, everyone), slowly(b, everyone)
+    assert set(one) | {"trough"} == {row.name for row in found.rows}
+    for name in one:
+        row = found.row(name)
+        assert (row.a, row.b) == (pytest.approx(one[name]), pytest.approx(other[name]))
+        without = []
+        for left_out in "xyz":
+            rest = [p for p in everyone if documents[p] != left_out]
+            without.append(math.log(slowly(b, rest)[name] / slowly(a, rest)[name]))
+        mean = sum(without) / 3
+        reach = student.ppf(0.975, 2) * math.sqrt(2 / 3 * sum((x - mean) ** 2 for x in without))
+        change = math.log(other[name] / one[name])
+        np.testing.assert_allclose(
+            np.log(row.change[:3]), np.array([change, change - reach, change + reach]), atol=EXACT
+        )
+
+
+def test_trough_is_the_smoothed_minimum_and_its_interval_holds_it():
+    random = np.random.default_rng(5)
+    bowl = np.exp(0.3 * np.abs(np.arange(60) - 20) / 10)
+    a, b = (np.roll(bowl, shift) * np.exp(0.02 * random.standard_normal((10, 60))) for shift in (0, 15))
+    row = compare_results(profile(a), profile(b)).row("trough")
+    assert row.a == probes.ushape(np.exp(np.log(a).mean(0))).trough
+    assert not row.ratio
+    assert row.change.value == row.b - row.a
+    assert row.change.low <= 15 <= row.change.high
+    assert row.change.high - row.change.low < 10
+
+
+def test_conditions_seeds_and_pathways_are_compared_like_with_like():
+    random = np.random.default_rng(6)
+    runs = np.exp(random.standard_normal((2, 2, 3, 2, LENGTH)))  # condition, seed, pathway, prompt, position
+    runs[0, 1] = np.nan  # a single pretrained model
+    whole = profile(runs[0, 0, 0])
+    dims = ("condition", "seed", "pathway", "prompt", "position")
+    names = {"condition": ["pretrained", "init"], "seed": [0, 1], "pathway": ["total", "value", "score"]}
+    several = whole.assign(elasticity=(dims, runs)).assign_coords(names)
+    del several.attrs["condition"]
+    found = compare_results(several, several.assign(elasticity=3 * several["elasticity"]))
+    assert len(found.rows) == 6 * len({row.name for row in found.rows})
+    both = np.exp(np.log(runs[1, :, 2]).mean((0, 1)))  # fresh models: geometric mean over seeds, too
+    assert found.row("last", "init, score").a == pytest.approx(both[-1])
+    assert found.row("last", "init, score").change.value == pytest.approx(3)
+    alone = compare_results(whole, several.sel(pathway="total", drop=True))
+    assert {row.of for row in alone.rows} == {"pretrained"}
+    assert any(line.startswith("only in B, or known only there: primacy (init)") for line in alone.remarks)
+
+
+def test_two_single_conditions_are_compared_and_named():
+    a, b = drawn(np.random.default_rng(7))
+    found = compare_results(profile(a), profile(b, condition="init"))
+    assert {row.of for row in found.rows} == {"pretrained / init"}
+    assert "differs: condition: pretrained in A, init in B" in found.remarks
+
+
+def test_positions_cut_off_stay_zero_and_outside_logarithms():
+    a, b = drawn(np.random.default_rng(8))
+    for x in (a, b):
+        x[:, :16] = 0  # a window that reaches four positions back: no middle
+    found = compare_results(profile(a), profile(2 * b))
+    assert (found.row("middle").a, found.row("position 0").b) == (0, 0)
+    assert math.isnan(found.row("middle").change.value)
+    assert found.row("last").change.low < 2 < found.row("last").change.high
+    cells = {row[1]: row[2:] for row in comparison_report(found).tables[0].rows}
+    assert cells["middle"] == ["0", "0", "-", "none"]
+    assert cells["recency"] == ["inf", "inf", "-", "none"]
+
+
+def test_documents_pair_where_tokens_differ():
+    random = np.random.default_rng(9)
+    a, b = (np.exp(random.standard_normal((n, LENGTH))) for n in (5, 7))
+    one, other = profile(a, documents=list("ppqrr")), profile(b, documents=list("rqpqrrq"))
+    how, unit, other_unit = pairing(one, other)
+    assert (how, unit.tolist(), other_unit.tolist()) == ("by document", [0, 0, 1, 2, 2], [2, 1, 0, 1, 2, 2, 1])
+    found = compare_results(one, other)
+    assert "other tokens of the same 3 documents" in found.paired
+    np.testing.assert_allclose(
+        np.log(found.row("last").change[:3]),
+        paired(lambda x: float(np.log(x).mean()), (a[:, -1], unit), (b[:, -1], other_unit))[:3],
+        atol=EXACT,
+    )
+    assert pairing(one, profile(b, documents=list("rqpqrrs")))[0] == "unpaired"
+    assert pairing(profile(a, documents=list("ppppp")), profile(b, documents=list("ppppppp")))[0] == "unpaired"
+
+
+def test_paired_is_the_jackknife_of_differences():
+    random, unit = np.random.default_rng(10), np.array([0, 0, 1, 2, 3])
+    x, y = random.standard_normal((2, 5))
+    np.testing.assert_allclose(
+        paired(lambda v: float(v.mean()), (x, unit), (y, unit)),
+        jackknifed(lambda v: float(v.mean()), y - x, unit),
+    )
+
+
+def test_a_single_prompt_has_no_interval():
+    a, b = drawn(np.random.default_rng(11), prompts=1)
+    found = compare_results(profile(a), profile(b))
+    assert all(math.isnan(row.change.low) and math.isfinite(row.change.value) for row in found.rows)
+    assert all(row[-1] == "none" for row in comparison_report(found).tables[0].rows)
+
+
+# --------------------------------------------------------------------------------------------- every measurement
+
+
+@pytest.mark.parametrize("kind", ["sinks", "trajectory", "leakage", "bos-swap"])
+def test_a_result_beside_itself_differs_in_nothing(measured, kind):
+    found = compare_results(measured[kind], measured[kind].copy(deep=True))
+    assert found.measurement == kind
+    assert found.remarks == []
+    known = [row for row in found.rows if math.isfinite(row.change.value)]
+    assert known
+    assert all(row.a == row.b and row.change.value == float(row.ratio) for row in known)
+
+
+def test_sinks_are_paired_by_prompt_and_counts_stand_alone(measured):
+    ds = measured["sinks"]
+    random = np.random.default_rng(12)
+    more = ds.assign(alpha=ds["alpha"] * random.uniform(1, 2, (4, 1, 1, 1)), selected=1 - ds["selected"])
+    found = compare_results(ds, more)
+    a, b = (x["alpha"].sel(key=0).mean(("layer", "head")).values.astype(np.float64) for x in (ds, more))
+    expected = paired(lambda v: math.log(v.mean()), (a, np.arange(4)), (b, np.arange(4)))[:3]
+    np.testing.assert_allclose(np.log(found.row("alpha").change[:3]), expected, rtol=1e-6)
+    assert found.row("sink rate").a == pytest.approx(float(ds["sink_rate_of_model"].sel(key=0)), abs=1e-6)
+    share = found.row("share that attends")
+    assert share.change.value == pytest.approx(1 - 2 * share.a)
+    assert math.isnan(share.change.low)
+    means = compare_results(ds.assign(alpha=ds["alpha"].mean("prompt")), more)
+    assert math.isnan(means.row("alpha").change.low)
+
+
+def test_leakage_is_compared_by_its_own_intervals(measured):
+    ds = measured["leakage"]
+    ends = [f"log_form_of_model{end}" for end in ("", "_low", "_high")]
+    total = abs(ds[ends[0]]) + 0.01
+    known = {name: total * factor for name, factor in zip(ends, (1, 0.8, 1.5), strict=True)}
+    one, other = ds.assign(known), ds.assign({name: 3 * values for name, values in known.items()})
+    row = compare_results(one, other).row("total")
+    assert (row.how, row.ratio) == ("own", True)
+    reach = math.hypot(math.log(0.8), math.log(1.5))
+    np.testing.assert_allclose(
+        np.log(row.change[:3]), [math.log(3), math.log(3) - reach, math.log(3) + reach], rtol=1e-5
+    )
+    low = one.assign(log_form_of_model_low=-total)  # may be zero: no logarithm
+    change = compare_results(low, other).row("total")
+    assert not change.ratio
+    assert change.change.value == pytest.approx(change.b - change.a)
+    assert "own: independent intervals" in " ".join(
+        comparison_report(compare_results(one, other)).described.lower().split()
+    )
+
+
+def test_replacements_are_compared_like_with_like(measured):
+    ds = measured["bos-swap"]
+    two = xr.concat([ds, ds], "replacement", data_vars="minimal").assign_coords(replacement=["mean", "zero"])
+    two = two.assign({name: two[name].expand_dims(replacement=two["replacement"]) for name in ds if name != "tokens"})
+    found = compare_results(ds, two)
+    assert {row.of.split(",")[0] for row in found.rows} == {"mean"}
+    assert any("zero" in line for line in found.remarks)
+
+
+def test_settings_that_differ_are_named(measured):
+    ds = measured["leakage"]
+    other = ds.assign_attrs(
+        text_source="prose",
+        dtype="bfloat16",
+        first_policy="none",
+        options='{"bands": [[9, 31]], "lags": [1, 2], "bootstrap": 7, "seed": 3}',
+        weights_file='{"types": {"Q4_0": 3, "F32": 1}}',
+    )
+    said = " ".join(compare_results(ds, other).remarks)
+    assert "text: not said in A, prose in B" in said
+    assert "dtype: float32 in A, bfloat16 dequantized from Q4_0 in B" in said
+    assert "first token: not said in A, none in B" in said
+    assert "lags: [1, 2, 3, 4, 5, 6, 7, 8] in A, [1, 2] in B" in said
+    assert "bootstrap" not in said
+    assert "seed" not in said
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+def test_what_cannot_be_compared_is_refused(measured):
+    a, b = drawn(np.random.default_rng(13))
+    with pytest.raises(InputError, match="A is a result of jacobian, B of sinks; compare two results of one"):
+        compare_results(measured["jacobian"], measured["sinks"])
+    with pytest.raises(InputError, match="prompts of A have 20 tokens, those of B 18"):
+        compare_results(profile(a), profile(b[:, :18]))
+    with pytest.raises(InputError, match="no elasticity by prompt"):
+        compare_results(profile(a).drop_vars("elasticity").assign(x=1), profile(b))
+    with pytest.raises(InputError, match="a result of match holds no numbers to compare; give two of jacobian"):
+        compare_results(profile(a, options={"measurement": "match"}), profile(b))
+    with pytest.raises(InputError, match="profiles of 4 positions have no middle"):
+        compare_results(profile(a[:, :4]), profile(b[:, :4]))
+    both = profile(a).expand_dims(condition=["init", "init-nope"], seed=[0])
+    with pytest.raises(InputError, match="A has pretrained, B init, init-nope; compare results with a condition"):
+        compare_results(profile(a), both)
+    bands = measured["leakage"].assign_coords(band=["1-2"] * measured["leakage"].sizes["band"])
+    with pytest.raises(InputError, match="no number in common"):
+        compare_results(measured["leakage"], bands)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["headwater", "compare", *map(str, arguments)])
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    assert isinstance(raised.value.code, int)
+    return raised.value.code
+
+
+def test_the_command_prints_and_writes(monkeypatch, capsys, tmp_path):
+    a, b = drawn(np.random.default_rng(14))
+    save(profile(a), tmp_path / "a.nc")
+    save(profile(b, text_source="prose"), tmp_path / "b.nc")
+    assert call(monkeypatch, tmp_path / "a.nc", tmp_path / "b.nc", "--out", tmp_path / "new" / "both.md") == 0
+    shown = capsys.readouterr().out
+    written = (tmp_path / "new" / "both.md").read_text(encoding="utf-8")
+    row = compare_files(tmp_path / "a.nc", tmp_path / "b.nc").row("middle")
+    change = f"x {row.change.value:#.3g} [{row.change.low:#.3g}, {row.change.high:#.3g}]"
+    for text in (shown, written):
+        assert change in text
+        assert "differs: text: not said in A, prose in B" in text
+        assert "units are 12 prompts" in " ".join(text.split())
+    assert "`headwater compare " in written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("a.nc", "a.nc"), "'a.nc' and './link.nc' are the same file"),
+        (("gone.nc", "a.nc"), "result 'gone.nc' does not exist; give a NetCDF file that headwater wrote"),
+        (("a.nc", "."), "result '.' is a folder"),
+        (("a.nc", "text.nc"), "result 'text.nc' cannot be read"),
+        (("a.nc", "other.nc"), "'other.nc' was not written by headwater"),
+        (("a.nc", "cut.nc"), "result 'cut.nc' cannot be read"),
+        (("a.nc", "b.nc", "--out", "b.nc"), "out 'b.nc' is no Markdown file; give a name that ends in .md"),
+        (("a.nc", "b.nc", "--out", "folder.md"), "'folder.md' is a folder"),
+        (("a.nc",), "Missing argument 'B.nc'"),
+    ],
+)
+def test_bad_files_are_one_line_and_exit_code_2(monkeypatch, capfd, tmp_path, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    a, b = drawn(np.random.default_rng(15))
+    save(profile(a), "a.nc")
+    save(profile(b), "b.nc")
+    Path("link.nc").symlink_to("a.nc")
+    Path("folder.md").mkdir()
+    Path("text.nc").write_text("no result", encoding="utf-8")
+    Path("cut.nc").write_bytes(Path("a.nc").read_bytes()[:2000])
+    profile(a).drop_attrs().to_netcdf("other.nc", engine="h5netcdf")
+    before = Path("b.nc").read_bytes()
+    if "link" in says:
+        arguments = ("a.nc", "./link.nc")
+    assert call(monkeypatch, *arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert says.replace("./link", "link") in err
+    assert Path("b.nc").read_bytes() == before

@@ -1,0 +1,99 @@
+"""Profiles that conditions are compared by: elasticity, geometric means over prompts, intervals over documents."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from probes.profiles import NUMBERS, change, elasticities, mean_profiles, numbers, shape, typical
+from probes.statistics import jackknifed, units
+from probes.summary import ushape
+
+
+def made(length: int = 40, prompts: int = 12, documents: int = 6, unit=(2.0, 0.25), seed: int = 0) -> xr.Dataset:
+    """Fresh weights (two seeds) and trained ones: known shapes times log-normal prompts of documents; units differ."""
+    random = np.random.default_rng(seed)
+    of = np.arange(prompts) % documents
+    shapes = {"init": 1 + 9 * (np.arange(length) == 0), "pretrained": 0.5 + 4.5 * (np.arange(length) == length - 1)}
+    values = np.full((2, 2, prompts, length), np.nan)
+    for c, curve in enumerate(shapes.values()):
+        noise = random.normal(size=documents)[of][:, None] + 0.3 * random.normal(size=(prompts, length))
+        values[c, : 2 - c] = curve * np.exp(noise)
+    dims = ("condition", "seed", "prompt", "position")
+    raw = values * np.array(unit)[:, None, None, None]
+    return xr.Dataset(
+        {"elasticity": (dims, values), "sensitivity": (dims, raw), "theory_score_path": (dims, 3 * raw)},
+        coords={"condition": ["init", "pretrained"], "document": ("prompt", [f"d{n}" for n in of])},
+        attrs={"options": f'{{"query": {length - 1}}}'},
+    )
+
+
+def test_units_of_conditions_do_not_count():
+    one, other = made(), made(unit=(1e-3, 7e4))
+    for condition, values in elasticities(one).items():
+        np.testing.assert_array_equal(values, elasticities(other)[condition])
+        theory = elasticities(one, "theory_score_path")[condition]
+        np.testing.assert_allclose(theory, 3 * values, rtol=1e-12)
+    assert len(elasticities(one)["init"]) == 2
+    assert len(elasticities(one)["pretrained"]) == 1
+    old = one.drop_vars("elasticity")
+    np.testing.assert_array_equal(elasticities(old)["init"], old["sensitivity"].values[0])
+    assert change(old) == {}
+
+
+def test_numbers_are_those_of_the_mean_profile():
+    values = elasticities(made())["init"]
+    curve = typical(values)
+    by_hand = [
+        math.exp(sum(math.log(x) for run in values for x in run[:, j]) / (2 * values.shape[1]))
+        for j in range(values.shape[2])
+    ]
+    np.testing.assert_allclose(curve, by_hand, rtol=1e-12)
+    found, known = numbers(curve), ushape(curve)
+    assert found["primacy"] == pytest.approx(known.primacy)
+    assert found["recency"] == pytest.approx(known.recency)
+    assert found["middle"] == pytest.approx(known.middle)
+    assert found["primacy behind 0"] == pytest.approx(curve[1] / known.middle)
+    assert all(math.isnan(x) for x in numbers(curve[:7]).values())
+    assert [name for name, one in shape(made(), "init").items() if one.low < one.value < one.high] == list(NUMBERS)
+
+
+def test_what_a_window_cuts_off_stays_zero():
+    ds = made()
+    ds["elasticity"][..., :35] = 0
+    curve = typical(elasticities(ds)["init"])
+    assert (curve[:35] == 0).all()
+    assert (curve[35:] > 0).all()
+    assert math.isnan(shape(ds, "init")["primacy"].value)
+    assert all((run.stderr[:35] == 0).all() and (run.stderr[35:] > 0).all() for run in mean_profiles(ds)["init"])
+
+
+def test_standard_errors_are_those_of_the_jackknife():
+    ds = made(length=9)
+    (run,) = mean_profiles(ds)["pretrained"]
+    log = np.log(ds["elasticity"].values[1, 0])
+    for j in range(9):
+        found = jackknifed(np.mean, log[:, j], units(ds))
+        assert run.mean[j] == pytest.approx(math.exp(found.value))
+        assert run.stderr[j] * 2.570582 == pytest.approx(run.mean[j] * (found.high - found.value))  # t, 5 degrees
+    assert np.isnan(mean_profiles(ds.isel(prompt=[0]))["pretrained"][0].stderr).all()
+
+
+def test_change_is_paired_by_prompt():
+    """Documents that move both conditions alike do not widen the interval of their ratio."""
+    ds = made()
+    found = change(ds)
+    for name in NUMBERS:
+        value = shape(ds, "pretrained")[name].value / shape(ds, "init")[name].value
+        assert found[name].value == pytest.approx(value)
+    same = ds.copy(deep=True)
+    same["elasticity"][1, 0] = 3 * same["elasticity"][0].mean("seed")
+    same["elasticity"][0, :] = same["elasticity"][0].mean("seed")
+    found = change(same)
+    assert found["middle"][:3] == pytest.approx((3, 3, 3))
+    assert shape(same, "init")["middle"].high / shape(same, "init")["middle"].low > 1.5
+    assert change(ds.sel(condition=["init"])) == {}
+    assert shape(ds, "init-nope") == {}

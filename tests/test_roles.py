@@ -1,0 +1,231 @@
+"""Roles of heads at the sink: sizes against full patterns, heads of known answer, and what is sure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import reference
+import torch
+from test_sinks import EVERY, GROUPED, TOKENS, close, known_model, known_tokens, recorded, sinks, some_tokens, view
+from transformers import MistralConfig
+
+import probes
+from probes.bos import swapped
+from probes.errors import InputError
+from probes.models.view import View
+from probes.results import load, save
+from probes.roles import COLUMNS, LARGE, ROLES, assigned, cells, counts, ranked, reading_at, role_names
+from probes.statistics import Interval, jackknifed
+
+SIZES = ("written", "output", "output_own")
+
+
+def expected(model: View, tokens: Any, other: View | None = None) -> dict[str, np.ndarray]:
+    """Sizes of every prompt [prompt, layer, head], entry by entry in float64."""
+    found = {name: [] for name in (*SIZES, *["reacts_output"] * (other is not None))}
+    after = recorded(other, tokens) if other is not None else [None] * len(tokens)
+    for n, (own, swap) in enumerate(zip(recorded(model, tokens), after, strict=True)):
+        streams = model.trace(model.embed(tokens[n : n + 1])).residual
+        for name in found:
+            found[name].append(np.zeros((model.spec.blocks, model.spec.heads)))
+        for layer, window in enumerate(model.spec.windows):
+            for head, weights in enumerate(model.output_weights(layer).double()):
+
+                def of(one: Any, what: str, at: tuple[int, int] = (layer, head)) -> Any:
+                    return None if one is None else one[what][at[0]][at[1]].double()
+
+                one = reference.written_beside(
+                    of(own, "patterns"),
+                    of(own, "values") @ weights,
+                    streams[layer][0].double(),
+                    window,
+                    None if swap is None else of(swap, "patterns") @ of(swap, "values") @ weights,
+                )
+                for name, size in one.items():
+                    found[name][-1][layer, head] = size
+    return {name: np.stack(some) for name, some in found.items()}
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_sizes_equal_full_patterns_in_float64(name):
+    model = view(name, dtype="float64")
+    found, truth = sinks(model, TOKENS, reacts="mean"), expected(model, TOKENS, swapped(model, "mean"))
+    for size, each in truth.items():
+        close(found[size], np.sqrt(np.mean(each**2, 0)), 1e-10, 1e-13)
+        close(found[f"{size}_by_prompt"], each, 1e-6)
+
+
+@pytest.mark.parametrize(("name", "backend"), EVERY)
+def test_both_backends_in_float32(name, backend):
+    model = view(name, backend)
+    found = sinks(model, TOKENS)
+    for size, each in expected(model, TOKENS).items():
+        close(found[size], np.sqrt(np.mean(each**2, 0)), 1e-4)
+
+
+def test_means_of_what_is_kept_of_every_prompt():
+    found = sinks(view("gpt2"), TOKENS, reacts="zero")
+    for name in ("attends", "reacts"):
+        close(found[name], found[f"{name}_by_prompt"].mean("prompt"), 1e-5)
+    for name in (*SIZES, "reacts_output"):
+        assert found[f"{name}_by_prompt"].dtype == np.float32
+        close(found[name], np.sqrt((found[f"{name}_by_prompt"] ** 2).mean("prompt")), 1e-5)
+
+
+# -------------------------------------------------------------------------------------------------- known answers
+
+
+def role(found: Any) -> str:
+    return str(role_names(found)[0, 0])
+
+
+def test_a_head_without_a_value_at_0_parks():
+    """Its output is (1 - A_i0) of what it would be, and nothing comes from position 0."""
+    found = sinks(known_model(sink_value=[0, 0, 0, 0], text_value=[0, 0, 5, 0], sharp=8.0), known_tokens(64))
+    assert role(found) == "parks"
+    i = np.arange(1, 64)
+    weights = 1 / (1 + i * np.exp(-8.0))
+    assert found.written.item() == 0
+    own = np.sqrt(np.sum(weights * (1 - weights) ** 2) / np.sum(weights))
+    assert found.output_own.item() == pytest.approx(own, rel=1e-4)
+    assert found.output.item() == pytest.approx(np.sqrt(np.mean(25 * (1 - weights) ** 2)), rel=1e-4)  # |x_i| = 1
+
+
+def test_a_sink_that_takes_everything_is_known_to_park():
+    """1 - A_i0 is 0 in float32: what it would write elsewhere is known all the same."""
+    found = sinks(known_model(sink_value=[0, 0.05, 0, 0], text_value=[0, 0, 5, 0], sharp=300.0), known_tokens(64))
+    assert found.attends.item() == 1
+    assert found.output_own.item() == pytest.approx(0.01, rel=1e-4)
+    assert (role(found), found.reads.item()) == ("parks", pytest.approx(1))
+
+
+def test_a_head_that_copies_what_stands_at_0_reads():
+    found = sinks(known_model(sink_value=[0, 2, 0, 0], text_value=[0, 0, 1, 0], sharp=8.0), known_tokens(64))
+    weights = 1 / (1 + np.arange(1, 64) * np.exp(-8.0))
+    assert role(found) == "reads"
+    assert found.written.item() == pytest.approx(2 * np.sqrt(np.mean(weights**2)), rel=1e-4)
+    assert found.role_sure.item() == 1  # of two prompts that do the same
+
+
+def test_a_uniform_head_ignores():
+    """In a long prompt: of two positions, half of what it writes comes from 0."""
+    for sink_value in ([0, 1, 0, 0], [0, 0, 1, 0]):
+        found = sinks(known_model(sink_value=sink_value, text_value=[0, 0, 1, 0]), known_tokens(200))
+        i = np.arange(1, 200)
+        assert found.written.item() == pytest.approx(np.sqrt(np.mean((i + 1.0) ** -2)), rel=1e-4)
+        assert role(found) == "ignores"
+    assert role(sinks(known_model(sink_value=[0, 1, 0, 0], text_value=[0, 0, 1, 0]), known_tokens(2))) == "reads"
+
+
+def test_a_head_that_follows_what_stands_at_0_reacts():
+    """Little comes from 0, and the head does not park; another token there takes its attention away, or its output."""
+    model = known_model(sink_value=[0, 0.05, 0, 0], text_value=[0, 0, 0.1, 0], sharp=3.0)
+    assert role(sinks(model, known_tokens(64))) == "ignores"
+    found = sinks(model, known_tokens(64), reacts=1)
+    assert (role(found), found.role_sure.item()) == ("reacts", 1)
+    assert found.written.item() < LARGE
+    weights = 1 / (1 + np.arange(1, 64) * np.exp(-3.0))
+    # o' = text_value whatever is attended to.
+    change = np.sqrt(np.mean((0.05 * weights) ** 2 + (0.1 * weights) ** 2))
+    assert found.reacts_output.item() == pytest.approx(change, rel=1e-4)
+
+
+def test_a_window_of_one_knows_no_role():
+    narrow = families.build(MistralConfig(**GROUPED | {"sliding_window": 1}))
+    found = sinks(probes.load(narrow, device="cpu"), TOKENS, reacts="zero")
+    assert (role_names(found) == "ignores").all()
+    assert not found.role_sure.any()
+    assert list(cells(ranked(found)[0]))[2:9] == ["ignores?", *["-"] * 6]
+
+
+# ------------------------------------------------------------------------------------------------------ what is sure
+
+
+def interval(value: float, low: float, high: float) -> Interval:
+    return Interval(*(np.array([[x]]) for x in (value, low, high)))  # type: ignore[arg-type]
+
+
+SURELY = {"attends": (0.9, 0.8, 1.0), "written": (0.05, 0.04, 0.06), "output_own": (0.8, 0.7, 0.9)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_role", "sure"),
+    [
+        ({}, "ignores", True),
+        ({"written": (0.2, 0.15, 0.25)}, "reads", True),
+        ({"written": (0.2, 0.05, 0.25)}, "reads", False),
+        ({"output_own": (0.1, 0.05, 0.2)}, "parks", True),
+        ({"output_own": (0.1, 0.05, 0.35)}, "parks", False),
+        ({"output_own": (0.1, 0.05, 0.2), "attends": (0.4, 0.2, 0.6)}, "parks", False),
+        ({"output_own": (0.1, 0.05, 0.2), "written": (0.09, 0.08, 0.11)}, "parks", False),
+        ({"output_own": (0.4, 0.2, 0.6)}, "ignores", False),
+        ({"output_own": (0.4, 0.2, 0.6), "attends": (0.1, 0.0, 0.2)}, "ignores", True),
+        ({"written": (0.05, math.nan, math.nan)}, "ignores", False),
+        ({"reacts": (0.2, 0.15, 0.3), "reacts_output": (0.0, 0.0, 0.0)}, "reacts", True),
+        ({"reacts": (0.0, 0.0, 0.0), "reacts_output": (0.2, 0.05, 0.3)}, "reacts", False),
+        ({"reacts": (0.05, 0.0, 0.2), "reacts_output": (0.0, 0.0, 0.0)}, "ignores", False),
+    ],
+)
+def test_roles_and_whether_they_are_sure(changed, is_role, sure):
+    roles, known = assigned({name: interval(*ends) for name, ends in (SURELY | changed).items()})
+    assert [name for name, has in zip(ROLES, roles[:, 0, 0], strict=True) if has] == [is_role]
+    assert known.item() == sure
+
+
+def test_intervals_are_over_documents():
+    model, tokens = view("llama"), some_tokens(6)
+    names = ["a", "a", "b", "b", "c", "c"]
+    plain, found = sinks(model, tokens), sinks(model, tokens, documents=names)
+    unit = np.array([0, 0, 1, 1, 2, 2])
+    for layer, head in np.ndindex(families.BLOCKS, families.HEADS):
+        each = plain.written_by_prompt.values[:, layer, head].astype(float)
+        ends = jackknifed(lambda x: float(np.sqrt(np.mean(x**2))), each, unit)
+        at = {"layer": layer, "head": head}
+        close([found.written_low[at], found.written_high[at]], [max(0, ends.low), ends.high], 1e-4, 1e-7)
+    assert np.array_equal(found.written, plain.written)
+    assert not np.allclose(found.written_high, plain.written_high)
+    alone = sinks(model, tokens[:1])
+    assert np.isnan(alone.written_low).all()
+    assert not alone.role_sure.any()
+    with pytest.raises(InputError, match="2 documents are named for 6 prompts; name one for each"):
+        sinks(model, tokens, documents=["a", "b"])
+
+
+# ------------------------------------------------------------------------------------------------------- as a result
+
+
+def test_counts_of_a_result(tmp_path):
+    found = sinks(view("llama"), TOKENS, reacts="zero")
+    assert sum(count for count, _ in counts(found).values()) == families.BLOCKS * families.HEADS
+    assert sum(sure for _, sure in counts(found).values()) == found.role_sure.sum()
+    assert (found.has_role.sum("role") == 1).all()
+    assert reading_at(found)[LARGE] == (found.written > LARGE).sum() == found.has_role.sel(role="reads").sum()
+    few, many = reading_at(found, (2.0, 0.5)).values()
+    assert few <= reading_at(found)[LARGE] <= many
+    save(found, tmp_path / "sinks.nc")
+    assert load(tmp_path / "sinks.nc").identical(found)
+
+
+def test_a_result_of_before_there_were_roles():
+    found = sinks(view("llama"), TOKENS)
+    new = [name for name in found.data_vars if "role" in str(name) or str(name).startswith((*SIZES, "attends_"))]
+    old = found.drop_vars([name for name in new if name != "written_norm"])
+    rows = ranked(old)
+    assert {row.role for row in rows} <= {"sink-reading", "-"}
+    score = (old.attends * old.reads).values
+    assert [score[row.layer, row.head] for row in rows] == sorted(score.flat, reverse=True)
+    assert all(np.isnan(row.written) and len(list(cells(row))) == len(COLUMNS) for row in rows)
+    assert counts(old) == {}
+
+
+@torch.no_grad()
+def test_a_stream_of_zeros_has_no_size_beside_it():
+    model: Any = known_model(sink_value=[0, 2, 0, 0], text_value=[0, 0, 1, 0], sharp=8.0)
+    model._model.get_input_embeddings().weight[2] = 0
+    found = sinks(model, known_tokens(8))
+    close(found.written_by_prompt[1], 0, 0)
+    assert found.written_by_prompt[0].item() > 0
