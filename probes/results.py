@@ -325,7 +325,7 @@ def _run_name(run: tuple[str, int | None]) -> str:
 
 
 def _check_alike(first: xr.Dataset, ds: xr.Dataset, run: str) -> None:
-    if "tokens" not in ds or not ds["tokens"].equals(first["tokens"]):
+    if "tokens" not in ds or not ds["tokens"].variable.equals(first["tokens"].variable):
         raise InputError(f"{run} was measured on other tokens than the first result; measure both on the same prompts")
     if ds.attrs.get("config") != first.attrs.get("config"):
         raise InputError(f"{run} has another model config than the first result; combine results of one architecture")

@@ -136,7 +136,7 @@ def spread(
     names = np.unique(unit)
     without = np.stack([np.asarray(estimate(values[unit != name]), dtype=np.float64) for name in names])
     with np.errstate(invalid="ignore"):  # of an estimate that is not finite there is none
-        return np.sqrt((len(names) - 1) / len(names) * np.sum((without - without.mean(0)) ** 2, axis=0))
+        return np.asarray(np.sqrt((len(names) - 1) / len(names) * np.sum((without - without.mean(0)) ** 2, axis=0)))
 
 
 def over_runs(values: Sequence[float] | np.ndarray) -> Interval:

@@ -144,7 +144,8 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 def test_every_command_that_writes_is_here():
     commands = {c.name or c.callback.__name__ for c in cli.app.registered_commands if c.callback}
-    assert set(COMMANDS) == set(BEFORE) == commands - {"report"}  # which has a test of its own
+    # A report has a test of its own; the one table of a comparison is smaller than any limit that leaves room for words.
+    assert set(COMMANDS) == set(BEFORE) == commands - {"report", "compare"}
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_files_that_are_no_results_are_refused_in_one_line(tmp_path):
         return str(raised.value)
 
     assert "does not exist" in refused(tmp_path / "none.nc")
-    assert "does not exist" in refused(tmp_path)
+    assert "is a folder; give a NetCDF file" in refused(tmp_path)
     (tmp_path / "text.nc").write_text("no NetCDF")
     assert "cannot be read" in refused(tmp_path / "text.nc")
     (tmp_path / "empty.nc").touch()

@@ -315,7 +315,8 @@ def test_other_weights_dtypes_and_backends_are_refused(folder, settings, half, t
 def test_more_seeds_and_the_same_text_elsewhere_go_on(folder, settings, half, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(half, out)
-    text = tmp_path / "same.txt"
+    text = tmp_path / "elsewhere" / "text.txt"
+    text.parent.mkdir()
     shutil.copy(folder / "text.txt", text)
     heard: list[tuple[str, float, float]] = []
     more = replace(settings, seeds=3, text=str(text))

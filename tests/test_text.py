@@ -89,7 +89,7 @@ def test_datasets_are_read_from_local_parquet_jsonl_and_folders(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt", ".parquet"])
 def test_files_are_closed_where_reading_stops(tmp_path, suffix):
-    rows = [{"text": f"{number} and more", "id": number} for number in range(3000)]
+    rows = [{"text": f"{number} and eight words more than the number itself has", "id": number} for number in range(3000)]
     file = tmp_path / f"rows{suffix}"
     if suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=100)
@@ -101,7 +101,7 @@ def test_files_are_closed_where_reading_stops(tmp_path, suffix):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         stream = stream_dataset(str(file))
-        assert next(stream) == Document(f"{file}[0]", "0 and more")
+        assert next(stream) == Document(f"{file}[0]", rows[0]["text"])
         stream.close()
         assert not [own for own in psutil.Process().open_files() if own.path == str(file)]
         with pytest.raises(InputError, match="no column 'body'"):
