@@ -89,7 +89,9 @@ def test_datasets_are_read_from_local_parquet_jsonl_and_folders(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt", ".parquet"])
 def test_files_are_closed_where_reading_stops(tmp_path, suffix):
-    rows = [{"text": f"{number} and eight words more than the number itself has", "id": number} for number in range(3000)]
+    rows = [
+        {"text": f"{number} and eight words more than the number itself has", "id": number} for number in range(3000)
+    ]
     file = tmp_path / f"rows{suffix}"
     if suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=100)

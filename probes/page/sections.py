@@ -164,8 +164,8 @@ def _jacobian(collected: Collected) -> Section:
         "Sensitivity by input position",
         figure,
         "A line is the geometric mean over prompts and fresh models; the band reaches from the smallest fresh model to "
-        "the largest, or two standard errors over documents around a single run. Zero, which lies beyond a sliding window's reach, has no place on a "
-        "logarithmic axis.",
+        "the largest, or two standard errors over documents around a single run. Zero, which lies beyond a sliding "
+        "window's reach, has no place on a logarithmic axis.",
         _of(
             _models(figure, results),
             choice(
