@@ -8,7 +8,7 @@ begun what all studies together took; loading and drawing between them are count
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -36,7 +36,7 @@ class Course:
         self._shares: dict[str, float] = {}
         self._clock, self._began, self._before = clock, clock(), 0.0
         self._expected, self._heard = False, self._began
-        self._seconds: Counter[str] = Counter()  # of measuring, by study
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # of measuring, by study
         self._between: list[float] = []  # seconds without any measuring, before each study but the first
 
     def expect(self, sizes: Mapping[str, float]) -> None:
@@ -79,7 +79,7 @@ class Course:
     @property
     def left(self) -> float | None:
         """Seconds until all is done; None before anything is."""
-        done: Counter[str] = Counter()
+        done: defaultdict[str, float] = defaultdict(float)
         for label, size in self.sizes.items():
             done[_study(label)] += size * (self.share(label) - self._before)
         begun = [study for study, size in done.items() if size > 0]

@@ -45,7 +45,7 @@ more, block of queries by block. `reacts` runs every prompt twice, and makes bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
@@ -298,7 +298,7 @@ def _units(name: str) -> str:
     return "activation" if name.endswith("_norm") else "nat" if name.startswith(("effect", "loss_change")) else "1"
 
 
-def _selected(found: dict[str, np.ndarray]) -> np.ndarray:
+def _selected(found: Mapping[str, Any]) -> np.ndarray:
     """[rule, layer, head], 1 where selected; comparisons with NaN are false."""
     attends, reads = found["attends"] > ATTENDS, found["reads"] > READS
     reacts = found["reacts"] > REACTS if "reacts" in found else np.zeros_like(attends)

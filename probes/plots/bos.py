@@ -161,13 +161,15 @@ def _variants(ds: xr.Dataset) -> list[tuple[str, bool, float]]:
 
 def _removed(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str]) -> None:
     bands = np.arange(ds.sizes["band"], dtype=float)
-    for component, filled, beside in reversed(_variants(ds)):  # the last is the headline
+    variants = _variants(ds)
+    headline = f"removed{variants[0][0]}_of_model"
+    for component, filled, beside in reversed(variants):
         name = f"removed{component}_of_model"
         for shift, replacement in zip(spread(ds.sizes["replacement"]), ds["replacement"].values, strict=True):
             at = ds.sel(replacement=replacement)
             look: Any = {"color": colors[str(replacement)], "filled": filled, "limits": REMOVED}
             points(cell, bands + shift + beside, at[name].values, _interval(at, name), **look)
-    for band in bands[np.isnan(ds[name].values).all(0)]:
+    for band in bands[np.isnan(ds[headline].values).all(0)]:
         cell.text(band, 0.06, "none", ha="center", va="bottom", fontsize=6.5, color=GREY)
     early = bands[ds["band_first"].values < EARLY]
     cell.hlines(np.full(early.shape, PUBLISHED), early - 0.45, early + 0.45, color=GREY, linestyle="--", linewidth=1.1)

@@ -231,8 +231,8 @@ def _measure(place: Place, seeds: int, products: int) -> xr.Dataset:
         if place.name or (place.group == "depth" and place.blocks <= BLOCKS):  # elsewhere d sigma^2 says it
             results["value"] = jacobian(model, tokens, pathway="value", **sketch)
         if place.residual_scale == 1:  # a configuration has no such number
-            for adding, name in (("powers", "config"), ("amplitudes", "amplitudes")):
-                results[name] = second_moment_from_config(config, tokens=tokens, adding=adding)
+            results["config"] = second_moment_from_config(config, tokens=tokens)
+            results["amplitudes"] = second_moment_from_config(config, tokens=tokens, adding="amplitudes")
         for name, ds in results.items():
             found.setdefault(name, []).append(ds["sensitivity"].values[0])
         errors.append(measured["stderr"].values[0])

@@ -937,7 +937,7 @@ def _cell_claim(ds: xr.Dataset, cell: Cell) -> Claim:
 
 def _logs(relative: xr.DataArray) -> xr.DataArray:
     """Logarithms, over which seeds spread by decades."""
-    return np.log(relative.dropna("seed").clip(TINY))
+    return xr.ufuncs.log(relative.dropna("seed").clip(TINY))
 
 
 def _steps(ds: xr.Dataset, cell: Cell) -> int:

@@ -36,7 +36,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from probes.claims import Claim, Statement
+from probes.claims import Claim, Statement, Verdict
 from probes.errors import InputError
 from probes.mixing import (
     Bounds,
@@ -820,7 +820,7 @@ def _same_limit(ds: xr.Dataset) -> Claim:
         # What narrow windows leave after few layers says nothing about the limit: it has to be falling.
         crossed = crossing(ds, width)
         if here.sizes["layer"] > 2 * crossed:
-            tests.append(each_above(np.log(here.isel(layer=crossed) / top.clip(TINY)), -math.log(0.9)))
+            tests.append(each_above(xr.ufuncs.log(here.isel(layer=crossed) / top.clip(TINY)), -math.log(0.9)))
     return said.judged(
         f"mass beyond after {_top(ds.sel(source=fresh(ds))) + 1} layers {', '.join(measured)}",
         every(tests)(SURE) if tests else None,
@@ -883,7 +883,10 @@ def _shares_claim(ds: xr.Dataset) -> Claim:
     top = _top(here)
     least, before = here["share"].isel(layer=top), here["share"].isel(layer=top // 2)
     shown = ", ".join(f"{case}: {_spread(least.sel(case=case))}" for case in chosen)
-    tests = [each_above(np.log(least / before), -math.log(STEADY)), each_above(np.log(least / here["eps"]))]
+    tests = [
+        each_above(xr.ufuncs.log(least / before), -math.log(STEADY)),
+        each_above(xr.ufuncs.log(least / here["eps"])),
+    ]
     return said.judged(f"least share of any query at the top {shown}", every(tests)(SURE))
 
 
@@ -970,7 +973,8 @@ def _rope_claims(ds: xr.Dataset) -> list[Claim]:
     steps = found.diff("peak_layer").where(looked), farther.isel(peak_layer=slice(1, None))
     at = medians.shape[1] // 2
     by_angle = ", ".join(f"{medians[n, at]:g} at {angle:.3g}" for n, angle in enumerate(angles))
-    deeper, nearer = (each_above(step)(SURE) if over_each(step) else None for step in steps)
+    told: list[Verdict | None] = [each_above(step)(SURE) if over_each(step) else None for step in steps]
+    deeper, nearer = told
     return [
         with_depth.judged(f"from t = 0 to {medians.shape[1] - 1}: {along} rad per token", deeper),
         with_angle.judged(f"at t = {at}: {by_angle} rad per token", nearer),
