@@ -6,7 +6,8 @@
     python tools/llm.py --table          # the table of README, from what is there
 
 Each step is one `headwater` command; an interrupted one resumes. Results go to `reports/llm/KIND/`, measurements of another
-kind of input or initialization to `reports/llm/VARIANT/KIND/`; figures and tables are drawn again at the end.
+kind of input, initialization or weights to `reports/llm/VARIANT/KIND/`; figures and tables are drawn again at the end.
+`noise` holds SmolLM2 with noise of half a quantization step on its weights, three draws: what quantization may have made.
 SmolLM2-135M-Instruct comes by `make smollm2`; Qwen2.5-Coder-0.5B-Instruct is the file of that name in `runs/` (its
 steps are left out where it is not there). One thread unless OMP_NUM_THREADS says otherwise.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
+from probes.models.named import located
 from probes.page.measuring import draw
 from probes.profiles import change, shape
 from probes.roles import ATTENDS, counts
@@ -34,10 +37,19 @@ from probes.studies.collected import COMMANDS, collect
 from probes.studies.study import agreements
 from probes.studies.tables import interval
 from probes.summary import estimate
+from probes.text import BUNDLED, read_documents
 
 SMOL, QWEN = "smollm2-135m", "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 START, END = "1", "2"  # <|im_start|>, <|im_end|>: ids of SmolLM2
 OUT, WORK = Path("reports/llm"), Path("runs/llm")
+CHAT = WORK / "chat.json"  # a passage of each bundled document, as a user's question
+PASSAGE = slice(2000, 3500)  # characters
+NOISE = [f"runs/smollm2-135m-noise{seed}.gguf" for seed in range(3)]
+TEXTS = {
+    "capitals": "The capital of France is Paris. The capital of Germany is Berlin. The capital of Italy is",
+    "names": "When Mary and John went to the store, John gave the book to Mary. Then Mary thanked",
+    "code": "assert sum([1, 2, 3]) == 6; assert sum([4, 5]) == 9; assert sum([1, 2, 3, 4]) ==",
+}
 LARGEST = 2_000_000  # bytes of a result
 
 
@@ -55,6 +67,11 @@ class Step(NamedTuple):
         return "jacobian" if self.kind == "scalar" else self.kind
 
     @property
+    def program(self) -> list[str]:
+        """What runs it, in words that a shell takes."""
+        return ["tools/paths.py"] if self.kind == "paths" else ["-m", "probes", self.command]
+
+    @property
     def name(self) -> str:
         """Of the step."""
         return "/".join(part for part in (self.variant, self.kind, Path(self.model).stem) if part)
@@ -66,8 +83,8 @@ class Step(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        """Of `headwater`."""
-        return [self.command, self.model, *self.options.split(), "--out", str(WORK / self.name)]
+        """Of the program."""
+        return [*self.program, self.model, *shlex.split(self.options), "--out", str(WORK / self.name)]
 
 
 RULE = {SMOL: "smollm2-135m", QWEN: "qwen2.5"}
@@ -106,8 +123,27 @@ STEPS = [
     Step("jacobian", SMOL, "--conditions init --prompts 4 --seeds 2 --products 32 --initialization 1/24", "rule-1-24"),
     Step("leakage", QWEN, "--prompts 64 --length 128 --fresh 0 --text code", "code"),
     Step("sinks", QWEN, "--prompts 16 --length 256 --text code", "code"),
+    Step("sinks", SMOL, f"--prompts 32 --length 256 --chat {CHAT}", "chat"),
+    Step("leakage", SMOL, f"--prompts 100 --length 128 --chat {CHAT}", "chat"),
+    Step("paths", SMOL, f"--prompts 16 --seeds 2 --length 128 --initialization {RULE[SMOL]}"),
+    *(Step("inspect", SMOL, f"--prompt {shlex.quote(text)}", f"inspect/{name}") for name, text in TEXTS.items()),
+    *(Step("sinks", model, "--prompts 16 --length 256 --reacts off", "noise") for model in NOISE),
+    *(Step("trajectory", model, "--prompts 16 --length 256", "noise") for model in NOISE),
+    *(Step("jacobian", model, "--conditions pretrained --prompts 8 --products 32", "noise") for model in NOISE),
     Step("jacobian", SMOL, "--conditions pretrained --prompts 4 --products 32 --length 1024", "t1024"),
 ]
+
+
+def prepare(step: Step) -> None:
+    """Make the input of a step that is made here."""
+    if str(CHAT) in step.options and not CHAT.is_file():
+        asked = [[{"role": "user", "content": document.text[PASSAGE]}] for document in read_documents(BUNDLED["prose"])]
+        CHAT.parent.mkdir(parents=True, exist_ok=True)
+        CHAT.write_text(json.dumps(asked), encoding="utf-8")
+    if step.model in NOISE and not Path(step.model).is_file():
+        seed, half = str(NOISE.index(step.model)), f"{step.model}.part"
+        subprocess.run([sys.executable, "tools/noise.py", str(located(SMOL)), half, "--seed", seed], check=True)
+        Path(half).rename(step.model)
 
 
 def measure(step: Step) -> bool:
@@ -117,9 +153,10 @@ def measure(step: Step) -> bool:
     if step.model == QWEN and not Path(QWEN).is_file():
         print(f"{step.name}: left out, '{QWEN}' is not there", flush=True)
         return False
-    print(f"{step.name}: headwater {' '.join(step.arguments)}", flush=True)
+    print(f"{step.name}: {told(step)}", flush=True)
+    prepare(step)
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    done = subprocess.run([sys.executable, "-m", "probes", *step.arguments], env=environment, check=False)
+    done = subprocess.run([sys.executable, *step.arguments], env=environment, check=False)
     made = WORK / step.name / f"{step.command}.nc"
     if done.returncode or not made.is_file():
         print(f"{step.name}: not measured (exit code {done.returncode})", flush=True)
@@ -129,7 +166,16 @@ def measure(step: Step) -> bool:
         return False
     step.result.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(made, step.result)
+    for suffix in (".html", ".png") if step.kind in ("inspect", "paths") else ():  # drawn by the command itself
+        if made.with_suffix(suffix).is_file():
+            shutil.copyfile(made.with_suffix(suffix), step.result.with_suffix(suffix))
     return True
+
+
+def told(step: Step) -> str:
+    """A step's command, as a user would type it."""
+    words = step.arguments
+    return shlex.join(["headwater", *words[2:]] if words[0] == "-m" else ["python", *words])
 
 
 def drawn() -> None:
@@ -139,9 +185,9 @@ def drawn() -> None:
             draw(root, [kind for kind in collect(root) if kind in COMMANDS])
 
 
-def tabled() -> list[str]:
-    """The models in numbers, with 95 % intervals over documents, as a table in Markdown."""
-    found = collect(OUT)
+def tabled(root: Path = OUT) -> list[str]:
+    """The models of a folder in numbers, with 95 % intervals over documents, as a table in Markdown."""
+    found = collect(root)
     names = list(found["sinks"])
     lines = [["", *(f"`{name}`" for name in names)], ["---"] * (1 + len(names))]
 
@@ -150,7 +196,16 @@ def tabled() -> list[str]:
         if any(cell != "-" for cell in cells):
             lines.append([told, *cells])
 
-    for told, kind in (("text at position 0", "sinks"), ("its chat token (id 1) there", "im-start/sinks")):
+    for told, kind in (
+        ("text at position 0", "sinks"),
+        ("its chat token (id 1) there", "im-start/sinks"),
+        ("its end-of-text token (id 2) there", "end/sinks"),
+        ("its chat template", "chat/sinks"),
+        ("code", "code/sinks"),
+        ("T = 64", "t64/sinks"),
+        ("T = 1,024", "t1024/sinks"),
+        ("T = 2,048", "t2048/sinks"),
+    ):
         row(f"sink rate of position 0, {told}", kind, _sink_rate)
     row(
         "heads that attend to it (> 0.3)",
@@ -162,13 +217,15 @@ def tabled() -> list[str]:
         "sinks",
         lambda ds: ", ".join(str(counts(ds)[r][0]) for r in ("reads", "parks")),
     )
-    row("largest effect of a head's reading", "sinks", lambda ds: f"{float(ds['effect'].max()):.3f} nat")
+    for told, kind in (("the 40 that write most", "sinks"), ("all heads, T = 64", "t64/sinks")):
+        row(f"largest effect of a head's reading, {told}", kind, _effect)
     row("massive activation at position 0", "trajectory", _massive)
     row("other tokens put there: cosine of their streams, highest block", "trajectory", _cosine)
     for told, kind in (
         ("prose", "leakage"),
         ("code", "code/leakage"),
         ("prose behind id 1", "im-start/leakage"),
+        ("prose in the chat template", "chat/leakage"),
     ):
         row(
             f"position in attention, queries 9-31, {told}",
@@ -197,11 +254,20 @@ def tabled() -> list[str]:
         row(f"mean embedding for {told}: sink rate", kind, _swapped)
         row("... removed of V(X), constant left in", kind, lambda ds: _early(ds, "removed_of_model", ".0%"))
         row("... removed of V(X), constant taken out", kind, lambda ds: _early(ds, "removed_steady_of_model", ".0%"))
-    for condition in ("init", "pretrained"):
+    for told, kind, condition in (
+        ("init", "jacobian", "init"),
+        ("init, every deviation 0.02", "rule-0.02/jacobian", "init"),
+        ("init, every deviation 1/24", "rule-1-24/jacobian", "init"),
+        ("pretrained", "jacobian", "pretrained"),
+        ("pretrained, code", "code/jacobian", "pretrained"),
+        ("pretrained, T = 1,024", "t1024/jacobian", "pretrained"),
+    ):
         for name in ("primacy", "recency"):
-            row(f"{name}, {condition}", "jacobian", lambda ds, c=condition, n=name: interval(*shape(ds, c)[n][:3]))
-    row("middle, pretrained against init (elasticity)", "jacobian", lambda ds: interval(*change(ds)["middle"][:3]))
-    row("kernel with score path at init", "jacobian", lambda ds: f"{agreements({'': ds})[-1].errors['score_path']:.1%}")
+            row(f"{name}, {told}", kind, lambda ds, c=condition, n=name: _shape(ds, c, n))
+    row("middle, pretrained against init (elasticity)", "jacobian", _middle)
+    row("kernel with score path at init", "jacobian", _kernel)
+    for path in ("value", "score"):
+        row(f"{path} path into block 0 against the total, init; pretrained", "paths", lambda ds, p=path: _path(ds, p))
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
@@ -209,6 +275,32 @@ def _sink_rate(ds: xr.Dataset) -> str:
     sunk = ds["alpha"].isel(key=0) > json.loads(ds.attrs["options"])["threshold"]
     rates = sunk.mean(("layer", "head")).values.astype(float)
     return interval(*jackknifed(lambda some: float(some.mean()), rates, units(ds))[:3], form=".2f")
+
+
+def _middle(ds: xr.Dataset) -> str:
+    found = change(ds)
+    return interval(*found["middle"][:3]) if found else "-"
+
+
+def _kernel(ds: xr.Dataset) -> str:
+    return f"{agreements({'': ds})[-1].errors['score_path']:.1%}" if "init" in ds["condition"].values else "-"
+
+
+def _path(ds: xr.Dataset, path: str) -> str:
+    at = ds.sel(pathway=path).isel(layer=0)
+    ends = [
+        [float(at[f"share{end}"].sel(condition=c)) for end in ("", "_low", "_high")] for c in ("init", "pretrained")
+    ]
+    return "; ".join(interval(*three, form=".2f") for three in ends)
+
+
+def _effect(ds: xr.Dataset) -> str:
+    return f"{float(ds['effect'].max()):.3f} nat" if "effect" in ds else "-"
+
+
+def _shape(ds: xr.Dataset, condition: str, name: str) -> str:
+    found = shape(ds, condition)
+    return interval(*found[name][:3]) if found else "-"
 
 
 def _median_block(ds: xr.Dataset) -> float:
@@ -246,12 +338,14 @@ def main() -> int:
     asked = given.parse_args()
     if asked.table:
         print("\n".join(tabled()))
+        if (OUT / "noise").is_dir():
+            print("\n".join(["", *tabled(OUT / "noise")]))
         return 0
     steps = [step for step in STEPS if step.name.startswith(asked.only)]
     steps = steps or [step for step in STEPS if asked.only in step.name]
     if asked.list:
         for step in steps:
-            print(f"{'done' if step.result.is_file() else '-':5} {step.name}: headwater {' '.join(step.arguments)}")
+            print(f"{'done' if step.result.is_file() else '-':5} {step.name}: {told(step)}")
         return 0
     done = [measure(step) for step in steps]
     drawn()

@@ -69,7 +69,7 @@ def ranges(numbers: Iterable[int]) -> str:
 def number(value: Any, form: str = ".3g") -> str:
     """A number as text; "-" where there is none."""
     value = float(value)
-    return "-" if math.isnan(value) else three_digits(value) if form == ".3g" else format(value, form)
+    return "-" if math.isnan(value) else three_digits(value) if form == ".3g" else format(value, f"z{form}")  # no -0
 
 
 def _options(ds: xr.Dataset) -> dict[str, Any]:
