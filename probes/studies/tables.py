@@ -69,7 +69,8 @@ def ranges(numbers: Iterable[int]) -> str:
 def number(value: Any, form: str = ".3g") -> str:
     """A number as text; "-" where there is none."""
     value = float(value)
-    return "-" if math.isnan(value) else three_digits(value) if form == ".3g" else format(value, f"z{form}")  # no -0
+    form = form if form.startswith("+") else f"z{form}"  # no -0
+    return "-" if math.isnan(value) else three_digits(value) if form == "z.3g" else format(value, form)
 
 
 def _options(ds: xr.Dataset) -> dict[str, Any]:
