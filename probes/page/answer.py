@@ -1,8 +1,8 @@
 """What was found, in five items of plain sentences, each number computed from the results at hand.
 
 Where a folder has results of real language models, they alone speak; else the models that are there do. A number of one
-model stands with its 95 % interval, of several models as their range, from the smallest to the largest. Where a probe has
-not been run the sentence names the command that runs it.
+model stands with its 95 % interval; those of two or three models stand in the order of their names, those of more as a
+range. Where a probe has not been run the sentence names the command that runs it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from ..roles import ATTENDS, LARGE, SMALL, role_names
 from ..sources.judging import is_real
 from ..statistics import Interval
 from ..studies.collected import Collected
-from ..summary import band, estimate, profiles, rms_log_error, three_digits
+from ..summary import band, estimate, profiles, relative_error, three_digits
 
 Results = Mapping[str, xr.Dataset]
 
 RATIOS = ("primacy", "recency")
+LISTED = 3  # models that are named one by one, and their numbers
 STRONG, WEAK = 2.0, 1.25  # how many times the middle both ends stand in a strong and in a weak U
 
 
@@ -147,15 +148,14 @@ def _initialization(results: Results) -> str:
     for name in found:
         ds = results[name]
         if "theory_score_path" in ds:
-            told, measured = (
-                _upto(ds, band([run.mean for run in profiles(ds, variable)["init"]]).centre)
-                for variable in ("theory_score_path", "sensitivity")
-            )
-            errors.append(rms_log_error(told, measured))
+            curves = [profiles(ds, variable)["init"] for variable in ("theory_score_path", "sensitivity")]
+            end = int(json.loads(str(ds.attrs["options"]))["query"]) + 1
+            errors.append(relative_error(*(band([run.mean[:end] for run in runs]).centre for runs in curves)))
     errors = [error for error in errors if math.isfinite(error)]
     if errors:
         said += (
-            f" A theory without fitted parameters gives the whole profile within {over(errors, '.1%')} (RMS log error)."
+            f" A theory without fitted parameters gives the whole profile within {over(errors, '.1%')} (mean relative "
+            "error over positions)."
         )
     return said
 
@@ -186,8 +186,8 @@ def _ends(found: Mapping[str, Mapping[str, Interval]]) -> str:
         "strong" if least >= STRONG else "weak" if least >= WEAK else "no"
         for least in (min(numbers["primacy"].low, numbers["recency"].low) for numbers in known.values())
     ]
-    counted = [f"a {kind} U" if kind != "no" else "no sure U" for kind in dict.fromkeys(shapes)]
-    which = counted[0] if len(counted) == 1 else f"{' or '.join(counted)}, by model"
+    told = [f"a {kind} U" if kind != "no" else "no sure U" for kind in shapes]
+    which = each_or_counted(told)
     return (
         f"the last position's output in {_names(known)} depends {_told(first)} times as strongly on the first 5 % of "
         f"positions as on the middle half (primacy), and {_told(last)} times as strongly on its own input "
@@ -201,11 +201,8 @@ def _changed(found: Sequence[Interval]) -> str:
         return f"falls to {_told(found)} of what it was"
     if all(one.low > 1 for one in found):
         return f"rises to {_told(found)} times what it was"
-    return (
-        f"is {_told(found)} times what it was, which shows no sure rise or fall"
-        if len(found) == 1
-        else f"is {_told(found)} times what it was, with no sure direction that they share"
-    )
+    ways = ["a fall" if one.high < 1 else "a rise" if one.low > 1 else "no sure change" for one in found]
+    return f"is {_told(found)} times what it was ({each_or_counted(ways)})"
 
 
 def _claims(claims: Sequence[Claim]) -> str:
@@ -227,11 +224,29 @@ def _claims(claims: Sequence[Claim]) -> str:
 
 
 def over(values: Iterable[float], form: str = ".3g") -> str:
-    """A range over models, "1.3–2.9"; one number where they agree as printed."""
-    numbers = sorted(values)
+    """Of two or three models each, "2.9 and 1.3", of more their range, "1.3–2.9"; one number where they agree as printed."""
+    numbers = list(values)
     percent = " %" * form.endswith("%")
-    ends = dict.fromkeys(format(number, form).removesuffix("%") for number in (numbers[0], numbers[-1]))
-    return (" to " if numbers[0] < 0 else "–").join(ends) + percent
+    shown = [format(number, f"z{form}").removesuffix("%") for number in numbers]
+    if len(numbers) <= LISTED or len(set(shown)) == 1:
+        return listed(shown if len(set(shown)) > 1 else shown[:1]) + percent
+    ends = [shown[numbers.index(extreme)] for extreme in (min(numbers), max(numbers))]
+    return (" to " if min(numbers) < 0 else "–").join(ends) + percent
+
+
+def each_or_counted(told: Sequence[str]) -> str:
+    """What is said of each model: once where it is the same, in their order where they are few, else how often."""
+    if len(set(told)) == 1:
+        return told[0]
+    if len(told) <= LISTED:
+        return listed(told)
+    return ", ".join(f"{one} in {count}" for one, count in Counter(told).most_common())
+
+
+def listed(words: Iterable[str]) -> str:
+    """As in "one, two and three"."""
+    *rest, last = words
+    return " and ".join(filter(None, (", ".join(rest), last)))
 
 
 def _of(results: Results, name: str, form: str = ".3g", **where: object) -> str:
@@ -254,15 +269,9 @@ def _told(found: Sequence[Interval], form: str = ".3g") -> str:
 
 
 def _names(results: Mapping[str, object]) -> str:
-    """Up to three models by name, more by number."""
-    names = list(results)
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if len(names) <= 3 else f"{len(names)} models"
+    """Few models by name, more by number."""
+    return listed(results) if len(results) <= LISTED else f"{len(results)} models"
 
 
 def _early(ds: xr.Dataset) -> str:
     return str(ds["band"].values[0])
-
-
-def _upto(ds: xr.Dataset, curve: np.ndarray) -> np.ndarray:
-    """Over the positions up to the query."""
-    return curve[: int(json.loads(str(ds.attrs["options"]))["query"]) + 1]
