@@ -63,10 +63,10 @@ SWAPS = ("mean", "zero", "random")  # what is put at position 0
 QUICK_PROMPTS = {
     "scalar": 1,
     "trajectory": 4,
-    "sinks": 4,
+    "sinks": 8,
     "theory": 1,
-    "jacobian": 2,
-    "leakage": 8,
+    "jacobian": 4,
+    "leakage": 16,
     "bos-swap": 4,
 }
 QUICK_PRODUCTS = 8
