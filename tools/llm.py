@@ -3,7 +3,7 @@
     python tools/llm.py                  # everything that is not there yet
     python tools/llm.py --list           # the steps with their commands, and which are done
     python tools/llm.py --only leakage   # steps whose name begins with this, or holds it
-    python tools/llm.py --table          # the table of README, from what is there
+    python tools/llm.py --table          # the table of README, from what is there; all of it is in reports/llm/table.md
 
 Each step is one `headwater` command; an interrupted one resumes. Results go to `reports/llm/KIND/`, measurements of another
 kind of input, initialization or weights to `reports/llm/VARIANT/KIND/`; figures and tables are drawn again at the end.
@@ -183,15 +183,23 @@ def drawn() -> None:
     for root in (OUT, *sorted({OUT / step.variant for step in STEPS if step.variant})):
         if root.is_dir():
             draw(root, [kind for kind in collect(root) if kind in COMMANDS])
+    lines = ["# The real models in numbers", "", "95 % intervals over documents; `python tools/llm.py`.", "", *tabled()]
+    if (OUT / "noise").is_dir():
+        lines += ["", "With noise of half a quantization step on all quantized weights, three draws:", ""]
+        lines += tabled(OUT / "noise")
+    (OUT / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def tabled(root: Path = OUT) -> list[str]:
-    """The models of a folder in numbers, with 95 % intervals over documents, as a table in Markdown."""
+def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
+    """The models of a folder in numbers, with 95 % intervals over documents, as a table in Markdown; without `variants`
+    what the headline rests on."""
     found = collect(root)
     names = list(found["sinks"])
     lines = [["", *(f"`{name}`" for name in names)], ["---"] * (1 + len(names))]
 
     def row(told: str, kind: str, tell: Callable[[xr.Dataset], str]) -> None:
+        if "/" in kind and not variants:
+            return
         cells = [tell(found[kind][name]) if name in found[kind] else "-" for name in names]
         if any(cell != "-" for cell in cells):
             lines.append([told, *cells])
@@ -225,35 +233,41 @@ def tabled(root: Path = OUT) -> list[str]:
         ("prose", "leakage"),
         ("code", "code/leakage"),
         ("prose behind id 1", "im-start/leakage"),
-        ("prose in the chat template", "chat/leakage"),
     ):
         row(
             f"position in attention, queries 9-31, {told}",
             kind,
-            lambda ds: f"{_early(ds, 'log_form_of_model', part='total')} nat²",
+            lambda ds: f"{_part(ds, 'log_form_of_model', part='total')} nat²",
         )
         row("... in the median block", kind, lambda ds: f"{_median_block(ds):.3g} nat²")
         row(
             "... of it the mask's, with the constant sink",
             kind,
-            lambda ds: _early(ds, "steady_share_of_model", ".0%", source="mask"),
+            lambda ds: _part(ds, "steady_share_of_model", ".0%", source="mask"),
         )
         row(
             "... of it the residual stream's",
             kind,
-            lambda ds: _early(ds, "steady_share_of_model", ".0%", source="residual"),
+            lambda ds: _part(ds, "steady_share_of_model", ".0%", source="residual"),
         )
         row(
             "... the same, constant left in",
             kind,
-            lambda ds: _early(ds, "log_share_of_model", ".0%", source="residual"),
+            lambda ds: _part(ds, "log_share_of_model", ".0%", source="residual"),
         )
-        row("V(X), constant taken out", kind, lambda ds: _early(ds, "steady_stream_of_model"))
-        row("V(X), constant left in", kind, lambda ds: _early(ds, "log_stream_of_model"))
+        row("V(X), constant taken out", kind, lambda ds: _part(ds, "steady_stream_of_model"))
+        row("V(X), constant left in", kind, lambda ds: _part(ds, "log_stream_of_model"))
+    # Behind a chat template early queries see the same words in every prompt, which count as position.
+    for told, kind in (("prose", "leakage"), ("prose in the chat template", "chat/leakage")):
+        row(
+            f"position in attention, queries 64-127, {told}",
+            kind,
+            lambda ds: f"{_part(ds, 'log_form_of_model', band='64-127', part='total')} nat²",
+        )
     for told, kind in (("text", "bos-swap"), ("id 1", "im-start/bos-swap")):
         row(f"mean embedding for {told}: sink rate", kind, _swapped)
-        row("... removed of V(X), constant left in", kind, lambda ds: _early(ds, "removed_of_model", ".0%"))
-        row("... removed of V(X), constant taken out", kind, lambda ds: _early(ds, "removed_steady_of_model", ".0%"))
+        row("... removed of V(X), constant left in", kind, lambda ds: _part(ds, "removed_of_model", ".0%"))
+        row("... removed of V(X), constant taken out", kind, lambda ds: _part(ds, "removed_steady_of_model", ".0%"))
     for told, kind, condition in (
         ("init", "jacobian", "init"),
         ("init, every deviation 0.02", "rule-0.02/jacobian", "init"),
@@ -318,9 +332,9 @@ def _cosine(ds: xr.Dataset) -> str:
     return f"{cosine.max():.3f} (block {int(np.argmax(cosine))})"
 
 
-def _early(ds: xr.Dataset, name: str, form: str = ".3g", **where: object) -> str:
+def _part(ds: xr.Dataset, name: str, form: str = ".3g", band: str = "9-31", **where: object) -> str:
     ds = ds.isel(replacement=0) if "replacement" in ds.dims else ds
-    value, low, high = estimate(ds.isel(band=0), name, **where)
+    value, low, high = estimate(ds.sel(band=band), name, **where)
     return interval(value, low, high, form=form)
 
 
@@ -337,9 +351,7 @@ def main() -> int:
     given.add_argument("--table", action="store_true", help="print the table of what is there and stop")
     asked = given.parse_args()
     if asked.table:
-        print("\n".join(tabled()))
-        if (OUT / "noise").is_dir():
-            print("\n".join(["", *tabled(OUT / "noise")]))
+        print("\n".join(tabled(variants=False)))
         return 0
     steps = [step for step in STEPS if step.name.startswith(asked.only)]
     steps = steps or [step for step in STEPS if asked.only in step.name]
