@@ -62,9 +62,9 @@ llm: smollm2
 report-jacobian:
 	$(BIN)/headwater jacobian $(BUNDLED) --seeds 2 --out reports/jacobian
 report-bos-swap:
-	$(BIN)/headwater bos-swap $(BUNDLED) --replace mean,random --prompts 128 --length 128 --out reports/bos-swap
+	$(BIN)/headwater bos-swap $(BUNDLED) --replace mean,random --prompts 64 --length 128 --out reports/bos-swap
 report-leakage:
-	$(BIN)/headwater leakage $(BUNDLED) --prompts 512 --length 128 --out reports/leakage
+	$(BIN)/headwater leakage $(BUNDLED) --prompts 256 --length 128 --out reports/leakage
 report-theory:
 	$(BIN)/headwater theory $(BUNDLED) --prompts 2 --out reports/theory
 report-sinks:

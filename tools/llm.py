@@ -192,7 +192,8 @@ def drawn() -> None:
 
 def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
     """The models of a folder in numbers, with 95 % intervals over documents, as a table in Markdown; without `variants`
-    what the headline rests on."""
+    what the headline rests on.
+    """
     found = collect(root)
     names = list(found["sinks"])
     lines = [["", *(f"`{name}`" for name in names)], ["---"] * (1 + len(names))]
