@@ -805,7 +805,7 @@ def report(
     Writes index.html, claims.md, overview.png, overview.svg and, in a folder per study, results, figures and tables. The
     studies that take least come first, and the page is written after each. A result that is there, made with the same
     options, is kept; interrupted, the same command goes on. Without models it makes the page from all results under
-    --out, those of other commands (map, match, toy) included.
+    --out, those of other commands (map, match, toy) included; tables of toys are written again, their verdicts too.
     """
     from .page.measuring import Source, measure
     from .prompts import parse_first
@@ -856,6 +856,8 @@ def report(
 
 def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Write the page of all results under a folder: what it says in short, and which files, the page first."""
+    from toy.experiments.experiment import claims_of, report_of
+
     from .claims import claims, claims_table, headline, merged
     from .files import together
     from .page import build
@@ -870,13 +872,17 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
         raise InputError(
             f"'{out}' holds no results to report; name a model to measure, as in headwater report tiny-llama"
         )
-    found = merged([*claims(collected), *_toy_claims(collected)])
+    toys = _toys(collected)
+    found = merged([*claims(collected), *(claim for name, ds, _ in toys for claim in claims_of(name, ds))])
     written = [out / "index.html", out / "claims.md"]
     picture = None
     said = sentences(collected, found)
     with together():
         table = claims_table(found)
         write_report(replace(table, lines=[*quick_remarks(collected), *table.lines]), out / "claims.md")
+        for name, ds, file in toys:  # verdicts by the same rules as the ledger's, under the command that trained
+            write_report(report_of(name, ds), file.with_suffix(".md"), str(ds.attrs.get("command", "")))
+            written.append(file.with_suffix(".md"))
         if collected["jacobian"]:
             picture = out / "overview.png"
             shown = (leading(collected[kind]) for kind in ("jacobian", "leakage", "bos-swap"))
@@ -886,16 +892,15 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
     return [*said, *headline(found)], written
 
 
-def _toy_claims(collected: Any) -> list[Any]:
-    """Statements about toys, of every result of a toy experiment."""
-    from toy.experiments.experiment import EXPERIMENTS, claims_of
+def _toys(collected: Any) -> list[tuple[str, Any, Path]]:
+    """Every result of a toy experiment: its name, the result and its file."""
+    from toy.experiments.experiment import EXPERIMENTS
 
     return [
-        claim
+        (name, ds, collected.files[kind, name])
         for kind in collected
         for name, ds in collected[kind].items()
         if kind.split("/")[0] == "toy" and name in EXPERIMENTS
-        for claim in claims_of(name, ds)
     ]
 
 

@@ -705,6 +705,7 @@ def test_the_table_is_sorted_counted_and_escaped(tmp_path):
         in page
     )
     assert page.splitlines()[2].startswith("Each verdict is computed")
+    assert "Brackets hold 95 % intervals: over documents, or by Student's t over runs" in page
 
 
 # -------------------------------------------------------------------------------------------------------- real results

@@ -19,11 +19,13 @@ from probes.sources.judging import (
     every,
     in_each,
     in_real,
+    listed,
     near,
     nothing,
     of_profile,
     over_training,
     parameters,
+    range_told,
     runs,
     some,
     sure,
@@ -215,3 +217,10 @@ def test_a_number_of_fresh_models_has_models_as_units():
 
 def test_between_is_closed():
     assert between(Interval(1, 1, 2), 1, 2)(SURE) == "holds"
+
+
+def test_a_range_is_no_interval():
+    assert range_told([3.0, math.nan, 1.0, 2.0]) == "2 (1 to 3)"
+    assert range_told(np.array([[0.5]]), ".1f") == "0.5"
+    assert range_told([math.inf]) == "-"
+    assert listed([0.5] * 8 + [1.0], ".1f") == "0.5 (0.5 to 1.0 in 9 heads)"

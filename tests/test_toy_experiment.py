@@ -23,7 +23,7 @@ from probes import __main__ as cli
 from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.files import atomic
-from probes.results import dataset, load
+from probes.results import dataset, load, save
 from probes.studies.tables import Table
 from toy.experiments import experiment as frame
 from toy.experiments.experiment import Work, claims_of, extent, report_of, run, settings_of
@@ -289,6 +289,19 @@ def test_claims_of_a_result_have_model_and_command(tiny, tmp_path):
     assert {row.model for row in claims_of("tiny-one", whole)} == {"toys, 1 seed, full run"}
     with pytest.raises(InputError, match="there is no experiment 'tiny'"):
         claims_of("tiny", ds)
+
+
+def test_a_report_writes_tables_of_toys_by_present_rules(tiny, tmp_path, monkeypatch):
+    ds, _, _ = run("tiny-one", tmp_path / "toy", quick=True, device="cpu")
+    save(ds.assign_attrs(command="headwater toy tiny-one --quick"), tmp_path / "toy" / "tiny-one.nc")
+    page = tmp_path / "toy" / "tiny-one.md"
+    assert "| below 9 |" in page.read_text(encoding="utf-8")
+    monkeypatch.setattr(tiny, "claims", lambda ds: claimed(ds)[1:])  # a rule goes
+    assert call(monkeypatch, "report", "--out", str(tmp_path)) == 0
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert lines[2] == "`headwater toy tiny-one --quick`"  # what trained, not what wrote
+    assert [line.split("|")[2].strip() for line in lines if line.startswith("| [X]")] == ["below 0", "the last \\"]
+    assert "x-below-9" not in (tmp_path / "claims.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -360,8 +360,8 @@ def _powers_on_map(powers: str, amplitudes: str, collected: Collected) -> Judged
     each: dict[str, Told] = {str(n): ("", one < other) for n, (one, other) in enumerate(errors)}  # of the same profile
     judged = on_map(collected, each, f"{len(errors)} fresh configurations")
     said = (
-        f"powers nearer at {smaller} of {len(errors)} places: {range_told(one for one, _ in errors)}, "
-        f"amplitudes {range_told(other for _, other in errors)}"
+        f"powers nearer at {smaller} of {len(errors)} places: {range_told([one for one, _ in errors])}, "
+        f"amplitudes {range_told([other for _, other in errors])}"
     )
     return judged and judged._replace(measured=said)
 

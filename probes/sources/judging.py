@@ -21,6 +21,7 @@ from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 
 from ..claims import Judged, Kind, Population, Rule, Statement, Verdict, verdict_of
@@ -126,11 +127,11 @@ class Source:
 
 
 def listed(values: Sequence[float] | np.ndarray, form: str = ".2f") -> str:
-    """A few numbers as they are; of more their median, range and count."""
+    """A few numbers as they are; of more their median, range and count, "0.3 (0.2 to 0.5 in 12 heads)"."""
     if len(values) <= LISTED:
         return ", ".join(format(value, form) for value in values)
     middle, low, high = (format(float(end), form) for end in (np.median(values), np.min(values), np.max(values)))
-    return f"{middle} [{low} to {high} in {len(values)} heads]"
+    return f"{middle} ({low} to {high} in {len(values)} heads)"
 
 
 def having(results: Results, *names: str) -> dict[str, xr.Dataset]:
@@ -432,13 +433,14 @@ def ends_told(ds: xr.Dataset, condition: str) -> tuple[str, list[Interval]]:
     return ", ".join(said), list(ends.values())
 
 
-def range_told(values: Iterable[float], form: str = ".3g") -> str:
-    """Median and range."""
-    known = np.array([float(value) for value in values])
+def range_told(values: npt.ArrayLike, form: str = ".3g") -> str:
+    """Median and range of what is finite, "0.3 (0.2 to 0.5)", since brackets hold intervals; "-" where nothing is."""
+    known = np.asarray(values, dtype=np.float64)
     known = known[np.isfinite(known)]
-    if not len(known):
-        return "-"
-    return number(known[0], form) if len(known) == 1 else interval(np.median(known), known.min(), known.max(), form)
+    if len(known) < 2:
+        return number(known[0], form) if len(known) else "-"
+    middle, low, high = (number(value, form) for value in (np.median(known), known.min(), known.max()))
+    return f"{middle} ({low} to {high})"
 
 
 def _end(ds: xr.Dataset) -> int | None:

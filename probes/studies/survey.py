@@ -204,14 +204,14 @@ def survey(
     return results
 
 
-def write_report(report: Report, path: Path) -> None:
-    """A report as a page in Markdown, under the command that made it.
+def write_report(report: Report, path: Path, command: str | None = None) -> None:
+    """A report as a page in Markdown, under the command that made it: this one, if none is given.
 
     Raises:
         InputError: the path cannot be written to.
     """
     *above, last = report.tables
-    command = str(made_with()["command"])
+    command = str(made_with()["command"]) if command is None else command
     lines = [f"`{command}`"] if command else []
     lines += [report.described, *(f"- {line}" for line in report.lines)]
     for table in above:

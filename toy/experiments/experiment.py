@@ -184,7 +184,8 @@ def report_of(name: str, ds: xr.Dataset) -> Report:
     """A result's numbers and the table of published statements about it, from the result alone."""
     module = experiment(name)
     rows = [[c.source, c.claim, c.measured, c.verdict] for c in module.claims(ds)]
-    table = Table("Published statements", ("source", "published", "measured", "verdict"), rows)
+    title = "Published statements; brackets hold 95 % intervals by Student's t over runs"
+    table = Table(title, ("source", "published", "measured", "verdict"), rows)
     return Report(f"headwater toy {name}", extent(ds), [*module.tables(ds), table], [])
 
 

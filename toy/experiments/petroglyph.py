@@ -32,7 +32,7 @@ from torch.nn import functional
 from probes.claims import Claim, Kind, Statement
 from probes.errors import InputError
 from probes.results import dataset
-from probes.sources.judging import SURE
+from probes.sources.judging import SURE, range_told
 from probes.studies.tables import Table, number
 
 from ..model import Architecture, Mask, NormSwitch, PositionalSwitch, Switches, Weights, forward, initial
@@ -367,7 +367,7 @@ def tables(ds: xr.Dataset) -> list[Table]:
         if accuracy is None or loss is None:
             continue
         last, final = accuracy.isel(step=-1), loss.isel(step=-1)
-        cells = [f"{float(x.median()):.3f} [{float(x.min()):.3f}, {float(x.max()):.3f}]" for x in (last, final)]
+        cells = [range_told(x, ".3f") for x in (last, final)]
         solved = (accuracy > SOLVED).all("seed").values
         first = str(int(accuracy["step"][int(solved.argmax())])) if solved.any() else "-"
         learned.append([str(kind[0]), *kind[1:], *cells, first])
@@ -380,7 +380,7 @@ def tables(ds: xr.Dataset) -> list[Table]:
         )
     ]
     if learned:
-        columns = (*head, "accuracy, median [range]", "loss (nats)", f"all seeds above {SOLVED:g} from step")
+        columns = (*head, "accuracy, median (range)", "loss (nats)", f"all seeds above {SOLVED:g} from step")
         found.append(Table(f"Which token stands first; blind to order: 0.5 and {math.log(2):.3f}", columns, learned))
     return found
 

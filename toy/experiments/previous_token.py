@@ -46,7 +46,7 @@ from torch import Tensor
 from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.results import dataset
-from probes.sources.judging import SURE, above, below, between, every, near, some
+from probes.sources.judging import SURE, above, below, between, every, near, range_told, some
 from probes.statistics import between_runs, over_runs
 from probes.studies.tables import Table, number
 
@@ -673,7 +673,7 @@ def tables(ds: xr.Dataset) -> list[Table]:
     variant, last = main_variant(ds), ds["perplexity"].isel(step=-1)
     found = []
     rows = [
-        [str(r), str(p), str(kind), _spread(last.sel(residual=r, projection=p, positional=kind))]
+        [str(r), str(p), str(kind), range_told(last.sel(residual=r, projection=p, positional=kind))]
         for r in ds["residual"].values
         for p in ds["projection"].values
         for kind in ds["positional"].values
@@ -681,7 +681,7 @@ def tables(ds: xr.Dataset) -> list[Table]:
     v, c = _sizes(ds)
     readers = betting(v, c)
     found.append(
-        Table(f"Perplexity, V = {v}, C = {c}: last step", ("residual", "W_O", "positions", "median [range]"), rows)
+        Table(f"Perplexity, V = {v}, C = {c}: last step", ("residual", "W_O", "positions", "median (range)"), rows)
     )
     limits = [
         ["exp E[log((C-1)/count)], the best without positions", number(blind_limit(v, c), ".3f")],
@@ -692,8 +692,8 @@ def tables(ds: xr.Dataset) -> list[Table]:
     ]
     found.append(Table("Readers without positions: perplexity", ("reader", "perplexity"), limits))
     if "blind_perplexity" in ds:
-        rows = [[str(int(one["blind_width"])), _spread(one)] for one in ds["blind_perplexity"]]
-        found.append(Table("Perplexity without positions, by width", ("width", "median [range]"), rows))
+        rows = [[str(int(one["blind_width"])), range_told(one)] for one in ds["blind_perplexity"]]
+        found.append(Table("Perplexity without positions, by width", ("width", "median (range)"), rows))
     if "relative_published" in ds:
         found += _published_tables(ds)
     if (side := signs(ds)) is not None:
@@ -722,10 +722,10 @@ def tables(ds: xr.Dataset) -> list[Table]:
         found.append(Table("Separation, last step", columns, rows))
     if "relative_by_size" in ds:
         rows = [
-            [str(int(one["vocabulary"])), str(int(one["context"])), str(int(one["width"])), _spread(one)]
+            [str(int(one["vocabulary"])), str(int(one["context"])), str(int(one["width"])), range_told(one)]
             for one in ds["relative_by_size"].stack(size=("vocabulary", "context", "width")).transpose("size", ...)
         ]
-        found.append(Table("(perplexity - 1) / V by size", ("V", "C", "width", "median [range]"), rows))
+        found.append(Table("(perplexity - 1) / V by size", ("V", "C", "width", "median (range)"), rows))
     if "rate_relative" in ds:
         rows = []
         stacked_ = ds[["rate_relative", "spikes"]].stack(case=("rate_vocabulary", "learning_rate", "schedule"))
@@ -736,20 +736,20 @@ def tables(ds: xr.Dataset) -> list[Table]:
                     str(int(one["rate_vocabulary"])),
                     f"{float(one['learning_rate']):g}",
                     str(one["schedule"].values),
-                    _spread(one["rate_relative"]),
-                    _spread(one["spikes"].sum("rate_step"), "g"),
+                    range_told(one["rate_relative"]),
+                    range_told(one["spikes"].sum("rate_step"), "g"),
                 ]
             )
         columns = ("V", "learning rate", "schedule", "(perplexity - 1) / V", "spikes")
-        found.append(Table("Learning rates: median [range]", columns, rows))
+        found.append(Table("Learning rates: median (range)", columns, rows))
     if "relative_by_target" in ds:
         rows = [
-            [str(int(row["offset_context"])), str(int(one["target"]) + 1), _spread(one)]
+            [str(int(row["offset_context"])), str(int(one["target"]) + 1), range_told(one)]
             for row in ds["relative_by_target"]
             for one in row
             if np.isfinite(one).any()
         ]
-        found.append(Table("(perplexity - 1) / V by offset", ("C", "offset", "median [range]"), rows))
+        found.append(Table("(perplexity - 1) / V by offset", ("C", "offset", "median (range)"), rows))
     note = f" (residual {variant.residual}, W_O {variant.projection})"
     return [Table(t.title + note if "residual" not in t.columns else t.title, t.columns, t.rows) for t in found]
 
@@ -767,7 +767,7 @@ def _published_tables(ds: xr.Dataset) -> list[Table]:
             one = ds["relative_published"].sel(cell=cell, batch=b)
             if np.isfinite(one).any():
                 shown = [
-                    _spread(one.sel(residual=r, projection=p))
+                    range_told(one.sel(residual=r, projection=p))
                     for r in ds["residual"].values
                     for p in ds["projection"].values
                 ]
@@ -1011,16 +1011,6 @@ def _offset_claim(ds: xr.Dataset) -> Claim:
 def _sizes(ds: xr.Dataset) -> tuple[int, int]:
     settings = json.loads(ds.attrs["settings"])
     return int(settings["vocabulary"]), int(settings["context"])
-
-
-def _spread(values: xr.DataArray, form: str = ".3g") -> str:
-    """Median and range over seeds; NaN left out."""
-    known = values.values[np.isfinite(values.values)]
-    if not known.size:
-        return "-"
-    if known.size == 1:
-        return number(known[0], form)
-    return f"{number(np.median(known), form)} [{number(known.min(), form)}, {number(known.max(), form)}]"
 
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:

@@ -19,12 +19,13 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Bool, Float
 from torch.nn import functional
 
 from probes.claims import Claim, Statement
 from probes.errors import InputError
 from probes.results import dataset
-from probes.sources.judging import SURE, above, below, between, every
+from probes.sources.judging import SURE, above, below, between, every, nothing, range_told, told
 from probes.statistics import Interval, over_runs
 from probes.studies.tables import Table, number
 from probes.summary import spearman
@@ -32,9 +33,10 @@ from probes.summary import spearman
 from ..model import Architecture
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, logits
-from .experiment import Work, each_above, over_told
+from .experiment import Work, each_above, over_each, over_told
 
 CURVE_POINTS = 20  # of a training curve: means over so many equal parts of the training
+SMOOTH = 50  # steps; spikes are looked for in means over so many
 TEST_SEED = 2**32  # of the fresh sequences; runs have smaller ones
 TEST_CHUNK = 2048  # sequences evaluated at a time
 
@@ -52,6 +54,7 @@ AGREES = 0.05  # nats; so near counts as the published value, for the same reaso
 NORMAL = 1.96  # standard errors to either end of a 95 % interval over sequences
 BREAKS = 0.1  # nats; what a plateau that is broken falls by at least: some five times what its targets differ by
 WIDEST_SAID = 3  # of the targets at which seeds differ, in a sentence
+SPIKE = 0.1  # nats; a loss so far above its least is a spike: ten times the deviation of a mean over `SMOOTH` steps
 STILL = 0.05  # nats; what a loss that has converged does not fall by in the last quarter of the training
 
 
@@ -128,7 +131,8 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     Returns:
         `loss [layers, width, residual, feed_forward, seed, target]` and `loss_error` alike, in nats: mean over the same
         fresh sequences for all models, and its standard error; `curve [..., target, step]`: training loss, mean over the
-        steps up to `step` from the one before; `limit [reader, target]`: what no reader of that kind gets below (`limits`).
+        steps up to `step` from the one before; `spiky [..., target]`: share of the training, in means over `SMOOTH` steps,
+        that is `above_least`; `limit [reader, target]`: what no reader of that kind gets below (`limits`).
     """
     runs = settings.runs()
     trained = work.train("retrieval", runs, settings.steps)
@@ -137,6 +141,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     losses, errors = evaluate(trained, settings, work)
     ends = np.linspace(0, settings.steps, CURVE_POINTS + 1).round().astype(int)
     parts = [torch.stack([model.losses[start:end].mean() for model in trained]) for start, end in pairwise(ends)]
+    smooth = [model.losses.unfold(0, min(SMOOTH, settings.steps), 1).mean(-1).numpy() for model in trained]
     readers = limits(settings.vocabulary, settings.context)
     return dataset(
         {
@@ -146,6 +151,11 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
                 (*dims, "step"),
                 torch.stack(parts, -1).reshape(*shape, CURVE_POINTS),
                 {"long_name": "training loss, mean over the steps up to this one", "units": "nat"},
+            ),
+            "spiky": (
+                dims,
+                np.reshape([above_least(one).mean() for one in smooth], shape).astype(np.float32),
+                {"long_name": f"share of training {SPIKE:g} nats above the least loss so far", "units": "1"},
             ),
             "limit": (
                 ("reader", "target"),
@@ -165,6 +175,11 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         },
         attrs={"task": "the token at position target, of uniform random ones", "positional": "none", "mask": "causal"},
     )
+
+
+def above_least(curve: Float[np.ndarray, "*model step"]) -> Bool[np.ndarray, "*model step"]:
+    """Where a loss, nats, is more than `SPIKE` above its least so far."""
+    return curve > np.minimum.accumulate(curve, -1) + SPIKE
 
 
 def evaluate(trained: Sequence[Trained], settings: Settings, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
@@ -250,6 +265,10 @@ def losses(ds: xr.Dataset, layers: int, width: int, variant: Variant) -> xr.Data
     return ds["loss"].sel(wanted)
 
 
+def _of(ds: xr.Dataset, layers: int | list[int], width: int, variant: Variant) -> xr.Dataset:
+    return ds.sel(layers=layers, width=width, residual=variant.residual, feed_forward=variant.feed_forward)
+
+
 def published(ds: xr.Dataset, layers: int, width: int) -> xr.DataArray | None:
     """A published curve at the result's targets; None for a curve that was not, or a result of another task."""
     settings = json.loads(ds.attrs["settings"])
@@ -278,15 +297,9 @@ def tables(ds: xr.Dataset) -> list[Table]:
     for layers, width, variant in product(ds["layers"].values, ds["width"].values, variants(ds)):
         loss = losses(ds, layers, width, variant)
         assert loss is not None
-        cells = [
-            f"{number(one.median(), '.2f')} [{number(one.min(), '.2f')}, {number(one.max(), '.2f')}]"
-            for one in loss.transpose("target", "seed")
-        ]
+        cells = [range_told(one, ".2f") for one in loss.transpose("target", "seed")]
         rows.append([str(layers), str(width), str(variant), *cells])
-        curve = ds["curve"].sel(
-            layers=layers, width=width, residual=variant.residual, feed_forward=variant.feed_forward
-        )
-        still = curve.isel(step=-1 - CURVE_POINTS // 4) - curve.isel(step=-1) > STILL
+        still = falling(_of(ds, layers, width, variant)["curve"])
         names = [f"{k}: {int(n)}" for k, n in zip(targets, still.sum("seed").values, strict=True) if n]
         converged.append(
             [str(layers), str(width), str(variant), f"{int(still.sum())} of {still.size}", ", ".join(names) or "-"]
@@ -294,7 +307,7 @@ def tables(ds: xr.Dataset) -> list[Table]:
     readers = [[str(one.reader.values), *(number(x, ".3f") for x in one.values)] for one in ds["limit"]]
     columns = ("layers", "width", "variant", *(f"k = {k}" for k in targets))
     found = [
-        Table("Loss by target, nats: median over seeds [range]", columns, rows),
+        Table("Loss by target, nats: median over seeds (range)", columns, rows),
         Table(
             "Least loss of a reader who knows nothing, the bag of tokens, or it and the last token",
             ("reader", *columns[3:]),
@@ -326,6 +339,11 @@ def tables(ds: xr.Dataset) -> list[Table]:
             )
         )
     return found
+
+
+def falling(curve: xr.DataArray) -> xr.DataArray:
+    """[...] of training curves [..., step]: whether the loss still fell by more than `STILL` in the last quarter."""
+    return curve.isel(step=-1 - CURVE_POINTS // 4) - curve.isel(step=-1) > STILL
 
 
 class Spread(NamedTuple):
@@ -388,13 +406,13 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     for layers, width in PUBLISHED:
         found += _curve(ds, layers, width)
     for width in (2, 10):
-        found += [_beats_blind(ds, width), _primacy(ds, width), _middle(ds, width)]
+        found += [_beats_blind(ds, width), _primacy(ds, width), _middle(ds, width), _deeper(ds, width)]
     without, with_stream, with_both = (Variant(*v) for v in ((0, 0), (1, 0), (1, 1)))
     found += [
         _breaks(ds, "residual", "residual streams break", without, with_stream),
         _breaks(ds, "feed-forward", "a feed-forward beside residual streams breaks", with_stream, with_both),
     ]
-    return [*found, _single_runs(ds)]
+    return [*found, _spiky(ds), _single_runs(ds)]
 
 
 def _blind(ds: xr.Dataset) -> Claim:
@@ -511,6 +529,58 @@ def _middle(ds: xr.Dataset, width: int) -> Claim:
     first, final = (_over_seeds(ends.isel(target=n)) for n in (0, 1))
     measured = f"first {first}, last {final}, least between {_over_seeds(between_them)} ({near.variant})"
     return said.judged(measured, each_above(between_them - ends)(SURE))
+
+
+def _deeper(ds: xr.Dataset, width: int) -> Claim:
+    """By equivalence, target by target."""
+    said = Statement(
+        f"liu7-retrieval-three-layers-as-two-width-{width}",
+        SOURCE,
+        f"In the retrieval task (token k of 10) 3 layers of width {width} retrieve as 2 do.",
+        f"at every k the loss of 3 layers less that of 2 lies within {AGREES:g} nats of 0, by the 90 % interval over runs, "
+        "in the variant nearest to the published curve of 2",
+    )
+    near = nearest(ds, 2, width)
+    deep = None if near is None else losses(ds, 3, width, near.variant)
+    if near is None or deep is None:
+        return said.judged()
+    more, k = (deep - near.loss).transpose("target", "seed"), ds["target"].values
+    still = falling(_of(ds, [2, 3], width, near.variant)["curve"])
+    verdict = every([nothing(one, AGREES) for one in over_each(more)])(SURE)
+    measured = (
+        f"{'; '.join(f'{n}: {_over_seeds(more.sel(target=n))}' for n in k)} ({near.variant}; {int(still.sum())} of "
+        f"{still.size} models not converged)"
+    )
+    return said.judged(measured, "undecided" if verdict == "holds" and k.size < PUBLISHED_SIZE else verdict)
+
+
+def _spiky(ds: xr.Dataset) -> Claim:
+    said = Statement(
+        "liu7-retrieval-spiky",
+        SOURCE,
+        "In the retrieval task (token k of 10) curves of the loss over training are spiky.",
+        f"the share of the training in which the loss, a mean over {SMOOTH} steps, is more than {SPIKE:g} nats above its "
+        "least so far is above 0, by the 95 % interval over runs, for every published curve; means over more steps hide "
+        "spikes: that they show none leaves it undecided",
+    )
+    measured, tests = [], []
+    for layers, width in PUBLISHED:
+        near = nearest(ds, layers, width)
+        if near is None:
+            continue
+        here = _of(ds, layers, width, near.variant)
+        in_means = here["curve"].copy(data=above_least(here["curve"].values)).mean("step")
+        found = over_runs(here.get("spiky", in_means).mean("target").values)
+        name = f"{layers} layer{'s' if layers > 1 else ''}, width {width}"
+        measured.append(f"{name}: {told(found, '.2%')} of the training ({near.variant})")
+        tests.append(above(found, 0))
+    if not tests:
+        return said.judged()
+    verdict = every(tests)(SURE)
+    if "spiky" not in ds:
+        measured.append(f"in means over {int(ds['step'][0])} steps")
+        verdict = "undecided" if verdict == "does not hold" else verdict
+    return said.judged("; ".join(measured), verdict)
 
 
 def _breaks(ds: xr.Dataset, name: str, what: str, before: Variant, after: Variant) -> Claim:

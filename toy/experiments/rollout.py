@@ -51,7 +51,7 @@ from probes.mixing import (
     window_bound,
 )
 from probes.results import dataset
-from probes.sources.judging import QUARTER, SURE, between, every
+from probes.sources.judging import QUARTER, SURE, between, every, range_told
 from probes.studies.tables import Table, number
 
 from ..model import THETA, Architecture, Mask, PositionalSwitch, at_least, initial
@@ -622,12 +622,12 @@ def tables(ds: xr.Dataset) -> list[Table]:
         found += [_limit_table(ds), *_prefix_tables(ds)]
         if "loss" in ds:
             rows = [
-                [str(one["case"].values), str(one["source"].values), _spread(one)]
+                [str(one["case"].values), str(one["source"].values), range_told(one)]
                 for row in ds["loss"]
                 for one in row
                 if np.isfinite(one).any()
             ]
-            found.append(Table("Trained toys: loss, nats", ("case", "source", "median [range]"), rows))
+            found.append(Table("Trained toys: loss, nats", ("case", "source", "median (range)"), rows))
     if "decay_curve" in ds:
         found.append(_peak_table(ds, "decay_curve", "decay", "scale", decay_stars(ds), ds["decay_paths"].values))
     if "rope_curve" in ds:
@@ -678,9 +678,11 @@ def _limit_table(ds: xr.Dataset) -> Table:
             last = [one[np.isfinite(one)][-1] for one in here["outside"].values if np.isfinite(one).any()]
             measured = [rates(one) for one in here["outside"].values]
             promised = [bound_rate(one) for one in here["outside_bound"].values]
-            rows.append([str(case), str(source), *(_shown(x) for x in (here["eps"].values, last, measured, promised))])
+            rows.append(
+                [str(case), str(source), *(range_told(x) for x in (here["eps"].values, last, measured, promised))]
+            )
     columns = ("case", "source", "eps", "mass beyond the first token (prefix) at the top", "rate per layer", "bound's")
-    return Table("Where the mass goes: median [range] over seeds", columns, rows)
+    return Table("Where the mass goes: median (range) over seeds", columns, rows)
 
 
 def _prefix_tables(ds: xr.Dataset) -> list[Table]:
@@ -690,14 +692,14 @@ def _prefix_tables(ds: xr.Dataset) -> list[Table]:
             here = ds.sel(case=case, source=source)
             if case.startswith("window"):
                 width = int(case.split()[1])
-                measured = _shown([rates(one) for one in here["outside"].values])
+                measured = range_told([rates(one) for one in here["outside"].values])
                 windows.append([str(width), str(crossing(ds, width)), source, measured])
             if case.startswith("prefix"):
                 k = int(case.split()[1])
                 top = here["last"].isel(layer=_top(here))
                 shares = ", ".join(number(x, ".3f") for x in top.sel(key=range(k)).median("seed").values)
                 least = here["share"].isel(layer=_top(here)).values
-                prefixes.append([str(k), source, shares, _shown(least), _shown(here["eps"].values)])
+                prefixes.append([str(k), source, shares, range_told(least), range_told(here["eps"].values)])
     found = []
     if windows:
         columns = ("w", "ceil((N-1)/(w-1))", "source", "rate per layer")
@@ -723,7 +725,7 @@ def _peak_table(ds: xr.Dataset, name: str, dim: str, noise: str, stars: np.ndarr
                 [
                     title,
                     f"measured, {label} {size:g}",
-                    *(_spread(one.sel(peak_layer=t), "g") for t in one["peak_layer"]),
+                    *(range_told(one.sel(peak_layer=t), "g") for t in one["peak_layer"]),
                 ]
             )
     return Table(f"Distance of the largest share, tokens: {name.split('_')[0]}", ("", "", *layers), rows)
@@ -788,8 +790,8 @@ def _converges(ds: xr.Dataset) -> Claim:
     )
     left = courses[:, -1]
     measured = (
-        f"mass beyond after {courses.shape[1]} layers {_shown(left)}; {_shown(whole, '.2f')} per layer, "
-        f"first half's rate over second's {_shown(ratio, '.2f')}"
+        f"mass beyond after {courses.shape[1]} layers {range_told(left)}; {range_told(whole, '.2f')} per layer, "
+        f"first half's rate over second's {range_told(ratio, '.2f')}"
     )
     if not np.isfinite(ratio).all():
         return said.judged(measured)
@@ -816,7 +818,7 @@ def _same_limit(ds: xr.Dataset) -> Claim:
     for width in _windows(ds):
         here = ds["outside"].sel(case=f"window {width}", source=fresh(ds))
         top = here.isel(layer=_top(ds.sel(source=fresh(ds))))
-        measured.append(f"w = {width}: {_spread(top)}")
+        measured.append(f"w = {width}: {range_told(top)}")
         # What narrow windows leave after few layers says nothing about the limit: it has to be falling.
         crossed = crossing(ds, width)
         if here.sizes["layer"] > 2 * crossed:
@@ -864,7 +866,7 @@ def _prefix_claim(ds: xr.Dataset) -> Claim:
         return said.judged()
     here = ds.sel(case=chosen, source=fresh(ds))
     left = here["outside"].isel(layer=_top(here))
-    shown = ", ".join(f"{case}: {_spread(left.sel(case=case))}" for case in chosen)
+    shown = ", ".join(f"{case}: {range_told(left.sel(case=case))}" for case in chosen)
     return said.judged(f"mass outside at the top {shown}", each_above(-left, -CONVERGED)(SURE))
 
 
@@ -882,7 +884,7 @@ def _shares_claim(ds: xr.Dataset) -> Claim:
     here = ds.sel(case=chosen, source=fresh(ds))
     top = _top(here)
     least, before = here["share"].isel(layer=top), here["share"].isel(layer=top // 2)
-    shown = ", ".join(f"{case}: {_spread(least.sel(case=case))}" for case in chosen)
+    shown = ", ".join(f"{case}: {range_told(least.sel(case=case))}" for case in chosen)
     tests = [
         each_above(xr.ufuncs.log(least / before), -math.log(STEADY)),
         each_above(xr.ufuncs.log(least / here["eps"])),
@@ -979,21 +981,6 @@ def _rope_claims(ds: xr.Dataset) -> list[Claim]:
         with_depth.judged(f"from t = 0 to {medians.shape[1] - 1}: {along} rad per token", deeper),
         with_angle.judged(f"at t = {at}: {by_angle} rad per token", nearer),
     ]
-
-
-def _spread(values: xr.DataArray, form: str = ".3g") -> str:
-    return _shown(values.values, form)
-
-
-def _shown(values: Any, form: str = ".3g") -> str:
-    """Median and range; NaN left out."""
-    known = np.asarray(values, dtype=np.float64).ravel()
-    known = known[np.isfinite(known)]
-    if not known.size:
-        return "-"
-    if known.size == 1:
-        return number(known[0], form)
-    return f"{number(np.median(known), form)} [{number(known.min(), form)}, {number(known.max(), form)}]"
 
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
