@@ -243,7 +243,7 @@ def _same_without_rope(at: float | None, collected: Collected) -> Judged | None:
     return on_map(collected, found, "fresh models with and without RoPE")
 
 
-_within = f"rank correlation of the two smoothed profiles within 0.01 of {SAME:g}"
+_within = f"rank correlation of the two profiles, smoothed by us, within 0.01 of {SAME:g}"
 for _id, _where, _at in (
     ("", f", at the logit scale of Qwen2-0.5B (d σ² = {LOGIT_SCALE:g})", LOGIT_SCALE),
     ("-at-any-scale", ", whatever the logit scale", None),
@@ -297,7 +297,8 @@ def _of_usual(collected: Collected, tell: Callable[[Row], Told]) -> Judged | Non
     "cesaro-ranks",
     "experiments",
     "The last row of the Cesàro power N^L orders the positions as the Jacobian norm of fresh models does.",
-    f"rank correlation of the profile with N^L at its best alpha, both smoothed, within 0.01 of {SAME:g} in both models",
+    f"rank correlation of the profile with N^L at its best alpha, both smoothed (by us, mean of the fresh models), within 0.01 "
+    f"of {SAME:g} in both models",
     "initialization",
     "map",
     published="0.99",
@@ -429,22 +430,36 @@ def _climb(row: Row) -> float:
     return spearman(quarter, -np.arange(len(quarter), dtype=float))
 
 
-_rising = f"rank correlation of the profile with ln(1/x) over the first quarter at least {RISING:g}"
+def _misfits(row: Row) -> tuple[float, float]:
+    """RMS relative error over the first quarter of the best quadratic in ln(1/x), and of the best one in x."""
+    quarter = row["measured"][: len(row["measured"]) // 4]
+    x = np.arange(1, len(quarter) + 1) / len(row["measured"])
+    found = []
+    for of in (np.log(1 / x), x):
+        terms = np.vander(of, 3) / quarter[:, None]
+        found.append(float(np.sqrt(np.mean((terms @ np.linalg.lstsq(terms, np.ones(len(x)))[0] - 1) ** 2))))
+    return found[0], found[1]
+
+
+_rising = f"rank correlation of the profile with ln(1/x) over the first quarter at least {RISING:g} (threshold ours)"
 
 
 @of_source(
     "primacy-tail",
     "abstract",
     "Influence diverges toward the start of the prompt as a polynomial in ln(1/x).",
-    f"{_rising} in both models",
+    "over the first quarter the profile falls (rank correlation with ln(1/x) at least "
+    f"{RISING:g}, threshold ours), and a quadratic in ln(1/x) fits it with less than half the relative error of one in x, in "
+    "both models",
     "initialization",
     "map",
     model=USUALLY,
 )
 def _primacy_tail(collected: Collected) -> Judged | None:
     def tell(row: Row) -> Told:
-        rho = _climb(row)
-        return f"{number(rho, '.3f')}, primacy {number(row.shape.primacy)}", rho >= RISING
+        rho, (by_logarithm, by_place) = _climb(row), _misfits(row)
+        said = f"{number(rho, '.3f')}, errors {number(by_logarithm, '.1%')} and {number(by_place, '.1%')}"
+        return f"{said}, primacy {number(row.shape.primacy)}", rho >= RISING and by_logarithm < by_place / 2
 
     return _of_usual(collected, tell)
 
@@ -632,22 +647,27 @@ def _score_vanishes(collected: Collected) -> Judged | None:
     return in_each(those, partial(_value_share, "init"))
 
 
-@of_source(
-    "score-path-vanishes-usual",
-    "theory",
-    "At initialization the part of the Jacobian through attention scores vanishes at the widths of models in use.",
-    f"the value path alone has at least {ALMOST_ALL:.0%} of the norm in every usual configuration of the map",
-    "initialization",
-    "map",
-    model="fresh GPT-2, Qwen2.5-0.5B, Llama-7B width",
-)
-def _score_vanishes_on_map(collected: Collected) -> Judged | None:
+def _score_vanishes_on_map(usual: bool, collected: Collected) -> Judged | None:
     found: dict[str, Told] = {}
     for row in places(collected, group="model"):
         share = row.value_share
-        if np.isfinite(share):
+        if np.isfinite(share) and (row["name"] in USUAL) == usual:
             found[f"{row['name']} (d σ² = {row['strength']:.2g})"] = f"value path {share:.3f}", share >= ALMOST_ALL
-    return on_map(collected, found, "fresh usual configurations")
+    return on_map(collected, found, f"fresh {', '.join(found)}") if found else None
+
+
+for _id, _models, _usual in (("usual", USUALLY, True), ("7b", "fresh Llama-7B width, few blocks", False)):
+    of_source(
+        f"score-path-vanishes-{_id}",
+        "theory",
+        "At initialization the part of the Jacobian through attention scores vanishes"
+        + ("." if _usual else " at the width of a 7B model, too."),
+        f"the value path alone has at least {ALMOST_ALL:.0%} of the norm in every such configuration of the map",
+        "initialization",
+        "map",
+        kind="published" if _usual else "ours",
+        model=_models,
+    )(partial(_score_vanishes_on_map, _usual))
 
 
 # ---------------------------------------------------------------------------------------------------------- after training

@@ -225,6 +225,11 @@ def some(tests: Sequence[Test]) -> Test:
     return test
 
 
+def never_refuted(test: Test) -> Test:
+    """Undecided where it does not hold."""
+    return lambda level: "undecided" if test(level) == "does not hold" else test(level)
+
+
 def as_test(found: Test | bool | None) -> Test:
     """What a rule gave, as a test."""
     return found if callable(found) else sure(found)
