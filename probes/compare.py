@@ -4,7 +4,9 @@ Curves of different lengths meet on the position fraction x = j / (T - 1): 0 is 
 out. The longer one is taken at the shorter one's points, in the logarithm between its own two nearest positions; where one
 of those is zero (a sliding window sees no further) the nearer one counts.
 
-A curve is a root mean square over prompts, and the geometric mean of those over seeds, as everywhere here. Agreement of two:
+A curve is the geometric mean over prompts and seeds (`profiles.typical`): trained profiles are heavy-tailed, and a root mean
+square hangs on a few prompts. Beside a theory that predicts a mean square (`squares`) it is the root mean square over
+prompts on both sides, and the geometric mean of those over seeds. Agreement of two:
 
 - `spearman`, the rank correlation over all points;
 - `error`, the RMS log error with a free scale over the points where both are above zero: shapes are compared, since a toy's
@@ -12,8 +14,10 @@ A curve is a root mean square over prompts, and the geometric mean of those over
 - `apart`, the share of points where one of the two is zero and the other is not: windows reach whole blocks far, and at the
   end of the reach one curve may stop a point before the other.
 
-Intervals (95 %, percentiles of the bootstrap) draw prompts anew, and seeds where there are several, for both curves; two
-curves that were measured on the same prompts (a prediction and what it predicts) draw the same ones.
+Intervals (95 %) are of the jackknife (`probes.statistics`), ratios and errors by their logarithms. The unit of a model's
+text is the document, fresh seeds held; that of toys is the run, a seed. Half-widths of a model and its toys add in
+quadrature. Two curves of the same prompts (a prediction and what it predicts) leave out the same documents. A single run has
+no interval.
 """
 
 from __future__ import annotations
@@ -34,9 +38,11 @@ from .leakage import LAGS, PARTS, SOURCES, Band, resampling, splits, usual_bands
 from .leakage import check as check_leakage
 from .models.given import takes_model
 from .models.view import View
+from .profiles import ranged, troughs, typical
 from .results import dataset, provenance
 from .sinks import THRESHOLD, sinks
-from .statistics import INTERVAL, ends
+from .statistics import ends, jackknife, jackknife_of_two, numbered
+from .statistics import resampling as resampled
 from .summary import SHORTEST, rms_log_error, spearman, ushape
 
 EXACT_WIDTH = 64  # up to it the Jacobian is taken exactly: no more products than a sketch has
@@ -49,7 +55,10 @@ Progress = Callable[[float, float], None]  # (share of the work done, 1)
 
 
 class Agreement(NamedTuple):
-    """How alike two curves are; see the module's text. NaN: too few points where both are above zero, or one is flat."""
+    """How alike two curves are; see the module's text.
+
+    NaN: too few points where both are above zero, or one is flat; ends, too, of a single document or run.
+    """
 
     spearman: float
     spearman_low: float
@@ -81,6 +90,7 @@ def portrait(
     prompts: int = PROMPTS,
     bootstrap: int = BOOTSTRAP,
     seed: int = 0,
+    documents: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Every probe on one view: profile, sinks by position, sources of leakage, and what a swap at position 0 does.
@@ -95,15 +105,15 @@ def portrait(
             products.
         bootstrap: resamples for the intervals of leakage.
         seed: of resampling and probes.
+        documents: what each prompt is a window of, as in `probes.leakage`.
         progress: called with (share done, 1).
 
     Returns:
-        Dataset with `sensitivity`, `sensitivity_swapped` [prompt, position]; `alpha`, mean weight over blocks and heads,
-        and `sink_rate`, share of heads above the threshold [prompt, position]; `uniform` [position]; `reacts`, mean over
-        blocks and heads; `leakage_total`, `leakage_source` and `leakage_share` [source], `residual`, `residual_swapped` and
-        `removed`, each of the early
-        band and with `_low`, `_high`. Attributes: what made it, `lags` and `band` of leakage, and `refused`, JSON: what is
-        NaN because this model or these prompts do not admit it, and why.
+        Dataset with `sensitivity`, `elasticity` and the same `_swapped` [prompt, position]; `alpha`, mean weight over blocks
+        and heads, and `sink_rate`, share of heads above the threshold [prompt, position]; `uniform` [position]; `reacts`,
+        mean over blocks and heads; `leakage_total`, `leakage_source` and `leakage_share` [source], `residual`,
+        `residual_swapped` and `removed`, each of the early band and with `_low`, `_high`. Attributes: what made it, `lags`
+        and `band` of leakage, and `refused`, JSON: what is NaN because this model or these prompts do not admit it, and why.
 
     Raises:
         InputError: tokens or options that cannot be used; values that are not finite.
@@ -117,7 +127,8 @@ def portrait(
     other = swapped(model, replacement, seed=seed)
     found = {}
     for name, view in (("sensitivity", model), ("sensitivity_swapped", other)):
-        found[name] = jacobian(view, tokens[:prompts], seed=seed, **some).sensitivity.values
+        ds = jacobian(view, tokens[:prompts], seed=seed, **some)
+        found[name], found[name.replace("sensitivity", "elasticity")] = ds.sensitivity.values, ds.elasticity.values
         steps()
     seen = sinks(model, tokens[:prompts], keys="all", per_prompt=True, reacts=replacement)
     alpha = seen["alpha"].transpose("prompt", "layer", "head", "key").values
@@ -126,7 +137,9 @@ def portrait(
     lags = usual_lags(model, tokens.shape[1])
     bands = usual_bands(tokens.shape[1], lags)[:1] if lags else ()
     refused = _refused(model, tokens, bands, lags, stationary)
-    leaks = None if refused else _leaks(model, other, tokens, bands, lags, resampling(len(tokens), bootstrap, seed))
+    leaks = None
+    if not refused:
+        leaks = _leaks(model, other, tokens, bands, lags, resampling(len(tokens), bootstrap, seed, documents))
     steps.finish()
     by_prompt = ("prompt", "position")
     of_leakage = {
@@ -137,13 +150,13 @@ def portrait(
         "residual_swapped": ("its residual component, position 0 swapped", "nat^2"),
         "removed": ("fraction of its residual component that the swap at position 0 removes", "1"),
     }
+    of_profiles = {"sensitivity": "||J_j||_F / sqrt(d)", "elasticity": "sensitivity * rms(x) / rms(h)"}
     variables: dict[str, tuple[Any, ...]] = {
-        "sensitivity": (by_prompt, found["sensitivity"], {"long_name": "||J_j||_F / sqrt(d)", "units": "1"}),
-        "sensitivity_swapped": (
-            by_prompt,
-            found["sensitivity_swapped"],
-            {"long_name": "||J_j||_F / sqrt(d), position 0 swapped", "units": "1"},
-        ),
+        f"{name}{end}": (by_prompt, found[f"{name}{end}"], {"long_name": f"{said}{when}", "units": "1"})
+        for name, said in of_profiles.items()
+        for end, when in (("", ""), ("_swapped", ", position 0 swapped"))
+    }
+    variables |= {
         "alpha": (
             by_prompt,
             alpha.mean((1, 2)),
@@ -273,14 +286,14 @@ def fractions(length: int) -> Float[np.ndarray, " position"]:
     return np.arange(length) / max(1, length - 1)
 
 
-def averaged(values: Samples) -> Float[np.ndarray, " position"]:
-    """One curve of [seed, prompt, position]: rms over prompts, geometric mean over seeds.
+def averaged(values: Samples, *, squares: bool = False) -> Float[np.ndarray, " position"]:
+    """One curve of [seed, prompt, position]: the geometric mean; with `squares` of the root mean squares over prompts.
 
     Raises:
         InputError: there is nothing to average, or values that are negative or not finite.
     """
     found = _checked(values)
-    return _average(found)
+    return typical(np.sqrt(np.mean(found**2, axis=1)) if squares else found)
 
 
 def taken_at(curve: Float[np.ndarray, " position"], points: int) -> Float[np.ndarray, " point"]:
@@ -308,16 +321,17 @@ def agreement(
     other: Samples,
     *,
     paired: bool = False,
-    bootstrap: int = BOOTSTRAP,
-    seed: int = 0,
+    squares: bool = False,
+    documents: Sequence[str] | None = None,
 ) -> Agreement:
     """How alike two curves over position are, on the shorter one's fractions.
 
     Args:
-        one, other: [seed, prompt, position], zero or more; they may differ in all three.
-        paired: their prompts are the same ones (and as many).
-        bootstrap: resamples for the intervals; 0 for none (NaN).
-        seed: of the resampling.
+        one: a model's, [seed, prompt, position], zero or more; its unit is the document.
+        other: the same of toys, whose unit is the seed, or a single curve [1, 1, position], which is held.
+        paired: both have the same prompts, and one unit.
+        squares: means are root mean squares over prompts: beside the kernel, which predicts them.
+        documents: what each prompt of `one` is a window of; its prompts are units where that is missing.
 
     Raises:
         InputError: curves that cannot be compared.
@@ -325,24 +339,55 @@ def agreement(
     a, b = _checked(one), _checked(other)
     if paired and a.shape[1] != b.shape[1]:
         raise InputError(f"{a.shape[1]} and {b.shape[1]} prompts cannot be paired; give the same ones, or paired=False")
-    points = min(a.shape[-1], b.shape[-1])
-    values = _alike(taken_at(_average(a), points), taken_at(_average(b), points))
-    generator = np.random.default_rng(seed)
-    resampled = []
-    for _ in range(bootstrap):
-        first = _drawn(a, generator)
-        second = first if paired else None
-        x = a[first[0]][:, first[1]]
-        y = _resample(b, generator, second)
-        resampled.append(_alike(taken_at(_average(x), points), taken_at(_average(y), points))[:2])
-    (rank_low, rank_high), (error_low, error_high) = (_ends([r[n] for r in resampled], values[n]) for n in (0, 1))
-    return Agreement(values[0], rank_low, rank_high, values[1], error_low, error_high, values[2])
+    points, seeds = min(a.shape[-1], b.shape[-1]), len(a)
+
+    def alike(x: Samples, y: Samples) -> tuple[float, float, float]:
+        return _alike(*(taken_at(averaged(values, squares=squares), points) for values in (x, y)))
+
+    def estimate(by_prompt: np.ndarray, y: Samples) -> np.ndarray:
+        rank, error, _ = alike(by_prompt.swapaxes(0, 1), y)
+        return np.array([rank, math.log(error) if error > 0 else -math.inf if error == 0 else math.nan])
+
+    def together(by_prompt: np.ndarray) -> np.ndarray:
+        return estimate(by_prompt[:, :seeds], by_prompt[:, seeds:].swapaxes(0, 1))
+
+    mine = a.swapaxes(0, 1), np.arange(a.shape[1]) if documents is None else numbered(documents)
+    if paired:
+        found = jackknife(together, np.concatenate([a, b]).swapaxes(0, 1), mine[1])
+    elif b.shape[:2] == (1, 1):
+        found = jackknife(lambda some: estimate(some, b), *mine)
+    else:
+        found = jackknife_of_two(estimate, mine, (b, np.arange(len(b))))
+    (rank, *rank_ends), (error, *error_ends) = ([float(ends[n]) for ends in found] for n in (0, 1))
+    return Agreement(
+        spearman=rank,
+        spearman_low=max(rank_ends[0], -1.0),
+        spearman_high=min(rank_ends[1], 1.0),
+        error=math.exp(error),
+        error_low=math.exp(error_ends[0]),
+        error_high=math.exp(error_ends[1]),
+        apart=alike(a, b)[2],
+    )
 
 
-def shape(values: Samples, *, bootstrap: int = BOOTSTRAP, seed: int = 0) -> Shape:
+def shape(
+    values: Samples,
+    *,
+    runs: bool = False,
+    documents: Sequence[str] | None = None,
+    bootstrap: int = BOOTSTRAP,
+    seed: int = 0,
+) -> Shape:
     """Primacy, recency and trough of a curve [seed, prompt, position], with intervals.
 
     Ratios are infinite, or NaN, where a window cuts off the middle.
+
+    Args:
+        values: zero or more.
+        runs: seeds are the units (toys); else documents are.
+        documents: what each prompt is a window of; prompts are units where that is missing.
+        bootstrap: resamples of the units for the trough.
+        seed: of the resampling.
 
     Raises:
         InputError: values that are no curve, or fewer than 8 positions.
@@ -350,15 +395,19 @@ def shape(values: Samples, *, bootstrap: int = BOOTSTRAP, seed: int = 0) -> Shap
     found = _checked(values)
     if found.shape[-1] < SHORTEST:
         raise InputError(f"a curve of {found.shape[-1]} positions has no middle; give at least {SHORTEST}")
-    generator = np.random.default_rng(seed)
-    value = _features(_average(found))
-    resampled = [_features(_average(_resample(found, generator, None))) for _ in range(bootstrap)]
-    return Shape(*((value[n], *_ends([r[n] for r in resampled], value[n])) for n in range(3)))
-
-
-def _features(curve: Float[np.ndarray, " position"]) -> tuple[float, float, float]:
-    found = ushape(curve)
-    return found.primacy, found.recency, found.trough_fraction
+    by_unit = found if runs else found.swapaxes(0, 1)
+    names = list(map(str, range(len(by_unit)))) if runs or documents is None else documents
+    unit = numbered(names)
+    whole, ratios = ushape(typical(found)), ranged(by_unit, unit)
+    with np.errstate(divide="ignore"):  # a zero stays one: exp(-inf)
+        logs = np.log(by_unit).mean(1)
+    drawn = resampled(len(by_unit), bootstrap if len(np.unique(unit)) > 1 else 0, seed, documents=names)
+    low, high = (float(end) / (found.shape[-1] - 1) for end in ends(troughs(logs, drawn.astype(np.float64))))
+    return Shape(
+        (whole.primacy, *ratios["primacy"][1:3]),
+        (whole.recency, *ratios["recency"][1:3]),
+        (whole.trough_fraction, low, high),
+    )
 
 
 def _alike(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
@@ -374,31 +423,3 @@ def _checked(values: Samples) -> Samples:
     if not np.all(np.isfinite(found) & (found >= 0)):
         raise InputError("a curve has values that are negative or not finite; give sensitivities or weights")
     return found
-
-
-def _average(values: Samples) -> Float[np.ndarray, " position"]:
-    with np.errstate(divide="ignore"):  # exp(-inf) is the zero that it should be
-        return np.exp(np.log(np.sqrt(np.mean(values**2, 1))).mean(0))
-
-
-def _drawn(values: Samples, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Seeds and prompts of one resample."""
-    seeds, prompts, _ = values.shape
-    return generator.integers(seeds, size=seeds), generator.integers(prompts, size=prompts)
-
-
-def _resample(values: Samples, generator: np.random.Generator, given: tuple[np.ndarray, np.ndarray] | None) -> Samples:
-    """A resample; with `given`, of those prompts (and seeds, where there are as many)."""
-    seeds, prompts = _drawn(values, generator) if given is None else given
-    if len(values) != len(seeds):
-        seeds = generator.integers(len(values), size=len(values))
-    return values[seeds][:, prompts]
-
-
-def _ends(resampled: list[float], value: float) -> tuple[float, float]:
-    """Ends of the interval; none without resamples or without a value."""
-    known = np.array([one for one in resampled if not math.isnan(one)])
-    if math.isnan(value) or not len(known):
-        return math.nan, math.nan
-    low, high = np.percentile(known, INTERVAL, method="nearest")
-    return float(low), float(high)

@@ -17,10 +17,10 @@ What it is divided by (`baseline`). Every token's sensitivity has three reasons:
 positions, training has taught others, and the content matters.
 
 - "init": the architecture's bias. The second-moment kernel (`probes.theory`) on fresh weights of the same configuration,
-  on this very text, mean over seeds; where blocks cannot be taken apart, the fresh models are measured instead. What is
-  left is what training has made of it, for position and content alike.
+  on this very text, geometric mean over seeds; where blocks cannot be taken apart, the fresh models are measured instead.
+  What is left is what training has made of it, for position and content alike.
 - "text": architecture and learned position. The model's own mean profile over other texts (geometric mean over windows of
-  bundled text, smoothed over neighbours). What is left is content alone.
+  bundled text, smoothed over neighbours in logarithms, but for both ends). What is left is content alone.
 - "kernel": the random-matrix baseline of the trained weights, with this text's own attention patterns in it. It divides out
   where heads look, which is most of what content does (on the bundled models what is left has a quarter of the spread);
   what is left is how well directions line up.
@@ -51,10 +51,11 @@ from .jacobian import check_choice, jacobian
 from .models.given import takes_model
 from .models.initialization import CONFIG, Rule, check_rule
 from .models.view import Identity, View
+from .profiles import typical
 from .prompts import FirstToken, draw
 from .reading import Ids, read_prompt, token_name
 from .results import dataset, provenance
-from .summary import smooth, spearman
+from .summary import smooth_between, spearman
 from .theory import second_moment
 
 Baseline = Literal["init", "kernel", "text", "none"]
@@ -181,7 +182,7 @@ def inspect(
                 curves.append(_kernel(twin, tokens, chosen, heard))
             else:
                 curves.append(measured(twin, tokens, heard)["sensitivity"].values[0])
-        found = np.sqrt(np.mean(np.square(curves), axis=0))
+        found = typical(np.stack(curves))
     else:
         windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens
         curves, by = [], "measurement"
@@ -189,6 +190,8 @@ def inspect(
             heard = part(MEASURED + (1 - MEASURED) * n / WINDOWS, MEASURED + (1 - MEASURED) * (n + 1) / WINDOWS)
             curves.append(measured(model, window[None], heard)["sensitivity"].values[0])
         found = typical(np.stack(curves))
+        reached = found > 0
+        found[reached] = np.exp(smooth_between(np.log(found[reached])))
     if progress is not None:
         progress(1.0, 1.0)
 
@@ -301,16 +304,6 @@ def parts_of(profile: Float[np.ndarray, " position"]) -> np.ndarray:
         at -= 1
     parts[0] = "sink"
     return parts
-
-
-def typical(curves: Float[np.ndarray, "window position"]) -> Float[np.ndarray, " position"]:
-    """Geometric mean over windows, smoothed over neighbours in logarithms but for both ends; 0 where any window has 0."""
-    reached = np.all(curves > 0, axis=0)
-    start = int(np.argmax(reached)) if reached.any() else curves.shape[1]
-    logs = np.log(np.where(reached, curves, 1)).mean(0)
-    if curves.shape[1] - start > 2:
-        logs[start + 1 : -1] = smooth(logs[start + 1 : -1])
-    return np.where(reached, np.exp(logs), 0.0)
 
 
 def _chosen(model: View, of: str | int, log_p: Float[Tensor, " vocabulary"]) -> str | int:

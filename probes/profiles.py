@@ -8,7 +8,7 @@ a mean square, keep `summary.profiles`). Where a window cuts a position off, it 
 
 Numbers of a profile, all from the mean profile: `first` (mean over the first 5 % of positions), `middle` (median of the
 middle half), `last`, their ratios `primacy`, `primacy behind 0` (position 0 left out) and `recency`. Their intervals are
-jackknifed over documents, by logarithms (`statistics.jackknifed`).
+jackknifed over documents or runs, by logarithms (`statistics.jackknifed`). The trough is a place and jumps: it is resampled.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from .statistics import Interval, jackknifed, spread, units
-from .summary import EDGE, SHORTEST, Profile, band, middle_of
+from .summary import EDGE, SHORTEST, Profile, band, middle_of, smoothed
 
 Curves = Float[np.ndarray, "seed prompt position"]
 NUMBERS = ("first", "middle", "last", "primacy", "primacy behind 0", "recency")
@@ -105,7 +105,22 @@ def shape(ds: xr.Dataset, condition: str) -> dict[str, Interval]:
     values = elasticities(ds).get(condition)
     if values is None:
         return {}
-    return {name: _ratio(partial(_log, name), values.swapaxes(0, 1), units(ds)) for name in NUMBERS}
+    return ranged(values.swapaxes(0, 1), units(ds))
+
+
+def ranged(values: Float[np.ndarray, "sample other position"], unit: Int[np.ndarray, " sample"]) -> dict[str, Interval]:
+    """`NUMBERS` of the mean over samples (prompts or runs) and all others, with 95 % intervals over the samples' units."""
+    return {name: _ratio(partial(_log, name), values, unit) for name in NUMBERS}
+
+
+def troughs(
+    logs: Float[np.ndarray, "sample position"], weights: Float[np.ndarray, "resample sample"]
+) -> Float[np.ndarray, " resample"]:
+    """Position of the smoothed mean curve's minimum in every resample, of the logarithms of curves (-inf for a zero)."""
+    cut = np.isinf(logs).any(0)
+    curves = np.exp(weights @ np.where(cut, 0.0, logs) / weights.sum(1, keepdims=True))
+    curves[:, cut] = 0
+    return np.argmin(smoothed(curves), axis=1).astype(np.float64)
 
 
 def change(ds: xr.Dataset, before: str = "init", after: str = "pretrained") -> dict[str, Interval]:
@@ -122,7 +137,7 @@ def change(ds: xr.Dataset, before: str = "init", after: str = "pretrained") -> d
     return {name: _ratio(partial(grown, name), both, units(ds)) for name in NUMBERS}
 
 
-def _log(name: str, values: Float[np.ndarray, "prompt seed position"]) -> float:
+def _log(name: str, values: Float[np.ndarray, "sample other position"]) -> float:
     found = numbers(typical(values))[name]
     return math.log(found) if found > 0 else math.nan
 

@@ -129,6 +129,23 @@ def jackknifed(
     )
 
 
+def jackknife_of_two(
+    estimate: Callable[[np.ndarray, np.ndarray], Any],
+    one: tuple[np.ndarray, np.ndarray],
+    other: tuple[np.ndarray, np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`jackknife` of a number of two independent samples: of each with the other held, half-widths in quadrature.
+
+    Args:
+        estimate: of values [sample, ...] of the one and of the other.
+        one, other: values [sample, ...] and the number of each one's unit [sample]; a side of a single unit leaves no ends.
+    """
+    whole, _, first = jackknife(lambda some: estimate(some, other[0]), *one)
+    _, _, second = jackknife(lambda some: estimate(one[0], some), *other)
+    reach = np.hypot(first - whole, second - whole)
+    return whole, np.asarray(whole - reach), np.asarray(whole + reach)
+
+
 def spread(
     estimate: Callable[[np.ndarray], Any], values: Num[np.ndarray, "prompt ..."], unit: Int[np.ndarray, " prompt"]
 ) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -10,6 +11,8 @@ import families
 import numpy as np
 import pytest
 import torch
+from scipy.stats import rankdata
+from scipy.stats import t as student
 
 from probes.bos import bos_swap, swapped
 from probes.compare import agreement, averaged, fractions, portrait, shape, taken_at, usual_lags
@@ -23,6 +26,7 @@ from toy.model import Architecture, initial
 from toy.view import Toy
 
 TOKENS = torch.randint(3, 100, (6, 24), generator=torch.Generator().manual_seed(1))
+DOCUMENTS = ["a", "a", "b", "c", "d", "d"]  # two in each half
 EXACT = 1e-6  # float32, the same sums
 
 
@@ -33,7 +37,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def whole(model):
-    return portrait(model, TOKENS, prompts=3, bootstrap=20)
+    return portrait(model, TOKENS, prompts=3, bootstrap=20, documents=DOCUMENTS)
 
 
 def toy(**switches: Any) -> Toy:
@@ -51,6 +55,8 @@ def test_portrait_has_what_the_probes_give(model, whole):
     np.testing.assert_allclose(whole.sensitivity, exact.sensitivity, rtol=EXACT)
     without = jacobian(swapped(model, "mean"), TOKENS[:3])
     np.testing.assert_allclose(whole.sensitivity_swapped, without.sensitivity, rtol=EXACT)
+    np.testing.assert_allclose(whole.elasticity, exact.elasticity, rtol=EXACT)
+    np.testing.assert_allclose(whole.elasticity_swapped, without.elasticity, rtol=EXACT)
     seen = sinks(model, TOKENS[:3], keys="all", per_prompt=True, reacts="mean")
     np.testing.assert_allclose(whole.alpha, seen.alpha.mean(("layer", "head")), rtol=EXACT)
     np.testing.assert_allclose(whole.sink_rate.mean("prompt"), seen.sink_rate_of_model, atol=EXACT)
@@ -60,7 +66,7 @@ def test_portrait_has_what_the_probes_give(model, whole):
 
 def test_portrait_has_leakage_of_the_early_band_as_the_probes_do(model, whole):
     assert (whole.attrs["lags"], whole.attrs["band"]) == ("1-5", "6-23")
-    options = {"bands": [(6, 23)], "lags": range(1, 6), "bootstrap": 20}
+    options = {"bands": [(6, 23)], "lags": range(1, 6), "bootstrap": 20, "documents": DOCUMENTS}
     leak = leakage(model, TOKENS, **options).isel(band=0)
     swap = bos_swap(model, TOKENS, profile_prompts=1, products=2, **options).isel(band=0)
     assert list(whole.source.values) == list(SOURCES)
@@ -152,9 +158,10 @@ def test_points_that_are_not_there_are_refused(points):
         taken_at(np.ones(8), points)
 
 
-def test_average_is_rms_over_prompts_and_geometric_over_seeds():
-    values = np.array([[[3.0, 1.0], [4.0, 1.0]], [[2.0, 0.0], [2.0, 0.0]]])
-    np.testing.assert_allclose(averaged(values), [math.sqrt(math.sqrt(12.5) * 2), 0])
+def test_average_is_geometric_and_of_squares_the_rms_over_prompts():
+    values = np.array([[[3.0, 1.0], [4.0, 1.0]], [[2.0, 0.0], [2.0, 1.0]]])
+    np.testing.assert_allclose(averaged(values), [(3 * 4 * 2 * 2) ** 0.25, 0])
+    np.testing.assert_allclose(averaged(values, squares=True), [math.sqrt(math.sqrt(12.5) * 2), 0.5**0.25])
 
 
 def sampled(curve: np.ndarray, *, seeds: int = 2, prompts: int = 6, noise: float = 0.1, seed: int = 0) -> np.ndarray:
@@ -166,7 +173,7 @@ U = 1 + 3 * np.linspace(-1, 1, 129) ** 2
 
 
 def test_same_shape_agrees_at_other_lengths_and_scales():
-    found = agreement(sampled(U), 7 * sampled(U[::8], seed=1), bootstrap=100)
+    found = agreement(sampled(U), 7 * sampled(U[::8], seed=1))
     assert found.spearman > 0.8
     assert found.error < 0.15
     assert found.apart == 0
@@ -175,41 +182,70 @@ def test_same_shape_agrees_at_other_lengths_and_scales():
 
 
 def test_opposite_shape_does_not():
-    found = agreement(sampled(U), sampled(1 / U[::8], seed=1), bootstrap=100)
+    found = agreement(sampled(U), sampled(1 / U[::8], seed=1))
     assert found.spearman_high < -0.5
     assert found.error_low > 0.5
 
 
-def test_exact_copy_has_no_error_and_paired_intervals_have_no_width():
-    values = sampled(U[::8])
-    found = agreement(values, 3 * values, paired=True, bootstrap=50)
-    assert found.spearman == pytest.approx(1)
-    assert found.error == pytest.approx(0, abs=1e-12)
-    assert found.error_high == pytest.approx(0, abs=1e-12)
-    assert found.spearman_low == pytest.approx(1)
-    assert agreement(values, 3 * values, bootstrap=50).error_high > 0.01
+def spread(without: list[float]) -> float:
+    """The jackknife's standard error of an estimate, from what it is without each unit in turn, times Student's t."""
+    count = len(without)
+    square = (count - 1) / count * sum((one - sum(without) / count) ** 2 for one in without)
+    return float(student.ppf(0.975, count - 1)) * math.sqrt(square)
 
 
-def test_pairing_holds_where_only_one_of_both_has_seeds():
-    values = sampled(U[::8], seeds=1)
-    found = agreement(values, np.concatenate([values, values]), paired=True, bootstrap=50)
-    assert found.error_high == pytest.approx(0, abs=1e-12)
+def alike(one: np.ndarray, other: np.ndarray, squares: bool) -> tuple[float, float]:
+    """Spearman's correlation and the logarithm of the error of samples [seed, prompt, position] of one length."""
+    logs = []
+    for values in (one, other):
+        seeds = [[math.sqrt(np.mean(run[:, j] ** 2)) for j in range(values.shape[2])] for run in values]
+        logs.append(np.mean(np.log(seeds if squares else values.reshape(-1, values.shape[2])), axis=0))
+    return float(np.corrcoef([rankdata(one) for one in logs])[0, 1]), math.log(np.std(logs[0] - logs[1]))
 
 
-def test_intervals_widen_with_the_scatter_of_prompts():
-    wide, narrow = (
-        agreement(sampled(U, noise=noise), sampled(U[::8], noise=noise, seed=1), bootstrap=200) for noise in (0.6, 0.02)
-    )
-    assert wide.error_high - wide.error_low > 4 * (narrow.error_high - narrow.error_low)
+@pytest.mark.parametrize("squares", [False, True])
+def test_intervals_leave_out_documents_of_the_model_and_seeds_of_toys(squares):
+    """The two independent spreads in quadrature, from the definition."""
+    one, other = sampled(U[::8], noise=0.5), sampled(U[::8][::-1] + np.arange(17), seeds=3, noise=0.5, seed=1)
+    documents = ["b", "a", "b", "c", "c", "a"]
+    kept = [[n for n, name in enumerate(documents) if name != left] for left in "abc"]
+    found = agreement(one, other, squares=squares, documents=documents)
+    whole = alike(one, other, squares)
+    reach = []
+    for n in (0, 1):
+        first = spread([alike(one[:, some], other, squares)[n] for some in kept])
+        second = spread([alike(one, np.delete(other, seed, 0), squares)[n] for seed in range(3)])
+        reach.append(math.hypot(first, second))
+    ends = [whole[0] - reach[0], whole[0], whole[0] + reach[0]]
+    np.testing.assert_allclose((found.spearman_low, found.spearman, found.spearman_high), np.clip(ends, -1, 1))
+    expected = np.exp([whole[1] - reach[1], whole[1], whole[1] + reach[1]])
+    np.testing.assert_allclose((found.error_low, found.error, found.error_high), expected)
+
+
+def test_paired_curves_leave_out_the_same_prompts():
+    one = sampled(U[::8], noise=0.5)
+    other = one[:1] * sampled(np.ones(17), seeds=1, noise=0.1, seed=1)
+    found = agreement(one, other, paired=True)
+    without = [alike(np.delete(one, n, 1), np.delete(other, n, 1), squares=False)[1] for n in range(6)]
+    assert math.log(found.error_high / found.error) == pytest.approx(spread(without))
+    assert math.log(found.error / found.error_low) == pytest.approx(spread(without))
+
+
+def test_a_curve_is_held_and_a_single_run_has_no_interval():
+    one, curve = sampled(U[::8], noise=0.5), U[None, None, ::8] + np.linspace(0, 3, 17)
+    without = [alike(np.delete(one, n, 1), curve, squares=False)[1] for n in range(6)]
+    found = agreement(one, curve)
+    assert math.log(found.error_high / found.error) == pytest.approx(spread(without))
+    assert math.isnan(agreement(one, sampled(U[::8], seeds=1)).error_low)
+    assert math.isnan(agreement(one[:, :1], curve).spearman_high)
 
 
 def test_zeros_agree_and_reaches_that_differ_are_counted():
     one, other = U[::8].copy(), U[::8].copy()
     one[:4], other[:5] = 0, 0
-    found = agreement(sampled(one, noise=0), sampled(other, noise=0), bootstrap=0)
+    found = agreement(sampled(one, noise=0), sampled(other, noise=0))
     assert found.error == pytest.approx(0, abs=1e-12)
     assert found.apart == pytest.approx(1 / 17)
-    assert math.isnan(found.error_low)
 
 
 def test_curves_that_cannot_be_compared_are_refused(unchecked):
@@ -226,21 +262,35 @@ def test_curves_that_cannot_be_compared_are_refused(unchecked):
 
 
 def test_a_flat_curve_has_no_rank_correlation():
-    found = agreement(np.ones((1, 2, 9)), sampled(U[::16]), bootstrap=10)
+    found = agreement(np.ones((1, 2, 9)), sampled(U[::16]))
     assert math.isnan(found.spearman)
     assert math.isnan(found.spearman_low)
     assert found.error > 0
 
 
-def test_shape_is_that_of_the_mean_curve_with_intervals():
-    values = sampled(U, noise=0.3)
-    found, whole = shape(values, bootstrap=200), ushape(averaged(values))
-    assert found.primacy[0] == whole.primacy
-    assert found.recency[0] == whole.recency
+@pytest.mark.parametrize("runs", [False, True])
+def test_shape_is_that_of_the_mean_curve_with_intervals(runs):
+    values, documents = sampled(U, seeds=3, noise=0.3), ["b", "a", "b", "c", "c", "a"]
+    found = shape(values, runs=runs, documents=documents, bootstrap=200)
+    whole = ushape(np.exp(np.log(values).mean((0, 1))))
+    some = [values[np.arange(3) != n] for n in range(3)]
+    if not runs:
+        some = [values[:, [name != left for name in documents]] for left in "abc"]
+    logs = [np.log(ushape(np.exp(np.log(left).mean((0, 1))))[:2]) for left in some]
+    for n, (value, low, high) in enumerate(found[:2]):
+        assert value == pytest.approx(whole[n])
+        assert math.log(high / value) == pytest.approx(spread([left[n] for left in logs]))
+        assert math.log(value / low) == pytest.approx(spread([left[n] for left in logs]))
     assert found.trough[0] == whole.trough_fraction
-    for value, low, high in found:
-        assert low <= high
-        assert low * 0.8 <= value <= high * 1.2
+    drawn = []  # every resample of three units, of which the percentiles' ends are some
+    units = [[n] for n in range(3)] if runs else [[n for n in range(6) if documents[n] == name] for name in "abc"]
+    for chosen in itertools.product(units, repeat=3):
+        rows = [n for unit in chosen for n in unit]
+        picked = values[rows] if runs else values[:, rows]
+        drawn.append(ushape(np.exp(np.log(picked).mean((0, 1)))).trough_fraction)
+    assert min(drawn) <= found.trough[1] <= found.trough[2] <= max(drawn)
+    assert len(set(drawn)) > 1
+    assert math.isnan(shape(values, documents=documents, bootstrap=0).trough[1])
 
 
 def test_shape_of_a_cut_off_middle_is_infinite():

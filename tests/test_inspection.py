@@ -27,11 +27,11 @@ from probes.errors import InputError
 from probes.inspection import (
     BASELINES,
     RECENCY,
+    WINDOWS,
     Readout,
     divided,
     parts_of,
     readout,
-    typical,
 )
 from probes.jacobian import jacobian
 from probes.plots.inspection import (
@@ -48,8 +48,10 @@ from probes.plots.inspection import (
     sentences,
     top_rows,
 )
+from probes.prompts import draw
 from probes.reading import FURTHER, parse_prompt, visible
 from probes.summary import rms_log_error
+from probes.theory import second_moment
 
 STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 ROUNDING = 1e-5  # transformers' norms compute in float32, whatever the model's type
@@ -227,16 +229,29 @@ def test_content_is_told_from_position(tiny):
     assert spread["text"] > spread["kernel"]
 
 
-def test_typical_profile():
-    curves = np.exp(np.random.default_rng(0).normal(size=(4, 50)))
-    np.testing.assert_allclose(typical(np.stack([np.arange(1, 51.0)] * 2))[[0, -1]], [1, 50])
-    np.testing.assert_allclose(typical(3 * curves), 3 * typical(curves))
-    np.testing.assert_allclose(typical(curves[:1])[[0, -1]], curves[0, [0, -1]])
-    assert np.std(np.log(typical(curves)[5:-5])) < np.std(np.log(curves.mean(0)[5:-5]))
-    curves[2, :7] = 0
-    assert not typical(curves)[:7].any()
-    assert typical(curves)[7:].all()
-    assert not typical(0 * curves).any()
+@pytest.mark.parametrize("baseline", ["init", "text"])
+def test_baselines_are_geometric_means(baseline):
+    """From single curves, by loops: over fresh models, or over windows and then neighbours, but for both ends."""
+    model = small()
+    ids = [0, *range(3, 50)]
+    ds = probes.inspect(model, ids, of=7, baseline=baseline, seeds=2)
+    tokens = torch.tensor([ids])
+    if baseline == "init":
+        twins = [readout(model.reinitialized(n), tokens, 7) for n in range(2)]
+        known: Any = {"attention": "measured", "score_path": True, "readout": "logits"}
+        curves = [second_moment(twin, tokens, **known)["sensitivity"].values[0] for twin in twins]
+    else:
+        windows = draw(model, n=WINDOWS, length=len(ids)).tokens
+        some: Any = {"method": "scalar", "readout": "logits"}
+        curves = [jacobian(readout(model, one[None], 7), one[None], **some)["sensitivity"].values[0] for one in windows]
+    expected = [float(np.prod([curve[j] ** (1 / len(curves)) for curve in curves])) for j in range(len(ids))]
+    if baseline == "text":
+        inner = range(2, len(ids) - 2)  # a window of three
+        near = {j: math.prod(expected[j - 1 : j + 2]) ** (1 / 3) for j in inner}
+        expected = [near.get(j, expected[j]) for j in range(len(ids))]
+    factor = ds["baseline"].values / expected
+    np.testing.assert_allclose(factor, factor[0], rtol=1e-4)
+    assert np.ptp(np.log(expected)) > 0.1
 
 
 # ------------------------------------------------------------------------------------------------------------- parts

@@ -19,7 +19,8 @@ from test_toy_matching import SMALL
 
 import probes
 import probes.__main__ as cli
-from probes.compare import agreement, averaged
+from probes.bos import swapped
+from probes.compare import agreement
 from probes.errors import InputError
 from probes.jacobian import jacobian
 from probes.models.load import load
@@ -28,16 +29,17 @@ from probes.results import load as load_result
 from probes.studies.match import (
     STATES,
     TRAININGS,
+    _mean,
+    _removed,
+    _shares,
     growth,
     match,
     matching_scale,
     measured,
+    over_seeds,
     planned,
-    resampled_mean,
-    resampled_removal,
-    resampled_shares,
 )
-from probes.studies.matched import MATCHED, judged, match_report, others_of, samples, swap_change
+from probes.studies.matched import MATCHED, judged, match_report, others_of, samples, swap_change, toys_learnt
 from toy.matching import QUICK, Matching, Settings
 
 pytestmark = pytest.mark.slow
@@ -45,6 +47,7 @@ pytestmark = pytest.mark.slow
 LENGTH, PROMPTS, BLOCKS = 24, 4, 2
 COMMON: dict[str, Any] = {"prompts": PROMPTS, "length": LENGTH, "seeds": 2, "bootstrap": 10}
 SETTINGS = replace(SMALL, steps=4, in_context_steps=4, targets=2)
+COMMITTED = Path(__file__).resolve().parent.parent / "reports" / "match"
 FEW = replace(SETTINGS, ablations=False, seeds=1, targets=1)
 
 
@@ -96,7 +99,7 @@ def test_result_has_the_layout_that_the_module_states(done):
         assert list(ds.state.values) == list(STATES)
         assert list(ds.training.values) == list(TRAININGS)
         assert ds.model_sensitivity.dims == ("state", "seed", "prompt", "position")
-        assert ds.toy_sensitivity.dims == ("variant", "training", "toy_seed", "toy_prompt", "point")
+        assert ds.toy_elasticity.dims == ("variant", "training", "toy_seed", "toy_prompt", "point")
         assert (ds.sizes["position"], ds.sizes["point"], ds.sizes["prompt"]) == (LENGTH, 9, PROMPTS)
         assert ds.attrs["measurement"] == "match"
         assert json.loads(ds.attrs["toys"])["steps"] == 4
@@ -110,8 +113,9 @@ def test_model_is_measured_as_by_the_probes(folder, done):
     tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
     ds = done[1]["ape"]
     for state, seed, view in (("pretrained", 0, model), ("init", 1, model.reinitialized(1))):
-        found = ds.model_sensitivity.sel(state=state, seed=seed)
-        np.testing.assert_allclose(found, jacobian(view, tokens).sensitivity, rtol=1e-4)
+        expected = jacobian(view, tokens)
+        for name in ("sensitivity", "elasticity"):
+            np.testing.assert_allclose(ds[f"model_{name}"].sel(state=state, seed=seed), expected[name], rtol=1e-4)
     assert np.isnan(ds.model_sensitivity.sel(state="pretrained", seed=1)).all()
 
 
@@ -122,9 +126,9 @@ def test_toys_are_measured_as_by_the_probes(folder, done):
     group = maker.toys([planned(model, tokens, maker)], folder / "again", None)[0][0]
     maker.finish(folder / "again")
     of_seed = [member for member in group.members if member.seed == 1]
-    squares = [jacobian(member.view, member.prompts(PROMPTS)).sensitivity.values ** 2 for member in of_seed]
-    found = done[1]["ape"].toy_sensitivity.sel(variant=MATCHED, training="retrieval").isel(toy_seed=1)
-    np.testing.assert_allclose(found, np.sqrt(np.mean(squares, 0)), rtol=1e-4)
+    each = [jacobian(member.view, member.prompts(PROMPTS)).elasticity.values for member in of_seed]
+    found = done[1]["ape"].toy_elasticity.sel(variant=MATCHED, training="retrieval").isel(toy_seed=1)
+    np.testing.assert_allclose(found, np.prod(each, axis=0) ** (1 / len(each)), rtol=1e-4)
 
 
 def test_the_first_token_that_all_share_counts_as_bos(folder, done):
@@ -133,7 +137,7 @@ def test_the_first_token_that_all_share_counts_as_bos(folder, done):
 
 
 def test_ablations_have_one_seed_and_matched_toys_all(done):
-    found = done[1]["ape"].toy_sensitivity.sel(training="retrieval").isel(toy_prompt=0, point=-1)
+    found = done[1]["ape"].toy_elasticity.sel(training="retrieval").isel(toy_prompt=0, point=-1)
     assert np.isfinite(found.sel(variant="matched")).all()
     assert np.isfinite(found.sel(variant="no residual")).sum() == 1
 
@@ -142,7 +146,7 @@ def test_windows_cut_model_and_toys_off_alike(done):
     ds = done[1]["bee"]
     reach = BLOCKS * (families.WINDOW - 1)
     assert (ds.model_sensitivity.sel(state="pretrained", seed=0)[:, : LENGTH - 1 - reach] == 0).all()
-    of_toys = ds.toy_sensitivity.sel(variant="matched", training="retrieval")
+    of_toys = ds.toy_elasticity.sel(variant="matched", training="retrieval")
     assert (of_toys[..., -1] > 0).all()
 
 
@@ -172,14 +176,29 @@ def test_grown_toys_grow_as_the_model_does(folder):
 # ------------------------------------------------------------------------------------------- agreement, from the result
 
 
-def test_agreement_is_that_of_the_curves_in_the_result(done):
+def test_agreement_with_toys_is_that_of_elasticities_in_the_result(done):
     ds = done[1]["ape"]
-    own = ds.model_sensitivity.sel(state="pretrained").values[:1].astype(float)
-    toys = ds.toy_sensitivity.sel(variant="matched", training="retrieval").values.astype(float)
-    expected = agreement(own, toys, bootstrap=10)
+    own = ds.model_elasticity.sel(state="pretrained").values[:1].astype(float)
+    toys = ds.toy_elasticity.sel(variant="matched", training="retrieval").values.astype(float)
+    expected = agreement(own, toys)
     where = {"curve": "sensitivity", "state": "pretrained", "other": "retrieval toy"}
     for field, value in expected._asdict().items():
         assert float(ds[f"agreement_{field}"].sel(where)) == pytest.approx(value)
+
+
+def test_documents_are_what_intervals_leave_out(done):
+    """Two documents of two prompts each: two estimates, each without one of them."""
+    ds = done[1]["ape"].assign_coords(document=("prompt", ["a", "b", "a", "b"]))
+    own, kernel = (
+        ds[name].sel(state="pretrained").values[0].astype(float) for name in ("model_sensitivity", "theory_kernel")
+    )
+    logs = []
+    for rows in ([0, 2], [1, 3]):
+        ratio = [np.log((curve[rows] ** 2).mean(0)) / 2 for curve in (own, kernel)]
+        logs.append(math.log(np.std(ratio[0] - ratio[1])))
+    where = {"curve": "sensitivity", "state": "pretrained", "other": "second-moment kernel"}
+    found = [float(judged(ds, bootstrap=0)[f"agreement_error{end}"].sel(where)) for end in ("", "_high")]
+    assert math.log(found[1] / found[0]) == pytest.approx(12.706 * abs(logs[0] - logs[1]) / 2, rel=1e-4)
 
 
 def test_theory_that_knows_the_model_agrees_and_changes_with_the_result(done):
@@ -189,7 +208,7 @@ def test_theory_that_knows_the_model_agrees_and_changes_with_the_result(done):
     found = judged(changed, bootstrap=10)
     where = {"curve": "sensitivity", "other": "second-moment kernel"}
     np.testing.assert_allclose(found.agreement_spearman.sel(where), 1)
-    np.testing.assert_allclose(found.agreement_error_high.sel(where), 0, atol=1e-6)
+    np.testing.assert_allclose(found.agreement_error.sel(where), 0, atol=1e-6)
     assert not np.allclose(found.agreement_error.sel(where), ds.agreement_error.sel(where))
 
 
@@ -214,35 +233,47 @@ def test_curves_that_were_not_measured_are_none(done):
 
 def test_swap_change_is_the_log_ratio_of_the_profiles(done):
     ds = done[1]["ape"]
-    before = averaged(ds.model_sensitivity.sel(state="pretrained").values[:1].astype(float))[1:]
-    after = ds.model_swapped.sel(state="pretrained").values[0].astype(float)[1:]
-    expected = np.sqrt(np.mean(np.log(after / before) ** 2))
-    assert swap_change(ds, "model", {"state": "pretrained"}) == pytest.approx(expected, rel=1e-5)
+    before = np.log(ds.model_elasticity.sel(state="pretrained").values[0].astype(float)).mean(0)[1:]
+    after = np.log(ds.model_swapped.sel(state="pretrained").values[0].astype(float))[1:]
+    assert swap_change(ds, "model", {"state": "pretrained"}) == pytest.approx(
+        np.sqrt(np.mean((after - before) ** 2)), rel=1e-5
+    )
+    assert math.isnan(swap_change(ds, "toy", {"variant": "no residual", "training": "grown"}))
 
 
-def test_means_of_members_leave_out_what_is_not_finite():
-    value, low, high = resampled_mean(np.array([1.0, 3.0, np.nan, np.inf]), 0)
-    assert (value, low, high) == (2, 1, 3)
-    assert all(map(math.isnan, resampled_mean(np.array([np.nan]), 0)))
-    assert resampled_mean(np.array([2.0]), 0)[0] == 2
+def test_swapped_profiles_are_means_of_elasticities(folder, done):
+    model = load(str(folder / "ape"))
+    tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
+    each = jacobian(swapped(model, "mean"), tokens).elasticity.values
+    found = done[1]["ape"].model_swapped.sel(state="pretrained", seed=0)
+    np.testing.assert_allclose(found, np.prod(each, axis=0) ** (1 / PROMPTS), rtol=1e-4)
+
+
+def test_members_are_averaged_and_seeds_resampled():
+    """Two seeds of two members each: the jackknife's ends from what each seed gives alone."""
+    value, low, high = over_seeds(_mean, np.array([1.0, 3.0, np.nan, 6.0, np.inf, 2.0]), [0, 0, 0, 1, 1, 1])
+    assert value == 3
+    assert high - value == pytest.approx(12.706 * abs(2 - 4) / 2, rel=1e-4)
+    assert value - low == pytest.approx(high - value)
+    assert all(math.isnan(end) for end in over_seeds(_mean, np.array([np.nan]), [0]))
+    assert [float(end) for end in over_seeds(_mean, np.array([2.0, 4.0]), [0, 0])][:1] == [3]
+    assert math.isnan(over_seeds(_mean, np.array([2.0, 4.0]), [0, 0])[1])
 
 
 def test_shares_of_members_are_those_of_their_sum():
     parts = np.array([[2.0, -1.0], [4.0, 1.0], [np.nan, np.nan]])
-    (mask, low, high), (stream, _, _) = resampled_shares(parts, 0)
-    assert (mask, stream) == (1, 0)
-    assert low == pytest.approx(0.8)
-    assert high == pytest.approx(2)
-    assert math.isnan(resampled_shares(np.array([[-1.0, 0.5]]), 0)[0][0])
+    value, _, high = over_seeds(_shares, parts, [0, 1, 2])
+    np.testing.assert_allclose(value, [1, 0])
+    np.testing.assert_allclose(high - value, 12.706 * abs(2 - 0.8) / 2, rtol=1e-4)
+    assert np.isnan(over_seeds(_shares, np.array([[-1.0, 0.5]]), [0])[0]).all()
+    assert over_seeds(_shares, np.full((1, 2), np.nan), [0])[0].shape == (2,)
 
 
 def test_removal_is_of_the_sum_over_members():
-    value, low, high = resampled_removal(np.array([[1.0, 0.5], [3.0, 0.5], [np.nan, 1.0]]), 0)
+    value, _, high = over_seeds(_removed, np.array([[1.0, 0.5], [3.0, 0.5], [np.nan, 1.0]]), [0, 1, 1])
     assert value == 0.75
-    assert (low, high) == (0.5, pytest.approx(5 / 6))
-    value, low, high = resampled_removal(np.array([[-1.0, 0.5], [0.5, 0.2]]), 0)
-    assert math.isnan(value)
-    assert math.isnan(resampled_removal(np.array([[2.0, 1.0]]), 0)[1])
+    assert high - value == pytest.approx(12.706 * abs(0.5 - 5 / 6) / 2, rel=1e-4)
+    assert math.isnan(over_seeds(_removed, np.array([[-1.0, 0.5], [0.5, 0.2]]), [0, 1])[0])
 
 
 # ------------------------------------------------------------------------------------------------------- report, figure
@@ -260,11 +291,47 @@ def test_report_is_made_from_results_alone(done):
     learnt = {row[-1] for row in training.rows if row[2] == "in-context"}
     assert learnt <= {"not trained", "partly trained"}  # in so few steps
     assert learnt == {row[2].partition(" (")[2][:-1] for row in agreeing.rows if "in-context" in row[2]}
+    idle = [row for row in agreeing.rows if "in-context" in row[2]]
+    assert all(cell == "-" for row in idle for cell in row[3:])
+    assert {row[4] for row in ingredients.rows if row[2] == "in-context"} <= learnt
     assert ingredients.columns[4:] == ("matched toy", "no residual", "no causal mask", "no positions", "no window")
     no_window = [row[-1] for row in ingredients.rows if row[1] == "ape"]
     assert set(no_window) == {"-"}
     assert {row[1] for row in attention.rows} >= {"model, init", "model, pretrained", "matched toy, retrieval"}
     assert any("key-value heads" in line for line in report.lines)
+
+
+def test_toys_that_do_their_task_are_compared(done):
+    ds = done[1]["ape"].copy(deep=True)
+    ds["toy_accuracy"].loc[{"variant": "matched", "training": "in-context"}] = np.where(
+        np.isnan(ds.toy_accuracy.sel(variant="matched", training="in-context")), np.nan, 0.9
+    )
+    assert toys_learnt(ds, "matched", "in-context") == "trained"
+    rows = match_report({"ape": ds}).tables[0].rows
+    assert [row[3] == "-" for row in rows if row[2] == "in-context toy"] == [False]
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[str, xr.Dataset]:
+    """Results of the repository, which were made before there were elasticities."""
+    return {path.stem.removeprefix("match-"): load_result(path) for path in sorted(COMMITTED.glob("match-*.nc"))}
+
+
+def test_committed_table_is_that_of_the_committed_results(committed):
+    written = (COMMITTED / "match.md").read_text(encoding="utf-8")
+    report = match_report(committed)
+    assert len(committed) == 4
+    assert "Made before there were elasticities" in report.described
+    rows = ["| " + " | ".join(row) + " |" for table in report.tables for row in table.rows]
+    assert [row for row in rows if row not in written] == []
+    assert "in-context toy (not trained)" in written
+
+
+def test_older_results_compare_root_mean_squares_before_and_after_the_swap(committed):
+    ds = committed["tiny-llama"]
+    before = np.mean(ds.model_sensitivity.sel(state="pretrained").values[0].astype(float) ** 2, axis=0) ** 0.5
+    logs = np.log(ds.model_swapped.sel(state="pretrained").values[0] / before)[1:]
+    assert swap_change(ds, "model", {"state": "pretrained"}) == pytest.approx(np.sqrt(np.mean(logs**2)), rel=1e-5)
 
 
 def test_files_are_written_once_all_is_done(done):
@@ -316,7 +383,7 @@ def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeyp
     assert "1 of 2 are done (ape)" in told[0]
     for name, expected in (("ape", before), ("bee", whole)):
         again = load_result(out / f"match-{name}.nc")
-        for variable in ("model_sensitivity", "toy_sensitivity", "toy_loss", "toy_leakage_share"):
+        for variable in ("model_sensitivity", "toy_elasticity", "toy_loss", "toy_leakage_share"):
             np.testing.assert_array_equal(again[variable], expected[variable])
     assert not list(out.glob("*unfinished*"))
     assert not list(out.glob(".unfinished*"))

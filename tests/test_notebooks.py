@@ -43,19 +43,17 @@ SMALLER: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     "3-where-absolute-position-comes-from": {
-        "measure": {"n=192, length=64": "n=16, length=64", "bootstrap=200": "bootstrap=20"},
-        "swap-code": {"n=192, length=48": "n=8, length=48", "bootstrap=200": "bootstrap=20"},
+        "measure": {"n=192, length=64": "n=16, length=64", '"bootstrap": 200': '"bootstrap": 20'},
+        "swap-code": {"n=192, length=48": "n=8, length=48", '"bootstrap": 200': '"bootstrap": 20'},
     },
     "4-toys-beside-models": {
         "model-code": {
             "LENGTH, PROMPTS, SEEDS = 128, 4, 2": "LENGTH, PROMPTS, SEEDS = 32, 2, 2",
             "n=64": "n=16",
             "bootstrap=100": "bootstrap=10",
-            "bootstrap=200": "bootstrap=20",
             'method="sketch"': SKETCH,
         },
         "plan": {"Settings(seeds=1, steps=150)": "Settings(seeds=1, steps=20)"},
-        "fresh-agreement": {"bootstrap=200": "bootstrap=20"},
         "training-code": {"sequences(matched, 64)": "sequences(matched, 8)", "prompts=8": "prompts=2"},
     },
     "5-your-own-checkpoint": {

@@ -496,7 +496,7 @@ def _match(collected: Collected) -> Section:
     title = "Toys beside models"
     if not collected["match"]:
         return Section("match", title, question, missing=(_command(collected, "match", "match"),))
-    results = {name: ds if "agreement_error" in ds else judged(ds) for name, ds in collected["match"].items()}
+    results = {name: judged(ds) for name, ds in collected["match"].items()}
     report = match_report(results)
     curves, errors = charts.beside(results), charts.agreements_of(results)
     styles = {style.label: style for style in (*charts.MODEL.values(), *charts.TOYS.values())}

@@ -43,7 +43,7 @@ from .style import (
 
 NEEDS = {
     "model_sensitivity": ("state", "seed", "prompt", "position"),
-    "toy_sensitivity": ("variant", "training", "toy_seed", "toy_prompt", "point"),
+    "toy_alpha": ("variant", "training", "toy_seed", "toy_prompt", "point"),
 }
 MATCHED = "matched"
 MODEL = {
@@ -76,6 +76,30 @@ HEIGHTS = {
     "without at init": 1.6,
     "without, retrieval": 1.6,
 }
+
+
+def elastic(ds: xr.Dataset) -> bool:
+    """Whether the result holds elasticities; those made before there were any hold sensitivities of toys."""
+    return "toy_elasticity" in ds
+
+
+def profile(ds: xr.Dataset, kind: str) -> xr.DataArray:
+    """The profiles of "model" or "toy" that are compared with each other, sample by sample."""
+    return ds[f"{kind}_elasticity" if elastic(ds) else f"{kind}_sensitivity"]
+
+
+def swap_ratio(ds: xr.Dataset, kind: str, where: Mapping[str, str]) -> np.ndarray | None:
+    """Profile after the swap / before by position, NaN where either is 0 and at position 0, another input; None: no run.
+
+    Means are geometric over prompts; in results without elasticities root mean squares on both sides.
+    """
+    before = _clean(profile(ds, kind).sel(dict(where)).values)
+    after = _clean(ds[f"{kind}_swapped"].sel(dict(where)).values[:, None])
+    if before is None or after is None:
+        return None
+    ratio = _positive(averaged(after)) / _positive(averaged(before, squares=not elastic(ds)))
+    ratio[0] = np.nan
+    return ratio
 
 
 def match_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
@@ -152,13 +176,8 @@ def _draw(row: str, cell: Axes, ds: xr.Dataset) -> None:
         for kind, styles, where in (("model", MODEL, "state"), ("toy", SHOWN, "training")):
             for key, style in styles.items():
                 at = {where: key} | ({"variant": MATCHED} if kind == "toy" else {})
-                before = _clean(ds[f"{kind}_sensitivity"].sel(at).values)
-                after = _clean(ds[f"{kind}_swapped"].sel(at).values[:, None])
-                if before is None or after is None:
-                    continue
-                ratio = _positive(averaged(after)) / _positive(averaged(before))
-                ratio[0] = np.nan  # the sensitivity to another input, at another point
-                _line(cell, ratio, style, marked=kind == "toy")
+                if (ratio := swap_ratio(ds, kind, at)) is not None:
+                    _line(cell, ratio, style, marked=kind == "toy")
     elif row == "leakage":
         _leakage(cell, ds)
     else:
@@ -198,12 +217,12 @@ def _line(cell: Axes, y: np.ndarray, style: Style, *, marked: bool = False) -> N
 
 
 def _of_model(ds: xr.Dataset, state: str) -> np.ndarray | None:
-    values = _clean(ds["model_sensitivity"].sel(state=state).values)
+    values = _clean(profile(ds, "model").sel(state=state).values)
     return None if values is None else averaged(values)
 
 
 def _of_toy(ds: xr.Dataset, variant: str, training: str) -> np.ndarray | None:
-    values = _clean(ds["toy_sensitivity"].sel(variant=variant, training=training).values)
+    values = _clean(profile(ds, "toy").sel(variant=variant, training=training).values)
     return None if values is None else averaged(values)
 
 
@@ -266,13 +285,17 @@ def _legends(sides: Mapping[str, Axes], found: Mapping[str, xr.Dataset]) -> None
 
 
 def _said(found: Mapping[str, xr.Dataset]) -> list[str]:
+    from ..studies.matched import toys_learnt  # which draws on this module
+
     first = next(iter(found.values()))
     quick = ["QUICK setting"] if any(ds.attrs.get("quick") for ds in found.values()) else []
     lengths = " / ".join(dict.fromkeys(str(ds.sizes["position"]) for ds in found.values()))
+    idle = [name for name, ds in found.items() if toys_learnt(ds, MATCHED, "in-context") != "trained"]
     return [
         *quick,
         f"models: T = {lengths}, {first.sizes['prompt']} prompts; toys: {first.sizes['point']} positions, "
         "same depth, heads, mask, encoding",
-        "retrieval: one toy for each position asked for, rms over them",
-        "sensitivities over their geometric mean",
+        f"retrieval: one toy for each position asked for, {'geometric mean' if elastic(first) else 'rms'} over them",
+        "curves: geometric means over prompts and seeds; sensitivities over their own geometric mean",
+        *([f"in-context toys that are not trained, and say nothing: of {', '.join(idle)}"] if idle else []),
     ]

@@ -2,8 +2,8 @@
 
 One result per model. Its dimensions:
 
-- `state`: "init" (fresh weights, `seed` of them) and "pretrained" (seed 0 alone) of the model; `prompt`; `position`, with
-  `fraction` = j / (T - 1).
+- `state`: "init" (fresh weights, `seed` of them) and "pretrained" (seed 0 alone) of the model; `prompt`, with its `document`
+  where there are any; `position`, with `fraction` = j / (T - 1).
 - `variant`: "matched", and toys that lack one ingredient ("no residual", "no causal mask", "no positions", "no window");
   `training`: "init", "grown", "retrieval", "in-context"; `toy_seed`; `toy_prompt`; `point`, a toy's
   positions, with `point_fraction`.
@@ -13,15 +13,17 @@ One result per model. Its dimensions:
 
 Its variables, all with long_name and units, NaN where there is nothing:
 
-- curves, sample by sample: `model_sensitivity`, `model_alpha`, `model_sink_rate` [state, seed, prompt, position];
-  `toy_sensitivity` (rms over the positions asked for), `toy_alpha`, `toy_sink_rate` [variant, training, toy_seed,
-  toy_prompt, point]; `model_swapped` [state, seed, position] and `toy_swapped` [variant, training, toy_seed, point], rms
-  over prompts, with something else at position 0; `model_uniform` [position], `toy_uniform` [variant, point];
+- curves, sample by sample: `model_sensitivity`, `model_elasticity`, `model_alpha`, `model_sink_rate` [state, seed, prompt,
+  position]; `toy_elasticity` (geometric mean over the positions asked for), `toy_alpha`, `toy_sink_rate` [variant, training,
+  toy_seed, toy_prompt, point]; `model_swapped` [state, seed, position] and `toy_swapped` [variant, training, toy_seed,
+  point], elasticities, geometric means over prompts, with something else at position 0; `model_uniform` [position],
+  `toy_uniform` [variant, point]. Results made before have no elasticities: `toy_sensitivity`, and root mean squares in place
+  of geometric means over the positions asked for and in what is swapped;
 - theory of the model: `theory_kernel` [state, seed, prompt, position], the second-moment kernel with measured patterns and
   score path; `theory_cesaro` [state, position] and `theory_alpha` [state], N^L and its fitted alpha;
 - `model_leakage_total`, `model_removed`, `model_reacts` [state, seed], `model_leakage_share` [state, seed, source], and the
   same of toys as means over members, `toy_...` [variant, training (, source)]; each with `_low` and `_high`, for the model
-  over prompts (of `reacts` none), for toys over members;
+  over documents (of `reacts` none), for toys over runs, which are seeds;
 - `toy_loss`, `toy_accuracy`, `toy_target` [variant, training, member];
 - what `matched.judged` adds: `agreement_spearman`, `agreement_error` [curve, state, other] with `_low` and `_high`, and
   `agreement_apart`: a model's "sensitivity" or "alpha" in a state against the `other` one ("second-moment kernel", "N^L,
@@ -53,9 +55,10 @@ from ..leakage import LEAST_PROMPTS, SOURCES
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType
 from ..models.view import Spec, View
+from ..profiles import typical
 from ..prompts import FirstToken
 from ..results import dataset, provenance
-from ..statistics import INTERVAL
+from ..statistics import jackknife
 from ..summary import SHORTEST, mean_profile
 from ..theory import fit_alpha, second_moment
 from .runs import Loading, Subject, require_free, subjects, write_results, written_files
@@ -169,7 +172,7 @@ def match(
         length: positions per prompt.
         seeds: fresh models per model.
         initialization: what their weights are drawn from, as in `probes.fresh`.
-        bootstrap: resamples for all intervals.
+        bootstrap: resamples for the intervals of a model's leakage and of troughs.
         backend: who runs the models; as `device` and `dtype`, see `probes.load`.
         advance: hears (what is running, done, in all).
         told: hears in one line which models are done already.
@@ -245,6 +248,7 @@ def match(
                 initialization=initialization,
                 bootstrap=bootstrap,
                 seed=seed,
+                documents=subject.drawn.documents,
                 cache=cache,
                 progress=tell,
             )
@@ -293,6 +297,7 @@ def measured(
     initialization: Rule = CONFIG,
     bootstrap: int = BOOTSTRAP,
     seed: int = 0,
+    documents: Sequence[str] | None = None,
     cache: dict[str, tuple[xr.Dataset, ...]] | None = None,
     progress: Callable[[float, float], None] = lambda done, total: None,
 ) -> xr.Dataset:
@@ -312,7 +317,7 @@ def measured(
     portraits, kernels = {}, {}
     apart = all(model.parts(layer) is not None for layer in range(model.spec.blocks))
     for place, view in views.items():
-        portraits[place] = portrait(view, tokens, bootstrap=bootstrap, seed=seed)
+        portraits[place] = portrait(view, tokens, bootstrap=bootstrap, seed=seed, documents=documents)
         if apart:
             kernels[place] = second_moment(view, few, attention="measured", score_path=True)["sensitivity"].values
         step(1.0)
@@ -355,7 +360,7 @@ def measured(
                     scales.append(factor)
                     drawn = portrait(member.scaled(factor), member.prompts(TOY_PROMPTS), bootstrap=0, seed=seed)
                     fresh.setdefault((group.variant, "grown"), []).append((member.seed, drawn))
-    variables |= _of_toys(groups, fresh, toys, seed)
+    variables |= _of_toys(groups, fresh, toys)
     said = {"long_name": "factor on the embeddings of toys that grow as the model does, geometric mean", "units": "1"}
     variables["toy_scale"] = ((), np.exp(np.log(scales).mean()), said)
     points = next(iter(toys.values()))[0].sizes["position"]
@@ -373,7 +378,8 @@ def measured(
             "fraction": (("position",), fractions(tokens.shape[1])),
             "point": range(points),
             "point_fraction": (("point",), fractions(points)),
-        },
+        }
+        | ({} if documents is None else {"document": (("prompt",), list(documents[:PROMPTS]))}),
         attrs=provenance(
             model, tokens, prompts=len(tokens), length=tokens.shape[1], seeds=seeds, bootstrap=bootstrap, seed=seed
         )
@@ -419,6 +425,7 @@ def matching_scale(member: Member, target: float) -> float:
 
 SAID = {
     "sensitivity": "||J_j||_F / sqrt(d)",
+    "elasticity": "||J_j||_F / sqrt(d) * rms(x) / rms(h)",
     "alpha": "mean weight on the position over the queries from it on [Gu], mean over blocks and heads",
     "sink_rate": "share of heads with alpha > 0.3",
     "leakage_total": "leakage of the early band, log form, mean over blocks and heads",
@@ -447,14 +454,14 @@ def _of_model(
             found[STATES.index(state), n] = value
         return found
 
-    for name in ("sensitivity", "alpha", "sink_rate"):
+    for name in ("sensitivity", "elasticity", "alpha", "sink_rate"):
         values = gathered({place: ds[name].values for place, ds in portraits.items()})
         variables[f"model_{name}"] = (("state", "seed", "prompt", "position"), values, _described(name, "the model"))
-    swapped = {place: mean_profile(ds["sensitivity_swapped"].values).mean for place, ds in portraits.items()}
+    swapped = {place: typical(ds["elasticity_swapped"].values) for place, ds in portraits.items()}
     variables["model_swapped"] = (
         ("state", "seed", "position"),
         gathered(swapped),
-        _described("sensitivity", "the model, position 0 swapped, rms over prompts"),
+        _described("elasticity", "the model, position 0 swapped, geometric mean over prompts"),
     )
     variables["model_uniform"] = (("position",), one["uniform"].values, _described("alpha", "uniform attention"))
     for name in (*SCALARS, "leakage_share"):
@@ -486,7 +493,6 @@ def _of_toys(
     groups: Sequence[Group],
     fresh: Mapping[tuple[str, str], Sequence[tuple[int, xr.Dataset]]],
     toys: Mapping[tuple[str, str], Sequence[xr.Dataset]],
-    seed: int,
 ) -> dict[str, tuple[Any, ...]]:
     variants = list(dict.fromkeys(group.variant for group in groups))
     most = max(len(group.members) for group in groups)
@@ -495,7 +501,7 @@ def _of_toys(
     size = (len(variants), len(TRAININGS))
     sizes = (any_one.sizes["prompt"], any_one.sizes["position"])
     curves = {
-        name: np.full((*size, seeds, *sizes), np.nan, np.float32) for name in ("sensitivity", "alpha", "sink_rate")
+        name: np.full((*size, seeds, *sizes), np.nan, np.float32) for name in ("elasticity", "alpha", "sink_rate")
     }
     swapped = np.full((*size, seeds, sizes[1]), np.nan, np.float32)
     uniform = np.full((len(variants), sizes[1]), np.nan)
@@ -511,24 +517,23 @@ def _of_toys(
         order = sorted(set(numbers))
         for place, number in enumerate(order):
             own = [ds for n, ds in zip(numbers, found, strict=True) if n == number]
-            together = {name: np.stack([ds[name].values for ds in own]) for name in (*curves, "sensitivity_swapped")}
-            curves["sensitivity"][(*at, place)] = np.sqrt(np.mean(together["sensitivity"] ** 2, 0))
-            swapped[(*at, place)] = np.sqrt(np.mean(together["sensitivity_swapped"] ** 2, (0, 1)))
+            together = {name: np.stack([ds[name].values for ds in own]) for name in (*curves, "elasticity_swapped")}
+            by_prompt = together["elasticity"].swapaxes(0, 1)
+            curves["elasticity"][(*at, place)] = np.stack([typical(one) for one in by_prompt])
+            swapped[(*at, place)] = typical(together["elasticity_swapped"])
             for name in ("alpha", "sink_rate"):
                 curves[name][(*at, place)] = together[name].mean(0)
         uniform[at[0]] = found[0]["uniform"].values
-        for name in ("leakage_total", "reacts"):
-            ends = resampled_mean(np.array([float(ds[name]) for ds in found]), seed)
-            for end, value in zip(("", "_low", "_high"), ends, strict=True):
-                scalars[f"{name}{end}"][at] = value
+        single = {name: np.array([ds[name].values for ds in found]) for name in ("leakage_total", "reacts")}
         streams = np.array([[float(ds[name]) for name in ("residual", "residual_swapped")] for ds in found])
-        for end, value in zip(("", "_low", "_high"), resampled_removal(streams, seed), strict=True):
-            scalars[f"removed{end}"][at] = value
-        # Shares of the sum: a single toy's total may be next to nothing.
         parts = np.array([ds["leakage_source"].values for ds in found])
-        for n, ends in enumerate(resampled_shares(parts, seed)):
-            for end, value in zip(("", "_low", "_high"), ends, strict=True):
-                scalars[f"leakage_share{end}"][(*at, n)] = value
+        for name, estimate, values in (
+            *((name, _mean, values) for name, values in single.items()),
+            ("removed", _removed, streams),
+            ("leakage_share", _shares, parts),
+        ):
+            for end, value in zip(("", "_low", "_high"), over_seeds(estimate, values, numbers), strict=True):
+                scalars[f"{name}{end}"][at] = value
 
     for (variant, training), newborn in fresh.items():
         put(variant, training, [number for number, _ in newborn], [ds for _, ds in newborn])
@@ -546,7 +551,7 @@ def _of_toys(
     variables["toy_swapped"] = (
         (*dims, "toy_seed", "point"),
         swapped,
-        _described("sensitivity", "toys, position 0 swapped, rms over prompts"),
+        _described("elasticity", "toys, position 0 swapped, geometric mean over prompts"),
     )
     variables["toy_uniform"] = (
         ("variant", "point"),
@@ -566,41 +571,31 @@ def _of_toys(
     return variables
 
 
-def resampled_mean(values: np.ndarray, seed: int) -> tuple[float, float, float]:
-    """Mean over those that are numbers, and the ends of its 95 % interval over resampled members; NaN for none."""
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return np.nan, np.nan, np.nan
-    generator = np.random.default_rng(seed)
-    drawn = known[generator.integers(len(known), size=(BOOTSTRAP, len(known)))].mean(1)
-    low, high = np.percentile(drawn, INTERVAL) if len(known) > 1 else (np.nan, np.nan)
-    return float(known.mean()), float(low), float(high)
+def over_seeds(
+    estimate: Callable[[np.ndarray], Any], values: np.ndarray, seeds: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`jackknife` over seeds of an estimate from members [member, ...]; those that are not finite do not count."""
+    known = np.isfinite(values).reshape(len(values), -1).all(1)
+    if not known.any():
+        nothing = np.full(values.shape[1:], np.nan) if estimate is _shares else np.array(np.nan)
+        return nothing, nothing, nothing
+    return jackknife(estimate, values[known], np.asarray(seeds)[known])
 
 
-def resampled_removal(streams: np.ndarray, seed: int) -> tuple[float, float, float]:
-    """Of residual components [member, before and after]: the fraction that is gone of their sum, and its ends."""
-    known = streams[np.all(np.isfinite(streams), 1)]
-    if not len(known):
-        return np.nan, np.nan, np.nan
-    generator = np.random.default_rng(seed)
-    drawn = known[generator.integers(len(known), size=(BOOTSTRAP, len(known)))]
-    sums = np.concatenate([known[None], drawn]).sum(1)  # [resample, before and after]
-    value, low, high = (float(end[0]) for end in removed(sums[:, :1], sums[:, 1:]))
-    return (value, low, high) if len(known) > 1 else (value, np.nan, np.nan)
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean())
 
 
-def resampled_shares(parts: np.ndarray, seed: int) -> list[tuple[float, float, float]]:
-    """Of parts [member, source]: each source's share of the sum over members, and the ends over resampled members."""
-    known = parts[np.all(np.isfinite(parts), 1)]
-    if not len(known) or known.sum() <= 0:
-        return [(np.nan, np.nan, np.nan)] * parts.shape[1]
-    generator = np.random.default_rng(seed)
-    drawn = known[generator.integers(len(known), size=(BOOTSTRAP, len(known)))].sum(1)
-    positive = drawn[drawn.sum(1) > 0]
-    shares = positive / positive.sum(1, keepdims=True)
-    low, high = np.percentile(shares, INTERVAL, axis=0) if len(known) > 1 else np.full((2, parts.shape[1]), np.nan)
-    whole = known.sum(0) / known.sum()
-    return [(float(a), float(b), float(c)) for a, b, c in zip(whole, low, high, strict=True)]
+def _removed(streams: np.ndarray) -> float:
+    """Of residual components [member, before and after]: the fraction that is gone of their sum."""
+    sums = streams.sum(0, keepdims=True)
+    return float(removed(sums[:, :1], sums[:, 1:])[0][0])
+
+
+def _shares(parts: np.ndarray) -> np.ndarray:
+    """Of parts [member, source]: each source's share of the sum over members; a single toy's may be next to nothing."""
+    whole = parts.sum()
+    return parts.sum(0) / whole if whole > 0 else np.full(parts.shape[1], np.nan)
 
 
 def _end(end: str) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from ..compare import BOOTSTRAP, SHAPES, Samples, agreement, averaged, shape
+from ..compare import BOOTSTRAP, SHAPES, Samples, agreement, shape
 from ..gate import TRAINED, Learnt, blind_reader, learnt
+from ..plots.match import elastic, swap_ratio
 from ..plots.style import drawn_from
 from ..summary import estimate
 from .tables import Report, Table, interval, number
@@ -47,12 +48,15 @@ def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def samples(ds: xr.Dataset, curve: str, of: tuple[str, str], state: str) -> Samples | None:
+def samples(ds: xr.Dataset, curve: str, of: tuple[str, str], state: str, *, raw: bool = False) -> Samples | None:
     """A curve as [seed, prompt, position], seeds that were not run left out; None where the result has none.
 
-    `of` as in `others_of`; `state` is the model's, which theories belong to.
+    `of` as in `others_of`; `state` is the model's, which theories belong to. "sensitivity" is the elasticity where the
+    result holds it; of a model `raw` gives what theories predict.
     """
     kind, which = of
+    if curve == "sensitivity" and elastic(ds) and not raw:
+        curve = "elasticity"
     if kind == "theory":
         name = {"kernel": "theory_kernel", "cesaro": "theory_cesaro", "uniform": "model_uniform"}[which]
         if name not in ds or (which == "uniform") != (curve == "alpha"):
@@ -68,7 +72,12 @@ def samples(ds: xr.Dataset, curve: str, of: tuple[str, str], state: str) -> Samp
 
 
 def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
-    """The result with agreements and shapes added; what was added before is replaced."""
+    """The result with agreements and shapes added; what was added before is replaced.
+
+    A model and toys are compared by elasticities, geometric means over prompts; a model and theory by sensitivities, root
+    mean squares over prompts. In-context toys that are not trained have neither agreement nor shape.
+    """
+    documents = list(map(str, ds["document"].values)) if "document" in ds.coords else None
     names = list(dict.fromkeys(name for state in ds["state"].values for name in others_of(ds, str(state))))
     states = [str(state) for state in ds["state"].values]
     size = (len(CURVES), len(states), len(names))
@@ -77,15 +86,16 @@ def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
     found["apart"] = np.full(size, np.nan)
     for c, curve in enumerate(CURVES):
         for s, state in enumerate(states):
-            own = samples(ds, curve, ("model", state), state)
             for name, of in others_of(ds, state).items():
+                squares = of[0] == "theory" and curve == "sensitivity"
+                own = samples(ds, curve, ("model", state), state, raw=squares)
                 other = samples(ds, curve, of, state)
-                if own is None or other is None:
+                if own is None or other is None or toys_learnt(ds, *of) != "trained":
                     continue
-                at = (c, s, names.index(name))
                 same = of == ("theory", "kernel") or of[0] == "model"
-                for field, value in agreement(own, other, paired=same, bootstrap=bootstrap)._asdict().items():
-                    found[field][at] = value
+                held = agreement(own, other, paired=same, squares=squares, documents=documents)
+                for field, value in held._asdict().items():
+                    found[field][c, s, names.index(name)] = value
     said = {
         "spearman": "rank correlation of a curve of the model and another's, by position fraction",
         "error": "RMS log error of the two, free scale, where both are above zero",
@@ -95,7 +105,7 @@ def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
         f"agreement_{field}": (("curve", "state", "other"), values, _said(said, field, "1"))
         for field, values in found.items()
     }
-    variables |= _shapes(ds, bootstrap)
+    variables |= _shapes(ds, bootstrap, documents)
     ds = ds.drop_vars([name for name in (*variables, "curve", "other") if name in ds])
     return ds.assign(variables).assign_coords(curve=list(CURVES), other=names)
 
@@ -106,7 +116,7 @@ def _said(said: Mapping[str, str], name: str, units: str) -> dict[str, str]:
     return {"long_name": said[bare] + (f", {end[1:]} end of the 95 % interval" if end else ""), "units": units}
 
 
-def _shapes(ds: xr.Dataset, bootstrap: int) -> dict[str, Any]:
+def _shapes(ds: xr.Dataset, bootstrap: int, documents: Sequence[str] | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     said = {
         "primacy": "first 5 % of positions against the middle half's median",
@@ -125,9 +135,11 @@ def _shapes(ds: xr.Dataset, bootstrap: int) -> dict[str, Any]:
         values = {f"{name}{end}": np.full(len(all_of), np.nan) for name in SHAPES for end in ("", "_low", "_high")}
         for n, (of, state) in enumerate(all_of):
             own = samples(ds, "sensitivity", of, state)
-            if own is None:
+            if own is None or toys_learnt(ds, *of) != "trained":
                 continue
-            for name, ends in shape(own, bootstrap=bootstrap)._asdict().items():
+            of_toys = whose == "toy"
+            ends_of = shape(own, runs=of_toys, documents=None if of_toys else documents, bootstrap=bootstrap)
+            for name, ends in ends_of._asdict().items():
                 for end, value in zip(("", "_low", "_high"), ends, strict=True):
                     values[f"{name}{end}"][n] = value
         for name, column in values.items():
@@ -142,9 +154,9 @@ def match_report(results: Mapping[str, xr.Dataset]) -> Report:
     """Toys beside models: training, what the ingredients do, leakage and the swap, agreement.
 
     Args:
-        results: results of `match` by model name, with or without what `judged` adds.
+        results: results of `match` by model name; what `judged` adds is found anew.
     """
-    results = {name: ds if "agreement_error" in ds else judged(ds) for name, ds in results.items()}
+    results = {name: judged(ds) for name, ds in results.items()}
     tables = [
         Table(
             "How the matching toys agree with the model, and theory beside them",
@@ -196,15 +208,29 @@ def _described(results: Mapping[str, xr.Dataset]) -> str:
         f"{options['seeds']} fresh seeds{drawn}, {ds.attrs['dtype']}, {ds.attrs['device']}. "
         f"Toys: {ds.sizes['point']} positions, "
         f"{toys['seeds']} seeds (ablations {toys['ablation_seeds']}); retrieval: {toys['steps']} steps, one toy for each "
-        f"position asked for, profiles are rms over them; in context: {toys['in_context_steps']} steps. Curves meet on the "
-        "position fraction. Spearman over all points; RMS log error with a free scale over points that both reach, apart: "
-        "share of points that only one reaches. 95 % bootstrap intervals over prompts and seeds (leakage of toys: over "
-        f"toys). Leakage: log form, queries {ds.attrs['band']} at lags {ds.attrs['lags']}, of toys "
-        f"{ds.attrs['toy_band']} at {ds.attrs['toy_lags']}; removed: fraction of the residual component that the mean "
-        "embedding at position 0 removes; reacts: attention to other keys it changes; profile changes by: RMS log change of "
-        "the sensitivity at positions from 1 on; guess: accuracy of a guess among all tokens, or the labels in context; "
-        f"learnt: in-context toys are trained if that is {TRAINED:g} or more by the 95 % interval over runs, not trained if "
-        "that reaches below the guess; their agreement says nothing until then."
+        f"position asked for; in context: {toys['in_context_steps']} steps. {_averages(ds)} Curves meet on the position "
+        "fraction. Spearman over all points; RMS log error with a free scale over points that both reach, apart: share of "
+        "points that only one reaches. 95 % intervals of the jackknife over documents (of results that name none, over "
+        "prompts) and over seeds of toys, both in quadrature; a toy of one seed has none, and one of two a wide one; of the "
+        "trough, and of a model's leakage, percentiles over resamples. Leakage: log form, queries "
+        f"{ds.attrs['band']} at lags {ds.attrs['lags']}, of toys {ds.attrs['toy_band']} at {ds.attrs['toy_lags']}; removed: "
+        "fraction of the residual component that the mean embedding at position 0 removes; reacts: attention to other keys "
+        "it changes; profile changes by: RMS log change of the profile at positions from 1 on; guess: accuracy of a guess "
+        "among all tokens, or the labels in context; "
+        f"learnt: in-context toys are trained if their accuracy is {TRAINED:g} or more by the 95 % interval over runs, not "
+        "trained if that reaches below the guess; only trained ones have an agreement and a shape."
+    )
+
+
+def _averages(ds: xr.Dataset) -> str:
+    """How profiles are averaged."""
+    theory = "beside theory sensitivities, root mean squares over prompts."
+    if elastic(ds):
+        return f"Profiles are elasticities, geometric means over prompts, seeds and positions asked for; {theory}"
+    return (
+        "Made before there were elasticities: profiles are sensitivities, geometric means over prompts and seeds (of one "
+        "toy or model the same shape), of toys root mean squares over positions asked for; the swap's change compares root "
+        f"mean squares; leakage of toys has bootstrap intervals over toys; {theory}"
     )
 
 
@@ -242,7 +268,8 @@ def _agreements(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
                 shown.append([estimate(ds, f"agreement_{field}", **place) for field in ("spearman", "error")])
             apart = float(ds["agreement_apart"].sel(curve=CURVES[0], state=state, other=other))
             cells = [[interval(*rank, form=".2f"), interval(*error, form=".2f")] for rank, error in shown]
-            if all(math.isnan(error[0]) and math.isnan(rank[0]) for rank, error in shown):
+            nothing = all(math.isnan(error[0]) and math.isnan(rank[0]) for rank, error in shown)
+            if nothing and toys_learnt(ds, *of) == "trained":
                 continue
             yield [name, state, _named(ds, other, of), *cells[0], number(apart, ".2f"), *cells[1]]
 
@@ -253,7 +280,8 @@ def _attention(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
     ]
     for variant in map(str, ds["variant"].values):
         for training in map(str, ds["training"].values):
-            whose.append((f"{variant} toy, {training}", "toy", {"variant": variant, "training": training}))
+            label = _named(ds, f"{variant} toy, {training}", (variant, training))
+            whose.append((label, "toy", {"variant": variant, "training": training}))
     for label, kind, where in whose:
         point = "position" if kind == "model" else "point"
         alpha = ds[f"{kind}_alpha"].sel(where).isel({point: 0})
@@ -288,13 +316,10 @@ def _scalar(ds: xr.Dataset, kind: str, name: str, where: Mapping[str, str]) -> t
 
 
 def swap_change(ds: xr.Dataset, kind: str, where: Mapping[str, str]) -> float:
-    """RMS over positions from 1 on of the logarithm of sensitivity after the swap against before; where both reach."""
-    before = ds[f"{kind}_sensitivity"].sel(dict(where)).values
-    after = ds[f"{kind}_swapped"].sel(dict(where)).values
-    seeds = ~np.isnan(after).all(-1)
-    before, after = averaged(before[seeds].astype(float))[1:], averaged(after[seeds][:, None].astype(float))[1:]
-    both = (before > 0) & (after > 0)
-    return float(np.sqrt(np.mean(np.log(after[both] / before[both]) ** 2))) if both.any() else math.nan
+    """RMS over positions from 1 on of the logarithm of the profile after the swap against before; where both reach."""
+    ratio = swap_ratio(ds, kind, where)
+    logs = np.array([]) if ratio is None else np.log(ratio[~np.isnan(ratio)])
+    return float(np.sqrt(np.mean(logs**2))) if len(logs) else math.nan
 
 
 def _ingredients(results: Mapping[str, xr.Dataset]) -> Table:
@@ -310,7 +335,9 @@ def _ingredients(results: Mapping[str, xr.Dataset]) -> Table:
                 for variant in variants:
                     there = variant in ds["variant"].values
                     where = {"variant": variant, "training": training}
-                    cells.append(_shown(*estimate(ds, f"toy_{feature}", **where), form=form) if there else "-")
+                    state_of = toys_learnt(ds, variant, training) if there else "trained"
+                    shown = _shown(*estimate(ds, f"toy_{feature}", **where), form=form) if there else "-"
+                    cells.append(shown if state_of == "trained" else state_of)
                 rows.append([feature, name, training, own, *cells])
     return Table("Which ingredient makes which feature of the profile: toys with and without it", columns, rows)
 
@@ -339,7 +366,7 @@ def _training(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
                 number(accuracy[known].mean(), ".2f"),
                 number(accuracy[least], ".2f") + where,
                 number(_guess(ds, task), ".2f"),
-                learnt_in_context(ds, variant) if task == "in-context" else "-",
+                toys_learnt(ds, variant, task) if task == "in-context" else "-",
             ]
 
 
@@ -351,13 +378,14 @@ def _guess(ds: xr.Dataset, task: str) -> float:
     return blind_reader(made["items"] // made["burst"], made["labels"])
 
 
-def learnt_in_context(ds: xr.Dataset, variant: str) -> Learnt:
-    """Whether a variant's in-context toys do their task, by their accuracy on novel classes over runs."""
-    runs = ds["toy_accuracy"].sel(variant=variant, training="in-context").values
-    return learnt(runs, _guess(ds, "in-context"))
+def toys_learnt(ds: xr.Dataset, variant: str, training: str) -> Learnt:
+    """Whether in-context toys do their task, by their accuracy on novel classes over runs; of others "trained"."""
+    if training != "in-context":
+        return "trained"
+    return learnt(ds["toy_accuracy"].sel(variant=variant, training=training).values, _guess(ds, training))
 
 
-def _named(ds: xr.Dataset, other: str, of: tuple[str, str]) -> str:
+def _named(ds: xr.Dataset, name: str, of: tuple[str, str]) -> str:
     """What a model is compared with, in words; of in-context toys that have not learnt their task this, too."""
-    state = learnt_in_context(ds, of[0]) if of[1] == "in-context" else "trained"
-    return other if state == "trained" else f"{other} ({state})"
+    state = toys_learnt(ds, *of)
+    return name if state == "trained" else f"{name} ({state})"

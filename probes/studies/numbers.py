@@ -17,11 +17,11 @@ from jaxtyping import Float
 
 from ..errors import InputError
 from ..leakage import SOURCES, resolved
-from ..profiles import numbers
+from ..profiles import numbers, troughs
 from ..results import recorded
 from ..sinks import RULES
 from ..statistics import Interval
-from ..summary import EDGE, SHORTEST, estimate, smoothed
+from ..summary import EDGE, SHORTEST, estimate
 
 Values: TypeAlias = Float[np.ndarray, "prompt ..."]
 
@@ -84,7 +84,7 @@ def _of_jacobian(ds: xr.Dataset) -> Found:
             for name, size, of_curve in curve_numbers(logs.shape[1]):
                 sample = Sample(logs, lambda some, of_curve=of_curve: of_curve(np.exp(some.mean(0))))
                 yield (f"{condition}, {path}" if path else condition, name), Number(sample, size)
-            trough = Sample(logs, lambda some: float(_troughs(some, np.ones((1, len(some))))[0]), _troughs)
+            trough = Sample(logs, lambda some: float(troughs(some, np.ones((1, len(some))))[0]), troughs)
             yield (f"{condition}, {path}" if path else condition, "trough"), Number(trough)
 
 
@@ -96,14 +96,6 @@ def curve_numbers(length: int) -> Iterator[tuple[str, bool, Callable[[np.ndarray
         if number != "primacy behind 0" or math.ceil(EDGE * length) > 1:
             yield name, True, lambda curve, number=number: numbers(curve)[number]
     yield "position 0", True, lambda curve: float(curve[0])
-
-
-def _troughs(logs: Float[np.ndarray, "prompt position"], weights: np.ndarray) -> Float[np.ndarray, " resample"]:
-    """The smoothed curve's minimum in every resample of the prompts."""
-    cut = np.isinf(logs).any(0)
-    curves = np.exp(weights @ np.where(cut, 0.0, logs) / weights.sum(1, keepdims=True))
-    curves[:, cut] = 0
-    return np.argmin(smoothed(curves), axis=1).astype(np.float64)
 
 
 def _of_sinks(ds: xr.Dataset) -> Found:
