@@ -109,7 +109,7 @@ EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands
 PARTS = ("total", "logits", "mask", "denominator", "covariance")
 SOURCES = ("mask", "residual", "spread")
 CELLS = ("both", "mask", "residual", "neither")  # which sources are on
-CANCELLED = 100  # totals: parts of more than that say nothing about their sum
+OVERFLOW = 1e6  # squares of weights, which lie below 1 where they are normalized
 
 
 @takes_model
@@ -272,14 +272,18 @@ def resolved(ds: xr.Dataset, form: str, band: str) -> bool:
     """Whether shares of this band's total ("log", "weight" or "terms" form) mean anything.
 
     Not where the total may be zero, of which they would be any number, nor where the null check of block 0 fails, nor where
-    parts of more than `CANCELLED` totals cancel: where logits are hundreds, switching one channel off overflows.
+    weights overflow.
     """
     where = {"part": "total"} if form == "log" else {"cell": "both"}
     total = estimate(ds, f"{form}_form_of_model", band=band, **where)
-    parts = ds.get(f"{form}_source_of_model")
-    if parts is not None and float(np.abs(parts.sel(band=band)).max()) > CANCELLED * total[0]:
-        return False
-    return total[0] > 0 and not total[1] <= 0 and not null_fails(ds, band)
+    overflown = form == "weight" and overflow(ds, band)
+    return total[0] > 0 and not total[1] <= 0 and not null_fails(ds, band) and not overflown
+
+
+def overflow(ds: xr.Dataset, band: str) -> bool:
+    """Whether parts of the weight form say nothing, as where logits of hundreds stand without the mask's denominators."""
+    parts = ds.get("weight_source_of_model")
+    return parts is not None and float(np.abs(parts.sel(band=band)).max()) > OVERFLOW
 
 
 def null_fails(ds: xr.Dataset, band: str) -> bool:

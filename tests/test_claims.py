@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -363,6 +364,11 @@ def cases() -> Iterator[Any]:
     yield "chowdhury-dead-zone-factorial", *(given(map=atlas_of(*deep({2: 5, 4: 9, few: 30}))) for few in (5, 16))
     yield "chowdhury-score-path-vanishes-bundled", theory("init", 1, 1.2, 0.99), theory("init", 1, 1.2, 0.9)
     yield "chowdhury-score-path-vanishes-usual", usual(), usual(value=0.5 * U)
+    wide = {"name": "Llama-7B width", "group": "model"}
+    yield (
+        "chowdhury-score-path-vanishes-7b",
+        *(given(map=atlas_of(place(**wide, **m))) for m in ({}, {"value": 0.5 * U})),
+    )
     yield "chowdhury-valley-persists", pretrained(VALLEY), pretrained(np.linspace(1, 2, LENGTH))
     yield "chowdhury-baseline-persists", trained(U, U + 0.1), trained(U, U[::-1])
     turns = np.arange(LENGTH)[:, None] * np.array([1, 0.5, 0.5]) * np.pi + [0, 0, np.pi / 2]
@@ -457,6 +463,7 @@ def cases() -> Iterator[Any]:
     yield "wu-window-slows", windows(2, 5), windows(5, 2)
 
 
+NEVER_REFUTED = ("ruscio-sink-reading-heads", "ruscio-heads-react")  # thresholds of ours
 CASES: dict[str, tuple[Collected, Collected]] = {name: (yes, no) for name, yes, no in cases()}
 
 
@@ -464,7 +471,10 @@ CASES: dict[str, tuple[Collected, Collected]] = {name: (yes, no) for name, yes, 
 def test_rule_holds_and_does_not(name):
     for collected, verdict in zip(CASES[name], (True, False), strict=True):
         row = judged(name, collected)
-        assert held(row) is verdict, row
+        if name in NEVER_REFUTED and not verdict:
+            assert row.verdict == "undecided"
+        else:
+            assert held(row) is verdict, row
         assert row.measured not in ("", "-")
         assert row.command.startswith("headwater ")
         assert "nan" not in row.measured
@@ -474,6 +484,15 @@ def test_every_statement_is_tried_but_those_that_need_accuracies():
     untried = {statement.id for statement, _ in STATED} - set(CASES)
     assert untried == {statement.id for statement, _ in STATED if statement.source.startswith("[Liu+]")}
     assert set(CASES) <= {statement.id for statement, _ in STATED}
+
+
+def test_parts_of_weights_that_overflow_decide_nothing():
+    good = copy.deepcopy(CASES["ruscio-isolation-design"][0])
+    assert judged("ruscio-isolation-design", good).verdict == "holds"
+    for ds in good["leakage"].values():
+        ds["weight_source_of_model"] = ds["weight_source_of_model"] + xr.DataArray([1e9, -1e9, 0.0], dims="source")
+    row = judged("ruscio-isolation-design", good)
+    assert (row.verdict, "overflow" in row.measured) == ("not measured", True)
 
 
 # ------------------------------------------------------------------------------------------------------- rows in general
@@ -786,10 +805,10 @@ def test_real_results_are_judged(reports, tmp_path):
 def test_real_results_of_language_models_are_judged(reports):
     rows = {row.id: row for row in claims(collect(reports))}
     known = {name for name, row in rows.items() if row.verdict != "not measured"}
-    assert known >= PRETRAINED
+    assert known >= PRETRAINED - {"ruscio-isolation-design"}  # logits of these untrained models are hundreds
     assert not any(name.startswith(("liu-", "gu-sink-rate", "gu-emerges")) for name in known)
     assert rows["ruscio-position-0-closed"].verdict == "holds"
-    assert rows["ruscio-isolation-design"].verdict == "holds"
+    assert "weights without the mask overflow" in rows["ruscio-isolation-design"].measured
     assert rows["ruscio-fingerprint-constant"].model == "ape"
     assert rows["gu-no-meaning-needed"].model == "bee"
 

@@ -297,8 +297,8 @@ def _of_usual(collected: Collected, tell: Callable[[Row], Told]) -> Judged | Non
     "cesaro-ranks",
     "experiments",
     "The last row of the Cesàro power N^L orders the positions as the Jacobian norm of fresh models does.",
-    f"rank correlation of the profile with N^L at its best alpha, both smoothed (by us, mean of the fresh models), within 0.01 "
-    f"of {SAME:g} in both models",
+    "rank correlation of the profile (mean of the fresh models) with N^L at its best alpha, both smoothed by us, within "
+    f"0.01 of {SAME:g} in both models",
     "initialization",
     "map",
     published="0.99",
@@ -433,6 +433,8 @@ def _climb(row: Row) -> float:
 def _misfits(row: Row) -> tuple[float, float]:
     """RMS relative error over the first quarter of the best quadratic in ln(1/x), and of the best one in x."""
     quarter = row["measured"][: len(row["measured"]) // 4]
+    if not np.all(quarter > 0):  # beyond a window's reach
+        return np.nan, np.nan
     x = np.arange(1, len(quarter) + 1) / len(row["measured"])
     found = []
     for of in (np.log(1 / x), x):
@@ -449,8 +451,8 @@ _rising = f"rank correlation of the profile with ln(1/x) over the first quarter 
     "abstract",
     "Influence diverges toward the start of the prompt as a polynomial in ln(1/x).",
     "over the first quarter the profile falls (rank correlation with ln(1/x) at least "
-    f"{RISING:g}, threshold ours), and a quadratic in ln(1/x) fits it with less than half the relative error of one in x, in "
-    "both models",
+    f"{RISING:g}, threshold ours), and a quadratic in ln(1/x) fits it with less than half the relative error of one in x, "
+    "in both models",
     "initialization",
     "map",
     model=USUALLY,

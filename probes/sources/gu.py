@@ -204,8 +204,8 @@ def _above_uniform(collected: Collected) -> Judged | None:
     "first-token-alone",
     "3.1",
     "The attention sink is the first token, and no other.",
-    "in every model with a sink, no other of the first positions (0 to 7 unless measured otherwise) has a sink rate as high as "
-    "position 0",
+    "in every model with a sink, no other of the first positions (0 to 7 unless measured otherwise) has a sink rate as "
+    "high as position 0",
     "pretrained",
     "sinks",
 )

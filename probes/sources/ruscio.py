@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from ..claims import Judged, Kind
-from ..leakage import null_fails, resolved
+from ..leakage import null_fails, overflow, resolved
 from ..roles import LARGE, REACTS
 from ..statistics import Interval, units
 from ..studies.collected import Collected
@@ -685,12 +685,10 @@ def _design(collected: Collected) -> Judged | None:
             f"{source} {_share_told(estimated(ds, 'weight_share_of_model', source=source, band=band))}"
             for source in map(str, ds["source"].values)
         ]
-        if not resolved(ds, "weight", band):
-            return f"both off {neither:.1g} nat²; parts of the weight form not resolved", None
-        return (
-            f"both off {neither:.1g} nat², sum off by {off:.1g}; {', '.join(shares)}",
-            neither < NOTHING and off < SUMS,
-        )
+        if overflow(ds, band):  # the parts' sum says nothing
+            return f"both off {neither:.1g} nat²; weights without the mask overflow", None
+        said = ", ".join(shares) if resolved(ds, "weight", band) else "shares not resolved"
+        return f"both off {neither:.1g} nat², sum off by {off:.1g}; {said}", neither < NOTHING and off < SUMS
 
     needed = ("log_neither", "weight_source_of_model", "weight_form_of_model", "weight_share_of_model")
     return in_real(having(_leaking(collected["leakage"]), *needed, "log_sink_by_block"), judge)
