@@ -51,6 +51,7 @@ TEXTS = {
     "code": "assert sum([1, 2, 3]) == 6; assert sum([4, 5]) == 9; assert sum([1, 2, 3, 4]) ==",
 }
 LARGEST = 2_000_000  # bytes of a result
+CONVERGED = 3  # the block before which streams of different tokens at position 0 have not met yet
 
 
 class Step(NamedTuple):
@@ -79,7 +80,8 @@ class Step(NamedTuple):
     @property
     def result(self) -> Path:
         """The file that it leaves."""
-        return OUT / self.variant / self.kind / f"{self.command}-{Path(self.model).stem}.nc"
+        drawn_by = "" if self.kind == "paths" else f"{self.command}-"
+        return OUT / self.variant / self.kind / f"{drawn_by}{Path(self.model).stem}.nc"
 
     @property
     def arguments(self) -> list[str]:
@@ -229,7 +231,7 @@ def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
     for told, kind in (("the 40 that write most", "sinks"), ("all heads, T = 64", "t64/sinks")):
         row(f"largest effect of a head's reading, {told}", kind, _effect)
     row("massive activation at position 0", "trajectory", _massive)
-    row("other tokens put there: cosine of their streams, highest block", "trajectory", _cosine)
+    row("other tokens put there: mean cosine of their streams, from block 3 on", "trajectory", _cosine)
     for told, kind in (
         ("prose", "leakage"),
         ("code", "code/leakage"),
@@ -240,7 +242,9 @@ def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
             kind,
             lambda ds: f"{_part(ds, 'log_form_of_model', part='total')} nat²",
         )
+        row("... of uniform attention, fresh weights, shuffled queries", kind, _nulls)
         row("... in the median block", kind, lambda ds: f"{_median_block(ds):.3g} nat²")
+        row("... without the head that leaks most; the mask's share of that", kind, _without_most)
         row(
             "... of it the mask's, with the constant sink",
             kind,
@@ -266,9 +270,18 @@ def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
             lambda ds: f"{_part(ds, 'log_form_of_model', band='64-127', part='total')} nat²",
         )
     for told, kind in (("text", "bos-swap"), ("id 1", "im-start/bos-swap")):
-        row(f"mean embedding for {told}: sink rate", kind, _swapped)
-        row("... removed of V(X), constant left in", kind, lambda ds: _part(ds, "removed_of_model", ".0%"))
-        row("... removed of V(X), constant taken out", kind, lambda ds: _part(ds, "removed_steady_of_model", ".0%"))
+        for by in ("mean", "random"):
+            row(f"{by} embedding for {told}: sink rate", kind, lambda ds, by=by: _swapped(ds, by))
+            for said, component in (("left in", ""), ("taken out", "_steady")):
+                name = f"removed{component}_of_model"
+                told_so = f"... removed of V(X), constant {said}"
+                row(told_so, kind, lambda ds, name=name, by=by: _part(ds.sel(replacement=by), name, ".1%"))
+            name = "residual_steady_change_of_model"
+            row(
+                "... change of V(X), constant taken out",
+                kind,
+                lambda ds, by=by, n=name: _part(ds.sel(replacement=by), n),
+            )
     for told, kind, condition in (
         ("init", "jacobian", "init"),
         ("init, every deviation 0.02", "rule-0.02/jacobian", "init"),
@@ -281,8 +294,12 @@ def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
             row(f"{name}, {told}", kind, lambda ds, c=condition, n=name: _shape(ds, c, n))
     row("middle, pretrained against init (elasticity)", "jacobian", _middle)
     row("kernel with score path at init", "jacobian", _kernel)
-    for path in ("value", "score"):
-        row(f"{path} path into block 0 against the total, init; pretrained", "paths", lambda ds, p=path: _path(ds, p))
+    for block in (1, -1):
+        for path in ("value", "score"):
+            told = (
+                f"{path} path into the {'second' if block == 1 else 'last'} block against the total, init; pretrained"
+            )
+            row(told, "paths", lambda ds, p=path, b=block: _path(ds, p, b))
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
@@ -301,8 +318,8 @@ def _kernel(ds: xr.Dataset) -> str:
     return f"{agreements({'': ds})[-1].errors['score_path']:.1%}" if "init" in ds["condition"].values else "-"
 
 
-def _path(ds: xr.Dataset, path: str) -> str:
-    at = ds.sel(pathway=path).isel(layer=0)
+def _path(ds: xr.Dataset, path: str, block: int) -> str:
+    at = ds.sel(pathway=path).isel(layer=block)
     ends = [
         [float(at[f"share{end}"].sel(condition=c)) for end in ("", "_low", "_high")] for c in ("init", "pretrained")
     ]
@@ -329,8 +346,27 @@ def _massive(ds: xr.Dataset) -> str:
 
 
 def _cosine(ds: xr.Dataset) -> str:
-    cosine = ds["cosine"].isel(place=0).values
-    return f"{cosine.max():.3f} (block {int(np.argmax(cosine))})"
+    cosine = ds["cosine"].isel(place=0).values[CONVERGED:]
+    least, most = int(np.argmin(cosine)), int(np.argmax(cosine))
+    said = (f"{cosine[block]:.3f} (block {block + CONVERGED})" for block in (least, most))
+    return f"{' to '.join(said)}, {cosine[-1]:.3f} at the end"
+
+
+def _nulls(ds: xr.Dataset) -> str:
+    at = ds.isel(band=0)
+    names = ("null_uniform", "null_fresh", "null_shuffled")
+    return ", ".join(f"{float(at[name]):.3g}" if name in at else "-" for name in names) + " nat²"
+
+
+def _without_most(ds: xr.Dataset) -> str:
+    """Means over the other heads."""
+    at = ds.isel(band=0)
+    totals = at["log_form"].sel(part="total").values
+    most = np.unravel_index(np.argmax(totals), totals.shape)
+    others = np.ones(totals.shape, dtype=bool)
+    others[most] = False
+    mask = at["steady_source"].sel(source="mask").values[others].sum() / totals[others].sum()
+    return f"{totals[others].mean():.3g} nat² (without {most[0]}.{most[1]}: {totals[most]:.3g}); {mask:.0%}"
 
 
 def _part(ds: xr.Dataset, name: str, form: str = ".3g", band: str = "9-31", **where: object) -> str:
@@ -339,9 +375,9 @@ def _part(ds: xr.Dataset, name: str, form: str = ".3g", band: str = "9-31", **wh
     return interval(value, low, high, form=form)
 
 
-def _swapped(ds: xr.Dataset) -> str:
-    ds = ds.isel(replacement=0) if "replacement" in ds.dims else ds
-    return " to ".join(f"{float(ds[f'sink_rate_{when}'].mean()):.2f}" for when in ("before", "after"))
+def _swapped(ds: xr.Dataset, by: str) -> str:
+    at = ds.sel(replacement=by)
+    return " to ".join(f"{float(at[f'sink_rate_{when}'].mean()):.2f}" for when in ("before", "after"))
 
 
 def main() -> int:
