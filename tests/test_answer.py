@@ -186,7 +186,10 @@ def test_position_zero():
     ends = [three_digits(float(swap[f"residual_{when}_of_model"].values[0, 0])) for when in ("before", "after")]
     assert re.search(rf"leakage, from {ends[0]}[^;]* nat² to {ends[1]}[^;]* nat²", said)
     other = told(trajectory={"ape": closed(0.1), "bee": closed(0.0)})[1]
-    assert other == "As a causal mask has it, its own residual stream is the same, bit for bit, whatever text follows in 1 of 2 models."
+    assert (
+        other
+        == "As a causal mask has it, its own residual stream is the same, bit for bit, whatever text follows in 1 of 2 models."
+    )
 
 
 def test_claims_are_counted_by_population_and_verdict():

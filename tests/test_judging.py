@@ -81,7 +81,12 @@ def test_nothing_is_said_of_no_number():
 def test_a_number_is_met_within_a_quarter_and_a_correlation_within_a_hundredth():
     for low, high, verdict in ((0.31, 0.49, "holds"), (0.29, 0.4, "undecided"), (0.6, 0.7, "does not hold")):
         assert near(Interval(low, low, high), 0.4)(SURE) == verdict
-    for low, high, verdict in ((0.985, 0.995, "holds"), (0.97, 0.99, "undecided"), (0.9, 0.95, "does not hold")):
+    for low, high, verdict in (
+        (0.985, 0.995, "holds"),
+        (0.999, 1.001, "holds"),
+        (0.97, 0.99, "undecided"),
+        (0.9, 0.95, "does not hold"),
+    ):
         assert near(Interval(low, low, high), 0.99, correlation=True)(SURE) == verdict
 
 

@@ -89,7 +89,9 @@ def _position_zero(sinks: Results, swaps: Results, trajectories: Results) -> str
     if trajectories:
         same = [float(ds["later_difference"].max()) == 0 for ds in trajectories.values()]
         some = "" if all(same) else f" in {sum(same)} of {len(same)} models"
-        parts.append(f"As a causal mask has it, its own residual stream is the same, bit for bit, whatever text follows{some}")
+        parts.append(
+            f"As a causal mask has it, its own residual stream is the same, bit for bit, whatever text follows{some}"
+        )
     if swaps:
         parts.append(_swapped(swaps))
     if not parts:

@@ -168,8 +168,10 @@ def below(found: Interval, threshold: float | int) -> Test:
 
 def near(found: Interval, published: float, *, correlation: bool = False) -> Test:
     """Within a quarter of a number, or 0.01 of a correlation."""
-    off = HUNDREDTH if correlation else abs(QUARTER * published)
-    return between(found, published - off, published + off)
+    if not correlation:
+        return between(found, published - abs(QUARTER * published), published + abs(QUARTER * published))
+    low, high = published - HUNDREDTH, published + HUNDREDTH  # an interval's end may lie beyond what a correlation can be
+    return between(found, -math.inf if low <= -1 else low, math.inf if high >= 1 else high)
 
 
 def nothing(found: Interval, margin: float) -> Test:
