@@ -21,7 +21,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,7 +132,7 @@ STEPS = [
     *(Step("sinks", model, "--prompts 16 --length 256 --reacts off", "noise") for model in NOISE),
     *(Step("trajectory", model, "--prompts 16 --length 256", "noise") for model in NOISE),
     *(Step("jacobian", model, "--conditions pretrained --prompts 8 --products 32", "noise") for model in NOISE),
-    Step("jacobian", SMOL, "--conditions pretrained --prompts 4 --products 32 --length 1024", "t1024"),
+    Step("jacobian", SMOL, "--conditions pretrained --prompts 2 --products 24 --length 1024", "t1024"),
 ]
 
 
@@ -180,9 +180,9 @@ def told(step: Step) -> str:
     return shlex.join(["headwater", *words[2:]] if words[0] == "-m" else ["python", *words])
 
 
-def drawn() -> None:
-    """Figures and tables of each folder of results."""
-    for root in (OUT, *sorted({OUT / step.variant for step in STEPS if step.variant})):
+def drawn(steps: Iterable[Step]) -> None:
+    """Figures and tables of these steps' folders, and the table of all."""
+    for root in sorted({OUT / step.variant for step in steps}):
         if root.is_dir():
             draw(root, [kind for kind in collect(root) if kind in COMMANDS])
     lines = ["# The real models in numbers", "", "95 % intervals over documents; `python tools/llm.py`.", "", *tabled()]
@@ -396,8 +396,9 @@ def main() -> int:
         for step in steps:
             print(f"{'done' if step.result.is_file() else '-':5} {step.name}: {told(step)}")
         return 0
+    left = [step for step in steps if not step.result.is_file()]
     done = [measure(step) for step in steps]
-    drawn()
+    drawn(left or steps)
     return 0 if all(done) else 1
 
 
