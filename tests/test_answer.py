@@ -15,7 +15,7 @@ from test_plots import result
 from test_plots_attention import leakage_result, several
 
 from probes.claims import Claim
-from probes.page.answer import _changed, _ends, leading, over, sentences
+from probes.page.answer import Naming, _changed, _ends, leading, over, sentences
 from probes.profiles import shape
 from probes.results import combine
 from probes.statistics import Interval
@@ -71,8 +71,8 @@ def test_real_models_alone_speak_where_there_are_any():
     assert list(leading(found)) == ["bee"]
     assert list(leading({"ape": born()})) == ["ape"]
     _, _, birth, training, _ = told(jacobian=found)
-    assert "output in bee depends" in birth
-    assert "output in bee depends" in training
+    assert "output of bee depends" in birth
+    assert "output of this model depends" in training
 
 
 def test_profiles_are_those_of_the_results():
@@ -83,7 +83,7 @@ def test_profiles_are_those_of_the_results():
             value, low, high = shape(ds, condition)[name][:3]
             assert f"{three_digits(value)} [{three_digits(low)}, {three_digits(high)}] times as strongly" in said
     assert "theory" not in birth
-    assert "Against initialization" not in training  # no elasticities, no comparison
+    assert "Compared with initialization" not in training  # no elasticities, no comparison
 
 
 @pytest.mark.parametrize(
@@ -112,22 +112,22 @@ def test_models_that_went_different_ways_are_not_said_to_agree():
 
 def test_a_strong_and_a_weak_u_are_told_apart():
     numbers = {"primacy": Interval(3.0, 2.5, 4.0), "recency": Interval(9.0, 8.0, 10.0)}
-    assert "(recency): a strong U." in _ends({"ape": numbers})
+    assert "(recency): a strong U." in _ends({"ape": numbers}, Naming())
     weak = {"primacy": Interval(1.6, 1.3, 4.0), "recency": Interval(9.0, 8.0, 10.0)}
-    assert "(recency): a weak U." in _ends({"ape": weak})
-    assert "(recency): a strong U and a weak U." in _ends({"ape": numbers, "bee": weak})
-    assert "no sure U" in _ends({"ape": {**weak, "recency": Interval(2.0, 1.0, 4.0)}})
+    assert "(recency): a weak U." in _ends({"ape": weak}, Naming())
+    assert "(recency): a strong U and a weak U." in _ends({"ape": numbers, "bee": weak}, Naming())
+    assert "no sure U" in _ends({"ape": {**weak, "recency": Interval(2.0, 1.0, 4.0)}}, Naming())
 
 
 def test_the_theory_s_error_is_said_where_it_was_measured():
     ds = born()
     ds["theory_score_path"] = ds["sensitivity"] * 1.1
-    assert "gives the whole profile within 10.0 % (mean relative error over positions)" in told(jacobian={"ape": ds})[2]
+    assert "predicts the whole profile to 10.0 % (mean relative error over positions)" in told(jacobian={"ape": ds})[2]
 
 
 def test_a_window_that_does_not_reach_is_left_out():
     _, _, birth, _, _ = told(jacobian={"ape": born(), "bee": born(zeros=60)})
-    assert "output in ape depends" in birth
+    assert "output of ape depends" in birth
     _, _, birth, _, _ = told(jacobian={"bee": born(zeros=60)})
     assert birth == "At initialization no model's attention reaches back from the last position to the first."
 
@@ -136,13 +136,15 @@ def test_sources():
     one = leaking().assign(null_uniform=("band", [0.117, 0.05]))
     said = told(leakage={"ape": one})[0]
     median = float(np.median(one["log_form_by_block"].sel(part="total", band="9-31")))
-    assert f"by 0.3 [0.29, 0.31] nat² (variance, queries 9-31), in the median block by {median:.3g}; uniform" in said
+    assert f"by 0.3 [0.29, 0.31] nat² (queries 9-31; median block {median:.3g}). Uniform attention" in said
     assert "The causal mask accounts for 125 % [124, 126], the residual stream for -25 % [-26, -24]." in said
     steady = one.assign(
         {name.replace("log_share", "steady_share"): one[name] * 0.5 for name in one if "log_share" in name}
     )
     said = told(leakage={"ape": steady})[0]
-    assert "position 0's logit accounts for 62 % [62, 63], the residual stream for -12 % [-13, -12] (with" in said
+    assert (
+        "The causal mask accounts for 62 % [62, 63], the residual stream for -12 % [-13, -12], if the constant" in said
+    )
     both = told(leakage={"ape": one, "bee": leaking(0.4, 0.5)})[0]
     assert "by 0.3 and 0.4 nat²" in both
     assert "accounts for 125 and 50 %, the residual stream for -25 and 50 %." in both
@@ -179,17 +181,17 @@ def test_position_zero():
     assert said.startswith(
         "Position 0 is an attention sink in 30 % of the heads of ape (sink rate of [Gu]). 2 of 6 heads"
     )
-    assert "and the median of these writes 30 % of what it writes with position 0 hidden. 1 read it" in said
-    assert "stream), 1 park there" in said
-    assert "As a causal mask has it, its own residual stream is the same, bit for bit, whatever text follows." in said
-    assert "With the mean embedding at position 0 of ape the sink rate goes from 30 % to 10 %, and V(X)" in said
-    ends = [three_digits(float(swap[f"residual_{when}_of_model"].values[0, 0])) for when in ("before", "after")]
-    assert re.search(rf"leakage, from {ends[0]}[^;]* nat² to {ends[1]}[^;]* nat²", said)
-    other = told(trajectory={"ape": closed(0.1), "bee": closed(0.0)})[1]
+    assert "the median one of these writes 30 % of what it would write with position 0 hidden. 1 read it" in said
+    assert "size from it), and 1 park there" in said
+    assert "Its own residual stream is the same whatever text follows, bit for bit, as under any causal mask." in said
     assert (
-        other
-        == "As a causal mask has it, its own residual stream is the same, bit for bit, whatever text follows in 1 of 2 models."
+        "With the mean embedding at position 0 of this model the sink rate goes from 30 % to 10 %, and what the residual"
+        in said
     )
+    ends = [three_digits(float(swap[f"residual_{when}_of_model"].values[0, 0])) for when in ("before", "after")]
+    assert re.search(rf"leak, V\(X\), from {ends[0]}[^;]* nat² to {ends[1]}[^;]* nat²", said)
+    other = told(trajectory={"ape": closed(0.1), "bee": closed(0.0)})[1]
+    assert other == "Its own residual stream is the same whatever text follows, bit for bit in 1 of 2 models."
 
 
 def test_claims_are_counted_by_population_and_verdict():
@@ -201,6 +203,13 @@ def test_claims_are_counted_by_population_and_verdict():
     assert said == (
         "Of 6 statements that the sources publish: of 1 about models at initialization 1 holds, 0 do not hold, 0 undecided; "
         "of 5 about pretrained language models 2 hold, 1 does not hold, 1 undecided; 1 could not be judged on these results."
+    )
+
+
+def test_claims_that_could_not_be_judged_are_counted_once():
+    unmeasured = [replace(CLAIM, id=f"x-{n}", verdict="not measured") for n in range(3)]
+    assert told(claims=unmeasured)[4] == (
+        "Of 3 statements that the sources publish none could be judged on these results."
     )
 
 

@@ -33,13 +33,29 @@ STRONG, WEAK = 2.0, 1.25  # how many times the middle both ends stand in a stron
 
 def sentences(collected: Collected, claims: Sequence[Claim]) -> list[str]:
     """Five items: what attention knows of position, position 0, initialization, training, and how claims fare."""
+    naming = Naming()
+    sinks, swaps, trajectories = (leading(collected[kind]) for kind in ("sinks", "bos-swap", "trajectory"))
     return [
-        _sources(leading(collected["leakage"])),
-        _position_zero(leading(collected["sinks"]), leading(collected["bos-swap"]), leading(collected["trajectory"])),
-        _initialization(leading(collected["jacobian"])),
-        _training(leading(collected["jacobian"])),
+        _sources(leading(collected["leakage"]), naming),
+        _position_zero(sinks, swaps, trajectories, naming),
+        _initialization(leading(collected["jacobian"]), naming),
+        _training(leading(collected["jacobian"]), naming),
         _claims(claims),
     ]
+
+
+class Naming:
+    """Models by name where they are first spoken of, "these models" as long as it is the same ones."""
+
+    def __init__(self) -> None:
+        self.named: list[str] = []
+
+    def __call__(self, results: Mapping[str, object]) -> str:
+        """Few models by name, more by number."""
+        if list(results) == self.named:
+            return "this model" if len(results) == 1 else "these models"
+        self.named = list(results)
+        return listed(results) if len(results) <= LISTED else f"{len(results)} models"
 
 
 def leading(results: Results) -> Results:
@@ -48,7 +64,7 @@ def leading(results: Results) -> Results:
     return real or results
 
 
-def _sources(results: Results) -> str:
+def _sources(results: Results, naming: Naming) -> str:
     if not results:
         return "Absolute position in attention patterns: not measured here (headwater leakage MODEL)."
     known = {name: ds for name, ds in results.items() if resolved(ds, "log", _early(ds))}
@@ -56,44 +72,41 @@ def _sources(results: Results) -> str:
         return "Absolute position in attention patterns is within noise here: it takes more prompts."
     first = next(iter(known.values()))
     lags, at = json.loads(str(first.attrs["options"]))["lags"], _early(first)
-    said = (
-        f"Attention depends on absolute position. In {_names(known)} the log-weight on a token {min(lags)} to {max(lags)} "
-        f"back changes with the place of its query by {_of(known, 'log_form_of_model', part='total')} nat² (variance, "
-        f"queries {at})"
-    )
     blocks = [np.nanmedian(ds["log_form_by_block"].sel(part="total", band=_early(ds)).values) for ds in known.values()]
-    said += f", in the median block by {over([float(median) for median in blocks])}"
+    said = (
+        f"Attention depends on absolute position. In {naming(known)} the log-weight on the token {min(lags)} to {max(lags)} "
+        f"places back varies with the place of the query by {_of(known, 'log_form_of_model', part='total')} nat² "
+        f"(queries {at}; median block {over([float(median) for median in blocks])}). "
+    )
     nulls = [float(ds["null_uniform"].sel(band=_early(ds))) for ds in known.values() if "null_uniform" in ds]
     if nulls:
-        said += f"; uniform attention under the same mask would give {over(nulls)}"
+        said += f"Uniform attention under the same mask would give {over(nulls)}. "
     form = "steady" if all("steady_share_of_model" in ds for ds in known.values()) else "log"
-    constant = " with the constant part of position 0's logit" * (form == "steady")
-    said += (
-        f". The causal mask{constant} accounts for {_of(known, f'{form}_share_of_model', '.0%', source='mask')}, the "
-        f"residual stream for {_of(known, f'{form}_share_of_model', '.0%', source='residual')}"
+    mask, stream = (
+        [_of(known, f"{one}_share_of_model", ".0%", source=source) for one in (form, "log")]
+        for source in ("mask", "residual")
     )
+    said += f"The causal mask accounts for {mask[0]}, the residual stream for {stream[0]}"
     if form == "steady":
         said += (
-            f" (with that constant counted to the stream: {_of(known, 'log_share_of_model', '.0%', source='mask')} and "
-            f"{_of(known, 'log_share_of_model', '.0%', source='residual')})"
+            ", if the constant part of position 0's logit counts with the mask "
+            f"({mask[1]} and {stream[1]} if it counts with the stream)"
         )
     return f"{said}."
 
 
-def _position_zero(sinks: Results, swaps: Results, trajectories: Results) -> str:
+def _position_zero(sinks: Results, swaps: Results, trajectories: Results, naming: Naming) -> str:
     parts = []
     if sinks:
         rate = over([float(ds["sink_rate_of_model"].values[0]) for ds in sinks.values()], ".0%")
-        parts.append(f"Position 0 is an attention sink in {rate} of the heads of {_names(sinks)} (sink rate of [Gu])")
+        parts.append(f"Position 0 is an attention sink in {rate} of the heads of {naming(sinks)} (sink rate of [Gu])")
         parts += _roles({name: ds for name, ds in sinks.items() if "has_role" in ds})
     if trajectories:
         same = [float(ds["later_difference"].max()) == 0 for ds in trajectories.values()]
-        some = "" if all(same) else f" in {sum(same)} of {len(same)} models"
-        parts.append(
-            f"As a causal mask has it, its own residual stream is the same, bit for bit, whatever text follows{some}"
-        )
+        some = ", as under any causal mask" if all(same) else f" in {sum(same)} of {len(same)} models"
+        parts.append(f"Its own residual stream is the same whatever text follows, bit for bit{some}")
     if swaps:
-        parts.append(_swapped(swaps))
+        parts.append(_swapped(swaps, naming))
     if not parts:
         return "What position 0 carries: not measured here (headwater sinks MODEL, headwater bos-swap MODEL)."
     return ". ".join(parts) + "."
@@ -110,15 +123,15 @@ def _roles(sinks: Results) -> list[str]:
     said = f"{len(own)} of {every} heads attend to it (mean weight above {ATTENDS:g})"
     if len(own):
         percent = f"{np.nanmedian(own):.0%}".removesuffix("%")
-        said += f", and the median of these writes {percent} % of what it writes with position 0 hidden"
+        said += f"; the median one of these writes {percent} % of what it would write with position 0 hidden"
     used = (
-        f"{reads} read it (what they take from it is above {LARGE:g} of the residual stream), {parks} park there "
-        f"(they write less than {SMALL:g} of what they write with it hidden)"
+        f"{reads} read it (they take more than {LARGE:g} of the residual stream's size from it), and {parks} park there "
+        f"(they write less than {SMALL:g} of what they would write with it hidden)"
     )
     return [said, used]
 
 
-def _swapped(swaps: Results) -> str:
+def _swapped(swaps: Results, naming: Naming) -> str:
     first = {
         name: (ds.isel(replacement=0) if "replacement" in ds.dims else ds).isel(band=0) for name, ds in swaps.items()
     }
@@ -129,11 +142,11 @@ def _swapped(swaps: Results) -> str:
     before, after = (
         over([float(ds[f"sink_rate_{when}"].mean()) for ds in first.values()], ".0%") for when in ("before", "after")
     )
-    said = f"With the {' or '.join(put)} embedding at position 0 of {_names(first)} "
+    said = f"With the {' or '.join(put)} embedding at position 0 of {naming(first)} "
     said += f"the sink rate goes from {before} to {after}"
     form = "residual_steady" if all("residual_steady_before_of_model" in ds for ds in first.values()) else "residual"
     stream = " nat² to ".join(_of(first, f"{form}_{when}_of_model") for when in ("before", "after"))
-    return f"{said}, and V(X), the stream's own leakage, from {stream} nat²"
+    return f"{said}, and what the residual stream alone would leak, V(X), from {stream} nat²"
 
 
 def _shapes(results: Results, condition: str) -> dict[str, dict[str, Interval]]:
@@ -141,11 +154,11 @@ def _shapes(results: Results, condition: str) -> dict[str, dict[str, Interval]]:
     return {name: numbers for name, ds in results.items() if (numbers := shape(ds, condition))}
 
 
-def _initialization(results: Results) -> str:
+def _initialization(results: Results, naming: Naming) -> str:
     found = _shapes(results, "init")
     if not found:
         return "At initialization: not measured here (headwater jacobian MODEL)."
-    said = f"At initialization {_ends(found)}"
+    said = f"At initialization {_ends(found, naming)}"
     errors = []
     for name in found:
         ds = results[name]
@@ -156,17 +169,17 @@ def _initialization(results: Results) -> str:
     errors = [error for error in errors if math.isfinite(error)]
     if errors:
         said += (
-            f" A theory without fitted parameters gives the whole profile within {over(errors, '.1%')} (mean relative "
+            f" A theory with no fitted parameter predicts the whole profile to {over(errors, '.1%')} (mean relative "
             "error over positions)."
         )
     return said
 
 
-def _training(results: Results) -> str:
+def _training(results: Results, naming: Naming) -> str:
     trained = _shapes(results, "pretrained")
     if not trained:
         return "After pretraining: not measured here (headwater jacobian MODEL)."
-    said = f"After pretraining {_ends(trained)}"
+    said = f"After pretraining {_ends(trained, naming)}"
     grown = {name: change(results[name]) for name in trained}
     grown = {name: numbers for name, numbers in grown.items() if numbers and math.isfinite(numbers["primacy"].value)}
     if grown:
@@ -174,11 +187,11 @@ def _training(results: Results) -> str:
             f"{what} {_changed([numbers[key] for numbers in grown.values()])}"
             for key, what in (("middle", "scale-free sensitivity to the middle"), *zip(RATIOS, RATIOS, strict=True))
         ]
-        said += f" Against initialization {parts[0]}, {parts[1]}, and {parts[2]}."
+        said += f" Compared with initialization, {parts[0]}, {parts[1]}, and {parts[2]}."
     return said
 
 
-def _ends(found: Mapping[str, Mapping[str, Interval]]) -> str:
+def _ends(found: Mapping[str, Mapping[str, Interval]], naming: Naming) -> str:
     """Primacy and recency of several models, and how many of them are a U."""
     known = {name: numbers for name, numbers in found.items() if math.isfinite(numbers["primacy"].value)}
     if not known:
@@ -191,9 +204,8 @@ def _ends(found: Mapping[str, Mapping[str, Interval]]) -> str:
     told = [f"a {kind} U" if kind != "no" else "no sure U" for kind in shapes]
     which = each_or_counted(told)
     return (
-        f"the last position's output in {_names(known)} depends {_told(first)} times as strongly on the first 5 % of "
-        f"positions as on the middle half (primacy), and {_told(last)} times as strongly on its own input "
-        f"(recency): {which}."
+        f"the last output of {naming(known)} depends {_told(first)} times as strongly on the first 5 % of positions as on "
+        f"the middle half (primacy), and {_told(last)} times as strongly on the last position itself (recency): {which}."
     )
 
 
@@ -214,9 +226,11 @@ def _claims(claims: Sequence[Claim]) -> str:
     parts = []
     for population in HEADLINE:
         own = Counter(claim.verdict for claim in found if claim.population == population)
-        if own:
+        if any(own[one] for one in (*DECIDED, "undecided")):
             told = ", ".join(f"{own[one]} {said(one, own[one])}" for one in DECIDED)
             parts.append(f"of {own.total()} about {POPULATIONS[population]} {told}, {own['undecided']} undecided")
+    if not parts:
+        return f"Of {len(found)} statements that the sources publish none could be judged on these results."
     left = sum(claim.verdict not in (*DECIDED, "undecided") for claim in found)
     rest = f"; {left or 'none'} could not be judged on these results"
     return f"Of {len(found)} statements that the sources publish: {'; '.join(parts)}{rest}."
@@ -268,11 +282,6 @@ def _told(found: Sequence[Interval], form: str = ".3g") -> str:
         three_digits(end) if form == ".3g" else format(end, form).removesuffix("%") for end in found[0][:3]
     )
     return f"{value}{percent}" + ("" if math.isnan(found[0].low) else f" [{low}, {high}]")
-
-
-def _names(results: Mapping[str, object]) -> str:
-    """Few models by name, more by number."""
-    return listed(results) if len(results) <= LISTED else f"{len(results)} models"
 
 
 def _early(ds: xr.Dataset) -> str:

@@ -170,7 +170,8 @@ def near(found: Interval, published: float, *, correlation: bool = False) -> Tes
     """Within a quarter of a number, or 0.01 of a correlation."""
     if not correlation:
         return between(found, published - abs(QUARTER * published), published + abs(QUARTER * published))
-    low, high = published - HUNDREDTH, published + HUNDREDTH  # an interval's end may lie beyond what a correlation can be
+    low, high = published - HUNDREDTH, published + HUNDREDTH
+    # An interval's end may lie beyond what a correlation can be.
     return between(found, -math.inf if low <= -1 else low, math.inf if high >= 1 else high)
 
 
