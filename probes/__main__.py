@@ -89,7 +89,7 @@ def _print_version(wanted: bool | None) -> None:
 def _options(
     wanted: Annotated[
         bool | None,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = None,
 ) -> None:
     """Where does a pretrained language model's sense of position come from?"""

@@ -180,7 +180,7 @@ def claims_table(found: Sequence[Claim]) -> Report:
         "Each verdict is computed from the results in this folder by the rule in its row. Brackets hold 95 % intervals: "
         "over documents, or by Student's t over runs (fresh models, controlled training, toys). Medians have their range in "
         "parentheses, 0.3 (0.2 to 0.5). A statement holds where the whole interval lies on its side, does not hold where it "
-        "lies on the other, and is undecided else. A number in a rule that the source does not give is a threshold of ours. "
+        "lies on the other, and is undecided otherwise. A number in a rule that the source does not give is our threshold. "
         "Statements about pretrained language models are judged on models of "
         "100 million parameters and more, which the column model names; the column tiny has what our models of 1 million "
         "say, which decides nothing. Not measured: the command in the row will measure it."

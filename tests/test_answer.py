@@ -179,13 +179,13 @@ def test_position_zero():
     roles["output_own"] = ("layer", "head"), np.array([[0.2, 0.4, 0.9], [1.0, 1.0, 1.0]])
     said = told(bos_swap={"ape": swap}, sinks={"ape": roles}, trajectory={"ape": closed(0.0)})[1]
     assert said.startswith(
-        "Position 0 is an attention sink in 30 % of the heads of ape (sink rate of [Gu]). 2 of 6 heads"
+        "Position 0 is an attention sink in 30 % of the heads of ape (sink rate of [Gu], T not kept). 2 of 6 heads"
     )
     assert "the median one of these writes 30 % of what it would write with position 0 hidden. 1 read it" in said
     assert "size from it), and 1 park there" in said
     assert "Its own residual stream is the same whatever text follows, bit for bit, as under any causal mask." in said
     assert (
-        "With the mean embedding at position 0 of this model the sink rate goes from 30 % to 10 %, and what the residual"
+        "With the mean embedding at position 0 of this model the sink rate goes from 30 % to 10 % (T = 64), and what the residual"
         in said
     )
     ends = [three_digits(float(swap[f"residual_{when}_of_model"].values[0, 0])) for when in ("before", "after")]
@@ -203,6 +203,7 @@ def test_claims_are_counted_by_population_and_verdict():
     assert said == (
         "Of 6 statements that the sources publish: of 1 about models at initialization 1 holds, 0 do not hold, 0 undecided; "
         "of 5 about pretrained language models 2 hold, 1 does not hold, 1 undecided; 1 could not be judged on these results."
+        " Apart from these, 1 are about what one ingredient of training causes."
     )
 
 

@@ -280,9 +280,12 @@ def test_sinks_are_paired_by_prompt_and_counts_stand_alone(measured):
     expected = paired(lambda v: math.log(v.mean()), (a, np.arange(4)), (b, np.arange(4)))[:3]
     np.testing.assert_allclose(np.log(found.row("alpha").change[:3]), expected, rtol=1e-6)
     assert found.row("sink rate").a == pytest.approx(float(ds["sink_rate_of_model"].sel(key=0)), abs=1e-6)
-    share = found.row("share that attends")
-    assert share.change.value == pytest.approx(1 - 2 * share.a)
+    share = found.row("share of role ignores")
+    assert (share.a, share.change.value) == (float(ds["has_role"].sel(role="ignores").mean()), 0)
     assert math.isnan(share.change.low)
+    before_roles = [x.drop_vars("has_role") for x in (ds, more)]
+    attends = compare_results(*before_roles).row("share by rule attends")
+    assert attends.change.value == pytest.approx(1 - 2 * attends.a)
     means = compare_results(ds.assign(alpha=ds["alpha"].mean("prompt")), more)
     assert math.isnan(means.row("alpha").change.low)
 

@@ -99,7 +99,8 @@ def _position_zero(sinks: Results, swaps: Results, trajectories: Results, naming
     parts = []
     if sinks:
         rate = over([float(ds["sink_rate_of_model"].values[0]) for ds in sinks.values()], ".0%")
-        parts.append(f"Position 0 is an attention sink in {rate} of the heads of {naming(sinks)} (sink rate of [Gu])")
+        where = f"(sink rate of [Gu], {_length(sinks)})"
+        parts.append(f"Position 0 is an attention sink in {rate} of the heads of {naming(sinks)} {where}")
         parts += _roles({name: ds for name, ds in sinks.items() if "has_role" in ds})
     if trajectories:
         same = [float(ds["later_difference"].max()) == 0 for ds in trajectories.values()]
@@ -143,7 +144,7 @@ def _swapped(swaps: Results, naming: Naming) -> str:
         over([float(ds[f"sink_rate_{when}"].mean()) for ds in first.values()], ".0%") for when in ("before", "after")
     )
     said = f"With the {' or '.join(put)} embedding at position 0 of {naming(first)} "
-    said += f"the sink rate goes from {before} to {after}"
+    said += f"the sink rate goes from {before} to {after} ({_length(first)})"
     form = "residual_steady" if all("residual_steady_before_of_model" in ds for ds in first.values()) else "residual"
     stream = " nat² to ".join(_of(first, f"{form}_{when}_of_model") for when in ("before", "after"))
     return f"{said}, and what the residual stream alone would leak, V(X), from {stream} nat²"
@@ -233,6 +234,9 @@ def _claims(claims: Sequence[Claim]) -> str:
         return f"Of {len(found)} statements that the sources publish none could be judged on these results."
     left = sum(claim.verdict not in (*DECIDED, "undecided") for claim in found)
     rest = f"; {left or 'none'} could not be judged on these results"
+    apart = Counter(claim.verdict for claim in claims if claim.kind == "published" and claim.population not in HEADLINE)
+    if apart:
+        rest += f". Apart from these, {apart.total()} are about what one ingredient of training causes"
     return f"Of {len(found)} statements that the sources publish: {'; '.join(parts)}{rest}."
 
 
@@ -282,6 +286,12 @@ def _told(found: Sequence[Interval], form: str = ".3g") -> str:
         three_digits(end) if form == ".3g" else format(end, form).removesuffix("%") for end in found[0][:3]
     )
     return f"{value}{percent}" + ("" if math.isnan(found[0].low) else f" [{low}, {high}]")
+
+
+def _length(results: Results) -> str:
+    """Of the prompts."""
+    lengths = {float(ds["tokens"].sizes["position"]) for ds in results.values() if "tokens" in ds}
+    return f"T = {over(sorted(lengths), ',.0f')}" if lengths else "T not kept"
 
 
 def _early(ds: xr.Dataset) -> str:

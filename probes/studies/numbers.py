@@ -116,12 +116,13 @@ def _of_sinks(ds: xr.Dataset) -> Found:
     for name in ("attends", "reads", "reacts"):
         if name in ds:
             yield ("heads", f"{name}, mean"), Number(alone(ds[name].mean()))
-    for rule in RULES:
-        if rule in ds["rule"].values and (rule != "reacts" or "reacts" in ds):
-            yield (
-                ("heads", f"share that is {rule}" if "-" in rule else f"share that {rule}"),
-                Number(alone(ds["selected"].sel(rule=rule).mean())),
-            )
+    if "has_role" in ds:
+        for role in map(str, ds["role"].values):
+            yield ("heads", f"share of role {role}"), Number(alone(ds["has_role"].sel(role=role).mean()))
+    else:  # results of before there were roles
+        for rule in RULES:
+            if rule in ds["rule"].values and (rule != "reacts" or "reacts" in ds):
+                yield ("heads", f"share by rule {rule}"), Number(alone(ds["selected"].sel(rule=rule).mean()))
 
 
 def _of_trajectory(ds: xr.Dataset) -> Found:

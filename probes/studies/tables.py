@@ -127,7 +127,7 @@ def sinks_report(results: Results, *, top: int = 10) -> Report:
         "stream; output: of all that the head writes; own output: the same beside the head's own with position 0 hidden; "
         "effect, where measured: KL of the next token in nats without what comes from 0, by which heads then stand; "
         f"reads: what comes from 0 beside the output; value 0/rest: |v_0| against the mean of the others; reacts: {reacts}. "
-        "Role?: an interval that decides it contains its threshold."
+        "A question mark behind a role: an interval that decides it contains its threshold."
     )
     tables = [
         Table("Sinks", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), rates),
