@@ -185,7 +185,7 @@ def test_position_zero():
     assert "size from it), and 1 park there" in said
     assert "Its own residual stream is the same whatever text follows, bit for bit, as under any causal mask." in said
     assert (
-        "With the mean embedding at position 0 of this model the sink rate goes from 30 % to 10 % (T = 64), and what the residual"
+        "With the mean embedding at position 0 of this model the sink rate goes from 30 % to 10 % (T = 64), and what the"
         in said
     )
     ends = [three_digits(float(swap[f"residual_{when}_of_model"].values[0, 0])) for when in ("before", "after")]

@@ -128,7 +128,10 @@ STEPS = [
     Step("sinks", SMOL, f"--prompts 32 --length 256 --chat {CHAT}", "chat"),
     Step("leakage", SMOL, f"--prompts 100 --length 128 --chat {CHAT}", "chat"),
     Step("paths", SMOL, f"--prompts 16 --seeds 2 --length 128 --initialization {RULE[SMOL]}"),
-    *(Step("inspect", SMOL, f"--prompt {shlex.quote(text)}", f"inspect/{name}") for name, text in TEXTS.items()),
+    *(
+        Step("inspect", SMOL, f"--prompt {shlex.quote(text)} --initialization {RULE[SMOL]}", f"inspect/{name}")
+        for name, text in TEXTS.items()
+    ),
     *(Step("sinks", model, "--prompts 16 --length 256 --reacts off", "noise") for model in NOISE),
     *(Step("trajectory", model, "--prompts 16 --length 256", "noise") for model in NOISE),
     *(Step("jacobian", model, "--conditions pretrained --prompts 8 --products 32", "noise") for model in NOISE),
