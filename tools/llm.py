@@ -32,6 +32,7 @@ from probes.models.named import located
 from probes.page.measuring import draw
 from probes.profiles import change, shape
 from probes.roles import ATTENDS, counts
+from probes.sources.judging import MEASURED
 from probes.statistics import jackknifed, units
 from probes.studies.collected import COMMANDS, collect
 from probes.studies.study import agreements
@@ -92,32 +93,22 @@ class Step(NamedTuple):
 RULE = {SMOL: "smollm2-135m", QWEN: "qwen2.5"}
 STEPS = [
     # What the headline rests on, SmolLM2 first.
-    Step("sinks", SMOL, "--prompts 32 --length 256 --effect 40 --effect-prompts 2"),
-    Step("trajectory", SMOL, "--prompts 32 --length 256"),
-    Step("leakage", SMOL, "--prompts 512 --length 128"),
-    Step("jacobian", SMOL, f"--prompts 16 --seeds 2 --products 32 --initialization {RULE[SMOL]}"),
-    Step("bos-swap", SMOL, "--replace mean,random --prompts 64 --length 128 --profile-prompts 4 --products 32"),
-    Step("theory", SMOL, f"--prompts 2 --seeds 2 --length 128 --initialization {RULE[SMOL]}"),
-    Step("scalar", SMOL, "--method scalar --conditions pretrained --prompts 16"),
+    Step("sinks", SMOL, f"{MEASURED['sinks']} --effect 40 --effect-prompts 2"),
+    *(Step(kind, SMOL, options) for kind, options in MEASURED.items() if kind != "sinks"),
     Step("sinks", QWEN, "--prompts 16 --length 256 --effect 40 --effect-prompts 2"),
     Step("trajectory", QWEN, "--prompts 8 --length 256"),
     Step("leakage", QWEN, "--prompts 64 --length 128 --fresh 0"),
     Step("jacobian", QWEN, f"--prompts 8 --seeds 1 --products 24 --length 128 --initialization {RULE[QWEN]}"),
     Step("bos-swap", QWEN, "--replace mean,random --prompts 32 --length 128 --profile-prompts 1 --products 24"),
     # Other texts, first tokens, lengths, initializations.
-    Step("leakage", SMOL, "--prompts 512 --length 128 --text code", "code"),
+    Step("leakage", SMOL, f"{MEASURED['leakage']} --text code", "code"),
     Step("jacobian", SMOL, "--conditions pretrained --prompts 16 --products 32 --text code", "code"),
-    Step("sinks", SMOL, "--prompts 32 --length 256 --text code", "code"),
-    Step("sinks", SMOL, f"--prompts 32 --length 256 --first {START}", "im-start"),
-    Step("leakage", SMOL, f"--prompts 512 --length 128 --first {START}", "im-start"),
-    Step(
-        "bos-swap",
-        SMOL,
-        f"--replace mean,random --prompts 64 --length 128 --profile-prompts 4 --products 32 --first {START}",
-        "im-start",
-    ),
-    Step("trajectory", SMOL, f"--prompts 32 --length 256 --first {START}", "im-start"),
-    Step("sinks", SMOL, f"--prompts 32 --length 256 --first {END}", "end"),
+    Step("sinks", SMOL, f"{MEASURED['sinks']} --text code", "code"),
+    Step("sinks", SMOL, f"{MEASURED['sinks']} --first {START}", "im-start"),
+    Step("leakage", SMOL, f"{MEASURED['leakage']} --first {START}", "im-start"),
+    Step("bos-swap", SMOL, f"{MEASURED['bos-swap']} --first {START}", "im-start"),
+    Step("trajectory", SMOL, f"{MEASURED['trajectory']} --first {START}", "im-start"),
+    Step("sinks", SMOL, f"{MEASURED['sinks']} --first {END}", "end"),
     Step("sinks", SMOL, "--prompts 4 --length 64 --reacts off --effect all --effect-prompts 4", "t64"),
     Step("sinks", SMOL, "--prompts 8 --length 1024 --reacts off", "t1024"),
     Step("sinks", SMOL, "--prompts 4 --length 2048 --reacts off", "t2048"),
@@ -125,7 +116,7 @@ STEPS = [
     Step("jacobian", SMOL, "--conditions init --prompts 4 --seeds 2 --products 32 --initialization 1/24", "rule-1-24"),
     Step("leakage", QWEN, "--prompts 64 --length 128 --fresh 0 --text code", "code"),
     Step("sinks", QWEN, "--prompts 16 --length 256 --text code", "code"),
-    Step("sinks", SMOL, f"--prompts 32 --length 256 --chat {CHAT}", "chat"),
+    Step("sinks", SMOL, f"{MEASURED['sinks']} --chat {CHAT}", "chat"),
     Step("leakage", SMOL, f"--prompts 100 --length 128 --chat {CHAT}", "chat"),
     Step("paths", SMOL, f"--prompts 16 --seeds 2 --length 128 --initialization {RULE[SMOL]}"),
     *(
@@ -171,9 +162,8 @@ def measure(step: Step) -> bool:
         return False
     step.result.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(made, step.result)
-    for suffix in (".html", ".png") if step.kind in ("inspect", "paths") else ():  # drawn by the command itself
-        if made.with_suffix(suffix).is_file():
-            shutil.copyfile(made.with_suffix(suffix), step.result.with_suffix(suffix))
+    if step.kind == "paths":  # drawn by the command itself
+        shutil.copyfile(made.with_suffix(".png"), step.result.with_suffix(".png"))
     return True
 
 
