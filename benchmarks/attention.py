@@ -22,8 +22,8 @@ from models import made, random_tokens
 from torch import Tensor
 
 import probes
+from probes.measures.sinks import sinks
 from probes.models.huggingface import shadow
-from probes.sinks import sinks
 
 TITLE = "Sinks and attention statistics"
 KEYS = 8

@@ -23,10 +23,10 @@ from machine import describe
 
 import probes
 from probes.errors import InputError
-from probes.files import atomic
+from probes.models.pullback import Apart, Pacing, Prompt
 from probes.models.view import View
-from probes.pullback import Apart, Pacing, Prompt
-from probes.summary import rms_log_error, spearman
+from probes.results.curves import rms_log_error, spearman
+from probes.run.files import atomic
 
 BUDGETS = (32, 64, 96)
 AUTO = 0.02  # the relative error that products="auto" is asked for

@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from probes.files import table_lines, write_json
+from probes.run.files import table_lines, write_json
 
 Row = dict[str, Any]
 MARK = "row: "  # before a row in a child's output

@@ -33,8 +33,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import probes
-from probes.linear import LinearizedBlock
 from probes.models.huggingface import shadow
+from probes.models.linear import LinearizedBlock
 from probes.models.load import CHECKPOINTS
 
 TITLE = "Jacobian"

@@ -10,7 +10,7 @@ from harness import Job, Row, Rows, Section, Settings, table
 from plots import draw
 
 from probes.errors import InputError
-from probes.files import atomic
+from probes.run.files import atomic
 
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 

@@ -1,4 +1,4 @@
-"""What `probes.plan` says before a measurement begins, against what the measurement takes at its peak of memory.
+"""What `probes.studies.plan` says before a measurement begins, against what the measurement takes at its peak of memory.
 
 Every run is a process of its own that is warm: the model is loaded, its weights are hashed, the probe has run on a short
 prompt. Then the estimate is made and the probe run; memory is the peak above the level between the two. The same run's peak
@@ -19,13 +19,13 @@ from models import SIGMA, VOCABULARY, llama, qwen, random_tokens
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import probes
-from probes.plan import plan
+from probes.studies.plan import plan
 
 TITLE = "The planner's estimates"
 PROMISED = 0.25  # of the measured peak
 SHORT = 32
 RUNS = 3  # processes for each row
-# By name: the probe, its options as `probes.plan` and the probe take them, what is called.
+# By name: the probe, its options as `probes.studies.plan` and the probe take them, what is called.
 CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Any]]] = {
     "jacobian, exact": ("jacobian", {"method": "exact"}, probes.jacobian),
     "jacobian, sketch of 24": ("jacobian", {"method": "sketch", "products": 24}, probes.jacobian),
@@ -113,7 +113,7 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
         body.append([name, label, f"{row['planned'] / MIB:,.0f}", peaks, f"{by:+.0%}"])
     within = sum(x <= PROMISED for x in off)
     lines = [
-        "Peak memory above the loaded model, as `probes.plan` says before and as measured; prompts x tokens. "
+        "Peak memory above the loaded model, as `probes.studies.plan` says before and as measured; prompts x tokens. "
         "Peaks are those of several processes of the same run, which differ by what the allocator keeps of freed memory. "
         f"Memory is promised within {PROMISED:.0%} of the largest: {within} of {len(off)} rows are.",
         "",

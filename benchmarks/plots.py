@@ -17,8 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from probes.files import atomic
-from probes.plots.style import (
+from probes.figures.style import (
     BLACK,
     BLUE,
     CYCLE,
@@ -33,6 +32,7 @@ from probes.plots.style import (
     VERMILLION,
     log_axis,
 )
+from probes.run.files import atomic
 
 # Ours in blue and green, the plain pass in black.
 COLORS = {

@@ -22,7 +22,7 @@ import numpy as np
 from harness import Headline, Job, Row, Rows, Section, Settings, table
 from machine import MIB, status
 
-from probes.text import HELDOUT, read_documents
+from probes.data.documents import HELDOUT, read_documents
 
 TITLE = "Memory over the number of prompts"
 LENGTH = 64

@@ -19,10 +19,11 @@ import torch
 from machine import describe
 
 import probes
-from probes.files import atomic
 from probes.models.load import fresh
-from probes.summary import relative_error, rms_log_error, spearman, ushape
-from probes.theory import fit_alpha, second_moment, second_moment_from_config
+from probes.results.curves import relative_error, rms_log_error, spearman, ushape
+from probes.run.files import atomic
+from probes.theory.cesaro import fit_alpha
+from probes.theory.kernel import second_moment, second_moment_from_config
 
 LENGTH = 96
 KERNELS: dict[str, dict[str, Any]] = {

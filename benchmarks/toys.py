@@ -33,7 +33,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from probes.files import atomic, table_lines
+from probes.run.files import atomic, table_lines
 from toy.model import Architecture
 from toy.tasks import Copying, InContext
 from toy.train import Run, groups, train

@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
-from probes.leakage import LAGS
-from probes.linear import flops
+from probes.measures.leakage import LAGS
+from probes.measures.samples import LOGITS_AT_ONCE, blocks_of, chunks_of
+from probes.measures.sinks import FIRST_KEYS
+from probes.measures.trajectory import STARTS
 from probes.models.fused import query_blocks
+from probes.models.linear import flops
 from probes.models.view import Attention, Parts, View
-from probes.samples import LOGITS_AT_ONCE, blocks_of, chunks_of
-from probes.sinks import FIRST_KEYS
-from probes.trajectory import STARTS
 
 aten: Any = torch.ops.aten
 

@@ -18,11 +18,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from . import options as read
-from . import processes
-from .console import print_report, print_table, print_written, progress, remark
-from .errors import InputError
-from .options import (
+from .cli import options as read
+from .cli.console import print_report, print_table, print_written, progress, remark
+from .cli.options import (
     Backends,
     Bands,
     Bootstrap,
@@ -50,6 +48,8 @@ from .options import (
     Split,
     Text,
 )
+from .errors import InputError
+from .run import processes
 
 BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -156,8 +156,8 @@ def jacobian(
     Writes jacobian.nc, jacobian.png, jacobian.svg and prints a summary: primacy (first 5 % of positions against the middle
     half's median), recency (last position against it) and the trough's place. Interrupted, the same command goes on.
     """
-    from .plots.style import drawn_from
-    from .prompts import parse_first
+    from .data.prompts import parse_first
+    from .results.dataset import drawn_from
     from .studies.runs import written_files
     from .studies.study import COLUMNS, Settings, cells, rope_correlations, summarize
 
@@ -231,9 +231,9 @@ def theory(
     and of the score path in the norm. On pretrained weights the kernel is the random-matrix baseline. Theory takes blocks
     apart, which transformers' modules alone allow: there is no --backend.
     """
-    from .files import write_table
-    from .plots.style import drawn_from
-    from .prompts import parse_first
+    from .data.prompts import parse_first
+    from .results.dataset import drawn_from
+    from .run.files import write_table
     from .studies.runs import written_files
     from .studies.study import AGREEMENT_COLUMNS, Settings, agreement_cells, agreements, described
 
@@ -286,10 +286,11 @@ def map_(
     Writes map.nc, map.png, map.svg, map.md and prints, for every place, how far the ends stand above the middle and how
     far each theory is off.
     """
-    from .files import write_table
-    from .plots import map_figure
-    from .results import set_command
-    from .studies.atlas import COLUMNS, atlas, cells, described, places, rows
+    from .figures import map_figure
+    from .results.dataset import set_command
+    from .results.theory_map import COLUMNS, cells, described, rows
+    from .run.files import write_table
+    from .studies.atlas import atlas, places
 
     set_command(sys.argv[1:])
     tables: list[list[list[str]]] = []
@@ -308,7 +309,7 @@ def map_(
 
 def _study(models: list[str] | None, out: Path, settings: Any, **options: Any) -> Any:
     """Run a study with its progress on stderr."""
-    from .results import set_command
+    from .results.dataset import set_command
     from .studies.study import study
 
     set_command(sys.argv[1:])
@@ -369,9 +370,9 @@ def sinks(
     Writes sinks.nc, sinks.png, sinks.svg, sinks.md and prints the sink rate of the first keys beside uniform attention and
     Wu's fraction, how many heads have which role, and the heads that take most from position 0.
     """
-    from .bos import parse_replacement
-    from .effect import parse_effect
-    from .sinks import parse_keys
+    from .measures.effect import parse_effect
+    from .measures.sinks import parse_keys
+    from .models.swap import parse_replacement
 
     options = {
         "threshold": threshold,
@@ -455,7 +456,7 @@ def leakage(
     Writes leakage.nc, leakage.png, leakage.svg, leakage.md and prints every band's shares with intervals, the order
     of the models, the null checks, and both forms block by block.
     """
-    from .leakage import parse_bands, parse_lags
+    from .measures.leakage import parse_bands, parse_lags
 
     options = {
         "bands": None if bands is None else parse_bands(bands),
@@ -508,8 +509,8 @@ def bos_swap(
     Writes bos-swap.nc, bos-swap.png, bos-swap.svg, bos-swap.md and prints, for every replacement, the fraction of the
     residual component of leakage that it removes in each band, and sink rate, loss and Jacobian profile before and after.
     """
-    from .bos import parse_replacement
-    from .leakage import parse_bands, parse_lags
+    from .measures.leakage import parse_bands, parse_lags
+    from .models.swap import parse_replacement
 
     options = {
         "replacement": [parse_replacement(part.strip()) for part in replace.split(",")],
@@ -529,8 +530,8 @@ COMMON = ("prompts", "length", "dataset", "split", "column", "chat", "seed", "ba
 
 def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **reporting: Any) -> None:
     """Run a survey with its progress on stderr, and print its report; `given` are the command's arguments by name."""
-    from .prompts import parse_first
-    from .results import set_command
+    from .data.prompts import parse_first
+    from .results.dataset import set_command
     from .studies.runs import written_files
     from .studies.survey import PROBES, survey
 
@@ -603,13 +604,13 @@ def inspect(
     Writes inspect.html, inspect.nc and prints the text (numbers instead of colours in a pipe), the shares of sink, recency
     and the rest, and the tokens that stand out most.
     """
-    from .files import require_writable, together
-    from .inspection import parse_of
+    from .data.prompts import parse_first
+    from .figures.inspection import print_inspection, write_page
+    from .measures.inspect import parse_of
+    from .measures.reading import parse_prompt
     from .models.load import load
-    from .plots.inspection import print_inspection, write_page
-    from .prompts import parse_first
-    from .reading import parse_prompt
-    from .results import save, set_command
+    from .results.dataset import save, set_command
+    from .run.files import require_writable, together
     from .studies.reading import Reading
     from .studies.runs import require_free
 
@@ -680,8 +681,8 @@ def match(
     """
     from toy.matching import QUICK, Matching, Settings
 
-    from .prompts import parse_first
-    from .results import set_command
+    from .data.prompts import parse_first
+    from .results.dataset import set_command
     from .studies.match import NAME, match
     from .studies.matched import match_report
     from .studies.runs import written_files
@@ -746,7 +747,7 @@ def toy(
     """
     from toy.experiments.experiment import EXPERIMENTS, run, settings_of
 
-    from .results import set_command
+    from .results.dataset import set_command
 
     chosen = EXPERIMENTS if names == ["all"] else tuple(dict.fromkeys(names))
     for name in chosen:  # before any work
@@ -807,9 +808,9 @@ def report(
     options, is kept; interrupted, the same command goes on. Without models it makes the page from all results under
     --out, those of other commands (map, match, toy) included; tables of toys are written again, their verdicts too.
     """
-    from .page.measuring import Source, measure
-    from .prompts import parse_first
-    from .results import set_command
+    from .data.prompts import parse_first
+    from .report.measuring import Source, measure
+    from .results.dataset import set_command
 
     set_command(sys.argv[1:])
     refused: list[str] = []
@@ -858,14 +859,15 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Write the page of all results under a folder: what it says in short, and which files, the page first."""
     from toy.experiments.experiment import claims_of, report_of
 
-    from .claims import claims, claims_table, headline, merged
-    from .files import together
-    from .page import build
-    from .page.answer import leading, sentences
-    from .page.cards import quick_remarks
-    from .plots.overview import overview_figure
-    from .studies.collected import collect
-    from .studies.survey import write_report
+    from .claims.claim import claims_table, headline, merged
+    from .claims.sources import claims
+    from .figures.overview import overview_figure
+    from .report import build
+    from .report.answer import leading, sentences
+    from .report.cards import quick_remarks
+    from .results.collected import collect
+    from .results.tables import write_report
+    from .run.files import together
 
     collected = collect(out)
     if not len(collected):
@@ -922,10 +924,10 @@ def compare(
     Paired by prompt where both have the same tokens, by document where both have windows of the same documents, else
     unpaired; the table says which. Settings that differ are named below it.
     """
-    from .results import set_command
+    from .results.dataset import set_command
+    from .results.tables import write_report
     from .studies.paired import compare_files, comparison_report
     from .studies.runs import require_free
-    from .studies.survey import write_report
 
     if out is not None:
         if out.suffix != ".md":
@@ -1048,7 +1050,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except (RuntimeError, MemoryError) as error:
-        from .memory import out_of_memory
+        from .run.memory import out_of_memory
 
         if not out_of_memory(error):
             raise

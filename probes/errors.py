@@ -7,3 +7,8 @@ what to do about it. Everything else that escapes is a defect of the suite and k
 
 class InputError(ValueError):
     """Something the caller gave cannot be used; the message names the value and the remedy."""
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{name} '{value}' does not exist; use {', '.join(choices)}")

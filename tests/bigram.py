@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probes.data.documents import Document
 from probes.models.view import Edit, Identity, Parts, Spec, Trace, Watcher
-from probes.text import Document
 from toy.pretrain import train_tokenizer
 
 TEXT = "the cat sat on a mat and one dog ran over some red hill while two birds sang of rain in early spring"

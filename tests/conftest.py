@@ -45,8 +45,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _no_command() -> Iterator[None]:
     """What a command line leaves as the origin of results goes with its test."""
     yield
-    if "probes.results" in sys.modules:
-        sys.modules["probes.results"].__dict__["_command"] = ""
+    if "probes.results.dataset" in sys.modules:
+        sys.modules["probes.results.dataset"].__dict__["_command"] = ""
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from probes.leakage import PARTS, SOURCES
-from probes.plots import bos_figure, leakage_figure, sinks_figure, trajectory_figure
-from probes.results import dataset
+from probes.figures import bos_figure, leakage_figure, sinks_figure, trajectory_figure
+from probes.measures.leakage import PARTS, SOURCES
+from probes.results.dataset import dataset
 
 BANDS = {"band": ["9-31", "32-63"], "band_first": (("band",), [9, 32]), "band_last": (("band",), [31, 63])}
 LAYERS, HEADS, LENGTH = 3, 4, 64  # unless told

@@ -25,7 +25,7 @@ def main() -> None:
 
     import probes
     from probes.__main__ import main as headwater
-    from probes.results import load
+    from probes.results.dataset import load
     from probes.studies import match, study, survey  # noqa: F401 - so that no attempt has to
 
     if "--text" not in command:

@@ -13,11 +13,11 @@ import pytest
 import xarray as xr
 from filelock import FileLock
 
-from probes.claims import Claim
-from probes.files import file_name
-from probes.page.measuring import Source, Study, measure, studies
-from probes.results import attributes, load, made_with, save
-from probes.studies.matched import judged
+from probes.claims.claim import Claim
+from probes.measures.matched import judged
+from probes.report.measuring import Source, Study, measure, studies
+from probes.results.dataset import attributes, load, made_with, save
+from probes.run.files import file_name
 from probes.studies.runs import write_results
 
 LENGTH, PROMPTS = 24, 4

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 import probes
-from probes import processes
-from probes.leakage import leakage
+from probes.measures.leakage import leakage
+from probes.run import processes
 from probes.studies.study import Settings, study
 from probes.studies.survey import survey
-from probes.theory import second_moment
+from probes.theory.kernel import second_moment
 
 SURVEYS: dict[str, dict[str, Any]] = {
     "sinks": {"prompts": 5, "length": 32, "options": {"reacts": "mean"}},

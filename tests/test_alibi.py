@@ -11,11 +11,11 @@ import reference
 import torch
 from torch import Tensor
 
-from probes.linear import LinearizedBlock
+from probes.models.linear import LinearizedBlock
 from probes.models.view import Birth, Linear, Norm, Parts, Spec, contentless_patterns
-from probes.moments import MeasuredBlock, Moments
-from probes.summary import relative_error
-from probes.theory import second_moment_from_config
+from probes.results.curves import relative_error
+from probes.theory.kernel import second_moment_from_config
+from probes.theory.moments import MeasuredBlock, Moments
 
 WIDTH, HEADS, HEAD, FEATURES, EPS = 128, 4, 32, 384, 1e-6
 SLOPES = (0.5, 0.25, 0.125, 0.0625)
@@ -49,7 +49,7 @@ def parts(seed: int, sigma: float, *, window: int | None = None, kv: int = HEADS
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("kv", [HEADS, 2])
 def test_output_and_derivative_are_the_twins(window, kv, monkeypatch):
-    monkeypatch.setattr("probes.linear.QUERY_BAND", 5)  # several bands, the last one short
+    monkeypatch.setattr("probes.models.linear.QUERY_BAND", 5)  # several bands, the last one short
     made = parts(0, 0.2, window=window, kv=kv)
     stream = torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
     block = LinearizedBlock(made, stream.detach()[None], None)

@@ -14,13 +14,13 @@ import xarray as xr
 from test_plots import result
 from test_plots_attention import leakage_result, several
 
-from probes.claims import Claim
-from probes.page.answer import Naming, _changed, _ends, leading, over, sentences
-from probes.profiles import shape
-from probes.results import combine
-from probes.statistics import Interval
-from probes.studies.collected import Collected
-from probes.summary import three_digits
+from probes.claims.claim import Claim
+from probes.report.answer import Naming, _changed, _ends, leading, over, sentences
+from probes.results.collected import Collected
+from probes.results.curves import three_digits
+from probes.results.dataset import combine
+from probes.results.profiles import shape
+from probes.results.statistics import Interval
 
 CLAIM = Claim("a", "[X]", "it is so", "1", "2", "ape", "above 1", "holds", "headwater x", "published", "pretrained")
 

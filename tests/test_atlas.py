@@ -13,13 +13,14 @@ import xarray as xr
 
 import probes
 from probes.errors import InputError
-from probes.jacobian import jacobian
+from probes.figures import map_figure
+from probes.measures.jacobian import jacobian
 from probes.models.load import fresh
-from probes.plots import map_figure
-from probes.results import load as load_result
-from probes.studies.atlas import COLUMNS, CURVES, FACTOR, MODELS, STRENGTHS, Place, atlas, cells, places, rows
-from probes.summary import relative_error
-from probes.theory import second_moment
+from probes.results.curves import relative_error
+from probes.results.dataset import load as load_result
+from probes.results.theory_map import COLUMNS, CURVES, FACTOR, cells, rows
+from probes.studies.atlas import MODELS, STRENGTHS, Place, atlas, places
+from probes.theory.kernel import second_moment
 
 SMALL = Place("depth", 0.05, 64, 2, 16)
 CHOSEN = [
@@ -159,7 +160,7 @@ def test_the_whole_map_has_each_place_once_and_covers_the_ranges():
 def test_the_usual_models_have_their_published_shapes():
     specs = {}
     for place in MODELS:
-        birth = probes.theory.born(place.configuration())
+        birth = probes.born(place.configuration())
         spec = birth.spec
         specs[place.name] = (spec.family, spec.width, spec.blocks, spec.heads, spec.kv_heads, birth.features)
         assert spec.initializer_range == 0.02

@@ -17,7 +17,8 @@ from test_fused import CAP, DTYPES, KINDS, SLOPES, drawn, keys_of, logits_of, ro
 from torch import Tensor, nn
 
 import probes
-from probes.attention import (
+from probes.errors import InputError
+from probes.measures.attention import (
     by_layer,
     column_statistics,
     columns,
@@ -29,7 +30,6 @@ from probes.attention import (
     pattern_blocks,
     run_watched,
 )
-from probes.errors import InputError
 from probes.models import fused
 from probes.models.fused import attend
 from probes.models.view import Attention, Edit

@@ -27,7 +27,7 @@ import xarray as xr
 from safetensors.torch import load_file, save_file
 
 from probes import __main__ as cli
-from probes import results
+from probes.results import dataset as results
 
 Spoil = Callable[[Path], object]
 

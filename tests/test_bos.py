@@ -21,14 +21,15 @@ from torch import Tensor
 
 import probes
 from probes import InputError
-from probes import bos as bos_module
-from probes.bos import Swapped, mean_embedding, parse_replacement, removed, state, swapped
-from probes.bos import bos_swap as checked_bos_swap
-from probes.leakage import leakage
+from probes.measures import bos_swap as bos_module
+from probes.measures.bos_swap import bos_swap as checked_bos_swap
+from probes.measures.bos_swap import removed, state
+from probes.measures.leakage import leakage
+from probes.measures.sinks import sinks
+from probes.measures.trajectory import trajectory
+from probes.models.swap import Swapped, mean_embedding, parse_replacement, swapped
 from probes.models.view import Attention, Edit, View
-from probes.results import load, save
-from probes.sinks import sinks
-from probes.trajectory import trajectory
+from probes.results.dataset import load, save
 
 STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 bos_swap: Any = inspect.unwrap(checked_bos_swap)  # as users call it: no type checks ahead of our own messages

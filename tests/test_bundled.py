@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import probes
+from probes.data.documents import HELDOUT, read_documents
 from probes.models.load import CHECKPOINTS
-from probes.text import HELDOUT, read_documents
 from toy.pretrain import Windows, pack, position0_weights, sequential_starts, validation_loss
 from toy.recipes import RECIPES
 

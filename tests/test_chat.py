@@ -12,9 +12,9 @@ import pytest
 
 import probes
 from probes import __main__ as cli
-from probes.chat import conversations, named, rendered
+from probes.data.chat import conversations, named, rendered
+from probes.data.prompts import draw, prompts
 from probes.errors import InputError
-from probes.prompts import draw, prompts
 
 # As real ones: special tokens around every message, roles that alternate, an opening for the assistant.
 TEMPLATE = (
@@ -147,7 +147,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
-    monkeypatch.setattr("probes.results._command", "")
+    monkeypatch.setattr("probes.results.dataset._command", "")
     with pytest.raises(SystemExit) as raised:
         cli.main()
     return int(raised.value.code or 0)

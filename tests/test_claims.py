@@ -18,18 +18,19 @@ import xarray as xr
 from pages import held
 
 import probes
-from probes.claims import SLUG, Claim, Statement, claims, claims_table, merged, origin
-from probes.leakage import CELLS, PARTS, SOURCES
-from probes.mixing import cesaro_bins
-from probes.prompts import draw
-from probes.results import load, save
-from probes.sinks import RULES
-from probes.sources import STATED
-from probes.studies.atlas import CURVES, Place, atlas
-from probes.studies.collected import Collected, collect
+from probes.claims.claim import SLUG, Claim, Statement, claims_table, merged, origin
+from probes.claims.rules import CONTROLLED
+from probes.claims.sources import STATED, claims
+from probes.data.prompts import draw
+from probes.measures.leakage import CELLS, PARTS, SOURCES
+from probes.measures.sinks import RULES
+from probes.results.collected import Collected, collect
+from probes.results.dataset import load, save
+from probes.results.tables import write_report
+from probes.results.theory_map import CURVES
+from probes.studies.atlas import Place, atlas
 from probes.studies.study import Settings, Theory, study
-from probes.studies.survey import write_report
-from probes.studies.tables import CONTROLLED
+from probes.theory.cesaro import cesaro_bins
 
 LENGTH = 40
 NTK, PLAIN, WINDOW = CONTROLLED
@@ -788,7 +789,7 @@ PRETRAINED = {
 @pytest.fixture
 def as_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of a few thousand parameters count as language models."""
-    monkeypatch.setattr("probes.sources.judging.LARGE", 1)
+    monkeypatch.setattr("probes.claims.rules.LARGE", 1)
 
 
 def test_real_results_are_judged(reports, tmp_path):

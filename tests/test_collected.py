@@ -9,9 +9,9 @@ import pytest
 import xarray as xr
 
 from probes.errors import InputError
-from probes.results import save
-from probes.studies.collected import collect
-from probes.studies.unfinished import FOLDER
+from probes.results.collected import collect
+from probes.results.dataset import save
+from probes.run.pieces import FOLDER
 
 
 def put(path: Path, value: float = 0.0, **attrs: str) -> None:

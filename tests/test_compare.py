@@ -14,14 +14,15 @@ import torch
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from probes.bos import bos_swap, swapped
-from probes.compare import agreement, averaged, fractions, portrait, shape, taken_at, usual_lags
 from probes.errors import InputError
-from probes.jacobian import jacobian
-from probes.leakage import SOURCES, leakage
+from probes.measures.agreement import agreement, averaged, fractions, portrait, shape, taken_at, usual_lags
+from probes.measures.bos_swap import bos_swap
+from probes.measures.jacobian import jacobian
+from probes.measures.leakage import SOURCES, leakage
+from probes.measures.sinks import sinks
 from probes.models.load import load
-from probes.sinks import sinks
-from probes.summary import ushape
+from probes.models.swap import swapped
+from probes.results.curves import ushape
 from toy.model import Architecture, initial
 from toy.view import Toy
 

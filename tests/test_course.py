@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from probes import console
-from probes.course import Course, Within, announce, duration
+from probes.cli import console
+from probes.run.progress import Course, Within, announce, duration
 
 
 class Clock:

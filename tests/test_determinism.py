@@ -16,8 +16,8 @@ import xarray as xr
 import probes
 from probes import __main__ as cli
 from probes.models.view import View
-from probes.results import load
-from probes.theory import second_moment
+from probes.results.dataset import load
+from probes.theory.kernel import second_moment
 
 pytestmark = pytest.mark.slow
 

@@ -15,12 +15,12 @@ from test_toy_view import made
 from torch import Tensor, nn
 
 import probes
-from probes.effect import parse_effect
 from probes.errors import InputError
+from probes.measures.effect import parse_effect
+from probes.measures.roles import ranked
 from probes.models.huggingface import FAMILIES
 from probes.models.view import Edit
-from probes.pieces import keeping
-from probes.roles import ranked
+from probes.run.pieces import keeping
 
 HEADS = [(layer, head) for layer in range(families.BLOCKS) for head in range(families.HEADS)]
 
@@ -156,8 +156,8 @@ def test_the_first_heads_on_the_first_prompts():
 def test_small_batches_and_few_logits_at_once_change_nothing(monkeypatch):
     model = view("llama", dtype="float64")
     whole = sinks(model, TOKENS, effect=True)
-    monkeypatch.setattr(probes.effect, "ROWS", 1)
-    monkeypatch.setattr(probes.effect, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(probes.measures.effect, "ROWS", 1)
+    monkeypatch.setattr(probes.measures.effect, "LOGITS_AT_ONCE", 1)
     close(sinks(model, TOKENS, effect=True).effect, whole.effect, 1e-6)
 
 

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from probes.errors import InputError
-from probes.files import atomic, require_writable, table_lines, write_json, write_table
+from probes.run.files import atomic, require_writable, table_lines, write_json, write_table
 
 
 def test_atomic_write_replaces_the_file_and_leaves_nothing_else(tmp_path):

@@ -26,7 +26,7 @@ from test_bad_inputs import listing
 
 from probes import __main__ as cli
 from probes.errors import InputError
-from probes.files import atomic, together
+from probes.run.files import atomic, together
 from probes.studies.atlas import Place
 from toy import matching
 

@@ -24,15 +24,16 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 import probes
-from probes import options, results
-from probes.bos import parse_replacement
+from probes.cli import options
+from probes.data.documents import read_documents, stream_dataset
+from probes.data.prompts import draw, parse_first, prompts
 from probes.errors import InputError
-from probes.inspection import parse_of
-from probes.leakage import parse_bands, parse_lags
+from probes.measures.inspect import parse_of
+from probes.measures.leakage import parse_bands, parse_lags
+from probes.measures.sinks import parse_keys
 from probes.models.checkpoint import check_weights
-from probes.prompts import draw, parse_first, prompts
-from probes.sinks import parse_keys
-from probes.text import read_documents, stream_dataset
+from probes.models.swap import parse_replacement
+from probes.results import dataset as results
 from toy.experiments.experiment import EXPERIMENTS, settings_of
 
 MANY = int(os.environ.get("HEADWATER_FUZZ", "0"))

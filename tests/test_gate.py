@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from probes.gate import TRAINED, blind_reader, learnt
+from probes.results.gate import TRAINED, blind_reader, learnt
 from toy.tasks import InContext
 
 

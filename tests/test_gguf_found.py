@@ -25,7 +25,7 @@ from probes.models import cache, named
 from probes.models.cache import cache_folder
 from probes.models.gguf_header import LONGEST_ARRAY, read_header
 from probes.models.load import born, fresh
-from probes.results import provenance
+from probes.results.dataset import provenance
 
 
 @pytest.fixture(autouse=True)

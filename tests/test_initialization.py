@@ -18,13 +18,13 @@ from transformers import AutoModelForCausalLM
 
 import probes
 from probes import Initialization, InputError, born, fresh
+from probes.figures.jacobian import caption
 from probes.models.huggingface import HuggingFaceView, initialization_of
 from probes.models.initialization import ASSUMED, KINDS, PUBLISHED
 from probes.models.view import View, weights_hash
-from probes.plots.jacobian import caption
-from probes.results import combine
+from probes.results.dataset import combine
 from probes.studies.study import Settings, described, study
-from probes.theory import second_moment, second_moment_from_config
+from probes.theory.kernel import second_moment, second_moment_from_config
 from toy.model import Architecture, initial
 from toy.view import Toy
 

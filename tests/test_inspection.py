@@ -23,18 +23,9 @@ from rich.console import Console
 
 import probes
 from probes import __main__ as cli
+from probes.data.prompts import draw
 from probes.errors import InputError
-from probes.inspection import (
-    BASELINES,
-    RECENCY,
-    WINDOWS,
-    Readout,
-    divided,
-    parts_of,
-    readout,
-)
-from probes.jacobian import jacobian
-from probes.plots.inspection import (
+from probes.figures.inspection import (
     COLORS,
     DARK,
     EDGES,
@@ -48,10 +39,11 @@ from probes.plots.inspection import (
     sentences,
     top_rows,
 )
-from probes.prompts import draw
-from probes.reading import FURTHER, parse_prompt, visible
-from probes.summary import rms_log_error
-from probes.theory import second_moment
+from probes.measures.inspect import BASELINES, RECENCY, WINDOWS, Readout, divided, parts_of, readout
+from probes.measures.jacobian import jacobian
+from probes.measures.reading import FURTHER, parse_prompt, visible
+from probes.results.curves import rms_log_error
+from probes.theory.kernel import second_moment
 
 STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 ROUNDING = 1e-5  # transformers' norms compute in float32, whatever the model's type
@@ -706,7 +698,7 @@ def test_command_end_to_end(tmp_path):
 )
 def test_bad_commands_are_one_line(monkeypatch, capfd, tmp_path, arguments, says):
     monkeypatch.setattr(sys, "argv", ["headwater", "inspect", "tiny-llama", *arguments, "--out", str(tmp_path / "out")])
-    monkeypatch.setattr("probes.results._command", "")
+    monkeypatch.setattr("probes.results.dataset._command", "")
     with pytest.raises(SystemExit) as raised:
         cli.main()
     assert raised.value.code == cli.BAD_INPUT

@@ -368,7 +368,7 @@ def test_scalar_is_the_product_with_ones(readout):
 def test_pairs_that_are_not_kept_cost_precision_only(monkeypatch):
     seen, tokens = view("llama"), some_tokens()
     kept = jacobian(seen, tokens, method="sketch", products=12, chunk=4)
-    monkeypatch.setattr(import_module("probes.estimators"), "KEPT_BYTES", 0)
+    monkeypatch.setattr(import_module("probes.measures.estimators"), "KEPT_BYTES", 0)
     forgotten = jacobian(seen, tokens, method="sketch", products=12, chunk=4)
     close(forgotten.sensitivity, kept.sensitivity, 1e-12)
     assert (np.abs(np.log(forgotten.stderr / kept.stderr)) < 1).all()

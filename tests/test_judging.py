@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 from scipy.stats import norm, t
 
-from probes.sources.judging import (
+from probes.claims.rules import (
     SURE,
     above,
     below,
@@ -30,9 +30,9 @@ from probes.sources.judging import (
     some,
     sure,
 )
-from probes.statistics import Interval, between_runs, over_runs
-from probes.studies.collected import Collected
-from probes.summary import ushape
+from probes.results.collected import Collected
+from probes.results.curves import ushape
+from probes.results.statistics import Interval, between_runs, over_runs
 
 SMOLLM2 = {
     "model_type": "llama",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.results import load
+from probes.results.dataset import load
 
 SMALL = ["--prompts", "4", "--length", "32"]
 KILLS = int(os.environ.get("HEADWATER_KILLS", "3"))

@@ -1,4 +1,4 @@
-"""Imports point one way, read from the source text of every module."""
+"""Imports point one way, down the folders, read from the source text of every module; those inside functions count, too."""
 
 import ast
 from pathlib import Path
@@ -6,45 +6,43 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+# From the ground up. Folders of one row know nothing of each other; a folder may import those of the rows below it.
+LAYERS = (
+    ("probes.errors",),
+    ("probes.run",),
+    ("probes.models", "probes.results"),
+    ("probes.data", "probes.theory"),
+    ("probes.measures",),
+    ("probes.figures", "probes.claims"),
+    ("probes.studies", "toy"),
+    ("probes.report",),
+    ("probes.cli",),
+    ("probes.__main__",),
+)
+CONTENTS = "probes"  # the table of contents: it names modules of every layer and imports none before it is asked
 ADAPTERS = {"probes.models.huggingface", "probes.models.lens"}
 LOADING = {"probes.models.load", "probes.models.named", "probes.models.gguf_config"}  # may import adapters
 READERS = {"probes.models.gguf_tensors", "probes.models.gguf_tokenizer"}  # of what only transformers can read
 MAY_IMPORT_TRANSFORMERS = ADAPTERS | LOADING | READERS
-TOY_MAY_IMPORT = {
-    "probes.models.view",
-    "probes.models.fused",
-    "probes.models.initialization",
-    "probes.models.checkpoint",
-    "probes.text",
-    "probes.files",
-    "probes.errors",
-}
-# What runs an experiment and draws it makes results and figures as the probes do, and judges by their theory.
-EXPERIMENTS_MAY_IMPORT = TOY_MAY_IMPORT | {
-    "probes.claims",
-    "probes.gate",
-    "probes.mixing",
-    "probes.plots",
-    "probes.plots.style",
-    "probes.profiles",
-    "probes.results",
-    "probes.sinks",
-    "probes.sources.judging",
-    "probes.statistics",
-    "probes.studies",
-    "probes.studies.survey",
-    "probes.studies.tables",
-    "probes.summary",
-}
+KNOW_TOY = ("probes.cli", "probes.__main__", "toy")
 
 
-def imported(source: str, module: str, *, package: bool) -> set[str]:
+def imported(source: str, module: str, *, package: bool, types: bool = True) -> set[str]:
     """Full names of all modules that `source` imports, at the top or inside functions, relative ones resolved.
 
-    `from a import b` counts as both `a` and `a.b`, since b may be a module.
+    `from a import b` counts as both `a` and `a.b`, since b may be a module. Without `types`, what only type checkers see is
+    left out.
     """
-    found = set()
-    for node in ast.walk(ast.parse(source)):
+    found, tree = set(), ast.parse(source)
+    seen = {
+        id(inner)
+        for node in ast.walk(tree)
+        if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in seen:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -57,26 +55,41 @@ def imported(source: str, module: str, *, package: bool) -> set[str]:
     return found
 
 
-def modules(folder: str) -> dict[str, set[str]]:
+def modules(*folders: str) -> dict[str, set[str]]:
+    """By module, the modules it imports."""
     found = {}
-    for file in sorted((ROOT / folder).rglob("*.py")):
-        parts = file.relative_to(ROOT).with_suffix("").parts
-        package = parts[-1] == "__init__"
-        name = ".".join(parts[:-1] if package else parts)
-        found[name] = imported(file.read_text(encoding="utf-8"), name, package=package)
+    for folder in folders:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if package else parts)
+            found[name] = imported(file.read_text(encoding="utf-8"), name, package=package)
     return found
 
 
-def known(names: set[str], graph: dict[str, set[str]]) -> set[str]:
-    """Those of `names` that are modules; `probes.errors.InputError` is none."""
-    return names & set(graph)
+MODULES = modules("probes", "toy")
+
+
+def layer_of(module: str) -> int:
+    """The row of `LAYERS` that a module is in."""
+    rows = [n for n, row in enumerate(LAYERS) for name in row if module == name or module.startswith(f"{name}.")]
+    assert len(rows) == 1, f"{module} stands in no folder of LAYERS"
+    return rows[0]
+
+
+def folder_of(module: str) -> str:
+    """The folder of `LAYERS` that a module is in."""
+    return next(name for row in LAYERS for name in row if module == name or module.startswith(f"{name}."))
+
+
+def known(module: str) -> set[str]:
+    """The modules of ours that a module imports; `from .a import b` is `a.b` where that is a module, else `a`."""
+    names = MODULES[module] & set(MODULES) - {module, CONTENTS}
+    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
 
 
 def imports_package(names: set[str], *packages: str) -> bool:
     return any(name.split(".")[0] in packages for name in names)
-
-
-PROBES, TOY = modules("probes"), modules("toy")
 
 
 def test_reader_of_imports_sees_every_form():
@@ -85,45 +98,51 @@ def test_reader_of_imports_sees_every_form():
     expected = {"a.b", "c", "c.d", "p.q", "p.q.e", "p.q.f", "p.q.f.g", "p.h", "p.h.i", "j", "j.k"}
     assert imported(source, "p.q.r", package=False) == expected
     assert imported("from .f import g", "p.q", package=True) == {"p.q.f", "p.q.f.g"}
+    guarded = "from a import b\nif TYPE_CHECKING:\n    from c import d"
+    assert imported(guarded, "p.q", package=False, types=False) == {"a", "a.b"}
 
 
 def test_all_modules_were_found():
-    assert {"probes", "probes.__main__", "probes.models.view", "probes.models.huggingface"} <= set(PROBES)
-    assert {"toy", "toy.pretrain", "toy.recipes"} <= set(TOY)
-    assert "probes.errors" in PROBES["probes.files"]
+    assert {"probes", "probes.__main__", "probes.models.view", "toy", "toy.pretrain"} <= set(MODULES)
+    assert "probes.errors" in known("probes.run.files")
 
 
-@pytest.mark.parametrize("module", sorted(PROBES))
-def test_probes_module_imports_downwards_only(module):
-    names = PROBES[module]
-    if module != "probes.__main__":
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {CONTENTS}))
+def test_module_imports_downwards_only(module):
+    for name in sorted(known(module)):
+        assert layer_of(name) < layer_of(module) or folder_of(name) == folder_of(module), f"{module} -> {name}"
+    names = MODULES[module]
+    assert not imports_package(names, "tests", "notebooks", "benchmarks", "tools", "reports", "reference", "conftest")
+    if not module.startswith(KNOW_TOY):
         assert not imports_package(names, "toy")
-        assert "probes.__main__" not in names
-    if module not in MAY_IMPORT_TRANSFORMERS:
+    if module.startswith("probes") and module not in MAY_IMPORT_TRANSFORMERS:
         assert not imports_package(names, "transformers", "transformer_lens")
     if (
         module == "probes.models.lens"
-    ):  # a bridge runs a transformers decoder: its view is one of that, hooked elsewhere
+    ):  # a bridge runs a transformers decoder, and its view is one of that, hooked elsewhere
         assert names & ADAPTERS == {"probes.models.huggingface"}
     elif module not in LOADING:
         assert not names & ADAPTERS
-    assert not imports_package(names, "tests", "notebooks", "benchmarks", "reports", "reference", "conftest")
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {module: known(module) for module in MODULES if module != CONTENTS}
+    while leaves := [module for module, names in graph.items() if not names & set(graph)]:
+        graph = {module: names for module, names in graph.items() if module not in leaves}
+    # What is left are the circles and those above them; without those that nothing left imports, the circles alone.
+    while tops := [module for module in graph if not any(module in names for names in graph.values())]:
+        graph = {module: names for module, names in graph.items() if module not in tops}
+    assert not {module: sorted(names & set(graph)) for module, names in graph.items()}
 
 
 def test_view_stands_alone():
-    assert known(PROBES["probes.models.view"], PROBES) == {"probes.models.initialization"}
-    assert known(PROBES["probes.models.initialization"], PROBES) == {"probes.errors"}
+    assert known("probes.models.view") == {"probes.models.initialization"}
+    assert known("probes.models.initialization") == {"probes.errors"}
 
 
-@pytest.mark.parametrize("module", sorted(TOY))
-def test_toy_module_imports_only_what_it_may_of_probes(module):
-    names = TOY[module]
-    of_probes = known(names, PROBES) - {"probes", "probes.models"}
-    allowed = EXPERIMENTS_MAY_IMPORT if module.startswith(("toy.experiments", "toy.plots")) else TOY_MAY_IMPORT
-    assert of_probes <= allowed
-    beneath = {name for name in names if name.startswith("probes.")} - {"probes.models"}
-    assert all(any(name == may or name.startswith(f"{may}.") for may in allowed) for name in beneath)
-    if not module.startswith(("toy.experiments", "toy.plots")):
-        assert not any(name.startswith(("toy.experiments", "toy.plots")) for name in names)
-    assert "probes" not in {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
-    assert not imports_package(names, "tests", "notebooks", "benchmarks", "reports", "reference", "conftest")
+def test_toys_are_trained_without_results_or_figures():
+    for module in MODULES:
+        if module.startswith("toy.") and not module.startswith(("toy.experiments", "toy.figures")):
+            below = {name for name in known(module) if name.startswith("probes.")}
+            assert all(layer_of(name) <= layer_of("probes.data") for name in below), module
+            assert not any(name.startswith(("toy.experiments", "toy.figures")) for name in known(module)), module

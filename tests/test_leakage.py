@@ -11,19 +11,19 @@ import reference
 import torch
 
 import probes
-from probes.attention import normalizers
 from probes.errors import InputError
-from probes.forms import resampling
-from probes.forms import split as split_of
-from probes.leakage import check, leakage, parse_bands, parse_lags, usual_bands
+from probes.measures.attention import normalizers
+from probes.measures.forms import resampling
+from probes.measures.forms import split as split_of
+from probes.measures.leakage import check, leakage, parse_bands, parse_lags, usual_bands
+from probes.measures.samples import Sampled, halves_of, samples_of
 from probes.models.huggingface import HuggingFaceView
 from probes.models.load import load
 from probes.models.view import Attention, causal_mask
-from probes.samples import Sampled, halves_of, samples_of
-from probes.spool import Spool
+from probes.run.spool import Spool
 
-FORMS = import_module("probes.forms")
-SAMPLES = import_module("probes.samples")
+FORMS = import_module("probes.measures.forms")
+SAMPLES = import_module("probes.measures.samples")
 LAGS = (1, 2, 3)
 BAND = (5, 15)
 
@@ -544,7 +544,7 @@ def test_chunks_of_prompts_and_of_queries_do_not_matter(monkeypatch):
     monkeypatch.setattr(SAMPLES, "TOKENS_AT_ONCE", 30)
     monkeypatch.setattr(SAMPLES, "LOGITS_AT_ONCE", 1)
     monkeypatch.setattr(FORMS, "NUMBERS_AT_ONCE", 1)
-    monkeypatch.setattr("probes.spool.HELD", 0)
+    monkeypatch.setattr("probes.run.spool.HELD", 0)
     pieces = leakage(model, tokens, lags=LAGS, bootstrap=5)
     for name in whole.data_vars:
         np.testing.assert_allclose(pieces[name], whole[name], rtol=1e-4, atol=1e-4, err_msg=str(name))

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from probes import linear
-from probes.linear import AutogradBlock, LinearizedBlock
+from probes.models import linear
 from probes.models.huggingface import HuggingFaceView
+from probes.models.linear import AutogradBlock, LinearizedBlock
 from probes.models.view import Norm, Trace
 
 LENGTH = 12  # longer than the window of 8

@@ -19,13 +19,14 @@ from test_toy_matching import SMALL
 
 import probes
 import probes.__main__ as cli
-from probes.bos import swapped
-from probes.compare import agreement
+from probes.data.prompts import prompts
 from probes.errors import InputError
-from probes.jacobian import jacobian
+from probes.measures.agreement import agreement
+from probes.measures.jacobian import jacobian
+from probes.measures.matched import MATCHED, judged, others_of, samples, toys_learnt
 from probes.models.load import load
-from probes.prompts import prompts
-from probes.results import load as load_result
+from probes.models.swap import swapped
+from probes.results.dataset import load as load_result
 from probes.studies.match import (
     STATES,
     TRAININGS,
@@ -39,7 +40,7 @@ from probes.studies.match import (
     over_seeds,
     planned,
 )
-from probes.studies.matched import MATCHED, judged, match_report, others_of, samples, swap_change, toys_learnt
+from probes.studies.matched import match_report, swap_change
 from toy.matching import QUICK, Matching, Settings
 
 pytestmark = pytest.mark.slow
@@ -370,7 +371,7 @@ def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeyp
         if running == "bee":
             raise Stop
 
-    monkeypatch.setattr("probes.plots.match.match_figure", lambda results, path: None)  # drawn in other tests
+    monkeypatch.setattr("probes.figures.match.match_figure", lambda results, path: None)  # drawn in other tests
     whole = run(folder, tmp_path / "whole", "bee", settings=FEW, seeds=1)["bee"]
     out = tmp_path / "parts"
     with pytest.raises(Stop):

@@ -14,16 +14,13 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from probes.errors import InputError
-from probes.mixing import (
+from probes.results.curves import rms_log_error
+from probes.theory.cesaro import cesaro_bins, cesaro_density, cesaro_point_mass, cesaro_row, fit_alpha
+from probes.theory.rollout import (
     causal_bound,
-    cesaro_bins,
-    cesaro_density,
-    cesaro_point_mass,
-    cesaro_row,
     decay_bounds,
     decay_peak,
     decay_rollout,
-    fit_alpha,
     prefix_bounds,
     rollout,
     rope_bounds,
@@ -32,7 +29,6 @@ from probes.mixing import (
     visible,
     window_bound,
 )
-from probes.summary import rms_log_error
 
 SLACK = 1 + 1e-12  # rounding of sums and products of positive float64 numbers, some hundreds of them
 

@@ -12,12 +12,12 @@ from test_plots import result
 from test_plots_attention import bos_result, leakage_result, several
 
 from probes.errors import InputError
-from probes.plots import BLACK, BLUE, VERMILLION, overview_figure
-from probes.plots.overview import MOST, ROWS
-from probes.plots.style import LARGEST, ORANGE
-from probes.profiles import mean_profiles
-from probes.results import combine
-from probes.summary import band, smooth_between
+from probes.figures import BLACK, BLUE, VERMILLION, overview_figure
+from probes.figures.overview import MOST, ROWS
+from probes.figures.style import LARGEST, ORANGE
+from probes.results.curves import band, smooth_between
+from probes.results.dataset import combine
+from probes.results.profiles import mean_profiles
 
 SOURCES = {"mask": 0.4, "residual": -0.1, "spread": 0.0}
 

@@ -25,9 +25,11 @@ def test_importing_costs_nothing():
     "first",
     [
         "",
-        "import probes.jacobian, probes.prompts, probes.results, probes.models.load",
+        "import probes.measures.jacobian, probes.data.prompts, probes.results.dataset, probes.models.load",
         pytest.param("import probes.__main__, probes.studies.study", marks=pytest.mark.slow),
-        pytest.param("from probes import *; import probes.jacobian, probes.summary", marks=pytest.mark.slow),
+        pytest.param(
+            "from probes import *; import probes.measures.jacobian, probes.results.curves", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_names_are_what_they_say(first):
@@ -40,8 +42,8 @@ for name in probes.__all__:
     assert inspect.ismodule(value) == (name == "theory") and (callable(value) or name == "theory"), (name, value)
     assert value is getattr(probes, name)
     assert name in dir(probes)
-from probes.jacobian import jacobian
-from probes.prompts import prompts
+from probes.measures.jacobian import jacobian
+from probes.data.prompts import prompts
 assert probes.jacobian is jacobian and probes.prompts is prompts
 print("ok")
 """

@@ -20,19 +20,19 @@ from markupsafe import Markup
 from PIL import Image
 
 from probes import __main__ as cli
-from probes.compare import averaged
 from probes.errors import InputError
-from probes.leakage import resolved
-from probes.page import build, cards, charts, formulas
-from probes.page.measuring import QUICK_PROMPTS, measure
-from probes.page.sections import Section, choice, heads_data, sections
-from probes.plots.style import CYCLE, drawn_from, facts
-from probes.profiles import mean_profiles
-from probes.results import load, save
-from probes.studies.collected import Collected, collect
-from probes.studies.matched import samples
-from probes.studies.tables import sinks_report
-from probes.summary import band, smooth_between
+from probes.figures.style import CYCLE, facts
+from probes.measures.agreement import averaged
+from probes.measures.leakage import resolved
+from probes.measures.matched import samples
+from probes.report import build, cards, charts, formulas
+from probes.report.measuring import QUICK_PROMPTS, measure
+from probes.report.sections import Section, choice, heads_data, sections
+from probes.results.collected import Collected, collect
+from probes.results.curves import band, smooth_between
+from probes.results.dataset import drawn_from, load, save
+from probes.results.profiles import mean_profiles
+from probes.studies.reports import sinks_report
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +322,7 @@ def test_page_needs_nothing_beside_it(html):
     assert "@import" not in before
     assert not re.search(r"url\((?!#)", before)
     assert set(re.findall(r'href="(?!#|data:)([^"]+)"', before)) == {
-        address for _, address in __import__("probes.page.page", fromlist=["SOURCES"]).SOURCES.values()
+        address for _, address in __import__("probes.report.page", fromlist=["SOURCES"]).SOURCES.values()
     }
 
 
@@ -499,7 +499,7 @@ def test_figures_of_toys_are_embedded_while_there_is_room(collected, root, tmp_p
     found, given = collect(there), {"command": "c", "picture": None, "sentences": []}
     found = Collected(there, {"toy": dict(found["toy"])}, found.files)
     assert "figure of headwater toy sinks" in build(found, [], tmp_path, **given).read_text(encoding="utf-8")
-    monkeypatch.setattr("probes.page.page.PICTURES", 10)
+    monkeypatch.setattr("probes.report.page.PICTURES", 10)
     html = build(found, [], tmp_path, **given).read_text(encoding="utf-8")
     assert "<code>toy/sinks.png</code>" in html
     assert "figure of headwater toy sinks" not in html
@@ -523,7 +523,7 @@ def given(checkpoints: Path) -> dict[str, Any]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without figures and tables, which take longer than measuring where there is little to measure."""
-    monkeypatch.setattr("probes.page.measuring.draw", lambda out, kinds: None)
+    monkeypatch.setattr("probes.report.measuring.draw", lambda out, kinds: None)
     pages.undraw(monkeypatch)
 
 
@@ -754,7 +754,7 @@ def test_an_interrupted_report_goes_on(checkpoints, given, tmp_path):
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """The exit code of `headwater report ARGUMENTS`."""
     monkeypatch.setattr(sys, "argv", ["headwater", "report", *arguments])
-    monkeypatch.setattr("probes.results._command", "")
+    monkeypatch.setattr("probes.results.dataset._command", "")
     with pytest.raises(SystemExit) as raised:
         cli.main()
     assert isinstance(raised.value.code, int)
@@ -765,7 +765,7 @@ def test_report_from_the_command_line(monkeypatch, capsys, checkpoints, root, tm
     out = tmp_path / "report"
     shutil.copytree(root, out, ignore=shutil.ignore_patterns("toy", "match", "map.nc", "*script*"))
     options = ["--prompts", str(pages.PROMPTS), "--length", str(pages.LENGTH), "--text", str(checkpoints / "text.txt")]
-    monkeypatch.setattr("probes.page.measuring.studies", lambda seed=0: tuple(pages.small("sinks", "trajectory")))
+    monkeypatch.setattr("probes.report.measuring.studies", lambda seed=0: tuple(pages.small("sinks", "trajectory")))
     assert call(monkeypatch, str(checkpoints / "ape"), "--out", str(out), *options) == 0
     said = capsys.readouterr()
     assert "ape: kept trajectory, sinks" in said.err

@@ -10,8 +10,8 @@ from typing import Any
 import pages
 import pytest
 
-from probes.page import build
-from probes.studies.collected import collect
+from probes.report import build
+from probes.results.collected import collect
 
 playwright = pytest.importorskip("playwright.sync_api")
 

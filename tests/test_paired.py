@@ -15,9 +15,9 @@ from scipy.stats import t as student
 import probes
 from probes import __main__ as cli
 from probes.errors import InputError
-from probes.leakage import leakage
-from probes.results import dataset, save
-from probes.statistics import Interval, apart, jackknifed, paired
+from probes.measures.leakage import leakage
+from probes.results.dataset import dataset, save
+from probes.results.statistics import Interval, apart, jackknifed, paired
 from probes.studies.numbers import Number, Sample, curve_numbers
 from probes.studies.paired import (
     compare_files,

@@ -15,7 +15,7 @@ import xarray as xr
 
 import probes
 from probes.errors import InputError
-from probes.pieces import KEY, Journal, Pieces, each, groups, keeping, key_of, part_files, within
+from probes.run.pieces import KEY, Journal, Pieces, each, groups, keeping, key_of, part_files, within
 
 KEY_OF_TESTS = {"kind": "mine", "key": {"a": 1}}
 
@@ -142,7 +142,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path):
 import resource, signal, numpy as np
 from pathlib import Path
 from probes.errors import InputError
-from probes.pieces import each, keeping
+from probes.run.pieces import each, keeping
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 try:
@@ -242,7 +242,7 @@ def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, l
 def test_the_next_round_of_probes_begins_with_what_was_kept_of_the_last(tmp_path, longer, monkeypatch):
     model, tokens = longer
     pulled: list[int] = []
-    prompt = importlib.import_module("probes.pullback").Prompt
+    prompt = importlib.import_module("probes.models.pullback").Prompt
     real = prompt.pull
 
     def pull(self: Any, cotangent: Any) -> Any:
@@ -285,7 +285,7 @@ def test_what_is_kept_of_a_round_has_the_models_precision(tmp_path, longer, dtyp
 def test_memory_that_runs_out_between_rounds_begins_the_prompts_round_anew(longer, monkeypatch):
     model, tokens = longer
     expected = measure("jacobian auto", model, tokens[:2], None)
-    prompt = importlib.import_module("probes.pullback").Prompt
+    prompt = importlib.import_module("probes.models.pullback").Prompt
     real, seen = prompt.pull, []
 
     def small(self: Any, cotangent: Any) -> Any:
@@ -304,7 +304,7 @@ def test_memory_that_runs_out_between_rounds_begins_the_prompts_round_anew(longe
 
 def test_memory_that_runs_out_halves_the_chunk_and_the_numbers_stay(prompted, monkeypatch):
     model, tokens = prompted
-    linear = importlib.import_module("probes.linear")
+    linear = importlib.import_module("probes.models.linear")
     expected = measure("jacobian", model, tokens[:1], None)
     real, seen = linear.LinearizedBlock.vjp, []
 
@@ -332,7 +332,7 @@ def test_memory_that_runs_out_halves_the_chunk_and_the_numbers_stay(prompted, mo
 def test_blocks_made_again_for_every_chunk_give_the_same_numbers(prompted, monkeypatch):
     model, tokens = prompted
     kept = measure("jacobian", model, tokens[:1], None)
-    monkeypatch.setattr(importlib.import_module("probes.memory"), "KEPT_SHARE", 0.0)
+    monkeypatch.setattr(importlib.import_module("probes.models.memory"), "KEPT_SHARE", 0.0)
     made_again = measure("jacobian", model, tokens[:1], None)
     for name in kept.data_vars:
         np.testing.assert_array_equal(kept[name].values, made_again[name].values)

@@ -13,10 +13,11 @@ import pytest
 
 import probes
 from probes.errors import InputError
-from probes.memory import Sizes, available, out_of_memory, paced
-from probes.plan import PROBES, Plan, jacobian_passes, operations, plan
+from probes.models.memory import Sizes, paced
+from probes.run.memory import available, out_of_memory
+from probes.studies.plan import PROBES, Plan, jacobian_passes, operations, plan
 
-memory = importlib.import_module("probes.memory")
+memory = importlib.import_module("probes.models.memory")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_blocks_are_kept_where_there_is_room(model, monkeypatch):
 def test_what_is_available_follows_the_limit_of_the_process():
     script = """
 import resource, torch
-from probes.memory import available
+from probes.models.memory import available
 before = available(torch.device("cpu"))
 size = int(next(x for x in open("/proc/self/status") if x.startswith("VmSize")).split()[1]) * 1024
 resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), size + (64 << 20)))
@@ -118,7 +119,7 @@ def test_a_peak_is_near_its_estimate():
 import ctypes, json, torch, probes
 from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
-from probes.plan import plan
+from probes.studies.plan import plan
 torch.manual_seed(0)
 config = LlamaConfig(vocab_size=100, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4)
 model = probes.load(LlamaForCausalLM(config).eval())

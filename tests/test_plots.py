@@ -18,11 +18,11 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
 from probes.errors import InputError
-from probes.plots import BLACK, BLUE, CONDITIONS, DECADES, VERMILLION, jacobian_figure, save_figure, theory_figure
-from probes.plots.style import STYLE, legend_columns
-from probes.profiles import mean_profiles
-from probes.results import combine, dataset
-from probes.summary import band, profiles
+from probes.figures import BLACK, BLUE, CONDITIONS, DECADES, VERMILLION, jacobian_figure, save_figure, theory_figure
+from probes.figures.style import STYLE, legend_columns
+from probes.results.curves import band, profiles
+from probes.results.dataset import combine, dataset
+from probes.results.profiles import mean_profiles
 
 
 def result(condition: str, seed: int, *, length: int = 64, zeros: int = 0) -> xr.Dataset:

@@ -29,16 +29,16 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 import probes
-from probes.bos import bos_swap
 from probes.errors import InputError
-from probes.leakage import leakage
-from probes.plots import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
-from probes.plots.bos import HIGHEST, PUBLISHED
-from probes.plots.leakage import PARTS, SHARES, SOURCES
-from probes.plots.steady import steady
-from probes.plots.style import GREY, LARGEST, ORANGE, points, save_figure, thinned
-from probes.sinks import sinks
-from probes.trajectory import trajectory
+from probes.figures import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
+from probes.figures.bos import HIGHEST, PUBLISHED
+from probes.figures.leakage import PARTS, SHARES, SOURCES
+from probes.figures.steady import steady
+from probes.figures.style import GREY, LARGEST, ORANGE, points, save_figure, thinned
+from probes.measures.bos_swap import bos_swap
+from probes.measures.leakage import leakage
+from probes.measures.sinks import sinks
+from probes.measures.trajectory import trajectory
 
 # ------------------------------------------------------------------------------------------------------- all of them
 

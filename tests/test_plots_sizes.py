@@ -27,11 +27,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from probes.plots import BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
-from probes.plots.blocks import in_view
-from probes.plots.leakage import PARTS
-from probes.plots.sinks import GROUPS
-from probes.plots.style import LARGEST, coinciding, numeral
+from probes.figures import BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
+from probes.figures.blocks import in_view
+from probes.figures.leakage import PARTS
+from probes.figures.sinks import GROUPS
+from probes.figures.style import LARGEST, coinciding, numeral
 
 SIZES = [(6, 4), (30, 9), (80, 64)]  # blocks, heads
 

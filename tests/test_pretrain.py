@@ -12,8 +12,8 @@ import pytest
 import torch
 from reference import bigram_loss as reference_bigram_loss
 
+from probes.data.documents import Document
 from probes.errors import InputError
-from probes.text import Document
 from toy.card import largest_position0, uniform_position0, write_card
 from toy.pretrain import (
     Options,

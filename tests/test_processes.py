@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import shared
 
-from probes.results import load
+from probes.results.dataset import load
 
 LAUNCHED = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
 LAUNCHED += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "probes"]

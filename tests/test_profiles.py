@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probes.profiles import NUMBERS, change, elasticities, mean_profiles, numbers, shape, typical
-from probes.statistics import jackknifed, units
-from probes.summary import ushape
+from probes.results.curves import ushape
+from probes.results.profiles import NUMBERS, change, elasticities, mean_profiles, numbers, shape, typical
+from probes.results.statistics import jackknifed, units
 
 
 def made(length: int = 40, prompts: int = 12, documents: int = 6, unit=(2.0, 0.25), seed: int = 0) -> xr.Dataset:

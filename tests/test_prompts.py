@@ -11,17 +11,11 @@ import pytest
 import torch
 from bigram import WORDS, bigram
 
+from probes.data.prompts import NOTABLE_OVERLAP, draw, first_policy, parse_first, prompts
+from probes.data.windows import overlap
 from probes.errors import InputError
-from probes.prompts import (
-    NOTABLE_OVERLAP,
-    check_tokens,
-    draw,
-    first_policy,
-    parse_first,
-    prompts,
-    tokens_hash,
-)
-from probes.windows import overlap
+from probes.models.checks import check_tokens
+from probes.results.dataset import tokens_hash
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,9 @@ import torch
 import xarray as xr
 from bigram import bigram
 
-from probes import results
 from probes.errors import InputError
-from probes.prompts import tokens_hash
-from probes.results import attributes, combine, dataset, load, provenance, save, set_command
+from probes.results import dataset as results
+from probes.results.dataset import attributes, combine, dataset, load, provenance, save, set_command, tokens_hash
 
 TOKENS = torch.arange(6).reshape(2, 3)
 
@@ -148,7 +147,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path):
 import resource, sys
 import numpy as np, xarray as xr
 from probes.errors import InputError
-from probes.results import save
+from probes.results.dataset import save
 ds = xr.Dataset({{"x": (("a", "b"), np.random.default_rng(0).random((200, 200)))}})
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:

@@ -14,12 +14,12 @@ from test_sinks import EVERY, GROUPED, TOKENS, close, known_model, known_tokens,
 from transformers import MistralConfig
 
 import probes
-from probes.bos import swapped
 from probes.errors import InputError
+from probes.measures.roles import COLUMNS, LARGE, ROLES, assigned, cells, counts, ranked, reading_at, role_names
+from probes.models.swap import swapped
 from probes.models.view import View
-from probes.results import load, save
-from probes.roles import COLUMNS, LARGE, ROLES, assigned, cells, counts, ranked, reading_at, role_names
-from probes.statistics import Interval, jackknifed
+from probes.results.dataset import load, save
+from probes.results.statistics import Interval, jackknifed
 
 SIZES = ("written", "output", "output_own")
 

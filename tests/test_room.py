@@ -21,10 +21,10 @@ from transformers import LlamaConfig
 
 import probes
 from probes.errors import InputError
-from probes.memory import MOST_PARTS, Room
-from probes.models.fused import in_parts, query_blocks, share_of, shares
-from probes.pieces import keeping
-from probes.theory import second_moment
+from probes.models.fused import query_blocks
+from probes.run.memory import MOST_PARTS, Retry, in_parts, share_of, shares
+from probes.run.pieces import keeping
+from probes.theory.kernel import second_moment
 
 LENGTH = 96
 Probe = Callable[[Any, Tensor], xr.Dataset]
@@ -58,16 +58,16 @@ class Memory(TorchDispatchMode):
         return made
 
 
-def refusing(monkeypatch: pytest.MonkeyPatch) -> list[Room]:
-    """Every `Room` that is made from now on."""
-    made: list[Room] = []
-    begin = Room.__init__
+def refusing(monkeypatch: pytest.MonkeyPatch) -> list[Retry]:
+    """Every `Retry` that is made from now on."""
+    made: list[Retry] = []
+    begin = Retry.__init__
 
-    def noted(room: Room, *args: Any) -> None:
-        begin(room, *args)
-        made.append(room)
+    def noted(retry: Retry, *args: Any) -> None:
+        begin(retry, *args)
+        made.append(retry)
 
-    monkeypatch.setattr(Room, "__init__", noted)
+    monkeypatch.setattr(Retry, "__init__", noted)
     return made
 
 
@@ -162,7 +162,6 @@ def test_below_the_smallest_blocks_one_line_says_what_to_do(name, numbers):
 
 
 def test_other_errors_pass():
-    model: Any = probes.load(families.model("llama"))
     calls = []
 
     def work() -> None:
@@ -170,12 +169,11 @@ def test_other_errors_pass():
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        Room(model, 8)(work)
+        Retry("a prompt of 8 positions of 'tiny'")(work)
     assert len(calls) == 1
 
 
 def test_what_an_attempt_had_made_is_gone_before_the_next():
-    model: Any = probes.load(families.model("llama"))
     held: list[weakref.ref[Tensor]] = []
 
     def work() -> bool:
@@ -185,7 +183,7 @@ def test_what_an_attempt_had_made_is_gone_before_the_next():
         held.append(weakref.ref(made))
         raise MemoryError
 
-    assert Room(model, 8)(work)
+    assert Retry("a prompt of 8 positions of 'tiny'")(work)
 
 
 @pytest.mark.slow
@@ -195,16 +193,16 @@ def test_a_limit_of_the_system():
 import json, resource, torch, probes
 from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
-from probes.memory import Room
+from probes.run.memory import Retry
 torch.manual_seed(0)
 config = LlamaConfig(vocab_size=100, hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=32)
 model = probes.load(LlamaForCausalLM(config).eval())
 tokens = torch.randint(3, 100, (1, 1024))
-rooms, begin = [], Room.__init__
+rooms, begin = [], Retry.__init__
 def noted(room, *args):
-    begin(room, *args)
+    begin(retry, *args)
     rooms.append(room)
-Room.__init__ = noted
+Retry.__init__ = noted
 whole = probes.sinks(model, tokens, keys="all", reacts="mean")
 size = int(next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmSize")).split()[1]) << 10
 parts, said = [], ""

@@ -19,15 +19,15 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig
 
 import probes
-from probes.bos import swapped
 from probes.errors import InputError
+from probes.measures.roles import ATTENDS, COLUMNS, PLACES, READS, HeadRow, cells, ranked
+from probes.measures.sink_sums import uniform_alpha
+from probes.measures.sinks import RULES, parse_keys
+from probes.measures.sinks import sinks as checked_sinks
 from probes.models.huggingface import HuggingFaceView
+from probes.models.swap import swapped
 from probes.models.view import View
-from probes.results import load, save
-from probes.roles import ATTENDS, COLUMNS, PLACES, READS, HeadRow, cells, ranked
-from probes.sink_sums import uniform_alpha
-from probes.sinks import RULES, parse_keys
-from probes.sinks import sinks as checked_sinks
+from probes.results.dataset import load, save
 
 sinks: Any = inspect.unwrap(checked_sinks)  # as users call it: no type checks ahead of our own messages
 

@@ -9,10 +9,10 @@ import torch
 import xarray as xr
 
 from probes.errors import InputError
-from probes.leakage import leakage
+from probes.measures.leakage import leakage
 from probes.models.load import load
-from probes.pieces import journal_folder, keeping
-from probes.spool import Spool
+from probes.run.pieces import journal_folder, keeping
+from probes.run.spool import Spool
 
 SOME = {
     "whole": torch.arange(24, dtype=torch.float32).view(2, 3, 4),
@@ -106,7 +106,7 @@ def test_a_folder_that_is_not_there_is_one_line():
 def test_leakage_is_the_same_to_the_byte_when_all_of_it_is_put_aside(monkeypatch):
     model = load(families.model("qwen2"))
     tokens = torch.randint(3, families.VOCABULARY, (11, 24), generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr("probes.samples.TOKENS_AT_ONCE", 48)
+    monkeypatch.setattr("probes.measures.samples.TOKENS_AT_ONCE", 48)
     held = leakage(model, tokens, bootstrap=5)
-    monkeypatch.setattr("probes.spool.HELD", 0)
+    monkeypatch.setattr("probes.run.spool.HELD", 0)
     xr.testing.assert_identical(leakage(model, tokens, bootstrap=5).drop_attrs(), held.drop_attrs())

@@ -12,9 +12,9 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import probes
-from probes.plots import jacobian_figure, trajectory_figure
-from probes.plots.steady import SteadyLayout, steady
-from probes.plots.style import save_figure
+from probes.figures import jacobian_figure, trajectory_figure
+from probes.figures.steady import SteadyLayout, steady
+from probes.figures.style import save_figure
 
 IDS = torch.randint(3, families.VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(2))
 ROUNDING = 1e-7  # float32's, relative

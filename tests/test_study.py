@@ -16,9 +16,11 @@ import torch
 import xarray as xr
 
 import probes
+from probes.data.prompts import prompts
 from probes.errors import InputError
-from probes.jacobian import jacobian
-from probes.prompts import prompts, tokens_hash
+from probes.measures.jacobian import jacobian
+from probes.results.curves import band, profiles
+from probes.results.dataset import tokens_hash
 from probes.studies.study import (
     AGREEMENT_COLUMNS,
     COLUMNS,
@@ -30,8 +32,8 @@ from probes.studies.study import (
     study,
     summarize,
 )
-from probes.summary import band, profiles
-from probes.theory import fit_alpha, second_moment, second_moment_from_config
+from probes.theory.cesaro import fit_alpha
+from probes.theory.kernel import second_moment, second_moment_from_config
 
 LENGTH = 12
 

@@ -18,25 +18,15 @@ import torch
 import xarray as xr
 
 import probes
-from probes.console import WIDEST, print_report
+from probes.cli.console import WIDEST, print_report
+from probes.data.prompts import prompts
 from probes.errors import InputError
-from probes.leakage import CELLS, PARTS, SOURCES
-from probes.prompts import prompts, tokens_hash
-from probes.results import dataset, provenance
-from probes.roles import role_names
+from probes.measures.leakage import CELLS, PARTS, SOURCES
+from probes.measures.roles import role_names
+from probes.results.dataset import dataset, provenance, tokens_hash
+from probes.results.tables import Report, Table, interval, markdown, number, ranges
+from probes.studies.reports import bos_report, leakage_report, sinks_report, trajectory_report
 from probes.studies.survey import PROBES, Probe, survey
-from probes.studies.tables import (
-    Report,
-    Table,
-    bos_report,
-    interval,
-    leakage_report,
-    markdown,
-    number,
-    ranges,
-    sinks_report,
-    trajectory_report,
-)
 
 LENGTH = 24
 COMMON: dict[str, Any] = {"prompts": 4, "length": LENGTH}

@@ -13,9 +13,9 @@ import pyarrow.parquet
 import pytest
 
 import probes
+from probes.data.documents import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
+from probes.data.prompts import prompts
 from probes.errors import InputError
-from probes.prompts import prompts
-from probes.text import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import probes
-from probes.prompts import check_source, draw
-from probes.text import BUNDLED, read_documents
+from probes.data.documents import BUNDLED, read_documents
+from probes.data.prompts import check_source, draw
 
 
 @pytest.mark.parametrize("name", ["prose", "code"])

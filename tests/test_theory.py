@@ -22,11 +22,11 @@ from torch.nn import functional
 
 import probes
 from probes import InputError, theory
-from probes.linear import LinearizedBlock
 from probes.models.huggingface import HuggingFaceView
+from probes.models.linear import LinearizedBlock
 from probes.models.load import fresh
 from probes.models.view import Linear, Norm, Parts, Trace, View
-from probes.moments import MeasuredBlock, Moments, gaussian_moments, spread_uniformly
+from probes.theory.moments import MeasuredBlock, Moments, gaussian_moments, spread_uniformly
 
 second_moment: Any = theory.second_moment
 second_moment_from_config: Any = theory.second_moment_from_config

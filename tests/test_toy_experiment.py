@@ -20,11 +20,11 @@ import xarray as xr
 from test_cli import call
 
 from probes import __main__ as cli
-from probes.claims import Claim, Statement
+from probes.claims.claim import Claim, Statement
 from probes.errors import InputError
-from probes.files import atomic
-from probes.results import dataset, load, save
-from probes.studies.tables import Table
+from probes.results.dataset import dataset, load, save
+from probes.results.tables import Table
+from probes.run.files import atomic
 from toy.experiments import experiment as frame
 from toy.experiments.experiment import Work, claims_of, extent, report_of, run, settings_of
 from toy.model import Architecture

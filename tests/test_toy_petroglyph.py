@@ -13,7 +13,7 @@ from pages import held
 from PIL import Image
 
 from probes.errors import InputError
-from probes.results import load
+from probes.results.dataset import load
 from toy.experiments import experiment, petroglyph
 from toy.experiments.petroglyph import (
     CLEAR,

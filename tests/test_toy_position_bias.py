@@ -12,7 +12,7 @@ from pages import held
 from PIL import Image
 
 from probes.errors import InputError
-from probes.results import dataset, load, made_with
+from probes.results.dataset import dataset, load, made_with
 from toy.experiments import experiment
 from toy.experiments import position_bias as module
 from toy.experiments.position_bias import (

@@ -14,7 +14,7 @@ from pages import held
 from PIL import Image
 
 from probes.errors import InputError
-from probes.results import dataset, load
+from probes.results.dataset import dataset, load
 from toy.experiments import experiment, previous_token
 from toy.experiments.previous_token import (
     PUBLISHED,
@@ -31,8 +31,8 @@ from toy.experiments.previous_token import (
     tables,
     typical_seed,
 )
+from toy.figures.previous_token import previous_token_figure, previous_token_hyperparameters_figure
 from toy.model import Architecture, initial
-from toy.plots.previous_token import previous_token_figure, previous_token_hyperparameters_figure
 from toy.tasks import Copying
 from toy.train import Run, Trained, seed_of
 

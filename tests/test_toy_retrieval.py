@@ -14,7 +14,7 @@ from pages import held
 from PIL import Image
 
 from probes.errors import InputError
-from probes.results import dataset, load
+from probes.results.dataset import dataset, load
 from toy.experiments import experiment, retrieval
 from toy.experiments.retrieval import (
     PUBLISHED,

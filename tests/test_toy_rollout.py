@@ -13,8 +13,8 @@ from pages import held
 from PIL import Image
 
 from probes.errors import InputError
-from probes.mixing import decay_bounds, decay_peak, rollout, rope_peak
-from probes.results import dataset, load
+from probes.results.dataset import dataset, load
+from probes.theory.rollout import decay_bounds, decay_peak, rollout, rope_peak
 from toy.experiments import experiment
 from toy.experiments import rollout as experiment_of_rollout
 from toy.experiments.rollout import (
@@ -35,8 +35,8 @@ from toy.experiments.rollout import (
     tables,
     theta,
 )
+from toy.figures.rollout import rollout_figure
 from toy.model import Architecture, initial
-from toy.plots.rollout import rollout_figure
 from toy.view import Toy
 
 TINY = [

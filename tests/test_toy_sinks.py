@@ -11,7 +11,7 @@ from PIL import Image
 
 import probes
 from probes.errors import InputError
-from probes.results import load
+from probes.results.dataset import load
 from toy.experiments import experiment, sinks
 from toy.experiments.position_bias import DECAY, architecture_of, switches_of
 from toy.experiments.sinks import Settings, claims, draw, kinds, metrics, patterns, tables, uniform_sink

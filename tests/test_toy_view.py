@@ -17,11 +17,11 @@ from test_toy_model import LOOKS, MASKS, OTHERS, POSITIONS, moved, named, side_b
 from torch import Tensor
 
 import probes
-from probes.attention import column_statistics, columns, run_watched
 from probes.errors import InputError
-from probes.linear import LinearizedBlock
+from probes.measures.attention import column_statistics, columns, run_watched
+from probes.measures.sink_sums import uniform_alpha
+from probes.models.linear import LinearizedBlock
 from probes.models.view import Attention, Edit, View
-from probes.sink_sums import uniform_alpha
 from toy.model import Architecture, Switches, forward, initial
 from toy.tasks import Copying, InContext
 from toy.train import Run, Trained, train

@@ -22,12 +22,12 @@ from torch import Tensor
 
 import probes
 from probes import InputError
-from probes.bos import swapped
+from probes.measures.trajectory import COLUMNS, PLACES, RULES, cells, rows
+from probes.measures.trajectory import trajectory as checked_trajectory
 from probes.models.huggingface import HuggingFaceView
+from probes.models.swap import swapped
 from probes.models.view import Edit
-from probes.results import combine, load, save
-from probes.trajectory import COLUMNS, PLACES, RULES, cells, rows
-from probes.trajectory import trajectory as checked_trajectory
+from probes.results.dataset import combine, load, save
 
 STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 trajectory: Any = inspect.unwrap(checked_trajectory)  # as users call it: no type checks ahead of our own messages

@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 from probes.errors import InputError
-from probes.results import made_with, save
+from probes.results.dataset import made_with, save
 from probes.studies.atlas import Place, atlas
 from probes.studies.unfinished import Unfinished
 

@@ -22,7 +22,7 @@ import probes
 from probes.errors import InputError
 from probes.models.lens import boot
 from probes.models.view import View
-from probes.theory import second_moment
+from probes.theory.kernel import second_moment
 
 Progress = Callable[[Any, Any], None]
 Run = Callable[[View, torch.Tensor, Progress], object]

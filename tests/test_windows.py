@@ -13,10 +13,9 @@ from bigram import WORDS, bigram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.errors import InputError
-from probes.prompts import draw, prompts
-from probes.text import Document
-from probes.windows import (
+from probes.data.documents import Document
+from probes.data.prompts import draw, prompts
+from probes.data.windows import (
     CHARACTERS_PER_TOKEN,
     MARGIN,
     SHORT,
@@ -30,6 +29,7 @@ from probes.windows import (
     skip_some,
     tokenize,
 )
+from probes.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_reading_stops_when_there_is_enough(model):
 def test_a_very_long_text_is_tokenized_in_passages(monkeypatch):
     text = " ".join(WORDS * 40)
     whole, passages = ([*_slices(text)], [])
-    monkeypatch.setattr(import_module("probes.windows"), "AT_ONCE", 97)
+    monkeypatch.setattr(import_module("probes.data.windows"), "AT_ONCE", 97)
     passages = [*_slices(text)]
     assert whole == [text]
     assert "".join(passages) == text

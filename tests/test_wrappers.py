@@ -14,7 +14,7 @@ from torch import nn
 
 import probes
 from probes.errors import InputError
-from probes.theory import second_moment
+from probes.theory.kernel import second_moment
 
 IDS = torch.randint(3, VOCABULARY, (2, 10), generator=torch.Generator().manual_seed(1))
 # what torch.compile imports is outdated by torch's own account

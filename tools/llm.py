@@ -28,17 +28,17 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
+from probes.claims.rules import MEASURED
+from probes.data.documents import BUNDLED, read_documents
+from probes.measures.roles import ATTENDS, counts
 from probes.models.named import located
-from probes.page.measuring import draw
-from probes.profiles import change, shape
-from probes.roles import ATTENDS, counts
-from probes.sources.judging import MEASURED
-from probes.statistics import jackknifed, units
-from probes.studies.collected import COMMANDS, collect
+from probes.report.measuring import draw
+from probes.results.collected import COMMANDS, collect
+from probes.results.curves import estimate
+from probes.results.profiles import change, shape
+from probes.results.statistics import jackknifed, units
+from probes.results.tables import interval
 from probes.studies.study import agreements
-from probes.studies.tables import interval
-from probes.summary import estimate
-from probes.text import BUNDLED, read_documents
 
 SMOL, QWEN = "smollm2-135m", "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 START, END = "1", "2"  # <|im_start|>, <|im_end|>: ids of SmolLM2

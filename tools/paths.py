@@ -20,9 +20,9 @@ import torch
 import xarray as xr
 
 import probes
-from probes.plots.style import BLUE, VERMILLION, save_figure
-from probes.results import dataset, load, save
-from probes.statistics import jackknife, units
+from probes.figures.style import BLUE, VERMILLION, save_figure
+from probes.results.dataset import dataset, load, save
+from probes.results.statistics import jackknife, units
 
 PATHS = {"value": BLUE, "score": VERMILLION}
 

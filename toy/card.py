@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.errors import InputError
-from probes.files import atomic, write_json
+from probes.run.files import atomic, write_json
 
 
 def write_card(

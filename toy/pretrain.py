@@ -28,10 +28,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from probes.data.documents import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
 from probes.errors import InputError
-from probes.files import atomic, require_writable, system_error, what_is, write_json
 from probes.models.checkpoint import check_fields
-from probes.text import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
+from probes.run.files import atomic, require_writable, system_error, what_is, write_json
 
 from .card import write_card
 from .recipes import RECIPES, SHAPE, Recipe

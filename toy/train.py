@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from probes.errors import InputError
-from probes.files import atomic, require_writable
+from probes.run.files import atomic, require_writable
 
 from . import narrow
 from .model import Architecture, Switches, Weights, forward, initial

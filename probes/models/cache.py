@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..files import system_error
+from ..run.files import system_error
 
 LIST = "headwater.json"  # the last file written: sizes and checksums of all others
 AT_ONCE = 1 << 24  # bytes read together

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InputError
-from ..files import what_is
+from ..run.files import what_is
 
 WEIGHTS, INDEX, CONFIG, ADAPTER = (
     "model.safetensors",

@@ -7,14 +7,12 @@ of the pattern is `A_ij = exp(s_ij - log Z_i)`, so that a few columns of the pat
 Nothing is of the size of a whole pattern: windows go band by band, a prefix that all queries see as a full square before the
 causal rest, what no kernel knows block of queries by block.
 
-`in_parts` makes blocks smaller, for whoever has run out of memory with them as they are (`probes.memory.Room`).
+`in_parts` makes blocks smaller, for whoever has run out of memory with them as they are (`probes.run.memory.Retry`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from math import isqrt
 from types import MappingProxyType
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import InputError
+from ..run.memory import parts
 from .view import Attention, Edit, Spec, sees
 
 BAND = 512  # least queries per band of a sliding window; below, calls cost more than the keys outside the window
@@ -38,30 +37,6 @@ HARMLESS: MappingProxyType[str, tuple[Any, ...]] = MappingProxyType(
 # These change nothing here: positions have entered by rotation or addition, and a pass begins at the first of them; what
 # is kept or collected on the way out is the decoder's affair.
 IGNORED = ("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states")
-
-_parts: ContextVar[int] = ContextVar("headwater_parts", default=1)
-
-
-@contextmanager
-def in_parts(parts: int) -> Iterator[None]:
-    """Inside, blocks of queries are so many times smaller, and `shares` gives so many pieces."""
-    token = _parts.set(parts)
-    try:
-        yield
-    finally:
-        _parts.reset(token)
-
-
-def share_of(count: int) -> int:
-    """How many of `count` are worked on at once: all or, within `in_parts`, so many times fewer; at least one."""
-    return max(1, -(-count // _parts.get()))
-
-
-def shares(count: int) -> Iterator[slice]:
-    """`count` heads, keys or positions that may be worked on apart: all at once or, within `in_parts`, piece by piece."""
-    size = share_of(count)
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
 
 
 def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
@@ -87,7 +62,7 @@ def query_blocks(attention: Attention, *, numbers: int = BLOCK_NUMBERS) -> Itera
     A row alone may be more. Within `in_parts`, a part of `numbers`.
     """
     batch, heads, length, _ = attention.query.shape
-    budget, start = numbers // (_parts.get() * batch * heads), 0
+    budget, start = numbers // (parts() * batch * heads), 0
     while start < length:
         before = start - attention.first_key(start)
         # The most rows with rows (before + rows) <= budget: a block's last row sees the keys of its own rows, too.

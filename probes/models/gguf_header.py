@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from ..errors import InputError
-from ..files import what_is
+from ..run.files import what_is
 
 MAGIC, SUFFIX = b"GGUF", ".gguf"
 VERSIONS = (

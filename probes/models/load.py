@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..errors import InputError
-from ..processes import launched, local_number
+from ..run.processes import launched, local_number
 from .gguf_config import config_of
 from .gguf_header import is_gguf, read_header
 from .initialization import ASSUMED, CONFIG, Rule

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..errors import InputError
-from ..files import what_is
+from ..run.files import what_is
 from .checkpoint import CONFIG, check_fields, check_weights, read_object
 from .gguf_header import SUFFIX, Header, is_gguf, read_header
 from .initialization import ASSUMED

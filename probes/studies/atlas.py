@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,25 +22,25 @@ import numpy as np
 import torch
 import xarray as xr
 
-from ..course import Advance
 from ..errors import InputError
-from ..files import together
-from ..jacobian import jacobian
+from ..measures.jacobian import jacobian
 from ..models.load import fresh
-from ..results import dataset, made_with, save
-from ..summary import UShape, mean_profile, relative_error, rms_log_error, ushape
-from ..theory import fit_alpha, second_moment, second_moment_from_config
+from ..results.curves import mean_profile
+from ..results.dataset import dataset, made_with, save
+from ..results.theory_map import BLOCKS, CURVES, FACTOR
+from ..run.files import together
+from ..run.progress import Advance
+from ..theory.cesaro import fit_alpha
+from ..theory.kernel import second_moment, second_moment_from_config
 from .runs import require_free
 from .unfinished import Unfinished
 
 Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
 
 PRODUCTS = 64  # of the sketch; its error is then about 1 %
-FACTOR = 2.0  # how far an end has to stand above the middle to count
 STRENGTHS = (0.05, 0.1, 0.2, 0.36, 0.6, 1.0, 1.64, 2.0)  # d sigma^2; 0.36 is Qwen2.5-0.5B's, 1.64 that of width 4096
 SOME = (0.05, 0.36, 1.64)  # of them, where something else is moved
-WIDTH, BLOCKS, LENGTH = 256, 12, 256  # of places where they are not what is moved
-CURVES = ("measured", "uniform", "values", "score_path", "config", "amplitudes", "cesaro", "value")
+WIDTH, LENGTH = 256, 256  # of places where they are not what is moved
 
 
 @dataclass(frozen=True)
@@ -261,100 +261,3 @@ def _join(chosen: Sequence[Place], rows: Sequence[xr.Dataset], seeds: int, produ
     coords["place"] = list(range(len(chosen)))
     attrs = made_with() | {"measurement": "map", "seeds": seeds, "products": products, "factor": FACTOR}
     return dataset(variables, coords=coords, attrs=attrs)
-
-
-class Row(Mapping[str, Any]):
-    """One place of a map, its curves cut to its length."""
-
-    def __init__(self, ds: xr.Dataset) -> None:
-        self._ds = ds
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._ds[name].values
-        return value[: int(self._ds["length"])] if value.ndim else value.item()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*map(str, self._ds.data_vars), *map(str, self._ds.coords)])
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def error(self, theory: str) -> float:
-        """Mean over positions of |predicted / measured - 1|; NaN where that theory was not computed."""
-        return relative_error(self[theory], self["measured"])
-
-    @property
-    def cesaro_error(self) -> float:
-        """RMS log error of N^L with its best alpha, free scale, where both reach."""
-        fitted, measured = self["cesaro"], self["measured"]
-        seen = (fitted > 0) & (measured > 0)
-        return rms_log_error(fitted[seen], measured[seen], free_scale=True)
-
-    @property
-    def label(self) -> str:
-        """What was moved at this place."""
-        return str(self["label"])
-
-    @property
-    def shape(self) -> UShape:
-        """Of the measured profile."""
-        return ushape(self["measured"])
-
-    @property
-    def predicted(self) -> UShape:
-        """Of the second-moment kernel with its score path."""
-        return ushape(self["score_path"])
-
-    @property
-    def value_share(self) -> float:
-        """Mean over positions of the value path's norm against the whole."""
-        seen = self["measured"] > 0
-        return float(np.mean(self["value"][seen] / self["measured"][seen]))
-
-
-def rows(ds: xr.Dataset, **where: Any) -> list[Row]:
-    """The places of a map with the given coordinates, as in `rows(ds, group="depth", blocks=12)`."""
-    found = [ds.isel(place=i) for i in range(ds.sizes["place"])]
-    return [Row(one) for one in found if all(one[name].item() == value for name, value in where.items())]
-
-
-COLUMNS = ("place", "primacy", "recency", "U", "uniform", "values", "score path", "config", "N^L", "value share")
-
-
-def described(ds: xr.Dataset) -> str:
-    """What the rows of a map's table are."""
-    usual = usual_places(ds)[0]
-    return (
-        f"{ds.attrs['seeds']} fresh models per place, sketch of {ds.attrs['products']} products, float32, random tokens; "
-        f"width {usual['width']}, {usual['blocks']} blocks and T = {usual['length']} unless the place says otherwise. "
-        f"Primacy and recency: the ends against the middle; U: both at least {ds.attrs['factor']:g}. Kernels: mean over "
-        "positions of |predicted / measured - 1|; N^L: RMS log error with its best alpha and a free scale."
-    )
-
-
-def usual_places(ds: xr.Dataset) -> list[Row]:
-    """The places where only d sigma^2 is moved, in its order: those of the deepest column of at most 12 blocks.
-
-    Raises:
-        InputError: there are none.
-    """
-    depths = [row for row in rows(ds, group="depth") if row["blocks"] <= BLOCKS]
-    if not depths:
-        raise InputError(
-            "the map has no places of group 'depth' with 12 blocks or fewer; there is no curve to start from"
-        )
-    base = max(row["blocks"] for row in depths)
-    return sorted((row for row in depths if row["blocks"] == base), key=lambda row: row["strength"])
-
-
-def cells(row: Row) -> Iterator[str]:
-    """A place as text, in the order of `COLUMNS`; "U" where both ends stand `FACTOR` times above the middle."""
-    shape = row.shape
-    yield row.label
-    for value in (shape.primacy, shape.recency):
-        yield "no middle" if not math.isfinite(value) else f"{value:.3g}"
-    yield "U" if min(shape.primacy, shape.recency) >= FACTOR else "-"
-    for theory in ("uniform", "values", "score_path", "config"):
-        yield "-" if math.isnan(row.error(theory)) else f"{row.error(theory):.1%}"
-    yield f"{row.cesaro_error:.1%}"
-    yield "-" if math.isnan(row.value_share) else f"{row.value_share:.3f}"

@@ -46,21 +46,22 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ..bos import removed
-from ..compare import BOOTSTRAP, PROMPTS, fractions, portrait
-from ..course import Advance
+from ..data.prompts import FirstToken
 from ..errors import InputError
-from ..files import together
-from ..leakage import LEAST_PROMPTS, SOURCES
+from ..measures.agreement import BOOTSTRAP, PROMPTS, fractions, portrait
+from ..measures.bos_swap import removed
+from ..measures.leakage import LEAST_PROMPTS, SOURCES
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType
 from ..models.view import Spec, View
-from ..profiles import typical
-from ..prompts import FirstToken
-from ..results import dataset, provenance
-from ..statistics import jackknife
-from ..summary import SHORTEST, mean_profile
-from ..theory import fit_alpha, second_moment
+from ..results.curves import SHORTEST, mean_profile
+from ..results.dataset import dataset, provenance
+from ..results.profiles import typical
+from ..results.statistics import jackknife
+from ..run.files import together
+from ..run.progress import Advance
+from ..theory.cesaro import fit_alpha
+from ..theory.kernel import second_moment
 from .runs import Loading, Subject, require_free, subjects, write_results, written_files
 from .unfinished import Unfinished, measured_on
 
@@ -269,9 +270,10 @@ def match(
 
 def write(results: Mapping[str, xr.Dataset], out: Path, *, bootstrap: int = BOOTSTRAP) -> dict[str, xr.Dataset]:
     """Write results with what `judged` adds, figure and table; returns them so."""
-    from ..plots.match import match_figure
-    from .matched import judged, match_report
-    from .survey import write_report
+    from ..figures.match import match_figure
+    from ..measures.matched import judged
+    from ..results.tables import write_report
+    from .matched import match_report
 
     whole = {name: judged(ds, bootstrap=bootstrap) for name, ds in results.items()}
     with together():

@@ -16,12 +16,12 @@ import xarray as xr
 from jaxtyping import Float
 
 from ..errors import InputError
-from ..leakage import SOURCES, resolved
-from ..profiles import numbers, troughs
-from ..results import recorded
-from ..sinks import RULES
-from ..statistics import Interval
-from ..summary import EDGE, SHORTEST, estimate
+from ..measures.leakage import SOURCES, resolved
+from ..measures.sinks import RULES
+from ..results.curves import EDGE, SHORTEST, estimate
+from ..results.dataset import recorded
+from ..results.profiles import numbers, troughs
+from ..results.statistics import Interval
 
 Values: TypeAlias = Float[np.ndarray, "prompt ..."]
 

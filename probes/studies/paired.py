@@ -15,7 +15,7 @@ A number that has none of these stands without an interval. Jacobians are compar
 prompts and seeds [section 8 of the specification]: numbers are not those of `headwater jacobian`'s table, which are of root
 mean squares of the raw norm. rms(x), the elasticity's unit, is held fixed, and so are fresh weights: intervals are over
 prompts. Positions that a window cuts off stay 0. The trough is a place and jumps: its interval is of the bootstrap, all
-others of the jackknife (`probes.statistics`).
+others of the jackknife (`probes.results.statistics`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ..errors import InputError
-from ..results import load, number_types, recorded
-from ..statistics import Interval, apart, ends, jackknifed, paired, resampling, units
+from ..results.dataset import load, number_types, recorded
+from ..results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
+from ..results.tables import Report, Table, interval, number
 from .numbers import MEASUREMENTS, Number, Sample, alone, measurement, options_of
-from .tables import Report, Table, interval, number
 
 DRAWS = 1000  # of the bootstrap
 COLUMNS = ("of", "number", "A", "B", "B against A", "interval")

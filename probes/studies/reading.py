@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import xarray as xr
 
-from ..chat import Chat, conversations
-from ..course import Advance
-from ..inspection import inspect
+from ..data.chat import Chat, conversations
+from ..measures.inspect import inspect
 from ..models.view import View
+from ..run.progress import Advance
 from .unfinished import Unfinished, measured_on
 
 

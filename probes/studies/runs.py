@@ -12,12 +12,12 @@ from typing import Any
 import xarray as xr
 from torch import Tensor
 
+from ..data.prompts import Drawn, check_source, draw
 from ..errors import InputError
-from ..files import file_name, together
 from ..models.load import Backend, DType, load
 from ..models.view import View
-from ..prompts import Drawn, check_source, draw
-from ..results import save
+from ..results.dataset import save
+from ..run.files import file_name, together
 
 
 @dataclass(frozen=True)

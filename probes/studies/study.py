@@ -20,25 +20,25 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
-from .. import processes
-from ..course import Advance, announce
+from ..data.prompts import FirstToken
 from ..errors import InputError
-from ..files import together
-from ..jacobian import Method, Pathway, Readout, jacobian
+from ..figures import jacobian_figure, theory_figure
+from ..measures.jacobian import Method, Pathway, Readout, jacobian
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import DType
 from ..models.view import View
-from ..plan import KERNEL_PASSES, Plan, jacobian_passes, operations, plan
-from ..plots import jacobian_figure, theory_figure
-from ..plots.style import drawn_from
-from ..profiles import mean_profiles, shape
-from ..prompts import FirstToken
-from ..results import combine, quickly
-from ..statistics import Interval
-from ..summary import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
-from ..theory import fit_alpha, second_moment, second_moment_from_config
+from ..results.curves import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
+from ..results.dataset import combine, drawn_from, quickly
+from ..results.profiles import mean_profiles, shape
+from ..results.statistics import Interval
+from ..results.tables import interval, number
+from ..run import processes
+from ..run.files import together
+from ..run.progress import Advance, announce
+from ..theory.cesaro import fit_alpha
+from ..theory.kernel import second_moment, second_moment_from_config
+from .plan import KERNEL_PASSES, Plan, jacobian_passes, operations, plan
 from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
-from .tables import interval, number
 from .unfinished import CHOOSING, Unfinished, measured_on
 
 Condition = Literal["init", "pretrained"]

@@ -16,27 +16,27 @@ from typing import Any, Literal, TypeAlias
 import xarray as xr
 from torch import Tensor
 
-from .. import processes
-from ..bos import bos_swap, state
-from ..course import Advance, announce
-from ..effect import passes_in_all
+from ..data.prompts import FirstToken
 from ..errors import InputError
-from ..files import together, write_table
-from ..leakage import leakage
+from ..figures.bos import bos_figure
+from ..figures.leakage import leakage_figure
+from ..figures.sinks import sinks_figure
+from ..figures.trajectory import trajectory_figure
+from ..measures.bos_swap import bos_swap, state
+from ..measures.effect import passes_in_all
+from ..measures.leakage import leakage
+from ..measures.sinks import sinks
+from ..measures.trajectory import trajectory
 from ..models.load import Backend, DType
 from ..models.view import View
-from ..plan import PASSES, operations, plan
-from ..plan import PROBES as PLANNED
-from ..plots.bos import bos_figure
-from ..plots.leakage import leakage_figure
-from ..plots.sinks import sinks_figure
-from ..plots.trajectory import trajectory_figure
-from ..prompts import FirstToken
-from ..results import made_with
-from ..sinks import sinks
-from ..trajectory import trajectory
+from ..results.tables import Report, write_report
+from ..run import processes
+from ..run.files import together
+from ..run.progress import Advance, announce
+from .plan import PASSES, operations, plan
+from .plan import PROBES as PLANNED
+from .reports import bos_report, leakage_report, sinks_report, trajectory_report
 from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
-from .tables import Report, bos_report, leakage_report, markdown, sinks_report, trajectory_report
 from .unfinished import Unfinished, measured_on
 
 Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap"]
@@ -202,21 +202,6 @@ def survey(
                 write(results)
     unfinished.clear()
     return results
-
-
-def write_report(report: Report, path: Path, command: str | None = None) -> None:
-    """A report as a page in Markdown, under the command that made it: this one, if none is given.
-
-    Raises:
-        InputError: the path cannot be written to.
-    """
-    *above, last = report.tables
-    command = str(made_with()["command"]) if command is None else command
-    lines = [f"`{command}`"] if command else []
-    lines += [report.described, *(f"- {line}" for line in report.lines)]
-    for table in above:
-        lines += [f"{table.title}:", "\n".join(markdown(table))]
-    write_table(path, report.title, [*lines, f"{last.title}:"], last.columns, last.rows)
 
 
 def _units(probe: Probe, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

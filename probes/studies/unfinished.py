@@ -3,7 +3,7 @@
 A unit is what is measured in one go: a model under one condition, a place of a map, one replacement. Its file says what it
 was measured with (`key`); started again, the same work reads back what is there, and other work is refused before anything
 is measured. Of a unit that was cut short, the pieces that were done (prompts, mostly) are kept beside it in the same way,
-by `probes.pieces`. With several processes all of them measure, and the first one writes.
+by `probes.run.pieces`. With several processes all of them measure, and the first one writes.
 
 A key is plain data by name; where it holds the options that chose the prompts, their hash decides whether these are the
 same (a text may have moved), and the options only say why not.
@@ -20,17 +20,16 @@ from typing import Any
 import h5py
 import xarray as xr
 
-from .. import processes
-from ..course import Advance
 from ..errors import InputError
-from ..files import file_name, remove_cut_short, require_writable
 from ..models.view import View
-from ..pieces import keeping, key_of, part_files
-from ..results import load, provenance, save
+from ..results.dataset import load, provenance, save
+from ..run import processes
+from ..run.files import file_name, remove_cut_short, require_writable
+from ..run.pieces import FOLDER, keeping, key_of, part_files
+from ..run.progress import Advance
 
 CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "chat", "first")
 HASH = "tokens_sha256"
-FOLDER = "unfinished"  # of units, in the output's folder
 MARK = "unfinished"  # a unit's attribute: {"kind": ..., "key": {...}} as JSON
 NAMED = 6  # of the units found, in the line that says so
 

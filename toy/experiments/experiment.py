@@ -8,7 +8,7 @@ An experiment is one module of this package with
 - `tables(ds) -> list[Table]`, its numbers, from the result alone;
 - `claims(ds) -> list[Claim]`, the statements about its figure, judged by rules over the result alone, on intervals over
   runs (on what and by which command is the same for all, and added by `claims_of`);
-- `draw(ds, path) -> list[Path]`, its figures, from the result alone (`toy.plots`).
+- `draw(ds, path) -> list[Path]`, its figures, from the result alone (`toy.figures`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ import numpy as np
 import torch
 import xarray as xr
 
-from probes.claims import DECIDED, Claim
+from probes.claims.claim import DECIDED, Claim
+from probes.claims.rules import Test, above, every, told
 from probes.errors import InputError
-from probes.files import remove_cut_short, require_writable, together
-from probes.results import attributes, made_with, save
-from probes.sources.judging import Test, above, every, told
-from probes.statistics import Interval, over_runs
-from probes.studies.survey import write_report
-from probes.studies.tables import Report, Table
+from probes.results.dataset import attributes, made_with, save
+from probes.results.statistics import Interval, over_runs
+from probes.results.tables import Report, Table, write_report
+from probes.run.files import remove_cut_short, require_writable, together
 
 from ..train import Run, Trained, forget, train
 

@@ -29,11 +29,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from probes.claims import Claim, Kind, Statement
+from probes.claims.claim import Claim, Kind, Statement
+from probes.claims.rules import SURE, range_told
 from probes.errors import InputError
-from probes.results import dataset
-from probes.sources.judging import SURE, range_told
-from probes.studies.tables import Table, number
+from probes.results.dataset import dataset
+from probes.results.tables import Table, number
 
 from ..model import Architecture, Mask, NormSwitch, PositionalSwitch, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
@@ -561,7 +561,7 @@ def _range(values: np.ndarray) -> str:
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     """PATH.png and PATH.svg."""
-    from ..plots.petroglyph import petroglyph_figure  # here, since it asks this module for kinds of models
+    from ..figures.petroglyph import petroglyph_figure  # here, since it asks this module for kinds of models
 
     petroglyph_figure(ds, path=path)
     return [path.with_suffix(suffix) for suffix in (".png", ".svg")]

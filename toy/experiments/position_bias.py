@@ -23,13 +23,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from probes.claims import Claim, Kind, Statement, Verdict
+from probes.claims.claim import Claim, Kind, Statement, Verdict
+from probes.claims.rules import SURE, Test, above, below, every, nothing, some
 from probes.errors import InputError
-from probes.gate import TRAINED, Learnt, blind_reader, learnt
-from probes.results import dataset
-from probes.sources.judging import SURE, Test, above, below, every, nothing, some
-from probes.statistics import Interval, over_runs
-from probes.studies.tables import Table, number
+from probes.results.dataset import dataset
+from probes.results.gate import TRAINED, Learnt, blind_reader, learnt
+from probes.results.statistics import Interval, over_runs
+from probes.results.tables import Table, number
 
 from ..model import Architecture, Mask, Switches, forward, initial
 from ..tasks import Drawn, InContext
@@ -518,7 +518,7 @@ def gate(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
 
 
 def learnt_by_kind(accuracy: xr.DataArray) -> xr.DataArray:
-    """`probes.gate.learnt` of accuracies [..., seed] on the task's two classes per sequence."""
+    """`probes.results.gate.learnt` of accuracies [..., seed] on the task's two classes per sequence."""
 
     def state(runs: np.ndarray) -> Learnt:
         return learnt(runs, BLIND)
@@ -862,7 +862,7 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     """Gap bars and curves; the first kind of data under `path` itself, any others with their names added to it."""
     # Not above: the figures read this module's names.
-    from ..plots.position_bias import position_bias_curves_figure, position_bias_figure
+    from ..figures.position_bias import position_bias_curves_figure, position_bias_figure
 
     written: list[Path] = []
     for n, at in enumerate(kinds(ds)):

@@ -43,12 +43,12 @@ from scipy.optimize import nnls
 from scipy.special import gammaln
 from torch import Tensor
 
-from probes.claims import Claim, Statement
+from probes.claims.claim import Claim, Statement
+from probes.claims.rules import SURE, above, below, between, every, near, range_told, some
 from probes.errors import InputError
-from probes.results import dataset
-from probes.sources.judging import SURE, above, below, between, every, near, range_told, some
-from probes.statistics import between_runs, over_runs
-from probes.studies.tables import Table, number
+from probes.results.dataset import dataset
+from probes.results.statistics import between_runs, over_runs
+from probes.results.tables import Table, number
 
 from ..model import Architecture, PositionalSwitch, Switches, at_least, forward
 from ..tasks import Copying
@@ -1015,7 +1015,7 @@ def _sizes(ds: xr.Dataset) -> tuple[int, int]:
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     """PATH and PATH-hyperparameters as .png and .svg, PATH-paths.gif."""
-    from ..plots.previous_token import (  # here, since it asks this module for the published numbers
+    from ..figures.previous_token import (
         previous_token_figure,
         previous_token_hyperparameters_figure,
         previous_token_paths,

@@ -22,13 +22,13 @@ import xarray as xr
 from jaxtyping import Bool, Float
 from torch.nn import functional
 
-from probes.claims import Claim, Statement
+from probes.claims.claim import Claim, Statement
+from probes.claims.rules import SURE, above, below, between, every, nothing, range_told, told
 from probes.errors import InputError
-from probes.results import dataset
-from probes.sources.judging import SURE, above, below, between, every, nothing, range_told, told
-from probes.statistics import Interval, over_runs
-from probes.studies.tables import Table, number
-from probes.summary import spearman
+from probes.results.curves import spearman
+from probes.results.dataset import dataset
+from probes.results.statistics import Interval, over_runs
+from probes.results.tables import Table, number
 
 from ..model import Architecture
 from ..tasks import Copying
@@ -658,7 +658,7 @@ def _over_seeds(values: xr.DataArray) -> str:
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     """PATH.png and PATH.svg."""
-    from ..plots.retrieval import retrieval_figure  # here, since it asks this module for the published curves
+    from ..figures.retrieval import retrieval_figure  # here, since it asks this module for the published curves
 
     retrieval_figure(ds, path=path)
     return [path.with_suffix(suffix) for suffix in (".png", ".svg")]

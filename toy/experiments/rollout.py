@@ -5,7 +5,7 @@ theorems are about any patterns, so that they are tried on three kinds: fresh to
 deviation in the first block, toys trained here on `tasks.Copying`, and toys without content, whose logits are the
 positional encoding's alone up to a little noise. What a theorem needs to know of patterns is measured: eps is
 the smallest visible entry of all blocks, B the largest deviation of a logit from the theorem's form (up to a constant per
-query, which no pattern sees). The theory's side is `probes.mixing`.
+query, which no pattern sees). The theory's side is `probes.theory.rollout`.
 
 - 4.1 to 4.3: `P(z_i >= j)` of every sequence, query and block is compared with its bound; `violations` counts where it
   lies above, beyond rounding.
@@ -36,9 +36,12 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from probes.claims import Claim, Statement, Verdict
+from probes.claims.claim import Claim, Statement, Verdict
+from probes.claims.rules import QUARTER, SURE, between, every, range_told
 from probes.errors import InputError
-from probes.mixing import (
+from probes.results.dataset import dataset
+from probes.results.tables import Table, number
+from probes.theory.rollout import (
     Bounds,
     causal_bound,
     decay_bounds,
@@ -50,9 +53,6 @@ from probes.mixing import (
     visible,
     window_bound,
 )
-from probes.results import dataset
-from probes.sources.judging import QUARTER, SURE, between, every, range_told
-from probes.studies.tables import Table, number
 
 from ..model import THETA, Architecture, Mask, PositionalSwitch, at_least, initial
 from ..tasks import Copying
@@ -985,7 +985,7 @@ def _rope_claims(ds: xr.Dataset) -> list[Claim]:
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     """PATH.png and PATH.svg."""
-    from ..plots.rollout import rollout_figure  # here, since it asks this module for the predictions
+    from ..figures.rollout import rollout_figure  # here, since it asks this module for the predictions
 
     rollout_figure(ds, path=path)
     return [path.with_suffix(suffix) for suffix in (".png", ".svg")]

@@ -24,12 +24,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from probes.claims import Claim, Statement
+from probes.claims.claim import Claim, Statement
+from probes.claims.rules import SURE, Test, every
 from probes.errors import InputError
-from probes.results import dataset
-from probes.sinks import TAU
-from probes.sources.judging import SURE, Test, every
-from probes.studies.tables import Table, number
+from probes.measures.sinks import TAU
+from probes.results.dataset import dataset
+from probes.results.tables import Table, number
 
 from ..model import (
     Architecture,
@@ -436,7 +436,7 @@ def _told(values: xr.DataArray) -> str:
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     """The figure of the first models under `path` itself, those of other scales, depths or residual switches beside it."""
     # Not above: the figures read this module's names.
-    from ..plots.sinks import sinks_figure
+    from ..figures.sinks import sinks_figure
 
     written: list[Path] = []
     for n, at in enumerate(kinds(ds)):

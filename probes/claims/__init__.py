@@ -1,0 +1,1 @@
+"""What the sources claim, and the rules that judge it by results."""

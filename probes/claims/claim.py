@@ -1,0 +1,198 @@
+"""Statements and their verdicts: what was claimed, what was measured, and whether it holds, by a rule over intervals.
+
+A verdict is never typed in. A `Statement` is what a source says with the rule in words; beside it, in the source's
+module of `probes.claims.sources` (or in the toy experiment that redoes its figure), stands the rule itself, a function
+of results that gives what was measured and the verdict. Where the results lack what a rule needs, the claim is "not
+measured" and says which command will measure it.
+
+A statement speaks of a population, and nothing else decides it: fresh weights of any size; language models that others
+trained, of 100 million parameters and more; controlled training, where one ingredient differs; toys that do their task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, get_args
+
+from ..results.collected import Collected
+from ..results.tables import Report, Table
+
+Verdict = Literal["holds", "does not hold", "undecided", "not measured", "not trained"]
+Kind = Literal["published", "request", "ours"]  # a source said it; its reviewers or readers asked for it; we add it
+Population = Literal["initialization", "pretrained", "controlled", "toys"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+DECIDED: tuple[Verdict, ...] = ("holds", "does not hold")
+POPULATIONS: dict[Population, str] = {
+    "initialization": "models at initialization",
+    "pretrained": "pretrained language models",
+    "toys": "toys",
+    "controlled": "controlled training",
+}
+HEADLINE: tuple[Population, ...] = ("initialization", "pretrained", "toys")  # controlled training is counted apart
+COLUMNS = (
+    *("id", "kind", "population", "source", "claim", "published"),
+    *("measured", "tiny", "model", "verdict", "rule", "command"),
+)
+SLUG = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row: a statement, judged or not."""
+
+    id: str
+    source: str  # as in "[Wu] Fig. 4"
+    claim: str  # one sentence
+    published: str  # the number, "-" where there is none
+    measured: str  # the value with its interval, in words; "-" where there is none
+    model: str  # on what it was measured, or is to be
+    rule: str  # what decides, with its threshold
+    verdict: Verdict
+    command: str  # that gives the row, or that will
+    kind: Kind = "published"
+    population: Population = "toys"
+    tiny: str = "-"  # the same of models too small to decide
+
+
+class Judged(NamedTuple):
+    """What a rule found in results."""
+
+    measured: str
+    verdict: Verdict
+    model: str
+    command: str  # of the results; empty where they were made from Python
+    tiny: str = "-"
+
+
+def verdict_of(holds: bool | None) -> Verdict:
+    """Of what no interval is needed for: a theorem's curve, one bit compared with another. None: it cannot be told."""
+    return "undecided" if holds is None else DECIDED[not holds]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a source says, and how it is decided; `model` and `command` are those of a measurement still to be made.
+
+    `id` is lower case with hyphens and never changes, so that a row can be referred to.
+    """
+
+    id: str
+    source: str
+    claim: str
+    rule: str
+    published: str = "-"
+    model: str = "-"
+    command: str = ""
+    kind: Kind = "published"
+    population: Population = "toys"
+
+    def __post_init__(self) -> None:
+        if not SLUG.fullmatch(self.id):
+            raise ValueError(f"id '{self.id}' is no slug; give lower case letters, digits and single hyphens")
+
+    def judged(
+        self,
+        measured: str = "-",
+        verdict: Verdict | bool | None = None,
+        *,
+        model: str = "",
+        command: str = "",
+        tiny: str = "-",
+    ) -> Claim:
+        """The statement with its verdict, or with what `verdict_of` makes of a bool; without any it is not measured.
+
+        What was not decided keeps the command that will decide it.
+        """
+        if not isinstance(verdict, str):
+            verdict = "not measured" if verdict is None and measured in ("", "-") else verdict_of(verdict)
+        return Claim(
+            self.id,
+            self.source,
+            self.claim,
+            self.published,
+            measured,
+            model or self.model,
+            self.rule,
+            verdict,
+            command or self.command if verdict in DECIDED else self.command or command,
+            self.kind,
+            self.population,
+            tiny,
+        )
+
+
+Rule = Callable[[Collected], Judged | None]  # None: nothing there to judge
+
+
+def merged(found: Iterable[Claim]) -> list[Claim]:
+    """One list out of several that may judge the same statement.
+
+    Per id, what was decided goes before what was not, and that before what nothing is known of; where several results
+    decided it all stay, from the second on with "-2", "-3", ... behind the id. The order is that of the ids' first
+    appearance.
+    """
+    by_id: dict[str, list[Claim]] = {}
+    for claim in found:
+        by_id.setdefault(claim.id, []).append(claim)
+    rows = []
+    for name, same in by_id.items():
+        decided = [claim for claim in same if claim.verdict in DECIDED]
+        known = [claim for claim in same if claim.measured != "-"]
+        for number, claim in enumerate(decided or (known or same)[:1], start=1):
+            rows.append(claim if number == 1 else replace(claim, id=f"{name}-{number}"))
+    return rows
+
+
+def claims_table(found: Sequence[Claim]) -> Report:
+    """The table of claims.md, sorted by source; how many have which verdict above it.
+
+    Write it with `probes.results.tables.write_report`.
+    """
+    ordered = sorted(found, key=lambda claim: (claim.source.partition("]")[0], claim.source, claim.id))
+    rows = [[str(getattr(claim, column)) for column in COLUMNS] for claim in ordered]
+    for row in rows:
+        row[0], row[-1] = f"`{row[0]}`", f"`{row[-1]}`"
+    described = (
+        "Each verdict is computed from the results in this folder by the rule in its row. Brackets hold 95 % intervals: "
+        "over documents, or by Student's t over runs (fresh models, controlled training, toys). Medians have their range in "
+        "parentheses, 0.3 (0.2 to 0.5). A statement holds where the whole interval lies on its side, does not hold where it "
+        "lies on the other, and is undecided otherwise. A number in a rule that the source does not give is our threshold. "
+        "Statements about pretrained language models are judged on models of "
+        "100 million parameters and more, which the column model names; the column tiny has what our models of 1 million "
+        "say, which decides nothing. Not measured: the command in the row will measure it."
+    )
+    return Report("Published claims, measured again", described, [Table("Claims", COLUMNS, rows)], headline(found))
+
+
+def headline(found: Sequence[Claim]) -> list[str]:
+    """How statements fare: those of the sources by population, then requests of reviewers and readers, and our own."""
+    by_name = {
+        **{f"published, {said}": ("published", population) for population, said in POPULATIONS.items()},
+        "requests of reviewers and readers": ("request", None),
+        "our own generalisations and controls": ("ours", None),
+    }
+    lines = []
+    for name, (kind, population) in by_name.items():
+        some = [one for one in found if one.kind == kind and population in (None, one.population)]
+        lines += [f"{name}: {len(some)} statements, {counted(some)}"] if some else []
+    return lines
+
+
+def counted(found: Sequence[Claim]) -> str:
+    """Their verdicts: "3 hold, 1 does not hold, 2 undecided"; those that none has are left out."""
+    counts = Counter(claim.verdict for claim in found)
+    return ", ".join(f"{counts[verdict]} {said(verdict, counts[verdict])}" for verdict in VERDICTS if counts[verdict])
+
+
+def said(verdict: Verdict, count: int = 1) -> str:
+    """A verdict behind a number."""
+    return {"holds": "hold", "does not hold": "do not hold"}.get(verdict, verdict) if count != 1 else verdict
+
+
+def origin(claim: Claim) -> str:
+    """The source without the place in it: "[Gu]" of "[Gu] Table 1"."""
+    found = re.search(r"\[[^]]+\]", claim.source)
+    return found.group() if found else claim.source

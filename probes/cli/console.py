@@ -1,0 +1,133 @@
+"""What the commands show: progress and remarks on stderr, tables and sentences on stdout."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..run import processes
+from ..run.progress import TOLD_AFTER, TOLD_SHARE, Advance, Course, duration
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from ..results.tables import Report, Table
+
+WIDEST = 120  # columns of running text
+ALL = "all"  # the bar of everything
+
+
+@contextmanager
+def progress(
+    prompts: int | None = None, *, telling: bool = True, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Advance]:
+    """A bar per label, shown once there is something to show, so that bad input ends in a single line.
+
+    With several units one for all, and the time that is left for all of them. How long it takes in all is said in one
+    line as soon as the first of so many `prompts` is measured, unless others tell it (not `telling`). Of several
+    processes the first shows its own.
+    """
+    if not processes.first():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+    bars = _Bars(Progress(*columns, console=Console(stderr=True)), prompts, clock, said=not telling)
+    try:
+        yield bars
+    finally:
+        if bars.tasks:
+            bars.shown.stop()
+
+
+class _Bars(Course):
+    def __init__(self, shown: Progress, prompts: int | None, clock: Callable[[], float], *, said: bool) -> None:
+        super().__init__(clock)
+        self.shown, self.tasks, self._said = shown, dict[str, Any](), said
+        self._first = processes.count() / prompts if prompts else TOLD_SHARE
+        self._measured = "on the first prompt" if prompts else "so far"
+
+    def __call__(self, label: str, done: float | int, total: float | int) -> None:
+        super().__call__(label, done, total)
+        self.shown.start()
+        left = self.left
+        said = f"{duration(left)} left" if left else ""
+        if len(self.sizes) > 1:
+            self._show(ALL, self.done, 1.0, said)
+            said = ""
+        for other in self.tasks.keys() - {ALL, label}:
+            self.shown.update(self.tasks[other], left="")
+        self._show(label, done, total, said)
+        if not self._said and left and self.spent >= TOLD_AFTER and self.share(label) >= self._first:
+            self._said = True
+            remark(f"about {duration(self.spent + left)} in all, as measured {self._measured}")
+
+    def _show(self, label: str, done: float | int, total: float | int, left: str) -> None:
+        if label not in self.tasks:
+            self.tasks[label] = self.shown.add_task(label, left="")
+        self.shown.update(self.tasks[label], completed=done, total=total, left=left)
+
+
+def remark(line: str) -> None:
+    """One line on stderr, from the first process."""
+    if processes.first():
+        print("headwater:", line, file=sys.stderr)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table, every line of it whole, also in a pipe or a narrow terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
+    Console(width=sum(widths) + 2).print(table)
+
+
+def print_report(report: Report, *, sentences: bool = False) -> None:
+    """What was measured and what the columns are, then tables, and the sentences last, where a long table ends.
+
+    `sentences`: the last table's cells are sentences, too long for columns; its rows are printed one below the other.
+    """
+    print(report.title)
+    print(_wrapped(report.described))
+    *above, last = report.tables
+    for table in above if sentences else report.tables:
+        _print_titled(table)
+    if sentences:
+        print(f"\n{last.title}:")
+        for row in last.rows:
+            print()
+            for name, cell in zip(last.columns, row, strict=True):
+                print(_wrapped(f"{name}: {cell}", indent="    "))
+        print()
+    for line in report.lines:
+        print(line)
+
+
+def _wrapped(text: str, *, indent: str = "") -> str:
+    width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _print_titled(table: Table) -> None:
+    print(f"\n{table.title}:")
+    print_table(table.columns, table.rows)
+
+
+def print_written(files: Sequence[Path]) -> None:
+    """Which files a command has written."""
+    print(f"wrote {', '.join(map(str, files))}")

@@ -1,0 +1,1 @@
+"""Documents and the prompts drawn from them."""

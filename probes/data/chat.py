@@ -1,0 +1,112 @@
+"""Conversations, written out as a model's own chat template has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..errors import InputError
+from ..models.view import View
+from ..run.files import what_is
+
+Message: TypeAlias = Mapping[str, str]  # {"role": "user", "content": "..."}
+Conversation: TypeAlias = Sequence[Message]
+Chat: TypeAlias = (
+    str | Path | Conversation | Sequence[Conversation]
+)  # a question, a JSON file, or what such a file holds
+
+SHOWN = 60  # characters of a question in names and messages
+
+
+def conversations(chat: Chat) -> list[list[dict[str, str]]]:
+    """The conversations that a question, a JSON file or a list of messages holds; no model is needed.
+
+    A string is one question of a user, unless it ends in `.json` or a file of that name exists.
+
+    Raises:
+        InputError: the file does not exist or is no JSON, the question is empty, or the list is none of messages
+            {"role": ..., "content": ...} nor of such lists.
+    """
+    name = named(chat)
+    held: Any = chat
+    if isinstance(chat, (str, Path)):
+        if _is_file(chat):
+            held = _read(Path(chat), name)
+        elif str(chat).strip():
+            held = [{"role": "user", "content": chat}]
+        else:
+            raise InputError("the chat's question is empty; give one, or a JSON file")
+    if isinstance(held, Sequence) and held and isinstance(held[0], Mapping):
+        held = [held]
+    if not isinstance(held, Sequence) or isinstance(held, str) or not held:
+        raise InputError(f'{name} holds no conversations; give a list of {{"role": ..., "content": ...}}, or several')
+    return [_checked(one, number, name) for number, one in enumerate(held, start=1)]
+
+
+def rendered(model: View, chat: Chat) -> list[str]:
+    """Every conversation as the model's chat template writes it, special tokens spelled out.
+
+    A conversation whose last message is not the assistant's ends where the template lets the assistant begin.
+
+    Raises:
+        InputError: as `conversations`; or a tokenizer without a chat template, or whose template refuses a conversation.
+    """
+    tokenizer: Any = model.tokenizer
+    found = conversations(chat)
+    if not getattr(tokenizer, "chat_template", None):
+        lacks = "tokenizer" if tokenizer is None else "chat template"
+        raise InputError(
+            f"{model.identity.name} has no {lacks}; give plain text instead, or load a chat model's tokenizer"
+        )
+    texts = []
+    for number, conversation in enumerate(found, start=1):
+        begin = conversation[-1]["role"] != "assistant"
+        try:
+            texts.append(str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=begin)))
+        except Exception as error:  # templates are programs, and raise what they like
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise InputError(
+                f"the chat template of {model.identity.name} refuses conversation {number} of {named(chat)} ({reason}); "
+                "mend that conversation"
+            ) from None
+    return texts
+
+
+def named(chat: Chat) -> str:
+    """How results and messages name a chat."""
+    if not isinstance(chat, (str, Path)):
+        return "chat from Python"
+    text = " ".join(str(chat).split())
+    return f"chat '{text if len(text) <= SHOWN or _is_file(chat) else text[: SHOWN - 3] + '...'}'"
+
+
+def _is_file(chat: str | Path) -> bool:
+    return isinstance(chat, Path) or chat.endswith(".json") or what_is(chat) != "nothing"
+
+
+def _read(path: Path, name: str) -> Any:
+    found = what_is(path)
+    if found != "file":
+        said = "does not exist" if found == "nothing" else "is no file"
+        raise InputError(f"{name} {said}; give a JSON file of conversations, or a question")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "no JSON in UTF-8"
+        raise InputError(f"{name} cannot be read ({reason}); give a JSON file of conversations") from None
+
+
+def _checked(conversation: Any, number: int, name: str) -> list[dict[str, str]]:
+    try:
+        found = [{**message, "role": message["role"], "content": message["content"]} for message in conversation]
+        for message in found:
+            (message["role"] + message["content"]).encode()  # JSON can spell half a character, which no tokenizer takes
+        if found:
+            return found
+    except (TypeError, KeyError, ValueError, AttributeError):
+        pass
+    raise InputError(
+        f'conversation {number} of {name} is no list of {{"role": ..., "content": ...}} with text in both; mend it'
+    )

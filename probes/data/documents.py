@@ -1,0 +1,238 @@
+"""Documents of plain text from wherever text comes: a file, a folder, a `datasets` name, the running CPython's library.
+
+A document is a pair (name, text). Nothing here knows about tokens; `prompts` cuts windows for probing and
+`toy.pretrain` packs training streams from the same documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import lzma
+import platform
+import sys
+import sysconfig
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import InputError
+from ..run.files import what_is
+
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
+# What `datasets` calls the readers of single files.
+_DATASET_FILES = {
+    ".parquet": "parquet",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".arrow": "arrow",
+    ".txt": "text",
+}
+CSV_ROWS = 1000  # read at a time
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+HELDOUT = CHECKPOINTS / "heldout.jsonl"  # what the bundled models' losses were measured on
+BUNDLED = {name: Path(__file__).parent / "texts" / f"{name}.jsonl.xz" for name in ("prose", "code")}
+
+# Library modules that are no prose and no program: character tables, and build settings that differ between machines.
+_STDLIB_LEFT_OUT = ("encodings", "_sysconfigdata", "__phello__", "test")
+
+
+class Document(NamedTuple):
+    """One text and where it came from."""
+
+    name: str
+    text: str
+
+
+def usual_text(model: str) -> str:
+    """The bundled text for a model of that name: code for the bundled models, which read nothing else, else prose."""
+    return "code" if (CHECKPOINTS / model / "config.json").is_file() else "prose"
+
+
+def read_documents(path: str | Path) -> list[Document]:
+    """Read a text file, a `.jsonl` file with a `text` field per line, or every text file below a folder.
+
+    Raises:
+        InputError: the path does not exist, holds no text files, is not UTF-8 text, or a JSON line has no `text`.
+    """
+    path = Path(path)
+    files = text_files(path)
+    names = (path.name if file == path else file.relative_to(path).as_posix() for file in files)
+    documents = [document for file, name in zip(files, names, strict=True) for document in _read_file(file, name)]
+    if not any(document.text.strip() for document in documents):
+        raise InputError(f"text '{path}' is empty; give a file with some text in it")
+    return documents
+
+
+def text_files(path: str | Path) -> list[Path]:
+    """The files that `read_documents` would read; none of them is opened.
+
+    Raises:
+        InputError: the path does not exist, or holds no text files.
+    """
+    path = Path(path)
+    found = what_is(path)
+    if found == "nothing":
+        raise InputError(f"text '{path}' does not exist; give a text file or a folder of text files")
+    if found == "neither":
+        raise InputError(f"text '{path}' is a pipe or a device; give a text file or a folder of text files")
+    if found == "file":
+        return [path]
+    files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES)
+    if not files:
+        raise InputError(f"folder '{path}' holds no text files; give one with {', '.join(TEXT_SUFFIXES)} files")
+    return files
+
+
+def _read_file(file: Path, name: str) -> Iterator[Document]:
+    packed = file in BUNDLED.values()
+    try:
+        text = lzma.decompress(file.read_bytes()).decode() if packed else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"'{file}' is not UTF-8 text (byte {error.start}); convert it or leave it out") from None
+    except OSError as error:
+        raise InputError(f"'{file}' cannot be read ({error.strerror}); check the path and its permissions") from None
+    if "\0" in text:
+        raise InputError(f"'{file}' holds NUL bytes and is no text file; give plain UTF-8 text")
+    if file.suffix != ".jsonl" and not packed:
+        yield Document(name, text)
+        return
+    # Not splitlines(): JSON strings may hold raw U+2028 and the like, which are no line ends of JSON lines.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            passage = record["text"]
+            passage.encode("utf-8")  # JSON can spell half a character, which no tokenizer takes
+            yield Document(str(record.get("name", f"{name}:{number}")), passage)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise InputError(f"'{file}' line {number} is no JSON object with a 'text' field; mend that line") from None
+
+
+def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> Generator[Document, None, None]:
+    """Stream documents of a `datasets` name (`owner/name` or `owner/name:config`) without downloading the whole of it.
+
+    A local folder or file that `datasets` can open (parquet, json, csv, arrow) works too. No dataset's code is run. Files
+    are closed when the iterator is.
+
+    Raises:
+        InputError: the name is unknown, cannot be reached, has no such split, or its rows have no such column.
+    """
+    import datasets
+
+    try:
+        reader = dataset_reader(name)
+        if reader is not None:
+            with _quiet():
+                rows = datasets.load_dataset(reader, data_files=name, split=split, streaming=True)
+            rows = _csv_rows(name) if reader == "csv" else rows
+        else:
+            name, _, config = name.partition(":")
+            with _quiet():
+                rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+        with closing(_quietly(rows)) as read:
+            for number, row in enumerate(read):
+                if column not in row:
+                    columns = ", ".join(map(repr, row))
+                    raise InputError(f"dataset '{name}' has no column '{column}'; name one of those it has: {columns}")
+                if not isinstance(row[column], str):
+                    kind = type(row[column]).__name__
+                    raise InputError(f"'{name}[{number}]' has no text in column '{column}', but a {kind}; name another")
+                yield Document(f"{name}[{number}]", row[column])
+    except InputError:
+        raise
+    except Exception as error:  # datasets raises dozens of types; every one of them means: this name gave no rows
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise InputError(
+            f"dataset '{name}' cannot be streamed ({reason}); check name, split and network, or use text files"
+        ) from None
+
+
+def dataset_reader(name: str) -> str | None:
+    """What `datasets` calls the reader of a local file; None for a folder, and for a name that it looks up itself.
+
+    Raises:
+        InputError: a pipe or a device, a file of another kind, or the name of a file that is not there.
+    """
+    found, reader = what_is(name), _DATASET_FILES.get(Path(name).suffix)
+    if found == "neither":
+        raise InputError(f"dataset '{name}' is a pipe or a device; give a file, a folder or owner/name")
+    if found == "file" and reader is None:
+        raise InputError(f"dataset file '{name}' is none of {', '.join(_DATASET_FILES)}; convert it")
+    if found == "nothing" and reader is not None:
+        raise InputError(f"dataset file '{name}' does not exist; give a file, a folder or owner/name")
+    return reader if found == "file" else None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While `datasets` logs nothing: what it cannot read it says once more by its error."""
+    import datasets
+
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+
+
+def _quietly(rows: Iterable[Any]) -> Generator[Any, None, None]:
+    """The rows, each of them read quietly."""
+    with closing(iter(rows)) as iterator:  # type: ignore[type-var]  # a generator
+        while True:
+            try:
+                with _quiet():
+                    row = next(iterator)
+            except StopIteration:
+                return
+            yield row
+
+
+def _csv_rows(file: str) -> Generator[dict[str, Any], None, None]:
+    """The rows of a CSV file as `datasets` reads them, which leaves the file open where reading stops before its end."""
+    import pandas
+
+    with pandas.read_csv(file, chunksize=CSV_ROWS) as reader:
+        for some in reader:
+            yield from some.astype(object).where(some.notna(), None).to_dict("records")
+
+
+def stdlib_documents() -> list[Document]:
+    """The Python sources of the running interpreter's standard library, without tests and tables, in name order."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    documents = []
+    for file in sorted(root.rglob("*.py")):
+        parts = file.relative_to(root).parts
+        top = parts[0].removesuffix(".py")
+        if top not in sys.stdlib_module_names or top.startswith(_STDLIB_LEFT_OUT):
+            continue
+        if any(part in ("test", "tests") for part in parts):
+            continue
+        documents.append(Document("/".join(parts), file.read_text(encoding="utf-8", errors="replace")))
+    return documents
+
+
+def stdlib_name() -> str:
+    """How results name that text: it changes with the interpreter."""
+    return f"CPython {platform.python_version()} standard library"
+
+
+def split_heldout(documents: list[Document], *, characters: int) -> tuple[list[Document], list[Document]]:
+    """Split into (training, held out), whole documents, by the hash of their names: the same on every machine.
+
+    Documents are taken in hash order until `characters` are held out; one that would take more than a fifth of that
+    is left in training, so that the held-out text has many authors.
+    """
+    by_hash = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
+    heldout, size = [], 0
+    for document in by_hash:
+        if 0 < len(document.text) <= characters / 5 and size + len(document.text) <= characters:
+            heldout.append(document)
+            size += len(document.text)
+    names = {document.name for document in heldout}
+    return [document for document in documents if document.name not in names], heldout

@@ -1,0 +1,304 @@
+"""Token batches for probing: windows of a text, cut at random offsets, or conversations.
+
+Text comes from a file, a `datasets` name or is bundled: English prose, or code.
+
+A window lies within one document, and prompts carry its name: windows of one document are alike, so documents are what
+intervals resample. Windows are spread over the documents evenly, and the two halves of the prompts share no document (see
+`windows`). A special token that a text spells out is that token, as the model's own tokenizer has it. What stands at
+position 0 is the first-token policy: Qwen has no BOS, Llama was trained with one, and sinks depend on it; the policy is
+therefore explicit and recorded.
+
+The seed alone decides which documents are read and where the windows begin: the same under every policy, so that two
+policies can be compared on one text.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..errors import InputError
+from ..models.given import takes_model
+from ..models.view import View
+from .chat import Chat, conversations, named, rendered
+from .documents import BUNDLED, dataset_reader, read_documents, stream_dataset, text_files, usual_text
+from .windows import cut, encoded, skip_some, tokenize
+
+FirstToken = Literal["auto", "bos", "none"]
+
+NOTABLE_OVERLAP = 0.25  # of the tokens of windows of a single document; above it, it is said
+NAMED = 5  # special tokens in a remark
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Prompts, and what there is to say about them."""
+
+    tokens: Int[Tensor, "prompt position"]
+    # For a result: `text_source` names the text or chat, `first_policy` is "bos", "none", "id" ("auto" resolved) or "chat
+    # template", `first_id` the id at position 0 if all prompts have the same by that policy, `prompts_seed` the seed,
+    # `windows_overlap` the share of tokens that stand in another window, too, and `special_tokens` (JSON) how many of
+    # each the text spells out, if it does.
+    attributes: dict[str, str | int | float]
+    remarks: tuple[str, ...]  # a line each, for those who asked for these prompts
+    documents: tuple[str, ...] | None = None  # the name of each prompt's document; None for conversations
+
+
+@takes_model
+def prompts(
+    model: View,
+    *,
+    n: int = 16,
+    length: int = 256,
+    text: str | Path | None = None,
+    dataset: str | None = None,
+    split: str = "train",
+    column: str = "text",
+    chat: Chat | None = None,
+    first: FirstToken | int = "auto",
+    seed: int = 0,
+) -> Int[Tensor, "prompt position"]:
+    """Cut `n` windows of `length` tokens out of a text, or take the beginnings of conversations; int64 on the CPU.
+
+    Warns where more than a quarter of the tokens stand in several windows, and of special tokens that the text spells out,
+    which are read as such.
+
+    Args:
+        model: whose tokenizer, BOS, vocabulary and longest input decide; or what `probes.load` makes one of.
+        n: prompts.
+        length: positions per prompt, the first token included.
+        text: a text file, a `.jsonl` file or a folder, or "prose" or "code", which are bundled (100 documents each). Without
+            text, dataset and chat: prose, or code for the bundled models, which were trained on code (but not on this).
+        dataset: in its place a `datasets` name, streamed; `split` and `column` say which part of it.
+        chat: in its place conversations, written by the model's chat template: a user's question, a JSON file, or what it
+            holds, a list of {"role": ..., "content": ...} or of such lists. `n` and `length` are then upper bounds: as
+            many conversations as there are, and as many of their tokens as they have in common. Without `first`.
+        first: what stands at position 0. "bos": the model's BOS, then `length - 1` tokens of text. "none": text. An id:
+            that id, then text. "auto": "bos" where the model has one (its tokenizer puts it first), else "none".
+        seed: decides documents and offsets; the windows' text begins at the same offsets under every policy.
+
+    Raises:
+        InputError: a value out of range, a model without a tokenizer, or without the BOS or chat template asked for, a
+            text or chat that is unreadable or too short, or a tokenizer with ids the model has no embedding for.
+    """
+    source: dict[str, Any] = {"text": text, "dataset": dataset, "split": split, "column": column, "chat": chat}
+    drawn = draw(model, n=n, length=length, **source, first=first, seed=seed)
+    if chat is None:  # that there were fewer or shorter conversations is seen in the shape
+        for line in drawn.remarks:
+            warnings.warn(line, stacklevel=3)
+    return drawn.tokens
+
+
+@takes_model
+def draw(
+    model: View,
+    *,
+    n: int,
+    length: int,
+    text: str | Path | None = None,
+    dataset: str | None = None,
+    split: str = "train",
+    column: str = "text",
+    chat: Chat | None = None,
+    first: FirstToken | int = "auto",
+    seed: int = 0,
+) -> Drawn:
+    """`prompts` with what there is to say about them: documents, attributes of a result, remarks. Arguments are the same.
+
+    Raises:
+        InputError: as `prompts` does.
+    """
+    if n < 1:
+        raise InputError(f"n={n} prompts is too few; ask for at least 1")
+    if length < 2:
+        raise InputError(f"length={length} is too short; ask for at least 2 positions")
+    if chat is None and model.spec.max_length is not None and length > model.spec.max_length:
+        raise InputError(
+            f"length={length} is more than the {model.spec.max_length} positions of {model.identity.name}; "
+            f"ask for at most {model.spec.max_length}"
+        )
+    if seed < 0:
+        raise InputError(f"seed={seed} is negative; give 0 or more")
+    check_source(text=text, dataset=dataset, chat=chat, first=first)
+    if model.tokenizer is None:
+        raise InputError(
+            f"{model.identity.name} has no tokenizer; pass token ids [prompt, position] directly, "
+            "or load the model with one (probes.load(model, tokenizer=...))"
+        )
+    if chat is not None:
+        return _openings(model, chat, n=n, length=length)
+    return _windows(model, n, length, text, dataset, split, column, first_policy(model, first), seed)
+
+
+def check_source(
+    *,
+    text: str | Path | None = None,
+    dataset: str | None = None,
+    chat: Chat | None = None,
+    first: FirstToken | int = "auto",
+    **_: Any,
+) -> None:
+    """Refuse what can be refused before a model is read: a file that is not there, two sources, a policy for a chat.
+
+    Raises:
+        InputError: one of these.
+    """
+    given = [f"text '{text}'"] if text is not None else []
+    given += [f"dataset '{dataset}'"] if dataset is not None else []
+    given += [named(chat)] if chat is not None else []
+    if len(given) > 1:
+        raise InputError(f"both {' and '.join(given)} are given; give one of them")
+    if chat is not None and first != "auto":
+        raise InputError(f"first={first} has no use with a chat, whose template says what stands first; leave it out")
+    if text is not None and str(text) not in BUNDLED:
+        text_files(text)
+    if dataset is not None:
+        dataset_reader(dataset)
+    if chat is not None:
+        conversations(chat)
+
+
+def first_policy(model: View, first: FirstToken | int) -> dict[str, str | int]:
+    """The attributes `first_policy` and, unless that is "none", `first_id` of a result.
+
+    Raises:
+        InputError: the first-token policy cannot be followed on this model.
+    """
+    first_id = _first_id(model, first)
+    if first_id is None:
+        return {"first_policy": "none"}
+    return {"first_policy": "id" if isinstance(first, int) else "bos", "first_id": first_id}
+
+
+def check_highest(model: View, highest: int) -> None:
+    """Check that the model has an embedding for the highest id of a tokenized text.
+
+    Raises:
+        InputError: it has none.
+    """
+    if highest >= model.spec.vocabulary:
+        raise InputError(
+            f"the tokenizer gives id {highest}, but {model.identity.name} has {model.spec.vocabulary} embeddings; "
+            "load the tokenizer that belongs to the model"
+        )
+
+
+def parse_first(value: str) -> FirstToken | int:
+    """Read a first-token policy from the command line: "auto", "bos", "none", or a token id in digits.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if value == "auto" or value == "bos" or value == "none":
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        raise InputError(f"first token '{value}' is unknown; give auto, bos, none or a token id") from None
+
+
+def _first_id(model: View, first: FirstToken | int) -> int | None:
+    """The id at position 0, or None for text. Ids are compared with None, never by truth: a BOS may have id 0."""
+    if isinstance(first, bool):
+        raise InputError(f"first={first} is no token id; give auto, bos, none or a token id")
+    if isinstance(first, int):
+        if not 0 <= first < model.spec.vocabulary:
+            raise InputError(
+                f"first token id {first} is outside the vocabulary of {model.identity.name}; "
+                f"ids run from 0 to {model.spec.vocabulary - 1}"
+            )
+        return first
+    if first == "none":
+        return None
+    if first == "auto":
+        return model.bos
+    if first == "bos":
+        if model.bos is None:
+            tokenizer, name = model.tokenizer, model.identity.name
+            token = getattr(tokenizer, "bos_token_id", None)
+            if tokenizer is None or token is None:
+                raise InputError(f"first=bos, but {name} has no BOS token; use --first none or a token id")
+            raise InputError(
+                f"first=bos, but the tokenizer of {name} never puts '{tokenizer.bos_token}' first; "
+                f"use --first none, or --first {token}"
+            )
+        return model.bos
+    raise InputError(f"first token '{first}' is unknown; give auto, bos, none or a token id")
+
+
+def _windows(
+    model: View,
+    n: int,
+    length: int,
+    text: str | Path | None,
+    dataset: str | None,
+    split: str,
+    column: str,
+    policy: dict[str, str | int],
+    seed: int,
+) -> Drawn:
+    random = np.random.default_rng(seed)
+    if dataset is not None:
+        documents, wanted = skip_some(stream_dataset(dataset, split=split, column=column), random), n
+        source = f"dataset '{dataset}' (split {split}, column {column})"
+    else:
+        name = usual_text(model.identity.name) if text is None else str(text)
+        found = read_documents(BUNDLED.get(name, name))
+        documents = (found[i] for i in random.permutation(len(found)))
+        wanted = min(n, max(1, sum(len(document.text) >= length for document in found)))
+        source = f"bundled {name}" if name in BUNDLED else f"text '{name}'"
+    with closing(documents):
+        read = tokenize(model, documents, source=source, wanted=wanted, n=n, length=length, random=random)
+    check_highest(model, read.highest)
+    cuts, places, share = cut(read, n, length, random, source)
+    windows = torch.from_numpy(cuts)
+    if "first_id" in policy:
+        windows = torch.cat([torch.full((n, 1), int(policy["first_id"])), windows[:, :-1]], dim=1)
+    attributes: dict[str, str | int | float] = {"text_source": source, **policy, "prompts_seed": seed}
+    attributes["windows_overlap"] = share
+    remarks = []
+    if share > NOTABLE_OVERLAP and len(set(places)) == 1:
+        remarks.append(
+            f"{model.identity.name}: {share:.0%} of the tokens stand in more than one of the {n} windows of {length}, all "
+            "of one document, so that windows are no independent samples, as intervals take them to be; "
+            "give more documents, or ask for fewer or shorter prompts"
+        )
+    if read.special:
+        attributes["special_tokens"] = json.dumps(read.special, ensure_ascii=False)
+        counts = [f"{token} ({count})" for token, count in read.special.items()]
+        told = ", ".join(counts[:NAMED]) + (", ..." if len(counts) > NAMED else "")
+        remarks.append(f"{model.identity.name}: special tokens that the text spells out are read as such: {told}")
+    return Drawn(windows, attributes, tuple(remarks), tuple(read.names[place] for place in places))
+
+
+def _openings(model: View, chat: Chat, *, n: int, length: int) -> Drawn:
+    """The beginnings of conversations: of as many as asked for, as many tokens as they all have."""
+    ids = [encoded(model.tokenizer, text) for text in rendered(model, chat)]
+    check_highest(model, max((max(one, default=0) for one in ids), default=0))
+    count = min(n, len(ids))
+    common = min(length, model.spec.max_length or length, sorted(map(len, ids), reverse=True)[count - 1])
+    if common < 2:
+        raise InputError(f"{named(chat)} gives prompts of {common} token; give longer conversations")
+    tokens = torch.tensor([one[:common] for one in ids if len(one) >= common][:count])
+    attributes: dict[str, str | int | float] = {"text_source": named(chat), "first_policy": "chat template"}
+    if (tokens[:, 0] == tokens[0, 0]).all():
+        attributes["first_id"] = int(tokens[0, 0])
+    if (count, common) == (n, length):
+        return Drawn(tokens, attributes, ())
+    return Drawn(
+        tokens,
+        attributes,
+        (
+            f"{model.identity.name}: {named(chat)} gives {count} prompt{'s' * (count > 1)} of {common} tokens, "
+            f"instead of {n} of {length}; more or longer conversations give more",
+        ),
+    )

@@ -1,0 +1,192 @@
+"""Windows of tokens within documents: which documents are read, how much of each, and where the windows begin.
+
+- Documents come in a seeded random order. As many are read as there are windows, or all; one that is shorter than a window
+  is passed over. Of a long document one passage is read, from a random place, `MARGIN` times as long as its windows.
+- The first half of the windows comes from the first half of the documents, the second half from the others, so that halves
+  share none (unless there is one document, or one half of the documents is too short). Within a half, documents take turns.
+- Windows of one document do not overlap where they fit into it side by side: their places are then uniform among all such
+  placements. Where they do not fit, their starts are uniform without replacement. What stands at a position says nothing
+  about the position.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from ..errors import InputError
+from ..models.view import View
+from .documents import Document
+
+MARGIN = 4  # tokens read of a document per token used: the rest lets the seed choose which
+SKIP = 256  # a stream cannot be shuffled; skipping up to this many documents lets the seed choose where reading begins
+SHORT = (
+    10_000  # documents of a stream, one after the other, that are too short for a window, after which none will come
+)
+CHARACTERS_PER_TOKEN = 8  # twice that of ordinary text: a passage that long holds its windows, with room to spare
+AT_ONCE = 1 << 20  # characters tokenized together; ids take some thirty times their memory until they are written down
+ID = np.dtype("<i4")
+LONGEST_WORD = 100  # characters within which a passage looks for the beginning of a word
+
+
+class Read(NamedTuple):
+    """Tokenized documents that each hold a window."""
+
+    names: list[str]
+    ids: list[Int[np.ndarray, " token"]]
+    special: dict[str, int]  # how often the documents spell out each special token
+
+    @property
+    def highest(self) -> int:
+        """The highest id."""
+        return max(int(ids.max()) for ids in self.ids)
+
+
+def tokenize(
+    model: View,
+    documents: Iterator[Document],
+    *,
+    source: str,
+    wanted: int,
+    n: int,
+    length: int,
+    random: np.random.Generator,
+) -> Read:
+    """Token ids of `wanted` documents that hold a window of `length`, or of all there are.
+
+    Raises:
+        InputError: none of them holds one.
+    """
+    known: dict[int, Any] = getattr(model.tokenizer, "added_tokens_decoder", {})
+    unknown = getattr(model.tokenizer, "unk_token_id", None)  # what the vocabulary lacks spells out nothing
+    special = {id: str(token) for id, token in known.items() if token.special and id != unknown}
+    budget = MARGIN * length * -(-n // wanted)  # tokens of a document
+    read = Read([], [], {})
+    longest, short = 0, 0
+    spelled: Counter[str] = Counter()
+    for document in documents:
+        ids = np.empty(0, ID)
+        for some in _slices(_passage(document.text, characters=CHARACTERS_PER_TOKEN * budget, random=random)):
+            ids = np.concatenate([ids, np.asarray(encoded(model.tokenizer, some), dtype=ID)])
+            if len(ids) >= budget:
+                break
+        longest = max(longest, len(ids))
+        if len(ids) < length:
+            short += 1
+            if short == SHORT:
+                break
+            continue
+        short = 0
+        read.names.append(document.name)
+        read.ids.append(ids[:budget])
+        spelled.update(special[id] for id in ids[:budget].tolist() if id in special)
+        if len(read.names) == wanted:
+            break
+    if not read.names:
+        raise InputError(
+            f"no document of {source} has {length} tokens (the longest has {longest}), and a window lies within one; "
+            "ask for shorter prompts, or give longer documents"
+        )
+    return read._replace(special=dict(spelled.most_common()))
+
+
+def cut(
+    read: Read, n: int, length: int, random: np.random.Generator, source: str
+) -> tuple[Int[np.ndarray, "window position"], list[int], float]:
+    """Windows, the number of each one's document, and the share of their tokens that stand in several windows.
+
+    Raises:
+        InputError: the documents have fewer windows than that.
+    """
+    room = [len(ids) - length + 1 for ids in read.ids]  # starts
+    if sum(room) < n:
+        raise InputError(
+            f"{source} gives {sum(map(len, read.ids))} tokens in {len(room)} document{'s' * (len(room) > 1)}, which hold "
+            f"{sum(room)} windows of {length}, and {n} are asked for; give more text, or ask for fewer or shorter prompts"
+        )
+    half, middle = n // 2, len(room) // 2
+    if half and sum(room[:middle]) >= half and sum(room[middle:]) >= n - half:
+        places = _in_turn(room[:middle], half) + [middle + place for place in _in_turn(room[middle:], n - half)]
+    else:
+        places = _in_turn(room, n)
+    windows, twice = np.empty((n, length), dtype=np.int64), 0.0
+    for place in dict.fromkeys(places):
+        mine = [i for i, other in enumerate(places) if other == place]
+        starts = _starts(len(read.ids[place]), length, len(mine), random)
+        windows[mine] = np.stack([read.ids[place][start : start + length] for start in starts])
+        twice += overlap(starts, length) * len(mine) / n
+    return windows, places, twice
+
+
+def overlap(starts: Int[np.ndarray, " window"], length: int) -> float:
+    """The share of tokens of windows of one length that stand in another of them, too."""
+    # Of windows of one length, all that a window shares with others it shares with its neighbours.
+    shared = np.maximum(length - np.diff(np.sort(starts)), 0)
+    before, behind = np.concatenate([[0], shared]), np.concatenate([shared, [0]])
+    return float(np.minimum(before + behind, length).mean() / length)
+
+
+def encoded(tokenizer: Any, text: str, **options: Any) -> Any:
+    """What a tokenizer makes of a text, nothing put before it: the ids, or with options all of its answer.
+
+    Special tokens that the text spells out become these tokens, whatever the tokenizer was told elsewhere.
+    """
+    read = tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False, **options)
+    return read if options else read["input_ids"]
+
+
+def skip_some(documents: Iterator[Document], random: np.random.Generator) -> Generator[Document, None, None]:
+    """Begin after a random number of documents; those skipped come last, for data sets with no more than that."""
+    skip = int(random.integers(SKIP))
+    skipped = []
+    for document in documents:
+        if len(skipped) < skip:
+            skipped.append(document)
+        else:
+            yield document
+    yield from skipped
+
+
+def _in_turn(room: Sequence[int], n: int) -> list[int]:
+    """The document of each of `n` windows: one after the other takes one, as long as it has room."""
+    found: list[int] = []
+    taken = 0
+    while len(found) < n:
+        found += [place for place, most in enumerate(room) if most > taken]
+        taken += 1
+    return found[:n]
+
+
+def _starts(size: int, length: int, count: int, random: np.random.Generator) -> Int[np.ndarray, " window"]:
+    """Where `count` windows of a document begin, in random order."""
+    free = size - count * length
+    if free < 0:
+        return random.choice(size - length + 1, size=count, replace=False)
+    gaps = np.sort(random.choice(free + count, size=count, replace=False)) - np.arange(count)
+    return random.permutation(gaps + length * np.arange(count))
+
+
+def _slices(text: str) -> Iterator[str]:
+    """The text, or if it is very long, one passage of it after another, cut where words begin."""
+    start = 0
+    while len(text) - start > AT_ONCE:
+        end = start + AT_ONCE
+        found = next((at for at in range(end, max(start, end - LONGEST_WORD), -1) if text[at].isspace()), end)
+        yield text[start:found]
+        start = found
+    yield text[start:]
+
+
+def _passage(text: str, *, characters: int, random: np.random.Generator) -> str:
+    """The text, or if it is longer than `characters`, that much of it from a random place where a word begins."""
+    if len(text) <= characters:
+        return text
+    start = int(random.integers(len(text) - characters + 1))
+    for begin in range(start, min(start + LONGEST_WORD, len(text))):
+        if begin == 0 or text[begin - 1].isspace():
+            return text[begin : begin + characters]
+    return text[start : start + characters]  # a script without spaces

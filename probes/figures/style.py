@@ -1,0 +1,423 @@
+"""What all figures share: colours, line styles, axes, legends, small print, and how a figure is saved."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from PIL import Image
+
+from ..errors import InputError
+from ..results.curves import Profile
+from ..results.dataset import number_types, quickly
+from ..run.files import atomic
+from .steady import settle
+
+BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+PURPLE, SKY, BLACK, YELLOW = "#CC79A7", "#56B4E9", "#000000", "#F0E442"
+CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)  # for models in one panel; yellow is unreadable on white
+
+GREY, FAINT = "#777777", "#dddddd"  # reference lines; grids
+WEIGHTS = "Blues"  # attention weights: one hue, lightness alone tells them apart, zero is the paper
+SIGNED = LinearSegmentedColormap.from_list("signed", (VERMILLION, "#ffffff", BLUE))  # for changes; zero is the paper
+DEPTHS = LinearSegmentedColormap.from_list("depths", (SKY, BLUE, "#1a1a1a"))  # blocks in one panel, light to dark
+
+DECADES = 4  # what the axis spans at most: the rim of a sliding window's reach fades to nothing and is cut off
+ALIKE = 0.012  # of an axis's height, about the width of a line: points no further apart are drawn upon each other
+MOST_ALIKE = 0.95  # of two curves' points in every panel: the curves coincide
+NOTES = "*†‡§"  # one for each group of such curves in a legend
+CHARACTERS = 17  # of small print per inch
+WIDEST = 1500  # pixels across a figure of many curves and columns, for 300 kB
+LARGEST = 300_000  # bytes of a saved file of many panels, so that a report of several stays light
+COARSE = 72  # of what is an image in an SVG that is too large otherwise
+DPI = 170  # a two-column figure stays sharp at full page width and below 300 kB
+STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "svg.hashsalt": "headwater",  # the same figure gives the same file
+}
+
+
+class Style(NamedTuple):
+    """How a condition is drawn."""
+
+    label: str
+    color: str
+    line: Any  # matplotlib's line style
+    order: int  # higher is drawn on top
+
+
+# The theories a figure may draw, in the order of its legend; `theory_` stands before their names in results.
+THEORIES = {
+    "score_path": Style("second-moment kernel", BLACK, (0, (1, 1.3)), 6),
+    "values": Style("kernel, values only", GREEN, (0, (3, 1, 1, 1)), 5),
+    "uniform": Style("kernel, uniform attention", ORANGE, (0, (4, 1.5)), 5),
+    "config": Style("kernel from the config alone", SKY, (0, (6, 1.5)), 4),
+    "cesaro": Style(r"$N^L$, best $\alpha$ [Chowdhury]", PURPLE, "-.", 4),
+}
+
+CONDITIONS = {
+    "pretrained": Style("pretrained", VERMILLION, "-", 4),
+    "init": Style("init", BLUE, "-", 3),
+    "init-nope": Style("init, no positional encoding", BLACK, (0, (4, 2)), 2),
+}
+
+
+def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI, largest: int | None = None) -> tuple[Path, Path]:
+    """Save as PNG and SVG next to each other; whatever suffix `path` has is replaced. Returns both paths.
+
+    What comes out larger than `largest` bytes is made smaller: a PNG by having 256 colours, an SVG by rounded coordinates,
+    letters that the reader's own fonts draw, and coarser images.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    path = Path(path)
+    base = path.with_suffix("") if path.suffix in (".png", ".svg") else path
+    saved = base.with_name(base.name + ".png"), base.with_name(base.name + ".svg")
+    settle(figure)
+    with matplotlib.rc_context(STYLE):
+        with atomic(saved[0]) as temporary:
+            figure.savefig(temporary, format="png", dpi=dpi)
+            if largest is not None and temporary.stat().st_size > largest:
+                _reduce_colors(temporary)
+        with atomic(saved[1]) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None})
+            for image_dpi in (dpi, COARSE):
+                if largest is not None and temporary.stat().st_size > largest:
+                    with matplotlib.rc_context({"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}):
+                        figure.savefig(temporary, format="svg", metadata={"Date": None}, dpi=image_dpi)
+                    temporary.write_text(_squeezed(temporary.read_text(encoding="utf-8")), encoding="utf-8")
+    return saved
+
+
+def _reduce_colors(path: Path) -> None:
+    """Replace a PNG by one of 256 colours, among them the house's own, so that rare ones do not become others."""
+    house = [BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW, GREY, FAINT, "#ffffff"]
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    found = image.quantize(256 - len(house), dither=Image.Dither.NONE).getpalette() or []
+    own = [int(color[n : n + 2], 16) for color in house for n in (1, 3, 5)]
+    palette = np.array([*own, *found], dtype=np.int32)[: 3 * 256].reshape(-1, 3)
+    # The nearest of each colour there is; Pillow's own assignment is a coarse one and greys the paper.
+    pixels = np.asarray(image, dtype=np.int32) @ np.array([1 << 16, 1 << 8, 1], dtype=np.int32)
+    colors, which = np.unique(pixels, return_inverse=True)
+    parts = np.stack([colors >> 16, colors >> 8 & 255, colors & 255], -1)
+    nearest = [np.square(some[:, None] - palette).sum(-1).argmin(-1) for some in np.array_split(parts, 64)]
+    reduced = Image.fromarray(np.concatenate(nearest).astype(np.uint8)[which].reshape(pixels.shape), mode="P")
+    reduced.putpalette(palette.astype(np.uint8).tobytes())
+    reduced.save(path, format="png", optimize=True)
+
+
+def _squeezed(svg: str) -> str:
+    """Coordinates to 1/100 point, no indentation, no comments."""
+
+    def rounded(found: re.Match[str]) -> str:
+        return re.sub(r"(\.\d\d)\d+", r"\1", found[0])
+
+    svg = re.sub(r' (?:d|x|y)="[^"]*"|(?:translate|rotate)\([^)]*\)', rounded, svg)
+    svg = re.sub(r"<!-- .*? -->\n", "", svg)
+    return re.sub(r"\n\s+", "\n", svg)
+
+
+def condition_style(condition: str) -> Style:
+    return CONDITIONS.get(condition, Style(condition, PURPLE, "-.", 2))
+
+
+def handle(style: Style, label: str) -> Line2D:
+    return Line2D([], [], color=style.color, linestyle=style.line, linewidth=1.6, label=label)
+
+
+def condition_legend(curves: Mapping[str, Mapping[str, Sequence[Profile]]]) -> list[Line2D]:
+    handles = []
+    for condition in dict.fromkeys(condition for found in curves.values() for condition in found):
+        style = condition_style(condition)
+        label = style.label + seeds_note(curves, condition)
+        handles.append(Line2D([], [], color=style.color, linestyle=style.line, linewidth=1.6, label=label))
+    return handles
+
+
+def seeds_note(curves: Mapping[str, Mapping[str, Sequence[Profile]]], condition: str) -> str:
+    """How many seeds a condition was measured with, where any model has several."""
+    seeds = sorted({len(found[condition]) for found in curves.values() if condition in found})
+    return f" ({'/'.join(map(str, seeds))} seeds)" if seeds[-1] > 1 else ""
+
+
+def legend_columns(handles: Sequence[Line2D], width: float) -> int:
+    """As many columns as fit side by side; matplotlib fills them one after the other, as evenly as it can."""
+    inches = [0.072 * len(str(handle.get_label())) + 0.6 for handle in handles]
+    for columns in range(len(inches), 1, -1):
+        if sum(max(column) for column in np.array_split(inches, columns)) <= width:
+            return columns
+    return 1
+
+
+def position_axis(cell: Axes, *, below: bool) -> None:
+    cell.set_xlim(-0.02, 1.02)
+    cell.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "1/4", "1/2", "3/4", "1"])
+    cell.grid(axis="y", which="major", color="#dddddd", linewidth=0.6)
+    cell.set_axisbelow(True)
+    if below:
+        cell.tick_params(labelbottom=True)
+        cell.set_xlabel("input position  $j / (T-1)$")
+
+
+def log_axis(cell: Axes, *, cut: bool = True) -> None:
+    """Label decades, and between them 2 and 5, or 2, 3 and 5, while there is room; `cut` at the lowest of `DECADES`."""
+    cell.set_yscale("log")
+    low, high = cell.get_ylim()
+    if cut and low < high / 10**DECADES:
+        low = high / 10**DECADES
+        cell.set_ylim(low, high)
+    decades = np.log10(high / low)
+    labelled = (1, 2, 3, 5) if decades < 1.2 else (1, 2, 5) if decades < 2.2 else (1,)
+    cell.yaxis.set_major_locator(LogLocator(base=10, subs=labelled))
+    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
+    cell.yaxis.set_minor_locator(LogLocator(base=10, subs=tuple(range(2, 10)), numticks=50))
+    cell.yaxis.set_minor_formatter(NullFormatter())
+
+
+def numeral(value: float) -> str:
+    """A tick's label: 0.01, 10,000; powers of ten beyond."""
+    if value and not 1e-4 <= abs(value) < 1e5:
+        factor, power = f"{value:.0e}".split("e")
+        return rf"${'' if factor == '1' else factor + chr(92) + 'cdot '}10^{{{int(power)}}}$"
+    return f"{value:,.12g}".replace("-", "−")
+
+
+def short(name: str) -> str:
+    """The last part of a hub id or a path."""
+    return Path(name).name or name
+
+
+class Panels(NamedTuple):
+    """A figure of one column per model and one row per quantity, with room for legends to the right of each row."""
+
+    figure: Figure
+    width: float  # inches
+    cells: dict[str, list[Axes]]  # by row, one per model
+    sides: dict[str, Axes]  # by row, empty
+
+
+def panels(names: Sequence[str], heights: Mapping[str, float], *, side: float, own: Sequence[str] = ()) -> Panels:
+    """Rows share their vertical axis, except those in `own`; the models' names stand above their columns.
+
+    Args:
+        names: of the models.
+        heights: of the rows by their names, inches.
+        side: width of the legends, inches.
+        own: rows in which every panel has its own scale.
+    """
+    columns = len(names)
+    each = 3.6 if columns == 1 else 2.6 if columns <= 3 else 2.1
+    width = each * columns + side + 0.5
+    figure = Figure(
+        figsize=(width, sum(heights.values()) + 0.6), dpi=min(DPI, int(WIDEST / width)), layout="constrained"
+    )
+    ratios = {"width_ratios": [*[each] * columns, side], "height_ratios": list(heights.values())}
+    specs = figure.add_gridspec(len(heights), columns + 1, **ratios)
+    cells: dict[str, list[Axes]] = {}
+    sides = {}
+    for n, row in enumerate(heights):
+        cells[row] = []
+        for column in range(columns):
+            shared = cells[row][0] if column and row not in own else None
+            cell = figure.add_subplot(specs[n, column], sharey=shared)
+            if shared is not None:
+                cell.tick_params(labelleft=False)
+                cell.tick_params(which="minor", left=False)
+            cells[row].append(cell)
+        sides[row] = figure.add_subplot(specs[n, columns])
+        sides[row].axis("off")
+    for name, cell in zip(names, next(iter(cells.values())), strict=True):
+        cell.set_title(name)
+    return Panels(figure, width, cells, sides)
+
+
+def side_legend(side: Axes, handles: Sequence[Any], title: str | None = None, *, loc: Any = "center left") -> None:
+    """A row's legend, to the right of its last panel."""
+    look: Any = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "borderaxespad": 0, "handlelength": 1.6}
+    side.legend(handles=handles, title=title, loc=loc, **look)
+
+
+def mark(label: str, marker: str, color: str, *, filled: bool = True, size: float = 4.5) -> Line2D:
+    """A legend's entry of a marker without a line."""
+    face = color if filled else "none"
+    return Line2D([], [], marker=marker, linestyle="", color=color, markerfacecolor=face, markersize=size, label=label)
+
+
+def band_axis(cell: Axes, bands: np.ndarray) -> None:
+    """Query bands along the horizontal axis, at 0, 1, 2, ..."""
+    tilted: Any = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if bands.size > 3 else {}
+    cell.set_xticks(range(bands.size), [str(band) for band in bands], **tilted)
+    cell.set_xlim(-0.6, bands.size - 0.4)
+    cell.set_xlabel("query band")
+
+
+def depth_color(layer: int, blocks: int) -> Any:
+    return DEPTHS(layer / max(1, blocks - 1))
+
+
+def points(
+    cell: Axes,
+    x: np.ndarray,
+    values: np.ndarray,
+    interval: tuple[np.ndarray, np.ndarray] | None,
+    *,
+    color: str,
+    marker: str = "o",
+    filled: bool = True,
+    limits: tuple[float, float] | None = None,
+    label: str | None = None,
+) -> None:
+    """Values with their intervals; NaN is left out.
+
+    Values beyond `limits` are arrowheads at the edge, ends of intervals small ones; an interval that reaches beyond both
+    says nothing and is pale.
+    """
+    face = color if filled else "none"
+    low, high = limits or (-np.inf, np.inf)
+    if interval is not None:
+        vague = (interval[0] < low) & (interval[1] > high)
+        for chosen, alpha in ((~vague, 1.0), (vague, 0.25)):
+            chosen = chosen & np.isfinite(values)
+            bottom, top = (np.clip(end[chosen], low, high) for end in interval)
+            cell.vlines(x[chosen], bottom, top, color=color, linewidth=0.9, alpha=alpha)
+        for beyond, edge, arrow in ((interval[0] < low, low, "v"), (interval[1] > high, high, "^")):
+            cut = beyond & ~vague & np.isfinite(values)
+            if np.any(cut):
+                cell.plot(x[cut], np.full(x[cut].shape, edge), arrow, color=color, markersize=2.5, clip_on=False)
+    inside = (values >= low) & (values <= high)
+    given: Any = {"linestyle": "", "color": color, "markerfacecolor": face}
+    cell.plot(x[inside], values[inside], marker=marker, markersize=4, label=label, **given)
+    for beyond, edge, arrow in ((values < low, low, "v"), (values > high, high, "^")):
+        if np.any(beyond):
+            cell.plot(x[beyond], np.full(x[beyond].shape, edge), marker=arrow, markersize=4, clip_on=False, **given)
+
+
+def spread(count: int) -> np.ndarray:
+    """Where `count` marks stand beside each other around 0."""
+    return np.linspace(-1, 1, count) * min(0.3, 0.07 * count) if count > 1 else np.zeros(1)
+
+
+def coinciding(cells: Sequence[Axes], handles: Sequence[Line2D]) -> list[str]:
+    """Put a sign behind the labels of curves that lie upon each other in all of `cells`; which signs were used.
+
+    Curves are known by their labels, which are those of their legend's `handles`; axes have their limits by now.
+    """
+    for cell in cells:
+        cell.get_ylim()  # which takes in what was drawn last
+    groups: list[list[Line2D]] = []
+    for one in handles:
+        known = next((group for group in groups if _alike(cells, group[0].get_label(), one.get_label())), None)
+        groups.append([one]) if known is None else known.append(one)
+    found = [group for group in groups if len(group) > 1]
+    for sign, group in zip(NOTES, found, strict=False):
+        for one in group:
+            one.set_label(f"{one.get_label()}{sign}")
+    return list(NOTES[: len(found)])
+
+
+def _alike(cells: Sequence[Axes], one: object, other: object) -> bool:
+    """Whether the lines of two labels are in the same panels, and next to nowhere further apart than `ALIKE`."""
+    farthest = -1.0
+    for cell in cells:
+        height = cell.transScale + cell.transLimits
+        curves = [
+            [np.asarray(height.transform(line.get_xydata()))[:, 1] for line in cell.lines if line.get_label() == name]
+            for name in (one, other)
+        ]
+        if [len(curve) for curve in curves[0]] != [len(curve) for curve in curves[1]]:
+            return False
+        for first, second in zip(*curves, strict=True):
+            both = np.isfinite(first) & np.isfinite(second)
+            apart = np.abs(np.clip(first[both], 0, 1) - np.clip(second[both], 0, 1))
+            farthest = max(farthest, float(np.quantile(apart, MOST_ALIKE)) if apart.size else 0)
+    return 0 <= farthest < ALIKE
+
+
+def of_coinciding(signs: Sequence[str]) -> list[str]:
+    """What the signs of `coinciding` say, for small print."""
+    return [
+        f"{', '.join(dict.fromkeys(signs))}: curves that coincide at {100 * MOST_ALIKE:g} % of their points"
+    ] * bool(signs)
+
+
+def thinned(x: np.ndarray, *rows: np.ndarray, most: int = 96, exact: int = 32) -> tuple[np.ndarray, ...]:
+    """Curves over positions as few points: the first `exact` as they are, then means over bins that grow with position.
+
+    Each of `rows` is [..., position]; bins are the same for all, and their place is the mean position. Means leave NaN out.
+    """
+    if x.size <= most:
+        return (x, *rows)
+    edges = np.geomspace(exact, x.size, most - exact + 1).round().astype(int)
+    starts = np.concatenate([np.arange(exact), np.unique(edges)[:-1]])
+    counts = np.diff([*starts, x.size])
+    found = [np.add.reduceat(x.astype(float), starts) / counts]
+    for row in rows:
+        good = np.isfinite(row)
+        number = np.add.reduceat(good, starts, axis=-1, dtype=float)
+        total = np.add.reduceat(np.where(good, row, 0.0), starts, axis=-1)
+        found.append(np.divide(total, number, out=np.full_like(total, np.nan), where=number > 0))
+    return tuple(found)
+
+
+def results_of(
+    results: xr.Dataset | Mapping[str, xr.Dataset], command: str, needs: Mapping[str, Sequence[str]]
+) -> dict[str, xr.Dataset]:
+    """Results by their model's name; every one of them has the variables `needs`, over the dimensions given there.
+
+    Raises:
+        InputError: no results, or one of another probe.
+    """
+    if isinstance(results, xr.Dataset):
+        results = {short(str(results.attrs.get("model", "model"))): results}
+    if not results:
+        raise InputError("no results to draw; give at least one")
+    for name, ds in results.items():
+        for variable, dims in needs.items():
+            if variable not in ds or ds[variable].dims != tuple(dims):
+                raise InputError(
+                    f"the result of '{name}' has no {variable} [{', '.join(dims)}]; give one of headwater {command}"
+                )
+    return dict(results)
+
+
+def option(ds: xr.Dataset, name: str) -> Any:
+    """An option that the result was made with; None where it does not say."""
+    return json.loads(str(ds.attrs.get("options", "{}"))).get(name)
+
+
+def facts(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """What results rest on, for small print; values that differ between results are all given, in their order."""
+    lengths, prompts = (
+        dict.fromkeys(ds.sizes[dim] for ds in results.values() if dim in ds.sizes) for dim in ("position", "prompt")
+    )
+    dtypes = dict.fromkeys(dtype for ds in results.values() for dtype in number_types(ds))
+    found = [f"T = {' / '.join(map(str, lengths))}"] * bool(lengths)
+    found += [f"{' / '.join(map(str, prompts))} prompt{'s' * (list(prompts) != [1])}"] * bool(prompts)
+    return [*quickly(results.values()), *found] + [" / ".join(dtypes)] * bool(dtypes)
+
+
+def small_print(figure: Figure, texts: Sequence[str], width: float) -> None:
+    text = textwrap.fill("; ".join(texts), width=int(width * CHARACTERS), break_on_hyphens=False)
+    figure.supxlabel(text, fontsize=7, color="#555555")

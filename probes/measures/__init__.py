@@ -1,0 +1,1 @@
+"""One file per measurement, and what several of them share."""

@@ -1,0 +1,426 @@
+"""Toys beside a model: every probe on one view in one call, and how far two curves over position agree.
+
+Curves of different lengths meet on the position fraction x = j / (T - 1): 0 is the first position, 1 the one that is read
+out. The longer one is taken at the shorter one's points, in the logarithm between its own two nearest positions; where one
+of those is zero (a sliding window sees no further) the nearer one counts.
+
+A curve is the geometric mean over prompts and seeds (`profiles.typical`): trained profiles are heavy-tailed, and a root mean
+square hangs on a few prompts. Beside a theory that predicts a mean square (`squares`) it is the root mean square over
+prompts on both sides, and the geometric mean of those over seeds. Agreement of two:
+
+- `spearman`, the rank correlation over all points;
+- `error`, the RMS log error with a free scale over the points where both are above zero: shapes are compared, since a toy's
+  unit is its own;
+- `apart`, the share of points where one of the two is zero and the other is not: windows reach whole blocks far, and at the
+  end of the reach one curve may stop a point before the other.
+
+Intervals (95 %) are of the jackknife (`probes.results.statistics`), ratios and errors by their logarithms. The unit of
+a model's text is the document, fresh seeds held; that of toys is the run, a seed. Half-widths of a model and its toys
+add in quadrature. Two curves of the same prompts (a prediction and what it predicts) leave out the same documents. A
+single run has no interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import InputError
+from ..models.given import takes_model
+from ..models.swap import swapped
+from ..models.view import View
+from ..results.curves import SHORTEST, rms_log_error, spearman, ushape
+from ..results.dataset import dataset, provenance
+from ..results.profiles import ranged, troughs, typical
+from ..results.statistics import ends, jackknife, jackknife_of_two, numbered
+from ..results.statistics import resampling as resampled
+from .bos_swap import removed
+from .jacobian import PRODUCTS, jacobian
+from .leakage import LAGS, PARTS, SOURCES, Band, resampling, splits, usual_bands
+from .leakage import check as check_leakage
+from .sinks import THRESHOLD, sinks
+
+EXACT_WIDTH = 64  # up to it the Jacobian is taken exactly: no more products than a sketch has
+PROMPTS = 8  # of profiles and sinks; of both all, if there are fewer
+BOOTSTRAP = 400
+SHAPES = ("primacy", "recency", "trough")
+
+Samples = Float[np.ndarray, "_ _ _"]  # [seed, prompt, position]; two curves differ in all three
+Progress = Callable[[float, float], None]  # (share of the work done, 1)
+
+
+class Agreement(NamedTuple):
+    """How alike two curves are; see the module's text.
+
+    NaN: too few points where both are above zero, or one is flat; ends, too, of a single document or run.
+    """
+
+    spearman: float
+    spearman_low: float
+    spearman_high: float
+    error: float
+    error_low: float
+    error_high: float
+    apart: float
+
+
+class Shape(NamedTuple):
+    """Primacy, recency and trough (as a fraction) of a curve, each with the ends of its interval; `summary.ushape`'s."""
+
+    primacy: tuple[float, float, float]
+    recency: tuple[float, float, float]
+    trough: tuple[float, float, float]
+
+
+# ------------------------------------------------------------------------------------------------------- one view
+
+
+@takes_model
+def portrait(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    replacement: Any = "mean",
+    stationary: bool = True,
+    prompts: int = PROMPTS,
+    bootstrap: int = BOOTSTRAP,
+    seed: int = 0,
+    documents: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Every probe on one view: profile, sinks by position, sources of leakage, and what a swap at position 0 does.
+
+    Args:
+        model: any view, a pretrained model's or a toy's; it is not changed.
+        tokens: ids [prompt, position]; all are taken for leakage, the first ones for the rest.
+        replacement: what the swap puts at position 0, as in `probes.swapped`.
+        stationary: whether what stands at a position does not depend on the position (but for position 0), which leakage
+            is defined for. Sequences of items and labels in turn are not.
+        prompts: how many of them for sinks and the Jacobian profile, which is exact up to width 64, else a sketch of 64
+            products.
+        bootstrap: resamples for the intervals of leakage.
+        seed: of resampling and probes.
+        documents: what each prompt is a window of, as in `probes.leakage`.
+        progress: called with (share done, 1).
+
+    Returns:
+        Dataset with `sensitivity`, `elasticity` and the same `_swapped` [prompt, position]; `alpha`, mean weight over blocks
+        and heads, and `sink_rate`, share of heads above the threshold [prompt, position]; `uniform` [position]; `reacts`,
+        mean over blocks and heads; `leakage_total`, `leakage_source` and `leakage_share` [source], `residual`,
+        `residual_swapped` and `removed`, each of the early band and with `_low`, `_high`. Attributes: what made it, `lags`
+        and `band` of leakage, and `refused`, JSON: what is NaN because this model or these prompts do not admit it, and why.
+
+    Raises:
+        InputError: tokens or options that cannot be used; values that are not finite.
+
+    Source: science of the measurement, sections 1, 3 and 4.
+    """
+    steps = _Steps(progress, 5)
+    some: dict[str, Any] = (
+        {"method": "exact"} if model.spec.width <= EXACT_WIDTH else {"method": "sketch", "products": PRODUCTS}
+    )
+    other = swapped(model, replacement, seed=seed)
+    found = {}
+    for name, view in (("sensitivity", model), ("sensitivity_swapped", other)):
+        ds = jacobian(view, tokens[:prompts], seed=seed, **some)
+        found[name], found[name.replace("sensitivity", "elasticity")] = ds.sensitivity.values, ds.elasticity.values
+        steps()
+    seen = sinks(model, tokens[:prompts], keys="all", per_prompt=True, reacts=replacement)
+    alpha = seen["alpha"].transpose("prompt", "layer", "head", "key").values
+    reacts = seen["reacts"].values
+    steps()
+    lags = usual_lags(model, tokens.shape[1])
+    bands = usual_bands(tokens.shape[1], lags)[:1] if lags else ()
+    refused = _refused(model, tokens, bands, lags, stationary)
+    leaks = None
+    if not refused:
+        leaks = _leaks(model, other, tokens, bands, lags, resampling(len(tokens), bootstrap, seed, documents))
+    steps.finish()
+    by_prompt = ("prompt", "position")
+    of_leakage = {
+        "leakage_total": ("leakage of the early band, log form, mean over blocks and heads", "nat^2"),
+        "leakage_source": ("Shapley value of each source in it", "nat^2"),
+        "leakage_share": ("share of each source in it", "1"),
+        "residual": ("its residual component", "nat^2"),
+        "residual_swapped": ("its residual component, position 0 swapped", "nat^2"),
+        "removed": ("fraction of its residual component that the swap at position 0 removes", "1"),
+    }
+    of_profiles = {"sensitivity": "||J_j||_F / sqrt(d)", "elasticity": "sensitivity * rms(x) / rms(h)"}
+    variables: dict[str, tuple[Any, ...]] = {
+        f"{name}{end}": (by_prompt, found[f"{name}{end}"], {"long_name": f"{said}{when}", "units": "1"})
+        for name, said in of_profiles.items()
+        for end, when in (("", ""), ("_swapped", ", position 0 swapped"))
+    }
+    variables |= {
+        "alpha": (
+            by_prompt,
+            alpha.mean((1, 2)),
+            {"long_name": "mean weight on the position over the queries from it on [Gu]", "units": "1"},
+        ),
+        "sink_rate": (
+            by_prompt,
+            (alpha > THRESHOLD).mean((1, 2)),
+            {"long_name": f"share of heads with alpha > {THRESHOLD:g}", "units": "1"},
+        ),
+        "uniform": (
+            ("position",),
+            seen["uniform"].values.mean(0),
+            {"long_name": "alpha of uniform attention", "units": "1"},
+        ),
+        "reacts": (
+            (),
+            np.float64(reacts[~np.isnan(reacts)].mean() if not np.isnan(reacts).all() else np.nan),
+            {"long_name": "attention to keys >= 1 changed by the swap at position 0, total variation", "units": "1"},
+        ),
+    }
+    for name, (said, unit) in of_leakage.items():
+        dims = ("source",) if name in ("leakage_source", "leakage_share") else ()
+        ends = np.full((3, *[len(SOURCES) for _ in dims]), np.nan) if leaks is None else leaks[name]
+        for end, values in zip(("", "_low", "_high"), ends, strict=True):
+            described = said if not end else f"{said}, {end[1:]} end of the 95 % interval"
+            variables[f"{name}{end}"] = (dims, values, {"long_name": described, "units": unit})
+    return dataset(
+        variables,
+        coords={"source": list(SOURCES), "position": range(tokens.shape[1])},
+        attrs=provenance(
+            model,
+            tokens,
+            measurement="portrait",
+            replacement=replacement,
+            stationary=stationary,
+            prompts=prompts,
+            bootstrap=bootstrap,
+            seed=seed,
+            **some,
+        )
+        | {
+            "lags": "" if not lags else f"{lags[0]}-{lags[-1]}",
+            "band": "" if not bands else "-".join(map(str, bands[0])),
+        }
+        | {"refused": refused or {}},
+    )
+
+
+def _refused(
+    model: View, tokens: Tensor, bands: Sequence[Band], lags: Sequence[int], stationary: bool
+) -> dict[str, str]:
+    """Why leakage is not measured, if it is not."""
+    if not stationary:
+        return {"leakage": "what stands at a position depends on the position in these prompts"}
+    if not bands:
+        return {"leakage": f"no lag fits the window, or {tokens.shape[1]} positions"}
+    try:
+        check_leakage(model, tokens, bands, lags)
+    except InputError as error:
+        return {"leakage": str(error)}
+    return {}
+
+
+def _leaks(
+    model: View,
+    other: View,
+    tokens: Int[Tensor, "prompt position"],
+    bands: Sequence[Band],
+    lags: Sequence[int],
+    drawn: Int[Tensor, "resample prompt"],
+) -> dict[str, np.ndarray]:
+    """Leakage of one band, log form, means over blocks and heads; each with the ends of its interval [3, ...].
+
+    What `probes.leakage` and `probes.bos_swap` give, without what is not asked for here.
+    """
+    means: dict[str, np.ndarray] = {}
+    for when, view in (("before", model), ("after", other)):
+        found = splits(view, tokens, bands, lags, drawn)
+        means |= {f"{name} {when}": found[name].mean((2, 3, 4)) for name in ("log_form", "log_source", "log_stream")}
+    total = means["log_form before"][:, PARTS.index("total")]
+    sources = means["log_source before"]
+    whole = sources.sum(1, keepdims=True)
+    shares = np.divide(sources, whole, out=np.full_like(sources, np.nan), where=whole > 0)
+    streams = {when: means[f"log_stream {when}"][:, 0] for when in ("before", "after")}
+    gone = removed(means["log_stream before"], means["log_stream after"])  # one entry each
+    return {
+        "leakage_total": _with_ends(total),
+        "leakage_source": _with_ends(sources),
+        "leakage_share": _with_ends(shares),
+        "residual": _with_ends(streams["before"]),
+        "residual_swapped": _with_ends(streams["after"]),
+        "removed": np.stack(gone)[:, 0],
+    }
+
+
+def _with_ends(resamples: Float[np.ndarray, "resample ..."]) -> np.ndarray:
+    """The first, and the ends over the others; none where there are no others, or the first is none."""
+    return np.stack([resamples[0], *ends(resamples)])
+
+
+def usual_lags(model: View, length: int) -> tuple[int, ...]:
+    """1 to 8, or as many as a quarter of the prompt and every window have room for; none where there is no room."""
+    window = min((w for w in model.spec.windows if w is not None), default=length)
+    return LAGS[: max(0, min((length - 1) // 4, window - 1))]
+
+
+class _Steps:
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def __call__(self) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(float(self.done / self.total), 1.0)
+
+    def finish(self) -> None:
+        self.done = self.total - 1
+        self()
+
+
+# ------------------------------------------------------------------------------------------------------ two curves
+
+
+def fractions(length: int) -> Float[np.ndarray, " position"]:
+    """x = j / (T - 1) of every position."""
+    return np.arange(length) / max(1, length - 1)
+
+
+def averaged(values: Samples, *, squares: bool = False) -> Float[np.ndarray, " position"]:
+    """One curve of [seed, prompt, position]: the geometric mean; with `squares` of the root mean squares over prompts.
+
+    Raises:
+        InputError: there is nothing to average, or values that are negative or not finite.
+    """
+    found = _checked(values)
+    return typical(np.sqrt(np.mean(found**2, axis=1)) if squares else found)
+
+
+def taken_at(curve: Float[np.ndarray, " position"], points: int) -> Float[np.ndarray, " point"]:
+    """A curve at `points` even fractions from 0 to 1, interpolated in the logarithm; see the module's text on zeros.
+
+    Raises:
+        InputError: fewer than 2 points, or more than the curve has.
+    """
+    if not 2 <= points <= len(curve):
+        raise InputError(f"points={points} cannot be taken of {len(curve)} positions; give from 2 to {len(curve)}")
+    if points == len(curve):
+        return np.array(curve, dtype=np.float64)
+    at = fractions(points) * (len(curve) - 1)
+    low = np.minimum(np.floor(at).astype(int), len(curve) - 2)
+    share = at - low
+    left, right = np.asarray(curve, dtype=np.float64)[low], np.asarray(curve, dtype=np.float64)[low + 1]
+    both = (left > 0) & (right > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = np.exp((1 - share) * np.log(left) + share * np.log(right))
+    return np.where(both, between, np.where(share < 0.5, left, right))
+
+
+def agreement(
+    one: Samples,
+    other: Samples,
+    *,
+    paired: bool = False,
+    squares: bool = False,
+    documents: Sequence[str] | None = None,
+) -> Agreement:
+    """How alike two curves over position are, on the shorter one's fractions.
+
+    Args:
+        one: a model's, [seed, prompt, position], zero or more; its unit is the document.
+        other: the same of toys, whose unit is the seed, or a single curve [1, 1, position], which is held.
+        paired: both have the same prompts, and one unit.
+        squares: means are root mean squares over prompts: beside the kernel, which predicts them.
+        documents: what each prompt of `one` is a window of; its prompts are units where that is missing.
+
+    Raises:
+        InputError: curves that cannot be compared.
+    """
+    a, b = _checked(one), _checked(other)
+    if paired and a.shape[1] != b.shape[1]:
+        raise InputError(f"{a.shape[1]} and {b.shape[1]} prompts cannot be paired; give the same ones, or paired=False")
+    points, seeds = min(a.shape[-1], b.shape[-1]), len(a)
+
+    def alike(x: Samples, y: Samples) -> tuple[float, float, float]:
+        return _alike(*(taken_at(averaged(values, squares=squares), points) for values in (x, y)))
+
+    def estimate(by_prompt: np.ndarray, y: Samples) -> np.ndarray:
+        rank, error, _ = alike(by_prompt.swapaxes(0, 1), y)
+        return np.array([rank, math.log(error) if error > 0 else -math.inf if error == 0 else math.nan])
+
+    def together(by_prompt: np.ndarray) -> np.ndarray:
+        return estimate(by_prompt[:, :seeds], by_prompt[:, seeds:].swapaxes(0, 1))
+
+    mine = a.swapaxes(0, 1), np.arange(a.shape[1]) if documents is None else numbered(documents)
+    if paired:
+        found = jackknife(together, np.concatenate([a, b]).swapaxes(0, 1), mine[1])
+    elif b.shape[:2] == (1, 1):
+        found = jackknife(lambda some: estimate(some, b), *mine)
+    else:
+        found = jackknife_of_two(estimate, mine, (b, np.arange(len(b))))
+    (rank, *rank_ends), (error, *error_ends) = ([float(ends[n]) for ends in found] for n in (0, 1))
+    return Agreement(
+        spearman=rank,
+        spearman_low=max(rank_ends[0], -1.0),
+        spearman_high=min(rank_ends[1], 1.0),
+        error=math.exp(error),
+        error_low=math.exp(error_ends[0]),
+        error_high=math.exp(error_ends[1]),
+        apart=alike(a, b)[2],
+    )
+
+
+def shape(
+    values: Samples,
+    *,
+    runs: bool = False,
+    documents: Sequence[str] | None = None,
+    bootstrap: int = BOOTSTRAP,
+    seed: int = 0,
+) -> Shape:
+    """Primacy, recency and trough of a curve [seed, prompt, position], with intervals.
+
+    Ratios are infinite, or NaN, where a window cuts off the middle.
+
+    Args:
+        values: zero or more.
+        runs: seeds are the units (toys); else documents are.
+        documents: what each prompt is a window of; prompts are units where that is missing.
+        bootstrap: resamples of the units for the trough.
+        seed: of the resampling.
+
+    Raises:
+        InputError: values that are no curve, or fewer than 8 positions.
+    """
+    found = _checked(values)
+    if found.shape[-1] < SHORTEST:
+        raise InputError(f"a curve of {found.shape[-1]} positions has no middle; give at least {SHORTEST}")
+    by_unit = found if runs else found.swapaxes(0, 1)
+    names = list(map(str, range(len(by_unit)))) if runs or documents is None else documents
+    unit = numbered(names)
+    whole, ratios = ushape(typical(found)), ranged(by_unit, unit)
+    with np.errstate(divide="ignore"):  # a zero stays one: exp(-inf)
+        logs = np.log(by_unit).mean(1)
+    drawn = resampled(len(by_unit), bootstrap if len(np.unique(unit)) > 1 else 0, seed, documents=names)
+    low, high = (float(end) / (found.shape[-1] - 1) for end in ends(troughs(logs, drawn.astype(np.float64))))
+    return Shape(
+        (whole.primacy, *ratios["primacy"][1:3]),
+        (whole.recency, *ratios["recency"][1:3]),
+        (whole.trough_fraction, low, high),
+    )
+
+
+def _alike(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    both = (x > 0) & (y > 0)
+    error = rms_log_error(x[both], y[both], free_scale=True) if np.count_nonzero(both) > 1 else math.nan
+    return spearman(x, y), error, float(np.mean((x > 0) != (y > 0)))
+
+
+def _checked(values: Samples) -> Samples:
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim != 3 or found.size == 0 or found.shape[-1] < 2:
+        raise InputError(f"a curve has shape {list(found.shape)}; give [seed, prompt, position], at least 2 positions")
+    if not np.all(np.isfinite(found) & (found >= 0)):
+        raise InputError("a curve has values that are negative or not finite; give sensitivities or weights")
+    return found

@@ -1,0 +1,197 @@
+"""Statistics of attention patterns that never hold a pattern, let alone one for every head and block.
+
+Two ways, both exact up to rounding:
+
+- A few entries: `A_ij = exp(s_ij - log Z_i)` with the log-sum-exp `log Z_i` that the fused kernel returns while the model
+  runs (`View.watching`). Any few columns or diagonals of a pattern cost T numbers each, beside a plain forward pass.
+- All entries: block of queries by block of queries (`pattern_blocks`), each of a few MiB, reduced before the next is made.
+
+What has to see several prompts before it can go on (`by_layer`: leakage subtracts means over prompts) runs all of them
+through one block at a time, chunk by chunk, and holds the queries and keys of a chunk alone.
+
+Sources: science of the measurement, sections 3 and 4; sinks in `probes.sinks`, leakage in `probes.leakage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from ..errors import InputError
+from ..models.fused import attend, query_blocks
+from ..models.view import Attention, Edit, View
+
+
+class PatternBlock(NamedTuple):
+    """Rows `start` to `stop` of a pattern: `weights [B, H, rows, keys]` of keys `first` to `last`; no query sees others.
+
+    `last` is `stop`, or the end of a prefix that all queries see.
+    """
+
+    start: int
+    stop: int
+    first: int
+    weights: Float[Tensor, "batch head query key"]
+
+    @property
+    def last(self) -> int:
+        return self.first + self.weights.shape[-1]
+
+
+class ColumnStatistics(NamedTuple):
+    """Of every key, both [B, H, key]. Under a prefix queries before a key may see it: `over` counts them, `total` not."""
+
+    total: Float[Tensor, "batch head key"]  # sum of the weights on it, of the queries from it on
+    over: Float[Tensor, "batch head key"]  # number of queries with a weight on it above the threshold
+
+
+def normalizers(attention: Attention) -> Float[Tensor, "batch head query"]:
+    """`log Z_i`, the log-sum-exp of a query's logits: the kernel's own where it gave one, else from another pass of it."""
+    found = attention.normalizer if attention.normalizer is not None else attend(attention, normalizer=True).normalizer
+    assert found is not None
+    return found
+
+
+def outputs(attention: Attention) -> Float[Tensor, "batch head query c"]:
+    """`sum_j A_ij v_j`: the kernel's own where it gave one, else from another pass of it."""
+    found = attention.output if attention.output is not None else attend(attention).output
+    assert found is not None
+    return found
+
+
+def completed(attention: Attention) -> Attention:
+    """The same with output and log-sum-exp, so that neither is computed twice."""
+    if attention.output is not None and attention.normalizer is not None:
+        return attention
+    return attend(attention, normalizer=True)
+
+
+def pairs(
+    attention: Attention, queries: Sequence[int] | Tensor, keys: Sequence[int] | Tensor
+) -> Float[Tensor, "batch head pair"]:
+    """Logits of (query, key) pairs, as in `Attention.logits`; what the query does not see is minus infinity."""
+    device = attention.query.device
+    i, j = (torch.as_tensor(x, dtype=torch.long, device=device) for x in (queries, keys))
+    exact = torch.promote_types(attention.query.dtype, torch.float32)
+    query, key = attention.query[..., i, :].to(exact), attention.key[..., j, :].to(exact)
+    return attention.logits_of((query * key).sum(-1) * attention.scale, i, j)
+
+
+def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch head query chosen"]:
+    """The pattern's columns of the chosen keys, zero where a query does not see one.
+
+    Raises:
+        InputError: a key outside the prompt.
+    """
+    length = attention.query.shape[-2]
+    wrong = [key for key in keys if not 0 <= key < length]
+    if wrong:
+        raise InputError(f"key {wrong[0]} is outside the prompt; positions run from 0 to {length - 1}")
+    device = attention.query.device
+    exact = torch.promote_types(attention.query.dtype, torch.float32)
+    j = torch.tensor(list(keys), dtype=torch.long, device=device)
+    i = torch.arange(length, device=device)
+    # Scaling the few keys instead of the many queries spares a copy of the queries.
+    chosen = attention.key[..., j, :].to(exact) * attention.scale
+    products = attention.query.to(exact) @ chosen.transpose(-1, -2)  # [B, H, T, K]
+    logits = attention.logits_of(products, i[:, None], j[None, :])
+    return logits.sub_(normalizers(attention)[..., None]).exp_()
+
+
+def diagonals(attention: Attention, lags: Sequence[int]) -> Float[Tensor, "batch head lag query"]:
+    """Logits `s_{i, i - lag}`, minus infinity where there is no such key or the query does not see it.
+
+    Raises:
+        InputError: a lag below 0 where no prefix lets queries see ahead.
+    """
+    wrong = [lag for lag in lags if lag < 0 and attention.prefix is None]
+    if wrong:
+        raise InputError(f"lag {wrong[0]} looks ahead of the query, which sees nothing there; give lags from 0")
+    length = attention.query.shape[-2]
+    i = torch.arange(length, device=attention.query.device)
+    found = []
+    for lag in lags:
+        before, after = max(lag, 0), max(-lag, 0)  # queries without such a key
+        logits = pairs(attention, i[before : max(0, length - after)], i[after : max(0, length - before)])
+        edges = (min(before, length), min(after, length))
+        found.append(functional.pad(logits, edges, value=float("-inf")))
+    return torch.stack(found, -2)
+
+
+def pattern_blocks(attention: Attention, *, numbers: int | None = None) -> Iterator[PatternBlock]:
+    """The pattern in blocks of queries, of about `numbers` weights each; at most one is alive at a time."""
+    log_z = normalizers(attention)
+    given = {} if numbers is None else {"numbers": numbers}
+    for start, stop in query_blocks(attention, **given):
+        weights = attention.logits(start, stop).sub_(log_z[..., start:stop, None]).exp_()
+        yield PatternBlock(start, stop, attention.first_key(start), weights)
+
+
+def column_statistics(attention: Attention, threshold: float) -> ColumnStatistics:
+    """Sums and counts above `threshold` of every column, in one pass over the pattern."""
+    shape, log_z = attention.query.shape[:-1], normalizers(attention)
+    total, over = (torch.zeros(shape, dtype=torch.float64, device=log_z.device) for _ in range(2))
+    for block in pattern_blocks(replace(attention, normalizer=log_z)):
+        start, stop, first, weights = block
+        ones, seen = weights.new_ones(1, stop - start), slice(first, block.last)
+        ahead = attention.last_key(start + 1) > start + 1  # some query of the block sees keys behind it
+        counted = weights.tril(start - first) if ahead else weights
+        # A product with ones is the fastest sum over rows there is; float32 counts exactly up to 2^24.
+        total[..., seen] += (ones @ counted).squeeze(-2)
+        over[..., seen] += (ones @ weights.gt_(threshold)).squeeze(-2)
+    return ColumnStatistics(total, over)
+
+
+def by_layer(model: View, streams: MutableMapping[Any, Tensor]) -> Iterator[tuple[int, Iterator[Attention]]]:
+    """Run prompts through block after block, chunk by chunk: (block, the attention of one chunk after the other).
+
+    `streams` holds the embeddings [B, T, d] of every chunk, in whatever order the mapping has, and the streams behind each
+    block after it. What is given of attention is queries, keys and log-sum-exps, no values and outputs.
+    """
+    blocks = model.trace(next(iter(streams.values()))[:1]).blocks
+    for layer, block in enumerate(blocks):
+        running = _through(model, block, streams)
+        yield layer, running
+        for _ in running:  # what the caller did not ask for
+            pass
+
+
+def _through(
+    model: View, block: Callable[[Tensor], Tensor], streams: MutableMapping[Any, Tensor]
+) -> Iterator[Attention]:
+    for name in list(streams):
+        found: list[Attention] = []
+        with (
+            model.watching(lambda _, attention, found=found: found.append(_without_values(attention))),
+            torch.no_grad(),
+        ):
+            streams[name] = block(streams[name])
+        yield found.pop()
+
+
+def run_watched(
+    model: View,
+    embeddings: Float[Tensor, "prompt position d"],
+    watcher: Callable[[int, Attention], None],
+    edits: Sequence[Edit] = (),
+) -> None:
+    """One pass without gradients, edited, in which `watcher` sees every block's attention, with log-sum-exp and output."""
+
+    def watch(layer: int, attention: Attention) -> None:
+        watcher(layer, completed(attention))
+
+    with model.watching(watch), torch.no_grad():
+        model.residual(embeddings, edits=edits)
+
+
+def _without_values(attention: Attention) -> Attention:
+    log_z = normalizers(attention)
+    # A slice of the values would keep all of them: one number in their shape instead, and none to be taken for a value.
+    nothing = attention.value.new_full((1,), float("nan")).expand_as(attention.value)
+    return replace(attention, value=nothing, output=None, normalizer=log_z)

@@ -1,0 +1,394 @@
+"""Another embedding at position 0: how a model acts without its first token.
+
+`swapped` puts a view in front of a view: the same weights, but position 0 holds a replacement before block 0 reads it. It
+is a view like any other, and every probe runs on it unchanged. `bos_swap` runs several of them before and after.
+
+**Removed.** The log form of leakage (`probes.leakage`) is V(X - M), X what the residual stream makes of a head's log-weights
+(through logits and denominators), M what the mask does. The residual component is V(X), the leakage that would be left if
+the mask made none, and the fraction of it removed is `1 - V(X)_after / V(X)_before`: 1 where the swap leaves nothing, 0
+where it changes nothing, negative where it adds. Heads, blocks for `removed_of_model`, are averaged before the ratio. The
+*Shapley value* of the residual source, V(X) - C(X, M), is no measure to take a fraction of: where the residual stream works
+against the mask, as sinks do that steady the denominators, it is negative. It is given before and after (`source_...`),
+as is every other part with its change, since a swap acts on all of them.
+
+**Intervals** (95 %, percentiles of the bootstrap) are paired: each resample draws the prompts once, within each half, and
+takes the same ones before and after. V(X) is estimated without bias and can be noise around 0, above all in block 0: where
+the estimate is not above 0 there is no fraction (NaN), and where more than 2.5 % of the resamples are not, its interval is
+infinite at both ends: more prompts are needed to know it. `residual_change` is known better, since much of the noise is the
+same before and after.
+
+**Loss.** `-log p` of the token at i + 1 read out at position i, in nats. At position 0 the model predicts from the
+replacement alone, so that means over positions begin at 1. Where the next token of some prompt is one that the model's head
+excludes (toys that predict labels only) there is no loss: NaN, left out of the mean over positions.
+
+**Jacobian profile.** Sensitivity to what block 0 reads, with the same probes before and after. At position 0 that is the
+sensitivity to the replacement, another point: under "zero" the norms divide by sqrt(eps) there, in block after block where
+there are no biases, and numbers of 1e13 are right.
+
+Sources: science of the measurement, section 4, "BOS swap"; [Ruscio], arXiv 2606.06160, removes 40 % at early queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from ..errors import InputError
+from ..models.given import takes_model
+from ..models.swap import swapped
+from ..models.view import View
+from ..results.curves import Profile, mean_profile
+from ..results.dataset import dataset, provenance, tokens_hash
+from ..results.statistics import INTERVAL, ends
+from ..run.pieces import Piece, each, within
+from .forms import resampling, splits
+from .jacobian import PRODUCTS, jacobian
+from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check
+from .sinks import THRESHOLD, sinks
+
+Progress = Callable[[float, float], None]  # (share done, 1)
+
+PROFILE_PROMPTS = 4
+# Of the time, by what is measured; before and after take the same.
+SHARES = {"leakage": 0.5, "sinks": 0.1, "loss": 0.1, "sensitivity": 0.3}
+LEAST = {"bootstrap": 0, "seed": 0, "profile_prompts": 1, "products": 2}
+LOGITS_AT_ONCE = 1 << 24  # next-token logits: 64 MiB in float32
+
+
+# -------------------------------------------------------------------------------------------------- before and after
+
+
+@dataclass(frozen=True)
+class State:
+    """How a model is with what stands at position 0: one side of a swap. Made by `state`."""
+
+    of: dict[str, Any]  # model, prompts and options
+    leaks: dict[str, np.ndarray]  # by `FORMS` and "residual", [resample, entry, layer, head, band]
+    sink: xr.Dataset  # of key 0
+    losses: Float[np.ndarray, "prompt predicted"]
+    profile: Profile
+
+
+@takes_model
+def bos_swap(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    replacement: Any = "mean",
+    seed: int = 0,
+    bands: Any = None,
+    lags: Any = LAGS,
+    bootstrap: int = 400,
+    profile_prompts: int = PROFILE_PROMPTS,
+    products: int = PRODUCTS,
+    documents: Sequence[str] | None = None,
+    before: State | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """What another embedding at position 0 does to leakage, sinks, next-token loss and the Jacobian profile.
+
+    Args:
+        model: any view; it is not changed.
+        tokens: ids [prompt, position], at least 4 prompts, as in `probes.leakage`. Position 0, BOS or not, is replaced.
+        replacement: a token id, "mean", "zero" or "random", see `swapped`.
+        seed: of the resampling, the sketch's probes and the random direction.
+        bands, lags, bootstrap: as in `probes.leakage`.
+        profile_prompts: the first so many prompts are taken for the Jacobian profile; all, if there are fewer.
+        products: of its sketch, per prompt.
+        documents: what each prompt is a window of, as in `probes.leakage`.
+        before: the model as it is, measured with the same options (`state`): several replacements need that only once.
+        progress: called with (share of the work done, 1).
+
+    Returns:
+        Dataset. With intervals `..._low` and `..._high` (unless `bootstrap` is 0), and means over heads:
+        `removed [layer, band]` and `removed_of_model [band]`, the fraction of the residual component that the swap removes,
+        see the module's text; `removed_steady...`, the same without the constant sink (see `probes.leakage`); `residual_...`
+        [layer, band] and `residual_..._of_model` [band], what they are fractions of, `residual_steady_...` alike;
+        `leakage_...` [part, layer, band], the log form in squared nats; `source_...` [source, layer, band], its Shapley
+        values; `weight_...` [source, layer, band], those of the weight form: each `before`, `after` and the `change`.
+        `loss_change [position]`, `loss_change_of_model` (mean over positions from 1 on), nats.
+        Without intervals: `alpha_before`, `alpha_after` [layer, head] and `sink_rate_before`, `sink_rate_after` [layer] of
+        key 0; `loss_before`, `loss_after` [position], NaN at the last, which predicts nothing; `sensitivity_before`,
+        `sensitivity_after` [position], rms over prompts, and their standard errors `..._stderr`. `tokens`; attributes say
+        what made it, `replacement` among them.
+
+    Raises:
+        InputError: no such replacement, an option that cannot be used, prompts that do not fit bands and lags, values
+            that are not finite, or `before` is of another model, other prompts or options.
+
+    Source: science of the measurement, section 4; [Ruscio], arXiv 2606.06160.
+    """
+    options = _options(model, tokens, seed, bands, lags, bootstrap, profile_prompts, products)
+    bands, lags = options["bands"], options["lags"]
+    if before is not None and before.of != (key := _key(model, tokens, options)):
+        other = ", ".join(name for name in key if before.of.get(name) != key[name])
+        raise InputError(f"before was measured with other {other}; measure it with the same, or leave it out")
+    view = swapped(model, replacement, seed=seed)
+    chosen = view.replacement
+    drawn = resampling(len(tokens), bootstrap, seed, documents)
+    report = _Report(progress, runs=2 if before is None else 1)
+    if before is None:
+        with within("before"):
+            before = _state(model, tokens, options, drawn, report)
+    with within("after"):
+        states = {"before": before, "after": _state(view, tokens, options, drawn, report)}
+    report.finish()
+    leaks, losses = ({when: getattr(one, name) for when, one in states.items()} for name in ("leaks", "losses"))
+
+    made = _Variables(bootstrap > 0)
+    for form, (dim, of_what, units) in FORMS.items():
+        one, other = (leaks[when][form].mean(-2) for when in states)  # mean over heads
+        for when, values in (("before", one), ("after", other), ("change", other - one)):
+            said = f"{of_what}, mean over heads, {when}{' by' if when == 'change' else ''} the swap"
+            made.add(f"{form}_{when}", (dim, "layer", "band"), values, said, units)
+    for component, kind in (("", "residual"), ("_steady", "steady")):
+        residual = {when: leaks[when][kind][:, 0] for when in states}  # [resample, layer, head, band]
+        included = ", the constant sink taken out" if component else ""
+        for suffix, dims, over in (("", ("layer", "band"), 2), ("_of_model", ("band",), (1, 2))):
+            of_what = f"{'mean over blocks and heads' if suffix else 'mean over heads'}{included}"
+            one, other = (residual[when].mean(over) for when in states)
+            for when, values in (("before", one), ("after", other), ("change", other - one)):
+                by = " by" if when == "change" else ""
+                said = f"residual component of leakage, log form, {of_what}, {when}{by} the swap"
+                made.add(f"residual{component}_{when}{suffix}", dims, values, said, "nat^2")
+            fraction = removed(one, other)
+            for name, values in zip(("", "_low", "_high")[: 3 if bootstrap else 1], fraction, strict=False):
+                said = f"fraction of the residual component that the swap removes, {of_what}"
+                made.plain(f"removed{component}{suffix}{name}", dims, values, said, "1")
+
+    weights = drawn.double().numpy()
+    whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
+    for when, loss in losses.items():
+        said = f"next-token loss, mean over prompts, {when} the swap"
+        made.plain(f"loss_{when}", ("position",), _padded(loss.mean(0)), said, "nat")
+    change = whole @ (losses["after"] - losses["before"])  # [resample, position]
+    made.add("loss_change", ("position",), _padded(change), "change of the next-token loss by the swap", "nat")
+    change = change[:, 1:]
+    if np.isnan(change).any():
+        known = ~np.isnan(change[0])
+        change = change[:, known] if known.any() else change
+    made.add("loss_change_of_model", (), change.mean(1), "the same, mean over positions from 1 on", "nat")
+    for when, state_then in states.items():
+        alpha = f"mean weight on position 0 [Gu], {when} the swap"
+        made.plain(f"alpha_{when}", ("layer", "head"), state_then.sink.alpha.values, alpha, "1")
+        rate = f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0, {when} the swap"
+        made.plain(f"sink_rate_{when}", ("layer",), state_then.sink.sink_rate.values, rate, "1")
+        norm, profile = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap", state_then.profile
+        made.plain(f"sensitivity_{when}", ("position",), profile.mean, norm, "1")
+        made.plain(f"sensitivity_{when}_stderr", ("position",), profile.stderr, f"standard error: {norm}", "1")
+    return dataset(
+        made.variables,
+        tokens=tokens,
+        coords={
+            "part": list(PARTS),
+            "source": list(SOURCES),
+            "layer": range(model.spec.blocks),
+            "head": range(model.spec.heads),
+            **band_coordinates(bands),
+        },
+        attrs=provenance(
+            model,
+            tokens,
+            measurement="bos_swap",
+            replacement=chosen,
+            **options,
+        )
+        | {"replacement": chosen},
+    )
+
+
+def state(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    seed: int = 0,
+    bands: Any = None,
+    lags: Any = LAGS,
+    bootstrap: int = 400,
+    profile_prompts: int = PROFILE_PROMPTS,
+    products: int = PRODUCTS,
+    documents: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> State:
+    """The model as it is, for `bos_swap(..., before=...)` with several replacements; arguments are those of `bos_swap`.
+
+    Raises:
+        InputError: as `bos_swap`.
+    """
+    options = _options(model, tokens, seed, bands, lags, bootstrap, profile_prompts, products)
+    report = _Report(progress, runs=1)
+    with within("before"):
+        found = _state(model, tokens, options, resampling(len(tokens), bootstrap, seed, documents), report)
+    report.finish()
+    return found
+
+
+def _options(
+    model: View, tokens: Tensor, seed: int, bands: Any, lags: Any, bootstrap: int, profile_prompts: int, products: int
+) -> dict[str, Any]:
+    """Options that can be used, by name."""
+    bands, lags = check(model, tokens, bands, lags)
+    numbers = {"bootstrap": bootstrap, "seed": seed, "profile_prompts": profile_prompts, "products": products}
+    for name, value in numbers.items():
+        least = LEAST[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name}={value} cannot be used; give a whole number, {least} or more")
+    return {"seed": seed, "bands": bands, "lags": lags} | {
+        name: numbers[name] for name in ("bootstrap", "profile_prompts", "products")
+    }
+
+
+def _key(model: View, tokens: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What two sides of a swap share."""
+    found = model.identity
+    return {
+        "weights": found.weights,
+        "backend": found.backend,
+        "dtype": found.dtype,
+        "tokens": tokens_hash(tokens),
+    } | dict(options)
+
+
+def _state(model: View, tokens: Tensor, options: Mapping[str, Any], drawn: Tensor, report: _Report) -> State:
+    found = splits(model, tokens, options["bands"], options["lags"], drawn, report.of("leakage"))
+    leaks = {name: found[form] for name, form in LEAKS.items()}
+    sink = sinks(model, tokens, keys=(0,), per_prompt=False, progress=report.of("sinks")).isel(key=0)
+    losses = _losses(model, tokens, report.of("loss"))
+    profile = jacobian(
+        model,
+        tokens[: options["profile_prompts"]],
+        method="sketch",
+        products=options["products"],
+        seed=options["seed"],
+        progress=report.of("sensitivity"),
+    )
+    return State(_key(model, tokens, options), leaks, sink, losses, mean_profile(profile.sensitivity, profile.stderr))
+
+
+# By name: dimension, what it is, unit.
+FORMS = {
+    "leakage": ("part", "leakage, log form", "nat^2"),
+    "source": ("source", "leakage, log form, Shapley value", "nat^2"),
+    "weight": ("source", "leakage, weight form, Shapley value", "1"),
+}
+# What `probes.leakage` calls them, and V(X).
+LEAKS = {
+    "leakage": "log_form",
+    "source": "log_source",
+    "weight": "weight_source",
+    "residual": "log_stream",
+    "steady": "steady_stream",
+}
+
+
+def removed(
+    before: Float[np.ndarray, "resample ..."], after: Float[np.ndarray, "resample ..."]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`1 - after / before`: of the first, and low and high end over the other resamples; see the module's text.
+
+    A resample that has nothing to remove counts as anything: below the low end and above the high one.
+    """
+    same, there = before == after, before > 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fraction = np.where(same, 0.0, 1 - after / before)
+    estimate = np.where(same | there, fraction, np.nan)[0]
+    ends = []
+    for percent, outside, method in zip(INTERVAL, (-np.inf, np.inf), ("lower", "higher"), strict=True):
+        found = np.where(same | there, fraction, outside)[1:]
+        end = np.percentile(found, percent, axis=0, method=method) if len(found) else np.full_like(estimate, np.nan)
+        ends.append(np.where(np.isnan(estimate), np.nan, end))
+    return estimate, ends[0], ends[1]
+
+
+class _Variables:
+    """Variables of a dataset, made of resamples: the first is the estimate, the others give the interval."""
+
+    def __init__(self, intervals: bool) -> None:
+        self.intervals = intervals
+        self.variables: dict[str, tuple[Any, ...]] = {}
+
+    def plain(self, name: str, dims: tuple[str, ...], values: Any, long_name: str, units: str) -> None:
+        self.variables[name] = (dims, values, {"long_name": long_name, "units": units})
+
+    def add(self, name: str, dims: tuple[str, ...], resamples: np.ndarray, long_name: str, units: str) -> None:
+        self.plain(name, dims, resamples[0], long_name, units)
+        if self.intervals:
+            for end, values in zip(("low", "high"), ends(resamples), strict=True):
+                self.plain(f"{name}_{end}", dims, values, f"{long_name}, {end} end of the 95 % interval", units)
+
+
+def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "... position"]:
+    """NaN at the last position, which predicts nothing."""
+    return np.concatenate([values, np.full((*values.shape[:-1], 1), np.nan)], -1)
+
+
+@torch.no_grad()
+def _losses(
+    model: View, tokens: Int[Tensor, "prompt position"], progress: Progress
+) -> Float[np.ndarray, "prompt predicted"]:
+    """`-log p` of every next token, prompt by prompt, next-token logits for some positions at a time.
+
+    NaN where the head excludes the token (logit minus infinity): toys may tell only some of the ids apart.
+    """
+    rows = max(1, LOGITS_AT_ONCE // model.spec.vocabulary)
+    done = 0
+
+    def measured(n: int) -> Piece:
+        nonlocal done
+        found, never = np.zeros(tokens.shape[1] - 1), np.zeros(tokens.shape[1] - 1, dtype=bool)
+        normed = model.norm(model.residual(model.embed(tokens[n : n + 1])))[0, :-1]
+        targets = tokens[n, 1:].to(normed.device)
+        for start in range(0, len(targets), rows):
+            at = slice(start, start + rows)
+            logits = model.unembed(normed[at])
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            loss = functional.cross_entropy(logits, targets[at], reduction="none").double()
+            excluded = torch.isneginf(logits.gather(-1, targets[at][:, None])[:, 0])
+            if excluded.any():  # by the head, whatever it reads; one value out of range is a fault
+                excluded &= torch.isneginf(logits).all(0)[targets[at]]
+                loss, never[at] = loss.masked_fill(excluded, torch.nan), excluded.cpu().numpy()
+            found[at] = loss.cpu().numpy()
+        done += 1
+        progress(float(done), float(len(tokens)))
+        return {"loss": found, "never": never}
+
+    pieces = each("loss", len(tokens), measured)
+    progress(float(len(tokens)), float(len(tokens)))
+    found, never = pieces.stacked("loss"), pieces.stacked("never")
+    if not (np.isfinite(found) | never).all():
+        raise InputError(
+            f"model '{model.identity.name}' gives a next-token loss that is not finite; "
+            "check its weights, or use dtype float32 or float64"
+        )
+    return found
+
+
+class _Report:
+    """Progress of stages that run once for each side that is measured."""
+
+    def __init__(self, progress: Progress | None, runs: int) -> None:
+        self.progress, self.runs, self.finished, self.last = progress, runs, 0.0, 0.0
+
+    def of(self, stage: str) -> Progress:
+        """What the next run of a stage reports to."""
+        start, share = self.finished, SHARES[stage] / self.runs
+        self.finished += share
+
+        def report(done: float | int, total: float | int) -> None:
+            self.last = max(self.last, min(start + share * done / total, 1.0))
+            if self.progress is not None:
+                self.progress(self.last, 1.0)
+
+        return report
+
+    def finish(self) -> None:
+        if self.progress is not None:
+            self.progress(1.0, 1.0)

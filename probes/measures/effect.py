@@ -1,0 +1,207 @@
+"""What a head's reading of position 0 does: the next token's distribution with exactly the term `A_i0 v_0 W_O` removed.
+
+Of one head, at all queries i >= 1 that see position 0, with everything else of its block as it was; what follows (the
+block's feed-forward, later blocks) then runs on the changed stream, later patterns included. Query 0 keeps what it writes:
+that makes the stream at position 0 and is no reading of it. Compared with the model as it is, in nats:
+
+- `effect`: `KL(p_i || p'_i)` of the next token, mean over the queries i >= 1.
+- `loss_change`: change of `-log p` of the token that follows, mean over the queries i >= 1 but the last.
+
+A prompt's streams are kept from one pass. Its heads start from the stream that their block reads, those of a block as a
+batch, and run the blocks from there on: half a pass for the mean head, and next-token logits at every position.
+
+Source: science of the measurement, section 9, "Roles of heads at the sink".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import InputError
+from ..models.view import Attention, Edit, Trace, View
+from ..run.memory import Retry, share_of
+from ..run.pieces import Piece, each
+from .attention import columns
+
+PROMPTS = 8  # the first so many, of all that heads are measured on
+ROWS = 4096  # positions of heads in a batch
+LOGITS_AT_ONCE = 1 << 23  # next-token logits, in float64: 64 MiB
+
+Head = tuple[int, int]  # (layer, head)
+
+
+def check_effect(effect: Any, prompts: Any) -> int | None:
+    """How many heads are measured, None for all of them; 0: not asked for.
+
+    Raises:
+        InputError: neither False, True, "all" nor a number of heads; or no number of prompts.
+    """
+    if isinstance(prompts, bool) or not isinstance(prompts, Integral) or int(prompts) < 1:
+        raise InputError(f"effect_prompts={prompts} cannot be taken; give 1 or more")
+    if effect is None or effect is False:
+        return 0
+    if effect is True or effect == "all":
+        return None
+    if not isinstance(effect, Integral) or int(effect) < 1:
+        raise InputError(f"effect={effect} is no number of heads; give 1 or more, or all")
+    return int(effect)
+
+
+def parse_effect(value: str) -> int | str | None:
+    """Read from the command line: "off", "all", or a number of heads.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if value in ("off", "all"):
+        return None if value == "off" else "all"
+    if value.isascii() and value.isdigit() and len(value) < 10:
+        return int(value)
+    raise InputError(f"effect '{value}' is unknown; give off, all or a number of heads")
+
+
+def passes(model: View, heads: Sequence[Head] | int) -> float:
+    """Forward passes that heads cost on each prompt, about, the one that keeps the streams included.
+
+    Of a number of heads, those of the mean head.
+    """
+    blocks = model.spec.blocks
+    if isinstance(heads, int):
+        return 1 + heads * (blocks + 1) / (2 * blocks)
+    return 1 + sum(blocks - layer for layer, _ in heads) / blocks
+
+
+def passes_in_all(model: View, prompts: int, effect: Any = None, effect_prompts: Any = PROMPTS, **_: Any) -> float:
+    """Forward passes for the effects of `probes.sinks` with its options; 0 where none is asked for.
+
+    Raises:
+        InputError: as `check_effect`.
+    """
+    most, count = model.spec.blocks * model.spec.heads, check_effect(effect, effect_prompts)
+    if count == 0:
+        return 0.0
+    return min(prompts, int(effect_prompts)) * passes(model, most if count is None else min(count, most))
+
+
+def effects(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    heads: Sequence[Head],
+    retry: Retry,
+    report: Callable[[float], None],
+    expect: Callable[[float], None],
+) -> dict[str, Float[np.ndarray, "prompt layer head"]]:
+    """`effect` and `loss_change` of these heads on every prompt, NaN of all others.
+
+    Args:
+        model: any view that takes edits of a head's output; it is not changed.
+        tokens: the prompts.
+        heads: whose terms are removed, one at a time.
+        retry: goes on in smaller batches where memory runs out.
+        report: hears how many forward passes of a prompt were done.
+        expect: hears before how many there will be in this process.
+    """
+    by_layer: dict[int, list[int]] = defaultdict(list)
+    for layer, head in heads:
+        by_layer[layer].append(head)
+
+    def measured(n: int) -> Piece:
+        return retry(lambda: _of_prompt(model, tokens[n : n + 1], by_layer, report))
+
+    def before(own: Iterable[int]) -> None:
+        expect(len(list(own)) * passes(model, heads))
+
+    pieces = each("effect", len(tokens), measured, before=before)
+    return {name: pieces.stacked(name) for name in ("effect", "loss_change")}
+
+
+class _Removing:
+    """What position 0 gives every head of a prompt, seen in one pass; and whose of it is removed in the passes after."""
+
+    def __init__(self, model: View) -> None:
+        self.terms: dict[int, Tensor] = {}  # by block, [H, T, c]
+        self.heads: Tensor | None = None  # a head for each row of the batch; None: nothing is removed
+        self.edits = [
+            Edit("output", layer, lambda output, layer=layer: self._removed(layer, output))
+            for layer in range(model.spec.blocks)
+        ]
+
+    def watch(self, layer: int, attention: Attention) -> None:
+        """Keep `A_i0 v_0` of the queries i >= 1."""
+        weights = columns(attention, (0,))[0]  # [H, T, 1]
+        weights[:, 0] = 0
+        value = attention.value[0, :, :1]
+        self.terms[layer] = (weights * value.to(weights.dtype)).to(value.dtype)
+
+    def _removed(self, layer: int, output: Float[Tensor, "row head position c"]) -> Tensor:
+        if self.heads is None:
+            return output
+        rows, changed = torch.arange(len(self.heads), device=output.device), output.clone()
+        changed[rows, self.heads] -= self.terms[layer][self.heads]
+        return changed
+
+
+@torch.no_grad()
+def _of_prompt(
+    model: View, tokens: Int[Tensor, "one position"], by_layer: dict[int, list[int]], report: Callable[[float], None]
+) -> Piece:
+    shape, length = (model.spec.blocks, model.spec.heads), tokens.shape[1]
+    found = {name: np.full(shape, np.nan) for name in ("effect", "loss_change")}
+    removing = _Removing(model)
+    with model.watching(removing.watch):
+        trace = model.trace(model.embed(tokens), edits=removing.edits)
+    report(1.0)
+    size = share_of(max(1, ROWS // length))
+    for layer, own in by_layer.items():
+        for start in range(0, len(own), size):
+            some = own[start : start + size]
+            removing.heads = torch.tensor(some, device=model.device)
+            last = _from_block(trace, layer, removing, len(some))
+            removing.heads = None
+            divergence, loss = _compared(model, torch.cat([trace.residual[-1], last]), tokens[0])
+            found["effect"][layer, some], found["loss_change"][layer, some] = divergence, loss
+            report(len(some) * (model.spec.blocks - layer) / model.spec.blocks)
+    return found
+
+
+def _from_block(trace: Trace, layer: int, removing: _Removing, rows: int) -> Float[Tensor, "row position d"]:
+    """The stream behind the last block, each row without what its head of block `layer` takes from position 0."""
+    stream = trace.blocks[layer](trace.residual[layer].expand(rows, -1, -1))
+    removing.heads = None  # of this block alone
+    for block in trace.blocks[layer + 1 :]:
+        stream = block(stream)
+    return stream
+
+
+def _compared(
+    model: View, streams: Float[Tensor, "rows position d"], tokens: Int[Tensor, " position"]
+) -> tuple[Float[np.ndarray, " changed"], Float[np.ndarray, " changed"]]:
+    """KL divergence from the first stream's next tokens, and change of their loss, of all other streams.
+
+    Means over positions from 1 on. Tokens that the model's head excludes have no loss, and are left out of that mean.
+    """
+    length, count = len(tokens), len(streams)
+    divergence, change = [], []
+    step = max(1, LOGITS_AT_ONCE // (model.spec.vocabulary * count))
+    following = torch.cat([tokens[1:], tokens[:1]]).to(streams.device)  # the last one's is left out below
+    for start in range(1, length, step):
+        at = slice(start, min(start + step, length))
+        log_p = model.unembed(model.norm(streams[:, at])).double().log_softmax(-1)  # [row, position, id]
+        one, others = log_p[:1], log_p[1:]
+        terms = one.exp() * (one - others)
+        divergence.append(torch.where(torch.isneginf(one), 0, terms).sum(-1))
+        target = following[at].expand(count, -1)[..., None]
+        loss = -log_p.gather(-1, target)[..., 0]
+        change.append((loss[1:] - loss[:1]).masked_fill(torch.isposinf(loss[:1]), torch.nan))
+    return (
+        torch.cat(divergence, 1).mean(1).cpu().numpy(),
+        torch.cat(change, 1)[:, :-1].nanmean(1).cpu().numpy(),
+    )

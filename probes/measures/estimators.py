@@ -1,0 +1,343 @@
+"""Estimates of ||J_j||_F^2 at every position from few products: an exact part on a basis Q, a probed one on the rest.
+
+Unbiased whatever Q is, as long as it depends on no probe: with m basis directions and p Haar-random orthonormal probes z_k
+of their complement, of dimension D = d - m,
+
+    ||J_j||_F^2  ~  sum over Q of ||q^T J_j||^2  +  (D/p) sum_k ||z_k^T J_j||^2.
+
+With S_kl = z_k^T J_j J_j^T z_l the second part's variance is estimated without bias by 2 D (D - p)/p times the mean of
+S_kl^2 over pairs k < l, which uses p (p - 1)/2 numbers where the probes' own scatter has p (the fourth moments of Haar
+frames: Var = 2 D (D - p)/(p (D - 1)(D + 2)) ||A - tr A/D||_F^2 for A = J J^T, and
+E S_kl^2 = ||A - tr A/D||_F^2/((D - 1)(D + 2))). At m + p = d nothing is left to estimate. A variance estimated from few
+probes is often too small, so the standard error is widened as Student's t does it, by t_{p-1}(0.975)/1.96 (1.21 at 8
+probes, 1.09 at 16).
+
+Q decides the error. The sum of J_j J_j^T over positions has a low effective rank (9 to 17 of 576 on SmolLM2-135M): positions
+share their leading directions, but those differ from prompt to prompt. They are found in two steps:
+
+1. Every path from an earlier position enters the query position through some block's attention and then follows the query's
+   *own* path to the top, which involves one position instead of T. Random tangents, pushed along it, cost little (2.7 of 64
+   products at T = 32 on SmolLM2-135M, 0.3 at T = 256); the leading directions E of their images are exact directions already
+   (`Prompt.own_path`).
+2. One round of subspace iteration: V_j = E^T J_j is there at all positions from E's own products; the forward-mode products
+   Y = sum_j J_j w_j V_j^T, w_j = 1/||V_j||_F^2 so that every position counts alike, turn towards what E has missed. Y, made
+   orthonormal to E, is the rest of Q.
+
+A product forward counts as one, as a product backward does; of `budget` products 3 m/2, and the own path's images, go to
+finding m directions and taking them exactly. `benchmarks/estimators.py` holds the sketch against plain probes and against
+brute force.
+
+Where a model's blocks cannot be taken apart, E is random, and the products forward are central differences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.special import ndtri, stdtrit
+from torch import Tensor
+
+from ..models.pullback import Prompt
+from ..run.pieces import OWN, Piece, Pieces, each
+
+Progress = Callable[[float, float], None]  # (products done, products in all)
+
+BASIS_SHARE = 0.1875  # of the budget, in directions of either step: 12 of 64; the error is flat from 8 to 16
+OWN_COLUMNS = 40  # random images of the own path: at 64 products three times the directions that are taken from them
+OWN_SHARE = 0.06  # of the budget, at most, for those images; reached by short prompts with few products
+NEGLIGIBLE = 1e-5  # of columns of length 1, a direction as short as this is rounding in float32
+LEAST_PROBES = 8  # below it the standard error rests on too few pairs
+KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too; of E's, to be pushed
+ENGINES = ("autograd", "parts")
+
+
+class Reporter:
+    """Counts products; the total grows when "auto" asks for more."""
+
+    def __init__(self, progress: Progress | None, total: float) -> None:
+        self.progress, self.total, self.done = progress, float(total), 0.0
+
+    def __call__(self, products: float | int) -> None:
+        self.done += products
+        self.total = max(self.total, self.done)
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def finish(self) -> None:
+        if self.progress is not None:
+            self.total = max(self.total, 1.0)  # nothing to do here: all was there
+            self.progress(self.total, self.total)
+
+
+@dataclass
+class Estimate:
+    """What is known of ||J_j||_F^2 of one prompt, [layer, position]: an exact part and a probed one."""
+
+    width: int
+    generator: torch.Generator
+    basis: Tensor | None = None  # [d, m]: exact directions
+    probes: Tensor | None = None  # [d, p]: orthonormal, in the complement of the basis
+    exact: Tensor | None = None
+    probed: Tensor | None = None  # sum over probes
+    pairs: Tensor | None = None  # sum over pairs of S_kl^2
+    kept: list[Tensor] = field(default_factory=list)  # pulled probes, for pairs across chunks
+    pair_count: int = 0
+    products: float = 0.0
+    basis_cost: float = 0.0
+    scalar: bool = field(default=False)
+    used: set[str] = field(default_factory=set)
+    scales: Tensor | None = None  # `Prompt.scales`
+    # Of what earlier pieces hold: directions of the basis, probes, and chunks of `kept`.
+    taken: tuple[int, int, int] = (0, 0, 0)
+
+    def piece(self, *, goes_on: bool = False) -> Piece:
+        """What is kept of the prompt; where it `goes_on`, also what there is beside the pieces taken, for `take`."""
+        piece = {
+            "squared": self.squared().numpy(),
+            "variance": self.variance().numpy(),
+            "products": np.array(self.products),
+            "basis_products": np.array(self.basis_cost),
+            "engines": np.array([engine in self.used for engine in ENGINES]),
+        }
+        if self.scales is not None:
+            piece["scales"] = self.scales.numpy()
+        if not goes_on:
+            return piece
+        piece |= {"left": np.array(self.left), "probes": np.array(0 if self.probes is None else self.probes.shape[1])}
+        if self.left == 0:
+            return piece
+        directions, probes, chunks = self.taken
+        own: dict[str, Tensor | None] = {
+            "generator": self.generator.get_state(),
+            "basis": None if self.basis is None else self.basis[:, directions:],
+            "probes": None if self.probes is None else self.probes[:, probes:],
+            "exact": self.exact,
+            "probed": self.probed,
+            "pairs": self.pairs,
+            "pair_count": torch.tensor(self.pair_count),
+        }
+        own |= {f"kept{n}": pulled for n, pulled in enumerate(self.kept[chunks:])}
+        return piece | {OWN + name: _bits(x) for name, x in own.items() if x is not None}
+
+    def take(self, piece: Piece) -> None:
+        """Come to where the estimate was when it gave this piece, after those it gave before have been taken."""
+        own = {name.removeprefix(OWN): _numbers(x) for name, x in piece.items() if name.startswith(OWN)}
+        self.generator.set_state(own["generator"])
+        for name in ("basis", "probes"):
+            if name in own:
+                known = getattr(self, name)
+                setattr(self, name, own[name] if known is None else torch.cat([known, own[name]], 1))
+        self.exact, self.probed, self.pairs = (own.get(name) for name in ("exact", "probed", "pairs"))
+        self.pair_count = int(own["pair_count"])
+        chunks = sum(name.startswith("kept") for name in own)
+        self.kept += [own[f"kept{n}"] for n in range(chunks)]
+        self.products, self.basis_cost = float(piece["products"]), float(piece["basis_products"])
+        self.used = {engine for engine, was in zip(ENGINES, piece["engines"], strict=True) if was}
+        columns = (0 if x is None else x.shape[1] for x in (self.basis, self.probes))
+        self.taken = (*columns, len(self.kept))  # type: ignore[assignment]
+
+    def add_exact(self, prompt: Prompt, directions: Tensor, report: Reporter, *, keep: bool = False) -> Tensor | None:
+        """Add orthonormal directions [d, m] of the readout to the exact part.
+
+        With `keep` the pulled ones come back, [source, k, position, d]: as many as `KEPT_BYTES` hold, one at least.
+        """
+        self.basis = directions if self.basis is None else torch.cat([self.basis, directions], 1)
+        kept: list[Tensor] = []
+        for pulled in self._pull(prompt, directions, report):
+            squared = pulled.pow(2).sum((1, 3), dtype=torch.float64).cpu()
+            self.exact = squared if self.exact is None else self.exact + squared
+            room = KEPT_BYTES // (pulled[:, 0].numel() * pulled.element_size()) - sum(x.shape[1] for x in kept)
+            if keep and (room > 0 or not kept):
+                kept.append(pulled[:, : max(room, 1)])
+        return torch.cat(kept, 1) if kept else None
+
+    def searched(self, products: float | int, report: Reporter) -> None:
+        """Count what finding directions has cost."""
+        self.products += products
+        self.basis_cost += products
+        report(products)
+
+    def add_scalar(self, prompt: Prompt, report: Reporter) -> None:
+        """The sum of the readout's entries alone; its gradient's squared norm stands for the whole."""
+        self.scalar, self.products = True, 1.0
+        self.exact = prompt.pull(prompt.ones()).pow(2).sum((1, 3), dtype=torch.float64).cpu()
+        report(1)
+
+    def add_probes(self, prompt: Prompt, count: int, report: Reporter) -> None:
+        """Add Haar-random probes, orthonormal to the basis and to each other."""
+        known = [x for x in (self.basis, self.probes) if x is not None]
+        fresh = _orthonormal_to(torch.cat(known, 1) if known else None, self.width, count, self.generator)
+        self.probes = fresh if self.probes is None else torch.cat([self.probes, fresh], 1)
+        for pulled in self._pull(prompt, fresh, report):
+            own = pulled.pow(2).sum((1, 3), dtype=torch.float64).cpu()
+            self.probed = own if self.probed is None else self.probed + own
+            # Pairs within the chunk (each once) and with earlier chunks: Gram matrices at every layer and position.
+            within = _gram_squares(pulled, pulled) - pulled.double().pow(2).sum(-1).pow(2).sum(1).cpu()
+            found = within / 2
+            for earlier in self.kept:
+                found = found + _gram_squares(pulled, earlier.to(pulled))
+            self.pairs = found if self.pairs is None else self.pairs + found
+            size, before = pulled.shape[1], sum(earlier.shape[1] for earlier in self.kept)
+            self.pair_count += size * (size - 1) // 2 + size * before
+            if (before + size) * pulled[:, 0].numel() * 4 <= KEPT_BYTES:
+                self.kept.append(pulled.cpu())
+
+    def _pull(self, prompt: Prompt, directions: Tensor, report: Reporter) -> Iterator[Tensor]:
+        """Pull directions [d, m] of the readout back, [layer, k, position, d] at a time."""
+        top = prompt.top()
+        # Even chunks: a last chunk of one probe would have no pairs.
+        count = directions.shape[1]
+        pieces = math.ceil(count / prompt.pace.chunk)
+        for piece in torch.tensor_split(directions, pieces, dim=1) if pieces else ():
+            self.products += piece.shape[1]
+            yield prompt.pull(piece.T.to(top) @ top)
+            report(piece.shape[1])
+
+    @property
+    def left(self) -> int:
+        """Directions neither in the basis nor probed."""
+        return self.width - sum(x.shape[1] for x in (self.basis, self.probes) if x is not None)
+
+    def squared(self) -> Tensor:
+        """The unbiased estimate of ||J_j||_F^2."""
+        total = torch.zeros(()) if self.exact is None else self.exact
+        if self.probed is None or self.probes is None:
+            return total
+        probes = self.probes.shape[1]
+        return total + self.probed * (self.left + probes) / probes
+
+    def variance(self) -> Tensor:
+        """Its variance, estimated and widened for that; zero when every direction was taken, NaN when nothing tells."""
+        like = self.squared()
+        if self.scalar:
+            return torch.full_like(like, math.nan)
+        if self.left == 0:
+            return torch.zeros_like(like)
+        if self.pairs is None or self.probes is None or self.pair_count == 0:
+            return torch.full_like(like, math.nan)
+        probes = self.probes.shape[1]
+        dimension = self.left + probes
+        unbiased = 2 * dimension * (dimension - probes) / probes * self.pairs / self.pair_count
+        widening = float(stdtrit(probes - 1, 0.975) / ndtri(0.975))
+        return unbiased * widening**2
+
+
+def _gram_squares(a: Tensor, b: Tensor) -> Float[Tensor, "layer position"]:
+    """Sum over k, m of (a_k . b_m)^2 at every layer and position, of [layer, k, position, d] each."""
+    return torch.einsum("lkpd,lmpd->lpkm", a, b).double().pow(2).sum((-2, -1)).cpu()
+
+
+def _orthonormal_to(known: Tensor | None, width: int, count: int, generator: torch.Generator) -> Tensor:
+    """[width, count] Haar-distributed orthonormal columns in the complement of `known` (orthonormal columns)."""
+    fresh = torch.randn(width, count, generator=generator, dtype=torch.float64)
+    for _ in range(2):  # twice: one projection leaves rounding of the order of what it removed
+        if known is not None:
+            fresh = fresh - known @ (known.T @ fresh)
+        fresh, upper = torch.linalg.qr(fresh)
+        fresh = fresh * upper.diagonal().sign()  # Householder's signs are not Haar's
+    return fresh
+
+
+def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Reporter) -> None:
+    """Spend `budget` products on one prompt: on a basis, found as the module's text says, and on probes."""
+    width = estimate.width
+    if budget >= width:
+        estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64), report)
+        return
+    spent = estimate.products
+    size = min(round(BASIS_SHARE * budget), int((1 - OWN_SHARE) * budget - LEAST_PROBES) // 3)
+    if size > 0:
+        start = _start(estimate, prompt, size, OWN_SHARE * budget, report)
+        kept = estimate.add_exact(prompt, start, report, keep=True)
+        assert kept is not None
+        assert estimate.exact is not None
+        paths = len(estimate.exact) // len(prompt.layers)
+        squares = estimate.exact[::paths, None, :, None].to(kept)
+        tangents = torch.where((squares > 0) & squares.isfinite(), kept[::paths] / squares, 0)
+        images = []
+        for piece in tangents.split(prompt.pace.chunk, dim=1):
+            images.append(prompt.push(piece).double().cpu())
+            estimate.searched(piece.shape[1], report)
+        estimate.add_exact(prompt, _leading(torch.cat(images).T, size, start), report)
+    estimate.add_probes(prompt, budget - math.ceil(estimate.products - spent), report)
+
+
+def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: Reporter) -> Float[Tensor, "d m"]:
+    """Leading directions of the query's own path, or random ones where it cannot be had for `most` products."""
+    found = prompt.own_path(OWN_COLUMNS, most, estimate.generator)
+    if found is not None:
+        images, cost = found
+        estimate.searched(cost, report)
+        start = _leading(images.double().cpu().T, size)
+        if start.shape[1] > 0:
+            return start
+    return _orthonormal_to(None, estimate.width, size, estimate.generator)
+
+
+def _leading(images: Float[Tensor, "d k"], size: int, known: Tensor | None = None) -> Float[Tensor, "d m"]:
+    """At most `size` orthonormal leading directions of these columns, made equally long, in the complement of `known`."""
+    images = images / images.norm(dim=0).clamp_min(torch.finfo(images.dtype).tiny)
+    for _ in range(2):  # twice: as in `_orthonormal_to`
+        if known is not None:
+            images = images - known @ (known.T @ images)
+        left, values, _ = torch.linalg.svd(images, full_matrices=False)
+        images = left[:, :size][:, values[:size] > NEGLIGIBLE]
+    return images
+
+
+def refined(
+    first: Pieces,
+    further: Callable[[int, Sequence[Pieces], int], Piece],
+    target: float,
+    report: Reporter,
+) -> Pieces:
+    """Add probes to all prompts in rounds until the mean profile's relative standard error is `target`.
+
+    How many is decided by all prompts together. A round is a stage of pieces that hold what it added to each prompt:
+    `further(n, rounds, count)` puts prompt n's estimate together from those of all rounds before and adds `count` probes.
+    Where pieces are on disk, one estimate at a time is in memory. There a prompt takes, however many rounds it has, its
+    pulled probes (`KEPT_BYTES` at most, of four-byte numbers), its directions (8 d^2 bytes at most), and per round 5 kB
+    and a few numbers for every position.
+    """
+    rounds = [first]
+    while more := _more_probes(rounds[-1], target):
+        counts = [min(more, int(left)) for left in rounds[-1].stacked("left")]
+
+        def expect(numbers: Iterable[int], counts: list[int] = counts) -> None:
+            report.total += float(sum(counts[n] for n in numbers))
+
+        def measured(n: int, counts: list[int] = counts) -> Piece:
+            return further(n, rounds, counts[n]) if counts[n] else rounds[-1][n]
+
+        rounds.append(each("jacobian", len(first), measured, before=expect))
+    return rounds[-1]
+
+
+def _more_probes(known: Pieces, target: float) -> int:
+    """How many probes every prompt is to have beside those it has, to come to `target`; 0 where that is reached."""
+    squared, variance = (torch.from_numpy(known.stacked(name)).sum(0) for name in ("squared", "variance"))
+    seen = squared > 0
+    reached = (variance[seen].sqrt() / (2 * squared[seen])).pow(2).mean().sqrt().item() if seen.any() else 0.0
+    left, probes = (known.stacked(name) for name in ("left", "probes"))
+    if reached <= target or not (left > 0).any():
+        return 0
+    # The error falls as 1/sqrt(probes) at least; what is missing is added at once, at most doubling the probes.
+    have = int(probes[left > 0].max())
+    return max(2, min(have, math.ceil(have * ((reached / target) ** 2 - 1))))
+
+
+def _bits(x: Tensor) -> np.ndarray:
+    """A tensor's numbers, those of bfloat16 as integers of its bits: numpy has no such type."""
+    x = x.detach().cpu().contiguous()
+    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+def _numbers(bits: np.ndarray) -> Tensor:
+    """The tensor of `_bits`, in memory of its own that torch has aligned: the rounding of a sum may depend on that."""
+    made = torch.from_numpy(bits).clone()
+    return made.view(torch.bfloat16) if made.dtype == torch.int16 else made

@@ -1,0 +1,248 @@
+"""The two forms of leakage: every part and source of one block's samples, under every resampling of the prompts.
+
+Definitions and sources: `probes.leakage`, whose names for things are used here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from ..errors import InputError
+from ..models.view import View
+from ..results import statistics
+from .samples import Band, Half, Progress, Sampled, Samples, by_block, halves_of
+
+NUMBERS_AT_ONCE = 1 << 21  # of quantities that resamples are taken of: 16 MiB in doubles
+FEW_PROMPTS = 400  # of a half: as many as there are resamples usually, which is where either way costs the same
+SHUFFLES = 100  # of query labels
+
+
+def resampling(
+    prompts: int, count: int, seed: int, documents: Sequence[str] | None = None
+) -> Int[Tensor, "resample prompt"]:
+    """`statistics.resampling` within each half."""
+    if documents is not None and len(documents) != prompts:
+        raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
+    return torch.from_numpy(statistics.resampling(prompts, count, seed, halves_of(prompts), documents))
+
+
+def splits(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    bands: Sequence[Band],
+    lags: Sequence[int],
+    drawn: Int[Tensor, "resample prompt"],
+    progress: Progress | None = None,
+) -> dict[str, Float[np.ndarray, "_ _ layer head band"]]:
+    """Both forms of every block under each resampling of the prompts, [resample, entry, layer, head, band].
+
+    By the names of `leakage`'s variables; and "shuffled", [1, shuffle, layer, head, band].
+
+    Raises:
+        InputError: values that are not finite.
+    """
+    blocks = by_block(model, tokens, bands, lags, lambda sampled: split(sampled, bands, drawn), progress)
+    found = {name: np.stack([block[name] for block in blocks], 2) for name in blocks[0]}
+    if not all(np.isfinite(values).all() for values in found.values()):
+        raise InputError(
+            f"model '{model.identity.name}' gives attention logits that are not finite; "
+            "check its weights, or use dtype float32"
+        )
+    return found
+
+
+def split(
+    sampled: Sampled, bands: Sequence[Band], drawn: Int[Tensor, "resample prompt"]
+) -> dict[str, Float[Tensor, "_ _ head band"]]:
+    """Both forms of one block under each resampling of its prompts."""
+    found = [_split_band(sampled, n, band, drawn) for n, band in enumerate(bands)]
+    return {name: torch.stack([one[name] for one in found], -1) for name in found[0]}
+
+
+def _split_band(
+    sampled: Sampled, number: int, band: Band, drawn: Int[Tensor, "resample prompt"]
+) -> dict[str, Float[Tensor, "_ _ head"]]:
+    """One band; some heads and some resamples at a time, so that what is held stays below `NUMBERS_AT_ONCE`."""
+    at = slice(band[0] - sampled.first, band[1] + 1 - sampled.first)
+    heads, lags, _ = sampled.halves[0].shift.shape
+    prompts = math.ceil(drawn.shape[1] / 2)
+    numbers = 2 * (at.stop - at.start) * (len(OF_LAGS) * lags + len(OF_QUERIES))  # of a head, a row of both halves
+    few = prompts <= FEW_PROMPTS and prompts * numbers <= NUMBERS_AT_ONCE
+    some = max(1, NUMBERS_AT_ONCE // (numbers * (prompts if few else len(drawn))))
+    draws = len(drawn) if few else max(1, NUMBERS_AT_ONCE // numbers)
+    found = []
+    for start in range(0, heads, some):
+        own, every, shuffled = slice(start, start + some), [], None
+        for part in drawn.split(draws):
+            made = _Drawn(sampled, number, at, own, part, few=few)
+            shuffled = _shuffled(made) if shuffled is None else shuffled
+            every.append(_forms(made))
+        assert shuffled is not None
+        found.append({name: torch.cat([one[name] for one in every]) for name in every[0]} | {"shuffled": shuffled})
+    return {name: torch.cat([one[name] for one in found], -1) for name in found[0]}
+
+
+# What is averaged over prompts: of every lag and query, and of every query.
+OF_LAGS = ("logits", "toeplitz", "both", "only mask", "neither", "only residual", "only residual, terms")
+OF_QUERIES = ("normalizer", "with_sink", "with_constant", "of_mask")
+
+
+def _quantities(
+    samples: Samples, half: Half, number: int, at: slice, heads: slice
+) -> Float[Tensor, "prompt head row query"]:
+    """Rows: `OF_LAGS`, each for all lags, and `OF_QUERIES`; of band `number`, which is `at` these queries."""
+    logits = samples.logits[:, heads, :, at]
+    toeplitz = logits + half.shift[heads, :, at]
+    z, m, sink, through_sink, through_mask = (
+        x[:, heads, None, at]
+        for x in (samples.normalizer, samples.of_mask, samples.with_sink, samples.through_sink, samples.through_mask)
+    )
+    constant, through_constant = (
+        x[:, heads, None, number, at] for x in (samples.with_constant, samples.through_constant)
+    )
+    # Denominators whose mean over the half's prompts is its mean over the band at every query.
+    steady_z, steady_terms = (
+        mean - mean.mean(-1, keepdim=True) for mean in (half.normalizer[heads, at], half.of_mask[heads, at])
+    )
+    z_steady, z_terms, m_steady = z - steady_z[:, None], z - steady_terms[:, None], m - steady_terms[:, None]
+    pairs = ((logits, z), (toeplitz, m), (toeplitz, m_steady), (logits, z_steady), (logits, z_terms))
+    cells = ((s - log_z).exp() for s, log_z in pairs)
+    sinks = (sink + through_sink, constant + through_constant)
+    return torch.cat([logits, toeplitz, *cells, z, *sinks, m + through_mask], 2)
+
+
+class _Drawn:
+    """A band's quantities under many resamplings of the prompts at once, and covariances of their means.
+
+    Of few prompts, `C(E x, E y) = sum_nm w_n w'_m <x_n, y_m>`: products of prompts are taken once, and every resample is a
+    quadratic form in its weights. Of many, their means in every resample are held. `values` [half, row, head, quantity,
+    query] has a row for each prompt, zeros where a half has fewer, or for each resample.
+    """
+
+    def __init__(
+        self,
+        sampled: Sampled,
+        number: int,
+        at: slice,
+        heads: slice,
+        drawn: Int[Tensor, "resample prompt"],
+        *,
+        few: bool,
+    ) -> None:
+        found = []
+        for half, own in zip(sampled.halves, halves_of(drawn.shape[1]), strict=True):
+            weights = drawn[:, own].to(half.shift)
+            weights = weights / weights.sum(1, keepdim=True)
+            rows = (_quantities(samples, half, number, at, heads) for samples in half.chunks)
+            found.append((weights, torch.cat(list(rows)) if few else _weighed(weights, rows)))
+        most = max(len(rows) for _, rows in found)  # halves of an odd number of prompts differ by one
+        padded = [
+            functional.pad(x, (0, 0) * (x.ndim - 1) + (0, most - len(x))) if len(x) < most else x for _, x in found
+        ]
+        self.values = torch.stack(padded)
+        self._weights = None
+        if few:
+            self._weights = torch.stack([functional.pad(w, (0, most - w.shape[1])) for w, _ in found])
+        self.lags = sampled.halves[0].shift.shape[1]
+
+    def __getitem__(self, name: str) -> Float[Tensor, "half row head lag query"]:
+        """One of `OF_LAGS`, or of `OF_QUERIES` with one lag for all."""
+        if name in OF_LAGS:
+            start = OF_LAGS.index(name) * self.lags
+            return self.values[..., start : start + self.lags, :]
+        start = len(OF_LAGS) * self.lags + OF_QUERIES.index(name)
+        return self.values[..., start : start + 1, :]
+
+    def means(self, name: str) -> Float[Tensor, "half head lag query"]:
+        """Over the prompts as they are."""
+        x = self[name]
+        return x[:, 0] if self._weights is None else torch.einsum("hn,hnabc->habc", self._weights[:, 0], x)
+
+    def covariance(self, x: Tensor, y: Tensor) -> Float[Tensor, "resample head"]:
+        """Between the halves, mean of both orders, over the band's queries; mean over lags."""
+        found = self._form(x[0], y[1], self._weights)
+        if x is y:
+            return found
+        return (found + self._form(x[1], y[0], None if self._weights is None else self._weights.flip(0))) / 2
+
+    def variance(self, x: Tensor) -> Float[Tensor, "resample head"]:
+        """Of the mean of both halves, its sampling noise included."""
+        if self._weights is None:
+            both = x.mean(0)
+            return self._form(both, both, None)
+        both, weights = x.flatten(0, 1), torch.cat(list(self._weights), 1) / 2
+        return self._form(both, both, torch.stack([weights, weights]))
+
+    @staticmethod
+    def _form(x: Tensor, y: Tensor, weights: Tensor | None) -> Float[Tensor, "resample head"]:
+        """Covariance over queries of x and y [row, head, lag, query], mean over lags."""
+        x, y = (v - v.mean(-1, keepdim=True) for v in (x, y))
+        if weights is None:
+            return (x * y).mean((-2, -1)).cpu()
+        lags = max(x.shape[2], y.shape[2])
+        x, y = (v.expand(-1, -1, lags, -1).transpose(0, 1).flatten(2) for v in (x, y))  # [head, prompt, lag * query]
+        products = x @ y.transpose(-1, -2) / x.shape[-1]
+        return ((weights[0] @ products) * weights[1]).sum(-1).T.cpu()
+
+
+def _weighed(
+    weights: Float[Tensor, "resample prompt"], rows: Iterable[Float[Tensor, "some head quantity query"]]
+) -> Float[Tensor, "resample head quantity query"]:
+    """The rows' means under every resample, added chunk by chunk."""
+    total, seen = weights.new_zeros(()), 0
+    for some in rows:
+        total = total + torch.tensordot(weights[:, seen : seen + len(some)], some, 1)
+        seen += len(some)
+    return total
+
+
+def _shuffled(drawn: _Drawn) -> Float[Tensor, "one shuffle head"]:
+    """The total of the log form with the queries of one half under each other's labels: what no dependence gives."""
+    one, other = (x - x.mean(-1, keepdim=True) for x in drawn.means("logits") - drawn.means("normalizer"))
+    generator = torch.Generator().manual_seed(0)
+    orders = [torch.randperm(one.shape[-1], generator=generator).to(one.device) for _ in range(SHUFFLES)]
+    return torch.stack([(one * other[..., order]).mean((-2, -1)) for order in orders])[None].cpu()
+
+
+def _forms(drawn: _Drawn) -> dict[str, Float[Tensor, "resample entry head"]]:
+    """Every variable of the log form and of the weight form, of one band."""
+    covariance = drawn.covariance
+    s, toeplitz, z, with_sink, with_constant, m = (
+        drawn[name] for name in ("logits", "toeplitz", "normalizer", "with_sink", "with_constant", "of_mask")
+    )
+    stream = s - (z - with_constant)  # X, and M beside it with the constant sink
+    whole, of_mask = s - (z - m), with_constant
+    parts = (s - z, s, m, z - m, stream, of_mask, whole, with_sink - m, with_constant - m, with_sink - with_constant)
+    total, logits, mask, denominator, of_stream, of_terms, of_whole, sink, constant, varying, rest, neither = (
+        covariance(y, y) for y in (*parts, z - with_sink, toeplitz)
+    )
+    shared, shared_whole = covariance(stream, of_mask), covariance(whole, m)
+    found = {
+        "log_form": (total, logits, mask, denominator, total - logits - mask - denominator),
+        "log_source": (mask - shared_whole, of_whole - shared_whole, torch.zeros_like(mask)),
+        "log_stream": (of_whole,),
+        "steady_source": (of_terms - shared, of_stream - shared, torch.zeros_like(mask)),
+        "steady_stream": (of_stream,),
+        "log_noise": (drawn.variance(s - z) - total,),
+        "log_sink": (sink,),
+        "sink_constant": (constant,),
+        "sink_varying": (varying,),
+        "log_rest": (rest,),
+        "log_neither": (neither,),  # the mask's mean, made constant over the band, is no part of a covariance
+    }
+    both, only_mask, neither = (covariance(a, a) for a in (drawn["both"], drawn["only mask"], drawn["neither"]))
+    for form, name in (("weight", "only residual"), ("terms", "only residual, terms")):
+        a = drawn[name]
+        only_residual = covariance(a, a)
+        mask = (only_mask - neither + both - only_residual) / 2
+        residual = (only_residual - neither + both - only_mask) / 2
+        found[f"{form}_form"] = (both, only_mask, only_residual, neither)
+        found[f"{form}_source"] = (mask, residual, neither)
+    return {name: torch.stack(values, 1) for name, values in found.items()}

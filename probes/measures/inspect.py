@@ -1,0 +1,346 @@
+"""One text, token by token: how strongly the next-token prediction depends on each of them, and on their content.
+
+What is measured (`of`). A model's prediction is a distribution p over the next token, and the natural measure of a change
+in it is the Kullback-Leibler divergence. A step dx_j of the input of block 0 at position j changes p by
+KL = dx_j^T J_j^T F J_j dx_j / 2 to leading order, with J_j = d logits / dx_j and F = diag(p) - p p^T (Fisher's information).
+The default, "prediction", is therefore
+
+    sensitivity_j = ||F^(1/2) J_j||_F / sqrt(d),    ||F^(1/2) J_j||_F^2 = sum_v p_v ||d log p_v / dx_j||^2,
+
+so that a random step of length e at position j costs (e sensitivity_j)^2 / 2 nats. It is the gradient of log p of every
+token, weighted by how probable it is. "logits", ||J_j||_F / sqrt(d), is that readout of `probes.jacobian`: it counts
+tokens that nobody expects as much as the likely ones, and shifts of all logits together, which change no prediction. A
+single token's ||d log p_v / dx_j|| / sqrt(d) (of "top", the most probable one, or any id) is one product, exact, and blind
+to what moves probability between the others. All go through `probes.jacobian`, by a view whose unembedding is the readout.
+
+What it is divided by (`baseline`). Every token's sensitivity has three reasons: the architecture pulls towards some
+positions, training has taught others, and the content matters.
+
+- "init": the architecture's bias. The second-moment kernel (`probes.theory`) on fresh weights of the same configuration,
+  on this very text, geometric mean over seeds; where blocks cannot be taken apart, the fresh models are measured instead.
+  What is left is what training has made of it, for position and content alike.
+- "text": architecture and learned position. The model's own mean profile over other texts (geometric mean over windows of
+  bundled text, smoothed over neighbours in logarithms, but for both ends). What is left is content alone.
+- "kernel": the random-matrix baseline of the trained weights, with this text's own attention patterns in it. It divides out
+  where heads look, which is most of what content does (on the bundled models what is left has a quarter of the spread);
+  what is left is how well directions line up.
+- "none": nothing.
+
+ratio_j = sensitivity_j / baseline_j, scaled to geometric mean 1 over the positions that are neither sink nor recency. The
+sink part is position 0. The recency part is read off the baseline alone, so that content has no say in it (the measured
+profile under "none"): the last position, and those right before it for as long as the baseline is more than
+`RECENCY` times its median over the middle half of the positions that it reaches at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+
+from ..data.chat import Chat
+from ..data.prompts import FirstToken, draw
+from ..errors import InputError, check_choice
+from ..models.given import takes_model
+from ..models.initialization import CONFIG, Rule, check_rule
+from ..models.view import Identity, View
+from ..results.curves import smooth_between, spearman
+from ..results.dataset import dataset, provenance
+from ..results.profiles import typical
+from ..theory.kernel import second_moment
+from .jacobian import jacobian
+from .reading import Ids, read_prompt, token_name
+
+Baseline = Literal["init", "kernel", "text", "none"]
+Progress = Callable[[float, float], None]  # (share done, 1)
+
+BASELINES: tuple[Baseline, ...] = ("init", "kernel", "text", "none")
+PARTS = ("sink", "rest", "recency")
+RECENCY = 2.0  # how far the baseline stands above its middle in the recency part
+WINDOWS = 8  # other texts for the baseline "text"; twice as many change the bundled models' by less than content varies
+PREDICTIONS = 5  # most probable next tokens that are kept
+MEASURED = 0.5  # the share of progress that the text itself takes
+
+
+class Readout:
+    """`View` of another view's model whose `unembed` is something else made of the next-token logits."""
+
+    def __init__(self, model: View, unembed: Callable[[Tensor], Tensor]) -> None:
+        self.original, self._unembed = model, unembed
+        self.spec, self.tokenizer, self.bos = model.spec, model.tokenizer, model.bos
+        self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
+        self.embed, self.trace, self.residual = model.embed, model.trace, model.residual
+        self.watching, self.output_weights = model.watching, model.output_weights
+        self.norm, self.parts, self.reinitialized = model.norm, model.parts, model.reinitialized
+
+    @property
+    def identity(self) -> Identity:
+        return self.original.identity
+
+    def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows readout"]:
+        return self._unembed(normed)
+
+
+@takes_model
+def inspect(
+    model: View,
+    prompt: str | Ids | None = None,
+    *,
+    chat: Chat | None = None,
+    of: str | int = "prediction",
+    baseline: Baseline = "init",
+    method: Literal["exact", "sketch"] = "sketch",
+    products: int | None = None,
+    first: FirstToken | int = "auto",
+    seeds: int = 3,
+    seed: int = 0,
+    initialization: Rule = CONFIG,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Sensitivity of the prediction that follows a text to each of its tokens, beside what position alone would give.
+
+    Args:
+        model: any view, or what `probes.load` makes one of; it is not changed.
+        prompt: what the model reads: a text, whose spelled-out special tokens are read as such, or token ids, taken as they
+            are. At least 8 tokens with the first one, and no more than the model was made for.
+        chat: in its place a conversation, written by the model's chat template, as in `probes.prompts`.
+        of: "prediction", "logits", "top" or a token id, see the module's text.
+        baseline: "init", "kernel", "text" or "none", see the module's text.
+        method: of `probes.jacobian`; a single token takes one product, which is exact, whatever this says.
+        products: of the sketch, 64 unless given.
+        first: what stands at position 0 before a text, as in `probes.prompts`: "auto" is the model's BOS where it has one
+            and the text does not begin with it.
+        seeds: fresh models of the baseline "init".
+        seed: of the sketch's probes and of the windows of the baseline "text".
+        initialization: what the weights of these fresh models are drawn from, as in `probes.fresh`.
+        progress: called with (share of the work done, 1).
+
+    Returns:
+        Dataset with `sensitivity`, `stderr` (one standard error of it), `baseline` (scaled to it) and `ratio` [position]:
+        NaN where neither reaches; coordinates `token` [position], as it stands in the text with control characters
+        made visible, and `part_of` [position], one of "sink", "rest", "recency"; `share` and `baseline_share` [part] of
+        the total squared sensitivity; `probability` [rank] of the most probable next tokens, with coordinates `next_id`
+        and `next_token`; `tokens` [prompt, position]. Attributes say what made it, and `text` (JSON), `rule` (of the
+        parts), `entropy` (of the prediction, nats) and `trend`, Spearman's correlation of ratio and position over "rest".
+
+    Raises:
+        InputError: no prompt or two, no tokenizer or chat template to read it with, one that is empty, too short or too
+            long, an option that cannot be used, values that are not finite.
+
+    Source: ours; the sensitivity is [Chowdhury]'s, arXiv 2603.10123, with Fisher's metric on the logits.
+    """
+    check_choice("baseline", baseline, BASELINES)
+    check_choice("method", method, ("exact", "sketch"))
+    if seeds < 1:
+        raise InputError(f"seeds={seeds} fresh models are too few; give at least 1")
+    if seed < 0:
+        raise InputError(f"seed={seed} is negative; give 0 or more")
+    check_rule(initialization)
+    if initialization != CONFIG and baseline != "init":
+        raise InputError(f"initialization '{initialization!s:.40}' has no use with baseline {baseline}; leave it out")
+    ids, pieces, text, origin = read_prompt(model, prompt, chat, first)
+    tokens = torch.tensor([ids])
+    log_p = _log_probabilities(model, tokens)
+    chosen = _chosen(model, of, log_p)
+    if isinstance(chosen, int) and products is not None:
+        raise InputError(f"products={products} has no use with of={of}: one product is exact; leave it out")
+
+    def measured(view: View, ids: Tensor, heard: Progress | None = None, *, method: str = "sketch") -> xr.Dataset:
+        if isinstance(chosen, int):
+            found = jacobian(readout(view, ids, chosen), ids, method="scalar", readout="logits", progress=heard)
+            return found.assign(stderr=found["stderr"] * 0).fillna({"stderr": 0.0})  # the only direction there is
+        how: Any = {"method": method, "products": products, "seed": seed, "progress": heard}
+        return jacobian(readout(view, ids, chosen), ids, readout="logits", **how)
+
+    def part(start: float, stop: float) -> Progress | None:
+        told = progress
+        return None if told is None else lambda done, total: told(start + (stop - start) * done / total, 1.0)
+
+    own = measured(model, tokens, part(0.0, MEASURED), method=method)
+    sensitivity = own["sensitivity"].values[0].astype(float)
+    by, drawn = "theory", None
+    if baseline == "none":
+        found, by = np.ones(len(ids)), "nothing"
+    elif baseline == "kernel":
+        found = _kernel(model, tokens, chosen, part(MEASURED, 1.0))
+    elif baseline == "init":
+        curves = []
+        if not all(model.parts(layer) for layer in range(model.spec.blocks)):
+            by = "measurement"
+        for n in range(seeds):
+            twin = model.reinitialized(n, initialization=initialization)
+            drawn = twin.identity.initialization
+            heard = part(MEASURED + (1 - MEASURED) * n / seeds, MEASURED + (1 - MEASURED) * (n + 1) / seeds)
+            if by == "theory":
+                curves.append(_kernel(twin, tokens, chosen, heard))
+            else:
+                curves.append(measured(twin, tokens, heard)["sensitivity"].values[0])
+        found = typical(np.stack(curves))
+    else:
+        windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens
+        curves, by = [], "measurement"
+        for n, window in enumerate(windows):
+            heard = part(MEASURED + (1 - MEASURED) * n / WINDOWS, MEASURED + (1 - MEASURED) * (n + 1) / WINDOWS)
+            curves.append(measured(model, window[None], heard)["sensitivity"].values[0])
+        found = typical(np.stack(curves))
+        reached = found > 0
+        found[reached] = np.exp(smooth_between(np.log(found[reached])))
+    if progress is not None:
+        progress(1.0, 1.0)
+
+    ratio, scaled, parts = divided(sensitivity, found, bare=baseline == "none")
+    rest = (parts == "rest") & np.isfinite(ratio)
+    shares = [[float(np.sum(x[parts == p] ** 2) / np.sum(x**2)) for p in PARTS] for x in (sensitivity, scaled)]
+    best = log_p.topk(min(PREDICTIONS, model.spec.vocabulary))
+    unit = {"units": "1" if chosen == "logits" else "sqrt(nat) per unit of embedding"}
+    label = {"prediction": "||F^(1/2) J_j||_F / sqrt(d)", "logits": "||J_j||_F / sqrt(d)"}
+    name = label.get(str(chosen), "||d log p_v / dx_j|| / sqrt(d)")
+    return dataset(
+        {
+            "sensitivity": (("position",), sensitivity, {"long_name": name, **unit}),
+            "stderr": (("position",), own["stderr"].values[0], {"long_name": "its standard error", **unit}),
+            "baseline": (("position",), scaled, {"long_name": f"baseline '{baseline}', scaled", **unit}),
+            "ratio": (("position",), ratio, {"long_name": "sensitivity / baseline", "units": "1"}),
+            "share": (("part",), shares[0], {"long_name": "share of the squared sensitivity", "units": "1"}),
+            "baseline_share": (("part",), shares[1], {"long_name": "share of the squared baseline", "units": "1"}),
+            "probability": (("rank",), best.values.exp(), {"long_name": "of the next token", "units": "1"}),
+        },
+        tokens=tokens,
+        coords={
+            "token": (("position",), pieces),
+            "part_of": (("position",), parts),
+            "part": list(PARTS),
+            "next_id": (("rank",), best.indices),
+            "next_token": (("rank",), [token_name(model.tokenizer, int(i)) for i in best.indices]),
+        },
+        attrs=provenance(
+            model,
+            tokens,
+            measurement="inspect",
+            of=of,
+            baseline=baseline,
+            method="exact" if isinstance(chosen, int) else method,
+            products=products,
+            first=first,
+            seeds=seeds if baseline == "init" else None,
+            seed=seed,
+        )
+        | origin
+        | ({} if drawn is None else {"initialization": drawn})
+        | {
+            "engine": own.attrs["engine"],
+            "text": json.dumps(text),
+            "baseline_by": by,
+            "rule": (
+                "sink: position 0; recency: the last position and those before it while the "
+                f"{'sensitivity' if baseline == 'none' else 'baseline'} is above {RECENCY:g} times its middle's median"
+            ),
+            "entropy": float(-(log_p.exp() * log_p.clamp_min(-1e4)).sum()),
+            "trend": spearman(np.flatnonzero(rest), ratio[rest]) if rest.sum() > 1 else math.nan,
+        },
+    )
+
+
+def readout(model: View, tokens: Tensor, of: str | int) -> View:
+    """The view whose logits are, to first order at the end of this prompt, what `of` says: "prediction" or a token's id.
+
+    For "prediction" they are sqrt(p_v) (logit_v - sum_u p_u logit_u), whose derivative has the norm in Fisher's metric.
+    """
+    if of == "logits":
+        return model
+    if isinstance(of, int):
+        return Readout(model, lambda normed: model.unembed(normed).log_softmax(-1)[..., of : of + 1])
+    p = _log_probabilities(model, tokens).exp()
+
+    def unembed(normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
+        logits = model.unembed(normed)
+        weights = p.to(logits)
+        return weights.sqrt() * (logits - (weights * logits).sum(-1, keepdim=True))
+
+    return Readout(model, unembed)
+
+
+def divided(
+    sensitivity: Float[np.ndarray, " position"], baseline: Float[np.ndarray, " position"], *, bare: bool = False
+) -> tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"], np.ndarray]:
+    """(ratio, the baseline scaled so that the ratio's geometric mean over "rest" is 1, the parts), all [position].
+
+    `bare`: the baseline is no profile, and the parts are read off the sensitivity. Where both are zero the ratio is NaN.
+
+    Raises:
+        InputError: nothing is left between sink and recency to compare with.
+    """
+    parts = parts_of(sensitivity if bare else baseline)
+    rest = (parts == "rest") & (sensitivity > 0) & (baseline > 0)
+    if not rest.any():
+        raise InputError(
+            "no position between sink and recency reaches the prediction; give a longer text, or one within the window"
+        )
+    scale = math.exp(float(np.mean(np.log(sensitivity[rest] / baseline[rest]))))
+    scaled = baseline * scale
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return sensitivity / scaled, scaled, parts
+
+
+def parts_of(profile: Float[np.ndarray, " position"]) -> np.ndarray:
+    """The part of every position of a profile, one of `PARTS`, by the rule of the module's text."""
+    length = len(profile)
+    reached = np.flatnonzero(profile > 0)
+    start = int(reached[0]) if len(reached) else 0
+    seen = length - start
+    quarter = seen // 4
+    middle = np.median(profile[start + quarter : length - quarter]) if seen else 0.0
+    parts = np.full(length, "rest", dtype="<U7")
+    at = length - 1
+    while at > 0 and (at == length - 1 or profile[at] > RECENCY * middle):
+        parts[at] = "recency"
+        at -= 1
+    parts[0] = "sink"
+    return parts
+
+
+def _chosen(model: View, of: str | int, log_p: Float[Tensor, " vocabulary"]) -> str | int:
+    """What `of` comes down to: "prediction", "logits" or a token's id."""
+    if of == "top":
+        return int(log_p.argmax())
+    if of in ("prediction", "logits"):
+        return str(of)
+    if isinstance(of, bool) or not isinstance(of, int):
+        raise InputError(f"of '{of}' is unknown; give prediction, logits, top or a token id")
+    if not 0 <= of < model.spec.vocabulary:
+        raise InputError(
+            f"token id {of} is outside the vocabulary of {model.identity.name}; "
+            f"ids run from 0 to {model.spec.vocabulary - 1}"
+        )
+    return of
+
+
+def parse_of(value: str) -> str | int:
+    """Read the command line's --of: a token id in digits, else a word that `inspect` knows or refuses."""
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else value
+
+
+@torch.no_grad()
+def _log_probabilities(model: View, tokens: Tensor) -> Float[Tensor, " vocabulary"]:
+    """Of the token after the prompt, in double precision on the CPU."""
+    last = model.residual(model.embed(tokens))[:, -1]
+    logits = model.unembed(model.norm(last))[0].double().cpu()
+    if not torch.isfinite(logits).all():
+        raise InputError(
+            f"model '{model.identity.name}' gives logits that are not finite; use dtype float32 or float64"
+        )
+    return logits.log_softmax(-1)
+
+
+def _kernel(model: View, tokens: Tensor, of: str | int, heard: Progress | None) -> Float[np.ndarray, " position"]:
+    """The second-moment kernel of this model on this text, with its patterns and its score path."""
+    view = readout(model, tokens, of)
+    found = second_moment(view, tokens, attention="measured", score_path=True, readout="logits", progress=heard)
+    return found["sensitivity"].values[0].astype(float)

@@ -1,0 +1,259 @@
+"""Jacobian-norm sensitivity of the output to each input position.
+
+Definition (science of the measurement: [Chowdhury], arXiv 2603.10123). With x_j the input of block 0 at position j and h the
+readout at the query position, J_j = dh/dx_j is a d x d matrix and
+
+    sensitivity_j = ||J_j||_F / sqrt(d),    ||J_j||_F^2 = sum over orthonormal output directions z of ||z^T J_j||^2.
+
+One vector-Jacobian product ("product") gives z^T J_j at every position j at once.
+
+`exact`: all d products. Each block is linearized once per prompt (`probes.models.linear`), and all directions are
+pulled back through it together; replicating the prompt per direction, as jacobian-lens does, repeats the forward pass
+instead.
+
+`sketch`: far fewer products, unbiased in ||J_j||_F^2, with a standard error (`probes.measures.estimators`).
+
+`scalar`: one product, the gradient of the sum of the readout's entries (the all-ones direction), the surrogate used by
+[Chowdhury]; unbiased over random signs only, and without a standard error.
+
+Pathways. J = J_value + J_score: `value` is the Jacobian with every block's attention pattern held constant, the sum over
+all paths through values, feed-forwards and the residual stream; `score` is the rest, all paths that pass at least once
+through a pattern's dependence on its queries and keys. Every direction is pulled back twice for `score`, and the
+difference of the two is what is squared, so that each of the three estimates stays exact or unbiased as above. Norms do not
+add: ||J||^2 = ||J_value||^2 + ||J_score||^2 + 2 <J_value, J_score>; at initialization the last term is small.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+
+from ..errors import InputError, check_choice
+from ..models.checks import check_place
+from ..models.given import takes_model
+from ..models.pullback import Apart, Engine, Pacing, Pathway, Prompt, Readout
+from ..models.view import View
+from ..results.dataset import dataset, provenance
+from ..run.pieces import Piece, Pieces, each
+from .estimators import ENGINES, Estimate, Progress, Reporter, refined, sketch
+
+Method = Literal["exact", "sketch", "scalar"]
+PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
+PRODUCTS = 64  # the sketch's default budget per prompt
+
+
+@takes_model
+def jacobian(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    method: Method = "exact",
+    products: int | Literal["auto"] | None = None,
+    relative_error: float = 0.02,
+    readout: Readout = "residual",
+    pathway: Pathway = "total",
+    query: int = -1,
+    from_layer: int | Literal["all"] = 0,
+    engine: Engine = "auto",
+    seed: int = 0,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Sensitivity of the readout at one query position to the input at every position.
+
+    Args:
+        model: any view; it is not changed.
+        tokens: ids [prompt, position], position 0 included.
+        method: "exact", "sketch" or "scalar", see the module's text.
+        products: sketch only. Vector-Jacobian products per prompt, what finding Q costs included (64 unless given), or
+            "auto": add probes until the mean profile's relative standard error, rms over positions, is `relative_error`.
+        readout: "residual", the stream after the last block; "normed", after the final norm; "logits", next-token logits
+            (their norm is taken over the vocabulary, through the d x d Gram matrix; still divided by sqrt(d)).
+        pathway: "total"; "value", attention patterns held constant; "score", what is left, see the module's text; or "all"
+            three from the same directions. Each direction counts as one product, although the last two pull it back twice.
+        query: the position read out; negative counts from the end. Later positions have sensitivity 0, but those of a
+            prefix that all queries see.
+        from_layer: differentiate with respect to this block's input instead of block 0's, or "all" for every block.
+        engine: "parts" for the linearized blocks, "autograd" for the model's own modules, "auto" for parts where the
+            model is known well enough and their output and slope agree with the model's own, else autograd. A hook or the
+            like that keeps a block from being taken apart is named in a warning and in the attribute `fallback`.
+        seed: of the sketch's probes.
+        chunk: directions pulled back at once; chosen for speed and the memory there is unless given. Where memory runs out
+            nevertheless, the prompt is begun anew with half of it, and its blocks are made again for every chunk.
+        progress: called with (products done, products in all) as they are done.
+
+    Returns:
+        Dataset with `sensitivity`, `stderr` (one standard error of it: zero for exact, NaN for scalar) and `elasticity`, the
+        sensitivity times rms(x) / rms(h): the relative change of the output under a relative change of an input, which
+        alone compares models or conditions of different scale. All are [prompt, position]; with `from_layer="all"` there is
+        `layer` before `position`, with `pathway="all"` `pathway` in front; `input_rms`, one number for all prompts in the
+        elasticity, `first_rms` at position 0 and `output_rms`, all [prompt] (and `layer`); `tokens`; `products [prompt]`,
+        what was spent on each prompt, with the share `basis_products` for finding Q; attributes that say what made it.
+
+    Raises:
+        InputError: tokens, query, layer, products or an option the model cannot take; values that are not finite.
+
+    Source: [Chowdhury], arXiv 2603.10123, section 3; estimators are ours, see the module's text.
+    """
+    at, layers = check_place(model, tokens, query, from_layer)
+    check_choice("method", method, ("exact", "sketch", "scalar"))
+    check_choice("readout", readout, ("residual", "normed", "logits"))
+    check_choice("engine", engine, ("auto", "parts", "autograd"))
+    check_choice("pathway", pathway, (*PATHWAYS, "all"))
+    width, length = model.spec.width, tokens.shape[1]
+    if products is not None and method != "sketch":
+        raise InputError(f"products={products} goes with method 'sketch', not '{method}'; leave it out")
+    budget: int | Literal["auto"] = PRODUCTS if products is None else products
+    if budget != "auto" and not isinstance(budget, int):
+        raise InputError(f"products={products} is no number of products; give an integer, or 'auto'")
+    if budget != "auto" and method == "sketch" and budget < 2:
+        raise InputError(f"products={budget} is too few for a sketch; give at least 2, or method 'scalar'")
+    if not 0 < relative_error < np.inf:
+        raise InputError(f"relative_error={relative_error} cannot be reached; give a positive number, as 0.02")
+    if chunk is not None and chunk < 1:
+        raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
+
+    apart = Apart.of(model, layers[0], engine)
+    if apart.obstacle is not None:
+        warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=3)
+    # What follows is seen by no query that leads there.
+    end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
+    # One process's share of the prompts, of which the first is checked most closely.
+    pace = Pacing.of(model, end, apart.lowest, chunk)
+    checked = False
+    report = Reporter(progress, 0.0)
+
+    def prompt_of(n: int) -> Prompt:
+        nonlocal checked
+        ids = tokens[n : n + 1, :end]
+        made = Prompt(model, ids, readout, layers, apart, pace, check=not checked, pathway=pathway, query=at)
+        checked = True
+        return made
+
+    def worked(n: int, begun: Callable[[int], Estimate], work: Callable[[Estimate, Prompt], None]) -> Estimate:
+        nonlocal checked
+        while True:
+            estimate, prompt, before = begun(n), prompt_of(n), report.done
+            try:
+                with prompt.linearized():
+                    work(estimate, prompt)
+                    estimate.scales = prompt.scales()
+                estimate.used |= prompt.used
+                return estimate
+            except (RuntimeError, MemoryError) as error:
+                pace.slow_down(error, model, end)
+            report.done, checked = before, False  # out of memory: once more, in smaller pieces
+
+    planned = _planned(method, budget, width)
+    auto = method == "sketch" and budget == "auto"
+
+    def fresh(n: int) -> Estimate:
+        state = np.random.SeedSequence([seed, n]).generate_state(1)[0]
+        return Estimate(width, torch.Generator().manual_seed(int(state)))
+
+    def first(estimate: Estimate, prompt: Prompt) -> None:
+        if method == "exact":
+            estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64), report)
+        elif method == "scalar":
+            estimate.add_scalar(prompt, report)
+        else:
+            sketch(estimate, prompt, planned, report)
+
+    def further(n: int, rounds: Sequence[Pieces], count: int) -> Piece:
+        def begun(n: int) -> Estimate:
+            estimate = fresh(n)
+            for known in rounds:
+                estimate.take(known[n])
+            return estimate
+
+        added = worked(n, begun, lambda estimate, prompt: estimate.add_probes(prompt, count, report))
+        return added.piece(goes_on=True)
+
+    def expect(numbers: Iterable[int]) -> None:
+        report.total = float(len(list(numbers)) * planned)
+
+    pieces = each("jacobian", len(tokens), lambda n: worked(n, fresh, first).piece(goes_on=auto), before=expect)
+    if auto:
+        pieces = refined(pieces, further, relative_error, report)
+    report.finish()
+
+    # Both [prompt, layer, position].
+    squared, variance = (torch.from_numpy(pieces.stacked(name)) for name in ("squared", "variance"))
+    used = pieces.stacked("engines")
+    engines = [name for at, name in enumerate(ENGINES) if used[:, at].any()]
+    if not (finite := torch.isfinite(squared)).all():
+        place = int((~finite).nonzero()[0, -1])
+        raise InputError(
+            f"model '{model.identity.name}' gives sensitivities that are not finite (position {place}); check its weights "
+            "and what stands there (norms of a zero stream multiply to infinity), or use dtype float32 or float64"
+        )
+    sensitivity = (squared.clamp_min(0) / width).sqrt()
+    spread = torch.where(squared > 0, variance.sqrt() / (2 * sensitivity * width), torch.zeros_like(squared))
+    # The elasticity's unit: rms of the input over prompts and positions from 1 on, one number; of the output, each prompt's.
+    scales = torch.from_numpy(pieces.stacked("scales")).sqrt()  # [prompt, layer, three]
+    unit_of = scales[..., 0].pow(2).mean(0).sqrt() / scales[..., 2]  # [prompt, layer]
+    pathways = PATHWAYS if pathway == "all" else (pathway,)
+    # Sources are layers by pathways; [pathway, prompt, layer, position] with the positions left out as zeros.
+    sensitivity, spread = (
+        torch.nn.functional.pad(x.unflatten(1, (len(layers), -1)).permute(2, 0, 1, 3), (0, length - end))
+        for x in (sensitivity, spread)
+    )
+    elasticity = sensitivity * unit_of[None, :, :, None]
+    dims: tuple[str, ...] = ("pathway", "prompt", "layer", "position")
+    coords: dict[str, list[Any]] = {"pathway": list(pathways), "layer": layers}
+    for dim, kept in (("layer", from_layer == "all"), ("pathway", pathway == "all")):
+        if not kept:
+            sensitivity, spread, elasticity = (x.select(dims.index(dim), 0) for x in (sensitivity, spread, elasticity))
+            dims = tuple(name for name in dims if name != dim)
+            del coords[dim]
+    of_scales = ("prompt", "layer") if from_layer == "all" else ("prompt",)
+    sizes = {
+        "input_rms": "root mean square of the stream differentiated by, positions from 1 on",
+        "first_rms": "the same at position 0",
+        "output_rms": "norm of the readout at the query / sqrt(d)",
+    }
+    each_scale = scales if from_layer == "all" else scales[:, 0]
+    return dataset(
+        {
+            "sensitivity": (dims, sensitivity, {"long_name": "||J_j||_F / sqrt(d)", "units": "1"}),
+            "stderr": (dims, spread, {"long_name": "standard error of the sensitivity", "units": "1"}),
+            "elasticity": (dims, elasticity, {"long_name": "sensitivity * rms(x) / rms(h)", "units": "1"}),
+            **{
+                name: (of_scales, each_scale[..., n], {"long_name": said, "units": "1"})
+                for n, (name, said) in enumerate(sizes.items())
+            },
+            "products": (("prompt",), pieces.stacked("products"), {"units": "vector-Jacobian products"}),
+            "basis_products": (("prompt",), pieces.stacked("basis_products"), {"units": "products"}),
+        },
+        tokens=tokens,
+        coords=coords,
+        attrs=provenance(
+            model,
+            tokens,
+            measurement="jacobian",
+            method=method,
+            products=budget if method == "sketch" else (width if method == "exact" else 1),
+            relative_error=relative_error if budget == "auto" and method == "sketch" else None,
+            readout=readout,
+            pathway=pathway,
+            query=at,
+            from_layer=from_layer,
+            seed=seed,
+        )
+        | {"engine": "+".join(engines)}
+        | ({} if apart.obstacle is None else {"fallback": apart.obstacle}),
+    )
+
+
+def _planned(method: Method, budget: int | str, width: int) -> int:
+    """Products for every prompt; of "auto" those of its first round."""
+    if method == "sketch":
+        return min(width, PRODUCTS // 2 if budget == "auto" else int(budget))
+    return width if method == "exact" else 1

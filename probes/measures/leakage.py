@@ -1,0 +1,381 @@
+"""Absolute position in attention patterns, and where it comes from: the causal mask or the residual stream.
+
+A rotary pattern "should" depend on how far back a key stands, not on where the query stands. It does depend on it, in two
+ways. The **causal mask** gives a later query more keys to share its attention among. The **residual stream** carries
+position: what blocks below wrote differs between early and late positions, and so do queries and keys. This file measures
+how much a head's attention depends on absolute position and splits it exactly into the two.
+
+Setting. Prompts n are windows cut at random offsets behind one first token, so that what a token is says nothing about
+where it stands. `s_ij` are a head's scaled logits after rotation, soft-cap and slopes; `log Z_i` the log-sum-exp over the
+keys that query i sees; `A_ij = exp(s_ij - log Z_i)`. Queries i run over a band B, lags over a few small ones, keys i - lag
+are never position 0. `E` is the mean over prompts, `V` the variance over i in B, averaged over lags; `C` the covariance.
+
+**Log form** (primary). `l_i(lag) = E log A_{i,i-lag}`. Attention that depends on the lag alone has V(l) = 0. Otherwise
+
+    l = S - M - D,     S_i(lag) = E s_{i,i-lag},     M_i = E log Z~_i,     D_i = E log Z_i - M_i,
+    V(l) = V(S) + V(M) + V(D) + [2 C(M, D) - 2 C(S, M) - 2 C(S, D)]
+    total  logits  mask  denominator        covariance
+
+where `Z~` belongs to *Toeplitz-made* logits: `s~_ij = s_ij - (E s_ij - t(i - j))`, `t(lag)` the mean of `E s_{i,i-lag}` over
+all queries and keys other than 0. Means then depend on the lag alone, every prompt keeps its own deviations, and what is
+left in M is that a later query has more terms. Rotary logits of streams whose statistics do not depend on position are
+Toeplitz in the mean, so whatever `S` and `D` show has come in through the residual stream: `S` directly, `D` through the
+denominator. As two sources, `X = S - D` (residual) and `-M` (mask), with Shapley values of the variance game:
+
+    residual = V(X) - C(X, M),     mask = V(M) - C(X, M),     their sum = V(l).
+
+V(X) alone is the *residual component*: how far the residual stream moves log-weights with the query's place. Its Shapley
+value falls below zero where the stream works against the mask, as a sink that steadies denominators does.
+
+D splits once more, D = K + R: K is what position 0 adds (its own logit in the place of `t(i)`; the sink), R is the rest.
+**The constant sink** is no position: a learned logit that is the same for all queries still leaks, since the number of
+other keys grows (logit 2, uniform attention otherwise, queries 9-31: V(K) = 0.008 nat^2). So K splits,
+with position 0's mean logit E s_i0 replaced by what it would be without position in any stream: b t(i) + c, with c the
+mean of E s_i0 - b t(i) over the band and b = 0 (a constant) or 1 (Toeplitz like all others), whichever is nearer to it for
+the head. What position 0 adds then is `sink_constant`; `sink_varying` = K - `sink_constant`. Every prompt keeps its
+deviations. `steady_source` and `steady_stream` are the Shapley values and V(X) with the constant on the mask's side:
+M + `sink_constant` and X = S - `sink_varying` - R.
+
+With both sources removed l is `t(lag)` less a constant: exactly 0 (`log_neither`, rounding).
+
+**Weight form**. The same on A itself, as a 2 x 2 design. `residual` off: logits are made Toeplitz as above, in the
+denominator, too. `mask` off: each query's E log Z_i is replaced by its mean over the band's queries; as with the logits,
+every prompt keeps its own deviation (to replace each prompt's own log Z_i would take a query with one high logit to
+"weights" of many thousands). With W the variance `V(E A_{i,i-lag})` of each of the four cells,
+
+    mask = [W(mask) - W(neither) + W(both) - W(residual)] / 2,      spread = W(neither),
+    residual = [W(residual) - W(neither) + W(both) - W(mask)] / 2,  mask + residual + spread = W(both).
+
+`spread` is what single prompts' deviations alone leave, since E exp is not exp E: 0 where patterns are the same in all
+prompts. Here `mask` stands for all of the denominator: D goes with it, shows only when both are on, and is shared equally;
+a bias that all keys of a query share, which cancels in the softmax, is charged to the residual stream and taken off the
+mask. `terms_form` and `terms_source` are the same with M alone made constant, the number of terms, as in the log form.
+
+Noise. Every V and C above is a covariance between two halves of the prompts (the mean of both orders), each half with its
+own E and its own t: sampling noise, which V of an estimated mean would count as leakage, cancels in expectation, and
+values may come out slightly negative. `log_noise` is what the uncorrected variance over all prompts would have added.
+Intervals: prompts are drawn again with replacement within each half. What a prompt adds to the means that shift all prompts
+(`E s_ij - t` inside `s~`) is taken along to first order, `sum_j E p~_ij (t^n - t - s^n_ij + E s_ij)` on its log Z~_i with
+p~ the Toeplitz-made pattern; without it intervals were three times too narrow where denominators rest on lags of few
+pairs. In the weight form those means, and those of log Z_i, stay as they were estimated.
+
+Assumptions. (1) Text statistics do not depend on position behind position 0: windows at random offsets. (2) The positional
+encoding itself gives logits that depend on the lag alone (RoPE, ALiBi, none): with learned absolute positions everything
+they do counts as residual stream, since that is where they are. (3) First-order: "made Toeplitz" acts on means. If the
+*spread* of logits depends on position, that part of M and of `spread` is the residual stream's second order.
+(4) Subtracting a half's own mean shrinks its deviations by (1 - 1/n): at 16 prompts a half, 3 % in standard deviation.
+(5) Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
+wider than the scatter over other prompts, by up to sqrt(3).
+
+Nulls stand beside the total (`probes.measures.nulls`): uniform attention under the same mask, the model with fresh
+weights, and the total with one half's queries under each other's labels (97.5 % quantile), which is what no dependence
+on the query gives.
+
+Null tests (in `tests/test_leakage.py`, on every bundled model). In block 0 streams carry no position, so V(S) and, behind a
+first token like any other, V(D) and the residual source are 0 within noise; behind BOS only R is, K being what BOS is.
+`log_neither` is 0 up to rounding. Patterns of known answer are recovered: equal logits (all mask, V(M) = Var log(i + 1));
+logits with an absolute bias under fixed denominators (all residual).
+
+What the definition cannot tell: whether a stream's positional content was itself made by the masks of blocks below. "Mask"
+is this block's own mask; in block 0 that is all there is, and deeper the residual stream carries on what masks began.
+
+Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the split and the correction are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+
+from ..data.positions import read_ranges
+from ..errors import InputError
+from ..models.checks import check_tokens
+from ..models.given import takes_model
+from ..models.initialization import CONFIG, Rule
+from ..models.view import View
+from ..results.curves import estimate
+from ..results.dataset import dataset, provenance
+from ..results.statistics import ends
+from ..run import processes
+from . import nulls
+from .forms import resampling, splits
+from .samples import LEAST_PROMPTS, Band, Progress
+
+LAGS = tuple(range(1, 9))
+EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
+PARTS = ("total", "logits", "mask", "denominator", "covariance")
+SOURCES = ("mask", "residual", "spread")
+CELLS = ("both", "mask", "residual", "neither")  # which sources are on
+OVERFLOW = 1e6  # squares of weights, which lie below 1 where they are normalized
+
+
+@takes_model
+def leakage(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    bands: Any = None,
+    lags: Any = LAGS,
+    bootstrap: int = 400,
+    seed: int = 0,
+    documents: Sequence[str] | None = None,
+    fresh: int | None = None,
+    initialization: Rule = CONFIG,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """How much attention to the token `lag` back depends on where the query stands, and through which source.
+
+    Args:
+        model: any view; it is not changed.
+        tokens: ids [prompt, position], at least 4 prompts: one first token, then windows of text cut at random offsets
+            (`probes.prompts`). The two halves are the first and the second half of them.
+        bands: (first, last) query of each band; 9-31, 32-63, 64-127, ... unless given (from the longest lag + 1).
+        lags: how far back the keys stand, at least 1; shorter than every window and than a band's first query.
+        bootstrap: resamples of the prompts for the intervals (95 %, percentiles); 0 for none.
+        seed: of the resampling, and of the fresh weights.
+        documents: what each prompt is a window of; documents are then resampled instead of prompts.
+        fresh: prompts of the null of fresh weights (the first of each half), 0 for none; if not given 64, where memory has
+            room for a second copy of the weights.
+        initialization: what those weights are drawn from, as in `probes.fresh`.
+        progress: called with (blocks done, blocks in all); blocks of fresh weights count by their share of the prompts.
+
+    Returns:
+        Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats (log form) or squared
+        weights (weight form): `log_form [part, layer, head, band]`, parts total = logits + mask + denominator +
+        covariance; `log_source [source, ...]`; `log_stream` = V(X), the *residual component*; `log_noise`; `log_sink` =
+        V(K), `log_rest` = V(R); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`; `terms_form`
+        and `terms_source` alike. `sink_constant` and `sink_varying`, the two parts of V(K); `steady_source`,
+        `steady_stream`: with the constant sink on the side of the mask. `null_...` [band] beside the total of the model
+        (`probes.measures.nulls`): `uniform` attention, `fresh` weights, `shuffled` query labels (97.5 % quantile).
+        Means over heads are `..._by_block [..., layer, band]`, over the whole model `..._of_model [..., band]`; sources
+        divided by their total are `log_share_of_model`, `weight_share_of_model` and `terms_share_of_model`. `..._low`
+        and `..._high` are the intervals. Attributes say what made it.
+
+    Raises:
+        InputError: too few prompts, bands or lags that do not fit the prompts or a window, no such initialization, values
+            that are not finite, a model whose queries see a prefix or all keys: the split is derived for causal masks.
+
+    Source: ours, see the module's text; the question is [Ruscio]'s, arXiv 2606.06160.
+    """
+    bands, lags = check(model, tokens, bands, lags)
+    if not isinstance(bootstrap, int) or bootstrap < 0:
+        raise InputError(f"bootstrap={bootstrap} is no number of resamples; give 0 or more")
+    if not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed={seed} is no seed; give a whole number, 0 or more")
+    drawn = resampling(len(tokens), bootstrap, seed, documents)
+    if initialization != CONFIG and fresh == 0:
+        raise InputError(f"initialization '{initialization!s:.40}' has no use without fresh weights; leave fresh=0 out")
+    fresh = int(processes.agreed(nulls.fresh_prompts(model, fresh, len(tokens))))
+    share = fresh / len(tokens)  # of the fresh weights' work against the model's
+
+    def told(before: float, size: float) -> Progress:
+        def of_all(done: float | int, total: float | int) -> None:
+            if progress is not None:
+                progress(total * before + size * done, total * (1 + share))
+
+        return of_all
+
+    beside = {"null_uniform": (nulls.uniform(model, tokens.shape[1], bands)[None], "uniform attention")}
+    if fresh:
+        of_fresh = {"seed": seed, "initialization": initialization, "bootstrap": bootstrap, "documents": documents}
+        beside["null_fresh"] = nulls.fresh(model, tokens, bands, lags, fresh, progress=told(0.0, share), **of_fresh)
+    found = splits(model, tokens, bands, lags, drawn, told(share, 1.0))
+    shuffled = nulls.shuffled(found.pop("shuffled")[0])
+    beside["null_shuffled"] = (shuffled[None], "97.5 % quantile under shuffled query labels")
+    variables: dict[str, tuple[Any, ...]] = {}
+    for name, (values, said) in beside.items():  # [resample, band]
+        described = {"long_name": f"leakage, log form: {said}", "units": "nat^2"}
+        variables[name] = (("band",), values[0], described)
+        if len(values) > 1:
+            for end, at in zip(("low", "high"), ends(values), strict=True):
+                variables[f"{name}_{end}"] = (("band",), at, described)
+    for name, values in found.items():  # [resample, entry, layer, head, band]
+        entry, units = ENTRIES[name]
+        of_model = values.mean((2, 3))
+        levels: dict[str, tuple[tuple[str, ...], Any]] = {
+            name: (("layer", "head", "band"), values),
+            f"{name}_by_block": (("layer", "band"), values.mean(3)),
+            f"{name}_of_model": (("band",), of_model),
+        }
+        if entry == ("source",):
+            total = of_model.sum(1, keepdims=True)
+            shares = np.divide(of_model, total, out=np.full_like(of_model, np.nan), where=total > 0)
+            levels[f"{name.removesuffix('_source')}_share_of_model"] = (("band",), shares)
+        for level, (dims, at) in levels.items():
+            described = {"long_name": DESCRIBED[name], "units": "1" if "share" in level else units}
+            dims, at = (entry + dims, at) if entry else (dims, at[:, 0])
+            variables[level] = (dims, at[0], described)
+            if bootstrap:
+                low, high = ends(at)
+                variables[f"{level}_low"], variables[f"{level}_high"] = (dims, low, described), (dims, high, described)
+    options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed, "fresh": fresh}
+    if fresh:
+        options["initialization"] = str(initialization)
+    return dataset(
+        variables,
+        tokens=tokens,
+        coords={
+            "part": list(PARTS),
+            "source": list(SOURCES),
+            "cell": list(CELLS),
+            "layer": range(model.spec.blocks),
+            "head": range(model.spec.heads),
+            **band_coordinates(bands),
+        },
+        attrs=provenance(model, tokens, **options),
+    )
+
+
+ENTRIES: dict[str, tuple[tuple[str, ...], str]] = {
+    "log_form": (("part",), "nat^2"),
+    "log_source": (("source",), "nat^2"),
+    "log_stream": ((), "nat^2"),
+    "log_noise": ((), "nat^2"),
+    "steady_source": (("source",), "nat^2"),
+    "steady_stream": ((), "nat^2"),
+    "log_sink": ((), "nat^2"),
+    "sink_constant": ((), "nat^2"),
+    "sink_varying": ((), "nat^2"),
+    "log_rest": ((), "nat^2"),
+    "log_neither": ((), "nat^2"),
+    "weight_form": (("cell",), "1"),
+    "weight_source": (("source",), "1"),
+    "terms_form": (("cell",), "1"),
+    "terms_source": (("source",), "1"),
+}
+DESCRIBED = {
+    "log_form": "leakage, log form, and its parts",
+    "log_source": "leakage, log form, Shapley value of each source",
+    "log_stream": "variance of what the residual stream adds to the log-weights",
+    "steady_source": "leakage, log form, Shapley value of each source, the constant sink on the mask's side",
+    "steady_stream": "variance of what the residual stream adds to the log-weights, the constant sink taken out",
+    "log_noise": "sampling noise that an uncorrected variance would add",
+    "log_sink": "variance of what position 0 adds to the log-denominator",
+    "sink_constant": "variance of what position 0 adds to the log-denominator with its mean logit held constant",
+    "sink_varying": "variance of what position 0's mean logit adds by changing with the query",
+    "log_rest": "variance of what the rest of the residual stream adds to the log-denominator",
+    "log_neither": "leakage, log form, with both sources removed",
+    "weight_form": "leakage, weight form, by the sources that are on",
+    "weight_source": "leakage, weight form, Shapley value of each source and what is left without",
+    "terms_form": "leakage, weight form, the mask taken as the number of terms alone, by the sources that are on",
+    "terms_source": "leakage, weight form, the mask taken as the number of terms alone, Shapley values",
+}
+
+
+# ------------------------------------------------------------------------------------------- what results may be read for
+
+
+def resolved(ds: xr.Dataset, form: str, band: str) -> bool:
+    """Whether shares of this band's total ("log", "weight" or "terms" form) mean anything.
+
+    Not where the total may be zero, of which they would be any number, nor where the null check of block 0 fails, nor where
+    weights overflow.
+    """
+    where = {"part": "total"} if form == "log" else {"cell": "both"}
+    total = estimate(ds, f"{form}_form_of_model", band=band, **where)
+    overflown = form == "weight" and overflow(ds, band)
+    return total[0] > 0 and not total[1] <= 0 and not null_fails(ds, band) and not overflown
+
+
+def overflow(ds: xr.Dataset, band: str) -> bool:
+    """Whether parts of the weight form say nothing, as where logits of hundreds stand without the mask's denominators."""
+    parts = ds.get("weight_source_of_model")
+    return parts is not None and float(np.abs(parts.sel(band=band)).max()) > OVERFLOW
+
+
+def null_fails(ds: xr.Dataset, band: str) -> bool:
+    """Whether block 0, whose streams carry no position, has a residual component whose interval excludes 0.
+
+    One that position 0's own term V(K) accounts for is none: BOS has logits of its own there, which is no noise.
+    """
+    first = {"layer": ds["layer"].values[0], "band": band}
+    _, low, high = estimate(ds, "log_stream_by_block", **first)
+    _, own_low, own_high = estimate(ds, "log_sink_by_block", **first)
+    return high < 0 or (low > 0 and not (own_low > 0 and own_high >= low))
+
+
+# ---------------------------------------------------------------------------------------------------- bands and lags
+
+
+def usual_bands(length: int, lags: Sequence[int]) -> tuple[Band, ...]:
+    """From the longest lag + 1 to 31, then doubling: 32-63, 64-127, ...; those of at least two queries."""
+    first, last = max(lags) + 1, EARLY - 1
+    bands = []
+    while first < length:
+        bands.append((first, min(last, length - 1)))
+        first, last = max(first, last + 1), 2 * (last + 1) - 1
+    return tuple((a, b) for a, b in bands if b > a)
+
+
+def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, ...], tuple[int, ...]]:
+    """Bands and lags that fit model and prompts.
+
+    Raises:
+        InputError: as `leakage` does.
+    """
+    check_tokens(model, tokens)
+    if model.spec.prefix is not None:
+        raise InputError(
+            f"model '{model.identity.name}' lets every query see a prefix of {model.spec.prefix} positions, and leakage is "
+            "split for causal masks alone; give a model without a prefix"
+        )
+    count, length = tokens.shape
+    if count < LEAST_PROMPTS:
+        raise InputError(f"{count} prompts cannot be split in two halves of several; give at least {LEAST_PROMPTS}")
+    lags = tuple(lags)
+    if not lags or len(set(lags)) < len(lags) or any(not isinstance(lag, int) or lag < 1 for lag in lags):
+        raise InputError(f"lags {list(lags)} are none, repeated or below 1; give some, as 1-8")
+    window = min((w for w in model.spec.windows if w is not None), default=None)
+    if window is not None and max(lags) >= window:
+        raise InputError(f"lag {max(lags)} is out of the window of {window} positions; give lags up to {window - 1}")
+    bands = usual_bands(length, lags) if bands is None else tuple((int(a), int(b)) for a, b in bands)
+    if not bands or max(lags) + 2 >= length:
+        raise InputError(
+            f"prompts of {length} positions leave no queries behind lag {max(lags)}; give longer prompts or shorter lags"
+        )
+    for first, last in bands:
+        if first <= max(lags) or last >= length or last <= first:
+            raise InputError(
+                f"band {first}-{last} does not fit lags up to {max(lags)} and {length} positions; "
+                f"give at least two queries within {max(lags) + 1}-{length - 1}"
+            )
+    if len(set(bands)) < len(bands):
+        raise InputError(f"bands {', '.join(map(name_of, bands))} repeat one; give each once")
+    return bands, lags
+
+
+def name_of(band: Band) -> str:
+    """As in 9-31."""
+    return f"{band[0]}-{band[1]}"
+
+
+def band_coordinates(bands: Sequence[Band]) -> dict[str, Any]:
+    """Coordinates of the dimension `band`."""
+    return {
+        "band": [name_of(band) for band in bands],
+        "band_first": (("band",), [first for first, _ in bands]),
+        "band_last": (("band",), [last for _, last in bands]),
+    }
+
+
+def parse_lags(text: str) -> tuple[int, ...]:
+    """Read 1-8 or 1,2,4; ranges are inclusive.
+
+    Raises:
+        InputError: it is neither.
+    """
+    return tuple(lag for first, last in read_ranges(text, "lags", "1-8 or 1,2,4") for lag in range(first, last + 1))
+
+
+def parse_bands(text: str) -> tuple[Band, ...]:
+    """Read 9-31,32-63, inclusive.
+
+    Raises:
+        InputError: it is no list of ranges.
+    """
+    return tuple(read_ranges(text, "bands", "9-31,32-63"))

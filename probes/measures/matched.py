@@ -1,0 +1,189 @@
+"""Models and matched toys, read from a result of `match`: their profiles side by side, and how well they agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ..results.gate import Learnt, blind_reader, learnt
+from .agreement import BOOTSTRAP, SHAPES, Samples, agreement, averaged, shape
+
+
+def elastic(ds: xr.Dataset) -> bool:
+    """Whether the result holds elasticities; those made before there were any hold sensitivities of toys."""
+    return "toy_elasticity" in ds
+
+
+def profile(ds: xr.Dataset, kind: str) -> xr.DataArray:
+    """The profiles of "model" or "toy" that are compared with each other, sample by sample."""
+    return ds[f"{kind}_elasticity" if elastic(ds) else f"{kind}_sensitivity"]
+
+
+def swap_ratio(ds: xr.Dataset, kind: str, where: Mapping[str, str]) -> np.ndarray | None:
+    """Profile after the swap / before by position, NaN where either is 0 and at position 0, another input; None: no run.
+
+    Means are geometric over prompts; in results without elasticities root mean squares on both sides.
+    """
+    before = clean(profile(ds, kind).sel(dict(where)).values)
+    after = clean(ds[f"{kind}_swapped"].sel(dict(where)).values[:, None])
+    if before is None or after is None:
+        return None
+    ratio = positive(averaged(after)) / positive(averaged(before, squares=not elastic(ds)))
+    ratio[0] = np.nan
+    return ratio
+
+
+def clean(values: np.ndarray) -> np.ndarray | None:
+    """[seed, prompt, position] without seeds that were not run; None where there are none."""
+    known = values[~np.isnan(values).all((1, 2))].astype(np.float64)
+    return known if len(known) and not np.isnan(known).any() else None
+
+
+def positive(values: np.ndarray) -> np.ndarray:
+    return np.where(values > 0, values, np.nan)
+
+
+CURVES = ("sensitivity", "alpha")
+MATCHED = "matched"
+TASKS = ("retrieval", "in-context")
+INITS = ("init", "grown")
+
+
+def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:
+    """What a model's curve in a state is held against, by name: ("theory", which), ("model", state) or (variant, training).
+
+    Fresh weights against fresh toys; trained ones against fresh weights, fresh toys and trained ones.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    if "theory_kernel" in ds:
+        found["second-moment kernel"] = ("theory", "kernel")
+    found["N^L, best alpha"] = ("theory", "cesaro")
+    found["uniform attention"] = ("theory", "uniform")
+    if state == "pretrained":
+        found["model at init"] = ("model", "init")
+    for variant in map(str, ds["variant"].values):
+        prefix = "" if variant == MATCHED else f"{variant}, "
+        found[f"{prefix}toy init"] = (variant, "init")
+        if variant == MATCHED and "grown" in ds["training"].values:
+            found["toy init, same growth"] = (variant, "grown")
+        if state == "pretrained":
+            found |= {f"{prefix}{task} toy": (variant, task) for task in TASKS}
+    return found
+
+
+def samples(ds: xr.Dataset, curve: str, of: tuple[str, str], state: str, *, raw: bool = False) -> Samples | None:
+    """A curve as [seed, prompt, position], seeds that were not run left out; None where the result has none.
+
+    `of` as in `others_of`; `state` is the model's, which theories belong to. "sensitivity" is the elasticity where the
+    result holds it; of a model `raw` gives what theories predict.
+    """
+    kind, which = of
+    if curve == "sensitivity" and elastic(ds) and not raw:
+        curve = "elasticity"
+    if kind == "theory":
+        name = {"kernel": "theory_kernel", "cesaro": "theory_cesaro", "uniform": "model_uniform"}[which]
+        if name not in ds or (which == "uniform") != (curve == "alpha"):
+            return None
+        values = (ds[name].sel(state=state) if "state" in ds[name].dims else ds[name]).values
+        values = values.reshape((1,) * (3 - values.ndim) + values.shape)
+    elif kind == "model":
+        values = ds[f"model_{curve}"].sel(state=which).values
+    else:
+        values = ds[f"toy_{curve}"].sel(variant=kind, training=which).values
+    known = values[~np.isnan(values).all((1, 2))].astype(np.float64)
+    return known if len(known) and not np.isnan(known).any() else None
+
+
+def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
+    """The result with agreements and shapes added; what was added before is replaced.
+
+    A model and toys are compared by elasticities, geometric means over prompts; a model and theory by sensitivities, root
+    mean squares over prompts. In-context toys that are not trained have neither agreement nor shape.
+    """
+    documents = list(map(str, ds["document"].values)) if "document" in ds.coords else None
+    names = list(dict.fromkeys(name for state in ds["state"].values for name in others_of(ds, str(state))))
+    states = [str(state) for state in ds["state"].values]
+    size = (len(CURVES), len(states), len(names))
+    fields = ("spearman", "error")
+    found = {f"{field}{end}": np.full(size, np.nan) for field in fields for end in ("", "_low", "_high")}
+    found["apart"] = np.full(size, np.nan)
+    for c, curve in enumerate(CURVES):
+        for s, state in enumerate(states):
+            for name, of in others_of(ds, state).items():
+                squares = of[0] == "theory" and curve == "sensitivity"
+                own = samples(ds, curve, ("model", state), state, raw=squares)
+                other = samples(ds, curve, of, state)
+                if own is None or other is None or toys_learnt(ds, *of) != "trained":
+                    continue
+                same = of == ("theory", "kernel") or of[0] == "model"
+                held = agreement(own, other, paired=same, squares=squares, documents=documents)
+                for field, value in held._asdict().items():
+                    found[field][c, s, names.index(name)] = value
+    said = {
+        "spearman": "rank correlation of a curve of the model and another's, by position fraction",
+        "error": "RMS log error of the two, free scale, where both are above zero",
+        "apart": "share of points where one of the two is zero and the other is not",
+    }
+    variables: dict[str, Any] = {
+        f"agreement_{field}": (("curve", "state", "other"), values, _said(said, field, "1"))
+        for field, values in found.items()
+    }
+    variables |= _shapes(ds, bootstrap, documents)
+    ds = ds.drop_vars([name for name in (*variables, "curve", "other") if name in ds])
+    return ds.assign(variables).assign_coords(curve=list(CURVES), other=names)
+
+
+def _said(said: Mapping[str, str], name: str, units: str) -> dict[str, str]:
+    bare = name.removesuffix("_low").removesuffix("_high")
+    end = name.removeprefix(bare)
+    return {"long_name": said[bare] + (f", {end[1:]} end of the 95 % interval" if end else ""), "units": units}
+
+
+def _shapes(ds: xr.Dataset, bootstrap: int, documents: Sequence[str] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    said = {
+        "primacy": "first 5 % of positions against the middle half's median",
+        "recency": "last position against the middle half's median",
+        "trough": "place of the smoothed curve's minimum, as a fraction",
+    }
+    places = {
+        "model": (("state",), [(("model", str(s)), str(s)) for s in ds["state"].values], (ds.sizes["state"],)),
+        "toy": (
+            ("variant", "training"),
+            [((str(v), str(t)), "") for v in ds["variant"].values for t in ds["training"].values],
+            (ds.sizes["variant"], ds.sizes["training"]),
+        ),
+    }
+    for whose, (dims, all_of, size) in places.items():
+        values = {f"{name}{end}": np.full(len(all_of), np.nan) for name in SHAPES for end in ("", "_low", "_high")}
+        for n, (of, state) in enumerate(all_of):
+            own = samples(ds, "sensitivity", of, state)
+            if own is None or toys_learnt(ds, *of) != "trained":
+                continue
+            of_toys = whose == "toy"
+            ends_of = shape(own, runs=of_toys, documents=None if of_toys else documents, bootstrap=bootstrap)
+            for name, ends in ends_of._asdict().items():
+                for end, value in zip(("", "_low", "_high"), ends, strict=True):
+                    values[f"{name}{end}"][n] = value
+        for name, column in values.items():
+            found[f"{whose}_{name}"] = (dims, column.reshape(size), _said(said, name, "1"))
+    return found
+
+
+def guess(ds: xr.Dataset, task: str) -> float:
+    """How often a guess is right: among all tokens, or, in context, among the labels that a sequence shows."""
+    made = json.loads(str(ds.attrs["toys"]))
+    if task == "retrieval":
+        return 1 / made["vocabulary"]
+    return blind_reader(made["items"] // made["burst"], made["labels"])
+
+
+def toys_learnt(ds: xr.Dataset, variant: str, training: str) -> Learnt:
+    """Whether in-context toys do their task, by their accuracy on novel classes over runs; of others "trained"."""
+    if training != "in-context":
+        return "trained"
+    return learnt(ds["toy_accuracy"].sel(variant=variant, training=training).values, guess(ds, training))

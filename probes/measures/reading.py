@@ -1,0 +1,173 @@
+"""One prompt to look at token by token: a text, a conversation or ids, and what each of its tokens is shown as."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..data.chat import Chat, named, rendered
+from ..data.documents import read_documents
+from ..data.prompts import FirstToken, check_highest, check_source, first_policy
+from ..data.windows import encoded
+from ..errors import InputError
+from ..models.checks import check_tokens
+from ..models.view import View
+from ..results.curves import SHORTEST
+
+# Of one prompt, with or without a dimension for it.
+Ids: TypeAlias = Sequence[int] | Int[Tensor, "*prompt position"] | Int[np.ndarray, "*prompt position"]
+
+FURTHER = "·"  # a token that holds only a further part of the character before it
+
+
+def read_prompt(
+    model: View, prompt: str | Ids | None, chat: Chat | None, first: FirstToken | int
+) -> tuple[list[int], list[str], str | None, dict[str, str | int]]:
+    """One text, conversation or list of ids, as `probes.inspect` takes it.
+
+    Returns: its ids, what each of them stands for in the text, that text (None for ids without a tokenizer), and the
+        attributes that say where position 0 comes from.
+
+    Raises:
+        InputError: nothing or two things given, no tokenizer or chat template to read it with, too few ids or too many.
+    """
+    if (prompt is None) == (chat is None):
+        raise InputError(f"{'no prompt is' if prompt is None else 'both prompt and chat are'} given; give one of them")
+    name, tokenizer = model.identity.name, model.tokenizer
+    text: str | None
+    if tokenizer is None and (chat is not None or isinstance(prompt, str)):
+        raise InputError(
+            f"{name} has no tokenizer; load it with one (probes.load(model, tokenizer=...)), or give token ids"
+        )
+    if chat is not None:
+        check_source(chat=chat, first=first)
+        texts = rendered(model, chat)
+        if len(texts) > 1:
+            raise InputError(f"{named(chat)} holds {len(texts)} conversations, and one is inspected; give that one")
+        text, what = texts[0], "conversation"
+        ids, pieces = _tokenized(tokenizer, text)
+        origin: dict[str, str | int] = {"first_policy": "chat template"} | ({"first_id": ids[0]} if ids else {})
+    elif isinstance(prompt, str):
+        text, what = prompt, "text"
+        if not prompt:
+            raise InputError("the text is empty; give some")
+        origin = first_policy(model, first)
+        ids, pieces = _tokenized(tokenizer, prompt)
+        if "first_id" in origin and (origin["first_policy"] != "bos" or ids[:1] != [origin["first_id"]]):
+            ids.insert(0, int(origin["first_id"]))
+            pieces.insert(0, token_name(tokenizer, ids[0]))
+    else:
+        what, ids = "prompt", _given_ids(model, prompt, first)
+        origin = {"first_policy": "given ids", "first_id": ids[0]}
+        text = None if tokenizer is None else tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        again, pieces = ([], []) if text is None else _tokenized(tokenizer, text)
+        if again != ids:  # no text of these ids that would be read as them
+            pieces = [token_name(tokenizer, i) for i in ids]
+    if len(ids) < SHORTEST:
+        counted = f"{len(ids)} token{'s' if len(ids) != 1 else ''}, the first one included"
+        raise InputError(
+            f"the {what} gives {counted}; between sink and recency it takes at least {SHORTEST}: give more"
+        )
+    longest = model.spec.max_length
+    if longest is not None and len(ids) > longest:
+        raise InputError(f"the {what} gives {len(ids)} tokens, {name} was made for {longest}; shorten it")
+    check_highest(model, max(ids))
+    return ids, pieces, text, origin
+
+
+def _tokenized(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
+    """The ids of a text, and what each of them adds to the text before it, so that nothing is lost or shown twice."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError("the text is not valid Unicode; give it in UTF-8") from None
+    if not getattr(tokenizer, "is_fast", False):
+        ids = [int(i) for i in encoded(tokenizer, text)]
+        return ids, [token_name(tokenizer, i) for i in ids]
+    read = encoded(tokenizer, text, return_offsets_mapping=True)
+    pieces, end = [], 0
+    for _, stop in read["offset_mapping"]:
+        pieces.append(visible(text[end:stop]) or FURTHER)
+        end = max(end, int(stop))
+    if pieces:
+        pieces[-1] += visible(text[end:])
+    return [int(i) for i in read["input_ids"]], pieces
+
+
+def _given_ids(model: View, prompt: Any, first: FirstToken | int) -> list[int]:
+    if first != "auto":
+        raise InputError(f"first={first} has no use with token ids, which say what stands first; leave it out")
+    try:
+        tokens = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"the prompt is a {type(prompt).__name__}; give a text, or token ids in a list") from None
+    tokens = tokens[None] if tokens.ndim == 1 else tokens
+    check_tokens(model, tokens)
+    if len(tokens) > 1:
+        raise InputError(f"the ids of {len(tokens)} prompts are given, and one is inspected; give one row")
+    return tokens[0].tolist()
+
+
+def parse_prompt(
+    prompt: str | None, text: str | Path | None, chat: str | None, ids: str | None
+) -> tuple[str | list[int] | None, str | None]:
+    """Read what the command line gives to inspect: (prompt, chat) as `inspect` takes them, files read.
+
+    Raises:
+        InputError: none of them or several, a file that cannot be read or holds several texts, or ids that are no numbers.
+    """
+    given = [
+        option
+        for option, value in (("prompt", prompt), ("text", text), ("chat", chat), ("ids", ids))
+        if value is not None
+    ]
+    if len(given) != 1:
+        said = "no text is" if not given else f"both {' and '.join(f'--{option}' for option in given)} are"
+        raise InputError(f"{said} given; give one of --prompt, --text, --chat and --ids")
+    if ids is not None:
+        try:
+            return [int(part) for part in ids.split(",")], None
+        except ValueError:
+            raise InputError(f"ids '{ids:.60}' are no list of token ids; give them as in 1,2,3") from None
+    if chat is not None:
+        check_source(chat=chat)
+        return None, chat
+    if text is None:
+        return prompt, None
+    documents = read_documents(text)
+    if len(documents) > 1:
+        raise InputError(f"'{text}' holds {len(documents)} texts, and one is inspected; give a file of that one")
+    return documents[0].text, None
+
+
+def visible(text: str) -> str:
+    """The text with a sign for every character that would not be seen, or would do something to a terminal."""
+    return "".join(map(_visible, text))
+
+
+def token_name(tokenizer: Any, token: int) -> str:
+    """A token by itself, visible; its name in the vocabulary where it is no text of its own, its id without a tokenizer."""
+    if tokenizer is None:
+        return str(token)
+    text = tokenizer.decode([token])
+    if not text or "\ufffd" in text or token in tokenizer.all_special_ids:
+        text = str(tokenizer.convert_ids_to_tokens(token))
+    return visible(text)
+
+
+_SIGNS = {"\n": "⏎", "\t": "⇥"}
+_JOINERS = "\u200c\u200d"  # within scripts and emoji
+
+
+def _visible(character: str) -> str:
+    if character in _SIGNS:
+        return _SIGNS[character]
+    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
+    return character.encode("unicode_escape").decode() if hidden else character

@@ -1,0 +1,430 @@
+"""What leakage needs of attention: every block's logits of all prompts, made Toeplitz in the mean.
+
+Prompts go through the blocks a chunk at a time, all of them through one block before the next (`by_block`), since what is
+subtracted from a prompt's logits are means over its half of the prompts. Chunks lie within the halves and follow from the
+number of prompts and their length alone, so that sums are taken in one order in however many processes. Streams, queries,
+keys and samples of all prompts wait in files (`probes.run.spool`); in memory is what one chunk needs.
+
+Definitions and sources: `probes.leakage`, whose names for things are used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import InputError
+from ..models.view import Attention, View
+from ..run import processes
+from ..run.memory import trim
+from ..run.pieces import Piece, shared
+from ..run.spool import Spool
+from .attention import by_layer, diagonals, normalizers, pairs
+
+TOKENS_AT_ONCE = 2048  # of prompts run through a block together: a chunk
+LOGITS_AT_ONCE = 1 << 21  # of prompts, heads and keys: 8 MiB in float32, near the cache
+LEAST_PROMPTS = 4  # two in each half, or no prompt has a deviation of its own
+LEAST_ROWS = 16  # queries whose logits are held for all prompts of a half; where fewer fit they are made again
+
+Band = tuple[int, int]  # first and last query
+Progress = Callable[[float, float], None]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One block and some prompts of one half, prompt by prompt, at all queries of the bands."""
+
+    logits: Float[Tensor, "prompt head lag query"]  # s_{i, i-lag}
+    normalizer: Float[Tensor, "prompt head query"]  # log Z_i
+    with_sink: Float[Tensor, "prompt head query"]  # log Z~_i, but position 0 with its own logits
+    with_constant: Float[
+        Tensor, "prompt head band query"
+    ]  # log Z~_i, but position 0 with its own, constant over the band
+    of_mask: Float[Tensor, "prompt head query"]  # log Z~_i
+    # What a prompt adds to the three above through the means that shift all prompts (`E s_ij - t`; of position 0's constant
+    # logit, its distance from the band's mean), to first order; mean 0.
+    through_sink: Float[Tensor, "prompt head query"]
+    through_constant: Float[Tensor, "prompt head band query"]
+    through_mask: Float[Tensor, "prompt head query"]
+
+
+@dataclass(frozen=True)
+class Half:
+    """What the prompts of a half have in common in one block, and how to read their samples."""
+
+    shift: Float[Tensor, "head lag query"]  # t(lag) - E s_{i, i-lag}: added to a prompt's logits it makes them s~
+    normalizer: Float[Tensor, "head query"]  # E log Z_i
+    of_mask: Float[Tensor, "head query"]  # E log Z~_i
+    chunks: Sequence[Samples]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The samples of one block, whose first query is `first`."""
+
+    first: int
+    halves: tuple[Half, ...]
+
+
+class Read(Sequence[Any]):
+    """A sequence whose entries are made when they are asked for."""
+
+    def __init__(self, numbers: range, read: Callable[[int], Any]) -> None:
+        self._numbers, self._read = numbers, read
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, n: Any) -> Any:
+        return self._read(self._numbers[n])
+
+
+# ---------------------------------------------------------------------------------------------------- block by block
+
+
+def halves_of(count: int) -> tuple[slice, slice]:
+    """The two halves of the prompts."""
+    return slice(0, count // 2), slice(count // 2, count)
+
+
+def chunks_of(count: int, length: int) -> tuple[list[slice], ...]:
+    """The prompts that are run together, half by half."""
+    size = max(1, TOKENS_AT_ONCE // length)
+    return tuple(
+        [slice(start, min(start + size, half.stop)) for start in range(half.start, half.stop, size)]
+        for half in halves_of(count)
+    )
+
+
+def by_block(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    bands: Sequence[Band],
+    lags: Sequence[int],
+    summed_up: Callable[[Sampled], dict[str, Tensor]],
+    progress: Progress | None = None,
+) -> list[Piece]:
+    """What `summed_up` makes of every block's samples; all prompts run through a block before the next.
+
+    Several processes run a share of the chunks each, and hand queries, keys and log-sum-exps of a block to one of them,
+    which makes its samples: block after block another one.
+    """
+    finished = False
+
+    def measured(shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, Piece]]:
+        nonlocal finished
+        owner = {layer: process for process, share in enumerate(shares) for layer in share}
+        if not owner:
+            return
+        rounds = sorted(owner)[len(shares) - 1 :: len(shares)]  # after these blocks everybody has one
+        streams, held, aside = (Spool.beside(model.device) for _ in range(3))
+        with streams, held, aside:
+            gathered, mine = _Gathered(model, tokens, streams, held), None
+            for layer, attentions in by_layer(model, streams):
+                if layer in owner and gathered.take(attentions, owner[layer]):
+                    mine = layer
+                if mine is not None and (layer in rounds or layer == max(owner)):
+                    sampled = samples_of(gathered.halves(), bands, lags, aside)
+                    trim()
+                    made = summed_up(sampled)
+                    aside.clear()
+                    yield mine, {name: x.cpu().numpy() for name, x in made.items()}
+                    mine = None
+                if progress is not None:
+                    progress(float(layer + 1), float(model.spec.blocks))
+                finished = layer + 1 == model.spec.blocks
+                if layer == max(owner):
+                    return
+
+    found = list(shared("leakage", model.spec.blocks, measured))
+    if progress is not None and not finished:  # the last blocks were there, or are another process's
+        progress(float(model.spec.blocks), float(model.spec.blocks))
+    return found
+
+
+class _Gathered:
+    """The attention of one block on all prompts, in the process that samples it."""
+
+    def __init__(self, model: View, tokens: Int[Tensor, "prompt position"], streams: Spool, held: Spool) -> None:
+        """Embed this process's chunks into `streams`; what is gathered later goes to `held`."""
+        halves, count = chunks_of(*tokens.shape), processes.count()
+        chunks = [chunk for half in halves for chunk in half]
+        self._first = len(halves[0])
+        self._shares = [range(len(chunks) * r // count, len(chunks) * (r + 1) // count) for r in range(count)]
+        self._own = self._shares[processes.number()]
+        for n in self._own or [0]:  # one without a share has something to go through the blocks with
+            some = tokens[chunks[n]]
+            streams[n] = torch.cat([model.embed(some[k : k + 1]) for k in range(len(some))])
+        self._held = held
+        self._like: Attention | None = None
+
+    def take(self, attentions: Iterator[Attention], to: int) -> bool:
+        """Hand what this process has of a block to process `to`; whether this is the one."""
+        receiving = processes.number() == to
+        if receiving:
+            self._held.clear()
+        attention: Attention | None = None
+        for turn in range(max(map(len, self._shares))):
+            attention = next(attentions, attention)
+            assert attention is not None
+            count = len(attention.query) if turn < len(self._own) else 0
+            given = {"query": attention.query, "key": attention.key, "normalizer": normalizers(attention)}
+            for name, tensor in given.items():
+                parts = processes.handed(tensor[:count], to)
+                for share, part in zip(self._shares, parts or (), strict=parts is not None):
+                    if turn < len(share):
+                        self._held[share[turn], name] = part
+            if receiving:
+                nothing = {name: getattr(attention, name)[:0] for name in ("query", "key", "value")}
+                self._like = replace(attention, **nothing, normalizer=None)
+        return receiving
+
+    def halves(self) -> list[Sequence[Attention]]:
+        """The chunks of each half."""
+        last = self._shares[-1].stop
+        return [Read(range(self._first), self._read), Read(range(self._first, last), self._read)]
+
+    def _read(self, n: int) -> Attention:
+        assert self._like is not None
+        query, key, normalizer = (self._held[n, name] for name in ("query", "key", "normalizer"))
+        value = query.new_full((1,), float("nan")).expand(len(query), *self._like.value.shape[1:])  # nothing needs them
+        return replace(self._like, query=query, key=key, value=value, normalizer=normalizer)
+
+
+# ---------------------------------------------------------------------------------------------------- one block
+
+
+def samples_of(
+    halves: Sequence[Sequence[Attention]], bands: Sequence[Band], lags: Sequence[int], aside: Spool
+) -> Sampled:
+    """The samples of one block from the attention of its prompts, chunk by chunk of each half; they are put `aside`."""
+    first = min(a for a, _ in bands)
+    return Sampled(first, tuple(_half(half, n, bands, lags, aside) for n, half in enumerate(halves)))
+
+
+def _half(attentions: Sequence[Attention], half: int, bands: Sequence[Band], lags: Sequence[int], aside: Spool) -> Half:
+    """The samples of one half's prompts, of all queries from the first band's to the last's."""
+    first, stop = min(a for a, _ in bands), max(b for _, b in bands) + 1
+    trim()
+    means, logits, normalizer, sink = _Mean(), _Mean(), _Mean(), _Mean()
+    sizes = []
+    for n, attention in enumerate(attentions):
+        sizes.append(len(attention.query))
+        by_lag, log_z = _lag_means(attention), normalizers(attention)[..., first:stop].double()
+        chosen = diagonals(attention, lags)[..., first:stop].double()
+        own = pairs(attention, range(first, stop), [0] * (stop - first)).double()  # of position 0
+        sink.add(own)
+        aside[half, n, "sink"] = own
+        for name, mean, values in (("means", means, by_lag), ("log_z", normalizer, log_z), ("logits", logits, chosen)):
+            mean.add(values)
+            aside[half, n, name] = values
+    t = means.value  # [head, lag]
+    blocks, held = blocks_of(sizes, len(t), first, stop)
+    steady = Steady.of(sink.value, t, bands, first)
+    of_mask = torch.cat(
+        [_toeplitz(attentions, half, start, end, t, steady, aside, held=held) for start, end in blocks], -1
+    )
+
+    def samples(n: int) -> Samples:
+        pieces = (torch.cat([aside[half, n, name, start] for start, _ in blocks], -1) for name in PIECES)
+        return Samples(aside[half, n, "logits"], aside[half, n, "log_z"], *pieces)
+
+    shift = t[:, torch.tensor(lags, device=t.device), None] - logits.value
+    return Half(shift, normalizer.value, of_mask, Read(range(len(sizes)), samples))
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Position 0's mean logit as it would be without position in any stream: Toeplitz or not, plus a constant of the band.
+
+    For each head and band the mean over prompts E s_i0 becomes b t(i) + constant, b = 0 or 1, whichever is nearer to it.
+    """
+
+    first: int  # query
+    mean: Float[Tensor, "head query"]  # E s_i0; minus infinity where a window hides position 0
+    seen: Sequence[slice]  # of each band: its queries that see position 0, counted from `first`
+    toeplitz: Float[Tensor, "band head"]  # b
+
+    @classmethod
+    def of(cls, mean: Float[Tensor, "head query"], t: Tensor, bands: Sequence[Band], first: int) -> Steady:
+        sees = int(torch.isfinite(mean[0]).sum())  # a window hides it from the later queries
+        seen = [slice(a - first, max(a - first, min(b + 1 - first, sees))) for a, b in bands]
+        chosen = []
+        for at in seen:
+            away = torch.stack([mean[:, at], mean[:, at] - t[:, first + at.start : first + at.stop]])
+            spread = (away - away.sum(-1, keepdim=True) / max(1, away.shape[-1])).pow(2).sum(-1)
+            chosen.append((spread[1] < spread[0]).to(mean))
+        return cls(first, mean, seen, torch.stack(chosen))
+
+    def shift(self, band: int, t: Float[Tensor, "*some head lag"], mean: Float[Tensor, "*some head query"]) -> Tensor:
+        """What is added to a logit of mean `mean` at the band's queries that see position 0, [*some, head, query]."""
+        at, b = self.seen[band], self.toeplitz[band][:, None]
+        away = mean[..., at] - b * t[..., self.first + at.start : self.first + at.stop]
+        return away.sum(-1, keepdim=True) / max(1, away.shape[-1]) - away
+
+    def within(self, band: int, start: int, end: int) -> tuple[slice, slice]:
+        """The band's queries from `start` to `end` that see position 0: counted from `start`, and from its own first."""
+        at = self.seen[band]
+        low, high = max(at.start + self.first, start), min(at.stop + self.first, end)
+        high = max(low, high)
+        return slice(low - start, high - start), slice(low - self.first - at.start, high - self.first - at.start)
+
+
+# Of `Samples`, in its order; some queries at a time.
+PIECES = ("with_sink", "with_constant", "of_mask", "through_sink", "through_constant", "through_mask")
+
+
+def blocks_of(sizes: Sequence[int], heads: int, first: int, stop: int) -> tuple[list[tuple[int, int]], bool]:
+    """(start, end) of the queries taken together, and whether the logits of all chunks (prompts in each) are held.
+
+    They are, as long as that leaves enough queries at once; otherwise a chunk's are made when they are needed, three times.
+    """
+    held = LOGITS_AT_ONCE // (sum(sizes) * heads * stop)
+    alone = max(1, LOGITS_AT_ONCE // (max(sizes) * heads * stop))
+    rows = held if held >= min(LEAST_ROWS, alone) else alone
+    return [(start, min(start + rows, stop)) for start in range(first, stop, rows)], rows == held
+
+
+def _toeplitz(
+    attentions: Sequence[Attention],
+    half: int,
+    start: int,
+    end: int,
+    t: Tensor,
+    steady: Steady,
+    aside: Spool,
+    *,
+    held: bool,
+) -> Float[Tensor, "head query"]:
+    """`PIECES` of a half's prompts at some queries, with logits made Toeplitz; the mean of `of_mask`."""
+    found: dict[int, Tensor] = {}
+
+    def logits(n: int) -> Float[Tensor, "prompt head query key"]:
+        block = found[n] if n in found else attentions[n].logits(start, end)
+        if held:
+            found[n] = block
+        return block
+
+    mean_of_logits, mean_of_mask = _Mean(), _Mean()
+    for n in range(len(attentions)):
+        mean_of_logits.add(logits(n))
+    mean = mean_of_logits.value
+    left, device = end - mean.shape[-1], mean.device
+    distance = (torch.arange(start, end)[:, None] - torch.arange(left, end)[None, :]).clamp_min(0).to(device)
+    # A hidden entry stays hidden: minus infinity and a finite shift. Its own mean is no number, so it has none.
+    hidden = torch.isinf(mean[0])
+    shift = (t[:, distance] - mean).masked_fill_(hidden, 0)
+    bands = [(n, *steady.within(n, start, end)) for n in range(len(steady.seen))] if left == 0 else []
+    towards = [steady.shift(band, t, steady.mean) for band, _, _ in bands]
+    weights = {"sink": _Mean(), "mask": _Mean()}
+    of_bands = {band: _Mean() for band, _, _ in bands}  # of position 0, and of the others
+    for n in range(len(attentions)):
+        block = logits(n)
+        made = block + shift.to(block)
+        nothing = made.new_full(made.shape[:-1], float("-inf"))
+        others = made[..., 1:].logsumexp(-1) if left == 0 else made.logsumexp(-1)
+        log_z = {
+            name: torch.logaddexp(others, own[..., 0] if left == 0 else nothing)
+            for name, own in (("sink", block), ("mask", made))
+        }
+        mean_of_mask.add(log_z["mask"].double())
+        aside[half, n, "with_sink", start] = log_z["sink"].double()
+        aside[half, n, "of_mask", start] = log_z["mask"].double()
+        for name, mean_weight in weights.items():
+            mean_weight.add((made - log_z[name][..., None]).exp_())
+        # Where position 0 is not seen, there is nothing to make constant.
+        constant = log_z["sink"].double()[:, :, None].repeat(1, 1, len(steady.seen), 1)
+        for band, rows, own_rows in bands:
+            level = block[..., rows, 0] + towards[band][:, own_rows].to(block)
+            own = torch.logaddexp(others[..., rows], level)
+            constant[:, :, band, rows] = own.double()
+            by_key = made[..., rows, :].clone()
+            by_key[..., 0] = level
+            of_bands[band].add((by_key - own[..., None]).exp_())
+        aside[half, n, "with_constant", start] = constant
+    # What a prompt adds to log Z~ through the means that all prompts of its half are shifted by, to first order.
+    for n in range(len(attentions)):
+        block = logits(n)
+        added = (aside[half, n, "means"] - t).to(block)[..., distance] - (block - mean.to(block)).masked_fill_(
+            hidden, 0
+        )
+        for name, mean_weight in weights.items():
+            weight = mean_weight.value.to(block)
+            if name == "sink" and left == 0:
+                weight[..., 0] = 0  # position 0 keeps its own logits there
+            aside[half, n, f"through_{name}", start] = (weight * added).sum(-1).double()
+        through = aside[half, n, "through_sink", start][:, :, None].repeat(1, 1, len(steady.seen), 1)
+        for band, rows, own_rows in bands:
+            changed = added[..., rows, :].clone()
+            away = steady.shift(band, aside[half, n, "means"] - t, aside[half, n, "sink"] - steady.mean)
+            changed[..., 0] = away[..., own_rows].to(block)
+            through[:, :, band, rows] = (of_bands[band].value.to(block) * changed).sum(-1).double()
+        aside[half, n, "through_constant", start] = through
+    return mean_of_mask.value
+
+
+class _Mean:
+    """A mean over prompts, added chunk by chunk, in double precision."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._count = 0
+
+    def add(self, values: Tensor) -> None:
+        """Of [prompt, ...]."""
+        own = values.sum(0).double()
+        self._sum = own if self._sum is None else self._sum.add_(own)
+        self._count += len(values)
+
+    @property
+    def value(self) -> Tensor:
+        assert self._sum is not None
+        return self._sum / self._count
+
+
+def _lag_means(attention: Attention) -> Float[Tensor, "prompt head lag"]:
+    """Each prompt's mean logit over all queries and keys other than 0, for every lag below T; `t(lag)` is their mean.
+
+    The longest lags have one pair or none; those without any take the last one that has.
+    """
+    count, heads, length, _ = attention.query.shape
+    device = attention.query.device
+    sums = torch.zeros(count, heads, length, dtype=torch.float64, device=device)
+    counts = torch.zeros(length, dtype=torch.float64, device=device)
+    step = max(1, LOGITS_AT_ONCE // (count * heads * length))
+    for start in range(1, length, step):
+        end = min(start + step, length)
+        left = attention.first_key(start)
+        block = attention.logits(start, end)  # [prompt, head, query, key]
+        rows, columns = block.shape[-2:]
+        keys = torch.arange(left, end, device=device)
+        seen = torch.isfinite(block[0, 0]) & (keys > 0)
+        by_lag = _diagonal_sums(block.masked_fill_(~seen, 0).double())  # of lags start - end + 1 and up
+        least = start - (end - 1)
+        reach = slice(max(0, -least), rows + columns - 1)
+        lags = slice(max(0, least), max(0, least) + len(range(*reach.indices(rows + columns - 1))))
+        sums[..., lags] += by_lag[..., reach]
+        counts[lags] += _diagonal_sums(seen.double())[reach]
+    if not counts.any():
+        raise InputError("attention scores are not finite; check the model's weights, or use dtype float32 or float64")
+    longest = int(counts.nonzero().max())
+    means = sums / counts.clamp_min(1)
+    means[..., longest + 1 :] = means[..., longest : longest + 1]
+    return means
+
+
+def _diagonal_sums(block: Float[Tensor, "*some query key"]) -> Float[Tensor, "*some diagonal"]:
+    """Sums along diagonals, from the last column of the first row to the first column of the last row.
+
+    Columns turned round and rows shifted by their number, by reading them with a row length of one less: a diagonal becomes
+    a column, and its sum has the same order on every device.
+    """
+    rows, columns = block.shape[-2:]
+    width = rows + columns - 1
+    turned = torch.nn.functional.pad(block.flip(-1), (0, width + 1 - columns))  # [..., rows, width + 1]
+    return turned.flatten(-2)[..., : rows * width].unflatten(-1, (rows, width)).sum(-2)

@@ -1,0 +1,382 @@
+"""Attention sinks, and the heads that read position 0.
+
+Sources: [Gu], arXiv 2410.10781 (alpha, sink rate); [Wu], arXiv 2502.01951 (the indicator with tau). What heads do with
+position 0, and the roles they get by it (`probes.measures.roles`), are ours. `A_ij` is the weight of query i on key j
+<= i, T the prompt's length; [Gu] counts queries from 1.
+
+Sinks, for any keys k, not only 0:
+
+- [Gu] `alpha_k = sum_{i >= k} A_ik / (T - k)` per prompt, block and head. It is the mean weight over all queries that the
+  mask lets see k; behind a sliding window those that have left k behind count with weight 0. The sink rate is the share of
+  (prompt, head) with `alpha_k > threshold` (eps; strict; 0.3), decided per prompt and averaged afterwards.
+- Uniform attention alone gives alpha_0 = H_T / T: 0.074 at T = 64 (the length of the published tables), 0.024 at 256, 0.0022
+  at 4,096. `uniform` is that number for the same T and each block's own window, to be read beside alpha.
+- [Wu] `over_tau`: the fraction of the queries that see k (mask and window) with `A_ik > tau` (0.2), mean over prompts.
+- Under a prefix that every query sees, or a full mask, queries before k may see it, too. [Gu]'s sum stays as it stands, over
+  the queries i >= k, so that alpha of one key means the same under every mask; `over_tau` counts all that see k.
+
+Heads, for position 0, over the queries i >= 1 that see it (query 0, under a causal mask, sees nothing else). With
+o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, before any norm on the branch:
+
+- `attends`: the mean of `A_i0`. A sink in the sense of the weights.
+- `reads`: `sqrt(sum |A_i0 v_0 W_O|^2 / sum |o_i W_O|^2)`, sums over prompts and queries: how large what the head takes from
+  position 0 is against all that it writes. A no-op sink (tiny v_0) attends without reading. It can exceed 1, where the rest
+  cancels what came from position 0; `reads_along` = `sum <A_i0 v_0 W_O, o_i W_O> / sum |o_i W_O|^2` is signed, and
+  such shares of all positions add up to 1. Early queries see few keys and count most: uniform attention over orthogonal
+  values of one size reads sqrt(sum (i+1)^-2 / sum (i+1)^-1) = 0.35 at T = 256 while it attends 0.02, so that reading
+  says something about a sink only together with attending.
+- `reacts`, on request: another embedding is put at position 0 (`probes.models.swap.swapped`), and the pattern becomes
+  A'. The mean over prompts and the queries i >= 2 that see position 0 of `1/2 sum_{j >= 1} |A_ij - A'_ij|` says how
+  much attention to the *other* keys has changed: by going to and from position 0, or among them. `reacts_among_others`
+  is the same with both rows renormalized over keys >= 1, and keeps the second alone. (Under a causal mask query 1 has a
+  single other key.)
+- Norms at position 0 and at the rest of `|v_j|`, `|k_j|` (rotated; repeated for the heads that share it) and `|v_j W_O|`.
+
+- Sizes beside the stream, and the head's role: `probes.measures.roles`. `reads` is a share of the head's own output,
+  which tends to 1 wherever attention does, however little the head writes: it says nothing about use, the role does.
+
+Rules (`selected`): each of attends, reads and reacts by its threshold, and "sink-reading", which is attends and reads both.
+
+Costs. One prompt at a time, and no pattern is held. Chosen keys are columns made from the kernel's log-sum-exp; sizes of
+writing are quadratic forms with each head's Gram matrix `W_O W_O^T` [c, c], made once for all prompts; attention is run
+once more, with position 0 hidden: about a tenth of a plain forward pass together. `keys="all"` makes every pattern once
+more, block of queries by block. `reacts` runs every prompt twice, and makes both patterns of the queries that see position
+0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+
+from ..data.positions import read_ranges
+from ..errors import InputError
+from ..models.checks import check_tokens
+from ..models.given import takes_model
+from ..models.view import Attention, Edit, View
+from ..results.dataset import dataset, provenance
+from ..run.memory import Retry
+from ..run.pieces import Piece, each, groups
+from .attention import pattern_blocks, run_watched
+from .effect import PROMPTS as EFFECT_PROMPTS
+from .effect import check_effect, effects, passes_in_all
+from .roles import ATTENDS, LIMITS, PLACES, REACTS, READS, ROLES, assigned, best, estimates
+from .sink_sums import Sums
+
+Keys: TypeAlias = tuple[int, ...] | Literal["all"]
+Progress = Callable[[float, float], None]  # (prompts done, prompts in all)
+
+FIRST_KEYS = tuple(range(8))  # the keys unless told; of a shorter prompt, those that exist
+THRESHOLD = 0.3  # [Gu]'s eps
+TAU = 0.2  # [Wu]'s
+RULES = ("attends", "reads", "reacts", "sink-reading")
+PICTURE_LENGTH = 128  # queries and keys of a pattern's picture: more cannot be seen on a page
+
+
+@takes_model
+def sinks(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    keys: Any = FIRST_KEYS,
+    threshold: Any = THRESHOLD,
+    tau: Any = TAU,
+    per_prompt: bool | None = None,
+    reacts: Any = None,
+    pictures: Any = 0,
+    effect: Any = None,
+    effect_prompts: Any = EFFECT_PROMPTS,
+    documents: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Sink metrics of chosen keys, and which heads attend to, read and react to position 0.
+
+    Args:
+        model: any view; it is not changed. tokens: ids [prompt, position], position 0 included. keys: positions, or
+        "all"; the first 8 unless told, or as many of them as there are. threshold: [Gu]'s eps for alpha. tau: [Wu]'s,
+        for single weights. per_prompt: keep alpha of every prompt instead of the mean; unless told, for chosen keys
+        only. reacts: what to put at position 0 in order to measure `reacts`, as in `probes.models.swap.swapped`:
+        "mean", "zero", "random"
+            or a token id. None: not measured.
+        pictures: patterns to keep of the heads that take most from position 0 (`written`): of the first prompt, at most
+            128 positions; as many as there are heads, if fewer.
+        effect: heads whose effect is measured (see `probes.measures.effect`): True or "all", or the first so many by
+            `written`. None: not measured. It takes about half a pass for each head and prompt.
+        effect_prompts: the first so many prompts are taken for it; all, if there are fewer.
+        documents: what each prompt is a window of; intervals are then over documents instead of prompts.
+        progress: called with (prompts done, prompts in all), fractions included.
+
+    Returns:
+        Dataset with `alpha` [prompt, layer, head, key] or [layer, head, key]; `sink_rate` [layer, key] and
+        `sink_rate_of_model` [key]; `over_tau` [layer, head, key] and `over_tau_of_model` [key]; `uniform` [layer, key];
+        `reads`, `reads_along`, with a replacement `reacts_among_others`, all [layer, head]; `attends`, `written`,
+        `output`, `output_own`, with a replacement `reacts` and `reacts_output` [layer, head], each with `..._low`,
+        `..._high` and `..._by_prompt` [prompt, layer, head]; on request `effect` and `loss_change` alike, NaN where not
+        measured; `has_role` [role, layer, head], 1 or 0, one role for each head, and `role_sure` [layer, head], 1 or 0
+        (see `probes.measures.roles`); `value_norm`, `key_norm`, `written_norm` [layer, head, place]; `selected` [rule,
+        layer, head], 1 or 0; with pictures `pattern` [picture, picture_query, picture_key], whose coordinates
+        `picture_layer` and `picture_head` say whose they are; `tokens`; attributes with the rules' thresholds and what
+        made it. NaN: no query sees position 0 (a window of 1), or the head writes nothing.
+
+    Raises:
+        InputError: tokens, a key, a number or a replacement that cannot be used; not one document for each prompt; values
+            that are not finite.
+
+    Source: [Gu], arXiv 2410.10781; [Wu], arXiv 2502.01951; roles are ours, see `probes.measures.roles`.
+    """
+    check_tokens(model, tokens)
+    chosen = _check_keys(keys, tokens.shape[1])
+    _check_share("threshold", threshold)
+    _check_share("tau", tau)
+    if isinstance(pictures, bool) or not isinstance(pictures, Integral) or int(pictures) < 0:
+        raise InputError(f"pictures={pictures} cannot be drawn; give 0 or more")
+    if documents is not None and len(documents) != len(tokens):
+        raise InputError(f"{len(documents)} documents are named for {len(tokens)} prompts; name one for each")
+    heads_asked = check_effect(effect, effect_prompts)
+    every = isinstance(keys, str)
+    separate = not every if per_prompt is None else per_prompt
+    other = None
+    if reacts is not None:
+        from ..models.swap import swapped  # not above: it measures sinks itself
+
+        other = swapped(model, reacts)
+
+    sums = Sums(model, tokens, None if every else chosen, float(threshold), float(tau), separate, other is not None)
+    report = _Reporter(progress, len(tokens), model.spec.blocks)
+    later = passes_in_all(model, len(tokens), effect, effect_prompts)
+    together = groups(len(tokens))
+
+    streams = [Edit("residual", layer, sums.watch_stream) for layer in range(model.spec.blocks)]
+    retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{model.identity.name}'", report)
+
+    def summed(group: int) -> Piece:
+        return retry(lambda: sum_of(together[group]))
+
+    def sum_of(some: range) -> Piece:
+        sums.begin(len(some))
+        for at, n in enumerate(some):
+            ids = tokens[n : n + 1]
+            with torch.no_grad():
+                embeddings = model.embed(ids)
+                if other is not None:  # side by side, so that both patterns of a block exist together
+                    embeddings = torch.cat([embeddings, other.embed(ids)])
+
+            def watch(layer: int, attention: Attention, at: int = at) -> None:
+                sums.add(at, layer, attention)
+                report()
+
+            run_watched(model, embeddings, watch, streams)
+        return sums.piece()
+
+    def expect(numbers: Iterable[int]) -> None:
+        report.total = (float(sum(len(together[n]) for n in numbers)) or 1.0) + later
+
+    found = sums.results(each("sinks", len(together), summed, before=expect))
+    if not all(np.isfinite(found[name]).all() for name in ("alpha", "value_norm", "key_norm", "written_norm")):
+        raise InputError(
+            f"model '{model.identity.name}' gives attention that is not finite; "
+            "check its weights, or use dtype float32 or float64"
+        )
+
+    by_prompt = ("prompt",) if separate else ()
+    heads, places = ("layer", "head"), ("layer", "head", "place")
+    described: dict[str, tuple[tuple[str, ...], str]] = {
+        "alpha": ((*by_prompt, *heads, "key"), "mean weight on the key, over the queries from it on [Gu]"),
+        "sink_rate": (("layer", "key"), f"share of (prompt, head) with alpha > {threshold:g}"),
+        "sink_rate_of_model": (("key",), f"share of (prompt, layer, head) with alpha > {threshold:g}"),
+        "over_tau": ((*heads, "key"), f"fraction of the queries that see the key with a weight > {tau:g} [Wu]"),
+        "over_tau_of_model": (("key",), f"mean over layers and heads of the fraction with a weight > {tau:g}"),
+        "uniform": (("layer", "key"), "alpha of uniform attention under the block's mask"),
+        "reads": (heads, "size of what comes from position 0 against the head's output"),
+        "reads_along": (heads, "part of the head's output along what comes from position 0, signed"),
+        "reacts_among_others": (heads, "as reacts, rows renormalized over keys >= 1"),
+        "has_role": (("role", *heads), "whether it is the head's role"),
+        "role_sure": (heads, "whether no interval that decided the role contains its threshold"),
+        "value_norm": (places, "|v_j|"),
+        "key_norm": (places, "|k_j|"),
+        "written_norm": (places, "|v_j W_O|"),
+        "selected": (("rule", *heads), "whether the rule selects the head"),
+    }
+    by_head = {name: found.pop(name) for name in BY_PROMPT if name in found}  # [prompt, layer, head]
+    intervals = estimates(by_head, documents)
+    has_role, sure = assigned(intervals)
+    if heads_asked != 0:
+        first = best({"written": intervals["written"].value}, heads_asked)
+        some = tokens[: int(effect_prompts)]
+        effects_found = effects(model, some, first, retry, report, report.expect_more)
+        intervals |= estimates(effects_found, None if documents is None else documents[: len(some)])
+        unmeasured = np.full((len(tokens) - len(some), *sure.shape), np.nan)
+        by_head |= {name: np.concatenate([each, unmeasured]) for name, each in effects_found.items()}
+    report.finish()
+    for name, interval in intervals.items():
+        of_what = BY_PROMPT[name]
+        found |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        found[f"{name}_by_prompt"] = by_head[name].astype(np.float32)
+        described |= {name: (heads, of_what), f"{name}_by_prompt": (("prompt", *heads), f"{of_what}, by prompt")}
+        described |= {f"{name}_{end}": (heads, f"{of_what}, {end} end of the 95 % interval") for end in ("low", "high")}
+    found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8), "selected": _selected(found)}
+    variables: dict[str, tuple[Any, ...]] = {
+        name: (dims, found[name], {"long_name": said, "units": _units(name)})
+        for name, (dims, said) in described.items()
+        if name in found
+    }
+    coords: dict[str, Any] = {
+        "layer": list(range(model.spec.blocks)),
+        "head": list(range(model.spec.heads)),
+        "key": list(chosen),
+        "place": list(PLACES),
+        "rule": list(RULES),
+        "role": list(ROLES),
+    }
+    if pictures:
+        first = best(found, int(pictures))
+        said = {"long_name": "attention pattern of the first prompt", "units": "1"}
+        drawn = _pictures(model, tokens[:1], first)
+        variables["pattern"] = (("picture", "picture_query", "picture_key"), drawn, said)
+        coords |= {"picture": list(range(len(first)))}
+        coords |= {f"picture_{name}": (("picture",), [one[n] for one in first]) for n, name in enumerate(heads)}
+    return dataset(
+        variables,
+        tokens=tokens,
+        coords=coords,
+        attrs=provenance(
+            model,
+            tokens,
+            measurement="sinks",
+            keys="all" if every else list(chosen),
+            threshold=float(threshold),
+            tau=float(tau),
+            per_prompt=separate,
+            reacts=None if other is None else other.replacement,
+            pictures=int(pictures),
+            effect="all" if heads_asked is None else heads_asked or None,
+            effect_prompts=min(int(effect_prompts), len(tokens)) if heads_asked != 0 else None,
+        )
+        | {f"{name}_threshold": limit for name, limit in LIMITS.items()},
+    )
+
+
+def parse_keys(value: str) -> Keys:
+    """Read keys from the command line: "all", or positions and ranges of them, ends included: "0-7", "0,5", "0-3,8".
+
+    Raises:
+        InputError: it is none of these, or names a position twice.
+    """
+    if value == "all":
+        return "all"
+    ranges = read_ranges(value, "keys", "all, 0-7 or 0,5")
+    found = [key for first, last in ranges for key in range(first, last + 1)]
+    _check_distinct(found)
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------------------------------------- heads
+
+
+# Kept of every prompt, and what it is.
+BY_PROMPT = {
+    "attends": "mean weight on position 0",
+    "written": "size of what comes from position 0 beside the stream that the block reads",
+    "output": "size of the head's output beside the stream that the block reads",
+    "output_own": "size of the head's output beside its own with position 0 hidden, by weight on position 0",
+    "reacts": "attention to keys >= 1 changed by another embedding at position 0, total variation",
+    "effect": "KL of the next token when what the head takes from position 0 is removed",
+    "loss_change": "change of the next-token loss when what the head takes from position 0 is removed",
+    "reacts_output": "size of the output's change by another embedding at position 0, beside the stream",
+}
+
+
+def _units(name: str) -> str:
+    return "activation" if name.endswith("_norm") else "nat" if name.startswith(("effect", "loss_change")) else "1"
+
+
+def _selected(found: Mapping[str, Any]) -> np.ndarray:
+    """[rule, layer, head], 1 where selected; comparisons with NaN are false."""
+    attends, reads = found["attends"] > ATTENDS, found["reads"] > READS
+    reacts = found["reacts"] > REACTS if "reacts" in found else np.zeros_like(attends)
+    return np.stack([attends, reads, reacts, attends & reads]).astype(np.int8)
+
+
+def _pictures(model: View, tokens: Tensor, first: list[tuple[int, int]]) -> np.ndarray:
+    """Patterns of the chosen heads [picture, query, key], float32: their first `PICTURE_LENGTH` queries and keys."""
+    length = min(PICTURE_LENGTH, tokens.shape[1])
+    tokens = tokens[:, : max(length, model.spec.prefix or 0)]  # what follows is seen by none of these
+    drawn = np.zeros((len(first), length, length), dtype=np.float32)
+
+    def watch(layer: int, attention: Attention) -> None:
+        wanted = [(n, head) for n, (at, head) in enumerate(first) if at == layer]
+        for block in pattern_blocks(attention) if wanted else ():
+            for n, head in wanted:
+                picture = drawn[n, block.start : block.stop, block.first : block.last]
+                weights = block.weights[0, head, : picture.shape[0], : picture.shape[1]]
+                picture[...] = weights.float().cpu().numpy()
+
+    with torch.no_grad():
+        embeddings = model.embed(tokens)
+    run_watched(model, embeddings, watch)
+    return drawn
+
+
+# --------------------------------------------------------------------------------------------------- options
+
+
+class _Reporter:
+    def __init__(self, progress: Progress | None, prompts: int, blocks: int) -> None:
+        self.progress, self.total, self.blocks, self.done = progress, float(prompts), blocks, 0
+
+    def __call__(self, passes: float | None = None) -> None:
+        """A block of a prompt is done, or so many passes."""
+        self.done += 1 if passes is None else passes * self.blocks
+        if self.progress is not None:
+            self.progress(self.done / self.blocks, self.total)
+
+    def expect_more(self, passes: float) -> None:
+        """So much is still to be done."""
+        self.total = self.done / self.blocks + passes
+
+    def finish(self) -> None:
+        """All is there, be it from before."""
+        if self.progress is not None and self.done == 0:
+            self.progress(self.total, self.total)
+
+
+def _check_keys(keys: Any, length: int) -> tuple[int, ...]:
+    if keys is FIRST_KEYS:
+        return FIRST_KEYS[:length]
+    if isinstance(keys, str):
+        if keys != "all":
+            raise InputError(f"keys '{keys}' are no positions; give a tuple of integers, or 'all'")
+        return tuple(range(length))
+    try:
+        found = tuple(keys)
+    except TypeError:
+        raise InputError(f"keys {keys} are no positions; give a tuple of integers, or 'all'") from None
+    if not found:
+        raise InputError("keys are empty; give at least one position, or 'all'")
+    for key in found:
+        if isinstance(key, bool) or not isinstance(key, Integral):
+            raise InputError(f"key {key} is no position; give integers from 0 to {length - 1}, or 'all'")
+        if not 0 <= int(key) < length:
+            raise InputError(f"key {key} is outside the prompts; positions run from 0 to {length - 1}")
+    _check_distinct(found)
+    return tuple(int(key) for key in found)
+
+
+def _check_distinct(keys: Sequence[int]) -> None:
+    seen: set[int] = set()
+    for key in keys:
+        if key in seen:
+            raise InputError(f"key {key} is given twice; give each once")
+        seen.add(key)
+
+
+def _check_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
+        raise InputError(f"{name}={value} is no share of attention; give a number from 0 to below 1")

@@ -1,0 +1,546 @@
+"""Position 0 as a closed system: under a causal mask it sees itself alone, and its path through the blocks is its own.
+
+What stands at position 0 is a function of the first token and nothing else: later text cannot reach it. Its attention has
+one key and weight 1 on it, so that every block adds W_O W_V of its own stream and a feed-forward of that. `trajectory`
+checks the first (`later_difference`, `alone_difference`) and follows the stream through the blocks: how far its norm leaves
+those of other positions, in which dimensions (massive activations), and how quickly the paths of different tokens become
+one, so that position 0 looks the same to the blocks above whatever token stands there. "Layer" l is the stream that block
+l reads; the last one is what the final norm reads.
+
+**Massive activations** ([Sun], arXiv 2402.17762, section 2): |h| above 100 and above 1,000 times the median |h| of the
+stream. The first number belongs to models of a few billion parameters; for tiny ones the counts above 1,000, 100 and 30
+medians alone are given too. The median is over prompts, positions and dimensions of one layer's stream. It is read off a
+histogram of magnitudes with bins 0.1 to 0.2 % wide, since all streams of all prompts at once are more than a machine holds.
+
+**Convergence**: tokens drawn without replacement from those of the prompts (of the vocabulary, where these are few) each
+stand alone at position 0, and the cosines of their streams are taken pair by pair at every layer. For models with a BOS the
+same tokens behind it, at position 1, are the control: blocks that move any token there are not what makes position 0
+special. Pairs are not independent; `cosine_low` and `cosine_high` are the 5 and 95 % quantiles of the pairs, no interval for
+the mean.
+
+Streams are looked at one prompt and one layer at a time, as they pass.
+
+Source: science of the measurement, section 4, "Position 0 as a closed system".
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import InputError
+from ..models.checks import check_tokens
+from ..models.given import takes_model
+from ..models.view import Edit, View
+from ..results.curves import three_digits
+from ..results.dataset import dataset, provenance
+from ..run.memory import Retry, shares
+from ..run.pieces import Piece, Pieces, each, groups
+
+Progress = Callable[[float, float], None]  # (passes done, passes in all)
+
+STARTS = 64  # 2,016 pairs
+RANKS = 5  # dimensions named per layer; [Sun] finds at most four massive ones
+MAGNITUDE, MEDIANS = 100.0, 1000.0  # [Sun]'s two thresholds
+# By name: (least magnitude, least multiple of the median), both strict.
+RULES = {
+    "over 100 and 1000 medians": (MAGNITUDE, MEDIANS),
+    "1000 medians": (0.0, MEDIANS),
+    "100 medians": (0.0, 100.0),
+    "30 medians": (0.0, 30.0),
+}
+PLACES = ("position 0", "position 1 behind BOS")
+TAILS = (0.05, 0.95)  # of the pairs' cosines
+EMBEDDING_NUMBERS = 1 << 22  # of embeddings looked at together: 16 MiB in float32
+STREAM_NUMBERS = 1 << 22  # of streams at position 0 held together: 32 MiB in float64
+BITS = 17  # of a float32's magnitude that tell the bins apart: 8 of exponent, 9 of mantissa
+
+
+@takes_model
+def trajectory(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    starts: int = STARTS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """The stream at position 0 through the blocks: whom it depends on, how large it is, and what it converges to.
+
+    Args:
+        model: any view; it is not changed.
+        tokens: ids [prompt, position], position 0 included. Where all begin with the model's BOS they are measured as they
+            are (`first` "bos") and without it ("text"), so that text stands at position 0. Otherwise there is one `first`:
+            "id" where several prompts all begin with one other id, else "text".
+        starts: tokens whose paths are compared. They are drawn from those in `tokens` where these are enough, else from
+            the vocabulary; BOS, end-of-text, padding and other special ids are not among them, nor ids that block 0
+            reads as zero. Of a view whose position 0 is replaced (`probes.models.swap.swapped`) the original is taken
+            for this part.
+        seed: which tokens these are.
+        progress: called with (passes done, passes in all).
+
+    Returns:
+        Dataset; `layer` runs from 0 to the number of blocks.
+        [first, layer]: `later_difference`, the largest difference of any entry of position 0's stream when the text behind
+        it is another prompt's (0 for a causal model); `alone_difference`, |difference| / |stream| against the first token
+        run alone (rounding); `norm_first` and `norm_others`, medians of |h|_2 at position 0 over prompts and elsewhere
+        over positions and prompts; `median_magnitude`, of |h|.
+        `norm [first, layer, position]`: rms of |h|_2 over prompts, NaN where "text" has ended.
+        [first, layer, rule]: `massive`, number of dimensions at position 0, and `massive_others`, the most at any other
+        position, both means over prompts.
+        [first, layer, rank]: `top_dimension`, those largest at position 0 by mean magnitude over prompts, their `top_value`
+        (mean) and `top_ratio` (mean magnitude / median).
+        [place, layer]: `cosine` of pairs of starts, mean, `cosine_low`, `cosine_high`; place is "position 0" and, for models
+        with BOS, "position 1 behind BOS". `cosine_with_bos [layer]`: mean cosine of a start at position 0 with BOS there,
+        NaN without BOS. Attributes say what made it and which tokens the starts were (`start_ids`).
+
+    Raises:
+        InputError: tokens the model cannot take, less than 2 starts or more than there are ids for, a negative seed,
+            streams that are not finite.
+
+    Source: [Sun], arXiv 2402.17762, section 2, for massive activations; the rest is ours, see the module's text.
+    """
+    check_tokens(model, tokens)
+    pool = _allowed(model, starts, seed)
+    batches = _firsts(model, tokens)
+    # A replacement at position 0 would be the same for all starts, and their cosines 1.
+    unchanged: View = getattr(model, "original", model)
+    ids = _starts(unchanged, tokens, pool, starts, seed)
+    report = _Reporter(progress, sum(2 * len(batch) + 1 for batch in batches.values()) + 3)
+    found = [_along(model, batch, report) for batch in batches.values()]
+    variables: dict[str, tuple[Any, ...]] = {}
+    for name, (dims, long_name, units) in _ALONG.items():
+        values = [getattr(one, name) for one in found]
+        if name == "norm":  # "text" has one position less
+            values = [np.pad(x, ((0, 0), (0, tokens.shape[1] - x.shape[1])), constant_values=np.nan) for x in values]
+        variables[name] = (("first", "layer", *dims), np.stack(values), {"long_name": long_name, "units": units})
+    places = _converging(unchanged, ids, report)
+    for n, name in enumerate(("cosine", "cosine_low", "cosine_high")):
+        described = ("mean", "5 % quantile", "95 % quantile")[n]
+        values = np.stack([_pair_statistics(streams)[n] for streams in places.values()])
+        label = {"long_name": f"cosine of streams that started from different tokens, {described}", "units": "1"}
+        variables[name] = (("place", "layer"), values, label)
+    variables["cosine_with_bos"] = (
+        ("layer",),
+        _with_bos(unchanged, places[PLACES[0]]),
+        {"long_name": "mean cosine of other tokens' streams at position 0 with BOS's", "units": "1"},
+    )
+    report.finish()
+    return dataset(
+        variables,
+        tokens=tokens,
+        coords={
+            "first": list(batches),
+            "layer": range(model.spec.blocks + 1),
+            "rule": list(RULES),
+            "rank": range(found[0].top_dimension.shape[-1]),
+            "place": list(places),
+        },
+        attrs=provenance(model, tokens, measurement="trajectory", starts=starts, seed=seed)
+        | {"start_ids": ids.tolist()},
+    )
+
+
+class Row(NamedTuple):
+    """One layer's stream under one first token, in short."""
+
+    first: str
+    layer: int
+    norm_first: float
+    norm_others: float
+    massive: float  # dimensions above 100 and 1,000 medians
+    above_30: float  # dimensions above 30 medians
+    top_dimension: int
+    top_value: float
+    top_ratio: float  # magnitude / median
+    cosine: float  # of different tokens at position 0
+    control: float  # the same at position 1 behind BOS; NaN without BOS
+
+
+COLUMNS = (
+    "first",
+    "layer",
+    "|h_0|",
+    "|h|, others",
+    "massive",
+    "> 30",
+    "dimension",
+    "value",
+    "/ median",
+    "cosine",
+    "behind BOS",
+)
+
+
+def rows(ds: xr.Dataset) -> list[Row]:
+    """What a table shows of a trajectory, one row per `first` and layer."""
+    found = []
+    cosine = {place: ds.cosine.sel(place=place).values for place in ds.place.values}
+    for first in ds["first"].values:
+        for layer in ds.layer.values:
+            at = ds.sel(first=first, layer=layer)
+            top = at.isel(rank=0)
+            found.append(
+                Row(
+                    str(first),
+                    int(layer),
+                    float(at.norm_first),
+                    float(at.norm_others),
+                    float(at.massive.sel(rule="over 100 and 1000 medians")),
+                    float(at.massive.sel(rule="30 medians")),
+                    int(top.top_dimension),
+                    float(top.top_value),
+                    float(top.top_ratio),
+                    float(cosine[PLACES[0]][layer]),
+                    float(cosine[PLACES[1]][layer]) if PLACES[1] in cosine else float("nan"),
+                )
+            )
+    return found
+
+
+def cells(row: Row) -> Iterator[str]:
+    """A row as text, in the order of `COLUMNS`."""
+    yield row.first
+    yield str(row.layer)
+    for value in (row.norm_first, row.norm_others, row.massive, row.above_30):
+        yield three_digits(value)
+    yield str(row.top_dimension)
+    yield from map(three_digits, (row.top_value, row.top_ratio))
+    for cosine in (row.cosine, row.control):
+        yield "-" if np.isnan(cosine) else f"{cosine:.3f}"
+
+
+# ---------------------------------------------------------------------------------------------------- along the blocks
+
+
+@dataclass(frozen=True)
+class _Along:
+    """The variables of one `first`, by their names."""
+
+    later_difference: np.ndarray
+    alone_difference: np.ndarray
+    norm: np.ndarray
+    norm_first: np.ndarray
+    norm_others: np.ndarray
+    median_magnitude: np.ndarray
+    massive: np.ndarray
+    massive_others: np.ndarray
+    top_dimension: np.ndarray
+    top_value: np.ndarray
+    top_ratio: np.ndarray
+
+
+# By name: dimensions after [first, layer], what it is, unit.
+_ALONG: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "later_difference": ((), "largest change of an entry at position 0 by other text behind it", "1"),
+    "alone_difference": ((), "relative change of the stream at position 0 when its token stands alone", "1"),
+    "norm": (("position",), "|h|_2, rms over prompts", "1"),
+    "norm_first": ((), "|h|_2 at position 0, median over prompts", "1"),
+    "norm_others": ((), "|h|_2 at other positions, median over positions and prompts", "1"),
+    "median_magnitude": ((), "median of |h| over prompts, positions and dimensions", "1"),
+    "massive": (("rule",), "dimensions of massive activations at position 0, mean over prompts", "dimensions"),
+    "massive_others": (("rule",), "the most at any other position, mean over prompts", "dimensions"),
+    "top_dimension": (("rank",), "dimension of the largest magnitude at position 0", "index"),
+    "top_value": (("rank",), "its value, mean over prompts", "1"),
+    "top_ratio": (("rank",), "its magnitude, mean over prompts, against the median of |h|", "1"),
+}
+
+
+def _along(model: View, tokens: Int[Tensor, "prompt position"], report: _Reporter) -> _Along:
+    count, length = tokens.shape
+    layers, width = model.spec.blocks + 1, model.spec.width
+    together = groups(count)
+    retry = Retry(f"a prompt of {length} positions of '{model.identity.name}'", report)
+
+    def passed(some: range) -> Piece:
+        norms = np.zeros((len(some), layers, length))
+        # The k-th largest magnitude among a position's dimensions, its maximum over positions: as many of these are above a
+        # threshold as the position with most has dimensions above it. The threshold is known when all prompts are.
+        highest = np.zeros((len(some), layers, width), dtype=np.float32)
+        zero = torch.zeros(len(some), layers, width, dtype=torch.float64)
+        magnitudes = [_Magnitudes(model.device) for _ in range(layers)]
+        for at, n in enumerate(some):
+
+            def look(layer: int, stream: Float[Tensor, "position d"], at: int = at) -> None:
+                for rows in shares(length):
+                    norms[at, layer, rows] = stream[rows].double().norm(dim=-1).cpu().numpy()
+                    magnitude = stream[rows].float().abs()
+                    magnitudes[layer].add(magnitude)
+                    others = magnitude[1:] if rows.start == 0 else magnitude
+                    if len(others):
+                        ordered = others.sort(dim=-1, descending=True).values.amax(0)
+                        highest[at, layer] = np.maximum(highest[at, layer], ordered.cpu().numpy())
+                zero[at, layer] = stream[0].double().cpu()
+
+            _passing(model, tokens[n : n + 1], look)
+            report()
+        found = {f"bins {layer}": one.counts.nonzero()[:, 0].cpu() for layer, one in enumerate(magnitudes)}
+        found |= {f"counts {layer}": one.counts.cpu()[found[f"bins {layer}"]] for layer, one in enumerate(magnitudes)}
+        bins = {name: x.numpy() for name, x in found.items()}
+        return {"norms": norms, "highest": highest, "zero": zero.numpy(), **bins}
+
+    pieces = each("trajectory", len(together), lambda group: retry(lambda: passed(together[group])))
+    norms = np.zeros((count, layers, length))
+    magnitudes = [_Magnitudes(torch.device("cpu")) for _ in range(layers)]
+    value, magnitude = np.zeros((layers, width)), np.zeros((layers, width))
+    for some, piece in zip(together, pieces, strict=True):
+        norms[some.start : some.stop] = piece["norms"]
+        value += piece["zero"].sum(0)
+        magnitude += np.abs(piece["zero"]).sum(0)
+        for layer, one in enumerate(magnitudes):
+            one.counts[torch.from_numpy(piece[f"bins {layer}"])] += torch.from_numpy(piece[f"counts {layer}"])
+    if not np.isfinite(norms).all():
+        raise InputError(
+            f"model '{model.identity.name}' has streams that are not finite; "
+            "check its weights, or use dtype float32 or float64"
+        )
+
+    median = np.array([one.median() for one in magnitudes])
+    top = torch.from_numpy(magnitude / count).topk(min(RANKS, width), dim=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = top.values.numpy() / median[:, None]
+    massive, massive_others = (
+        np.sum([_counts(np.abs(piece[name]), median) for piece in pieces], axis=0) / count
+        for name in ("zero", "highest")
+    )
+    later, alone = _closed(model, tokens, together, pieces, retry)
+    return _Along(
+        later_difference=later,
+        alone_difference=alone,
+        norm=np.sqrt((norms**2).mean(0)),
+        norm_first=np.median(norms[:, :, 0], axis=0),
+        norm_others=np.median(norms[:, :, 1:], axis=(0, 2)),
+        median_magnitude=median,
+        massive=massive,
+        massive_others=massive_others,
+        top_dimension=top.indices.numpy(),
+        top_value=np.take_along_axis(value / count, top.indices.numpy(), 1),
+        top_ratio=ratio,
+    )
+
+
+def _counts(
+    magnitudes: Float[np.ndarray, "prompt layer d"], median: Float[np.ndarray, " layer"]
+) -> Float[np.ndarray, "layer rule"]:
+    """How many magnitudes each rule takes, summed over prompts."""
+    found = []
+    for least, medians in RULES.values():
+        threshold = np.maximum(least, medians * median)[:, None]
+        found.append((magnitudes > threshold).sum((0, -1)).astype(np.float64))
+    return np.stack(found, -1)
+
+
+class _Magnitudes:
+    """A histogram of magnitudes by the leading bits of their float32, which rise with the value: 512 bins per doubling."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.counts = torch.zeros(1 << BITS, dtype=torch.int64, device=device)
+
+    def add(self, magnitude: Tensor) -> None:
+        bits = magnitude.flatten().view(torch.int32) >> (31 - BITS)  # the sign's bit is 0
+        self.counts += torch.bincount(bits, minlength=1 << BITS)
+
+    def median(self) -> float:
+        """Interpolated within its bin."""
+        reached = self.counts.cumsum(0)
+        half = reached[-1].item() / 2
+        at = int((reached < half).sum())
+        before = 0 if at == 0 else int(reached[at - 1])
+        low, high = (torch.tensor(edge << (31 - BITS), dtype=torch.int32).view(torch.float32) for edge in (at, at + 1))
+        share = (half - before) / int(self.counts[at])
+        return float(low + (high - low) * share)
+
+
+def _closed(
+    model: View, tokens: Tensor, together: Sequence[range], pieces: Pieces, retry: Retry
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whom position 0 depends on, [layer] each.
+
+    The largest difference when the next prompt's text (a single prompt's own, backwards) comes after it, and the largest
+    relative difference against the first token run alone.
+    """
+    others = tokens.roll(-1, 0) if len(tokens) > 1 else tokens.flip(1).roll(1, 1)
+    changed = torch.cat([tokens[:, :1], others[:, 1:]], 1)
+    known = {prompt.numpy().tobytes(): at for at, prompt in enumerate(tokens.cpu())}
+    size = len(together[0])
+    held: tuple[int, np.ndarray] = (-1, np.zeros(0))
+
+    def zero(n: int) -> Tensor:  # neighbours stand in one piece
+        nonlocal held
+        if held[0] != n // size:
+            held = (n // size, pieces[n // size]["zero"])
+        return torch.from_numpy(held[1][n % size])
+
+    def compared(some: range) -> Piece:
+        largest = np.zeros(model.spec.blocks + 1)
+        for n in some:
+            same = known.get(changed[n].cpu().numpy().tobytes())  # behind one first token it is that other prompt
+            streams = zero(same) if same is not None else _first_streams(model, changed[n : n + 1], 0)[0]
+            largest = np.maximum(largest, (streams - zero(n)).abs().amax(-1).numpy())
+            retry.report()
+        return {"later": largest}
+
+    found = each("position 0", len(together), lambda group: retry(lambda: compared(together[group])))
+    later = np.stack([piece["later"] for piece in found]).max(0)
+    relative = np.zeros(model.spec.blocks + 1)
+    # Together, and not so many that their streams would count.
+    for some in torch.arange(len(tokens)).split(max(1, STREAM_NUMBERS // (len(relative) * model.spec.width))):
+        streams = _first_streams(model, tokens[some, :1], 0)
+        own = torch.stack([zero(n) for n in some.tolist()])
+        difference, norm = (x.norm(dim=-1) for x in (streams - own, streams))
+        each_one = torch.where(difference == 0, torch.zeros_like(norm), difference / norm)  # 0 / 0 is no difference
+        relative = np.maximum(relative, each_one.amax(0).numpy())
+    retry.report()
+    return later, relative
+
+
+# ------------------------------------------------------------------------------------------------------ convergence
+
+
+def _converging(model: View, ids: Int[Tensor, " start"], report: _Reporter) -> dict[str, Tensor]:
+    """The starts' streams [start, layer, d] by place."""
+    found = {PLACES[0]: _first_streams(model, ids[:, None], 0)}
+    report()
+    if model.bos is not None:
+        behind = torch.stack([torch.full_like(ids, model.bos), ids], 1)
+        found[PLACES[1]] = _first_streams(model, behind, 1)
+        report()
+    return found
+
+
+def _pair_statistics(streams: Float[Tensor, "start layer d"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and 5 and 95 % quantiles of the pairs' cosines, each [layer]."""
+    one, other = torch.triu_indices(len(streams), len(streams), offset=1)
+    direction = streams / streams.norm(dim=-1, keepdim=True)
+    products = torch.einsum("sld,tld->lst", direction, direction)
+    cosines = products[:, one, other].clamp(-1, 1).numpy()
+    low, high = np.quantile(cosines, TAILS, axis=1)
+    return cosines.mean(1), low, high
+
+
+def _with_bos(model: View, streams: Float[Tensor, "start layer d"]) -> np.ndarray:
+    if model.bos is None:
+        return np.full(streams.shape[1], np.nan)
+    own = _first_streams(model, torch.tensor([[model.bos]]), 0)
+    return torch.nn.functional.cosine_similarity(streams, own, dim=-1).mean(0).numpy()
+
+
+def _allowed(model: View, starts: int, seed: int) -> Int[np.ndarray, " id"]:
+    """Ids that a path may start from, special ones left out.
+
+    Raises:
+        InputError: they are less than `starts`, or `starts` or `seed` is none.
+    """
+    if seed < 0:
+        raise InputError(f"seed={seed} is negative; give 0 or more")
+    names = (f"{name}_token_id" for name in ("bos", "eos", "pad", "unk"))
+    special = {model.bos, *(getattr(model.tokenizer, name, None) for name in names)}
+    special.update(getattr(model.tokenizer, "all_special_ids", ()))
+    allowed = np.array([token for token in range(model.spec.vocabulary) if token not in special], dtype=np.int64)
+    _check_starts(starts, len(allowed))
+    return allowed
+
+
+def _check_starts(starts: int, most: int) -> None:
+    if not 2 <= starts <= most:
+        raise InputError(f"starts={starts} tokens cannot be compared; give 2 to {most}, the ids of the vocabulary")
+
+
+def _starts(
+    model: View, tokens: Int[Tensor, "prompt position"], allowed: Int[np.ndarray, " id"], starts: int, seed: int
+) -> Int[Tensor, " start"]:
+    """Drawn from the allowed ids that occur in `tokens`, or from all of them where those are too few.
+
+    Ids that are only there to fill a matrix up have rows that were never trained; those of zeros have no direction.
+    """
+    pool = _not_zero(model, np.intersect1d(allowed, tokens.cpu().numpy()))
+    if len(pool) < starts:
+        pool = _not_zero(model, allowed)
+        _check_starts(starts, len(pool))
+    return torch.from_numpy(np.random.default_rng(seed).choice(pool, size=starts, replace=False)).long()
+
+
+@torch.no_grad()
+def _not_zero(model: View, ids: Int[np.ndarray, " id"]) -> Int[np.ndarray, " some"]:
+    """Those that block 0 does not read as zero at position 0, looked up some at a time."""
+    some = torch.from_numpy(ids)[:, None].split(max(1, EMBEDDING_NUMBERS // model.spec.width))
+    return ids[np.concatenate([model.embed(batch)[:, 0].ne(0).any(-1).cpu().numpy() for batch in some])]
+
+
+# ----------------------------------------------------------------------------------------------------------- passes
+
+
+def _firsts(model: View, tokens: Int[Tensor, "prompt position"]) -> dict[str, Tensor]:
+    """The prompts by what stands at position 0."""
+    begin = tokens[:, 0].unique().tolist()
+    if model.bos is not None and begin == [model.bos]:
+        if tokens.shape[1] < 3:
+            raise InputError(
+                "tokens have 2 positions, BOS and one more; give at least 3, so that text has something after it"
+            )
+        return {"bos": tokens, "text": tokens[:, 1:]}
+    if (
+        model.bos is None
+        and model.tokenizer is None
+        and begin == [json.loads(model.identity.config).get("bos_token_id")]
+    ):
+        warnings.warn(
+            f"all prompts begin with id {begin[0]}, the BOS of the config of {model.identity.name}; whether training put it "
+            "first is known from a tokenizer: without probes.load(model, tokenizer=...) there is no comparison with BOS",
+            stacklevel=4,
+        )
+    return {"id" if len(begin) == 1 and len(tokens) > 1 else "text": tokens}
+
+
+@torch.no_grad()
+def _passing(model: View, tokens: Int[Tensor, "1 position"], look: Callable[[int, Tensor], None]) -> None:
+    """One pass in which `look(layer, stream [T, d])` sees each stream in turn; none is kept."""
+
+    def seen(layer: int) -> Callable[[Tensor], Tensor]:
+        def unchanged(stream: Tensor) -> Tensor:
+            look(layer, stream[0])
+            return stream
+
+        return unchanged
+
+    edits = [Edit("residual", layer, seen(layer)) for layer in range(model.spec.blocks)]
+    look(model.spec.blocks, model.residual(model.embed(tokens), edits=edits)[0])
+
+
+@torch.no_grad()
+def _first_streams(
+    model: View, tokens: Int[Tensor, "prompt position"], position: int
+) -> Float[Tensor, "prompt layer d"]:
+    """Every layer's stream at one position, float64 on the CPU."""
+    found: list[Tensor] = []
+
+    def take(stream: Tensor) -> Tensor:
+        found.append(stream[:, position].double().cpu())
+        return stream
+
+    edits = [Edit("residual", layer, take) for layer in range(model.spec.blocks)]
+    take(model.residual(model.embed(tokens), edits=edits))
+    return torch.stack(found, 1)
+
+
+class _Reporter:
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, float(total), 0.0
+
+    def __call__(self) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(min(self.done, self.total), self.total)
+
+    def finish(self) -> None:
+        if self.progress is not None:
+            self.progress(self.total, self.total)

@@ -1,0 +1,122 @@
+"""How much memory the probes take, known before they begin, and what to do where it runs out (`Retry`).
+
+Counted are the numbers that live at one time, at the moment when most do, from the shapes of the model: width d, heads H,
+key heads G of width c, feed-forward f (twice, where it has a gate), T positions, L blocks, K directions at once. The counts
+follow `probes.models.linear` line by line; `benchmarks/planner.py` holds them against measured peaks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..run.memory import available
+from .linear import QUERY_BAND
+from .view import View
+
+CPU_ROWS = 4096  # rows of a matrix product; with fewer, patterns are remade for too few directions from T = 1,024 on
+KEPT_SHARE = 0.5  # of the memory there is, for a prompt's blocks; above it they are made again for every chunk
+CHUNK_SHARE = 0.25  # of a GPU's, for the directions on their way
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Directions at once, and whether a prompt's linearized blocks are kept."""
+
+    chunk: int
+    keep: bool
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one block, in numbers per position; and of the model."""
+
+    width: int
+    heads: int
+    queries: int  # H c
+    keys: int  # G c
+    features: int
+    gated: bool
+    parallel: bool
+    blocks: int
+    itemsize: int
+    apart: bool  # whether the blocks can be taken apart
+    softcap: bool
+    wide: bool  # norms per head (q and k)
+    post_norm: bool
+
+    @classmethod
+    def of(cls, model: View) -> Sizes:
+        """The model's, from its first block."""
+        spec, parts = model.spec, model.parts(0)
+        return cls(
+            width=spec.width,
+            heads=spec.heads,
+            queries=spec.heads * spec.head_dim,
+            keys=spec.kv_heads * spec.head_dim,
+            features=4 * spec.width if parts is None else parts.down.weight.shape[1],
+            gated=parts is None or parts.gate is not None,
+            parallel=parts is not None and parts.parallel,
+            blocks=spec.blocks,
+            itemsize=model.dtype.itemsize,
+            apart=parts is not None,
+            softcap=parts is not None and parts.softcap is not None,
+            wide=parts is not None and parts.q_norm is not None,
+            post_norm=parts is not None and parts.post_attention_norm is not None,
+        )
+
+    @property
+    def first(self) -> int:
+        """Features of the feed-forward's first products: gate and up."""
+        return self.features * (2 if self.gated else 1)
+
+    def folded(self) -> int:
+        """Bytes of one block's stacked matrices, the norms folded in."""
+        return (self.first + self.queries + 2 * self.keys) * self.width * self.itemsize
+
+    def linearized(self, length: int) -> int:
+        """Bytes of one block, linearized at a prompt, while it is kept.
+
+        Norms' units and outputs (4 d), the stream in the middle and after (2 d), queries and what attention gave (2 H c),
+        keys and values, the feed-forward's slopes.
+        """
+        row = 6 * self.width + 2 * self.queries + 2 * self.keys + self.first
+        row += (self.queries + self.keys) * 2 * self.wide + 4 * self.width * self.post_norm
+        return row * length * self.itemsize
+
+    def making(self, length: int) -> int:
+        """Bytes beside it while it is made: the feed-forward's products, their slopes and gradients, before all is done."""
+        mlp = (4 if self.gated else 3) * self.features
+        band = 2 * self.heads * min(QUERY_BAND, length)  # logits and pattern of one band against all keys
+        return max(mlp, self.queries + 2 * self.keys + band) * length * self.itemsize
+
+    def product(self, length: int) -> int:
+        """Bytes of one direction on its way through one block, at the moment when most is alive.
+
+        In attention: the cotangents above and in the middle (2 d), those of the feed-forward's first products and hidden
+        (f and `first`), of heads' outputs (twice, once by head), of q, k, v (as they are, rotated, and side by side),
+        and of a band's pattern, twice.
+        """
+        projected = self.queries + 2 * self.keys
+        band = 2 * self.heads * min(QUERY_BAND, length)
+        attention = self.features + self.first + 2 * self.queries + 2 * projected + band
+        return (3 * self.width + attention) * length * self.itemsize
+
+
+def paced(model: View, length: int, lowest: int = 0) -> Pace:
+    """How a Jacobian is taken of a prompt of so many positions: full-rate products on a CPU, bounded memory on a GPU."""
+    sizes = Sizes.of(model)
+    free = available(model.device)
+    blocks = sizes.blocks - lowest
+    keep = not model.offloaded and blocks * sizes.linearized(length) <= KEPT_SHARE * free
+    if model.device.type != "cuda":
+        return Pace(max(1, CPU_ROWS // length), keep)
+    chunk = int(CHUNK_SHARE * free) // (sizes.product(length) if sizes.apart else 1 << 28)
+    return Pace(max(1, min(sizes.width, chunk)), keep)
+
+
+def weights_of(model: View) -> int:
+    """Bytes of the weights behind a view, where it has any to show."""
+    held: Any = getattr(model, "original", model)
+    module = getattr(held, "_model", None)
+    return 0 if module is None else sum(p.numel() * p.element_size() for p in module.parameters())

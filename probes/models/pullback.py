@@ -1,0 +1,339 @@
+"""One prompt, taken apart for products with its Jacobian: what `jacobian` pulls back and pushes forward.
+
+`Apart` holds a model's blocks taken apart, `Pacing` how many directions go through at once, `Prompt` the recorded pass of
+one prompt and its linearized blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import InputError
+from ..run.memory import out_of_memory
+from .linear import AutogradBlock, Folded, LinearizedBlock, flops, own_flops
+from .memory import paced
+from .pointwise import close
+from .view import Edit, Parts, Trace, View, obstacle
+
+Readout = Literal["residual", "normed", "logits"]
+Engine = Literal["auto", "parts", "autograd"]
+Pathway = Literal["total", "value", "score", "all"]
+
+# Whether patterns are held constant, for each flow of cotangents that a pathway needs; of two, the difference counts.
+FROZEN: dict[Pathway, tuple[bool, ...]] = {
+    "total": (False,),
+    "value": (True,),
+    "score": (False, True),
+    "all": (False, True),
+}
+OWN_POSITIONS = 8  # at which tangents enter a block's attention in `own_path`: their projections are most of its cost
+
+# Slopes, as `linear.OUTPUT_TOLERANCE` outputs, may differ by rounding only.
+SLOPE_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 3e-1, torch.float64: 1e-3, torch.float16: 1e-1}
+
+
+@dataclass
+class Apart:
+    """The model's blocks from `lowest` on, taken apart where that is wanted and possible; one for all prompts.
+
+    A block that the first prompt's check rejects has its parts removed here, and so for the others, too.
+    """
+
+    model: View
+    lowest: int
+    engine: Engine
+    known: dict[int, bool]  # whether a block can be taken apart
+    obstacle: str | None = None  # what a caller put on a block that keeps engine "auto" from taking it apart
+    _parts: dict[int, Parts] = field(default_factory=dict)
+    _folded: dict[int, Folded] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: View, lowest: int, engine: Engine) -> Apart:
+        made = cls(model, lowest, engine, {})
+        for layer in range(lowest, model.spec.blocks):
+            parts = None if engine == "autograd" else model.parts(layer)
+            made.known[layer] = parts is not None
+            if engine != "autograd" and parts is None and made.obstacle is None:
+                found = obstacle(model, layer)
+                made.obstacle = None if found is None else f"block {layer} ({found})"
+            if parts is not None and made.held:
+                made._parts[layer] = parts
+        if engine == "parts" and not all(made.known.values()):
+            raise InputError(
+                f"engine 'parts' does not know the blocks of '{model.identity.name}' "
+                f"({made.obstacle or model.identity.backend}); use engine 'auto' or 'autograd'"
+            )
+        return made
+
+    @property
+    def held(self) -> bool:
+        """Whether all blocks' parts are held; not those of a model that is fetched block by block from elsewhere."""
+        return not self.model.offloaded
+
+    def parts(self, layer: int) -> Parts | None:
+        """The block's parts, or None where it is not known or was rejected."""
+        if not self.known[layer]:
+            return None
+        return self._parts[layer] if self.held else self.model.parts(layer)
+
+    def folded(self, layer: int, parts: Parts) -> Folded:
+        """Its matrices as `LinearizedBlock` wants them."""
+        if not self.held:
+            return Folded.of(parts)
+        if layer not in self._folded:
+            self._folded[layer] = Folded.of(parts)
+        return self._folded[layer]
+
+    def reject(self, layer: int) -> None:
+        """The block does something else than its parts say."""
+        self.known[layer] = False
+        self._parts.pop(layer, None)
+        self._folded.pop(layer, None)
+
+
+@dataclass
+class Pacing:
+    """How many directions go through at once, and whether a prompt's blocks are kept or made again for every chunk.
+
+    Making them again is gradient checkpointing: the streams between blocks are what is kept.
+    """
+
+    chunk: int
+    keep: bool
+
+    @classmethod
+    def of(cls, model: View, length: int, lowest: int, chunk: int | None) -> Pacing:
+        planned = paced(model, length, lowest)
+        return cls(chunk or planned.chunk, planned.keep)
+
+    def slow_down(self, error: Exception, model: View, length: int) -> None:
+        """Take less memory from now on.
+
+        Raises:
+            InputError: less is not possible.
+            RuntimeError: the error, where it was no lack of memory.
+        """
+        if not out_of_memory(error):
+            raise error
+        if self.chunk == 1 and not self.keep:
+            raise InputError(
+                f"a prompt of {length} positions of '{model.identity.name}' does not fit into memory, a product at a time; "
+                "give a shorter length, dtype bfloat16, or a device map"
+            ) from None
+        self.chunk, self.keep = max(1, self.chunk // 2), False
+
+
+class Prompt:
+    """One prompt, and how cotangents at its query position are pulled back to the sources."""
+
+    def __init__(
+        self,
+        model: View,
+        tokens: Tensor,
+        readout: Readout,
+        layers: list[int],
+        apart: Apart,
+        pace: Pacing,
+        *,
+        check: bool,
+        pathway: Pathway = "total",
+        query: int | None = None,  # the last position
+    ) -> None:
+        self.model, self.tokens, self.check = model, tokens, check
+        self.readout: Readout = readout
+        self.pathway: Pathway = pathway
+        self.layers, self.apart = layers, apart
+        self.length = tokens.shape[1]
+        self.query = self.length - 1 if query is None else query
+        self.used: set[str] = set()
+        self._agreed: set[int] = set()
+        self._blocks: dict[int, LinearizedBlock | AutogradBlock] = {}
+        self.pace = pace
+        self._trace: Trace | None = None
+        self._frozen: Trace | None = None  # the same pass with constant patterns; made where autograd needs it
+        self._top: Tensor | None = None
+
+    @contextmanager
+    def linearized(self) -> Iterator[None]:
+        """Within this context the prompt's recorded pass and its linearized blocks are held in memory."""
+        self._trace = self.model.trace(self.model.embed(self.tokens))
+        try:
+            yield
+        finally:
+            self._trace = self._frozen = self._top = None
+            self._blocks.clear()
+
+    def top(self) -> Float[Tensor, "d d"]:
+        """Rows: cotangents of the last stream at the query position for d orthonormal directions of the readout."""
+        if self._top is None:
+            assert self._trace is not None
+            self._top = readout_rows(self.model, self._trace.residual[-1][0, self.query], self.readout)
+        return self._top
+
+    @torch.no_grad()
+    def scales(self) -> Float[Tensor, "layer three"]:
+        """Mean squares for each source layer: its stream at positions 1 to the query, and at 0; the readout, per d."""
+        assert self._trace is not None
+        stream = self._trace.residual[-1][0, self.query]
+        output = stream if self.readout == "residual" else self.model.norm(stream)
+        output = self.model.unembed(output) if self.readout == "logits" else output
+        of_output = output.double().pow(2).sum().cpu() / self.model.spec.width
+        found = []
+        for layer in self.layers:
+            squares = self._trace.residual[layer][0, : self.query + 1].double().pow(2).mean(-1).cpu()
+            found.append(torch.stack([squares[1:].mean(), squares[0], of_output]))
+        return torch.stack(found)
+
+    def ones(self) -> Float[Tensor, "1 d"]:
+        """The gradient of the readout's sum with respect to the last stream at the query position."""
+        assert self._trace is not None
+        residual = self._trace.residual[-1][0, self.query].detach().clone().requires_grad_()
+        with torch.enable_grad():
+            output = residual if self.readout == "residual" else self.model.norm(residual)
+            output = self.model.unembed(output) if self.readout == "logits" else output
+            (gradient,) = torch.autograd.grad(output.sum(), residual)
+        return gradient[None]
+
+    def block(self, layer: int) -> LinearizedBlock | AutogradBlock:
+        if layer in self._blocks:
+            return self._blocks[layer]
+        assert self._trace is not None
+        stream, after = self._trace.residual[layer], self._trace.residual[layer + 1]
+        parts = self.apart.parts(layer)
+        made: LinearizedBlock | AutogradBlock | None = None
+        own = AutogradBlock(self._trace.blocks[layer], stream)
+        if parts is not None:
+            made = LinearizedBlock(parts, stream, self._trace.rotary[layer], self.apart.folded(layer, parts))
+            if layer not in self._agreed and not self._agrees(made, own, after):
+                if self.apart.engine == "parts":
+                    raise InputError(
+                        f"block {layer} of '{self.model.identity.name}' does not do what its parts say; "
+                        "use engine 'auto' or 'autograd'"
+                    )
+                made = None
+                self.apart.reject(layer)
+            self._agreed.add(layer)
+        if made is None:
+            made = own
+            if self.pathway != "total":
+                made.frozen_block = self._with_frozen_patterns().blocks[layer]
+        self.used.add("parts" if isinstance(made, LinearizedBlock) else "autograd")
+        if self.pace.keep:
+            self._blocks[layer] = made
+        return made
+
+    def _with_frozen_patterns(self) -> Trace:
+        """The prompt's pass, its queries and keys cut off from what they were made of; the same numbers come out."""
+        if self._frozen is None:
+            assert self._trace is not None
+            sites: tuple[Literal["query", "key"], ...] = ("query", "key")
+            cut = [Edit(site, layer, Tensor.detach) for layer in range(self.model.spec.blocks) for site in sites]
+            self._frozen = self.model.trace(self._trace.residual[0], edits=cut)
+        return self._frozen
+
+    def _agrees(self, made: LinearizedBlock, own: AutogradBlock, after: Tensor) -> bool:
+        """Does the block as taken apart do what the model did, and (first prompt) have its slope along one direction?"""
+        if not made.gives(after):
+            return False
+        if not self.check:
+            return True
+        generator = torch.Generator().manual_seed(0)
+        probe = torch.randn(after.shape, generator=generator).to(after)[None]
+        return close(made.vjp(probe), own.vjp(probe), SLOPE_TOLERANCE[after.dtype])
+
+    def pull(self, cotangent: Tensor) -> Float[Tensor, "source k position d"]:
+        """Pull [k, d] cotangents at the query position back to the source layers, each by every pathway asked for."""
+        found = {}
+        flows = {frozen: cotangent[:, None, None, :] for frozen in FROZEN[self.pathway]}
+        for layer in reversed(range(self.apart.lowest, self.model.spec.blocks)):
+            first = self.query if layer == self.model.spec.blocks - 1 else None
+            flows = {frozen: self.block(layer).vjp(flow, first, frozen=frozen) for frozen, flow in flows.items()}
+            if layer in self.layers:
+                total, *value = (flow[:, 0] for flow in flows.values())
+                score = [total - value[0]] if value else []
+                found[layer] = [total, *value, *score] if self.pathway == "all" else (score or [total])
+        return torch.stack([pulled for layer in self.layers for pulled in found[layer]])
+
+    def own_path(
+        self, columns: int, most: float, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "columns d"], float] | None:
+        """Random images of what reaches the query through any block's attention, and their cost in products.
+
+        Gaussian tangents as large as the stream enter every block's attention at a few positions, drawn anew for every
+        block, and follow the query's own path to the readout. Fewer than `columns` where they would cost more than `most`;
+        None where a block is not taken apart.
+        """
+        layers = range(self.apart.lowest, self.model.spec.blocks)
+        if not all(isinstance(self.block(layer), LinearizedBlock) for layer in layers):
+            return None
+        assert self._trace is not None
+        spec = self.model.spec
+        positions = min(OWN_POSITIONS, self.query + 1)
+        one = sum(own_flops(parts, length=self.length, positions=positions) for parts in self._every_parts())
+        columns = min(columns, int(most * self.product_flops() / one))
+        own = self._trace.residual[0].new_zeros(columns, 1, 1, spec.width)
+        for layer in layers:
+            block, stream, window = self.block(layer), self._trace.residual[layer], spec.windows[layer]
+            assert isinstance(block, LinearizedBlock)
+            least = 0 if window is None else max(0, self.query + 1 - window)
+            others = torch.randperm(self.query - least, generator=generator)[: OWN_POSITIONS - 1] + least
+            at = torch.cat([others.sort().values, torch.tensor([self.query])])
+            entering = torch.randn(columns, 1, len(at), spec.width, generator=generator)
+            entering *= stream.float().pow(2).mean().sqrt().cpu()
+            own = block.own_jvp(own, entering.to(stream), self.query, at.to(stream.device))
+        return own[:, 0, 0] @ self.top().T, columns * one / self.product_flops()
+
+    def push(self, tangents: Float[Tensor, "layer k position d"]) -> Float[Tensor, "k d"]:
+        """The readout's change under tangents at the source layers together; patterns are constant in the value path."""
+        flow = torch.zeros_like(tangents[0])[:, None]
+        top = self.model.spec.blocks - 1
+        for layer in range(self.apart.lowest, top + 1):
+            if layer in self.layers:
+                flow = flow + tangents[self.layers.index(layer)][:, None]
+            flow = self.block(layer).jvp(flow, self.query if layer == top else None, frozen=self.pathway == "value")
+        return flow[:, 0, -1] @ self.top().T
+
+    def product_flops(self) -> int:
+        """Matrix-product operations of one product, as performed; needs parts."""
+        top = self.model.spec.blocks - 1 - self.apart.lowest
+        return sum(
+            flops(parts, length=self.length, rows=1 if n == top else None)
+            for n, parts in enumerate(self._every_parts())
+        )
+
+    def _every_parts(self) -> Iterator[Parts]:
+        for layer in range(self.apart.lowest, self.model.spec.blocks):
+            parts = self.apart.parts(layer)
+            if parts is None:
+                raise ValueError(f"block {layer} is not taken apart; its operations are not known")
+            yield parts
+
+
+def readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) -> Float[Tensor, "d d"]:
+    """[direction, d] cotangents of the stream for d orthonormal directions of the readout.
+
+    For logits W n the directions are those of the d x d factor R with R^T R = W^T W, which has the same norms.
+    """
+    identity = torch.eye(model.spec.width, dtype=residual.dtype, device=residual.device)
+    if readout == "residual":
+        return identity
+    repeated = residual.detach().expand_as(identity).clone().requires_grad_()
+    with torch.enable_grad():
+        normed = model.norm(repeated)
+        (rows,) = torch.autograd.grad(normed, repeated, identity)  # d normed_i / d residual
+    if readout == "normed":
+        return rows
+    normed = normed.detach()
+    # Reverse mode twice: torch's forward mode warns of a deprecation of its own when it is first used.
+    _, columns = torch.autograd.functional.jvp(model.unembed, normed, identity)  # [d, vocabulary]
+    assert isinstance(columns, Tensor)
+    values, vectors = torch.linalg.eigh((columns @ columns.T).double())
+    factor = (values.clamp_min(0).sqrt()[:, None] * vectors.T).to(rows)
+    return factor @ rows

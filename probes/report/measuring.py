@@ -1,0 +1,410 @@
+"""What `headwater report MODEL...` measures: every study on every model, by the functions that the single commands use.
+
+Results lie under the report's folder, `KIND/FILE-MODEL.nc`, where `headwater report` without models and `make report` look
+for them, too. A result that is there and was made with the same options, on the same weights and tokens and by the same
+version, is kept; what an interrupted report had begun is taken up. Models that came with earlier reports stay beside them.
+
+The studies that take least come first. A quick report has studies that are shorter (`shortened`): its results say so by
+their attribute `quick`, it keeps the full ones that are there, and a full report measures again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import xarray as xr
+from torch import Tensor
+
+from ..data.prompts import FirstToken
+from ..data.prompts import draw as drawn
+from ..errors import InputError
+from ..measures.jacobian import PRODUCTS
+from ..measures.leakage import LAGS, usual_bands
+from ..measures.sinks import FIRST_KEYS
+from ..models.initialization import CONFIG, Rule, check_rule
+from ..models.load import Backend, DType, born
+from ..models.view import View
+from ..results.collected import Collected, collect
+from ..results.curves import SHORTEST
+from ..results.dataset import QUICK, recorded, save, tokens_hash
+from ..results.tables import write_report
+from ..run.files import file_name, remove_cut_short, require_writable, write_table
+from ..run.progress import Advance, Within, announce
+from ..studies.plan import PASSES, operations
+from ..studies.runs import Loading, Subject, holding, subjects
+from ..studies.study import (
+    AGREEMENT_COLUMNS,
+    FIGURES,
+    Settings,
+    agreement_cells,
+    agreements,
+    described,
+    run_size,
+    study,
+)
+from ..studies.survey import PROBES, survey
+from ..studies.unfinished import HASH
+from .cards import pretrained_weights
+
+Told: TypeAlias = Callable[[str], object]
+Results: TypeAlias = Mapping[str, xr.Dataset]
+Between: TypeAlias = Callable[[Sequence[str]], object]
+
+SCRATCH = ".measuring"  # of the report's folder: studies under way; `collect` does not look into hidden folders
+FILES = ("index", "claims", "overview")  # of the page
+SWAPS = ("mean", "zero", "random")  # what is put at position 0
+# Of a quick report: prompts by study, and options of any study; intervals get as wide as they get.
+QUICK_PROMPTS = {
+    "scalar": 1,
+    "trajectory": 4,
+    "sinks": 8,
+    "theory": 1,
+    "jacobian": 4,
+    "leakage": 16,
+    "bos-swap": 4,
+}
+QUICK_PRODUCTS = 8
+QUICK_OPTIONS = {"starts": 8, "replacement": ["mean"], "profile_prompts": 1, "products": QUICK_PRODUCTS}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where prompts come from and how models are run, the same for all studies."""
+
+    text: str | None = None
+    dataset: str | None = None
+    split: str = "train"
+    column: str = "text"
+    chat: str | None = None
+    first: FirstToken | int = "auto"
+    seed: int = 0
+    backend: Backend = "transformers"
+    device: str = "auto"
+    dtype: DType = "auto"
+    initialization: Rule = CONFIG
+
+    def chosen(self) -> dict[str, Any]:
+        """As `probes.prompts` takes it."""
+        names = ("text", "dataset", "split", "column", "chat", "first", "seed")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study of the report: the folder of its results, what their files begin with, its usual size and its options."""
+
+    kind: str
+    file: str
+    prompts: int
+    settings: Settings | None = None  # of `probes.studies.study.study`; the others are surveys
+    options: Mapping[str, Any] | None = None
+    full: Study | None = None  # of a quick report's study, the one it stands for
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the study measures fresh weights, too."""
+        return self.settings is not None and "init" in self.settings.conditions
+
+    @property
+    def by_parts(self) -> bool:
+        """Whether the study takes models apart, which only transformers' modules let it do."""
+        return self.kind == "theory"
+
+    @property
+    def by_prompt(self) -> bool:
+        """Whether one prompt is finished before the next begins."""
+        return self.settings is not None or self.kind == "sinks"
+
+
+def shortened(one: Study) -> Study:
+    """The study as a quick report has it: few prompts and products, one fresh model, one replacement at position 0."""
+    prompts = QUICK_PROMPTS[one.kind]
+    if one.settings is None:
+        options = one.options or {}
+        less = {name: value for name, value in QUICK_OPTIONS.items() if name in options}
+        return replace(one, prompts=prompts, options={**options, **less}, full=one)
+    products = QUICK_PRODUCTS if one.settings.method == "sketch" else None
+    return replace(one, prompts=prompts, settings=replace(one.settings, seeds=1, products=products), full=one)
+
+
+def studies(seed: int = 0) -> tuple[Study, ...]:
+    """All studies of a report."""
+    theory = Settings(theories=("uniform", "values", "score_path", "config"), by_path=True)
+    return (
+        Study("scalar", "jacobian", 16, settings=Settings(method="scalar", conditions=("pretrained",))),
+        Study("trajectory", "trajectory", 32, options={"starts": 64, "seed": seed}),
+        Study("sinks", "sinks", 32, options={"threshold": 0.3, "tau": 0.2, "reacts": "mean", "pictures": 3}),
+        Study("theory", "theory", 2, settings=theory),
+        Study("jacobian", "jacobian", 16, settings=Settings()),
+        Study("leakage", "leakage", 256, options={"lags": LAGS, "bootstrap": 400, "seed": seed}),
+        Study(
+            "bos-swap",
+            "bos-swap",
+            128,
+            options={
+                "replacement": list(SWAPS),
+                "lags": LAGS,
+                "bootstrap": 400,
+                "seed": seed,
+                "profile_prompts": 4,
+                "products": PRODUCTS,
+            },
+        ),
+    )
+
+
+def measure(
+    models: Sequence[str],
+    out: str | Path,
+    *,
+    count: int | None = None,
+    length: int = 256,
+    source: Source = Source(),
+    fresh: bool = False,
+    quick: bool = False,
+    chosen: Sequence[Study] | None = None,
+    advance: Advance | None = None,
+    told: Told | None = None,
+    between: Between | None = None,
+) -> list[str]:
+    """Measure every model by every study, as far as it was not done before; write results, figures and tables.
+
+    Studies that take least come first. Figures and tables are drawn after each.
+
+    Args:
+        models: as `probes.load` takes them.
+        out: the report's folder.
+        count: prompts of every study; each study's own number if not given.
+        length: tokens per prompt.
+        source: of prompts and models.
+        fresh: measure again what is there.
+        quick: measure less (`shortened`), unless there are full results.
+        chosen: studies; all of them if not given.
+        advance: hears (what is running, done, in all).
+        told: hears in one line each what is going to be measured, what was kept, taken up or refused and, where `advance`
+            knows it, how long all of it takes.
+        between: hears, with what was refused so far, of each study of the first model and of each further model as
+            soon as its figures are drawn, while there is more to measure.
+
+    Returns: what studies refused to measure, a sentence each.
+
+    Raises:
+        InputError: bad input, found before anything is measured; results in `out` that cannot be read; or every study
+            refused every model.
+    """
+    out, said = Path(out), told or (lambda line: None)
+    chosen = studies(source.seed) if chosen is None else tuple(chosen)
+    chosen = tuple(map(shortened, chosen)) if quick else chosen
+    if length < SHORTEST:
+        raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
+    check_rule(source.initialization)
+    require_writable(out)
+    for folder, name in [*((out, name) for name in FILES), *((out / one.kind, one.file) for one in chosen)]:
+        remove_cut_short(folder, name)  # by a kill while they were written
+    before = collect(out) if out.is_dir() else Collected(out)
+    loading = Loading(source.backend, source.device, source.dtype)
+    most = count if count is not None else max(one.prompts for one in chosen)
+    found = subjects(models, loading, {"n": most, "length": length, **source.chosen()}, _nothing)
+    sizes = {one.kind: {"prompts": count if count is not None else one.prompts, "length": length} for one in chosen}
+    refused: list[str] = []
+    todo: list[list[Study]] = []  # by subject
+    stale = {one.kind for one in chosen if not (out / one.kind / f"{one.file}.png").is_file()}  # figures and tables
+    for subject in found:
+        model = subject.model()
+        there = [
+            one.kind for one in chosen if not fresh and _kept(one, model, subject.name, before, sizes[one.kind], source)
+        ]
+        work = {
+            one.kind: _size(one, model, subject.tokens[: sizes[one.kind]["prompts"]])
+            for one in chosen
+            if one.kind not in there
+        }
+        left = sorted((one for one in chosen if one.kind in work), key=lambda one: work[one.kind])
+        announce(advance, {_whole(one, subject): work[one.kind] for one in left})
+        del model
+        if there:
+            said(f"{subject.name}: kept {', '.join(there)}, made with the same options (--fresh measures again)")
+        if left:
+            said(
+                f"{subject.name}: {QUICK + ' ' if quick else ''}studies to come: {', '.join(one.kind for one in left)}"
+            )
+        todo.append(left)
+    for number, (subject, own) in enumerate(zip(found, todo, strict=True)):
+        with holding(loading, subject.source, subject.model()) if own else nullcontext():
+            for one in own:
+                try:
+                    _measure(one, subject, out, before, sizes[one.kind], source, advance, said)
+                except InputError as error:
+                    announce(advance, {_whole(one, subject): 0.0})
+                    refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
+                    said(refused[-1])
+                    continue
+                draw(out, [one.kind])
+                stale.discard(one.kind)
+                last = one is own[-1]
+                more = not last or any(todo[number + 1 :])
+                if between is not None and more and (number == 0 or last):
+                    between(refused)
+    if len(refused) == len(found) * len(chosen):
+        raise InputError(f"nothing could be measured; the first reason: {refused[0]}")
+    draw(out, sorted(stale))
+    return refused
+
+
+def draw(out: Path, kinds: Sequence[str]) -> None:
+    """Figures and tables of all results of these kinds, from the results alone."""
+    collected = collect(out)
+    for one in studies():
+        results = collected[one.kind]
+        if one.kind not in kinds or not results:
+            continue
+        folder = out / one.kind
+        if one.settings is None:
+            PROBES[one.kind].figure(results, path=folder / f"{one.file}.png")
+            write_report(PROBES[one.kind].report(results), folder / f"{one.file}.md")
+            continue
+        FIGURES[one.file](results, path=folder / f"{one.file}.png")
+        if one.kind == "theory":
+            rows = [list(agreement_cells(row)) for row in agreements(results)]
+            lines = [described(results)]
+            title = "Theories against measured profiles"
+            write_table(folder / "theory.md", title, lines, AGREEMENT_COLUMNS, rows)
+
+
+def _nothing(*_: Any) -> None:
+    """Studies check for themselves, each when its turn comes: what one refuses, another may measure."""
+
+
+def _measure(
+    one: Study,
+    subject: Subject,
+    out: Path,
+    before: Collected,
+    size: Mapping[str, int],
+    source: Source,
+    advance: Advance | None,
+    told: Told,
+) -> None:
+    """One study of one model, in a folder of its own until it is done; an older result of the same model then goes.
+
+    Figures are made afterwards, of all models together (`draw`).
+    """
+    quick = one.full is not None
+    # An unfinished full study waits while a quick one is made.
+    scratch = out / SCRATCH / (f"{one.kind}-{QUICK}" if quick else one.kind) / file_name(subject.name)
+    file = out / one.kind / f"{one.file}-{file_name(subject.name)}.nc"
+
+    def write(results: Results) -> None:
+        (ds,) = results.values()
+        save(ds.assign_attrs({QUICK: 1}) if quick else ds, file)
+
+    running: dict[str, Any] = {"device": source.device, "dtype": source.dtype}
+    prompts = size["prompts"] if one.by_prompt else None
+    running["advance"] = Within(advance, one.kind, _whole(one, subject), prompts=prompts, told=told)
+    running |= {"told": told, "write": write}
+    if one.settings is not None:
+        settings = replace(one.settings, **size, **source.chosen())
+        if one.fresh:
+            settings = replace(settings, initialization=source.initialization)
+        name: Literal["jacobian", "theory"] = "theory" if one.file == "theory" else "jacobian"
+        backend = "transformers" if one.by_parts else source.backend
+        study([subject.source], scratch, settings, name=name, backend=backend, **running)
+    else:
+        options = dict(one.options or {})
+        survey(
+            [subject.source],
+            scratch,
+            PROBES[one.kind],
+            options=options,
+            backend=source.backend,
+            **size,
+            **source.chosen(),
+            **running,
+        )
+    older = before.files.get((one.kind, subject.name), file)
+    if older != file:
+        older.unlink(missing_ok=True)
+    shutil.rmtree(scratch)
+    for folder in (scratch.parent, scratch.parent.parent):
+        with suppress(OSError):  # another study's unfinished work is in it
+            folder.rmdir()
+
+
+def _whole(one: Study, subject: Subject) -> str:
+    return f"{one.kind}: {subject.name}"
+
+
+def _size(one: Study, model: View, tokens: Tensor) -> float:
+    """Operations that a study takes, about: what studies are weighed by."""
+    if one.settings is not None:
+        return len(one.settings.runs()) * run_size(model, one.settings, tokens)
+    units = 1 + len((one.options or {}).get("replacement", ()))  # what they share is one more
+    return units * len(tokens) * operations(model, tokens.shape[1]) * PASSES[one.kind]
+
+
+def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[str, int], source: Source) -> bool:
+    """Whether there is a result made with the same options, on the same weights and tokens, by the same version.
+
+    A quick study is content with a full one of the same text and length, of as many prompts or more; not the other way.
+    """
+    ds = before[one.kind].get(name)
+    if ds is None or (QUICK in ds.attrs and one.full is None):
+        return False
+    if one.full is not None and QUICK not in ds.attrs:
+        count = ds.sizes.get("prompt", 0)
+        return count >= size["prompts"] and _kept(one.full, model, name, before, {**size, "prompts": count}, source)
+    tokens = drawn(model, n=size["prompts"], length=size["length"], **source.chosen()).tokens
+    backend = "transformers" if one.by_parts else source.backend
+    same = {
+        "headwater": version("headwater"),
+        "backend": backend,
+        "dtype": model.identity.dtype,
+        HASH: tokens_hash(tokens),
+    }
+    if any(recorded(ds, key) != [value] for key, value in same.items()):
+        return False
+    if model.identity.weights not in pretrained_weights(ds) or not _complete(one, ds):
+        return False
+    if one.fresh:
+        rules, rule = recorded(ds, "initialization"), source.initialization
+        if rules != [born(model, initialization=rule).initialization] and (rules or rule != CONFIG):
+            return False  # results that do not say are from before there were other rules
+    wanted = json.loads(json.dumps(_options(one, tokens.shape[1], source.seed)))
+    made = [json.loads(options) for options in recorded(ds, "options")]
+    return bool(made) and all(options.get(key) == value for options in made for key, value in wanted.items())
+
+
+def _complete(one: Study, ds: xr.Dataset) -> bool:
+    """Whether a study with settings has all conditions, fresh models and theories."""
+    if one.settings is None:
+        return True
+    conditions = set(map(str, ds["condition"].values)) if "condition" in ds.dims else set()
+    if conditions != set(one.settings.conditions):
+        return False
+    if "init" in conditions and int(ds["runs"].sel(condition="init")) != one.settings.seeds:
+        return False
+    return all(f"theory_{theory}" in ds for theory in one.settings.theories or ())
+
+
+def _options(one: Study, length: int, seed: int) -> dict[str, Any]:
+    """The options that a result of this study records."""
+    if one.settings is not None:
+        pathway = "all" if one.settings.by_path else one.settings.pathway
+        wanted = {name: getattr(one.settings, name) for name in ("method", "readout", "from_layer")}
+        wanted |= {"pathway": pathway, "query": length - 1, "seed": seed}
+        return wanted | ({"products": one.settings.products or PRODUCTS} if one.settings.method == "sketch" else {})
+    wanted = dict(one.options or {})
+    if one.kind == "sinks":
+        wanted["keys"] = FIRST_KEYS[:length]
+    if len(wanted.get("replacement", ())) == 1:  # which is then no dimension of the result
+        (wanted["replacement"],) = wanted["replacement"]
+    if "lags" in wanted:
+        wanted["bands"] = usual_bands(length, wanted["lags"])
+    return wanted

@@ -1,0 +1,86 @@
+"""All results under a folder, as `make report` leaves them: what the claims are judged by and the page is made from.
+
+A result's kind is the folder it lies in, relative to the root ("jacobian", "leakage", "toy", "toy/depth", ...); its name is
+the model's, or the file's where the file is none of `COMMAND.nc`, `COMMAND-MODEL.nc`. The map of theory is a kind of its
+own. Real language models have a folder of their own, `llm`, which is left out of the kind: "llm/leakage" is "leakage" too,
+and "llm/code/leakage", the same on another text, is "code/leakage".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xarray as xr
+
+from ..errors import InputError
+from ..run.files import file_name
+from ..run.pieces import FOLDER
+from .dataset import load
+
+MAP = "map"
+REAL = "llm"  # folder of results of real language models
+# What result files of models are called after, in folders of whatever name.
+COMMANDS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "match")
+
+
+@dataclass(frozen=True)
+class Collected(Mapping[str, Mapping[str, xr.Dataset]]):
+    """Results by kind and name: `collected["jacobian"]["tiny-llama"]`; a kind that is not there is empty."""
+
+    root: Path
+    results: dict[str, dict[str, xr.Dataset]] = field(default_factory=dict)
+    files: dict[tuple[str, str], Path] = field(default_factory=dict)
+
+    def __getitem__(self, kind: str) -> Mapping[str, xr.Dataset]:
+        return self.results.get(kind, {})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+
+def collect(root: str | Path) -> Collected:
+    """Read every result under `root`; unfinished work and hidden folders are left out.
+
+    Raises:
+        InputError: there is no such folder, a result in it is damaged, or two are of one kind and name.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise InputError(f"'{root}' is no folder; give the one that results were written to")
+    found = Collected(root)
+    for file in sorted(root.rglob("*.nc")):
+        within = file.relative_to(root).parts
+        if any(part.startswith(".") or part == FOLDER for part in within):
+            continue
+        ds = load(file)
+        kind, name = _place(file, within, ds)
+        of_kind = found.results.setdefault(kind, {})
+        if name in of_kind:
+            other = found.files[kind, name]
+            raise InputError(f"'{other}' and '{file}' are both of '{name}'; remove the one that is out of date")
+        of_kind[name] = ds
+        found.files[kind, name] = file
+    for of_kind in found.results.values():  # file names have another order: "tiny-llama-ntk.nc", "tiny-llama.nc"
+        for name in sorted(of_kind):
+            of_kind[name] = of_kind.pop(name)
+    return found
+
+
+def _place(file: Path, within: tuple[str, ...], ds: xr.Dataset) -> tuple[str, str]:
+    """(kind, name) of a result."""
+    if ds.attrs.get("measurement") == MAP:
+        return MAP, file.stem
+    folders = within[1:-1] if len(within) > 2 and within[0] == REAL else within[:-1]
+    kind, model = "/".join(folders) or file.stem, str(ds.attrs.get("model", ""))
+    for command in COMMANDS:
+        if file.stem == command and model:
+            return kind, model
+        if file.stem.startswith(f"{command}-"):  # what follows is the model's name as files have it
+            name = file.stem.removeprefix(f"{command}-")
+            return kind, model if file_name(model) == name else name
+    return kind, file.stem

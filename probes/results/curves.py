@@ -1,0 +1,252 @@
+"""Sensitivity curves in a few numbers: the U-shape, agreement of two curves, means over prompts, bands over seeds."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+from scipy.stats import rankdata
+
+from ..errors import InputError
+
+EDGE = 0.05  # the share of positions that counts as the beginning, and about the width of the smoothing window
+SHORTEST = 8  # positions below which a curve has no middle to speak of
+
+
+class UShape(NamedTuple):
+    """How much the ends of a curve stand out from its middle. Ratios have no unit."""
+
+    primacy: float  # mean over the first 5 % of positions / middle
+    recency: float  # last position / middle
+    middle: float  # median over positions T/4 <= j < 3T/4, in the curve's unit
+    trough: int  # position of the minimum of the smoothed curve
+    trough_fraction: float  # trough / (T - 1)
+
+
+class Profile(NamedTuple):
+    """One curve out of many prompts; all three [position], in the unit of the sensitivity."""
+
+    mean: Float[np.ndarray, " position"]  # root of the mean square over prompts
+    stderr: Float[np.ndarray, " position"]  # of `mean`, from estimating on these very prompts; zero where exact
+    spread: Float[np.ndarray, " position"]  # standard deviation between prompts; NaN for a single one
+
+
+class Band(NamedTuple):
+    """Several curves as one; all three [position]."""
+
+    centre: Float[np.ndarray, " position"]  # geometric mean
+    low: Float[np.ndarray, " position"]
+    high: Float[np.ndarray, " position"]
+
+
+def ushape(profile: ArrayLike) -> UShape:
+    """The U-shape summary of one sensitivity curve [position].
+
+    Where the middle is zero (a sliding window can cut it off altogether) the ratios are infinite, or NaN for 0 / 0.
+
+    Raises:
+        InputError: the curve is not one-dimensional, is shorter than 8, or has values that are negative or not finite.
+    """
+    curve = _curve(profile, "the curve")
+    length = len(curve)
+    if length < SHORTEST:
+        raise InputError(f"a curve of {length} positions has no middle to compare with; give at least {SHORTEST}")
+    if not np.all(np.isfinite(curve) & (curve >= 0)):
+        at = int(np.flatnonzero(~(np.isfinite(curve) & (curve >= 0)))[0])
+        raise InputError(
+            f"the curve has the value {curve[at]} at position {at}; give finite sensitivities, zero or more"
+        )
+    middle = middle_of(curve)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        primacy = np.mean(curve[: math.ceil(EDGE * length)]) / middle
+        recency = curve[-1] / middle
+    trough = int(np.argmin(smooth(curve)))
+    return UShape(float(primacy), float(recency), float(middle), trough, trough / (length - 1))
+
+
+def middle_of(curve: Float[np.ndarray, " position"]) -> float:
+    """The median over positions T/4 <= j < 3T/4."""
+    length = len(curve)
+    return float(np.median(curve[math.ceil(length / 4) : math.ceil(3 * length / 4)]))
+
+
+def smooth(curve: ArrayLike) -> Float[np.ndarray, " position"]:
+    """Moving average over an odd number of positions, about 5 % of them.
+
+    Towards the ends the window shrinks on both sides alike, down to the value itself: an average to one side only would
+    move the minimum of a sloping curve.
+    """
+    return smoothed(_curve(curve, "the curve"))
+
+
+def smoothed(values: Float[np.ndarray, "*some position"]) -> Float[np.ndarray, "*some position"]:
+    """`smooth` of many curves at once."""
+    length = values.shape[-1]
+    half = int(EDGE * length / 2)
+    reach = [min(half, j, length - 1 - j) for j in range(length)]
+    return np.stack([values[..., j - r : j + r + 1].mean(-1) for j, r in enumerate(reach)], axis=-1)
+
+
+def smooth_between(curve: ArrayLike) -> Float[np.ndarray, " position"]:
+    """The same between the ends, which stay as they are and enter no average: they stand apart, and would be smeared."""
+    values = _curve(curve, "the curve")
+    return values if len(values) < 3 else np.concatenate([values[:1], smooth(values[1:-1]), values[-1:]])
+
+
+def spearman(a: ArrayLike, b: ArrayLike) -> float:
+    """Spearman's rank correlation; ties share their mean rank. NaN where a curve is constant.
+
+    Raises:
+        InputError: the curves differ in length, have fewer than 2 points, or hold NaN.
+    """
+    x, y = _pair(a, b)
+    ranks = np.stack([rankdata(x), rankdata(y)])
+    ranks -= ranks.mean(axis=1, keepdims=True)
+    scale = math.sqrt(np.sum(ranks[0] ** 2) * np.sum(ranks[1] ** 2))
+    return float(ranks[0] @ ranks[1]) / scale if scale > 0 else math.nan
+
+
+def rms_log_error(a: ArrayLike, b: ArrayLike, *, free_scale: bool = False) -> float:
+    """Root mean square over positions of `ln(a / b)`; 0.1 is an error of about 10 %.
+
+    With `free_scale` the constant factor that makes it smallest is removed first (shapes are compared). Positions where
+    both are zero agree; where only one is, the error is infinite.
+
+    Raises:
+        InputError: the curves differ in length, have fewer than 2 points, are negative, or hold NaN.
+    """
+    x, y = _pair(a, b)
+    if min(x.min(), y.min()) < 0:
+        raise InputError(f"a curve has the value {min(x.min(), y.min())}; logarithms need zero or more")
+    if np.any((x == 0) != (y == 0)):
+        return math.inf
+    log = np.zeros(len(x))
+    np.log(x, out=log, where=x > 0)
+    log[y > 0] -= np.log(y[y > 0])
+    if free_scale and np.any(x > 0):
+        log[x > 0] -= log[x > 0].mean()
+    return math.sqrt(np.mean(log**2))
+
+
+def relative_error(predicted: ArrayLike, measured: ArrayLike) -> float:
+    """Mean over positions of `|predicted / measured - 1|`, over positions where `measured` is not zero.
+
+    Infinite where something is predicted for a position that has nothing; NaN where either is NaN or nothing is measured.
+
+    Raises:
+        InputError: the curves differ in length or have fewer than 2 points.
+    """
+    x, y = _curve(predicted, "the prediction"), _curve(measured, "the measurement")
+    if len(x) != len(y) or len(x) < 2:
+        raise InputError(f"the curves have {len(x)} and {len(y)} points; compare curves of one length, at least 2")
+    if np.any((y == 0) & (x > 0)):
+        return math.inf
+    seen = y != 0
+    return float(np.mean(np.abs(x[seen] / y[seen] - 1))) if np.any(seen) else math.nan
+
+
+def mean_profile(sensitivity: ArrayLike, stderr: ArrayLike | None = None) -> Profile:
+    """Average a sensitivity [prompt, position] over prompts.
+
+    The mean is `sqrt(mean_p s_pj^2)`: squared norms are what is estimated without bias. Errors of different prompts are
+    independent, hence `stderr_j = sqrt(sum_p (s_pj e_pj)^2) / (P mean_j)` with `e` the standard errors of `s`.
+
+    Raises:
+        InputError: the arrays are not [prompt, position] of the same shape, or empty.
+    """
+    values = np.asarray(sensitivity, dtype=np.float64)
+    errors = np.zeros_like(values) if stderr is None else np.asarray(stderr, dtype=np.float64)
+    if values.ndim != 2 or values.size == 0:
+        raise InputError(f"sensitivity has shape {list(values.shape)}; give [prompt, position], at least one of each")
+    if errors.shape != values.shape:
+        raise InputError(
+            f"stderr has shape {list(errors.shape)}, sensitivity {list(values.shape)}; they belong together"
+        )
+    count = len(values)
+    mean = np.sqrt(np.mean(values**2, axis=0))
+    numerator = np.sqrt(np.sum((values * errors) ** 2, axis=0)) / count
+    error = np.divide(numerator, mean, out=np.zeros_like(mean), where=mean != 0)
+    spread = np.std(values, axis=0, ddof=1) if count > 1 else np.full_like(mean, np.nan)
+    return Profile(mean, error, spread)
+
+
+def band(curves: ArrayLike) -> Band:
+    """Geometric mean, minimum and maximum of curves [seed, position]; those that are all NaN (no such run) do not count.
+
+    Raises:
+        InputError: not [seed, position], no curve left, or negative values.
+    """
+    values = np.asarray(curves, dtype=np.float64)
+    if values.ndim != 2:
+        raise InputError(f"curves have shape {list(values.shape)}; give [seed, position]")
+    values = values[~np.all(np.isnan(values), axis=1)]
+    if not len(values):
+        raise InputError("no curves to draw a band of; give at least one")
+    if np.any(values < 0):
+        raise InputError(f"a curve has the value {np.nanmin(values)}; geometric means need zero or more")
+    with np.errstate(divide="ignore"):  # one zero makes the geometric mean zero, which exp(-inf) is
+        centre = np.exp(np.mean(np.log(values), axis=0))
+    return Band(centre, values.min(axis=0), values.max(axis=0))
+
+
+def profiles(ds: xr.Dataset, variable: str = "sensitivity") -> dict[str, list[Profile]]:
+    """The curves of a result of `jacobian`, single or combined: by condition, one per seed, in the result's order.
+
+    `variable` may be another of its variables [..., prompt, position]; standard errors are those of the sensitivity alone.
+
+    Raises:
+        InputError: the result holds no such variable.
+    """
+    if variable not in ds or not {"prompt", "position"} <= set(ds[variable].dims):
+        raise InputError(
+            f"the result has {', '.join(map(str, ds.data_vars)) or 'nothing'}, no {variable}; give one of jacobian"
+        )
+    if "condition" not in ds[variable].dims:
+        ds = ds.drop_vars(["condition", "seed"], errors="ignore")
+        ds = ds.expand_dims({"condition": [str(ds.attrs.get("condition", "pretrained"))], "seed": [0]})
+    found: dict[str, list[Profile]] = {}
+    for condition in ds["condition"].values:
+        for index in range(ds.sizes["seed"]):
+            run = ds.sel(condition=condition).isel(seed=index)
+            values = run[variable].transpose("prompt", "position").values
+            if np.all(np.isnan(values)):
+                continue
+            has_errors = variable == "sensitivity" and "stderr" in run
+            errors = run["stderr"].transpose("prompt", "position").values if has_errors else None
+            found.setdefault(str(condition), []).append(mean_profile(values, errors))
+    return found
+
+
+def estimate(ds: xr.Dataset, name: str, **where: object) -> tuple[float, float, float]:
+    """A variable at a place with the interval that `NAME_low` and `NAME_high` hold; NaN where there is none."""
+    found = (ds[one].sel(where) if one in ds else math.nan for one in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = map(float, found)
+    return value, low, high
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits; thousands as they are read, "25,100"."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{value:.3g}"
+
+
+def _curve(values: ArrayLike, name: str) -> Float[np.ndarray, " position"]:
+    curve = np.asarray(values, dtype=np.float64)
+    if curve.ndim != 1:
+        raise InputError(f"{name} has shape {list(curve.shape)}; give one dimension, [position]")
+    return curve
+
+
+def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"]]:
+    x, y = _curve(a, "the first curve"), _curve(b, "the second curve")
+    if len(x) != len(y):
+        raise InputError(f"the curves have {len(x)} and {len(y)} points; compare curves of one length")
+    if len(x) < 2:
+        raise InputError(f"the curves have {len(x)} points; give at least 2")
+    if np.isnan(x).any() or np.isnan(y).any():
+        raise InputError("a curve holds NaN; give numbers at every position")
+    return x, y

@@ -1,0 +1,354 @@
+"""Results: labelled arrays that say what made them, in one NetCDF file that any tool opens.
+
+A measurement is an `xarray.Dataset` with named dimensions; its attributes say which model, prompts, options and
+versions it came from (`provenance`), and the token ids are stored inside it. `combine` joins the conditions and seeds of
+one model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shlex
+import warnings
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import h5py
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Int
+from torch import Tensor
+
+from ..errors import InputError
+from ..run.files import atomic, what_is
+
+CONDITIONS = ("pretrained", "init", "init-nope")  # the order in combined results and on figures
+QUICK = "quick"  # the attribute of results that `headwater report --quick` made
+COMPRESSION = 4  # zlib's level; above it files of float noise get no smaller, only slower
+
+_command = ""  # how the command line was called; empty for results made from Python
+
+Attribute: TypeAlias = str | int | float
+
+
+def set_command(arguments: Sequence[str]) -> None:
+    """Record the command line (without the program's path) in the provenance of all results made from here on."""
+    global _command
+    _command = shlex.join(["headwater", *arguments])
+
+
+def provenance(model: Any, tokens: Int[Tensor, "prompt position"], **options: Any) -> dict[str, Attribute]:
+    """Attributes that say what made a result of `model`, any `probes.models.view.View`.
+
+    `model`, `revision` ("null" if there is none), `condition`, `weights` (SHA-256), `config` (JSON), `backend`, `dtype`,
+    `device`; of fresh weights `initialization`, what they were drawn from; `tokens_sha256`; `options` (JSON); `headwater`,
+    `torch`, `transformers`, `python` (versions) and `platform`; `command` (empty when called from Python); `created` (UTC,
+    ISO 8601). For a model with a replacement at position 0 (`probes.swapped`) also `replacement`; for one out of a GGUF file
+    `weights_file` (JSON: its name, SHA-256 and number of tensors by type), from which the weights were dequantized.
+    """
+    identity = model.identity
+    more = {
+        "initialization": identity.initialization,
+        "replacement": getattr(model, "replacement", None),
+        "weights_file": identity.weights_file,
+    }
+    return (
+        attributes(
+            {
+                "model": identity.name,
+                "revision": identity.revision,
+                "condition": identity.condition,
+                "weights": identity.weights,
+                "config": identity.config,
+                "backend": identity.backend,
+                "dtype": identity.dtype,
+                "device": identity.device,
+                "tokens_sha256": tokens_hash(tokens),
+                "options": options,
+            }
+            | {name: value for name, value in more.items() if value is not None}
+        )
+        | made_with()
+    )
+
+
+def made_with() -> dict[str, Attribute]:
+    """The part of `provenance` that belongs to no model: versions, platform, command and time."""
+    return {
+        "headwater": _version("headwater"),
+        "torch": _version("torch"),
+        "transformers": _version("transformers"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "command": _command,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def attributes(values: Mapping[str, Any]) -> dict[str, Attribute]:
+    """Attribute values as NetCDF keeps them: text, integers and floats as they are, anything else as JSON text.
+
+    Lists become JSON too: NetCDF gives a list of one back as a scalar.
+    """
+    return {name: _attribute(value) for name, value in values.items()}
+
+
+def dataset(
+    variables: Mapping[str, tuple[Any, ...]],
+    *,
+    tokens: Int[Tensor, "prompt position"] | None = None,
+    coords: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> xr.Dataset:
+    """Make a result of arrays.
+
+    Args:
+        variables: by name, `(dimensions, array)` or `(dimensions, array, {"long_name": ..., "units": ...})`; tensors on
+            any device are welcome, bfloat16 becomes float32.
+        tokens: stored as `tokens`, so that the result can be repeated from its file alone.
+        coords: by name, a sequence for a dimension of that name, or as in `variables`. `prompt` and `position` are
+            numbered from 0 where they are not given.
+        attrs: what made the result; see `provenance`.
+    """
+    made = {name: _variable(*variable) for name, variable in variables.items()}
+    if tokens is not None:
+        made["tokens"] = _variable(("prompt", "position"), tokens, {"long_name": "token id", "units": "1"})
+    given = {
+        name: _variable(*coord) if isinstance(coord, tuple) else _variable((name,), coord)
+        for name, coord in (coords or {}).items()
+    }
+    for name in ("prompt", "position"):
+        sizes = {
+            size
+            for dims, values, _ in made.values()
+            for dim, size in zip(dims, values.shape, strict=True)
+            if dim == name
+        }
+        if sizes and name not in given:
+            given[name] = ((name,), np.arange(max(sizes)), {})
+    return xr.Dataset(made, coords=given, attrs=attributes(attrs or {}))
+
+
+def save(ds: xr.Dataset, path: str | Path) -> None:
+    """Write one NetCDF-4 file, floats compressed; an interruption or a full disk leaves what was there before.
+
+    Raises:
+        InputError: the path cannot be written to.
+    """
+    ds = ds.copy()
+    ds.attrs = attributes(ds.attrs)
+    compress = {"zlib": True, "complevel": COMPRESSION}
+    encoding = {name: compress for name, v in ds.variables.items() if v.dtype.kind == "f" and v.ndim > 0}
+    # Through memory: on a full disk HDF5 itself raises once and then crashes the interpreter when it closes its file.
+    content = ds.to_netcdf(engine="h5netcdf", encoding=encoding)
+    with atomic(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def load(path: str | Path) -> xr.Dataset:
+    """Read a result; everything is in memory and the file is closed.
+
+    Raises:
+        InputError: there is no such file, it is damaged, or it is not a result of this package.
+    """
+    path = Path(path)
+    found = what_is(path)
+    if found != "file":
+        missing = {"neither": "is a pipe or a device", "folder": "is a folder"}.get(found, "does not exist")
+        raise InputError(f"result '{path}' {missing}; give a NetCDF file that headwater wrote")
+    try:
+        with h5py.File(path) as file:  # first, since h5netcdf leaves noise behind when it fails halfway
+            ours = "headwater" in dict(file.attrs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", xr.SerializationWarning)  # values that contradict each other
+            ds = xr.load_dataset(path, engine="h5netcdf") if ours else xr.Dataset()
+    except Exception as error:  # whatever the damage hits first, and whoever reads it
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:120]
+        raise InputError(f"result '{path}' cannot be read ({reason}); make it again") from None
+    if not ours:
+        raise InputError(f"'{path}' was not written by headwater (no such attribute); give a result of this package")
+    ds.attrs = {name: value.item() if isinstance(value, np.generic) else value for name, value in ds.attrs.items()}
+    return ds
+
+
+def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Join results of one model that differ in condition and seed.
+
+    Each dataset says which it is by its attributes `condition` and `seed` (an integer; ignored for "pretrained", which
+    has none). In the result every variable but `tokens` has the dimensions [condition, seed] in front of its own. `seed`
+    holds the seeds of all fresh models in rising order; pretrained weights stand at seed index 0. Where a condition lacks
+    a seed there is NaN (integers become floats for it), and `runs` [condition] counts what there is.
+
+    Attributes that agree stay attributes; those that differ between runs (`weights` always, `options`, ...) become text
+    coordinates [condition, seed], empty where there is no run. `created` stays an attribute, the time of the last run: it is
+    no part of what was measured, which is what `equals` compares.
+
+    Raises:
+        InputError: nothing to combine; no condition or seed; a run given twice; other tokens, another config, or
+            variables or coordinates that do not match.
+    """
+    if not datasets:
+        raise InputError("no results to combine; give at least one")
+    first = datasets[0]
+    runs: dict[tuple[str, int | None], xr.Dataset] = {}
+    for ds in datasets:
+        run = _run(ds)
+        if run in runs:
+            raise InputError(f"two results for {_run_name(run)}; give each condition and seed once")
+        runs[run] = ds
+        _check_alike(first, ds, _run_name(run))
+
+    found = {condition for condition, _ in runs}
+    conditions = [c for c in CONDITIONS if c in found] + sorted(found.difference(CONDITIONS))
+    seeds = sorted({seed for _, seed in runs if seed is not None}) or [0]
+    place = {
+        (condition, seed): (conditions.index(condition), 0 if seed is None else seeds.index(seed))
+        for condition, seed in runs
+    }
+    shape = (len(conditions), len(seeds))
+    everywhere = len(runs) == shape[0] * shape[1]
+
+    variables: dict[Hashable, Any] = {}
+    for name, variable in first.data_vars.items():
+        if name == "tokens":
+            variables[name] = variable.variable
+            continue
+        if variable.dtype.kind not in "fiub":
+            raise InputError(f"variable '{name}' holds {variable.dtype} and cannot be combined; leave it out")
+        dtype = variable.dtype if everywhere or variable.dtype.kind == "f" else np.dtype("float64")
+        joined = np.full(shape + variable.shape, np.nan if dtype.kind == "f" else 0, dtype=dtype)
+        for run, ds in runs.items():
+            joined[place[run]] = ds[name].values
+        variables[name] = (("condition", "seed", *variable.dims), joined, variable.attrs)
+    counts = [sum(condition == other for other, _ in runs) for condition in conditions]
+    variables["runs"] = (("condition",), np.array(counts), {"long_name": "number of seeds", "units": "1"})
+
+    coords: dict[Hashable, Any] = {name: coord.variable for name, coord in first.coords.items()}
+    coords["condition"], coords["seed"] = conditions, seeds
+    attrs: dict[str, Any] = {}
+    for name in dict.fromkeys(name for ds in datasets for name in ds.attrs):
+        if name in ("condition", "seed"):
+            continue
+        values = {run: ds.attrs.get(name, "") for run, ds in runs.items()}
+        if name == "created":
+            attrs[name] = max(map(str, values.values()))  # ISO 8601: sorted as text, sorted in time
+            continue
+        if name != "weights" and len({repr(value) for value in values.values()}) == 1:
+            attrs[name] = first.attrs[name]
+            continue
+        if name in coords or name in variables:
+            raise InputError(
+                f"attribute '{name}' differs between runs and is a variable's name too; rename one of them"
+            )
+        texts = np.full(shape, "", dtype=object)
+        for run, value in values.items():
+            texts[place[run]] = str(value)
+        coords[name] = (("condition", "seed"), texts.astype(str))
+    return xr.Dataset(variables, coords=coords, attrs=attrs)
+
+
+def quickly(results: Iterable[xr.Dataset]) -> list[str]:
+    """Words for results of quick reports (`headwater report --quick`), where any of these is one; else nothing."""
+    return ["QUICK measurement"] if any(ds.attrs.get(QUICK) for ds in results) else []
+
+
+def recorded(ds: xr.Dataset, name: str) -> list[str]:
+    """The values of an attribute, which is a coordinate of the runs where they differ (`results.combine`)."""
+    if name in ds.attrs:
+        return [str(ds.attrs[name])]
+    return [value for value in dict.fromkeys(map(str, ds[name].values.flat)) if value] if name in ds.coords else []
+
+
+def number_types(ds: xr.Dataset) -> list[str]:
+    """The dtypes a result was computed in and, for a GGUF file, what its quantized tensors were stored as."""
+    drawn = all(condition.startswith("init") for condition in recorded(ds, "condition") or [""])
+    files = [json.loads(text)["types"] for text in recorded(ds, "weights_file") if text and not drawn]
+    named = dict.fromkeys(" + ".join(kind for kind in types if kind[0] not in "FB") for types in files)
+    stored = " / ".join(filter(None, named))
+    return [f"{dtype} dequantized from {stored}" if stored else dtype for dtype in recorded(ds, "dtype")]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _attribute(value: Any) -> Attribute:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str):  # paths may hold bytes that are no UTF-8, and files keep nothing else
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for: arrays and tensors as lists, the rest as text."""
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic, Tensor)) else str(value)
+
+
+def _variable(dims: Sequence[str], values: Any, attrs: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    return tuple(dims), np.asarray(values), attributes(attrs or {})
+
+
+def _run(ds: xr.Dataset) -> tuple[str, int | None]:
+    condition, seed = ds.attrs.get("condition"), ds.attrs.get("seed")
+    if not isinstance(condition, str):
+        raise InputError("a result has no attribute 'condition'; combine results that headwater made")
+    if condition == "pretrained":
+        return condition, None
+    if not isinstance(seed, (int, np.integer)):
+        raise InputError(
+            f"a result of condition '{condition}' has seed {seed!r}; set its attribute 'seed' to an integer"
+        )
+    return condition, int(seed)
+
+
+def _run_name(run: tuple[str, int | None]) -> str:
+    condition, seed = run
+    return f"condition '{condition}'" if seed is None else f"condition '{condition}', seed {seed}"
+
+
+def _check_alike(first: xr.Dataset, ds: xr.Dataset, run: str) -> None:
+    if "tokens" not in ds or not ds["tokens"].variable.equals(first["tokens"].variable):
+        raise InputError(f"{run} was measured on other tokens than the first result; measure both on the same prompts")
+    if ds.attrs.get("config") != first.attrs.get("config"):
+        raise InputError(f"{run} has another model config than the first result; combine results of one architecture")
+    shapes = [{name: (v.dims, v.shape) for name, v in d.variables.items()} for d in (first, ds)]
+    if shapes[0] != shapes[1]:
+        differing = sorted(str(n) for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
+        raise InputError(
+            f"{run} differs from the first result in {', '.join(differing)}; use the same measurement and options"
+        )
+    for name in first.coords:
+        if not ds[name].variable.equals(first[name].variable):
+            raise InputError(f"{run} has other values of '{name}' than the first result; measure both at the same ones")
+
+
+def tokens_hash(tokens: Int[Tensor, "prompt position"]) -> str:
+    """SHA-256 (hex) over the shape and the ids as little-endian int64: the same on every device and machine."""
+    values = tokens.detach().cpu().numpy().astype("<i8")
+    return hashlib.sha256(json.dumps(list(values.shape)).encode() + values.tobytes()).hexdigest()
+
+
+def drawn_from(results: Mapping[str, xr.Dataset]) -> str:
+    """What the fresh weights in these results, and theory from the config alone, were drawn from; "" where none says."""
+    found = [value for ds in results.values() for value in recorded(ds, "initialization")]
+    found += [
+        str(v.attrs["initialization"]) for ds in results.values() for v in ds.values() if "initialization" in v.attrs
+    ]
+    return " / ".join(dict.fromkeys(filter(None, found)))

@@ -1,0 +1,154 @@
+"""Profiles of different conditions, made comparable: scale-free sensitivity, geometric means over prompts, intervals over
+documents.
+
+`||dh/dx||` of two conditions compares units, since rms(x) and rms(h) grow in training. The elasticity
+`||J_j||_F / sqrt(d) * rms(x) / rms(h)` has none. Trained profiles are heavy-tailed over prompts: a root mean square hangs on
+a few of them, so that conditions are compared by geometric means (comparisons with the second-moment kernel, which predicts
+a mean square, keep `summary.profiles`). Where a window cuts a position off, it is 0 in every prompt and stays 0.
+
+Numbers of a profile, all from the mean profile: `first` (mean over the first 5 % of positions), `middle` (median of the
+middle half), `last`, their ratios `primacy`, `primacy behind 0` (position 0 left out) and `recency`. Their intervals are
+jackknifed over documents or runs, by logarithms (`statistics.jackknifed`). The trough is a place and jumps: it is resampled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int
+
+from .curves import EDGE, SHORTEST, Profile, band, middle_of, smoothed
+from .statistics import Interval, jackknifed, spread, units
+
+Curves = Float[np.ndarray, "seed prompt position"]
+NUMBERS = ("first", "middle", "last", "primacy", "primacy behind 0", "recency")
+
+
+def elasticities(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Curves]:
+    """Elasticities by condition, up to the query; of several pathways or layers none.
+
+    `variable` may be another of the result's [..., prompt, position] in the unit of the sensitivity, a theory's: it is then
+    brought to the elasticity's unit. A result made before there were elasticities gives its sensitivities: shapes are the
+    same, sizes of two conditions then compare units.
+    """
+    if not comparable(ds):
+        variable = variable.replace("elasticity", "sensitivity")
+    if variable not in ds or not {"prompt", "position"} <= set(ds[variable].dims):
+        return {}
+    if "condition" not in ds["sensitivity"].dims:
+        ds = ds.drop_vars(["condition", "seed"], errors="ignore")
+        ds = ds.expand_dims({"condition": [str(ds.attrs.get("condition", "pretrained"))], "seed": [0]})
+    if set(ds[variable].dims) != {"condition", "seed", "prompt", "position"}:
+        return {}
+    options = json.loads(str(ds.attrs.get("options", "{}")))
+    end = int(options.get("query", ds.sizes["position"] - 1)) + 1
+    values = ds[variable].transpose("condition", "seed", "prompt", "position").values.astype(np.float64)
+    if variable != "elasticity" and comparable(ds):
+        values = values * _unit(ds)
+    found = {}
+    for condition, runs in zip(map(str, ds["condition"].values), values[..., :end], strict=True):
+        known = runs[~np.isnan(runs).all((1, 2))]
+        if len(known):
+            found[condition] = known
+    return found
+
+
+def typical(values: Float[np.ndarray, "*seed prompt position"]) -> Float[np.ndarray, " position"]:
+    """Geometric mean over prompts, and over seeds where there are several; 0 where a value is."""
+    return band(values.reshape(-1, values.shape[-1])).centre
+
+
+def comparable(ds: xr.Dataset) -> bool:
+    """Whether the sizes of two conditions can be compared: whether the result holds elasticities."""
+    return "elasticity" in ds
+
+
+def mean_profiles(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, list[Profile]]:
+    """By condition, one per seed: the geometric mean over prompts, its standard error over documents, and the spread.
+
+    The standard error is of the logarithm, times the mean; NaN for a single document, 0 where the profile is.
+    """
+    unit = units(ds) if "prompt" in ds.sizes else np.zeros(0)
+    found: dict[str, list[Profile]] = {}
+    for condition, runs in elasticities(ds, variable).items():
+        for values in runs:
+            mean = typical(values)
+            seen = mean > 0
+            error = np.where(seen, np.nan, 0.0)
+            if len(set(unit.tolist())) > 1:
+                error[seen] = mean[seen] * spread(lambda some: some.mean(0), np.log(values[:, seen]), unit)
+            deviation = np.std(values, axis=0, ddof=1) if len(values) > 1 else np.full_like(mean, np.nan)
+            found.setdefault(condition, []).append(Profile(mean, error, deviation))
+    return found
+
+
+def numbers(curve: Float[np.ndarray, " position"]) -> dict[str, float]:
+    """A profile in `NUMBERS`; NaN where it is too short for a middle, ratios NaN where the middle is 0."""
+    length = len(curve)
+    if length < SHORTEST:
+        return dict.fromkeys(NUMBERS, math.nan)
+    edge = math.ceil(EDGE * length)
+    middle = middle_of(curve)
+    first, last = float(np.mean(curve[:edge])), float(curve[-1])
+    behind = float(np.mean(curve[1:edge])) if edge > 1 else math.nan
+    ratios = [x / middle if middle > 0 else math.nan for x in (first, behind, last)]
+    return dict(zip(NUMBERS, (first, middle, last, *ratios), strict=True))
+
+
+def shape(ds: xr.Dataset, condition: str) -> dict[str, Interval]:
+    """`NUMBERS` of one condition with their 95 % intervals over documents; empty where it was not measured."""
+    values = elasticities(ds).get(condition)
+    if values is None:
+        return {}
+    return ranged(values.swapaxes(0, 1), units(ds))
+
+
+def ranged(values: Float[np.ndarray, "sample other position"], unit: Int[np.ndarray, " sample"]) -> dict[str, Interval]:
+    """`NUMBERS` of the mean over samples (prompts or runs) and all others, with 95 % intervals over the samples' units."""
+    return {name: _ratio(partial(_log, name), values, unit) for name in NUMBERS}
+
+
+def troughs(
+    logs: Float[np.ndarray, "sample position"], weights: Float[np.ndarray, "resample sample"]
+) -> Float[np.ndarray, " resample"]:
+    """Position of the smoothed mean curve's minimum in every resample, of the logarithms of curves (-inf for a zero)."""
+    cut = np.isinf(logs).any(0)
+    curves = np.exp(weights @ np.where(cut, 0.0, logs) / weights.sum(1, keepdims=True))
+    curves[:, cut] = 0
+    return np.argmin(smoothed(curves), axis=1).astype(np.float64)
+
+
+def change(ds: xr.Dataset, before: str = "init", after: str = "pretrained") -> dict[str, Interval]:
+    """How many times each of `NUMBERS` is in `after` what it is in `before`, prompts paired; empty where one is missing."""
+    found = elasticities(ds) if comparable(ds) else {}
+    if before not in found or after not in found:
+        return {}
+    seeds = len(found[before])
+    both = np.concatenate([found[before], found[after]]).swapaxes(0, 1)
+
+    def grown(name: str, values: np.ndarray) -> float:
+        return _log(name, values[:, seeds:]) - _log(name, values[:, :seeds])
+
+    return {name: _ratio(partial(grown, name), both, units(ds)) for name in NUMBERS}
+
+
+def _log(name: str, values: Float[np.ndarray, "sample other position"]) -> float:
+    found = numbers(typical(values))[name]
+    return math.log(found) if found > 0 else math.nan
+
+
+def _ratio(estimate: Callable[[np.ndarray], float], values: np.ndarray, unit: np.ndarray) -> Interval:
+    found = jackknifed(estimate, values, unit)
+    return Interval(*(math.exp(one) for one in found[:3]))._replace(freedom=found.freedom)
+
+
+def _unit(ds: xr.Dataset) -> Float[np.ndarray, "condition seed prompt 1"]:
+    """rms(x) / rms(h) of every prompt, from the two forms of its sensitivity."""
+    order = ("condition", "seed", "prompt", "position")
+    raw, free = (ds[name].transpose(*order).values.astype(np.float64) for name in ("sensitivity", "elasticity"))
+    return free.sum(-1, keepdims=True) / np.where(raw.sum(-1, keepdims=True) > 0, raw.sum(-1, keepdims=True), np.nan)

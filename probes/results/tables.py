@@ -1,0 +1,80 @@
+"""Tables with sentences above them, as text and in files, and numbers with intervals as they are written there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..run.files import table_lines, write_table
+from .curves import three_digits
+from .dataset import made_with
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables with sentences above them."""
+
+    title: str
+    described: str  # what was measured, and what the columns are
+    tables: list[Table]
+    lines: list[str]
+
+
+def markdown(table: Table) -> list[str]:
+    """The lines of a table in Markdown."""
+    return table_lines(table.columns, table.rows)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in ascending order, neighbours as a range: "3-9, 12"."""
+    runs: list[list[int]] = []
+    for one in numbers:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1][1:] = [one]
+        else:
+            runs.append([one])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def number(value: Any, form: str = ".3g") -> str:
+    """A number as text; "-" where there is none."""
+    value = float(value)
+    form = form if form.startswith("+") else f"z{form}"  # no -0
+    return "-" if math.isnan(value) else three_digits(value) if form == "z.3g" else format(value, form)
+
+
+def interval(value: Any, low: Any = math.nan, high: Any = math.nan, form: str = ".3g") -> str:
+    """A number with its interval, "0.3 [0.2, 0.4]"; alone, where it was given none; "?" where the interval has no end."""
+    ends = [float(low), float(high)]
+    if math.isnan(float(value)) or any(map(math.isnan, ends)):
+        return number(value, form)
+    if any(map(math.isinf, ends)):  # anything may be true: the number says nothing
+        return "?"
+    return f"{number(value, form)} [{', '.join(number(end, form) for end in ends)}]"
+
+
+def write_report(report: Report, path: Path, command: str | None = None) -> None:
+    """A report as a page in Markdown, under the command that made it: this one, if none is given.
+
+    Raises:
+        InputError: the path cannot be written to.
+    """
+    *above, last = report.tables
+    command = str(made_with()["command"]) if command is None else command
+    lines = [f"`{command}`"] if command else []
+    lines += [report.described, *(f"- {line}" for line in report.lines)]
+    for table in above:
+        lines += [f"{table.title}:", "\n".join(markdown(table))]
+    write_table(path, report.title, [*lines, f"{last.title}:"], last.columns, last.rows)

@@ -1,0 +1,1 @@
+"""Files, resumption, processes, memory and progress; nothing here knows of models."""

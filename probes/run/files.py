@@ -1,0 +1,193 @@
+"""Writing files so that an interruption leaves either the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import InputError
+
+
+def what_is(path: str | Path) -> Literal["file", "folder", "neither", "nothing"]:
+    """What stands at a path, links followed: "neither" is a pipe or a device, which may never end or never begin.
+
+    A name that no file system takes (too long, a circle of links, NUL in it) stands for nothing.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return "nothing"
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "neither"
+
+
+# Within `together`: temporary file, its place, folders made for it.
+_waiting: list[tuple[Path, Path, list[Path]]] | None = None
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path in the same folder; on success it takes the place of `path`, on failure it is removed.
+
+    Within `together` it takes its place at the end of that.
+
+    Raises:
+        InputError: the folder cannot be made or written to, or the disk is full.
+    """
+    path = Path(path)
+    temporary, made = None, _missing(path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # mkstemp's files are private; results are as public as any other file
+        if _waiting is None:
+            temporary.replace(path)
+        else:
+            _waiting.append((temporary, path, made))
+        temporary, made = None, []
+    except Exception as error:
+        reason = system_error(error)
+        if reason is None:
+            raise
+        raise InputError(f"cannot write '{path}' ({reason}); choose a folder with room and permission") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        _remove(made)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Files written by `atomic` within this take their places at its end, all of them; after a failure, none does.
+
+    So a disk that is full when the figure is written leaves the older result beside the older figure. `waiting` tells where
+    such a file is until then. Within another `together` this does nothing of its own.
+
+    Raises:
+        InputError: a folder stands where a file is to be written.
+    """
+    global _waiting
+    if _waiting is not None:
+        yield
+        return
+    _waiting = []
+    try:
+        yield
+        for _, path, _ in _waiting:
+            if path.is_dir():
+                raise InputError(f"'{path}' is a folder, and a file is to be written there; move it")
+        for temporary, path, _ in _waiting:
+            temporary.replace(path)
+    finally:
+        found, _waiting = _waiting, None
+        for temporary, _, made in found:
+            temporary.unlink(missing_ok=True)
+            _remove(made)  # stays where it holds files
+
+
+def system_error(error: Exception) -> str | None:
+    """What the system had against reading or writing, where this error is about that.
+
+    safetensors and tokenizers raise exceptions of their own, with the system's number in the text.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return None if found is None or isinstance(error, InputError) else os.strerror(int(found[1]))
+
+
+def waiting(path: str | Path) -> Path:
+    """Where the content of a file written within `together` is now: the path itself, or what will take its place."""
+    places = {place: temporary for temporary, place, _ in _waiting or ()}
+    return places.get(Path(path), Path(path))
+
+
+def _missing(folder: Path) -> list[Path]:
+    """Those of a folder and the folders above it that are not there, the deepest first."""
+    return [path for path in (folder, *folder.parents) if what_is(path) == "nothing"]
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # not made, or somebody else's file is in it
+            folder.rmdir()
+
+
+def require_writable(folder: str | Path) -> None:
+    """Check before long work that `folder` can be made and written to, by making it and a file in it; both go again.
+
+    Permissions alone do not tell of names that are too long, links in a circle, or what the system keeps for itself.
+
+    Raises:
+        InputError: it, or the nearest folder above it that exists, is no folder or may not be written to.
+    """
+    folder, missing = Path(folder).absolute(), []
+    if "\0" in str(folder):
+        raise InputError(f"cannot write to {str(folder)!r} (NUL in its name); choose another folder")
+    try:
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        if not nearest.is_dir():
+            raise InputError(f"cannot write to '{folder}' ('{nearest}' is no folder); choose another folder")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise InputError(f"cannot write to '{folder}' ('{nearest}' gives no permission); choose another folder")
+        missing = _missing(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"cannot write to '{folder}' ({reason}); choose another folder") from None
+    finally:
+        _remove(missing)
+
+
+def remove_cut_short(folder: Path, name: str) -> None:
+    """Remove what kills have left of files NAME.* and NAME-*.* while `atomic` wrote them; nobody may be writing them now."""
+    temporary = re.compile(rf"\.{re.escape(name)}(-.+)?-[a-z0-9_]{{8}}\.\w+")
+    for file in folder.glob(f".{name}-*"):
+        if temporary.fullmatch(file.name) and file.is_file():
+            file.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write JSON, indented, atomically."""
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def file_name(name: str) -> str:
+    """A file name for any name: a model's, which may be a path or a hub id, or a label."""
+    return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in name).strip("-.")
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown; what would end a cell or a row is escaped."""
+
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
+
+    return [line(columns), f"| {' | '.join(['---'] * len(columns))} |", *map(line, rows)]
+
+
+def write_table(
+    path: str | Path, title: str, lines: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """A page in Markdown: a title, lines of text under it, one table.
+
+    Raises:
+        InputError: the path cannot be written to.
+    """
+    text = [f"# {title}", "", *(f"{line}\n" for line in lines), *table_lines(columns, rows)]
+    with atomic(path) as temporary:
+        temporary.write_text("\n".join(text) + "\n", encoding="utf-8")

@@ -1,0 +1,148 @@
+"""What memory there is, and work in smaller blocks where it runs out (`Retry`)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ..errors import InputError
+
+_parts: ContextVar[int] = ContextVar("headwater_parts", default=1)
+
+
+@contextmanager
+def in_parts(parts: int) -> Iterator[None]:
+    """Inside, blocks of queries are so many times smaller, and `shares` gives so many pieces."""
+    token = _parts.set(parts)
+    try:
+        yield
+    finally:
+        _parts.reset(token)
+
+
+def parts() -> int:
+    """How many times smaller than usual blocks are made now; 1 outside `in_parts`."""
+    return _parts.get()
+
+
+def share_of(count: int) -> int:
+    """How many of `count` are worked on at once: all or, within `in_parts`, so many times fewer; at least one."""
+    return max(1, -(-count // _parts.get()))
+
+
+def shares(count: int) -> Iterator[slice]:
+    """`count` heads, keys or positions that may be worked on apart: all at once or, within `in_parts`, piece by piece."""
+    size = share_of(count)
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+Made = TypeVar("Made")
+MOST_PARTS = 64  # of a block of 8 MiB, 128 KiB: smaller ones save nothing that would be seen beside a prompt's streams
+
+
+def available(device: torch.device) -> int:
+    """Bytes that may be had now: of the GPU, or of this process by the machine, its group and its limits."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    found = _kibibytes(Path("/proc/meminfo"), "MemAvailable")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if found is None else found
+    group = Path("/sys/fs/cgroup/memory.max")
+    given = group.read_text().strip() if group.exists() else "max"
+    if given.isdigit():
+        used = Path("/sys/fs/cgroup/memory.current")
+        total = min(total, int(given) - (int(used.read_text()) if used.exists() else 0))
+    limit = _address_space()
+    if limit is not None:
+        total = min(total, limit - (_kibibytes(Path("/proc/self/status"), "VmSize") or 0))
+    return max(0, total)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory has run out, on whatever device."""
+    from accelerate.utils.memory import should_reduce_batch_size  # not above: few need it, and it takes long to import
+
+    return isinstance(error, MemoryError) or (isinstance(error, Exception) and should_reduce_batch_size(error))
+
+
+class Retry:
+    """Work on prompts in whole blocks while memory suffices, in smaller ones from the prompt on at which it ran out.
+
+    What becomes smaller are blocks of queries, and pieces of whatever goes over heads, keys or positions by
+    `shares`. Numbers differ by the rounding of sums that are taken in another order, and only there.
+
+    Args:
+        what: what a line of error calls one of them, as in "a prompt of 64 positions of 'tiny-llama'".
+        report: has a count `done`, set back when work is begun anew.
+    """
+
+    def __init__(self, what: str, report: Any = None) -> None:
+        self.what, self.report = what, report
+        self.parts = 1
+
+    def __call__(self, work: Callable[[], Made]) -> Made:
+        """What `work()` gives; begun anew with blocks half as large as often as memory runs out.
+
+        Raises:
+            InputError: it runs out with the smallest, too.
+        """
+        before = getattr(self.report, "done", None)
+        while True:
+            try:
+                with in_parts(self.parts):
+                    return work()
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                if self.parts == MOST_PARTS:
+                    raise InputError(
+                        f"{self.what} does not fit into memory, even in the smallest blocks; give a shorter length, "
+                        "dtype bfloat16, or a device map"
+                    ) from None
+            # Not before the error is gone: its traceback holds what the attempt had made.
+            _release()
+            self.parts *= 2
+            if self.report is not None:
+                self.report.done = before
+
+
+def trim() -> None:
+    """Give the system back what the C library keeps of freed memory, where it can (glibc).
+
+    Work of several stages with tensors of other sizes each leaves holes of the size of the largest stage.
+    """
+    library: Any = ctypes.CDLL(None) if os.name == "posix" else None
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
+def _release() -> None:
+    """Give back what an attempt has left: to the allocators, and of a GPU to the device."""
+    from accelerate.utils.memory import clear_device_cache
+
+    clear_device_cache(garbage_collection=True)
+
+
+def _address_space() -> int | None:
+    """The limit of this process's address space, where the system has such limits and there is one."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _kibibytes(file: Path, name: str) -> int | None:
+    """A line of a file of the kernel's, in bytes."""
+    lines: Any = file.read_text().splitlines() if file.exists() else []
+    line = next((x for x in lines if x.startswith(f"{name}:")), None)
+    return None if line is None else int(line.split()[1]) * 1024

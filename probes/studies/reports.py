@@ -1,0 +1,394 @@
+"""What the command line prints of a probe's results and NAME.md holds: tables and sentences, from results alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import xarray as xr
+
+from ..claims.rules import CONTROLLED
+from ..errors import InputError
+from ..measures.leakage import PARTS, SOURCES, null_fails, resolved
+from ..measures.roles import COLUMNS as HEAD_COLUMNS
+from ..measures.roles import cells as head_cells
+from ..measures.roles import counts, parking_at, ranked, reading_at
+from ..measures.sinks import RULES
+from ..measures.trajectory import COLUMNS as BLOCK_COLUMNS
+from ..measures.trajectory import cells as block_cells
+from ..measures.trajectory import rows
+from ..results.curves import estimate, relative_error, spearman
+from ..results.dataset import quickly
+from ..results.tables import Report, Table, interval, number, ranges
+
+Results: TypeAlias = Mapping[str, xr.Dataset]
+
+KEYS_SHOWN = 8
+MILLION = 1_000_000  # squared weights are tiny: in millionths their tables are narrow enough to read
+
+
+def _options(ds: xr.Dataset) -> dict[str, Any]:
+    return json.loads(str(ds.attrs["options"]))
+
+
+def _measured(results: Results) -> str:
+    """Prompts, their length, dtype and device; the same for all models but for the dtype of models in memory."""
+    ds = next(iter(results.values()))
+    found = [*quickly(results.values()), f"{ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}"]
+    found += [f"T = {ds['tokens'].sizes['position']}", *(ds.attrs[name] for name in ("backend", "dtype", "device"))]
+    return ", ".join(found)
+
+
+# --------------------------------------------------------------------------------------------------------------- sinks
+
+
+def sinks_report(results: Results, *, top: int = 10) -> Report:
+    """Sink rates of the first keys beside the baseline, heads by role and rule, and the `top` heads of every model.
+
+    Raises:
+        InputError: `top` is negative.
+    """
+    if top < 0:
+        raise InputError(f"top={top} heads cannot be listed; give 0 or more")
+    ds = next(iter(results.values()))
+    options = _options(ds)
+    reacts = "not measured" if options["reacts"] is None else f"with replacement '{options['reacts']}' at position 0"
+    rates, heads, lines = [], [], []
+    for name, ds in results.items():
+        others = [dim for dim in ds["alpha"].dims if dim != "key"]
+        alpha, uniform = ds["alpha"].mean(others), ds["uniform"].mean("layer")
+        for key in ds["key"].values[:KEYS_SHOWN]:
+            shown = [ds["sink_rate_of_model"], ds["over_tau_of_model"], alpha, uniform]
+            rates.append([name, str(key), *(number(one.sel(key=key), ".4f") for one in shown)])
+        if ds.sizes["key"] > KEYS_SHOWN:
+            lines.append(f"{name}: {ds.sizes['key'] - KEYS_SHOWN} more keys in the result file")
+        lines += [f"{name}: of {ds['attends'].size} heads {said}" for said in (_roles(ds), _rules(ds)) if said]
+        heads += [[name, *head_cells(row)] for row in ranked(ds, top)]
+    described = (
+        f"{_measured(results)}. Sink rate: share of (prompt, block, head) with alpha > {options['threshold']:g} [Gu]; "
+        f"over tau: fraction of the queries with a weight > {options['tau']:g} on the key [Wu]; uniform: alpha of uniform "
+        "attention under the same masks, mean over blocks. Heads by written: size of what comes from position 0 beside the "
+        "stream; output: of all that the head writes; own output: the same beside the head's own with position 0 hidden; "
+        "effect, where measured: KL of the next token in nats without what comes from 0, by which heads then stand; "
+        f"reads: what comes from 0 beside the output; value 0/rest: |v_0| against the mean of the others; reacts: {reacts}. "
+        "A question mark behind a role: an interval that decides it contains its threshold."
+    )
+    tables = [
+        Table("Sinks", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), rates),
+        Table(f"Heads, the first {top} of each model", ("model", *HEAD_COLUMNS), heads),
+    ]
+    return Report("Sinks, and what heads do with position 0", described, tables, lines)
+
+
+def _roles(ds: xr.Dataset) -> str:
+    """How many heads have which role, how many surely, and how many would read by another threshold."""
+    found = [f"{role}: {count} ({sure} surely)" for role, (count, sure) in counts(ds).items()]
+    if not found:  # a result of before there were roles
+        return ""
+    reading, parking = (
+        ", ".join(f"{count} at {limit:g}" for limit, count in at(ds).items()) for at in (reading_at, parking_at)
+    )
+    return f"by role: {', '.join(found)}; by threshold, reads: {reading}; parks: {parking}"
+
+
+def _rules(ds: xr.Dataset) -> str:
+    """How many heads each rule selects."""
+    found = []
+    for rule in RULES:
+        count = int(ds["selected"].sel(rule=rule).sum())
+        if f"{rule}_threshold" not in ds.attrs:
+            found.append(f"{rule} (attends and reads): {count}")
+        elif rule in ds:
+            found.append(f"{rule} > {float(ds.attrs[f'{rule}_threshold']):g}: {count}")
+    return f"by rule: {', '.join(found)}"
+
+
+# ---------------------------------------------------------------------------------------------------------- trajectory
+
+
+def trajectory_report(results: Results) -> Report:
+    """Position 0's stream block by block, and whether it is a system of its own."""
+    table, lines = [], []
+    for name, ds in results.items():
+        table += [[name, *block_cells(row)] for row in rows(ds)]
+        later, alone = float(ds["later_difference"].max()), float(ds["alone_difference"].max())
+        closed = "is the same, bit for bit," if later == 0 else f"changes by up to {later:.3g}"
+        lines.append(
+            f"{name}: the stream at position 0 {closed} under other text behind it; "
+            f"relative change when it stands alone {alone:.2g}"
+        )
+        for place in ds["place"].values:
+            course = ds["cosine"].sel(place=place).values
+            lines.append(
+                f"{name}: {place}, cosine of different tokens {number(course[0], '.3f')} at the embeddings, "
+                f"{number(course[-1], '.3f')} before the final norm, {_together(course)}"
+            )
+    described = (
+        f"{_measured(results)}, {_options(next(iter(results.values())))['starts']} starts. "
+        "Layer l is the stream that block l reads, the last one what the final norm reads; |h_0| and others: medians of "
+        "the norm at position 0 and elsewhere; massive: dimensions above 100 and 1,000 medians [Sun]; > 30: above 30 "
+        "medians; dimension: the one of the largest magnitude; cosine: mean over pairs of starts at position 0, and "
+        "behind BOS."
+    )
+    return Report(
+        "Position 0 through the blocks",
+        described,
+        [Table("Position 0", ("model", *BLOCK_COLUMNS), table)],
+        lines,
+    )
+
+
+def _together(course: np.ndarray) -> str:
+    """From which layer on trajectories count as one; streams of length zero have no cosine, and are said to have none."""
+    together, unknown = np.flatnonzero(course > TOGETHER), np.flatnonzero(np.isnan(course))
+    if len(unknown) == len(course):
+        return "not known at any layer"
+    if not len(together):
+        when = f"never above {TOGETHER:g}" if not len(unknown) else f"not above {TOGETHER:g} where it is known"
+    elif np.all(course[together[0] :] > TOGETHER):
+        when = f"above {TOGETHER:g} from layer {together[0]} on"
+    else:
+        when = f"above {TOGETHER:g} at {_layers(together)}"
+    return f"{when}, not known at {_layers(unknown)}" if len(unknown) else when
+
+
+def _layers(found: np.ndarray) -> str:
+    return f"layer{'s' * (len(found) > 1)} {ranges(found.tolist())}"
+
+
+TOGETHER = 0.99  # mean cosine from which trajectories count as one
+
+
+# ------------------------------------------------------------------------------------------------------------- leakage
+
+
+# The residual component V(X), by what is said of the constant sink (see `probes.leakage`): the headline first.
+COMPONENTS = {"steady": "residual component", "log": "residual component, the constant sink left in"}
+
+
+def leakage_report(results: Results) -> Report:
+    """Sources of leakage per band, parts block by block in the early band, the order of the models, and the null checks.
+
+    In the log form first with position 0's constant logit on the mask's side, then as part of the residual stream.
+    """
+    totals, sources, own, weights, lines = [], {form: [] for form in COMPONENTS}, [], [], []
+    log_blocks, stream_blocks, weight_blocks = [], [], []
+    for name, ds in results.items():
+        for band in map(str, ds["band"].values):
+            total = interval(*estimate(ds, "log_form_of_model", part="total", band=band))
+            nulls = (interval(*estimate(ds, f"null_{null}", band=band)) for null in ("uniform", "fresh", "shuffled"))
+            totals.append([name, band, total, *nulls])
+            for form, table in sources.items():
+                component = interval(*estimate(ds, f"{form}_stream_of_model", band=band))
+                table.append([name, band, *_shares(ds, form, band), component])
+            terms = (interval(*estimate(ds, f"{term}_of_model", band=band)) for term in OWN_TERMS.values())
+            own.append([name, band, *terms])
+            for form, counted in (("weight", "denominator"), ("terms", "terms")):
+                value, low, high = estimate(ds, f"{form}_form_of_model", cell="both", band=band)
+                total = interval(MILLION * value, MILLION * low, MILLION * high)
+                weights.append([name, band, counted, total, *_shares(ds, form, band)])
+        early = ds.isel(band=0)
+        for layer in ds["layer"].values:
+            at = early.sel(layer=layer)
+            parts = [number(at["log_form_by_block"].sel(part=part)) for part in PARTS]
+            log_blocks.append([name, str(layer), *parts, number(at["log_noise_by_block"], ".2g")])
+            streams = (interval(*estimate(at, f"{form}_stream_by_block")) for form in COMPONENTS)
+            stream_blocks.append([name, str(layer), *streams])
+            values = (
+                at["weight_form_by_block"].sel(cell="both"),
+                *at["weight_source_by_block"].sel(source=list(SOURCES)),
+            )
+            weight_blocks.append([name, str(layer), *(number(MILLION * value) for value in values)])
+        lines += [f"{name}: {line}" for line in _null(ds)]
+    early_band = str(next(iter(results.values()))["band"].values[0])
+    described = (
+        f"{_measured(results)}. Log form in squared nats, weight form in millionths of squared weights, the mask taken "
+        "as all of the denominator or as its number of terms alone; 95 % bootstrap intervals over documents. Nulls: the "
+        "total of uniform attention under the same mask, of fresh weights, and of the model under shuffled query labels "
+        "(97.5 % quantile). Constant sink: a logit of position 0 that is the same for all queries is no position in any "
+        "stream, so "
+        "that it counts with the mask; left in, it counts with the residual stream. mask, residual, "
+        "spread: each source's Shapley value as a share of the total, where the total's own interval is above 0 and the "
+        "null check is passed. Residual component: "
+        f"V(X), how far the residual stream alone moves log-weights. Blocks: band {early_band}, means over heads; noise: "
+        "what an uncorrected variance would have added."
+    )
+    component, at = "residual component", ("model", "band")
+    tables = [
+        Table("Total beside its nulls, log form", (*at, "total", *NULLS), totals),
+        Table(
+            "Sources, log form, the constant sink taken out of the residual stream",
+            (*at, "mask and constant sink", "residual", component),
+            sources["steady"],
+        ),
+        Table("Sources, log form, the constant sink left in", (*at, *SOURCES[:2], component), sources["log"]),
+        Table("What moves denominators beside the number of keys, log form", (*at, *OWN_TERMS), own),
+        Table("Sources, weight form", (*at, "mask as", "total", *SOURCES), weights),
+        Table("Blocks, log form", ("model", "block", *PARTS, "noise"), log_blocks),
+        Table("Blocks, residual component", ("model", "block", component, "constant sink left in"), stream_blocks),
+        Table("Blocks, weight form", ("model", "block", "total", *SOURCES), weight_blocks),
+    ]
+    order = [line for form in COMPONENTS for line in _order(results, form)]
+    return Report("Leakage of absolute position into attention patterns", described, tables, order + lines)
+
+
+NULLS = ("uniform attention", "fresh weights", "shuffled labels")
+OWN_TERMS = {
+    "position 0's constant": "sink_constant",
+    "its varying part": "sink_varying",
+    "the other keys": "log_rest",
+}
+
+
+def _shares(ds: xr.Dataset, form: str, band: str) -> list[str]:
+    """The share of each source, "-" where shares mean nothing; in the log form there is no spread."""
+    log = form in COMPONENTS
+    means = resolved(ds, "log" if log else form, band)
+    found = (estimate(ds, f"{form}_share_of_model", source=s, band=band) for s in SOURCES[: 2 if log else 3])
+    return [interval(*share, form=".0%") if means else "-" for share in found]
+
+
+def _null(ds: xr.Dataset) -> list[str]:
+    """The null checks of every band, and a remark where one fails."""
+    layer, bands = ds["layer"].values[0], [str(band) for band in ds["band"].values]
+    found = [f"{interval(*estimate(ds, 'log_stream_by_block', layer=layer, band=band))} in {band}" for band in bands]
+    lines = [
+        "null check, should be 0: log form with both sources removed "
+        f"{float(np.abs(ds['log_neither']).max()):.1g} nat^2 at most (rounding); "
+        f"V(X) in block {layer}, where streams carry no position: {', '.join(found)}"
+    ]
+    failing = [band for band in bands if null_fails(ds, band)]
+    if failing:
+        which, its = ("band", "its") if len(failing) == 1 else ("bands", "their")
+        lines.append(
+            f"NOT 0 in {which} {', '.join(failing)}: more prompts are needed before {its} numbers mean anything"
+        )
+    for band in bands:
+        at = {"layer": layer, "band": band}
+        if estimate(ds, "log_stream_by_block", **at)[1] > 0 and band not in failing:
+            own = interval(*estimate(ds, "log_sink_by_block", **at))
+            lines.append(f"in band {band} position 0's own logits account for it, V(K) = {own}: no noise")
+    return lines
+
+
+def _order(results: Results, form: str) -> list[str]:
+    """Which model has how much of the residual component, and how it changes with depth; [Ruscio]'s order where it can.
+
+    Nothing of a form that older results lack.
+    """
+    found, of_model = {name: ds.isel(band=0) for name, ds in results.items()}, f"{form}_stream_of_model"
+    if not all(of_model in ds for ds in found.values()):
+        return []
+    residual = {name: float(ds[of_model]) for name, ds in found.items()}
+    depth = {name: _with_depth(ds[f"{form}_stream_by_block"].values) for name, ds in found.items()}
+    rising = sorted(residual, key=residual.__getitem__)
+    said = [f"{name} {interval(*estimate(found[name], of_model))}" for name in rising]
+    lines = [f"{COMPONENTS[form]}: {' < '.join(said)}"]
+    correlations = [f"{name} {number(depth[name], '.2f')}" for name in results]
+    lines.append(f"its rank correlation with depth: {', '.join(correlations)}")
+    if set(CONTROLLED) <= set(results):
+        ntk, plain, window = (estimate(found[name], of_model) for name in CONTROLLED)
+        claims = {
+            "NTK scaling below standard RoPE": _below(ntk, plain),
+            "sliding window above standard RoPE": _below(plain, window),
+            "NTK scaling below the sliding window": _below(
+                ntk, window
+            ),  # the ends: they may be apart where others are not
+            "growing with depth under the sliding window": depth[CONTROLLED[2]] > 0,
+        }
+        undecided = "is not decided" if None in claims.values() else "holds"
+        answers = {True: "yes", False: "no", None: "not told apart"}
+        lines.append(
+            f"[Ruscio]'s order {'does not hold' if False in claims.values() else undecided}: "
+            + "; ".join(f"{claim}: {answers[true]}" for claim, true in claims.items())
+        )
+    return lines
+
+
+def _below(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool | None:
+    """Whether the first estimate is below the second; None where their intervals overlap."""
+    if one[2] < other[1]:
+        return True
+    return False if one[1] > other[2] else None
+
+
+def _with_depth(values: np.ndarray) -> float:
+    return spearman(range(len(values)), values) if len(values) > 1 else math.nan
+
+
+# ------------------------------------------------------------------------------------------------------------ BOS swap
+
+
+def bos_report(results: Results) -> Report:
+    """What every replacement removes per band, and what it does to sinks, loss and sensitivity."""
+    removed: dict[str, list[list[str]]] = {"_steady": [], "": []}  # the constant sink taken out, and left in
+    effects = []
+    for name, whole in results.items():
+        for replacement, ds in _by_replacement(whole):
+            for component, table in removed.items():
+                for band in ds["band"].values:
+                    sizes = [
+                        interval(*estimate(ds, f"residual{component}_{when}_of_model", band=band))
+                        for when in ("before", "after")
+                    ]
+                    share = interval(*estimate(ds, f"removed{component}_of_model", band=band), form=".0%")
+                    table.append([name, replacement, str(band), *sizes, share])
+            rates = [float(ds[f"sink_rate_{when}"].mean()) for when in ("before", "after")]
+            losses = [float(ds[f"loss_{when}"][1:].mean()) for when in ("before", "after")]  # NaN at the last left out
+            effects.append(
+                [
+                    name,
+                    replacement,
+                    *(number(rate, ".3f") for rate in rates),
+                    *(number(loss, ".3f") for loss in losses),
+                    interval(*estimate(ds, "loss_change_of_model"), form="+.4f"),
+                    _profile_change(ds),
+                ]
+            )
+    described = (
+        f"{_measured(results)}. Residual component: V(X), the log form of leakage in squared nats that would be left if "
+        "the mask made none, mean over blocks and heads; position 0's logit, as far as it is the same for all queries (the "
+        "constant sink), counts with the mask, or, left in, with the residual stream. Removed: 1 - after / before, negative "
+        "where the swap adds to it, - where there is nothing before; 95 % bootstrap intervals over documents, ? where it "
+        "takes more prompts to know it. Sink rate of position 0, mean over blocks; loss in nats per token; profile: "
+        "|after / before - 1| of the Jacobian's, both means over positions from 1 on."
+    )
+    tables = [
+        *(
+            Table(
+                f"Residual component removed{said}",
+                ("model", "replacement", "band", "before", "after", "removed"),
+                table,
+            )
+            for said, table in zip(("", ", the constant sink left in"), removed.values(), strict=True)
+        ),
+        Table(
+            "Sinks, loss and profile, before and after",
+            (
+                "model",
+                "replacement",
+                "sink rate",
+                "sink rate after",
+                "loss",
+                "loss after",
+                "loss change",
+                "profile",
+            ),
+            effects,
+        ),
+    ]
+    return Report("Position 0 swapped", described, tables, [])
+
+
+def _by_replacement(ds: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
+    if "replacement" not in ds.dims:
+        return [(str(ds.attrs.get("replacement", _options(ds)["replacement"])), ds)]
+    return [(str(value), ds.sel(replacement=value)) for value in ds["replacement"].values]
+
+
+def _profile_change(ds: xr.Dataset) -> str:
+    before, after = (ds[f"sensitivity_{when}"].values for when in ("before", "after"))
+    return number(relative_error(after[1:], before[1:]), ".1%")  # at position 0 stands something else

@@ -1,0 +1,341 @@
+"""One block's step of the second-moment theory: what it does to G, going down. The derivation stands in `theory.py`.
+
+`Moments` carries the two things that go from block to block: G, [T, T], G_ik = E tr(J_i J_k^T) / d for the Jacobians J_i of
+the readout with respect to the stream at i, and S, [T], the part of G_ii that belongs to the stream's own direction.
+`MeasuredBlock` takes its coefficients from a block and a recorded stream, `BornBlock` from the distribution that fresh
+weights are drawn from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..models.linear import LinearizedBlock, Normalized, value_and_slope
+from ..models.view import Birth, contentless_patterns, sees
+from ..run.memory import share_of, shares
+from .score_path import ScorePath
+
+Patterns = Literal["uniform", "measured"]
+
+QUADRATURE = 120  # Gauss-Hermite nodes; twice as many change a GELU's or SiLU's moments by less than 1e-12
+BAND = 64  # keys at once: a third of the products of all patterns is left, and calls do not yet count
+TERMS = 40  # of Hermite's series; at correlation 1 the rest is below 1e-6 of a SiLU's or GELU's second moment
+
+
+@dataclass
+class Moments:
+    """The state of the recursion between two steps."""
+
+    gram: Float[Tensor, "position position"]
+    radial: Float[Tensor, " position"]
+
+    @classmethod
+    def at_readout(cls, rows: Float[Tensor, "direction d"], residual: Float[Tensor, "position d"]) -> Moments:
+        """At the top: `rows` are the derivative of the readout with respect to the last position's stream."""
+        length, width = residual.shape
+        gram = rows.new_zeros(length, length)
+        radial = rows.new_zeros(length)
+        gram[-1, -1] = rows.pow(2).sum() / width
+        radial[-1] = (rows @ _direction(residual[-1].to(rows))).pow(2).sum()
+        return cls(gram, radial)
+
+    def past(self, above: Tensor, below: Tensor) -> Tensor:
+        """S for the direction of the stream `below` a branch, from S and G at the stream `above` it.
+
+        The branch does not see that direction, its norm takes it out; the direction above has turned by what the branch
+        added.
+        """
+        above, below = above.to(self.radial), below.to(self.radial)
+        cosine = (_direction(above) * _direction(below)).sum(-1).pow(2)
+        return cosine * self.radial + (1 - cosine) * self.gram.diagonal()
+
+
+class MeasuredBlock:
+    """The step of one block, coefficients from its weights and one recorded pass.
+
+    Args:
+        block: linearized at a single prompt's stream.
+        after: the stream after it, [T, d].
+        attention: "uniform" under the block's mask, or the patterns of the pass, head by head.
+        score_path: add what flows through queries and keys; needs measured patterns.
+    """
+
+    def __init__(self, block: LinearizedBlock, after: Tensor, attention: Patterns, score_path: bool) -> None:
+        self.block, self.after, self.attention, self.score_path = block, after, attention, score_path
+        self.dtype = torch.promote_types(after.dtype, torch.float32)
+        parts = block.parts
+        self.width, self.head_dim = after.shape[-1], parts.head_dim
+        self.heads = parts.q.weight.shape[0] // self.head_dim
+        self.kv = parts.k.weight.shape[0] // self.head_dim
+
+    @torch.no_grad()
+    def down(self, moments: Moments) -> Moments:
+        """Moments below the block, from those above it."""
+        block, stream, middle = self.block, self.block.stream[0], self.block.middle[0]
+        if block.parts.parallel:
+            added = self._mlp(moments.gram).add_(self._attention(moments, self.after))
+            return Moments(added.add_(moments.gram), moments.past(self.after, stream))
+        between = Moments(self._mlp(moments.gram).add_(moments.gram), moments.past(self.after, middle))
+        return Moments(self._attention(between, middle).add_(between.gram), between.past(middle, stream))
+
+    def _mlp(self, gram: Tensor) -> Tensor:
+        """G * K, K_ik = E tr(F_i F_k^T)/d; sums over features f, the cross terms of two features having mean zero."""
+        block, parts = self.block, self.block.parts
+        down = parts.down.weight if block.post_mlp is None else parts.down.weight * block.post_mlp.weight[:, None]
+        out = torch.linalg.vector_norm(down.to(self.dtype), dim=0).square()  # [f]
+        first = (
+            torch.linalg.vector_norm(block.folded.mlp.to(self.dtype), dim=1).square().view(len(block.slopes), -1)
+        )  # [gate and up, or up; f]
+        kernel = torch.zeros_like(gram)
+        for slope, norms in zip(block.slopes, first, strict=True):
+            slope = slope[0].to(self.dtype)  # [T, f]
+            for rows in shares(len(slope)):
+                kernel[rows] += (slope[rows] * (out * norms)) @ slope.T
+        if block.post_mlp is not None:
+            kernel = _outer(kernel, block.post_mlp.inverse[0, :, 0])
+        return self._through(block.mlp_norm, kernel).mul_(gram).div_(self.width)
+
+    def _through(self, norm: Normalized, kernel: Tensor) -> Tensor:
+        """What a kernel on normed streams is on the streams: tr(P_i P_k) / (d r_i r_k) of it."""
+        layer, unit, inverse = norm.layer, norm.unit[0], norm.inverse[0, :, 0]
+        unit = unit.to(self.dtype)
+        overlap = (unit @ unit.T).div_(self.width)  # [T, T]; 1 on the diagonal, but for the norm's epsilon
+        lengths, inverse = overlap.diagonal().clone(), inverse.to(kernel)
+        for rows in shares(len(overlap)):
+            left = (self.width - int(layer) - lengths[rows, None] - lengths[None, :] + overlap[rows] ** 2) / self.width
+            overlap[rows] = kernel[rows] * left * inverse[rows, None] * inverse[None, :]
+        return overlap
+
+    def _attention(self, moments: Moments, above: Tensor) -> Tensor:
+        """What the attention branch adds to G; `above` is the stream it is added to give."""
+        block, gram = self.block, moments.gram
+        radial, post = moments.radial, block.post_attention
+        out = block.parts.o.weight if post is None else block.parts.o.weight * post.weight[:, None]
+        out = out.to(self.dtype).unflatten(1, (self.heads, -1)).transpose(0, 1)  # [H, d, c]
+        if post is not None:
+            gram, radial = _outer(gram, post.inverse[0, :, 0]), radial * post.inverse[0, :, 0].pow(2)
+        v = block.folded.attention[-self.kv * self.head_dim :].to(self.dtype).unflatten(0, (self.kv, -1))  # [G, c, d]
+        precise, groups = out.double(), self.heads // self.kv
+        inner = precise.mT @ precise  # [H, c, c]
+        values = (v @ v.mT).double().repeat_interleave(groups, 0)
+        strengths = ((inner * values).sum((-1, -2)) / self.width).tolist()  # ||W_O,h W_V,h||_F^2 / d
+        if self.attention == "uniform" and block.parts.slopes is None:
+            repeated = v.repeat_interleave(groups, 0).flatten(0, 1)  # [H c, d]
+            joined = out.transpose(0, 1).flatten(1)  # [d, H c]
+            strength = ((joined.T @ joined) * (repeated @ repeated.T)).sum() / self.width  # ||W_O W_V||_F^2 / d
+            return self._through(block.stream_norm, strength * spread_uniformly(gram, block.parts.window))
+        value, score = torch.zeros_like(gram), torch.zeros_like(radial)
+        path, metric = None, value
+        if self.score_path:
+            path = ScorePath(block, out, inner, _direction(above.to(self.dtype)), gram.diagonal(), radial)
+        for head, strength in enumerate(strengths):
+            pattern, slope = self._pattern(head)
+            _add_spread(value, pattern, gram, strength)
+            if path is not None:
+                metric = metric if head % groups else path.metric(head // groups)
+                score += path.through(head, pattern if slope is None else pattern.mul_(slope), metric)
+        value = self._through(block.stream_norm, value.tril() + value.tril(-1).T)
+        if path is not None:
+            value.diagonal().addcmul_(
+                score, block.stream_norm.inverse[0, :, 0].to(self.dtype).pow(2), value=1 / self.width
+            )
+        return value
+
+    def _pattern(self, head: int) -> tuple[Float[Tensor, "query key"], Tensor | None]:
+        """One head's pattern, and the slope of its soft-cap if there is one."""
+        block, parts, length = self.block, self.block.parts, len(self.after)
+        rates = None if parts.slopes is None else parts.slopes[head : head + 1].to(self.dtype)
+        if self.attention == "uniform":
+            return contentless_patterns(length, parts.window, rates, self.after.device)[0].to(self.dtype), None
+        own = head // (self.heads // self.kv)
+        query, key = block.query[0, head].to(self.dtype), block.key[0, own].to(self.dtype)
+        place = torch.arange(length, device=query.device)
+        pattern = query.new_empty(length, length)
+        softcap, slope = parts.softcap, None if parts.softcap is None else torch.empty_like(pattern)
+        for rows in shares(length):
+            logits = query[rows] @ key.T  # the scale is the query's
+            if softcap is not None and slope is not None:
+                squashed = torch.tanh(logits / softcap)
+                logits, slope[rows] = squashed * softcap, 1 - squashed**2
+            if rates is not None:
+                logits = logits - rates * (place[rows, None] - place[None, :])
+            unseen = ~sees(place[rows, None], place[None, :], parts.window)
+            pattern[rows] = logits.masked_fill_(unseen, -math.inf).softmax(-1)
+        return pattern, slope
+
+
+class BornBlock:
+    """The step of one block with fresh weights, known by their distribution alone; attention is uniform.
+
+    Args:
+        birth: what weights are drawn from.
+        layer: which block; they differ in their windows.
+        stream: covariance of the stream it reads, [T, T], per component.
+    """
+
+    def __init__(self, birth: Birth, layer: int, stream: Float[Tensor, "position position"]) -> None:
+        self.birth, self.window, self.stream = birth, birth.spec.windows[layer], stream
+        spec = birth.spec
+        normed = _normed(stream, birth.eps)
+        features = spec.heads * spec.head_dim
+        self.strength = spec.width * features * birth.o**2 * birth.v**2  # E ||W_O W_V||_F^2 / d
+        self.patterns = None  # of each head, where they differ
+        if birth.slopes is not None:
+            rates = torch.tensor(birth.slopes, dtype=stream.dtype)
+            self.patterns = contentless_patterns(len(stream), self.window, rates, stream.device)
+        branch = self.strength * self._mixed(normed)
+        self.attention_scale = _post_scale(branch, birth)
+        attention = _outer(branch, self.attention_scale)
+        self.middle = stream if birth.parallel else stream + attention
+        branch, self.kernel = self._mlp(_normed(self.middle, birth.eps))
+        self.mlp_scale = _post_scale(branch, birth)
+        self.after = stream + attention + _outer(branch, self.mlp_scale)
+
+    def _mixed(self, normed: Tensor) -> Tensor:
+        """A N A^T, mean over heads."""
+        if self.patterns is not None:
+            return (self.patterns @ normed @ self.patterns.mT).mean(0)
+        pattern = contentless_patterns(len(normed), self.window, None, normed.device)[0]
+        return pattern @ normed @ pattern.T
+
+    def _mlp(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """(covariance of the branch's output, K on normed streams)."""
+        birth, width = self.birth, self.birth.spec.width
+        out = birth.features * birth.down**2  # sum over features of what one contributes to a component
+        spread = (width * normed.diagonal()).sqrt()
+        values, slopes = gaussian_moments(
+            birth.activation, spread * (birth.up if birth.gate is None else birth.gate), normed
+        )
+        if birth.gate is None:
+            return out * values, out * width * birth.up**2 * slopes
+        up = width * birth.up**2 * normed
+        return out * values * up, out * width * (birth.gate**2 * slopes * up + birth.up**2 * values)
+
+    def down(self, gram: Float[Tensor, "position position"]) -> Float[Tensor, "position position"]:
+        """G below the block, from G above it."""
+        mlp = _outer(gram * self.kernel, self.mlp_scale * self._inverse(self.middle))
+        above = gram if self.birth.parallel else gram + mlp
+        seen = _outer(above, self.attention_scale)
+        if self.patterns is None:
+            attended = spread_uniformly(seen, self.window)
+        else:
+            attended = (self.patterns.mT @ seen @ self.patterns).mean(0)
+        added = _outer(self.strength * attended, self._inverse(self.stream))
+        return above + added + (mlp if self.birth.parallel else 0)
+
+    def down_amplitudes(self, row: Float[Tensor, " position"]) -> Float[Tensor, " position"]:
+        """The same step if paths added up by amplitude: every coefficient's root in its place, the addition alone changed.
+
+        With one coefficient for all blocks and positions that is a row of N^L ([Chowdhury]).
+        """
+        mlp = row * self.kernel.diagonal().sqrt() * self.mlp_scale * self._inverse(self.middle)
+        above = row if self.birth.parallel else row + mlp
+        patterns = self.patterns
+        if patterns is None:
+            patterns = contentless_patterns(len(row), self.window, None, row.device)
+        attended = (patterns.mT @ (above * self.attention_scale)).mean(0)
+        added = self.strength**0.5 * attended * self._inverse(self.stream)
+        return above + added + (mlp if self.birth.parallel else 0)
+
+    def _inverse(self, covariance: Tensor) -> Tensor:
+        return (covariance.diagonal() + self.birth.eps).rsqrt()
+
+
+def _add_spread(total: Tensor, pattern: Tensor, gram: Tensor, strength: float) -> None:
+    """total += strength A^T G A on and below the diagonal; what lies above is the same again, and is of no use here."""
+    band = share_of(BAND)
+    for start in range(0, len(total), band):  # no query before a key sees it
+        keys = slice(start, start + band)
+        left = gram[start:, start:] @ pattern[start:, keys]
+        total[start:, keys].addmm_(pattern[start:, start:].T, left, alpha=strength)
+
+
+def born_stream(birth: Birth, length: int, tokens: Tensor | None) -> Float[Tensor, "position position"]:
+    """Covariance of block 0's input, per component: equal tokens have equal embeddings, all others independent ones."""
+    same = torch.eye(length, dtype=torch.float64) if tokens is None else (tokens[:, None] == tokens[None, :]).double()
+    return birth.embedding**2 * same + birth.positions**2 * torch.eye(length, dtype=torch.float64)
+
+
+def spread_uniformly(gram: Float[Tensor, "query query2"], window: int | None) -> Float[Tensor, "key key2"]:
+    """A^T G A for uniform attention over the visible keys, in O(T^2): sums of G / (n_i n_k) over the queries that see j."""
+    length = len(gram)
+    reach = length if window is None else min(window, length)
+    seen = torch.arange(1, length + 1, device=gram.device, dtype=torch.float64).clamp_max(reach)
+    total = gram.double() / (seen[:, None] * seen[None, :])
+    return _sums_ahead(_sums_ahead(total, reach).T, reach).T.to(gram)
+
+
+def _sums_ahead(x: Float[Tensor, "n m"], reach: int) -> Float[Tensor, "n m"]:
+    """Of each row and the rows behind it, `reach` in all."""
+    found = torch.empty_like(x)
+    for columns in shares(x.shape[1]):
+        found[:, columns] = _sums_down(x[:, columns], reach)
+    return found
+
+
+def _sums_down(x: Float[Tensor, "n m"], reach: int) -> Float[Tensor, "n m"]:
+    """The same, at once.
+
+    The rest of the row's own chunk and the beginning of the next: differences of running sums would leave rounding where
+    the answer is zero, out of a window's reach.
+    """
+    length = len(x)
+    chunks = torch.cat([x, x.new_zeros((-length) % reach + reach, x.shape[1])]).unflatten(0, (-1, reach))
+    rest = chunks.flip(1).cumsum(1).flip(1)
+    rest[:-1, 1:] += chunks[1:, :-1].cumsum(1)
+    return rest.flatten(0, 1)[:length]
+
+
+def gaussian_moments(
+    function: Callable[[Tensor], Tensor], spread: Float[Tensor, " n"], normed: Float[Tensor, "n n"]
+) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n n"]]:
+    """E f(a) f(b) and E f'(a) f'(b) for jointly Gaussian a, b of deviations `spread` and the correlations of `normed`.
+
+    By Hermite's series (Mehler): f(s z) = sum_n c_n(s) h_n(z) with orthonormal h_n gives
+    E f(a) f(b) = sum_n c_n(s_a) c_n(s_b) rho^n.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE)
+    z, w = torch.from_numpy(nodes), torch.from_numpy(weights / math.sqrt(2 * math.pi))
+    basis = [torch.ones_like(z), z]
+    for n in range(1, TERMS - 1):
+        basis.append((z * basis[n] - math.sqrt(n) * basis[n - 1]) / math.sqrt(n + 1))
+    lengths = normed.diagonal().sqrt()
+    correlation = (normed / (lengths[:, None] * lengths[None, :])).clamp(-1, 1)
+    different, place = torch.unique(spread.double(), return_inverse=True)
+    results = []
+    for values in value_and_slope(function, different[:, None] * z):
+        coefficients = (values @ (torch.stack(basis) * w).T)[place]  # [n, TERMS]
+        total, power = torch.zeros_like(correlation), torch.ones_like(correlation)
+        for c in coefficients.T:
+            total += c[:, None] * c[None, :] * power
+            power = power * correlation
+        results.append(total)
+    return results[0], results[1]
+
+
+def _direction(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def _outer(kernel: Tensor, factors: Tensor) -> Tensor:
+    """kernel_ik f_i f_k."""
+    factors = factors.to(kernel)
+    return kernel * factors[:, None] * factors[None, :]
+
+
+def _normed(covariance: Tensor, eps: float) -> Tensor:
+    return _outer(covariance, (covariance.diagonal() + eps).rsqrt())
+
+
+def _post_scale(branch: Tensor, birth: Birth) -> Tensor:
+    """What a norm on the branch's output multiplies it by, where the family has one."""
+    diagonal = branch.diagonal()
+    return (diagonal + birth.eps).rsqrt() if birth.post_norm else torch.ones_like(diagonal)

@@ -1,0 +1,353 @@
+"""Rollout: what a product of attention patterns makes of position, and the bounds on it of [Wu].
+
+Positions are 0-based, T tokens, L blocks. Row i of a block's matrix says out of which positions the state at i is
+mixed; a row of the product says which input positions a state of the top is mixed out of. Everything is numpy in
+float64, and no model is needed.
+
+Any patterns, no residuals, [Wu], arXiv 2502.01951 (ICML 2025). P(t) = A(t) ... A(0) has at i, j the chance P(z_i = j)
+that a walk from i, which takes one step per layer from the top down, ends at j. Let every visible entry be eps or more.
+
+- Theorem 4.1, causal mask. A walk at k >= j sees all j positions below j and so falls below j with chance j eps or
+  more; it never comes back up. Hence P(z_i >= j) <= (1 - j eps)^(t+1) after t + 1 layers: all mass goes to token 0.
+- Theorem 4.2, window w >= 2. Every position comes to each of those below it within m = ceil((T-1) / (w-1)) steps of at
+  most w - 1 (resting is a step), along a path of probability eps^m or more. Hence
+  P(z_i >= j) <= (1 - j eps^m)^floor((t+1) / m).
+- Theorem 4.3, prefix mask. The K tokens of the prefix are seen by every query, those of the prefix included. For
+  j >= K the argument of 4.1 holds as it stands; and whatever the walk did before, its last step takes it to a given
+  token of the prefix with chance eps or more.
+- Theorem 4.5, decay mask: logits l_ij - (i-j) m with |l_ij| <= B. By Lemma 4.4 an entry lies between
+  e^{-2B} e^{-(i-j)m} / Z and e^{2B} e^{-(i-j)m}, with Z = sum_{k<T} e^{-km}. A path's steps add up to its distance x,
+  so every path weighs e^{-xm}; paths that never rise number C(t+x, x), the ways to write x as t + 1 steps of zero or
+  more. Hence P = Theta(C(t+x, x) e^{-xm}). From x to x + 1 the curve grows by (t+x+1) / (x+1) e^{-m}, which is 1 or
+  more just as long as x + 1 <= t / (e^m - 1).
+- Theorem 4.7, RoPE. By Lemma 4.6 entries decay like e^{-r (i-j)^2}, r = c theta^2, as long as turns are small. Paths of
+  one distance then weigh differently: their squared steps add up to between x^2 / (t+1), all equal, and x^2, one step.
+  The constants of the paper's Theta(C(t+x, x) e^{-r x^2}) hence hide up to e^{r x^2 t / (t+1)}, which is bounded since
+  T is fixed, but no constant: for t > 0 the true curve decays more slowly than the theorem's, and peaks where that one
+  does or further back.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy.typing import ArrayLike
+from scipy.special import gammaln, logsumexp
+
+from ..errors import InputError
+from .cesaro import at_least, check_share
+
+ROW_SUM = 1e-4  # how far the sum of a pattern's row may be from 1: beyond float32's rounding, below half precision's
+
+
+class PrefixBounds(NamedTuple):
+    """What Theorem 4.3 leaves outside a prefix, and what it gives to it. Probabilities."""
+
+    outside: Float[np.ndarray, "layer key"]  # P(z_i >= key) is at most this after layer + 1 layers; 1 inside the prefix
+    share: float  # P(z_i = j) is at least this for every token j of the prefix, after any number of layers
+
+
+class Bounds(NamedTuple):
+    """What an entry of the rollout lies between, by distance i - j. Probabilities, both [distance]."""
+
+    low: Float[np.ndarray, " distance"]
+    high: Float[np.ndarray, " distance"]
+
+
+# ------------------------------------------------------------------------------------------------- any patterns, [Wu]
+
+
+def visible(length: int, *, window: int | None = None, prefix: int | None = None) -> Bool[np.ndarray, "query key"]:
+    """Which keys a query sees: those up to itself; of them the last `window`; or also all of the first `prefix`.
+
+    Raises:
+        InputError: a number is out of its range, or a window and a prefix are both given (no theorem here has both).
+
+    Source: [Wu], arXiv 2502.01951, the masks of Theorems 4.1, 4.2 and 4.3.
+    """
+    at_least("length", length, 1)
+    back = np.arange(length)[:, None] - np.arange(length)
+    mask = back >= 0
+    if window is not None:
+        if prefix is not None:
+            raise InputError(f"a window of {window} and a prefix of {prefix} are both given; give one of them")
+        at_least("window", window, 1)
+        mask &= back < window
+    if prefix is not None:
+        _prefix(prefix, length)
+        mask[:, :prefix] = True
+    return mask
+
+
+def rollout(
+    patterns: Float[np.ndarray, "layer query key"], *, alpha: float | None = None
+) -> Float[np.ndarray, "layer query key"]:
+    """All partial products of a model's attention patterns, lowest layer first: entry t is A(t) ... A(0).
+
+    Args:
+        patterns: one row-stochastic matrix per layer (a model's heads averaged, say).
+        alpha: if given, every factor is (1 - alpha) I + alpha A: residual streams of share 1 - alpha are counted.
+
+    Raises:
+        InputError: the patterns are not [layer, position, position], have negative entries, or rows whose sum is off 1
+            by more than 1e-4; or alpha is not from 0 to 1.
+
+    Source: [Wu], arXiv 2502.01951, P(t) of its theorems; with alpha [Chowdhury]'s N, arXiv 2603.10123.
+    """
+    factors = np.asarray(patterns, dtype=np.float64)
+    if factors.ndim != 3 or factors.shape[1] != factors.shape[2] or not factors.size:
+        raise InputError(
+            f"patterns have shape {list(factors.shape)}; give [layer, query, key], as many keys as queries"
+        )
+    sums = factors.sum(axis=2)
+    wrong = ~(np.all(factors >= 0, axis=2) & (np.abs(sums - 1) <= ROW_SUM))  # NaN is wrong, too
+    if wrong.any():
+        layer, query = (int(index) for index in np.argwhere(wrong)[0])
+        raise InputError(
+            f"row {query} of layer {layer} has entries from {factors[layer, query].min():g} and sum "
+            f"{sums[layer, query]:g}; give patterns whose rows are probabilities"
+        )
+    if alpha is not None:
+        check_share(alpha)
+        factors = (1 - alpha) * np.eye(factors.shape[1]) + alpha * factors
+    products = np.empty_like(factors)
+    products[0] = factors[0]
+    for layer in range(1, len(factors)):
+        products[layer] = factors[layer] @ products[layer - 1]
+    return products
+
+
+def causal_bound(length: int, layers: int, eps: float) -> Float[np.ndarray, "layer key"]:
+    """(1 - j eps)^(t+1): what P(z_i >= j), hence P(z_i = j), is at most after t + 1 layers of causal attention, any i.
+
+    Args:
+        length: T, tokens.
+        layers: rows of the result; row t is for t + 1 layers.
+        eps: what every entry on or below the diagonal of every pattern is at least; at most 1 / T.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: [Wu], arXiv 2502.01951, Theorem 4.1, with its constant.
+    """
+    at_least("length", length, 1)
+    at_least("layers", layers, 1)
+    _entry(eps, length)
+    return _stays(np.arange(length) * eps, np.arange(1, layers + 1))
+
+
+def window_bound(length: int, layers: int, eps: float, window: int) -> Float[np.ndarray, "layer key"]:
+    """(1 - j eps^m)^floor((t+1)/m), m = ceil((T-1)/(w-1)): the same as `causal_bound`, under a sliding window.
+
+    Args:
+        length: T, tokens.
+        layers: rows of the result; row t is for t + 1 layers.
+        eps: what every visible entry of every pattern is at least; at most 1 / min(T, w).
+        window: w, the positions a query sees, itself included; 2 or more, for a query has to see beyond itself.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: [Wu], arXiv 2502.01951, Theorem 4.2, with its constant.
+    """
+    at_least("length", length, 1)
+    at_least("layers", layers, 1)
+    at_least("window", window, 2)
+    _entry(eps, min(length, window))
+    crossing = max(1, -(-(length - 1) // (window - 1)))
+    return _stays(np.arange(length) * eps**crossing, np.arange(1, layers + 1) // crossing)
+
+
+def prefix_bounds(length: int, layers: int, eps: float, prefix: int) -> PrefixBounds:
+    """Under a prefix mask: what is at most left at or above each j outside the prefix, and the least share inside.
+
+    Args:
+        length: T, tokens.
+        layers: rows of `outside`; row t is for t + 1 layers.
+        eps: what every visible entry (see `visible`) of every pattern is at least; at most 1 / T.
+        prefix: K, the first tokens that every query sees, from 1 to T.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: [Wu], arXiv 2502.01951, Theorem 4.3, with its constants.
+    """
+    outside = causal_bound(length, layers, eps)
+    _prefix(prefix, length)
+    outside[:, :prefix] = 1.0
+    return PrefixBounds(outside, float(eps))
+
+
+def decay_rollout(distance: int | float | ArrayLike, t: int, m: float) -> Float[np.ndarray, "*distance"]:
+    """C(t+x, x) e^{-xm}, the shape over the distance x = i - j that t + 1 layers of a decay mask have up to constants.
+
+    No probability: it counts paths, and goes beyond 1. Of the shape of `distance`, which is in tokens.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: [Wu], arXiv 2502.01951, Theorem 4.5.
+    """
+    _rate("m", m)
+    x = _distances(distance)
+    return _curve(_paths(x, t) - x * m)
+
+
+def decay_bounds(length: int, t: int, m: float, B: float) -> Bounds:
+    """What entry i, j of a rollout of t + 1 decay-masked layers lies between, for distances i - j from 0 to T - 1.
+
+    (e^{-2B} / Z)^(t+1) and e^{2B(t+1)} times `decay_rollout`, with Z = sum_{k<T} e^{-km}; never above 1.
+
+    Args:
+        length: T, tokens.
+        t: index of the top layer, the lowest being 0.
+        m: what a logit loses per token of distance, 0 or more.
+        B: what the rest of a logit is at most, either way.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: [Wu], arXiv 2502.01951, Lemma 4.4 and Theorem 4.5, with their constants.
+    """
+    at_least("length", length, 1)
+    _rate("m", m)
+    x = np.arange(length, dtype=np.float64)
+    return _bounds(_paths(x, t), x * m, x * m, t + 1, B)
+
+
+def decay_peak(t: int, m: float) -> float:
+    """t / (e^m - 1), in tokens: the floor of it is the distance at which `decay_rollout` is largest.
+
+    If it is a whole number, the distance before is just as good. Without decay, m = 0, the curve never falls: infinite.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: [Wu], arXiv 2502.01951, from the curve of Theorem 4.5.
+    """
+    at_least("t", t, 0)
+    _rate("m", m)
+    return t * math.exp(-m) / -math.expm1(-m) if m > 0 else math.inf
+
+
+def rope_rollout(distance: int | float | ArrayLike, t: int, c: float, theta: float) -> Float[np.ndarray, "*distance"]:
+    """C(t+x, x) e^{-c x^2 theta^2}, the theorem's shape over the distance x = i - j for t + 1 layers with RoPE.
+
+    No probability, and of the shape of `distance`. The module's text says what the theorem's constants hide.
+
+    Args:
+        distance: i - j in tokens, 0 or more.
+        t: index of the top layer, the lowest being 0.
+        c: what a logit loses per squared radian of turn, 0 or more.
+        theta: radians per token of the plane that turns.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: [Wu], arXiv 2502.01951, Theorem 4.7.
+    """
+    rate = _turning(c, theta)
+    x = _distances(distance)
+    return _curve(_paths(x, t) - x**2 * rate)
+
+
+def rope_bounds(length: int, t: int, c: float, theta: float, B: float) -> Bounds:
+    """What entry i, j of a rollout of t + 1 layers with logits l_ij - c (i-j)^2 theta^2, |l_ij| <= B, lies between.
+
+    With r = c theta^2 and Z = sum_{k<T} e^{-r k^2}, for distances x from 0 to T - 1: (e^{-2B} / Z)^(t+1) times
+    `rope_rollout`, as the squared steps of a path add up to x^2 at most; and e^{2B(t+1)} C(t+x, x) e^{-r x^2 / (t+1)},
+    as they add up to x^2 / (t+1) at least; never above 1. Arguments as in `rope_rollout` and `decay_bounds`.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: [Wu], arXiv 2502.01951, Lemma 4.6 and Theorem 4.7; the upper bound's exponent is ours.
+    """
+    at_least("length", length, 1)
+    x = np.arange(length, dtype=np.float64)
+    loss = x**2 * _turning(c, theta)
+    return _bounds(_paths(x, t), loss, loss / (t + 1), t + 1, B)
+
+
+def rope_peak(t: int, c: float, theta: float, length: int) -> int:
+    """The distance from 0 to T - 1 at which `rope_rollout` is largest, the larger one of two that are equal. Tokens.
+
+    The product of the decays themselves, without logits or normalizers, peaks there or further back: a path's weight
+    is the curve's times e^{2 r (sum of products of two steps)}, and one more unit of distance only adds to that sum.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: [Wu], arXiv 2502.01951, from the curve of Theorem 4.7.
+    """
+    at_least("length", length, 1)
+    at_least("t", t, 0)
+    x = np.arange(length - 1, dtype=np.float64)
+    # The growth from x to x + 1 falls with x, so that the curve rises as often as it is 1 or more.
+    return int(np.sum(np.log1p(t / (x + 1)) >= _turning(c, theta) * (2 * x + 1)))
+
+
+def _stays(falls: Float[np.ndarray, " key"], times: np.ndarray) -> Float[np.ndarray, "layer key"]:
+    """(1 - falls)^times; where eps was rounded up, a chance to stay just below zero is zero."""
+    return np.maximum(1 - falls, 0.0) ** times[:, None]
+
+
+def _paths(distance: Float[np.ndarray, "*x"], t: int) -> Float[np.ndarray, "*x"]:
+    """ln C(t+x, x): ways to go down x positions in t + 1 steps of zero or more."""
+    at_least("t", t, 0)
+    return np.asarray(gammaln(t + distance + 1) - gammaln(distance + 1) - gammaln(t + 1))
+
+
+def _bounds(
+    paths: Float[np.ndarray, " x"], most: Float[np.ndarray, " x"], least: Float[np.ndarray, " x"], layers: int, B: float
+) -> Bounds:
+    """Bounds from the log number of paths and what the logits of one lose by distance, at most and at least.
+
+    A single step over the whole distance loses the most, so that `most` is what one layer's logits lose, too.
+    """
+    _rate("B", B)
+    normalizer = float(logsumexp(-most))
+    low = paths - most - layers * (2 * B + normalizer)
+    high = paths - least + layers * 2 * B
+    return Bounds(np.exp(low), np.exp(np.minimum(high, 0.0)))
+
+
+def _curve(logs: ArrayLike) -> Float[np.ndarray, "*x"]:
+    with np.errstate(over="ignore"):  # more paths than float64 can count are infinitely many
+        return np.asarray(np.exp(logs))
+
+
+# --------------------------------------------------------------------------------------------------------- input checks
+
+
+def _rate(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise InputError(f"{name} is {value}; give a finite number, 0 or more")
+
+
+def _turning(c: float, theta: float) -> float:
+    """c theta^2, what a logit loses per squared token."""
+    _rate("c", c)
+    if not math.isfinite(theta):
+        raise InputError(f"theta is {theta}; give finite radians per token")
+    return c * theta**2
+
+
+def _entry(eps: float, seen: int) -> None:
+    if not 0 < eps <= (1 + ROW_SUM) / seen:
+        raise InputError(f"eps is {eps}; give the smallest visible entry, above 0 and at most 1/{seen}: rows sum to 1")
+
+
+def _prefix(prefix: int, length: int) -> None:
+    if not 1 <= prefix <= length:
+        raise InputError(f"prefix is {prefix} for {length} tokens; give from 1 to {length}")
+
+
+def _distances(distance: int | float | ArrayLike) -> Float[np.ndarray, "*x"]:
+    x = np.asarray(distance, dtype=np.float64)
+    if not np.all(np.isfinite(x) & (x >= 0)):
+        raise InputError(f"distance is {x[~(np.isfinite(x) & (x >= 0))].flat[0]}; give tokens, 0 or more")
+    return x

@@ -1,0 +1,287 @@
+"""Position bias by depth, positional encoding and training data: gap bars, accuracy by position, gaps over training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from probes.figures.style import (
+    BLACK,
+    BLUE,
+    DPI,
+    FAINT,
+    GREEN,
+    GREY,
+    LARGEST,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILLION,
+    WIDEST,
+    save_figure,
+    small_print,
+)
+
+from ..experiments.experiment import extent
+from ..experiments.position_bias import FEWEST, ITEMS, PAIRS, kinds, over_seeds
+from ..tasks import InContext
+
+PAIR_COLORS = dict(zip(PAIRS, (BLUE, ORANGE, SKY), strict=True))
+ENCODINGS = {  # in full, short, and how lines of it look
+    "none": ("no encoding", "none", BLACK),
+    "decay": ("decay mask", "decay", VERMILLION),
+    "rope": ("RoPE", "RoPE", GREEN),
+    "sinusoidal": ("sinusoidal", "sin", PURPLE),
+}
+TRAININGS = {
+    "unbiased": "anywhere",
+    "first": "first",
+    "middle": "middle",
+    "last": "last",
+    "first-and-last": "first or last",
+}
+COURSE_PAIR = "first-last"  # the one whose gap is drawn over training
+PANEL, NARROWEST = 1.85, 7.0  # inches across: a panel, and a figure with its small print
+# A reader who names any label of the context is right by choice of the item, or because another item has the same label.
+ANY_LABEL = 1 / ITEMS + (1 - 1 / ITEMS) / InContext.labels
+
+
+def position_bias_figure(
+    ds: xr.Dataset, *, at: Mapping[str, str] | None = None, path: str | Path | None = None
+) -> Figure:
+    """Gap bars of three pairs of items, a column per training data.
+
+    Models of several depths have a row per positional encoding and a group of bars per depth; models of one depth a single
+    row and a group per encoding. Bars are means over seeds with intervals as `over_seeds` gives them; where models with
+    a residual stream were trained too, diamonds are theirs.
+
+    Args:
+        ds: result of the experiment `position-bias`.
+        at: which kind of data and mask, as {scale, data, mask}; the first trained unless told.
+        path: where to save; see `save_figure`.
+    """
+    world, at = _chosen(ds, at)
+    trainings, encodings = _names(world, "training"), _names(world, "positional")
+    depths = world["depth"].values.tolist()
+    by_depth = len(depths) > 1
+    rows: list[str | None] = [*encodings] if by_depth else [None]
+    bars, marks = _residuals(world)
+    with matplotlib.rc_context(STYLE):
+        width = max(NARROWEST, PANEL * len(trainings) + 0.8)
+        figure = Figure(
+            figsize=(width, 1.45 * len(rows) + (1.4 if by_depth else 2.1)), dpi=_dpi(width), layout="constrained"
+        )
+        cells = figure.subplots(len(rows), len(trainings), sharex=by_depth, sharey=True, squeeze=False)
+        for row, line in zip(rows, cells, strict=True):
+            for training, cell in zip(trainings, line, strict=True):
+                panel = world["gap"].sel(training=training)
+                if row is None:
+                    groups = [name for name in encodings if bool(panel.sel(positional=name).notnull().any())]
+                    shown = panel.sel(positional=groups).isel(depth=0).transpose("positional", ...)
+                    labels = [ENCODINGS[name][1] for name in groups]
+                else:
+                    shown = panel.sel(positional=row).transpose("depth", ...)
+                    labels = [str(depth) for depth in depths]
+                _bars(cell, shown, labels, bars, marks)
+        _titles(cells[0], trainings)
+        for row, line in zip(rows, cells, strict=True):
+            name = "" if row is None else f"{ENCODINGS[row][0]}\n"
+            line[0].set_ylabel(f"{name}accuracy gap")
+        for cell in cells[-1]:
+            cell.set_xlabel("blocks" if by_depth else "encoding")
+        handles: list[Patch | Line2D] = [
+            Patch(color=color, label=f"{pair.replace('-', ' against ')}") for pair, color in PAIR_COLORS.items()
+        ]
+        if marks is not None:
+            handles.append(_diamond())
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+        note = "above 0: the earlier item is believed"
+        if bars == "on":
+            note += "; models with a residual stream"
+        elif marks is None:
+            note += "; models without residual stream"
+        depth = [] if by_depth else [f"{depths[0]} blocks"]
+        small_print(figure, [note, *depth, _about_seeds(world), _kind(at), extent(ds)], width)
+        if path is not None:
+            save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
+    return figure
+
+
+def position_bias_curves_figure(
+    ds: xr.Dataset, *, at: Mapping[str, str] | None = None, path: str | Path | None = None
+) -> Figure:
+    """Accuracy by the item with the answer, and the gap of first against last over training; a column per training data.
+
+    Both have a row per depth; lines are medians over seeds, shades the range of the full ones.
+
+    Args:
+        ds: result of the experiment `position-bias`.
+        at: which kind of data and mask, as {scale, data, mask}; the first trained unless told.
+        path: where to save; see `save_figure`.
+    """
+    world, at = _chosen(ds, at)
+    trainings, encodings = _names(world, "training"), _names(world, "positional")
+    depths = world["depth"].values.tolist()
+    with matplotlib.rc_context(STYLE):
+        width = max(NARROWEST, PANEL * len(trainings) + 0.8)
+        figure = Figure(figsize=(width, 2 * 1.4 * len(depths) + 1.5), dpi=_dpi(width), layout="constrained")
+        upper, lower = figure.subfigures(2, 1, squeeze=False)[:, 0]
+        for part, variable, dim in ((upper, "accuracy_by_position", "position"), (lower, "course_gap", "step")):
+            cells = part.subplots(len(depths), len(trainings), sharex=True, sharey=True, squeeze=False)
+            values = world[variable]
+            if "pair" in values.dims:
+                values = values.sel(pair=COURSE_PAIR)
+            for depth, line in zip(depths, cells, strict=True):
+                for training, cell in zip(trainings, line, strict=True):
+                    _lines(cell, values.sel(depth=depth, training=training), dim, encodings)
+                    if dim == "position":
+                        cell.axhline(ANY_LABEL, color=GREY, linewidth=0.8, linestyle=":")
+                        cell.set_xticks([0, ITEMS // 2, ITEMS - 1])
+                    else:
+                        cell.axhline(0, color=BLACK, linewidth=0.6)
+                        _step_axis(cell, world["step"].values)
+            _titles(cells[0], trainings)
+            what = "accuracy" if dim == "position" else "gap first-last"
+            for depth, line in zip(depths, cells, strict=True):
+                line[0].set_ylabel(f"{depth} blocks\n{what}")
+            for cell in cells[-1]:
+                cell.set_xlabel("item with the answer" if dim == "position" else "training step")
+        handles = [
+            Line2D([], [], color=ENCODINGS[name][2], linewidth=1.6, label=ENCODINGS[name][0]) for name in encodings
+        ]
+        residuals = _names(world, "residual")
+        if len(residuals) > 1:
+            handles.append(Line2D([], [], color=GREY, linewidth=1.3, linestyle="--", label="with residual stream"))
+        handles.append(Line2D([], [], color=GREY, linewidth=0.8, linestyle=":", label="any label of the context"))
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if width > 8 else 4)
+        shades = ", shaded for full lines" if len(residuals) > 1 else ""
+        facts = [f"medians over seeds and their range{shades}"] if world.sizes["seed"] > 1 else ["one seed: no range"]
+        if residuals == ["on"]:
+            facts.append("models with a residual stream")
+        small_print(figure, [*facts, _kind(at), extent(ds)], width)
+        if path is not None:
+            save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
+    return figure
+
+
+def _chosen(ds: xr.Dataset, at: Mapping[str, str] | None) -> tuple[xr.Dataset, dict[str, str]]:
+    """The models of one kind, and of which."""
+    at = dict(at or kinds(ds)[0])
+    return ds.sel(at), at
+
+
+def _names(world: xr.Dataset, dim: str) -> list[str]:
+    """Values of a dimension of which something was trained."""
+    return [str(name) for name in world[dim].values if bool(world["gap"].sel({dim: name}).notnull().any())]
+
+
+def _residuals(world: xr.Dataset) -> tuple[str, str | None]:
+    """Whose gaps are bars, and whose are diamonds."""
+    names = _names(world, "residual")
+    return ("off", "on" if "on" in names else None) if "off" in names else ("on", None)
+
+
+def _bars(cell: Axes, gap: xr.DataArray, labels: Sequence[str], bars: str, marks: str | None) -> None:
+    """Groups along the first dimension of [group, residual, seed, pair], a bar per pair."""
+    each = 0.8 / len(PAIRS)
+    for g in range(gap.shape[0]):
+        for p, (pair, color) in enumerate(PAIR_COLORS.items()):
+            x = g + (p - 1) * each
+            value, low, high = over_seeds(gap[g].sel(residual=bars, pair=pair).values)
+            if np.isfinite(value):
+                cell.bar(x, value, width=each * 0.92, color=color, linewidth=0)
+                cell.vlines(x, low, high, color=BLACK, linewidth=0.9)
+            if marks is None:
+                continue
+            value, low, high = over_seeds(gap[g].sel(residual=marks, pair=pair).values)
+            if np.isfinite(value):
+                cell.vlines(x + each * 0.24, low, high, color=GREY, linewidth=0.8)
+                cell.plot(
+                    x + each * 0.24, value, marker="D", markersize=3, color=BLACK, markerfacecolor="white", mew=0.8
+                )
+    cell.axhline(0, color=BLACK, linewidth=0.7)
+    cell.grid(axis="y", color=FAINT, linewidth=0.6)
+    cell.set_axisbelow(True)
+    if not bool(gap.notnull().any()):
+        cell.text(0.5, 0.55, "not trained", transform=cell.transAxes, ha="center", fontsize=7.5, color=GREY)
+    cell.set_xticks(range(len(labels)), labels)
+    cell.set_xlim(-0.6, len(labels) - 0.4)
+
+
+def _lines(cell: Axes, values: xr.DataArray, dim: str, encodings: Sequence[str]) -> None:
+    """A line per encoding and residual switch, along `dim`."""
+    x = values[dim].values
+    for name in encodings:
+        for residual in values["residual"].values:
+            curves = values.sel(positional=name, residual=residual).transpose("seed", dim).values
+            if not np.isfinite(curves).any():
+                continue
+            only = values.sizes["residual"] == 1
+            style = "-" if only or residual == "off" else "--"
+            color = ENCODINGS[name][2]
+            cell.plot(
+                x, np.median(curves, 0), color=color, linewidth=1.2, linestyle=style, marker="." if x.size < 2 else ""
+            )
+            if len(curves) > 1 and style == "-":
+                cell.fill_between(x, curves.min(0), curves.max(0), color=color, alpha=0.15, linewidth=0)
+    cell.grid(axis="y", color=FAINT, linewidth=0.6)
+    cell.set_axisbelow(True)
+
+
+def _step_axis(cell: Axes, steps: np.ndarray) -> None:
+    """Logarithmic; decades are labelled, or both ends where there is no more than one."""
+    if steps.size > 1:
+        cell.set_xscale("log")
+    if steps[-1] < 100 * steps[0]:
+        cell.set_xticks(sorted({int(steps[0]), int(steps[-1])}))
+    cell.xaxis.set_major_formatter(FuncFormatter(_thousands))
+    cell.xaxis.set_minor_locator(NullLocator())
+
+
+def _titles(cells: Sequence[Axes], trainings: Sequence[str]) -> None:
+    for cell, training in zip(cells, trainings, strict=True):
+        cell.set_title(f"answers {TRAININGS[training]}", fontsize=9)
+
+
+def _diamond() -> Line2D:
+    return Line2D(
+        [],
+        [],
+        marker="D",
+        linestyle="",
+        markersize=4,
+        color=BLACK,
+        markerfacecolor="white",
+        label="with residual stream",
+    )
+
+
+def _about_seeds(world: xr.Dataset) -> str:
+    seeds = world.sizes["seed"]
+    if seeds == 1:
+        return "one seed: no intervals"
+    return f"means over {seeds} seeds" + (", 95 % t intervals" if seeds >= FEWEST else " and their range")
+
+
+def _kind(at: Mapping[str, str]) -> str:
+    data = "Gaussian data" if at["data"] == "gaussian" else "fixed-vocabulary data"
+    drawn = "1/sqrt(d), as in the paper's text" if at["scale"] == "text" else "1/d, as in its program"
+    return f"{data}, components of standard deviation {drawn}; mask: {at['mask']}"
+
+
+def _thousands(value: float, _: object) -> str:
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
+
+
+def _dpi(width: float) -> int:
+    return min(DPI, int(WIDEST / width))

@@ -1,0 +1,505 @@
+"""The head that finds the token before the last: curves, embeddings' paths (also moving), sizes and learning rates."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from PIL import Image
+
+from probes.errors import InputError
+from probes.figures.style import (
+    BLACK,
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    LARGEST,
+    ORANGE,
+    PURPLE,
+    SIGNED,
+    SKY,
+    STYLE,
+    VERMILLION,
+    save_figure,
+    small_print,
+)
+from probes.run.files import atomic
+
+from ..experiments.experiment import extent
+from ..experiments.previous_token import (
+    PLATEAUS,
+    PUBLISHED,
+    betting,
+    blind_limit,
+    main_variant,
+    of_variant,
+    typical_seed,
+)
+
+# The position asked for stands out; colours of the others run from the query backwards.
+ASKED = VERMILLION
+OTHERS = (BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK)
+VARIANTS = {("off", "off"): "v", ("off", "on"): "o", ("on", "off"): "^", ("on", "on"): "s"}
+SCHEDULES: Any = {"constant": "-", "cosine": (0, (4, 1.5))}
+RATES = (BLUE, VERMILLION, GREEN, PURPLE)
+WIDTH = 7.4
+FRAME = (3.5, 3.2)  # inches of an animation's picture
+FRAME_DPI = 100
+FRAMES = 60  # of an animation at most
+SHADES = 6  # of each colour of an animation's palette, from itself to white: edges are smoothed
+TURN, HOLD = 110, 2000  # milliseconds of a frame, and of the last one
+
+
+def previous_token_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
+    """Perplexity without and with positions; positions' paths; W_Q W_K^T; widths without positions.
+
+    Args:
+        ds: a result of `headwater toy previous-token`.
+        path: where to save; see `save_figure`.
+
+    Raises:
+        InputError: the result is another one.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 6.1), dpi=150, layout="constrained")
+        cells: Any = figure.subplots(2, 2)
+        _curves(cells[0, 0], ds)
+        _paths(cells[0, 1], ds)
+        _form(cells[1, 0], ds)
+        if "blind_perplexity" in ds:
+            _blind(cells[1, 1], ds)
+        else:
+            cells[1, 1].axis("off")
+        v = main_variant(ds)
+        texts = [
+            f"residual stream {v.residual}, output projection {v.projection}; lines: median over seeds, thin: each seed; "
+            f"paths and matrix: seed {typical_seed(ds)}, the median one",
+            extent(ds),
+        ]
+        small_print(figure, texts, WIDTH)
+        if path is not None:
+            save_figure(figure, path, dpi=150, largest=LARGEST)
+    return figure
+
+
+def previous_token_hyperparameters_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure | None:
+    """Relative perplexity by setting, size and offset, and loss curves by learning rate with their spikes.
+
+    None where the result has none of these. Arguments as in `previous_token_figure`.
+
+    Raises:
+        InputError: the result is another one.
+    """
+    parts = {"relative_published": _published, "relative_by_size": _sizes, "relative_by_target": _offsets}
+    top = [draw for name, draw in parts.items() if name in ds]
+    vocabularies = [int(v) for v in ds["rate_vocabulary"].values] if "rate_loss" in ds else []
+    rows = int(bool(top)) + int(bool(vocabularies))
+    if not rows:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH + 1.6, 3.35 * rows + 0.5), dpi=140, layout="constrained")
+        grids: Any = np.atleast_1d(np.array(figure.subfigures(rows, 1), dtype=object))
+        if top:
+            ratios = [1.5 if draw is _published else 1 for draw in top]
+            cells: Any = grids[0].subplots(1, len(top), squeeze=False, width_ratios=ratios)
+            for cell, draw in zip(cells[0], top, strict=True):
+                draw(cell, ds)
+        if vocabularies:
+            cells = grids[-1].subplots(1, len(vocabularies), squeeze=False, sharey=True)
+            for cell, vocabulary in zip(cells[0], vocabularies, strict=True):
+                _rates(cell, ds, vocabulary, legend=vocabulary == vocabularies[0])
+        small_print(figure, ["points: median over seeds, bars: their range", extent(ds)], WIDTH + 1.6)
+        if path is not None:
+            save_figure(figure, path, dpi=140, largest=LARGEST)
+    return figure
+
+
+def previous_token_paths(ds: xr.Dataset, *, path: str | Path) -> Path:
+    """Write an animated GIF of token and positional embeddings as training moves them; returns its path.
+
+    Raises:
+        InputError: the result is another one, or the path cannot be written to.
+    """
+    path = Path(path)
+    seed = typical_seed(ds)
+    positions, tokens, relative = (_own(ds, name) for name in ("positions", "tokens", "relative"))
+    p, e = (x.isel(seed=seed).transpose("step", ..., "axis").values[..., :2] for x in (positions, tokens))
+    perplexity = 1 + _number(ds, "vocabulary") * relative.sel(positional="learned").isel(seed=seed).values
+    steps = ds["step"].values
+    chosen = np.unique(np.linspace(0, len(steps) - 1, min(FRAMES, len(steps))).round().astype(int))
+    reach = 1.08 * max(np.abs(p).max(), np.abs(e).max())
+    places = [int(x) for x in ds["position"].values]
+    images: list[Image.Image] = []
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=FRAME, dpi=FRAME_DPI)
+        canvas = FigureCanvasAgg(figure)
+        for n in chosen:
+            figure.clear()
+            cell = figure.add_axes((0.12, 0.11, 0.85, 0.79))
+            _plane(cell, reach)
+            cell.plot(*e[n].T, linestyle="", marker=".", markersize=3.5, color=GREY, zorder=2)
+            for k, place in enumerate(places):
+                color = _color(place)
+                cell.plot(*p[: n + 1, k].T, color=color, linewidth=0.9, alpha=0.6, zorder=3)
+                cell.plot(*p[n, k], marker="o", markersize=6, color=color, zorder=4)
+                cell.annotate(_place(place), p[n, k], (5, 4), textcoords="offset points", fontsize=8, color=color)
+            cell.set_title(f"step {int(steps[n]):,}, perplexity {perplexity[n]:.2f}", fontsize=9)
+            canvas.draw()
+            images.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
+    palette = _palette([_color(place) for place in places])
+    frames = [_indexed(image, palette) for image in images]
+    content = io.BytesIO()
+    durations = [TURN] * (len(frames) - 1) + [HOLD]
+    frames[0].save(
+        content, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
+    )
+    with atomic(path) as temporary:
+        temporary.write_bytes(content.getvalue())
+    return path
+
+
+def _palette(colors: list[str]) -> np.ndarray:
+    """[color, 3]: greys, and each of the colours in shades. One for all frames, so that nothing flickers."""
+    shares = np.linspace(0, 1, SHADES, endpoint=False)[:, None]
+    own = [np.array([int(color[n : n + 2], 16) for n in (1, 3, 5)]) for color in dict.fromkeys(colors)]
+    shaded = [(1 - shares) * color + shares * 255 for color in own]
+    greys = np.repeat(np.linspace(0, 255, 18)[:, None], 3, 1)
+    return np.concatenate([greys, *shaded]).round().astype(np.int32)
+
+
+def _indexed(image: Image.Image, palette: np.ndarray) -> Image.Image:
+    """The nearest colour of the palette for each pixel (Pillow's own search is a coarse one)."""
+    pixels = np.asarray(image, dtype=np.int32) @ np.array([1 << 16, 1 << 8, 1], dtype=np.int32)
+    colors, which = np.unique(pixels, return_inverse=True)
+    parts = np.stack([colors >> 16, colors >> 8 & 255, colors & 255], -1)
+    nearest = np.square(parts[:, None] - palette).sum(-1).argmin(-1)
+    found = Image.fromarray(nearest.astype(np.uint8)[which].reshape(pixels.shape), mode="P")
+    found.putpalette(palette.astype(np.uint8).tobytes())
+    return found
+
+
+def _own(ds: xr.Dataset, name: str) -> xr.DataArray:
+    """A variable in the main variant."""
+    found = of_variant(ds, name)
+    if found is None:
+        raise InputError(f"the result has no {name} of its main variant; give one of headwater toy previous-token")
+    return found
+
+
+def _number(ds: xr.Dataset, name: str) -> int:
+    return int(json.loads(ds.attrs["settings"])[name])
+
+
+def _place(place: int) -> str:
+    return f"$p_{{{place}}}$"
+
+
+def _color(place: int) -> str:
+    if place == -1:
+        return ASKED
+    return OTHERS[(-place - (place < -1)) % len(OTHERS)]
+
+
+def _plane(cell: Axes, reach: float) -> None:
+    cell.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
+    cell.axvline(0, color=FAINT, linewidth=0.8, zorder=0)
+    cell.set_xlim(-reach, reach)
+    cell.set_ylim(-reach, reach)
+    cell.set_aspect("equal", adjustable="box")
+
+
+def _curves(cell: Axes, ds: xr.Dataset) -> None:
+    """Perplexity by step, with what readers without positions have."""
+    curve = _own(ds, "perplexity")
+    v, c = _number(ds, "vocabulary"), _number(ds, "context")
+    steps = np.maximum(ds["step"].values, 0.7)  # 0 has no logarithm and stands left of 1
+    for kind, color, label in (("none", BLUE, "without positions"), ("learned", VERMILLION, "with learned positions")):
+        one = curve.sel(positional=kind).transpose("seed", "step").values
+        cell.plot(steps, one.T, color=color, linewidth=0.6, alpha=0.45)
+        cell.plot(steps, np.median(one, 0), color=color, linewidth=1.8, label=label)
+    cell.set_xscale("log")
+    cell.set_yscale("log")
+    cell.set_ylim(0.92, 9 * v)
+    cell.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    cell.yaxis.set_minor_formatter(NullFormatter())
+    lines = [(betting(v, c)["published"], "$V(C-2)/(C-1)$"), (blind_limit(v, c), "best blind to order")]
+    for level, label in lines:
+        cell.axhline(level, color=BLACK, linewidth=0.9, linestyle=(0, (1, 1.4)), zorder=1)
+        cell.annotate(label, (0.75, level), (0, -2), textcoords="offset points", va="top", fontsize=7.5)
+    if (v, c) == (30, 4):
+        for level in PLATEAUS:
+            cell.plot(
+                [steps[-1]], [level], marker="<", markersize=5, color=BLACK, markerfacecolor="none", clip_on=False
+            )
+        cell.plot(
+            [],
+            [],
+            marker="<",
+            linestyle="",
+            markersize=5,
+            color=BLACK,
+            markerfacecolor="none",
+            label="published stalls",
+        )
+    cell.legend(loc="upper right", fontsize=7.5)
+    cell.set_xlabel("step")
+    cell.set_ylabel("perplexity")
+    cell.set_title(f"The token before the last: V = {v}, C = {c}")
+
+
+def _paths(cell: Axes, ds: xr.Dataset) -> None:
+    """Where positional embeddings went; tokens at the end; the separation direction."""
+    seed = typical_seed(ds)
+    positions, tokens, directions = (_own(ds, name) for name in ("positions", "tokens", "separation"))
+    p = positions.isel(seed=seed).transpose("position", "step", "axis").values[..., :2]
+    e = tokens.isel(seed=seed, step=-1).transpose("token", "axis").values[:, :2]
+    s = directions.isel(seed=seed, step=-1).values[:2]
+    reach = 1.12 * max(np.abs(p).max(), np.abs(e).max())
+    _plane(cell, reach)
+    cell.plot(*e.T, linestyle="", marker=".", markersize=3.5, color=GREY, zorder=2)
+    for place, course in zip(ds["position"].values, p, strict=True):
+        color = _color(int(place))
+        cell.plot(*course.T, color=color, linewidth=1.1, zorder=3)
+        cell.plot(*course[0], marker="o", markersize=4, color=color, markerfacecolor="white", zorder=4)
+        cell.plot(*course[-1], marker="o", markersize=6, color=color, zorder=5)
+    handles: list[Any] = [
+        Line2D([], [], color=_color(int(x)), marker="o", markersize=5, linewidth=1.1, label=_place(int(x)))
+        for x in ds["position"].values[::-1]
+    ]
+    handles.append(Line2D([], [], color=GREY, marker=".", linestyle="", markersize=5, label="tokens, end"))
+    if np.isfinite(s).all():
+        cell.annotate("", 0.55 * reach * s, (0, 0), arrowprops={"arrowstyle": "-|>", "color": BLACK, "linewidth": 1.2})
+        aside = 0.07 * reach * np.array([-s[1], s[0]])
+        cell.annotate("$s$", 0.55 * reach * s + aside, ha="center", va="center")
+    cell.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, borderaxespad=0)
+    cell.set_xlabel("axis 0")
+    cell.set_ylabel("axis 1", labelpad=0)
+    cell.set_title("Paths from start (ring) to end (dot)")
+
+
+def _form(cell: Axes, ds: xr.Dataset) -> None:
+    """W_Q W_K^T of one seed, and s W_Q W_K^T s of all along training."""
+    form, bilinear = _own(ds, "query_key"), _own(ds, "bilinear")
+    seed = typical_seed(ds)
+    steps = np.maximum(ds["step"].values, 0.7)
+    curves = bilinear.transpose("seed", "step").values
+    for n, one in enumerate(curves):
+        own = n == seed
+        cell.plot(steps, one, color=VERMILLION if own else BLUE, linewidth=1.7 if own else 0.8, zorder=3 + own)
+    cell.axhline(0, color=GREY, linewidth=0.9)
+    cell.set_xscale("log")
+    cell.set_yscale("symlog", linthresh=1)
+    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "\u2212")))
+    cell.set_ylim(min(-3.0, 1.6 * np.nanmin(curves)), 60 * max(1.0, np.nanmax(curves)))
+    cell.set_xlabel("step")
+    cell.set_ylabel("$s\\,W_QW_K^T s$  (nat)")
+    cell.set_title("Along $s$; inset: $W_QW_K^T$ at the end")
+    handles = [
+        Line2D([], [], color=VERMILLION, linewidth=1.7, label=f"seed {int(ds['seed'].values[seed])}"),
+        Line2D([], [], color=BLUE, linewidth=0.8, label="others"),
+    ]
+    cell.legend(handles=handles if len(curves) > 1 else handles[:1], loc="upper right", fontsize=8)
+    matrix = form.isel(seed=seed, step=-1).transpose("row", "column").values
+    inset = cell.inset_axes((0.1, 0.68, 0.3, 0.3))
+    most = float(np.abs(matrix).max())
+    inset.imshow(matrix, cmap=SIGNED, vmin=-most, vmax=most, aspect="auto")
+    inset.set_xticks([])
+    inset.set_yticks([])
+    if matrix.size <= 9:
+        for (row, column), value in np.ndenumerate(matrix):
+            color = "white" if abs(value) > 0.65 * most else BLACK
+            inset.annotate(f"{value:.2f}", (column, row), ha="center", va="center", fontsize=8, color=color)
+
+
+def _blind(cell: Axes, ds: xr.Dataset) -> None:
+    """Models without positions by width, between the published bound and the real one."""
+    v, c = _number(ds, "vocabulary"), _number(ds, "context")
+    values = ds["blind_perplexity"].transpose("blind_width", "seed").values
+    x = np.arange(len(values))
+    cell.vlines(x, values.min(1), values.max(1), color=BLUE, linewidth=1.2)
+    cell.plot(x, np.median(values, 1), marker="o", linestyle="", color=BLUE, label="trained without positions")
+    readers = betting(v, c)
+    lines: Any = [
+        (readers["published"], "$V(C-2)/(C-1)$", (0, (1, 1.4))),
+        (readers["geometric"], "$V^{(C-2)/(C-1)}$", (0, (4, 1.5))),
+        (blind_limit(v, c), r"$\exp\,\mathrm{E}\log\frac{C-1}{\mathrm{count}}$", "-"),
+    ]
+    for level, label, line in lines:
+        cell.axhline(level, color=BLACK, linewidth=0.9, linestyle=line, label=label, zorder=1)
+    cell.set_yscale("log")
+    cell.set_ylim(min(2.0, 0.8 * blind_limit(v, c)), 3.2 * v)
+    cell.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    cell.yaxis.set_minor_formatter(NullFormatter())
+    cell.set_xticks(x, [str(int(w)) for w in ds["blind_width"].values])
+    cell.set_xlim(-0.5, len(values) - 0.5)
+    cell.legend(loc="upper right", fontsize=7.5, ncols=2, columnspacing=1)
+    cell.set_xlabel("width")
+    cell.set_ylabel("perplexity without positions")
+    cell.set_title("What the plateau is a bound of: width")
+
+
+def _published(cell: Axes, ds: xr.Dataset) -> None:
+    """The post's settings: every variant and batch size beside the published number."""
+    known = {cell.name: cell for cell in PUBLISHED}
+    chosen = [known[str(name)] for name in ds["cell"].values]
+    values = ds["relative_published"]
+    colors = (BLUE, ORANGE, GREEN)
+    pairs = [(r, p) for r in ds["residual"].values for p in ds["projection"].values]
+    batches = [int(b) for b in ds["batch"].values]
+    many = len(pairs) * len(batches)
+    for row, one in enumerate(chosen):
+        n = 0
+        for b, batch in enumerate(batches):
+            for r, p in pairs:
+                seeds = values.sel(cell=one.name, batch=batch, residual=r, projection=p).values
+                seeds = seeds[np.isfinite(seeds)]
+                y = row + 0.7 * ((n + 0.5) / many - 0.5)
+                n += 1
+                if not seeds.size:
+                    continue
+                cell.hlines(y, seeds.min(), seeds.max(), color=colors[b % 3], linewidth=0.9)
+                look: Any = {"marker": VARIANTS[str(r), str(p)], "markersize": 3.8, "color": colors[b % 3]}
+                cell.plot(np.median(seeds), y, linestyle="", **look)
+        cell.vlines(one.value, row - 0.42, row + 0.42, color=BLACK, linewidth=1.8)
+    cell.set_xscale("log")
+    names = [f"V = {x.vocabulary}, C = {x.context},\nwidth {x.width}, lr {x.learning_rate:g}" for x in chosen]
+    cell.set_yticks(range(len(chosen)), names, fontsize=7)
+    cell.set_ylim(len(chosen) - 0.45, -0.55 - 1.9)
+    handles = [Line2D([], [], color=BLACK, linewidth=1.8, label="published")]
+    handles += [
+        Line2D(
+            [],
+            [],
+            color=GREY,
+            marker=VARIANTS[str(r), str(p)],
+            linestyle="",
+            markersize=4,
+            label=f"residual {r}, $W_O$ {p}",
+        )
+        for r, p in pairs
+    ]
+    handles += [Line2D([], [], color=colors[b % 3], linewidth=1.6, label=f"batch {x}") for b, x in enumerate(batches)]
+    cell.legend(handles=handles, loc="upper center", fontsize=6.8, ncols=2, columnspacing=0.9, handletextpad=0.5)
+    cell.grid(axis="x", color=FAINT, linewidth=0.6)
+    cell.set_axisbelow(True)
+    cell.set_xlabel("(perplexity $-$ 1) / V")
+    cell.set_title("The post's settings")
+
+
+def _sizes(cell: Axes, ds: xr.Dataset) -> None:
+    """Relative perplexity against V, one line per context and width."""
+    values = ds["relative_by_size"]
+    vocabularies = ds["vocabulary"].values
+    markers = "os^vD"
+    for w, width in enumerate(ds["width"].values):
+        for c, context in enumerate(ds["context"].values):
+            one = values.sel(width=width, context=context).transpose("vocabulary", "seed").values
+            x = vocabularies * 1.06 ** (2 * w + c - 1.5)
+            color = (BLUE, VERMILLION, GREEN)[w % 3]
+            face = color if c == 0 else "white"
+            cell.vlines(x, one.min(1), one.max(1), color=color, linewidth=0.9)
+            line: Any = "-" if c == 0 else (0, (4, 1.5))
+            look: Any = {"marker": markers[c % 5], "markersize": 4.5, "markerfacecolor": face}
+            cell.plot(
+                x,
+                np.median(one, 1),
+                color=color,
+                linestyle=line,
+                linewidth=1,
+                label=f"C = {context}, width {width}",
+                **look,
+            )
+    cell.set_xscale("log")
+    cell.set_yscale("log")
+    cell.set_xticks(vocabularies, [str(v) for v in vocabularies])
+    cell.xaxis.set_minor_formatter(NullFormatter())
+    cell.minorticks_off()
+    cell.set_xlim(vocabularies.min() / 1.4, vocabularies.max() * 1.4)
+    low, high = cell.get_ylim()
+    cell.set_ylim(low, high * (high / low) ** 0.42)
+    cell.legend(loc="upper left", fontsize=7)
+    cell.set_xlabel("vocabulary V")
+    cell.set_ylabel("(perplexity $-$ 1) / V")
+    cell.set_title("By size")
+
+
+def _offsets(cell: Axes, ds: xr.Dataset) -> None:
+    """Relative perplexity by the offset of the token asked for."""
+    values = ds["relative_by_target"]
+    for n, context in enumerate(ds["offset_context"].values):
+        one = values.sel(offset_context=context).transpose("target", "seed").dropna("target", how="all")
+        x = one["target"].values + 1 + 0.16 * (n - (values.sizes["offset_context"] - 1) / 2)
+        color = (BLUE, VERMILLION, GREEN)[n % 3]
+        cell.vlines(x, one.values.min(1), one.values.max(1), color=color, linewidth=1)
+        cell.plot(
+            x,
+            np.median(one.values, 1),
+            marker="os^"[n % 3],
+            linestyle="",
+            markersize=4,
+            color=color,
+            label=f"C = {context}",
+        )
+    cell.set_yscale("log")
+    low, high = cell.get_ylim()
+    cell.set_ylim(low, high * (high / low) ** 0.25)
+    lowest = int(ds["target"].min()) + 1
+    cell.set_xticks(range(lowest, 0), [str(x).replace("-", "\u2212") for x in range(lowest, 0)])
+    cell.legend(loc="upper left", fontsize=7, ncols=2)
+    cell.set_xlabel("offset from the last token")
+    cell.set_title("Other offsets")
+
+
+def _rates(cell: Axes, ds: xr.Dataset, vocabulary: int, *, legend: bool) -> None:
+    """Loss by step, every seed; where spikes begin."""
+    x = ds["rate_step"].values
+    here = ds.sel(rate_vocabulary=vocabulary)
+    for r, rate in enumerate(ds["learning_rate"].values):
+        for schedule in ds["schedule"].values:
+            one = here.sel(learning_rate=rate, schedule=schedule)
+            loss = one["rate_loss"].transpose("seed", "rate_step").values
+            count = one["spikes"].transpose("seed", "rate_step").values
+            color = RATES[r % 4] if schedule == "constant" else (SKY, ORANGE, GREEN, PURPLE)[r % 4]
+            cell.plot(x, np.median(loss, 0), color=color, linewidth=1.3, linestyle=SCHEDULES[str(schedule)], zorder=3)
+            if len(loss) > 1:
+                # Extremes of two bins at a time: a band's outline is most of the SVG.
+                starts = np.arange(0, len(x), 2)
+                low, high = np.minimum.reduceat(loss.min(0), starts), np.maximum.reduceat(loss.max(0), starts)
+                cell.fill_between(x[starts], low, high, color=color, alpha=0.13, linewidth=0)
+            at = np.nonzero(count)[1]
+            if len(at):
+                look: Any = {
+                    "marker": "v" if schedule == "constant" else "1",
+                    "markersize": 4.5,
+                    "markeredgewidth": 0.9,
+                }
+                row = 6.5 * 1.9 ** (2 * r + (schedule != "constant"))
+                cell.plot(x[at], np.full(len(at), row), linestyle="", color=color, markerfacecolor="none", **look)
+            total = int(count.sum())
+            cell.plot(
+                [],
+                [],
+                color=color,
+                linewidth=1.3,
+                linestyle=SCHEDULES[str(schedule)],
+                label=f"lr {rate:g}, {schedule}: {total} spikes",
+            )
+    cell.set_yscale("log")
+    cell.set_xlabel("step")
+    if legend:
+        cell.set_ylabel("training loss (nat)")
+    cell.legend(loc="lower left", fontsize=7)
+    cell.set_title(f"V = {vocabulary}; triangles: where a seed's spike begins")

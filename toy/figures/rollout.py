@@ -1,0 +1,296 @@
+"""Rollouts of toys' attention against the bounds and peaks of theorems 4.1 to 4.7 of [Wu]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from probes.errors import InputError
+from probes.figures.style import (
+    BLUE,
+    CYCLE,
+    GREEN,
+    GREY,
+    LARGEST,
+    ORANGE,
+    PURPLE,
+    STYLE,
+    VERMILLION,
+    depth_color,
+    save_figure,
+    small_print,
+)
+
+from ..experiments.experiment import extent
+from ..experiments.rollout import crossing, decay_stars, fresh, rope_stars
+
+WIDTH, HEIGHT, DPI = 10.2, 6.6, 120
+DASHED: Any = (0, (4, 1.5))
+DOTTED: Any = (0, (1, 1.3))
+SCALES = (BLUE, VERMILLION, GREEN, PURPLE)
+MARKERS = "os^D"
+ROOM = 0.3  # of the text: a peak further back leaves its curve no room
+LEAST = 1e-6  # of the axes of masses: what is left below says the same
+
+
+def rollout_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
+    """Six panels: causal mask, windows, prefixes; the rollout by distance under decay, and the peaks of decay and RoPE.
+
+    Panels of what the result does not hold stay empty.
+
+    Args:
+        ds: a result of `headwater toy rollout`.
+        path: where to save; see `save_figure`.
+
+    Raises:
+        InputError: the result is another one.
+    """
+    if not {"outside", "decay_curve", "rope_curve"} & set(ds):
+        raise InputError("the result has no rollouts; give one of headwater toy rollout")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
+        cells: Any = figure.subplots(2, 3)
+        limits, decays, turns = ("outside" in ds and bool(fresh(ds)), "decay_curve" in ds, "rope_curve" in ds)
+        panels = [
+            (limits, _causal),
+            (limits, _windows),
+            (limits, _prefixes),
+            (decays, _by_distance),
+            (decays, _decay_peaks),
+            (turns, _rope_peaks),
+        ]
+        for cell, (there, draw) in zip(cells.flat, panels, strict=True):
+            if there:
+                draw(cell, ds)
+            else:
+                cell.axis("off")
+        texts = [
+            "lines: median over seeds; marks: median, bars: range; in 4.3 the lower edge is 1e-6 or less",
+            extent(ds),
+        ]
+        small_print(figure, texts, WIDTH)
+        if path is not None:
+            save_figure(figure, path, dpi=DPI, largest=LARGEST)
+    return figure
+
+
+def _mass_axis(cell: Axes, ds: xr.Dataset, layers: int) -> None:
+    cell.set_yscale("log")
+    cell.set_ylim(LEAST, 2.5)
+    cell.set_xlim(0.5, layers + 0.5)
+    cell.set_xlabel("layers")
+
+
+def _course(ds: xr.Dataset, name: str, case: str, source: str) -> np.ndarray:
+    """Median over seeds of a mass by layer, as far as the source has layers."""
+    values = ds[name].sel(case=case, source=source).transpose("seed", "layer").values
+    return np.median(values[:, np.isfinite(values).all(0)], 0)
+
+
+def _causal(cell: Axes, ds: xr.Dataset) -> None:
+    """Mass beyond the first token by layer, every source, with its bound."""
+    if "causal" not in ds["case"].values:
+        cell.axis("off")
+        return
+    trained = [str(x) for x in ds["source"].values if str(x) not in fresh(ds)]
+    most = 1
+    for n, source in enumerate([*fresh(ds), *trained]):
+        course = _course(ds, "outside", "causal", source)
+        if not course.size:
+            continue
+        color = CYCLE[n % len(CYCLE)]
+        x = np.arange(1, len(course) + 1)
+        most = max(most, len(course))
+        own = source in trained
+        look: Any = {"marker": "o", "markersize": 4} if own else {}
+        cell.plot(x, course, color=color, linewidth=1.5, label=source, zorder=3 + own, **look)
+        if not own:
+            cell.plot(x, _course(ds, "outside_bound", "causal", source), color=color, linewidth=1, linestyle=DASHED)
+    cell.plot([], [], color=GREY, linewidth=1, linestyle=DASHED, label="its bound")
+    _mass_axis(cell, ds, most)
+    cell.legend(loc="lower left", fontsize=7.5)
+    cell.set_ylabel("mass beyond the first token")
+    cell.set_title("4.1: causal mask")
+
+
+def _windows(cell: Axes, ds: xr.Dataset) -> None:
+    """The same by window, for logits next to none."""
+    source = fresh(ds)[0]
+    widths = sorted(int(str(case).split()[1]) for case in ds["case"].values if str(case).startswith("window"))
+    cases: list[tuple[str, str]] = [(f"window {w}", f"w = {w}, {crossing(ds, w)} to cross") for w in widths]
+    if "causal" in ds["case"].values:
+        cases.append(("causal", "causal"))
+    layers = 1
+    for n, (case, label) in enumerate(cases):
+        course = _course(ds, "outside", case, source)
+        layers = max(layers, len(course))
+        color = depth_color(n, len(cases))
+        x = np.arange(1, len(course) + 1)
+        cell.plot(x, course, color=color, linewidth=1.5, label=label)
+        cell.plot(x, _course(ds, "outside_bound", case, source), color=color, linewidth=0.9, linestyle=DASHED)
+    _mass_axis(cell, ds, layers)
+    cell.legend(loc="lower left", fontsize=7.5)
+    cell.set_ylabel("mass beyond the first token")
+    cell.set_title(f"4.2: windows ({source})")
+
+
+def _prefixes(cell: Axes, ds: xr.Dataset) -> None:
+    """Where the last query's mass is in the end, by key, for logits next to none and the largest."""
+    sources = list(dict.fromkeys([fresh(ds)[0], fresh(ds)[-1]]))
+    names = [str(case) for case in ds["case"].values if str(case).startswith("prefix")]
+    layer = int(np.flatnonzero(np.isfinite(ds["outside"].sel(source=sources[0]).values).any((0, 1)))[-1])
+    last = 1
+    for n, case in enumerate(names):
+        k = int(case.split()[1])
+        last = max(last, k)
+        for m, source in enumerate(sources):
+            values = ds["last"].sel(case=case, source=source).isel(layer=layer).transpose("seed", "key").values
+            shown = min(k + 1, values.shape[1])  # the first key outside, too
+            x = np.arange(shown) + 0.13 * (n - (len(names) - 1) / 2) + 0.05 * m
+            low, high = (np.maximum(end, LEAST) for end in (values.min(0)[:shown], values.max(0)[:shown]))
+            color = CYCLE[n % len(CYCLE)]
+            cell.vlines(x, low, high, color=color, linewidth=0.9)
+            median = np.maximum(np.median(values, 0)[:shown], LEAST)
+            cell.plot(
+                x,
+                median,
+                marker="os"[m],
+                linestyle="",
+                color=color,
+                markerfacecolor=color if m == 0 else "white",
+                markersize=4.5,
+            )
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=CYCLE[n % len(CYCLE)],
+            marker="o",
+            linestyle="",
+            markersize=4.5,
+            label=f"K = {case.split()[1]}",
+        )
+        for n, case in enumerate(names)
+    ]
+    handles += [
+        Line2D(
+            [],
+            [],
+            color=GREY,
+            marker="os"[m],
+            linestyle="",
+            markersize=4.5,
+            markerfacecolor=GREY if m == 0 else "white",
+            label=source,
+        )
+        for m, source in enumerate(sources)
+    ]
+    cell.set_yscale("log")
+    cell.set_ylim(LEAST / 1.6, 40)
+    cell.set_yticks([10.0**n for n in range(-6, 1)])
+    cell.set_xticks(range(last + 1))
+    cell.legend(handles=handles, loc="upper right", fontsize=7, ncols=2, columnspacing=1)
+    cell.set_xlabel("key")
+    cell.set_ylabel(f"$P(z = j)$ after {layer + 1} layers")
+    cell.set_title("4.3: prefixes and the key after")
+
+
+def _by_distance(cell: Axes, ds: xr.Dataset) -> None:
+    """Rollouts over distance for one decay, with the theorem's curve, both as shares of their largest value."""
+    # The slowest decay whose peaks stay away from the beginning of the text, where mass gathers anyway.
+    inside = np.flatnonzero(decay_stars(ds)[:, -1] < ROOM * ds.sizes["distance"])
+    chosen = int(inside[np.argmin(ds["decay"].values[inside])]) if len(inside) else int(np.argmax(ds["decay"].values))
+    m = float(ds["decay"].values[chosen])
+    curves = ds["decay_curve"].isel(decay=chosen, scale=0).median("seed").transpose("peak_layer", "distance").values
+    stars = decay_stars(ds)[chosen]
+    layers = len(curves)
+    x = ds["distance"].values
+    shown = [t for t in (1, 3, 5, 7) if t < layers] or [0]
+    reach = min(len(x), int(3.2 * max(stars[shown[-1]], 4)))
+    for t in shown:
+        color = depth_color(t, layers)
+        curve = curves[t] / curves[t].max()
+        cell.plot(x[:reach], curve[:reach], color=color, linewidth=1.6, label=f"t = {t}")
+        logs = np.array([sum(np.log1p(t / k) for k in range(1, d + 1)) - m * d for d in range(reach)])
+        cell.plot(x[:reach], np.exp(logs - logs.max()), color=ORANGE, linewidth=1, linestyle=DASHED, zorder=4)
+        cell.plot([stars[t]], [1.045], marker="v", markersize=5, color=color, linestyle="", clip_on=False)
+    cell.plot([], [], color=ORANGE, linewidth=1, linestyle=DASHED, label=r"$\binom{t+x}{x}e^{-xm}$")
+    cell.plot([], [], marker="v", color=GREY, linestyle="", markersize=5, label="$x^*$")
+    cell.set_ylim(0, 1.08)
+    cell.legend(loc="upper right", fontsize=7.5)
+    cell.set_xlabel("distance $x$ (tokens)")
+    cell.set_ylabel("rollout, share of its largest")
+    cell.set_title(f"4.5: decay m = {m:g}, logits {float(ds['scale'].values[0]):g}")
+
+
+def _decay_peaks(cell: Axes, ds: xr.Dataset) -> None:
+    """Measured against predicted peaks by depth."""
+    found = ds["decay_curve"].argmax("distance").transpose("decay", "scale", "seed", "peak_layer").values
+    stars = decay_stars(ds)
+    t = ds["peak_layer"].values
+    for n, m in enumerate(ds["decay"].values):
+        color = CYCLE[n % len(CYCLE)]
+        cell.plot(t, stars[n], color=color, linewidth=1, label=f"m = {m:g}")
+        _peak_marks(cell, t, found[n], color)
+    handles = cell.get_legend_handles_labels()[0]
+    handles += [_scale_mark(k, f"measured, logits {scale:g}") for k, scale in enumerate(ds["scale"].values)]
+    cell.legend(
+        handles=[Line2D([], [], color=GREY, linewidth=1, label="$\\lfloor t/(e^m-1) \\rfloor$"), *handles],
+        loc="upper left",
+        fontsize=7.5,
+    )
+    _peak_axis(cell, t)
+    cell.set_title("4.5: peaks under decay")
+
+
+def _rope_peaks(cell: Axes, ds: xr.Dataset) -> None:
+    """Measured peaks by depth, with the theorem's curve's and those of the products of decays."""
+    found = ds["rope_curve"].argmax("distance").transpose("theta", "noise", "seed", "peak_layer").values
+    stars, paths = rope_stars(ds), ds["rope_paths"].transpose("theta", "peak_layer").values
+    t = ds["peak_layer"].values
+    handles = []
+    for n, angle in enumerate(ds["theta"].values):
+        color = CYCLE[n % len(CYCLE)]
+        cell.plot(t, stars[n], color=color, linewidth=1, linestyle=DOTTED)
+        cell.plot(t, paths[n], color=color, linewidth=1)
+        _peak_marks(cell, t, found[n], color)
+        handles.append(Line2D([], [], color=color, linewidth=1, label=f"$\\theta_1$ = {angle:.2g}"))
+    handles.append(Line2D([], [], color=GREY, linewidth=1, linestyle=DOTTED, label="theorem's curve"))
+    handles.append(Line2D([], [], color=GREY, linewidth=1, label="products of decays"))
+    handles += [_scale_mark(k, f"measured, noise {noise:g}") for k, noise in enumerate(ds["noise"].values)]
+    cell.legend(handles=handles, loc="upper left", fontsize=7, ncols=2, columnspacing=1)
+    _peak_axis(cell, t)
+    cell.set_title("4.7: peaks with RoPE")
+
+
+def _peak_marks(cell: Axes, t: np.ndarray, found: np.ndarray, color: str) -> None:
+    """Medians over seeds with ranges, [scale, seed, layer]; the largest scale hollow."""
+    for k, one in enumerate(found):
+        x = t + 0.16 * (k - (len(found) - 1) / 2)
+        cell.vlines(x, one.min(0), one.max(0), color=color, linewidth=0.8)
+        face = color if k == 0 else "white"
+        cell.plot(
+            x, np.median(one, 0), marker=MARKERS[k % 4], linestyle="", markersize=4, color=color, markerfacecolor=face
+        )
+
+
+def _scale_mark(k: int, label: str) -> Line2D:
+    face = GREY if k == 0 else "white"
+    return Line2D(
+        [], [], color=GREY, marker=MARKERS[k % 4], linestyle="", markersize=4, markerfacecolor=face, label=label
+    )
+
+
+def _peak_axis(cell: Axes, t: np.ndarray) -> None:
+    cell.set_xticks(t)
+    high = cell.get_ylim()[1]
+    cell.set_ylim(-0.02 * high, 1.45 * high)
+    cell.set_xlabel("index $t$ of the top layer")
+    cell.set_ylabel("distance of the peak (tokens)")

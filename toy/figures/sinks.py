@@ -1,0 +1,123 @@
+"""Attention sinks by mask: the metric along positions, and the patterns of one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from probes.figures.style import (
+    BLUE,
+    DPI,
+    FAINT,
+    GREY,
+    LARGEST,
+    STYLE,
+    VERMILLION,
+    WEIGHTS,
+    WIDEST,
+    save_figure,
+    small_print,
+)
+
+from ..experiments.experiment import extent
+from ..experiments.sinks import kinds
+
+DARKEST = 0.5  # the weight from which on a map is as dark as it gets; even weights are 0.06
+PANEL, NARROWEST = 1.4, 7.0  # inches across: a panel, and a figure with its small print
+
+
+def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: str | Path | None = None) -> Figure:
+    """A column per mask: the metric along positions above, the patterns of one sequence below, a row per block.
+
+    The metric is the median over seeds and its range, with that of the same models before training and of even weights.
+
+    Args:
+        ds: result of the experiment `sinks`.
+        at: which models, as {scale, depth, residual}; the first trained unless told.
+        path: where to save; see `save_figure`.
+    """
+    at = dict(at or kinds(ds)[0])
+    one = ds.sel(at)
+    masks, depth, length = [str(mask) for mask in one["mask"].values], int(at["depth"]), one.sizes["position"]
+    with matplotlib.rc_context(STYLE):
+        width = max(NARROWEST, PANEL * len(masks) + 1.2)
+        each = (width - 1.2) / len(masks)
+        figure = Figure(
+            figsize=(width, 2.4 + each * depth + 1.0), dpi=min(DPI, int(WIDEST / width)), layout="constrained"
+        )
+        cells = figure.subplots(depth + 1, len(masks), squeeze=False, height_ratios=[1.9, *[each] * depth])
+        image = None
+        top = 1.05 * max(float(one[name].max()) for name in ("sink", "fresh", "uniform"))
+        for n, (mask, column) in enumerate(zip(masks, cells.T, strict=True)):
+            models = one.sel(mask=mask)
+            _metric(column[0], models)
+            column[0].set_title(_titled(mask))
+            column[0].set_ylim(0, top)
+            for layer, cell in enumerate(column[1:]):
+                image = cell.imshow(models["pattern"].sel(layer=layer).values, cmap=WEIGHTS, vmin=0, vmax=DARKEST)
+                cell.set_xticks([0, length // 2, length - 1])
+                cell.set_yticks([0, length // 2, length - 1])
+                cell.tick_params(labelleft=n == 0, labelbottom=layer == depth - 1)
+                for side in ("top", "right"):
+                    cell.spines[side].set_visible(True)
+            column[-1].set_xlabel("key")
+        cells[0, 0].set_ylabel("sink metric")
+        for cell in cells[0, 1:]:
+            cell.tick_params(labelleft=False)
+        for layer, cell in enumerate(cells[1:, 0]):
+            cell.set_ylabel(f"block {layer}\nquery")
+        if image is not None:
+            bar = figure.colorbar(image, ax=cells[1:].ravel().tolist(), extend="max", aspect=14 * depth, pad=0.01)
+            bar.set_label("attention weight")
+        figure.legend(handles=_handles(), loc="outside upper center", ncols=3)
+        seeds = one.sizes["seed"]
+        facts = [f"metric: share of the queries that see a position with a weight above {_tau(ds)}, mean over blocks"]
+        facts.append(f"medians over {seeds} seeds and their range" if seeds > 1 else "one seed: no range")
+        drawn = "1/sqrt(d), as in the paper's text" if at["scale"] == "text" else "1/d, as in its program"
+        stream = "with" if at["residual"] == "on" else "without"
+        facts.append(
+            f"components of standard deviation {drawn}; {stream} residual stream; maps: first sequence, seed 0"
+        )
+        small_print(figure, [*facts, extent(ds)], width)
+        if path is not None:
+            save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
+    return figure
+
+
+def _metric(cell: Axes, models: xr.Dataset) -> None:
+    positions = models["position"].values
+    sink, fresh = (models[name].transpose("seed", "position").values for name in ("sink", "fresh"))
+    cell.plot(positions, models["uniform"].values, color=GREY, linewidth=1.1, linestyle=":")
+    cell.plot(positions, np.median(fresh, 0), color=VERMILLION, linewidth=1.1, linestyle="--")
+    if len(sink) > 1:
+        cell.fill_between(positions, sink.min(0), sink.max(0), color=BLUE, alpha=0.2, linewidth=0)
+    cell.plot(positions, np.median(sink, 0), color=BLUE, linewidth=1.3, marker="o", markersize=2.5)
+    cell.set_xticks([0, len(positions) // 2, len(positions) - 1])
+    cell.set_xlabel("position")
+    cell.grid(axis="y", color=FAINT, linewidth=0.6)
+    cell.set_axisbelow(True)
+
+
+def _handles() -> list[Line2D]:
+    return [
+        Line2D([], [], color=BLUE, linewidth=1.3, marker="o", markersize=3, label="trained"),
+        Line2D([], [], color=VERMILLION, linewidth=1.1, linestyle="--", label="before training"),
+        Line2D([], [], color=GREY, linewidth=1.1, linestyle=":", label="even weights"),
+    ]
+
+
+def _titled(mask: str) -> str:
+    return mask.replace("-", " ")
+
+
+def _tau(ds: xr.Dataset) -> str:
+    """As the settings have it."""
+    return str(ds["over_tau"].attrs["long_name"]).rpartition("> ")[2]
