@@ -12,9 +12,11 @@ trained, of 100 million parameters and more; controlled training, where one ingr
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from ..results.collected import Collected
@@ -122,6 +124,21 @@ class Statement:
             self.population,
             tiny,
         )
+
+
+def read_statements(file: Path) -> dict[str, Statement]:
+    """Statements by id out of a TOML file: one table each, its header the id, its keys the fields of `Statement`.
+
+    Raises:
+        ValueError: an id that is no slug, or a value outside a field's choices.
+        TypeError: an unknown field, or one that is missing.
+    """
+    read = tomllib.loads(file.read_text(encoding="utf-8"))
+    found = {name: Statement(name, **fields) for name, fields in read.items()}
+    for one in found.values():
+        if one.kind not in get_args(Kind) or one.population not in POPULATIONS:
+            raise ValueError(f"statement '{one.id}' in {file.name} is of kind {one.kind}, population {one.population}")
+    return found
 
 
 Rule = Callable[[Collected], Judged | None]  # None: nothing there to judge
