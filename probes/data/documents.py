@@ -32,9 +32,9 @@ _DATASET_FILES = {
     ".txt": "text",
 }
 CSV_ROWS = 1000  # read at a time
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 HELDOUT = CHECKPOINTS / "heldout.jsonl"  # what the bundled models' losses were measured on
-BUNDLED = {name: Path(__file__).parent / "texts" / f"{name}.jsonl.xz" for name in ("prose", "code")}
+BUNDLED = {name: Path(__file__).parents[1] / "texts" / f"{name}.jsonl.xz" for name in ("prose", "code")}
 
 # Library modules that are no prose and no program: character tables, and build settings that differ between machines.
 _STDLIB_LEFT_OUT = ("encodings", "_sysconfigdata", "__phello__", "test")
