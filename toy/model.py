@@ -281,11 +281,18 @@ def block(
     x: Float[Tensor, "model batch position d"],
 ) -> Float[Tensor, "model batch position d"]:
     """One block, all positions."""
-    n = normed(architecture, weights, f"{layer}.attention_norm", x)
-    q, k, v = (split(architecture, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
-    q, k = (rotated(switches, y) for y in (q, k))
+    q, k, v = queries_keys_values(architecture, weights, switches, layer, x)
     logits = (q * architecture.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias  # [E, B, H, T, T]
     return written(architecture, weights, switches, layer, x, joined(logits.softmax(-1) @ v))
+
+
+def queries_keys_values(
+    architecture: Architecture, weights: Weights, switches: Switches, layer: int, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of a block that reads the stream x, each [E, B, H, T, c]; queries and keys are rotated where RoPE is on."""
+    n = normed(architecture, weights, f"{layer}.attention_norm", x)
+    q, k, v = (split(architecture, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
+    return rotated(switches, q), rotated(switches, k), v
 
 
 def last_block(
