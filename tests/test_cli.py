@@ -14,7 +14,7 @@ from typing import Any
 import families
 import pytest
 
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.errors import InputError
 from probes.studies.atlas import Place
 from probes.studies.study import Settings, study
@@ -59,7 +59,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 )
 def test_answers_that_need_no_library_import_none(arguments):
     program = (
-        "import sys, probes.__main__ as cli\n"
+        "import sys, probes.cli.main as cli\n"
         f"sys.argv = ['headwater', *{arguments!r}]\n"
         "try:\n    cli.main()\n"
         f"finally:\n    print('imported:', *sorted(set(sys.modules) & set({HEAVY!r})))\n"
@@ -255,7 +255,7 @@ def test_jacobian_overlays_models_and_says_what_it_wrote(monkeypatch, capfd, tmp
         ("APE --conditions trained", "condition 'trained' does not exist; use init and pretrained"),
         ("APE --conditions ,", "name none or one twice"),
         ("APE --conditions pretrained --no-rope", "--no-rope repeats the init condition"),
-        ("APE --products many", "products 'many' is no number; give a whole number, or auto"),
+        ("APE --products many", "products 'many' is not a number; give a whole number, or auto"),
         ("APE --products 1", "products=1 is too few for a sketch"),
         ("APE --method exact --products 5", "products=5 goes with method 'sketch', not 'exact'"),
         ("APE --method quick", "quick"),

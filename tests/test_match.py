@@ -18,7 +18,7 @@ import xarray as xr
 from test_toy_matching import SMALL
 
 import probes
-import probes.__main__ as cli
+from probes.cli import main as cli
 from probes.data.prompts import prompts
 from probes.errors import InputError
 from probes.measures.agreement import agreement

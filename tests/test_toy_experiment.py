@@ -19,8 +19,8 @@ import torch
 import xarray as xr
 from test_cli import call
 
-from probes import __main__ as cli
 from probes.claims.claim import Claim, Statement
+from probes.cli import main as cli
 from probes.errors import InputError
 from probes.results.dataset import dataset, load, save
 from probes.results.tables import Table
@@ -431,7 +431,7 @@ SAVES_OFTEN = """
 import sys
 from toy import train
 train.SAVE_SECONDS = 0.02
-from probes.__main__ import main
+from probes.cli.main import main
 *given, folders = sys.argv[1:]
 for out in folders.split(","):
     sys.argv = ["headwater", *given, "--out", out]
