@@ -36,8 +36,8 @@ class Profiles(Options):
     method: Literal["exact", "sketch", "scalar"] = option(
         "All products, few with an error bar, or a single one.", "sketch"
     )
-    products: str | None = option("Of the sketch, per prompt: a number (64 if not given), or auto.")
-    relative_error: float = option("Where --products auto stops, for the mean profile.", 0.02)
+    products: str | None = option("Products of the sketch per prompt: a number (64 if not given), or auto.")
+    relative_error: float = option("Relative error of the mean profile at which --products auto stops.", 0.02)
     readout: Literal["residual", "normed", "logits"] = option(
         "Before or after the final norm, or the logits.", "residual"
     )
@@ -134,16 +134,18 @@ class Sinks(Options):
     """What counts as a sink, and what is found out about heads."""
 
     keys: str | None = option("Positions that may be sinks: all, 0-7, 0,5; the first 8 if not given.")
-    threshold: float = option("alpha above it is a sink [Gu].", 0.3)
-    tau: float = option("Weights above it are counted [Wu].", 0.2)
+    threshold: float = option("A key with alpha above it is a sink [Gu].", 0.3)
+    tau: float = option("Attention weights above it are counted [Wu].", 0.2)
     reacts: str = option("What to put at position 0: mean, zero, random, a token id, or off.", "mean")
-    pictures: int = option("Patterns to keep, of the first heads in the table; the figure has room for three.", 3)
+    pictures: int = option(
+        "Attention patterns to keep, of the first heads in the table; the figure has room for three.", 3
+    )
     effect: str = option(
-        "Heads whose effect is measured by removing what they take from position 0: off, all, or how many of the "
-        "first; about half a pass for each head and prompt.",
+        "Heads whose effect is measured by removing what they take from position 0: off, all, or how many of "
+        "those that take most; it costs about half a pass per head and prompt.",
         "off",
     )
-    effect_prompts: int = option("Prompts for --effect, the first of all.", 8)
+    effect_prompts: int = option("Prompts for --effect: the first ones.", 8)
 
     def values(self) -> dict[str, Any]:
         from ..measures.effect import parse_effect
@@ -208,7 +210,7 @@ class Leakage(Bands):
     """How leakage is measured."""
 
     fresh: int | None = option(
-        "Prompts of the null of fresh weights, 0 for none; 64 if not given and memory holds the weights twice."
+        "Prompts of the null with fresh weights; 0 for none; if not given, 64 where memory holds the weights twice."
     )
     initialization: Initialization = "config"
 
@@ -234,7 +236,7 @@ def bos_swap(
     *,
     bands: Bands,
     profile_prompts: int = option("Prompts of the Jacobian profile.", 4),
-    products: int = option("Of its sketch, per prompt.", 64, max=read.MOST_PRODUCTS),
+    products: int = option("Products of the profile's sketch, per prompt.", 64, max=read.MOST_PRODUCTS),
     source: Source,
     running: Running,
 ) -> None:
@@ -284,7 +286,7 @@ class Inspection(Options):
     out: Path = option("Folder for the page and the result.", Path("runs/inspect"))
     top: int = option("Tokens in the table.", 12, min=0)
     method: Literal["exact", "sketch"] = option("All products, or few with an error bar.", "sketch")
-    products: int | None = option("Of the sketch; 64 if not given.", max=read.MOST_PRODUCTS)
+    products: int | None = option("Products of the sketch; 64 if not given.", max=read.MOST_PRODUCTS)
     seeds: int = option("Fresh models of the baseline init.", 3, max=read.MOST_SEEDS)
     initialization: Initialization = "config"
     first: First = "auto"

@@ -22,7 +22,7 @@ MOST_RESAMPLES = 100_000
 LARGEST_SEED = 2**63 - 1  # NetCDF's integers
 
 Out = Annotated[Path, typer.Option(help="Folder for results, figure and table; unfinished work there is continued.")]
-Seeds = Annotated[int, typer.Option(max=MOST_SEEDS, help="Fresh models per model.")]
+Seeds = Annotated[int, typer.Option(max=MOST_SEEDS, help="Models with fresh weights per model.")]
 Initialization = Annotated[
     str,
     typer.Option(
@@ -33,10 +33,14 @@ Initialization = Annotated[
 ]
 Chat = Annotated[
     str | None,
-    typer.Option(help="Instead: a question, or a JSON file of conversations, written by the model's chat template."),
+    typer.Option(
+        help="Instead of a text: a question, or a JSON file of conversations, formatted with the model's chat template."
+    ),
 ]
 First = Annotated[str, typer.Option(help="Position 0: auto (BOS where training put one), bos, none, or a token id.")]
-Seed = Annotated[int, typer.Option(max=LARGEST_SEED, help="Of the windows' places and of whatever else is drawn.")]
+Seed = Annotated[
+    int, typer.Option(max=LARGEST_SEED, help="Seed of the windows' places and of everything else that is drawn.")
+]
 Bootstrap = Annotated[
     int, typer.Option(max=MOST_RESAMPLES, help="Resamples of the prompts for the intervals; 0 for none.")
 ]
@@ -82,11 +86,11 @@ class Source(Options):
     prompts: int = option("Windows of text.", 32)
     length: int = option("Tokens per window, position 0 included.", 256)
     text: Path | None = option(
-        "A text file or folder, or prose or code (bundled); if not given prose, or code for the bundled models."
+        "A text file or folder, or prose or code (bundled); if not given, prose, or code for the bundled models."
     )
     dataset: str | None = option("A dataset to stream: owner/name, owner/name:config, or a file.")
-    split: str = option("Of the dataset.", "train")
-    column: str = option("Of the dataset, holding the text.", "text")
+    split: str = option("Split of the dataset.", "train")
+    column: str = option("Column of the dataset that holds the text.", "text")
     chat: Chat = None
     first: First = "auto"
     seed: Seed = 0
@@ -103,7 +107,7 @@ class Source(Options):
 class Running(Options):
     """What runs the models, where, and how precisely."""
 
-    backend: Literal["transformers", "transformer_lens"] = option("Who runs the models.", "transformers")
+    backend: Literal["transformers", "transformer_lens"] = option("Library that runs the models.", "transformers")
     device: str = option("auto (CUDA if there is any), cpu, cuda, cuda:1, ...", "auto")
     device_map: str | None = option(
         "Instead, for models larger than one device: auto, balanced, balanced_low_0 or sequential, over all "
@@ -111,7 +115,7 @@ class Running(Options):
     )
     max_memory: str | None = option("With --device-map: what each device may hold, as in 0=20GiB,cpu=8GiB.")
     offload_folder: Path | None = option(
-        "With --device-map: for weights that wait on disk in another form than they came."
+        "With --device-map: folder for weights that are kept on disk in another form than their own."
     )
     dtype: Literal["auto", "float32", "float64", "bfloat16"] = option("auto is float32.", "auto")
 
@@ -142,8 +146,8 @@ class Running(Options):
 class Bands(Options):
     """Which queries and keys leakage is measured over, and the intervals."""
 
-    bands: str | None = option("Ranges of queries, as in 9-31,32-63; if not given up to 31, then doubling.")
-    lags: str = option("How far back the keys stand, as in 1-8 or 1,2,4.", "1-8")
+    bands: str | None = option("Ranges of queries, as in 9-31,32-63; if not given, up to 31, then doubling.")
+    lags: str = option("Distances from a query back to its keys, as in 1-8 or 1,2,4.", "1-8")
     bootstrap: Bootstrap = 400
 
     def values(self) -> dict[str, Any]:
@@ -151,7 +155,7 @@ class Bands(Options):
         from ..measures.leakage import parse_bands, parse_lags
 
         bands = None if self.bands is None else parse_bands(self.bands)
-        return {"bands": bands, "lags": parse_lags(self.lags), "bootstrap": self.bootstrap}
+        return vars(self) | {"bands": bands, "lags": parse_lags(self.lags)}
 
 
 def conditions(text: str) -> tuple[Any, ...]:

@@ -16,16 +16,16 @@ from .options import Initialization, Running, Source, values
 @command(without=("prompts", "device_map", "max_memory", "offload_folder"))
 def report(
     models: list[str] | None = argument(
-        "Bundled names, folders, GGUF files or hub ids; none: the page from what lies in --out."
+        "Bundled names, folders, GGUF files or hub ids; none: make the page from the results in --out."
     ),
     out: Path = option("Folder for results and page; what was measured there is kept.", Path("runs/report")),
-    fresh: bool = flag("--fresh", "Measure again what is there."),
+    fresh: bool = flag("--fresh", "Measure again what was measured before."),
     quick: bool = flag(
         "--quick",
         "Few prompts and products, one fresh model: the whole page in minutes, wide intervals, marked as quick. "
-        "--prompts, where given, counts; full results that are there are kept.",
+        "--prompts overrides their number; full results that exist are kept.",
     ),
-    prompts: int | None = option("Windows of text of every study; if not given, 2 to 256 as each study needs."),
+    prompts: int | None = option("Windows of text for every study; if not given, 2 to 256, as each study needs."),
     initialization: Initialization = "config",
     *,
     source: Source,
@@ -34,9 +34,9 @@ def report(
     """Measure models by every study and write one page: answer, claims, interactive charts, methods, provenance.
 
     Writes index.html, claims.md, overview.png, overview.svg and, in a folder per study, results, figures and tables. The
-    studies that take least come first, and the page is written after each. A result that was made with the same options is
-    kept; if interrupted, the same command resumes. Without models it makes the page from all results under --out, those of
-    other commands (map, match, toy) included; tables of toys are written again, their verdicts too.
+    shortest studies come first, and the page is written after each. Results that were made with the same options are kept;
+    if interrupted, the same command resumes. Without models it makes the page from all results under --out, including those
+    of other commands (map, match, toy), and writes the tables and verdicts of toys again.
 
     Examples:
       headwater report tiny-llama
@@ -135,8 +135,8 @@ def compare(
 ) -> None:
     """Compare two results number by number, B against A, with intervals: two checkpoints, two texts, base and instruct.
 
-    Paired by prompt where both have the same tokens, by document where both have windows of the same documents, else
-    unpaired; the table says which. Settings that differ are named below it.
+    The comparison is paired by prompt if both have the same tokens, by document if both have windows of the same documents,
+    and otherwise unpaired; the table says which. The settings that differ are named below it.
 
     Examples:
       headwater compare base/jacobian.nc instruct/jacobian.nc

@@ -51,7 +51,7 @@ def map_(
 class Matching(Options):
     """Which toys are trained beside a model, and how both are compared."""
 
-    quick: bool = flag("--quick", "Small toys, few steps, no ablations: about a minute, marked as such.")
+    quick: bool = flag("--quick", "Small toys, few steps, no ablations: about a minute, marked as quick.")
     seeds: Seeds = 2
     initialization: Initialization = "config"
     bootstrap: Bootstrap = 400
@@ -88,7 +88,7 @@ def match(target: Target, matching: Matching, source: Source, running: Running) 
 @command()
 def toy(
     names: list[str] = argument("retrieval, previous-token, position-bias, sinks, rollout, petroglyph, or all.", ...),
-    quick: bool = flag("--quick", "A small setting of about a minute each, marked as such."),
+    quick: bool = flag("--quick", "A small setting of about a minute each, marked as quick."),
     changed: list[str] | None = option(
         "Change a setting; lists as in depths=2,4. May be repeated.", None, "--with", metavar="FIELD=VALUE"
     ),
@@ -136,14 +136,14 @@ class Pretraining(Options):
     length: int = option("Tokens per window.", 256)
     peak_lr: float = option("Learning rate after warm-up; it decays to a tenth.", 3e-3)
     warmup: int = option("Steps of linear warm-up.", 100)
-    weight_decay: float = option("Of AdamW, on matrices only.", 0.1)
+    weight_decay: float = option("Weight decay of AdamW, on matrices only.", 0.1)
     clip: float = option("Largest norm of the gradient.", 1.0)
-    seed: int = option("Decides fresh weights and the order of the data.", 0)
+    seed: int = option("Decides the initial weights and the order of the data.", 0)
     compute: Literal["float32", "bfloat16"] = option("Weights stay float32; bfloat16 is autocast.", "float32")
-    keep_steps: str | None = option("Steps to keep the weights of, as in 0,100; the recipe's own if not given.")
+    keep_steps: str | None = option("Steps whose weights are kept, as in 0,100; the recipe's own if not given.")
     save_every: int = option("Steps between the states that a run resumes from.", 200)
     bos: bool | None = option(
-        "Start windows with BOS; if not given as the recipe has it, else yes.", None, "--bos/--no-bos"
+        "Start windows with BOS; if not given, as the recipe says, or yes for a config.", None, "--bos/--no-bos"
     )
     device: OneDevice = "auto"
     compile: bool = flag("--compile", "Pass the model through torch.compile: slow start, faster steps.")
