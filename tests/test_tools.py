@@ -1,4 +1,4 @@
-"""The scripts in tools/: every step of `make llm` is a command that exists; noise stays within half a quantization step."""
+"""The scripts in tools/: every step of `make llm` is a command that exists; noise, sizes and mutants are what they say."""
 
 from __future__ import annotations
 
@@ -54,3 +54,38 @@ def test_what_is_not_quantized_stays():
     weights = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     found = tool("noise").noisy(weights, GGMLQuantizationType.F32, np.random.default_rng(1))
     np.testing.assert_array_equal(found, weights)
+
+
+TREE = {
+    "probes/__init__.py": "from .report.page import page\n",  # the table of contents does not count
+    "probes/errors.py": "class Error(ValueError):\n    pass\n",
+    "probes/run/__init__.py": "",
+    "probes/run/files.py": "import json\nfrom ..errors import Error\n",
+    "probes/report/__init__.py": "",
+    "probes/report/page.py": "def page():\n    from ..run import files\n\n    return files\n",
+    "probes/report/page.css": "a {\n}\n",
+    "probes/checkpoints/tiny/config.json": "{}\n",
+    "toy/__init__.py": "",
+    "toy/one.py": "from typing import TYPE_CHECKING\nfrom probes import errors\nfrom .two import b\na = 1\n",
+    "toy/two.py": "def b():\n    from .one import a\n    return a\n",
+    "toy/three.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .four import d\nc = 1\n",
+    "toy/four.py": "from .three import c\nd = c\n",
+    "tests/test_all.py": "x = 1\n" * 451,
+}
+
+
+def test_size_counts_a_tree(tmp_path):
+    size = tool("size")
+    for name, text in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert size.counted(size.files(tmp_path, "probes")) == (11, 8)
+    graph = size.imports(tmp_path)
+    assert graph["probes.report.page"] == {"probes.run.files"}
+    assert [group for group in size.components(graph) if len(group) > 1] == [["toy.one", "toy.two"]]
+    assert size.floors(size.rooms(graph)) == 3  # errors, run, report; toy stands beside run
+    assert size.floors({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == 2
+    said = "\n".join(size.report(tmp_path))
+    assert "1 files over 450 lines\n    451  tests/test_all.py" in said
+    assert "4 rooms on 3 floors\n1 circles\n  toy.one, toy.two" in said
+    assert size.milliseconds(tmp_path, ["-c", "pass"]) > 0
