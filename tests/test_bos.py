@@ -27,6 +27,7 @@ from probes.measures.bos_swap import removed, state
 from probes.measures.leakage import leakage
 from probes.measures.sinks import sinks
 from probes.measures.trajectory import trajectory
+from probes.models import swap as swap_module
 from probes.models.swap import Swapped, mean_embedding, parse_replacement, swapped
 from probes.models.view import Attention, Edit, View
 from probes.results.dataset import load, save
@@ -87,9 +88,9 @@ def test_mean_is_over_every_token_at_position_0(name, backend):
 def test_mean_does_not_depend_on_how_it_is_cut(monkeypatch):
     model = view("gpt2")
     whole = mean_embedding(model)
-    monkeypatch.setattr(bos_module, "EMBEDDING_NUMBERS", 3 * WIDTH + 1)
+    monkeypatch.setattr(swap_module, "EMBEDDING_NUMBERS", 3 * WIDTH + 1)
     torch.testing.assert_close(mean_embedding(model), whole, rtol=0, atol=1e-12)
-    monkeypatch.setattr(bos_module, "EMBEDDING_NUMBERS", 1)  # a wide model: at least one at a time
+    monkeypatch.setattr(swap_module, "EMBEDDING_NUMBERS", 1)  # a wide model: at least one at a time
     torch.testing.assert_close(mean_embedding(model), whole, rtol=0, atol=1e-12)
 
 

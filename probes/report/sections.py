@@ -18,11 +18,11 @@ import xarray as xr
 
 from ..figures.style import condition_style
 from ..measures.matched import judged
+from ..results import theory_map
 from ..results.collected import Collected
 from ..results.curves import band, profiles, rms_log_error, spearman
 from ..results.dataset import quickly, recorded
 from ..results.tables import Table, number
-from ..studies import atlas
 from ..studies.matched import match_report
 from ..studies.reports import bos_report, leakage_report, sinks_report, trajectory_report
 from ..studies.study import AGREEMENT_COLUMNS, COLUMNS, agreement_cells, agreements, cells, described, summarize
@@ -286,9 +286,9 @@ def _theory(collected: Collected) -> Section:
                 tall=True,
             )
         )
-        lead.append(f"The map: {atlas.described(ds)}")
-        places = [list(atlas.cells(row)) for row in atlas.rows(ds)]
-        tables.append(Table("Every place of the map", atlas.COLUMNS, places))
+        lead.append(f"The map: {theory_map.described(ds)}")
+        places = [list(theory_map.cells(row)) for row in theory_map.rows(ds)]
+        tables.append(Table("Every place of the map", theory_map.COLUMNS, places))
     return Section("theory", "Theory", question, tuple(lead), tuple(shown), tuple(tables), missing=missing)
 
 
