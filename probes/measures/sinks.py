@@ -99,12 +99,14 @@ def sinks(
     """Sink metrics of chosen keys, and which heads attend to, read and react to position 0.
 
     Args:
-        model: any view; it is not changed. tokens: ids [prompt, position], position 0 included. keys: positions, or
-        "all"; the first 8 unless told, or as many of them as there are. threshold: [Gu]'s eps for alpha. tau: [Wu]'s,
-        for single weights. per_prompt: keep alpha of every prompt instead of the mean; unless told, for chosen keys
-        only. reacts: what to put at position 0 in order to measure `reacts`, as in `probes.models.swap.swapped`:
-        "mean", "zero", "random"
-            or a token id. None: not measured.
+        model: any view; it is not changed.
+        tokens: ids [prompt, position], position 0 included.
+        keys: positions, or "all"; the first 8 unless told, or as many of them as there are.
+        threshold: [Gu]'s eps for alpha.
+        tau: [Wu]'s, for single weights.
+        per_prompt: keep alpha of every prompt instead of the mean; unless told, for chosen keys only.
+        reacts: what to put at position 0 in order to measure `reacts`, as in `probes.swapped`: "mean", "zero", "random" or a
+            token id. None: not measured.
         pictures: patterns to keep of the heads that take most from position 0 (`written`): of the first prompt, at most
             128 positions; as many as there are heads, if fewer.
         effect: heads whose effect is measured (see `probes.measures.effect`): True or "all", or the first so many by
