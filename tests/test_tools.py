@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,14 @@ from typer.main import get_command
 from probes.__main__ import app
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
+
+
+@pytest.fixture(autouse=True)
+def _on_the_path(monkeypatch):
+    """Scripts import each other by their bare names, as those of one folder do."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    yield
+    sys.modules.pop("size", None)
 
 
 def tool(name: str):
@@ -89,3 +99,45 @@ def test_size_counts_a_tree(tmp_path):
     assert "1 files over 450 lines\n    451  tests/test_all.py" in said
     assert "4 rooms on 3 floors\n1 circles\n  toy.one, toy.two" in said
     assert size.milliseconds(tmp_path, ["-c", "pass"]) > 0
+
+
+FAULTY = """
+def area(width: float, height: float = 2, *, flat: bool = False) -> float:
+    \"\"\"Not 1, not `a < b`.\"\"\"
+    if not flat and width < 3:
+        raise ValueError(f"{width + 1} is not 2" + str(4))
+    return width * height
+"""
+
+
+def test_mutants_of_a_function_are_all_there_apply_and_are_found_after_a_move():
+    mutants = tool("mutants")
+    found = list(mutants.mutants(ast.parse(FAULTY), "probes.one"))
+    assert {(mutant.kind, mutant.before, mutant.after) for mutant in found} == {
+        ("default", "height=2", "height=3"),
+        ("default", "flat=False", "flat=True"),
+        ("and, or", "if not flat and width < 3:", "if not flat or width < 3:"),
+        ("not", "if not flat and width < 3:", "if flat and width < 3:"),
+        ("comparison", "if not flat and width < 3:", "if not flat and width <= 3:"),
+        ("number", "if not flat and width < 3:", "if not flat and width < 4:"),
+        ("arithmetic", "return width * height", "return width / height"),
+        ("sign", "return width * height", "return -(width * height)"),
+    }
+    moved = "x = 'é'; y = 1\n\n\nclass Shape:\n" + "\n".join(f"    {line}" for line in FAULTY.splitlines())
+    there = list(mutants.mutants(ast.parse(moved), "toy.two"))
+    for mutant in found:
+        here = mutants.located(mutant, there)
+        assert here.definition == "Shape.area"
+        changed = mutants.applied(here, moved.encode()).decode()
+        again = list(mutants.mutants(ast.parse(changed), "toy.two"))
+        assert any(mutant.after in (one.before, f"{one.before}:") for one in again)
+    assert mutants.located(found[0]._replace(before="height=5"), there) is None
+    assert mutants.applied(there[0], moved.encode()).decode().startswith("x = 'é'; y = (2)\n")
+    assert mutants.drawn(found, 6, seed=0) == mutants.drawn(found, 6, seed=0)
+    assert len({mutant.kind for mutant in mutants.drawn(found, 6, seed=0)}) == 6
+
+
+def test_test_files_come_in_the_order_of_their_distance():
+    reach = tool("mutants").reaching(TOOLS.parent)
+    assert reach["probes.measures.sinks"][0] == "tests/test_sinks.py"
+    assert reach["toy.train"].index("tests/test_toy_train.py") < reach["toy.train"].index("tests/test_tools.py")
