@@ -50,7 +50,8 @@ from probes.results.dataset import dataset
 from probes.results.statistics import between_runs, over_runs
 from probes.results.tables import Table, number
 
-from ..model import Architecture, PositionalSwitch, Switches, at_least, forward
+from ..checks import at_least
+from ..model import Architecture, PositionalSwitch, Switches, forward
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, seed_of, stacked
 from .experiment import Work, each_above, over_each, over_told

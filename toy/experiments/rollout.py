@@ -54,7 +54,8 @@ from probes.theory.rollout import (
     window_bound,
 )
 
-from ..model import THETA, Architecture, Mask, PositionalSwitch, at_least, initial
+from ..checks import at_least
+from ..model import THETA, Architecture, Mask, PositionalSwitch, initial
 from ..tasks import Copying
 from ..train import Run, seed_of
 from ..view import Toy
