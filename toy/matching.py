@@ -281,7 +281,7 @@ def toys(
 
     Args:
         plans: of one setting.
-        folder: where unfinished training is kept and taken up again; the caller removes it in the end (`finish`).
+        folder: where unfinished training is kept and resumed from; the caller removes it in the end (`finish`).
         device: where toys are trained; their views are on the CPU.
         advance: called with (task, model-steps done, in all).
 
@@ -314,7 +314,7 @@ def toys(
 
 @dataclass(frozen=True)
 class Matching:
-    """Plans and toys of one setting on one device: what a study of models is handed, which knows no toys itself."""
+    """Plans and toys of one setting on one device: what a study of models is given, since it knows no toys itself."""
 
     settings: Settings = Settings()
     device: str = "auto"  # as in `probes.load`

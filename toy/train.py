@@ -113,7 +113,7 @@ def train(
             then gives the very numbers of an uninterrupted one (on the same number of threads). The caller removes the
             folder in the end (`forget`).
         together: models trained side by side at most; chosen by their size if None.
-        advance: called now and then with the number of model-steps done since; what was done before, first of all.
+        advance: called now and then with the number of model-steps done since; the first call tells what was done before.
 
     Raises:
         InputError: no runs or steps; steps to record that are not made, or weights that no run has; `folder` holds the
@@ -324,7 +324,7 @@ class _Group:
     def _slope(
         self, leaves: dict[str, Tensor], switches: Switches, streams: _Streams
     ) -> Float[Tensor, "model parameter"]:
-        """The gradient of this step's losses, which are noted."""
+        """The gradient of this step's losses, which are stored in `losses`."""
         inputs, answers = streams.at(self.step)
         if streams.narrow:
             out = narrow.forward(self.architecture, leaves, switches, inputs, streams.counts)  # [E, outputs, B]

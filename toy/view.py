@@ -3,9 +3,9 @@
 The pass is that of `toy.model` with one model side by side, block by block at all positions; only attention is run by
 `probes.models.fused`, which gives watchers what they ask for. Nothing of the weights is copied.
 
-What a toy lacks is what the view's definitions leave of it: without norm the final norm is the identity, without W_O a head
-writes its values' components where they stand (identity slices), without residual stream a block's output alone is the
-stream. A full mask is a prefix of all positions.
+Parts that a toy lacks follow from the view's definitions: without norms the final norm is the identity, without W_O a head
+writes its values to its own components of the stream (identity slices), without a residual stream a block's output alone is
+the stream. A full mask is a prefix of all positions.
 
 Toys whose inputs are vectors (in-context retrieval) have no vocabulary; a `table` of vectors gives them token ids. What the
 head tells apart are then the last of those ids.
@@ -72,7 +72,7 @@ POSITIONAL: dict[PositionalSwitch, PositionalEncoding] = {
 }
 FAMILY = "toy"
 
-# Of whom a pass was asked to be watched, by view, as passes of one may be run inside another's watcher.
+# The watcher of each view, by its id: a pass of one view may run inside another view's watcher.
 _watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("toy_watchers", default=MappingProxyType({}))
 
 
