@@ -18,8 +18,8 @@ from gguf_files import REMOVED, cut, llama3_factors, read, refused, same, write
 
 import probes
 from probes.errors import InputError
-from probes.models.gguf_config import config_of
-from probes.models.gguf_header import read_header
+from probes.models.gguf.config import config_of
+from probes.models.gguf.header import read_header
 
 HEADS = {"num_key_value_heads": families.HEADS}
 

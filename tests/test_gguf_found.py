@@ -19,11 +19,11 @@ from gguf_files import IDS, REMOVED, cut, one_line, read, refused, same, write
 from transformers import PreTrainedTokenizerFast
 
 import probes
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.errors import InputError
 from probes.models import cache, named
 from probes.models.cache import cache_folder
-from probes.models.gguf_header import LONGEST_ARRAY, read_header
+from probes.models.gguf.header import LONGEST_ARRAY, read_header
 from probes.models.load import born, fresh
 from probes.results.dataset import provenance
 
@@ -173,7 +173,7 @@ def fail(*_: Any, **__: Any) -> Any:
 def test_the_second_start_reads_what_the_first_one_wrote(tiny, tmp_path, monkeypatch):
     first = probes.load(tiny)
     (entry,) = entries(tmp_path)
-    monkeypatch.setattr("probes.models.gguf_file.read_tensors", fail)
+    monkeypatch.setattr("probes.models.gguf.file.read_tensors", fail)
     again = probes.load(tiny)
     assert again.identity == first.identity
     assert cut(again, " the") == cut(first, " the")

@@ -17,8 +17,8 @@ from transformers import AttentionInterface
 
 import probes
 from probes.errors import InputError
-from probes.models.huggingface import ATTENTION
 from probes.models.lens import boot
+from probes.models.listening import ATTENTION
 from probes.theory.kernel import second_moment
 
 IDS = torch.randint(3, VOCABULARY, (2, 10), generator=torch.Generator().manual_seed(1))

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM
 import probes
 from probes import Initialization, InputError, born, fresh
 from probes.figures.jacobian import caption
-from probes.models.huggingface import HuggingFaceView, initialization_of
+from probes.models.fresh import initialization_of
+from probes.models.huggingface import HuggingFaceView
 from probes.models.initialization import ASSUMED, KINDS, PUBLISHED
 from probes.models.view import View, weights_hash
 from probes.results.dataset import combine

@@ -21,9 +21,12 @@ LAYERS = (
 )
 CONTENTS = "probes"  # the table of contents: it names modules of every layer and imports none before it is asked
 ADAPTERS = {"probes.models.huggingface", "probes.models.lens"}
-LOADING = {"probes.models.load", "probes.models.named", "probes.models.gguf_config"}  # may import adapters
-READERS = {"probes.models.gguf_tensors", "probes.models.gguf_tokenizer"}  # of what only transformers can read
-MAY_IMPORT_TRANSFORMERS = ADAPTERS | LOADING | READERS
+BELOW_ADAPTERS = {"probes.models.fresh", "probes.models.listening"}
+LOADING = {"probes.models.load", "probes.models.named"}  # may import adapters
+READERS = {
+    f"probes.models.gguf.{name}" for name in ("config", "tensors", "tokenizer")
+}  # of what only transformers can read
+MAY_IMPORT_TRANSFORMERS = ADAPTERS | BELOW_ADAPTERS | LOADING | READERS
 KNOW_TOY = ("probes.cli", "probes.__main__", "toy")
 
 

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from typer.main import get_command
 
-from probes.__main__ import app
+from probes.cli.main import app
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 

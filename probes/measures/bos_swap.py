@@ -48,7 +48,7 @@ from ..models.view import View
 from ..results.curves import Profile, mean_profile
 from ..results.dataset import dataset, provenance, tokens_hash
 from ..results.statistics import INTERVAL, ends
-from ..run.pieces import Piece, each, within
+from ..run.resume import Piece, each, within
 from .forms import resampling, splits
 from .jacobian import PRODUCTS, jacobian
 from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check

@@ -43,7 +43,7 @@ from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from ..models.pullback import Prompt
-from ..run.pieces import OWN, Piece, Pieces, each
+from ..run.resume import OWN, Piece, Pieces, each
 
 Progress = Callable[[float, float], None]  # (products done, products in all)
 

@@ -41,7 +41,7 @@ from ..models.given import takes_model
 from ..models.pullback import Apart, Engine, Pacing, Pathway, Prompt, Readout
 from ..models.view import View
 from ..results.dataset import dataset, provenance
-from ..run.pieces import Piece, Pieces, each
+from ..run.resume import Piece, Pieces, each
 from .estimators import ENGINES, Estimate, Progress, Reporter, refined, sketch
 
 Method = Literal["exact", "sketch", "scalar"]

@@ -63,7 +63,7 @@ from ..models.given import takes_model
 from ..models.view import Attention, Edit, View
 from ..results.dataset import dataset, provenance
 from ..run.memory import Retry
-from ..run.pieces import Piece, each, groups
+from ..run.resume import Piece, each, groups
 from .attention import pattern_blocks, run_watched
 from .effect import PROMPTS as EFFECT_PROMPTS
 from .effect import check_effect, effects, passes_in_all

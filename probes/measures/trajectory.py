@@ -44,7 +44,7 @@ from ..models.view import Edit, View
 from ..results.curves import three_digits
 from ..results.dataset import dataset, provenance
 from ..run.memory import Retry, shares
-from ..run.pieces import Piece, Pieces, each, groups
+from ..run.resume import Piece, Pieces, each, groups
 
 Progress = Callable[[float, float], None]  # (passes done, passes in all)
 

@@ -22,8 +22,10 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import AutoTokenizer
 
 from ..errors import InputError
-from .huggingface import HuggingFaceView, cast, family_of, fresh_model, initialization_of, shadow
-from .initialization import CONFIG, Initialization, Rule
+from .families import family_of
+from .fresh import fresh_model, initialization_of
+from .huggingface import HuggingFaceView, cast, shadow
+from .initialization import CONFIG, Rule
 from .split import is_split
 from .view import Attention, Edit, Parts, Site
 
@@ -50,13 +52,8 @@ class LensView(HuggingFaceView):
         bridge: TransformerBridge,
         *,
         tokenizer: Any | None = None,
-        name: str | None = None,
-        revision: str | None = None,
-        weights_file: str | None = None,
-        condition: str = "pretrained",
-        initialization: Initialization | None = None,
+        **described: Any,
     ) -> None:
-        self.initialization = initialization
         config = bridge.original_model.config
         family_of(config)
         if getattr(bridge, "compatibility_mode", False):
@@ -65,10 +62,9 @@ class LensView(HuggingFaceView):
                 "give it as booted, with raw weights"
             )
         refuse_split(bridge)
-        self._bridge = shadow(bridge)
-        self._lens_tokenizer, self._weights_file = tokenizer is None, weights_file
+        self._bridge, self._lens_tokenizer = shadow(bridge), tokenizer is None
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
-        self._wrap(self._bridge.original_model, config, tokenizer, name, revision, condition)
+        self._wrap(self._bridge.original_model, config, tokenizer, **described)
 
     def _weights(self) -> Iterable[Tensor]:
         """Without a bridge's copies of fused projections, as long as they are copies: as transformers has the weights."""
@@ -94,15 +90,8 @@ class LensView(HuggingFaceView):
     def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> LensView:
         rule = initialization_of(self._model.config, initialization)
         model: Any = fresh_model(self._model.config, seed, rule, positional=positional)
-        twin = type(self)(
-            boot(cast(model.to(self.device), self.dtype), self._name),
-            tokenizer=self.tokenizer,
-            name=self._name,
-            revision=self._revision,
-            weights_file=self._weights_file,
-            condition="init" if positional else "init-nope",
-            initialization=rule,
-        )
+        booted = boot(cast(model.to(self.device), self.dtype), self._name)
+        twin = type(self)(booted, **self._twin(rule, positional))
         twin._lens_tokenizer = self._lens_tokenizer
         return twin
 

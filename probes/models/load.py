@@ -13,8 +13,9 @@ import torch
 
 from ..errors import InputError
 from ..run.processes import launched, local_number
-from .gguf_config import config_of
-from .gguf_header import is_gguf, read_header
+from .families import family_of
+from .gguf.config import config_of
+from .gguf.header import is_gguf, read_header
 from .initialization import ASSUMED, CONFIG, Rule
 from .named import CHECKPOINTS as CHECKPOINTS
 from .named import DTYPES, DType, Found, Reading, bundled, check_finite, config_fields, find, located, read_tokenizer
@@ -124,7 +125,8 @@ def born(config: Any, *, initialization: Rule | None = None) -> Birth:
     Raises:
         InputError: nothing of that kind, a family that is not supported, or no such rule.
     """
-    from .huggingface import HuggingFaceView, birth_of, initialization_of
+    from .fresh import birth_of, initialization_of
+    from .huggingface import HuggingFaceView
 
     if isinstance(config, Birth):
         if initialization is not None:
@@ -158,7 +160,8 @@ def fresh(
     Raises:
         InputError: nothing of that kind, a family that is not supported, or no such rule.
     """
-    from .huggingface import HuggingFaceView, fresh_model, initialization_of
+    from .fresh import fresh_model, initialization_of
+    from .huggingface import HuggingFaceView
 
     described = _configuration(config)
     rule = initialization_of(described, initialization)
@@ -187,7 +190,8 @@ def _configuration(config: Any) -> Any:
     """A transformers configuration from whatever describes one, of a model that can be made."""
     from transformers import PreTrainedConfig
 
-    from .huggingface import HuggingFaceView, check_sizes, family_of
+    from .fresh import check_sizes
+    from .huggingface import HuggingFaceView
 
     if isinstance(config, PreTrainedConfig):
         family_of(config)
@@ -216,8 +220,6 @@ def _configuration(config: Any) -> Any:
 def _from_fields(fields: Any, *, strict: bool) -> Any:
     """A configuration from its fields; `strict` refuses names it does not know, which files of other origin may have."""
     from transformers import AutoConfig
-
-    from .huggingface import family_of
 
     if not isinstance(fields, Mapping):
         raise InputError(
@@ -332,7 +334,7 @@ def _name_of(model: Any) -> str:
 
 
 def _view(found: Found, backend: Backend, *, own: bool) -> HuggingFaceView:
-    from .huggingface import HuggingFaceView, family_of, shadow
+    from .huggingface import HuggingFaceView, shadow
 
     model, described = found.model, {name: value for name, value in found._asdict().items() if name != "model"}
     family_of(model.config)

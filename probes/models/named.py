@@ -21,7 +21,8 @@ import torch
 from ..errors import InputError
 from ..run.files import what_is
 from .checkpoint import CONFIG, check_fields, check_weights, read_object
-from .gguf_header import SUFFIX, Header, is_gguf, read_header
+from .families import family_of
+from .gguf.header import SUFFIX, Header, is_gguf, read_header
 from .initialization import ASSUMED
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
@@ -153,7 +154,7 @@ def _brief(value: Any) -> str:
 
 def _from_gguf(path: Path, name: str, how: Reading) -> Found:
     """A GGUF file: what it says, unless a config.json or a tokenizer beside it, or given, says it better."""
-    from .gguf_file import converted
+    from .gguf.file import converted
 
     header = read_header(path)
     beside = [path.parent] if any((path.parent / file).is_file() for file in TOKENIZER_FILES) else []
@@ -242,8 +243,6 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
 
 def _check_config(folder: Path, name: str) -> None:
     """Refuse what can be refused from config.json alone, in words that name the field, before transformers does."""
-    from .huggingface import family_of
-
     try:
         fields = read_object(folder / CONFIG)
         kind = fields.get("model_type")
@@ -284,8 +283,6 @@ def _from_hub(source: str, revision: str | None, how: Reading) -> Found:
 
 def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
-
-    from .huggingface import family_of
 
     given: dict[str, Any] = {"revision": revision} if revision is not None else {}
 

@@ -102,7 +102,7 @@ from ..models.pullback import Readout, readout_rows
 from ..models.view import Parts, Trace, View, obstacle
 from ..results.dataset import attributes, dataset, made_with, provenance
 from ..run.memory import Retry
-from ..run.pieces import Piece, each
+from ..run.resume import Piece, each
 from .moments import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
 
 Progress = Callable[[float, float], None]  # (blocks done, blocks in all)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .gguf_header import Header
+from .header import Header
 
 # By what a file calls the rules that split its texts, as llama.cpp understands these names:
 AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo")

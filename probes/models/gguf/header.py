@@ -20,8 +20,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InputError
-from ..run.files import what_is
+from ...errors import InputError
+from ...run.files import what_is
 
 MAGIC, SUFFIX = b"GGUF", ".gguf"
 VERSIONS = (

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from . import cache
-from .checkpoint import CONFIG, WEIGHTS
-from .gguf_config import config_of
-from .gguf_header import Header
-from .gguf_tensors import check_tensors, read_tensors
-from .gguf_tokenizer import tokenizer_of
+from .. import cache
+from ..checkpoint import CONFIG, WEIGHTS
+from .config import config_of
+from .header import Header
+from .tensors import check_tensors, read_tensors
+from .tokenizer import tokenizer_of
 
 LAYOUT = 1  # of the folders written here; to be raised with whatever changes what is in them
 READERS = ("gguf", "safetensors", "tokenizers", "torch", "transformers")  # whose versions may change what comes out

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gguf_config import ROPE_FACTORS
-from .gguf_header import Header
+from .config import ROPE_FACTORS
+from .header import Header
 
 TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")  # GPT-2's, which transformers stores [input, output]
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError
-from .checkpoint import check_fields
-from .gguf_header import Header
-from .initialization import ASSUMED
+from ...errors import InputError
+from ..checkpoint import check_fields
+from ..families import spec_of
+from ..initialization import ASSUMED
+from .header import Header
 
 ROPE_FACTORS = "rope_freqs.weight"  # what each rotation's frequency is divided by
 # Keys that change nothing at these values, and those that change nothing at any.
@@ -284,8 +285,6 @@ ARCHITECTURES: MappingProxyType[str, Callable[[_Stated], dict[str, Any]]] = Mapp
 
 def _agreeing(stated: _Stated, implied: Any, given: Mapping[str, Any]) -> Any:
     """The given configuration, once everything that the file states has been found in it."""
-    from .huggingface import spec_of
-
     header = stated.header
     kinds = ("llama", "mistral") if header.architecture in ("llama", "mistral") else (implied.model_type,)
     if given.get("model_type") not in kinds:
@@ -340,8 +339,6 @@ def _close(a: Any, b: Any) -> bool:
 
 def _check_window(stated: _Stated, config: Any) -> None:
     """Refuse a window that the file states and that the model would not have."""
-    from .huggingface import spec_of
-
     window, spec = stated.values.get("attention.sliding_window"), spec_of(config)
     if window is None or window in spec.windows or (set(spec.windows) == {None} and window >= (spec.max_length or 0)):
         return

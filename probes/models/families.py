@@ -1,0 +1,216 @@
+"""Where the families of transformers differ: one frozen table, and what its rows know of a block and a configuration.
+
+The code elsewhere has no branches by family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import InputError
+from .view import Linear, Norm, Parts, PositionalEncoding, Spec
+
+
+def _rms(module: Any, *, plus_one: bool = False) -> Norm:
+    eps = getattr(module, "variance_epsilon", None)
+    weight = module.weight
+    return Norm("rms", weight + 1 if plus_one else weight, None, module.eps if eps is None else eps)
+
+
+def _layer_norm(module: nn.LayerNorm) -> Norm:
+    return Norm("layer", module.weight, module.bias, module.eps)
+
+
+def _linear(module: Any) -> Linear:
+    return Linear(module.weight, module.bias)
+
+
+def _llama_parts(block: Any, *, plus_one: bool = False, **more: Any) -> Parts:
+    attention, mlp = block.self_attn, block.mlp
+    return Parts(
+        attention_norm=_rms(block.input_layernorm, plus_one=plus_one),
+        mlp_norm=more.pop("mlp_norm", None) or _rms(block.post_attention_layernorm, plus_one=plus_one),
+        q=_linear(attention.q_proj),
+        k=_linear(attention.k_proj),
+        v=_linear(attention.v_proj),
+        o=_linear(attention.o_proj),
+        gate=_linear(mlp.gate_proj),
+        up=_linear(mlp.up_proj),
+        down=_linear(mlp.down_proj),
+        activation=mlp.act_fn,
+        head_dim=attention.head_dim,
+        scale=attention.scaling,
+        **more,
+    )
+
+
+def _qwen3_parts(block: Any) -> Parts:
+    return _llama_parts(block, q_norm=_rms(block.self_attn.q_norm), k_norm=_rms(block.self_attn.k_norm))
+
+
+def _gemma_parts(block: Any) -> Parts:
+    return _llama_parts(block, plus_one=True)
+
+
+def _gemma2_parts(block: Any) -> Parts:
+    return _llama_parts(
+        block,
+        plus_one=True,
+        mlp_norm=_rms(block.pre_feedforward_layernorm, plus_one=True),
+        post_attention_norm=_rms(block.post_attention_layernorm, plus_one=True),
+        post_mlp_norm=_rms(block.post_feedforward_layernorm, plus_one=True),
+        softcap=block.self_attn.attn_logit_softcapping,
+    )
+
+
+def _gpt2_parts(block: Any) -> Parts:
+    attention, mlp = block.attn, block.mlp
+    # Conv1D stores [input, output], and q, k, v side by side.
+    weights, biases = attention.c_attn.weight.T.chunk(3), attention.c_attn.bias.chunk(3)
+    scale = attention.head_dim**-0.5 if attention.scale_attn_weights else 1.0
+    if attention.scale_attn_by_inverse_layer_idx:
+        scale /= attention.layer_idx + 1
+    return Parts(
+        attention_norm=_layer_norm(block.ln_1),
+        mlp_norm=_layer_norm(block.ln_2),
+        q=Linear(weights[0], biases[0]),
+        k=Linear(weights[1], biases[1]),
+        v=Linear(weights[2], biases[2]),
+        o=Linear(attention.c_proj.weight.T, attention.c_proj.bias),
+        gate=None,
+        up=Linear(mlp.c_fc.weight.T, mlp.c_fc.bias),
+        down=Linear(mlp.c_proj.weight.T, mlp.c_proj.bias),
+        activation=mlp.act,
+        head_dim=attention.head_dim,
+        scale=scale,
+    )
+
+
+def _gpt_neox_parts(block: Any) -> Parts:
+    attention, mlp = block.attention, block.mlp
+    fused = attention.query_key_value
+    # Rows are grouped by head: c of q, c of k, c of v, then the next head.
+    weight = fused.weight.unflatten(0, (-1, 3, attention.head_size))
+    bias = None if fused.bias is None else fused.bias.unflatten(0, (-1, 3, attention.head_size))
+    q, k, v = (Linear(weight[:, i].flatten(0, 1), None if bias is None else bias[:, i].flatten()) for i in range(3))
+    return Parts(
+        attention_norm=_layer_norm(block.input_layernorm),
+        mlp_norm=_layer_norm(block.post_attention_layernorm),
+        q=q,
+        k=k,
+        v=v,
+        o=_linear(attention.dense),
+        gate=None,
+        up=_linear(mlp.dense_h_to_4h),
+        down=_linear(mlp.dense_4h_to_h),
+        activation=mlp.act,
+        head_dim=attention.head_size,
+        scale=attention.scaling,
+        parallel=block.use_parallel_residual,
+    )
+
+
+def _gpt_neox_fused(block: Any) -> dict[str, Tensor]:
+    fused = block.attention.query_key_value.weight.unflatten(0, (-1, 3, block.attention.head_size))
+    return dict(zip("qkv", fused.unbind(1), strict=True))
+
+
+def _gemma2_born(config: Any) -> dict[str, Any]:
+    return {"activation": config.hidden_activation, "post_norm": True}
+
+
+def _gpt_neox_born(config: Any) -> dict[str, Any]:
+    plain = {"gate": None, "norm": "layer", "eps": config.layer_norm_eps}
+    return plain | {"parallel": config.use_parallel_residual}
+
+
+def _gpt2_born(config: Any) -> dict[str, Any]:
+    return {
+        "gate": None,
+        "norm": "layer",
+        "eps": config.layer_norm_epsilon,
+        "features": config.n_inner or 4 * config.n_embd,
+        "activation": config.activation_function,
+    }
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where a family keeps what the view needs, and the block class that `parts` knows how to take apart."""
+
+    block: str
+    parts: Callable[[Any], Parts]
+    blocks: str = "layers"
+    final_norm: str = "norm"
+    attention: str = "self_attn"
+    output: str = "o_proj"  # of the attention
+    positional: PositionalEncoding = "rope"
+    learned: str | None = None  # the embedding of absolute positions
+    born: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the fields of `Birth` differ from Llama's
+    depth_scaled: bool = False  # transformers draws output and down projections more narrowly the deeper the model is
+    root_scaled: bool = False  # embeddings are multiplied by sqrt(d) in the forward pass
+    fused: Callable[[Any], dict[str, Tensor]] = lambda block: {}  # a block's matrices of which `parts` has copies
+
+
+FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
+    {
+        "llama": Family("LlamaDecoderLayer", _llama_parts),
+        "mistral": Family("MistralDecoderLayer", _llama_parts),
+        "qwen2": Family("Qwen2DecoderLayer", _llama_parts),
+        "qwen3": Family("Qwen3DecoderLayer", _qwen3_parts),
+        "gemma": Family("GemmaDecoderLayer", _gemma_parts, root_scaled=True),
+        "gemma2": Family("Gemma2DecoderLayer", _gemma2_parts, born=_gemma2_born, root_scaled=True),
+        "gpt2": Family("GPT2Block", _gpt2_parts, "h", "ln_f", "attn", "c_proj", "learned", "wpe", _gpt2_born, True),
+        "gpt_neox": Family(
+            "GPTNeoXLayer",
+            _gpt_neox_parts,
+            final_norm="final_layer_norm",
+            attention="attention",
+            output="dense",
+            born=_gpt_neox_born,
+            fused=_gpt_neox_fused,
+        ),
+    }
+)
+
+
+def family_of(config: Any) -> Family:
+    """The table's row for a configuration.
+
+    Raises:
+        InputError: the model type is not in the table.
+    """
+    if config.model_type not in FAMILIES:
+        raise InputError(
+            f"model type '{config.model_type}' is not supported; supported families: {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[config.model_type]
+
+
+def spec_of(config: Any) -> Spec:
+    """The architecture a transformers configuration describes."""
+    family = family_of(config)
+    heads, blocks, width = config.num_attention_heads, config.num_hidden_layers, config.hidden_size
+    head_dim = getattr(config, "head_dim", None) or width // heads
+    window = getattr(config, "sliding_window", None)
+    if not getattr(config, "use_sliding_window", True):  # Qwen2 and Qwen3 carry the number without using it
+        window = None
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * blocks
+    return Spec(
+        family=config.model_type,
+        blocks=blocks,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=head_dim,
+        width=width,
+        vocabulary=config.vocab_size,
+        positional=(family.positional,) * blocks,
+        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        max_length=getattr(config, "max_position_embeddings", None),
+        initializer_range=getattr(config, "initializer_range", None),
+    )

@@ -1,0 +1,123 @@
+"""Fresh weights of a configuration: what a rule of initialization means for it, and models drawn by that rule."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.activations import ACT2FN
+
+from ..errors import InputError
+from .families import family_of, spec_of
+from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, of_config, resolve
+from .view import Birth
+
+
+def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
+    """What a rule means for a configuration.
+
+    Raises:
+        InputError: no such rule.
+    """
+    blocks, width = config.num_hidden_layers, config.hidden_size
+
+    def own() -> Initialization:
+        default = AutoConfig.for_model(config.model_type).initializer_range
+        scheme = {"assumed": getattr(config, ASSUMED, False), "depth_scaled": family_of(config).depth_scaled}
+        return of_config(config.initializer_range, default, blocks, width, **scheme)
+
+    return resolve(rule, blocks, width, own)
+
+
+def check_sizes(config: Any) -> None:
+    """Refuse what transformers would take and no model can be made of, or none with fresh weights.
+
+    Raises:
+        InputError: a size that is not positive, heads that do not share keys evenly, no initializer range, an activation
+            that transformers does not have.
+    """
+    family_of(config)
+    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    for name in sizes:
+        value = getattr(config, name, None)
+        if value is not None and value < 1:
+            raise InputError(f"the config has {name}={value}; give at least 1")
+    spec = spec_of(config)
+    if spec.heads % spec.kv_heads:
+        raise InputError(f"{spec.heads} query heads cannot share {spec.kv_heads} key heads evenly; give a divisor")
+    if not (spec.initializer_range or 0) > 0:
+        raise InputError(f"the config has initializer_range={spec.initializer_range}; give a positive number, as 0.02")
+    activation = _structure(config)["activation"]
+    if activation not in ACT2FN:
+        raise InputError(f"the config's activation '{activation}' is none of transformers'; give one, as gelu or silu")
+
+
+def birth_of(config: Any, rule: Initialization) -> Birth:
+    """What fresh weights of this configuration are drawn from under a rule."""
+    family, found = family_of(config), _structure(config)
+    drawn = {kind: getattr(rule, kind) for kind in ("embedding", "positions", "v", "o", "gate", "up", "down")}
+    if family.root_scaled:
+        drawn["embedding"] *= config.hidden_size**0.5
+    if family.learned is None:
+        drawn["positions"] = 0.0
+    found["activation"] = ACT2FN[found["activation"]]
+    return Birth(spec_of(config), **drawn | found, initialization=str(rule))
+
+
+def _structure(config: Any) -> dict[str, Any]:
+    """The fields of `Birth` that are no deviations, nor its spec; the activation by name."""
+    found: dict[str, Any] = {"norm": "rms", "features": getattr(config, "intermediate_size", None)}
+    found |= {"eps": getattr(config, "rms_norm_eps", None), "activation": getattr(config, "hidden_act", None)}
+    return found | family_of(config).born(config)
+
+
+def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: bool = True) -> PreTrainedModel:
+    """Fresh float32 weights from a configuration, drawn on the CPU so that a seed means the same on every device.
+
+    They are drawn as transformers draws them. All entries are normal with mean zero, so that multiplying a matrix by the
+    ratio of its deviations is a draw by another rule, from the same noise; by the configuration's own nothing is touched.
+
+    Without `positional`: rotations are replaced by the identity (times the scaling that some RoPE types apply to the
+    logits), learned positions by zeros.
+    """
+    config = copy.deepcopy(config)
+    config._attn_implementation = None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _rescale(model, rule)
+    if positional:
+        return model
+    family = family_of(config)
+    decoder = model.get_decoder()
+    if family.learned is not None:
+        nn.init.zeros_(getattr(decoder, family.learned).weight)
+        return model
+
+    def unrotated(module: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        cos, sin = output
+        return torch.sqrt(cos**2 + sin**2), torch.zeros_like(sin)
+
+    decoder.rotary_emb.register_forward_hook(unrotated)
+    return model
+
+
+@torch.no_grad()
+def _rescale(model: Any, rule: Initialization) -> None:
+    """Matrices as drawn by the model's configuration become those of `rule`, in place."""
+    own, family, decoder = initialization_of(model.config), family_of(model.config), model.get_decoder()
+    matrices = [("embedding", model.get_input_embeddings().weight)]
+    if model.get_output_embeddings().weight is not matrices[0][1]:
+        matrices.append(("unembedding", model.get_output_embeddings().weight))
+    if family.learned is not None:
+        matrices.append(("positions", getattr(decoder, family.learned).weight))
+    for block in getattr(decoder, family.blocks):
+        parts = family.parts(block)
+        linear = {kind: getattr(parts, kind, None) for kind in KINDS}
+        matrices += ({k: x.weight for k, x in linear.items() if x is not None} | family.fused(block)).items()
+    for kind, matrix in matrices:
+        if getattr(rule, kind) != getattr(own, kind):
+            matrix.mul_(getattr(rule, kind) / getattr(own, kind))
