@@ -33,7 +33,8 @@ from probes.results.tables import Table, number
 from ..model import Architecture, Mask, Switches, forward, initial
 from ..tasks import Drawn, InContext
 from ..train import Run, Trained, stacked
-from .experiment import Work, each_above, over_each, over_told
+from .experiment import Work
+from .rules import each_above, over_each, over_told
 
 DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
 ITEMS = 8

@@ -47,7 +47,7 @@ from ..model import (
 from ..tasks import Drawn
 from ..train import Trained, stacked
 from . import position_bias
-from .experiment import Work, each_above, over_told
+from .experiment import Work
 from .position_bias import (
     CHUNK,
     NOT_THERE,
@@ -61,6 +61,7 @@ from .position_bias import (
     learnt_by_kind,
     scaled,
 )
+from .rules import each_above, over_told
 
 DIMS = ("scale", "depth", "mask", "residual", "seed")
 METRIC = "sink metric (fraction of queries that give a position a weight above tau)"
