@@ -37,9 +37,11 @@ def decided(measured: str, *tests: Test) -> Judged:
     return Judged(measured, every(tests)(SURE) if tests else None)
 
 
-def by_parts(found: Sequence[tuple[str, Test]], *, between: str = "; ") -> Judged:
+def by_parts(found: Sequence[tuple[str, Test]], *, before: str = "", between: str = "; ") -> Judged:
     """What several parts of a result say, in words, and the verdict that all of them hold."""
-    return decided(between.join(said for said, _ in found), *(test for _, test in found)) if found else NOT_THERE
+    if not found:
+        return NOT_THERE
+    return decided(before + between.join(said for said, _ in found), *(test for _, test in found))
 
 
 def over_each(values: xr.DataArray) -> list[Interval]:
