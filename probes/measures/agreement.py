@@ -23,7 +23,7 @@ single run has no interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,8 @@ from ..results.dataset import dataset, provenance
 from ..results.profiles import ranged, troughs, typical
 from ..results.statistics import ends, jackknife, jackknife_of_two, numbered
 from ..results.statistics import resampling as resampled
+from ..results.variables import Variable, labelled
+from ..run.reporting import Progress, Report, part
 from .bos_swap import removed
 from .jacobian import PRODUCTS, jacobian
 from .leakage import LAGS, PARTS, SOURCES, Band, resampling, splits, usual_bands
@@ -50,9 +52,27 @@ EXACT_WIDTH = 64  # up to it the Jacobian is taken exactly: no more products tha
 PROMPTS = 8  # of profiles and sinks; of both all, if there are fewer
 BOOTSTRAP = 400
 SHAPES = ("primacy", "recency", "trough")
+_CURVE = ("prompt", "position")
+VARIABLES = {
+    "sensitivity": Variable(_CURVE, "||J_j||_F / sqrt(d)"),
+    "sensitivity_swapped": Variable(_CURVE, "||J_j||_F / sqrt(d), position 0 swapped"),
+    "elasticity": Variable(_CURVE, "sensitivity * rms(x) / rms(h)"),
+    "elasticity_swapped": Variable(_CURVE, "sensitivity * rms(x) / rms(h), position 0 swapped"),
+    "alpha": Variable(_CURVE, "mean weight on the position over the queries from it on [Gu]"),
+    "sink_rate": Variable(_CURVE, f"share of heads with alpha > {THRESHOLD:g}"),
+    "uniform": Variable(("position",), "alpha of uniform attention"),
+    "reacts": Variable((), "attention to keys >= 1 changed by the swap at position 0, total variation"),
+}
+LEAKAGE = {
+    "leakage_total": Variable((), "leakage of the early band, log form, mean over blocks and heads", "nat^2"),
+    "leakage_source": Variable(("source",), "Shapley value of each source in it", "nat^2"),
+    "leakage_share": Variable(("source",), "share of each source in it"),
+    "residual": Variable((), "its residual component", "nat^2"),
+    "residual_swapped": Variable((), "its residual component, position 0 swapped", "nat^2"),
+    "removed": Variable((), "fraction of its residual component that the swap at position 0 removes"),
+}
 
 Samples = Float[np.ndarray, "_ _ _"]  # [seed, prompt, position]; two curves differ in all three
-Progress = Callable[[float, float], None]  # (share of the work done, 1)
 
 
 class Agreement(NamedTuple):
@@ -121,7 +141,7 @@ def portrait(
 
     Source: science of the measurement, sections 1, 3 and 4.
     """
-    steps = _Steps(progress, 5)
+    steps = Report(part(progress), 5)
     some: dict[str, Any] = (
         {"method": "exact"} if model.spec.width <= EXACT_WIDTH else {"method": "sketch", "products": PRODUCTS}
     )
@@ -142,49 +162,18 @@ def portrait(
     if not refused:
         leaks = _leaks(model, other, tokens, bands, lags, resampling(len(tokens), bootstrap, seed, documents))
     steps.finish()
-    by_prompt = ("prompt", "position")
-    of_leakage = {
-        "leakage_total": ("leakage of the early band, log form, mean over blocks and heads", "nat^2"),
-        "leakage_source": ("Shapley value of each source in it", "nat^2"),
-        "leakage_share": ("share of each source in it", "1"),
-        "residual": ("its residual component", "nat^2"),
-        "residual_swapped": ("its residual component, position 0 swapped", "nat^2"),
-        "removed": ("fraction of its residual component that the swap at position 0 removes", "1"),
+    found |= {
+        "alpha": alpha.mean((1, 2)),
+        "sink_rate": (alpha > THRESHOLD).mean((1, 2)),
+        "uniform": seen["uniform"].values.mean(0),
+        "reacts": np.float64(reacts[~np.isnan(reacts)].mean() if not np.isnan(reacts).all() else np.nan),
     }
-    of_profiles = {"sensitivity": "||J_j||_F / sqrt(d)", "elasticity": "sensitivity * rms(x) / rms(h)"}
-    variables: dict[str, tuple[Any, ...]] = {
-        f"{name}{end}": (by_prompt, found[f"{name}{end}"], {"long_name": f"{said}{when}", "units": "1"})
-        for name, said in of_profiles.items()
-        for end, when in (("", ""), ("_swapped", ", position 0 swapped"))
-    }
-    variables |= {
-        "alpha": (
-            by_prompt,
-            alpha.mean((1, 2)),
-            {"long_name": "mean weight on the position over the queries from it on [Gu]", "units": "1"},
-        ),
-        "sink_rate": (
-            by_prompt,
-            (alpha > THRESHOLD).mean((1, 2)),
-            {"long_name": f"share of heads with alpha > {THRESHOLD:g}", "units": "1"},
-        ),
-        "uniform": (
-            ("position",),
-            seen["uniform"].values.mean(0),
-            {"long_name": "alpha of uniform attention", "units": "1"},
-        ),
-        "reacts": (
-            (),
-            np.float64(reacts[~np.isnan(reacts)].mean() if not np.isnan(reacts).all() else np.nan),
-            {"long_name": "attention to keys >= 1 changed by the swap at position 0, total variation", "units": "1"},
-        ),
-    }
-    for name, (said, unit) in of_leakage.items():
-        dims = ("source",) if name in ("leakage_source", "leakage_share") else ()
-        ends = np.full((3, *[len(SOURCES) for _ in dims]), np.nan) if leaks is None else leaks[name]
+    variables = labelled(VARIABLES, found)
+    for name, variable in LEAKAGE.items():
+        ends = np.full((3, *[len(SOURCES) for _ in variable.dims]), np.nan) if leaks is None else leaks[name]
         for end, values in zip(("", "_low", "_high"), ends, strict=True):
-            described = said if not end else f"{said}, {end[1:]} end of the 95 % interval"
-            variables[f"{name}{end}"] = (dims, values, {"long_name": described, "units": unit})
+            more = f", {end[1:]} end of the 95 % interval" if end else ""
+            variables[f"{name}{end}"] = variable._replace(long_name=variable.long_name + more).of(values)
     return dataset(
         variables,
         coords={"source": list(SOURCES), "position": range(tokens.shape[1])},
@@ -263,20 +252,6 @@ def usual_lags(model: View, length: int) -> tuple[int, ...]:
     """1 to 8, or as many as a quarter of the prompt and every window have room for; none where there is no room."""
     window = min((w for w in model.spec.windows if w is not None), default=length)
     return LAGS[: max(0, min((length - 1) // 4, window - 1))]
-
-
-class _Steps:
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
-
-    def __call__(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(float(self.done / self.total), 1.0)
-
-    def finish(self) -> None:
-        self.done = self.total - 1
-        self()
 
 
 # ------------------------------------------------------------------------------------------------------ two curves

@@ -44,8 +44,7 @@ from torch import Tensor
 
 from ..models.pullback import Prompt
 from ..run.pieces import OWN, Piece, Pieces, each
-
-Progress = Callable[[float, float], None]  # (products done, products in all)
+from ..run.reporting import Report
 
 BASIS_SHARE = 0.1875  # of the budget, in directions of either step: 12 of 64; the error is flat from 8 to 16
 OWN_COLUMNS = 40  # random images of the own path: at 64 products three times the directions that are taken from them
@@ -54,24 +53,6 @@ NEGLIGIBLE = 1e-5  # of columns of length 1, a direction as short as this is rou
 LEAST_PROBES = 8  # below it the standard error rests on too few pairs
 KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too; of E's, to be pushed
 ENGINES = ("autograd", "parts")
-
-
-class Reporter:
-    """Counts products; the total grows when "auto" asks for more."""
-
-    def __init__(self, progress: Progress | None, total: float) -> None:
-        self.progress, self.total, self.done = progress, float(total), 0.0
-
-    def __call__(self, products: float | int) -> None:
-        self.done += products
-        self.total = max(self.total, self.done)
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-
-    def finish(self) -> None:
-        if self.progress is not None:
-            self.total = max(self.total, 1.0)  # nothing to do here: all was there
-            self.progress(self.total, self.total)
 
 
 @dataclass
@@ -141,7 +122,7 @@ class Estimate:
         columns = (0 if x is None else x.shape[1] for x in (self.basis, self.probes))
         self.taken = (*columns, len(self.kept))  # type: ignore[assignment]
 
-    def add_exact(self, prompt: Prompt, directions: Tensor, report: Reporter, *, keep: bool = False) -> Tensor | None:
+    def add_exact(self, prompt: Prompt, directions: Tensor, report: Report, *, keep: bool = False) -> Tensor | None:
         """Add orthonormal directions [d, m] of the readout to the exact part.
 
         With `keep` the pulled ones come back, [source, k, position, d]: as many as `KEPT_BYTES` hold, one at least.
@@ -156,19 +137,19 @@ class Estimate:
                 kept.append(pulled[:, : max(room, 1)])
         return torch.cat(kept, 1) if kept else None
 
-    def searched(self, products: float | int, report: Reporter) -> None:
+    def searched(self, products: float | int, report: Report) -> None:
         """Count what finding directions has cost."""
         self.products += products
         self.basis_cost += products
         report(products)
 
-    def add_scalar(self, prompt: Prompt, report: Reporter) -> None:
+    def add_scalar(self, prompt: Prompt, report: Report) -> None:
         """The sum of the readout's entries alone; its gradient's squared norm stands for the whole."""
         self.scalar, self.products = True, 1.0
         self.exact = prompt.pull(prompt.ones()).pow(2).sum((1, 3), dtype=torch.float64).cpu()
         report(1)
 
-    def add_probes(self, prompt: Prompt, count: int, report: Reporter) -> None:
+    def add_probes(self, prompt: Prompt, count: int, report: Report) -> None:
         """Add Haar-random probes, orthonormal to the basis and to each other."""
         known = [x for x in (self.basis, self.probes) if x is not None]
         fresh = _orthonormal_to(torch.cat(known, 1) if known else None, self.width, count, self.generator)
@@ -187,7 +168,7 @@ class Estimate:
             if (before + size) * pulled[:, 0].numel() * 4 <= KEPT_BYTES:
                 self.kept.append(pulled.cpu())
 
-    def _pull(self, prompt: Prompt, directions: Tensor, report: Reporter) -> Iterator[Tensor]:
+    def _pull(self, prompt: Prompt, directions: Tensor, report: Report) -> Iterator[Tensor]:
         """Pull directions [d, m] of the readout back, [layer, k, position, d] at a time."""
         top = prompt.top()
         # Even chunks: a last chunk of one probe would have no pairs.
@@ -243,7 +224,7 @@ def _orthonormal_to(known: Tensor | None, width: int, count: int, generator: tor
     return fresh
 
 
-def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Reporter) -> None:
+def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Report) -> None:
     """Spend `budget` products on one prompt: on a basis, found as the module's text says, and on probes."""
     width = estimate.width
     if budget >= width:
@@ -267,7 +248,7 @@ def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Reporter) ->
     estimate.add_probes(prompt, budget - math.ceil(estimate.products - spent), report)
 
 
-def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: Reporter) -> Float[Tensor, "d m"]:
+def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: Report) -> Float[Tensor, "d m"]:
     """Leading directions of the query's own path, or random ones where it cannot be had for `most` products."""
     found = prompt.own_path(OWN_COLUMNS, most, estimate.generator)
     if found is not None:
@@ -294,7 +275,7 @@ def refined(
     first: Pieces,
     further: Callable[[int, Sequence[Pieces], int], Piece],
     target: float,
-    report: Reporter,
+    report: Report,
 ) -> Pieces:
     """Add probes to all prompts in rounds until the mean profile's relative standard error is `target`.
 

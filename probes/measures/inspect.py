@@ -54,12 +54,13 @@ from ..models.view import Identity, View
 from ..results.curves import smooth_between, spearman
 from ..results.dataset import dataset, provenance
 from ..results.profiles import typical
+from ..results.variables import Variable
+from ..run.reporting import Progress, part
 from ..theory.kernel import second_moment
 from .jacobian import jacobian
 from .reading import Ids, read_prompt, token_name
 
 Baseline = Literal["init", "kernel", "text", "none"]
-Progress = Callable[[float, float], None]  # (share done, 1)
 
 BASELINES: tuple[Baseline, ...] = ("init", "kernel", "text", "none")
 PARTS = ("sink", "rest", "recency")
@@ -159,17 +160,13 @@ def inspect(
         how: Any = {"method": method, "products": products, "seed": seed, "progress": heard}
         return jacobian(readout(view, ids, chosen), ids, readout="logits", **how)
 
-    def part(start: float, stop: float) -> Progress | None:
-        told = progress
-        return None if told is None else lambda done, total: told(start + (stop - start) * done / total, 1.0)
-
-    own = measured(model, tokens, part(0.0, MEASURED), method=method)
+    own = measured(model, tokens, part(progress, 0.0, MEASURED), method=method)
     sensitivity = own["sensitivity"].values[0].astype(float)
     by, drawn = "theory", None
     if baseline == "none":
         found, by = np.ones(len(ids)), "nothing"
     elif baseline == "kernel":
-        found = _kernel(model, tokens, chosen, part(MEASURED, 1.0))
+        found = _kernel(model, tokens, chosen, part(progress, MEASURED, 1.0))
     elif baseline == "init":
         curves = []
         if not all(model.parts(layer) for layer in range(model.spec.blocks)):
@@ -177,7 +174,7 @@ def inspect(
         for n in range(seeds):
             twin = model.reinitialized(n, initialization=initialization)
             drawn = twin.identity.initialization
-            heard = part(MEASURED + (1 - MEASURED) * n / seeds, MEASURED + (1 - MEASURED) * (n + 1) / seeds)
+            heard = part(progress, MEASURED + (1 - MEASURED) * n / seeds, MEASURED + (1 - MEASURED) * (n + 1) / seeds)
             if by == "theory":
                 curves.append(_kernel(twin, tokens, chosen, heard))
             else:
@@ -187,7 +184,9 @@ def inspect(
         windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens
         curves, by = [], "measurement"
         for n, window in enumerate(windows):
-            heard = part(MEASURED + (1 - MEASURED) * n / WINDOWS, MEASURED + (1 - MEASURED) * (n + 1) / WINDOWS)
+            heard = part(
+                progress, MEASURED + (1 - MEASURED) * n / WINDOWS, MEASURED + (1 - MEASURED) * (n + 1) / WINDOWS
+            )
             curves.append(measured(model, window[None], heard)["sensitivity"].values[0])
         found = typical(np.stack(curves))
         reached = found > 0
@@ -199,18 +198,18 @@ def inspect(
     rest = (parts == "rest") & np.isfinite(ratio)
     shares = [[float(np.sum(x[parts == p] ** 2) / np.sum(x**2)) for p in PARTS] for x in (sensitivity, scaled)]
     best = log_p.topk(min(PREDICTIONS, model.spec.vocabulary))
-    unit = {"units": "1" if chosen == "logits" else "sqrt(nat) per unit of embedding"}
+    unit = "1" if chosen == "logits" else "sqrt(nat) per unit of embedding"
     label = {"prediction": "||F^(1/2) J_j||_F / sqrt(d)", "logits": "||J_j||_F / sqrt(d)"}
-    name = label.get(str(chosen), "||d log p_v / dx_j|| / sqrt(d)")
+    name, at = label.get(str(chosen), "||d log p_v / dx_j|| / sqrt(d)"), ("position",)
     return dataset(
         {
-            "sensitivity": (("position",), sensitivity, {"long_name": name, **unit}),
-            "stderr": (("position",), own["stderr"].values[0], {"long_name": "its standard error", **unit}),
-            "baseline": (("position",), scaled, {"long_name": f"baseline '{baseline}', scaled", **unit}),
-            "ratio": (("position",), ratio, {"long_name": "sensitivity / baseline", "units": "1"}),
-            "share": (("part",), shares[0], {"long_name": "share of the squared sensitivity", "units": "1"}),
-            "baseline_share": (("part",), shares[1], {"long_name": "share of the squared baseline", "units": "1"}),
-            "probability": (("rank",), best.values.exp(), {"long_name": "of the next token", "units": "1"}),
+            "sensitivity": Variable(at, name, unit).of(sensitivity),
+            "stderr": Variable(at, "its standard error", unit).of(own["stderr"].values[0]),
+            "baseline": Variable(at, f"baseline '{baseline}', scaled", unit).of(scaled),
+            "ratio": Variable(at, "sensitivity / baseline").of(ratio),
+            "share": Variable(("part",), "share of the squared sensitivity").of(shares[0]),
+            "baseline_share": Variable(("part",), "share of the squared baseline").of(shares[1]),
+            "probability": Variable(("rank",), "of the next token").of(best.values.exp()),
         },
         tokens=tokens,
         coords={

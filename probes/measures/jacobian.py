@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -41,12 +41,25 @@ from ..models.given import takes_model
 from ..models.pullback import Apart, Engine, Pacing, Pathway, Prompt, Readout
 from ..models.view import View
 from ..results.dataset import dataset, provenance
+from ..results.variables import Variable, labelled
 from ..run.pieces import Piece, Pieces, each
-from .estimators import ENGINES, Estimate, Progress, Reporter, refined, sketch
+from ..run.reporting import Progress, Report
+from .estimators import ENGINES, Estimate, refined, sketch
 
 Method = Literal["exact", "sketch", "scalar"]
 PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
 PRODUCTS = 64  # the sketch's default budget per prompt
+_AT = ("pathway", "prompt", "layer", "position")  # where a single pathway or layer was asked for, it is no dimension
+VARIABLES = {
+    "sensitivity": Variable(_AT, "||J_j||_F / sqrt(d)"),
+    "stderr": Variable(_AT, "standard error of the sensitivity"),
+    "elasticity": Variable(_AT, "sensitivity * rms(x) / rms(h)"),
+    "input_rms": Variable(("prompt", "layer"), "root mean square of the stream differentiated by, positions from 1 on"),
+    "first_rms": Variable(("prompt", "layer"), "the same at position 0"),
+    "output_rms": Variable(("prompt", "layer"), "norm of the readout at the query / sqrt(d)"),
+    "products": Variable(("prompt",), "", "vector-Jacobian products"),
+    "basis_products": Variable(("prompt",), "", "products"),
+}
 
 
 @takes_model
@@ -128,7 +141,7 @@ def jacobian(
     # One process's share of the prompts, of which the first is checked most closely.
     pace = Pacing.of(model, end, apart.lowest, chunk)
     checked = False
-    report = Reporter(progress, 0.0)
+    report = Report(progress)
 
     def prompt_of(n: int) -> Prompt:
         nonlocal checked
@@ -177,7 +190,7 @@ def jacobian(
         return added.piece(goes_on=True)
 
     def expect(numbers: Iterable[int]) -> None:
-        report.total = float(len(list(numbers)) * planned)
+        report.expect(float(len(list(numbers)) * planned))
 
     pieces = each("jacobian", len(tokens), lambda n: worked(n, fresh, first).piece(goes_on=auto), before=expect)
     if auto:
@@ -199,41 +212,22 @@ def jacobian(
     # The elasticity's unit: rms of the input over prompts and positions from 1 on, one number; of the output, each prompt's.
     scales = torch.from_numpy(pieces.stacked("scales")).sqrt()  # [prompt, layer, three]
     unit_of = scales[..., 0].pow(2).mean(0).sqrt() / scales[..., 2]  # [prompt, layer]
-    pathways = PATHWAYS if pathway == "all" else (pathway,)
     # Sources are layers by pathways; [pathway, prompt, layer, position] with the positions left out as zeros.
     sensitivity, spread = (
         torch.nn.functional.pad(x.unflatten(1, (len(layers), -1)).permute(2, 0, 1, 3), (0, length - end))
         for x in (sensitivity, spread)
     )
-    elasticity = sensitivity * unit_of[None, :, :, None]
-    dims: tuple[str, ...] = ("pathway", "prompt", "layer", "position")
-    coords: dict[str, list[Any]] = {"pathway": list(pathways), "layer": layers}
-    for dim, kept in (("layer", from_layer == "all"), ("pathway", pathway == "all")):
-        if not kept:
-            sensitivity, spread, elasticity = (x.select(dims.index(dim), 0) for x in (sensitivity, spread, elasticity))
-            dims = tuple(name for name in dims if name != dim)
-            del coords[dim]
-    of_scales = ("prompt", "layer") if from_layer == "all" else ("prompt",)
-    sizes = {
-        "input_rms": "root mean square of the stream differentiated by, positions from 1 on",
-        "first_rms": "the same at position 0",
-        "output_rms": "norm of the readout at the query / sqrt(d)",
+    values = {
+        "sensitivity": sensitivity,
+        "stderr": spread,
+        "elasticity": sensitivity * unit_of[None, :, :, None],
+        **dict(zip(("input_rms", "first_rms", "output_rms"), scales.unbind(-1), strict=True)),
+        **{name: pieces.stacked(name) for name in ("products", "basis_products")},
     }
-    each_scale = scales if from_layer == "all" else scales[:, 0]
-    return dataset(
-        {
-            "sensitivity": (dims, sensitivity, {"long_name": "||J_j||_F / sqrt(d)", "units": "1"}),
-            "stderr": (dims, spread, {"long_name": "standard error of the sensitivity", "units": "1"}),
-            "elasticity": (dims, elasticity, {"long_name": "sensitivity * rms(x) / rms(h)", "units": "1"}),
-            **{
-                name: (of_scales, each_scale[..., n], {"long_name": said, "units": "1"})
-                for n, (name, said) in enumerate(sizes.items())
-            },
-            "products": (("prompt",), pieces.stacked("products"), {"units": "vector-Jacobian products"}),
-            "basis_products": (("prompt",), pieces.stacked("basis_products"), {"units": "products"}),
-        },
+    made = dataset(
+        labelled(VARIABLES, values),
         tokens=tokens,
-        coords=coords,
+        coords={"pathway": list(PATHWAYS if pathway == "all" else (pathway,)), "layer": layers},
         attrs=provenance(
             model,
             tokens,
@@ -250,6 +244,8 @@ def jacobian(
         | {"engine": "+".join(engines)}
         | ({} if apart.obstacle is None else {"fallback": apart.obstacle}),
     )
+    single = [dim for dim, asked in (("layer", from_layer), ("pathway", pathway)) if asked != "all"]
+    return made.isel(dict.fromkeys(single, 0), drop=True)
 
 
 def _planned(method: Method, budget: int | str, width: int) -> int:

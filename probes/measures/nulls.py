@@ -30,8 +30,9 @@ from ..models.view import View
 from ..results.statistics import INTERVAL
 from ..run.memory import available
 from ..run.pieces import within
+from ..run.reporting import Progress
 from .forms import resampling, splits
-from .samples import LEAST_PROMPTS, Band, Progress, halves_of
+from .samples import LEAST_PROMPTS, Band, halves_of
 
 FRESH_PROMPTS = 64  # of the null of fresh weights: its mean over all heads is known to 1 % with them
 

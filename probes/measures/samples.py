@@ -23,6 +23,7 @@ from ..models.view import Attention, View
 from ..run import processes
 from ..run.memory import trim
 from ..run.pieces import Piece, shared
+from ..run.reporting import Progress, Report
 from ..run.spool import Spool
 from .attention import by_layer, diagonals, normalizers, pairs
 
@@ -32,7 +33,6 @@ LEAST_PROMPTS = 4  # two in each half, or no prompt has a deviation of its own
 LEAST_ROWS = 16  # queries whose logits are held for all prompts of a half; where fewer fit they are made again
 
 Band = tuple[int, int]  # first and last query
-Progress = Callable[[float, float], None]
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,9 @@ def by_block(
     Several processes run a share of the chunks each, and hand queries, keys and log-sum-exps of a block to one of them,
     which makes its samples: block after block another one.
     """
-    finished = False
+    report = Report(progress, model.spec.blocks)
 
     def measured(shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, Piece]]:
-        nonlocal finished
         owner = {layer: process for process, share in enumerate(shares) for layer in share}
         if not owner:
             return
@@ -135,15 +134,12 @@ def by_block(
                     aside.clear()
                     yield mine, {name: x.cpu().numpy() for name, x in made.items()}
                     mine = None
-                if progress is not None:
-                    progress(float(layer + 1), float(model.spec.blocks))
-                finished = layer + 1 == model.spec.blocks
+                report()
                 if layer == max(owner):
                     return
 
     found = list(shared("leakage", model.spec.blocks, measured))
-    if progress is not None and not finished:  # the last blocks were there, or are another process's
-        progress(float(model.spec.blocks), float(model.spec.blocks))
+    report.finish()
     return found
 
 

@@ -83,7 +83,6 @@ the head width (causal patterns; `scores.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -103,9 +102,9 @@ from ..models.view import Parts, Trace, View, obstacle
 from ..results.dataset import attributes, dataset, made_with, provenance
 from ..run.memory import Retry
 from ..run.pieces import Piece, each
+from ..run.reporting import Progress, Report
 from .moments import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
 
-Progress = Callable[[float, float], None]  # (blocks done, blocks in all)
 LABEL = {"long_name": "predicted ||J_j||_F / sqrt(d)", "units": "1"}
 
 
@@ -151,7 +150,7 @@ def second_moment(
         raise InputError("score_path=True needs the patterns themselves; give attention='measured' with it")
     sources = range(layers[0], model.spec.blocks)
     apart: dict[int, tuple[Parts, Folded]] = {}
-    report = _Reporter(progress, len(tokens) * len(sources))
+    report = Report(progress, len(tokens) * len(sources))
     retry = Retry(f"a prompt of {at + 1} positions of '{model.identity.name}'", report)
 
     def parts_of(layer: int) -> tuple[Parts, Folded]:
@@ -186,6 +185,7 @@ def second_moment(
     profiles = torch.from_numpy(
         each("second moment", len(tokens), lambda n: retry(lambda: predicted(n))).stacked("profile")
     )
+    report.finish()
     values = torch.nn.functional.pad(profiles, (0, tokens.shape[1] - at - 1))
     dims: tuple[str, ...] = ("prompt", "layer", "position")
     if from_layer != "all":
@@ -273,16 +273,6 @@ def second_moment_from_config(
     if tokens is None:
         return dataset({"sensitivity": (("position",), profiles[0], label)}, attrs=attrs)
     return dataset({"sensitivity": (("prompt", "position"), torch.stack(profiles), label)}, tokens=tokens, attrs=attrs)
-
-
-class _Reporter:
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, float(total), 0.0
-
-    def __call__(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(self.done, self.total)
 
 
 def _parts(model: View, layer: int) -> Parts:
