@@ -35,11 +35,12 @@ from ..errors import InputError
 from ..models.given import takes_model
 from ..models.swap import swapped
 from ..models.view import View
-from ..results.curves import SHORTEST, rms_log_error, spearman, ushape
+from ..results.curves import rms_log_error, spearman
 from ..results.dataset import dataset, provenance
-from ..results.profiles import ranged, troughs, typical
+from ..results.profiles import ranged, typical
 from ..results.statistics import ends, jackknife, jackknife_of_two, numbered
 from ..results.statistics import resampling as resampled
+from ..results.ushape import SHORTEST, troughs, ushape
 from ..results.variables import Variable, labelled
 from ..run.reporting import Progress, Report, part
 from .bos_swap import removed
@@ -91,7 +92,7 @@ class Agreement(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Primacy, recency and trough (as a fraction) of a curve, each with the ends of its interval; `summary.ushape`'s."""
+    """Primacy, recency and trough (as a fraction) of a curve, each with the ends of its interval."""
 
     primacy: tuple[float, float, float]
     recency: tuple[float, float, float]

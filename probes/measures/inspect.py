@@ -28,8 +28,8 @@ positions, training has taught others, and the content matters.
 
 ratio_j = sensitivity_j / baseline_j, scaled to geometric mean 1 over the positions that are neither sink nor recency. The
 sink part is position 0. The recency part is read off the baseline alone, so that content has no say in it (the measured
-profile under "none"): the last position, and those right before it for as long as the baseline is more than
-`RECENCY` times its median over the middle half of the positions that it reaches at all.
+profile under "none"): the last position, and those right before it
+for as long as the baseline stands out (`probes.results.ushape.parts_of`).
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ from torch import Tensor
 from ..data.chat import Chat
 from ..data.prompts import FirstToken, draw
 from ..errors import InputError, check_choice
+from ..models.checks import check_id
 from ..models.given import takes_model
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.view import Identity, View
 from ..results.curves import smooth_between, spearman
 from ..results.dataset import dataset, provenance
 from ..results.profiles import typical
+from ..results.ushape import PARTS, RECENCY, parts_of
 from ..results.variables import Variable
 from ..run.reporting import Progress, part
 from ..theory.kernel import second_moment
@@ -63,8 +65,6 @@ from .reading import Ids, read_prompt, token_name
 Baseline = Literal["init", "kernel", "text", "none"]
 
 BASELINES: tuple[Baseline, ...] = ("init", "kernel", "text", "none")
-PARTS = ("sink", "rest", "recency")
-RECENCY = 2.0  # how far the baseline stands above its middle in the recency part
 WINDOWS = 8  # other texts for the baseline "text"; twice as many change the bundled models' by less than content varies
 PREDICTIONS = 5  # most probable next tokens that are kept
 MEASURED = 0.5  # the share of progress that the text itself takes
@@ -162,35 +162,10 @@ def inspect(
 
     own = measured(model, tokens, part(progress, 0.0, MEASURED), method=method)
     sensitivity = own["sensitivity"].values[0].astype(float)
-    by, drawn = "theory", None
-    if baseline == "none":
-        found, by = np.ones(len(ids)), "nothing"
-    elif baseline == "kernel":
-        found = _kernel(model, tokens, chosen, part(progress, MEASURED, 1.0))
-    elif baseline == "init":
-        curves = []
-        if not all(model.parts(layer) for layer in range(model.spec.blocks)):
-            by = "measurement"
-        for n in range(seeds):
-            twin = model.reinitialized(n, initialization=initialization)
-            drawn = twin.identity.initialization
-            heard = part(progress, MEASURED + (1 - MEASURED) * n / seeds, MEASURED + (1 - MEASURED) * (n + 1) / seeds)
-            if by == "theory":
-                curves.append(_kernel(twin, tokens, chosen, heard))
-            else:
-                curves.append(measured(twin, tokens, heard)["sensitivity"].values[0])
-        found = typical(np.stack(curves))
-    else:
-        windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens
-        curves, by = [], "measurement"
-        for n, window in enumerate(windows):
-            heard = part(
-                progress, MEASURED + (1 - MEASURED) * n / WINDOWS, MEASURED + (1 - MEASURED) * (n + 1) / WINDOWS
-            )
-            curves.append(measured(model, window[None], heard)["sensitivity"].values[0])
-        found = typical(np.stack(curves))
-        reached = found > 0
-        found[reached] = np.exp(smooth_between(np.log(found[reached])))
+    windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens if baseline == "text" else None
+    found, by, drawn = _baseline(
+        model, tokens, windows, chosen, baseline, measured, seeds, initialization, part(progress, MEASURED, 1.0)
+    )
     if progress is not None:
         progress(1.0, 1.0)
 
@@ -247,6 +222,50 @@ def inspect(
     )
 
 
+def _baseline(
+    model: View,
+    tokens: Tensor,
+    windows: Tensor | None,
+    chosen: str | int,
+    baseline: Baseline,
+    measured: Callable[..., xr.Dataset],
+    seeds: int,
+    initialization: Rule,
+    progress: Progress | None,
+) -> tuple[Float[np.ndarray, " position"], str, str | None]:
+    """(the curve that is divided by, what it comes from, what fresh weights were drawn from).
+
+    `windows` are other texts for the baseline "text", `measured` measures a view on ids as the text was measured.
+    """
+    if baseline == "none":
+        return np.ones(tokens.shape[1]), "nothing", None
+    if baseline == "kernel":
+        return _kernel(model, tokens, chosen, progress), "theory", None
+    curves, drawn = [], None
+    if windows is not None:
+        for n, window in enumerate(windows):
+            heard = _told(progress, n, len(windows))
+            curves.append(measured(model, window[None], heard)["sensitivity"].values[0])
+        found = typical(np.stack(curves))
+        reached = found > 0
+        found[reached] = np.exp(smooth_between(np.log(found[reached])))
+        return found, "measurement", None
+    known = all(model.parts(layer) for layer in range(model.spec.blocks))
+    for n in range(seeds):
+        twin = model.reinitialized(n, initialization=initialization)
+        drawn, heard = twin.identity.initialization, _told(progress, n, seeds)
+        curve = (
+            _kernel(twin, tokens, chosen, heard) if known else measured(twin, tokens, heard)["sensitivity"].values[0]
+        )
+        curves.append(curve)
+    return typical(np.stack(curves)), "theory" if known else "measurement", drawn
+
+
+def _told(progress: Progress | None, n: int, count: int) -> Progress | None:
+    """What the n-th of so many equal parts tells."""
+    return part(progress, n / count, (n + 1) / count)
+
+
 def readout(model: View, tokens: Tensor, of: str | int) -> View:
     """The view whose logits are, to first order at the end of this prompt, what `of` says: "prediction" or a token's id.
 
@@ -288,23 +307,6 @@ def divided(
         return sensitivity / scaled, scaled, parts
 
 
-def parts_of(profile: Float[np.ndarray, " position"]) -> np.ndarray:
-    """The part of every position of a profile, one of `PARTS`, by the rule of the module's text."""
-    length = len(profile)
-    reached = np.flatnonzero(profile > 0)
-    start = int(reached[0]) if len(reached) else 0
-    seen = length - start
-    quarter = seen // 4
-    middle = np.median(profile[start + quarter : length - quarter]) if seen else 0.0
-    parts = np.full(length, "rest", dtype="<U7")
-    at = length - 1
-    while at > 0 and (at == length - 1 or profile[at] > RECENCY * middle):
-        parts[at] = "recency"
-        at -= 1
-    parts[0] = "sink"
-    return parts
-
-
 def _chosen(model: View, of: str | int, log_p: Float[Tensor, " vocabulary"]) -> str | int:
     """What `of` comes down to: "prediction", "logits" or a token's id."""
     if of == "top":
@@ -313,11 +315,7 @@ def _chosen(model: View, of: str | int, log_p: Float[Tensor, " vocabulary"]) -> 
         return str(of)
     if isinstance(of, bool) or not isinstance(of, int):
         raise InputError(f"of '{of}' is unknown; give prediction, logits, top or a token id")
-    if not 0 <= of < model.spec.vocabulary:
-        raise InputError(
-            f"token id {of} is outside the vocabulary of {model.identity.name}; "
-            f"ids run from 0 to {model.spec.vocabulary - 1}"
-        )
+    check_id(model, of)
     return of
 
 

@@ -19,7 +19,7 @@ from ..data.windows import encoded
 from ..errors import InputError
 from ..models.checks import check_tokens
 from ..models.view import View
-from ..results.curves import SHORTEST
+from ..results.ushape import SHORTEST
 
 # Of one prompt, with or without a dimension for it.
 Ids: TypeAlias = Sequence[int] | Int[Tensor, "*prompt position"] | Int[np.ndarray, "*prompt position"]

@@ -60,6 +60,7 @@ from ..data.positions import read_ranges
 from ..errors import InputError
 from ..models.checks import check_tokens
 from ..models.given import takes_model
+from ..models.swap import swapped
 from ..models.view import Attention, Edit, View
 from ..results.dataset import dataset, provenance
 from ..results.variables import Variable, labelled
@@ -144,49 +145,12 @@ def sinks(
     heads_asked = check_effect(effect, effect_prompts)
     every = isinstance(keys, str)
     separate = not every if per_prompt is None else per_prompt
-    other = None
-    if reacts is not None:
-        from ..models.swap import swapped  # not above: it measures sinks itself
-
-        other = swapped(model, reacts)
-
+    other = None if reacts is None else swapped(model, reacts)
     sums = Sums(model, tokens, None if every else chosen, float(threshold), float(tau), separate, other is not None)
     report = Report(progress, len(tokens), per=model.spec.blocks)
     later = passes_in_all(model, len(tokens), effect, effect_prompts)
-    together = groups(len(tokens))
-
-    streams = [Edit("residual", layer, sums.watch_stream) for layer in range(model.spec.blocks)]
     retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{model.identity.name}'", report)
-
-    def summed(group: int) -> Piece:
-        return retry(lambda: sum_of(together[group]))
-
-    def sum_of(some: range) -> Piece:
-        sums.begin(len(some))
-        for at, n in enumerate(some):
-            ids = tokens[n : n + 1]
-            with torch.no_grad():
-                embeddings = model.embed(ids)
-                if other is not None:  # side by side, so that both patterns of a block exist together
-                    embeddings = torch.cat([embeddings, other.embed(ids)])
-
-            def watch(layer: int, attention: Attention, at: int = at) -> None:
-                sums.add(at, layer, attention)
-                report()
-
-            run_watched(model, embeddings, watch, streams)
-        return sums.piece()
-
-    def expect(numbers: Iterable[int]) -> None:
-        report.total = (float(sum(len(together[n]) for n in numbers)) or 1.0) + later
-
-    found = sums.results(each("sinks", len(together), summed, before=expect))
-    if not all(np.isfinite(found[name]).all() for name in ("alpha", "value_norm", "key_norm", "written_norm")):
-        raise InputError(
-            f"model '{model.identity.name}' gives attention that is not finite; "
-            "check its weights, or use dtype float32 or float64"
-        )
-
+    found = _summed(model, other, tokens, sums, retry, report, later)
     by_head = {name: found.pop(name) for name in BY_PROMPT if name in found}  # [prompt, layer, head]
     intervals = estimates(by_head, documents)
     has_role, sure = assigned(intervals)
@@ -200,17 +164,12 @@ def sinks(
     report.finish()
     variables = _variables(float(threshold), float(tau), separate)
     for name, interval in intervals.items():
-        of_what = variables[name]
-        found |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
-        found[f"{name}_by_prompt"] = by_head[name].astype(np.float32)
-        said = {
-            "_low": "low end of the 95 % interval",
-            "_high": "high end of the 95 % interval",
-            "_by_prompt": "by prompt",
-        }
-        for end, more in said.items():
+        values = (*interval[:3], by_head[name].astype(np.float32))
+        for (end, said), value in zip(ENDS.items(), values, strict=True):
+            of_what = variables[name]
             dims = ("prompt", *of_what.dims) if end == "_by_prompt" else of_what.dims
-            variables[f"{name}{end}"] = of_what._replace(dims=dims, long_name=f"{of_what.long_name}, {more}")
+            variables[name + end] = of_what._replace(dims=dims, long_name=of_what.long_name + said)
+            found[name + end] = value
     found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8)}
     found["selected"] = selected(found).astype(np.int8)
     coords: dict[str, Any] = {
@@ -247,6 +206,46 @@ def sinks(
     )
 
 
+def _summed(
+    model: View, other: View | None, tokens: Tensor, sums: Sums, retry: Retry, report: Report, later: float
+) -> dict[str, np.ndarray]:
+    """What `sums` gives of all prompts; `other` is the view with another embedding at position 0, if there is one.
+
+    Raises:
+        InputError: values that are not finite.
+    """
+    together = groups(len(tokens))
+    streams = [Edit("residual", layer, sums.watch_stream) for layer in range(model.spec.blocks)]
+
+    def sum_of(some: range) -> Piece:
+        sums.begin(len(some))
+        for at, n in enumerate(some):
+            ids = tokens[n : n + 1]
+            with torch.no_grad():
+                embeddings = model.embed(ids)
+                if other is not None:  # side by side, so that both patterns of a block exist together
+                    embeddings = torch.cat([embeddings, other.embed(ids)])
+
+            def watch(layer: int, attention: Attention, at: int = at) -> None:
+                sums.add(at, layer, attention)
+                report()
+
+            run_watched(model, embeddings, watch, streams)
+        return sums.piece()
+
+    def expect(numbers: Iterable[int]) -> None:
+        report.total = (float(sum(len(together[n]) for n in numbers)) or 1.0) + later
+
+    pieces = each("sinks", len(together), lambda group: retry(lambda: sum_of(together[group])), before=expect)
+    found = sums.results(pieces)
+    if not all(np.isfinite(found[name]).all() for name in ("alpha", "value_norm", "key_norm", "written_norm")):
+        raise InputError(
+            f"model '{model.identity.name}' gives attention that is not finite; "
+            "check its weights, or use dtype float32 or float64"
+        )
+    return found
+
+
 def parse_keys(value: str) -> Keys:
     """Read keys from the command line: "all", or positions and ranges of them, ends included: "0-7", "0,5", "0-3,8".
 
@@ -265,6 +264,13 @@ def parse_keys(value: str) -> Keys:
 
 
 HEAD = ("layer", "head")
+# What follows the name of a number kept of every prompt, and its name in words.
+ENDS = {
+    "": "",
+    "_low": ", low end of the 95 % interval",
+    "_high": ", high end of the 95 % interval",
+    "_by_prompt": ", by prompt",
+}
 # Kept of every prompt.
 BY_PROMPT = {
     "attends": Variable(HEAD, "mean weight on position 0"),

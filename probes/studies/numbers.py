@@ -18,10 +18,10 @@ from jaxtyping import Float
 from ..errors import InputError
 from ..measures.leakage import SOURCES, resolved
 from ..measures.sinks import RULES
-from ..results.curves import EDGE, SHORTEST, estimate
+from ..results.curves import estimate
 from ..results.dataset import recorded
-from ..results.profiles import numbers, troughs
 from ..results.statistics import Interval
+from ..results.ushape import EDGE, SHORTEST, numbers, troughs
 
 Values: TypeAlias = Float[np.ndarray, "prompt ..."]
 

@@ -27,11 +27,12 @@ from ..measures.jacobian import Method, Pathway, Readout, jacobian
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import DType
 from ..models.view import View
-from ..results.curves import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
+from ..results.curves import band, profiles, relative_error, rms_log_error, spearman
 from ..results.dataset import combine, drawn_from, quickly
 from ..results.profiles import mean_profiles, shape
 from ..results.statistics import Interval
 from ..results.tables import interval, number
+from ..results.ushape import SHORTEST, UShape, ushape
 from ..run import processes
 from ..run.files import together
 from ..run.progress import Advance, announce
