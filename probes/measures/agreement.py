@@ -1,7 +1,7 @@
-"""Toys beside a model: every probe on one view in one call, and how far two curves over position agree.
+"""Every probe on one view in one call, and how far two curves over position agree; used to set toys beside a model.
 
 Curves of different lengths meet on the position fraction x = j / (T - 1): 0 is the first position, 1 the one that is read
-out. The longer one is taken at the shorter one's points, in the logarithm between its own two nearest positions; where one
+out. The longer one is taken at the shorter one's points, by its logarithm between the two nearest positions; where one
 of those is zero (a sliding window sees no further) the nearer one counts.
 
 A curve is the geometric mean over prompts and seeds (`profiles.typical`): trained profiles are heavy-tailed, and a root mean
@@ -121,8 +121,8 @@ def portrait(
         model: any view, a pretrained model's or a toy's; it is not changed.
         tokens: ids [prompt, position]; all are taken for leakage, the first ones for the rest.
         replacement: what the swap puts at position 0, as in `probes.swapped`.
-        stationary: whether what stands at a position does not depend on the position (but for position 0), which leakage
-            is defined for. Sequences of items and labels in turn are not.
+        stationary: whether the tokens at a position do not depend on the position (except at 0), as leakage requires.
+            Sequences of alternating items and labels are not stationary.
         prompts: how many of them for sinks and the Jacobian profile, which is exact up to width 64, else a sketch of 64
             products.
         bootstrap: resamples for the intervals of leakage.
@@ -222,7 +222,7 @@ def _leaks(
 ) -> dict[str, np.ndarray]:
     """Leakage of one band, log form, means over blocks and heads; each with the ends of its interval [3, ...].
 
-    What `probes.leakage` and `probes.bos_swap` give, without what is not asked for here.
+    A part of what `probes.leakage` and `probes.bos_swap` give.
     """
     means: dict[str, np.ndarray] = {}
     for when, view in (("before", model), ("after", other)):
@@ -245,7 +245,7 @@ def _leaks(
 
 
 def _with_ends(resamples: Float[np.ndarray, "resample ..."]) -> np.ndarray:
-    """The first, and the ends over the others; none where there are no others, or the first is none."""
+    """The estimate and the ends of its interval; NaN without resamples, or where the estimate is NaN."""
     return np.stack([resamples[0], *ends(resamples)])
 
 

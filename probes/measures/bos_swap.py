@@ -1,4 +1,4 @@
-"""Another embedding at position 0: how a model acts without its first token.
+"""Another embedding at position 0: what a model does without its first token.
 
 `swapped` puts a view in front of a view: the same weights, but position 0 holds a replacement before block 0 reads it. It
 is a view like any other, and every probe runs on it unchanged. `bos_swap` runs several of them before and after.
@@ -68,7 +68,7 @@ LOGITS_AT_ONCE = 1 << 24  # next-token logits: 64 MiB in float32
 
 @dataclass(frozen=True)
 class State:
-    """How a model is with what stands at position 0: one side of a swap. Made by `state`."""
+    """One side of a swap: what was measured with one embedding at position 0. Made by `state`."""
 
     of: dict[str, Any]  # model, prompts and options
     leaks: dict[str, np.ndarray]  # by `FORMS` and "residual", [resample, entry, layer, head, band]
@@ -297,7 +297,7 @@ def removed(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`1 - after / before`: of the first, and low and high end over the other resamples; see the module's text.
 
-    A resample that has nothing to remove counts as anything: below the low end and above the high one.
+    A resample with nothing to remove counts as unknown: below the low end and above the high one.
     """
     same, there = before == after, before > 0
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -9,7 +9,7 @@ With S_kl = z_k^T J_j J_j^T z_l the second part's variance is estimated without 
 S_kl^2 over pairs k < l, which uses p (p - 1)/2 numbers where the probes' own scatter has p (the fourth moments of Haar
 frames: Var = 2 D (D - p)/(p (D - 1)(D + 2)) ||A - tr A/D||_F^2 for A = J J^T, and
 E S_kl^2 = ||A - tr A/D||_F^2/((D - 1)(D + 2))). At m + p = d nothing is left to estimate. A variance estimated from few
-probes is often too small, so the standard error is widened as Student's t does it, by t_{p-1}(0.975)/1.96 (1.21 at 8
+probes is often too small, so the standard error is widened as for Student's t, by t_{p-1}(0.975)/1.96 (1.21 at 8
 probes, 1.09 at 16).
 
 Q decides the error. The sum of J_j J_j^T over positions has a low effective rank (9 to 17 of 576 on SmolLM2-135M): positions
@@ -57,7 +57,7 @@ ENGINES = ("autograd", "parts")
 
 @dataclass
 class Estimate:
-    """What is known of ||J_j||_F^2 of one prompt, [layer, position]: an exact part and a probed one."""
+    """The estimate of ||J_j||_F^2 for one prompt, [layer, position]: an exact part and a probed one."""
 
     width: int
     generator: torch.Generator
@@ -77,7 +77,7 @@ class Estimate:
     taken: tuple[int, int, int] = (0, 0, 0)
 
     def piece(self, *, goes_on: bool = False) -> Piece:
-        """What is kept of the prompt; where it `goes_on`, also what there is beside the pieces taken, for `take`."""
+        """What is kept of the prompt. With `goes_on` also what `take` needs beside the earlier pieces."""
         piece = {
             "squared": self.squared().numpy(),
             "variance": self.variance().numpy(),
@@ -106,7 +106,7 @@ class Estimate:
         return piece | {OWN + name: _bits(x) for name, x in own.items() if x is not None}
 
     def take(self, piece: Piece) -> None:
-        """Come to where the estimate was when it gave this piece, after those it gave before have been taken."""
+        """Restore the estimate to the point where it gave this piece; earlier pieces come first."""
         own = {name.removeprefix(OWN): _numbers(x) for name, x in piece.items() if name.startswith(OWN)}
         self.generator.set_state(own["generator"])
         for name in ("basis", "probes"):
@@ -279,11 +279,11 @@ def refined(
 ) -> Pieces:
     """Add probes to all prompts in rounds until the mean profile's relative standard error is `target`.
 
-    How many is decided by all prompts together. A round is a stage of pieces that hold what it added to each prompt:
-    `further(n, rounds, count)` puts prompt n's estimate together from those of all rounds before and adds `count` probes.
-    Where pieces are on disk, one estimate at a time is in memory. There a prompt takes, however many rounds it has, its
-    pulled probes (`KEPT_BYTES` at most, of four-byte numbers), its directions (8 d^2 bytes at most), and per round 5 kB
-    and a few numbers for every position.
+    All prompts together decide how many. A round is a stage whose pieces hold what it added to each prompt: `further(n,
+    rounds, count)` restores prompt n's estimate from the earlier rounds and adds `count` probes. Where pieces are on
+    disk, one estimate at a time is in memory. On disk a prompt takes, however many rounds it has, its pulled probes
+    (`KEPT_BYTES` at most, of four-byte numbers), its directions (8 d^2 bytes at most), and per round 5 kB and a few
+    numbers for every position.
     """
     rounds = [first]
     while more := _more_probes(rounds[-1], target):

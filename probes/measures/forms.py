@@ -1,6 +1,6 @@
 """The two forms of leakage: every part and source of one block's samples, under every resampling of the prompts.
 
-Definitions and sources: `probes.leakage`, whose names for things are used here.
+Definitions, names and sources are those of `probes.leakage`.
 """
 
 from __future__ import annotations

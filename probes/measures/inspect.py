@@ -8,13 +8,13 @@ The default, "prediction", is therefore
     sensitivity_j = ||F^(1/2) J_j||_F / sqrt(d),    ||F^(1/2) J_j||_F^2 = sum_v p_v ||d log p_v / dx_j||^2,
 
 so that a random step of length e at position j costs (e sensitivity_j)^2 / 2 nats. It is the gradient of log p of every
-token, weighted by how probable it is. "logits", ||J_j||_F / sqrt(d), is that readout of `probes.jacobian`: it counts
-tokens that nobody expects as much as the likely ones, and shifts of all logits together, which change no prediction. A
+token, weighted by how probable it is. "logits", ||J_j||_F / sqrt(d), is the readout of `probes.jacobian`: it weighs
+unlikely tokens as much as likely ones, and counts shifts of all logits together, which change no prediction. A
 single token's ||d log p_v / dx_j|| / sqrt(d) (of "top", the most probable one, or any id) is one product, exact, and blind
 to what moves probability between the others. All go through `probes.jacobian`, by a view whose unembedding is the readout.
 
-What it is divided by (`baseline`). Every token's sensitivity has three reasons: the architecture pulls towards some
-positions, training has taught others, and the content matters.
+What it is divided by (`baseline`). A token's sensitivity has three causes: the architecture favours some positions,
+training favours others, and the content matters.
 
 - "init": the architecture's bias. The second-moment kernel (`probes.theory`) on fresh weights of the same configuration,
   on this very text, geometric mean over seeds; where blocks cannot be taken apart, the fresh models are measured instead.
@@ -27,7 +27,7 @@ positions, training has taught others, and the content matters.
 - "none": nothing.
 
 ratio_j = sensitivity_j / baseline_j, scaled to geometric mean 1 over the positions that are neither sink nor recency. The
-sink part is position 0. The recency part is read off the baseline alone, so that content has no say in it (the measured
+sink part is position 0. The recency part is read off the baseline alone, so that content has no influence (the measured
 profile under "none"): the last position, and those right before it
 for as long as the baseline stands out (`probes.results.ushape.parts_of`).
 """

@@ -5,8 +5,8 @@ ways. The **causal mask** gives a later query more keys to share its attention a
 position: what blocks below wrote differs between early and late positions, and so do queries and keys. This file measures
 how much a head's attention depends on absolute position and splits it exactly into the two.
 
-Setting. Prompts n are windows cut at random offsets behind one first token, so that what a token is says nothing about
-where it stands. `s_ij` are a head's scaled logits after rotation, soft-cap and slopes; `log Z_i` the log-sum-exp over the
+Setting. Prompts n are windows cut at random offsets behind one first token, so that a token's identity says nothing
+about its position. `s_ij` are a head's scaled logits after rotation, soft-cap and slopes; `log Z_i` the log-sum-exp over the
 keys that query i sees; `A_ij = exp(s_ij - log Z_i)`. Queries i run over a band B, lags over a few small ones, keys i - lag
 are never position 0. `E` is the mean over prompts, `V` the variance over i in B, averaged over lags; `C` the covariance.
 
@@ -76,7 +76,7 @@ first token like any other, V(D) and the residual source are 0 within noise; beh
 `log_neither` is 0 up to rounding. Patterns of known answer are recovered: equal logits (all mask, V(M) = Var log(i + 1));
 logits with an absolute bias under fixed denominators (all residual).
 
-What the definition cannot tell: whether a stream's positional content was itself made by the masks of blocks below. "Mask"
+The definition cannot tell whether a stream's positional content was itself made by the masks of blocks below. "Mask"
 is this block's own mask; in block 0 that is all there is, and deeper the residual stream carries on what masks began.
 
 Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the split and the correction are ours.

@@ -1,4 +1,4 @@
-"""One prompt to look at token by token: a text, a conversation or ids, and what each of its tokens is shown as."""
+"""One prompt, token by token: a text, a conversation or ids, and how each token is shown."""
 
 from __future__ import annotations
 

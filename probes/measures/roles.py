@@ -1,6 +1,6 @@
 """What heads do with position 0: the rules by which `probes.sinks` gives each head one of four roles.
 
-A head that attends to position 0 need not use what is there: its value may be tiny, and what it writes next to nothing
+A head that attends to position 0 need not use what is there: the value may be tiny, and what the head writes almost nothing
 beside the stream. So sizes are taken beside the residual stream `x_i` that the block of query i reads, over the queries
 i >= 1 that see position 0, and averaged (root mean square) first over queries, then over prompts:
 

@@ -1,6 +1,6 @@
-"""Position 0 as a closed system: under a causal mask it sees itself alone, and its path through the blocks is its own.
+"""Position 0 as a closed system: under a causal mask it sees only itself.
 
-What stands at position 0 is a function of the first token and nothing else: later text cannot reach it. Its attention has
+The stream at position 0 is a function of the first token and nothing else: later text cannot reach it. Its attention has
 one key and weight 1 on it, so that every block adds W_O W_V of its own stream and a feed-forward of that. `trajectory`
 checks the first (`later_difference`, `alone_difference`) and follows the stream through the blocks: how far its norm leaves
 those of other positions, in which dimensions (massive activations), and how quickly the paths of different tokens become
@@ -18,7 +18,7 @@ same tokens behind it, at position 1, are the control: blocks that move any toke
 special. Pairs are not independent; `cosine_low` and `cosine_high` are the 5 and 95 % quantiles of the pairs, no interval for
 the mean.
 
-Streams are looked at one prompt and one layer at a time, as they pass.
+Streams are read one prompt and one layer at a time, as they pass.
 
 Source: science of the measurement, section 4, "Position 0 as a closed system".
 """

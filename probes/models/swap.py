@@ -1,4 +1,4 @@
-"""Another embedding at position 0 of a model, put there by a view of it; the model itself stays as it is."""
+"""A view of a model with another embedding at position 0; the model itself stays as it is."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Swapped:
             if self._mean is None:
                 self._mean = mean_embedding(self.original)
             return self._mean.to(own)
-        # The same direction for every prompt and every batch: a prompt is then swapped alike in whatever company.
+        # The same direction for every prompt and batch: the other prompts of a batch make no difference.
         generator = torch.Generator().manual_seed(self.replacement_seed)
         direction = torch.randn(own.shape[-1], generator=generator, dtype=torch.float64)
         direction = (direction / direction.norm()).to(own.device)

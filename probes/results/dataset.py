@@ -25,7 +25,7 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, reason
 from ..run.files import atomic, what_is
 
 CONDITIONS = ("pretrained", "init", "init-nope")  # the order in combined results and on figures
@@ -168,9 +168,8 @@ def load(path: str | Path) -> xr.Dataset:
         with warnings.catch_warnings():
             warnings.simplefilter("error", xr.SerializationWarning)  # values that contradict each other
             ds = xr.load_dataset(path, engine="h5netcdf") if ours else xr.Dataset()
-    except Exception as error:  # whatever the damage hits first, and whoever reads it
-        reason = next(iter(str(error).splitlines()), type(error).__name__)[:120]
-        raise InputError(f"result '{path}' cannot be read ({reason}); make it again") from None
+    except Exception as error:  # each reader raises its own
+        raise InputError(f"result '{path}' cannot be read ({reason(error)}); make it again") from None
     if not ours:
         raise InputError(f"'{path}' was not written by headwater (no such attribute); give a result of this package")
     ds.attrs = {name: value.item() if isinstance(value, np.generic) else value for name, value in ds.attrs.items()}

@@ -1,5 +1,4 @@
-"""Profiles of different conditions, made comparable: scale-free sensitivity, geometric means over prompts, intervals over
-documents.
+"""Profiles that compare conditions: scale-free sensitivity, geometric means over prompts, intervals over documents.
 
 `||dh/dx||` of two conditions compares units, since rms(x) and rms(h) grow in training. The elasticity
 `||J_j||_F / sqrt(d) * rms(x) / rms(h)` has none. Trained profiles are heavy-tailed over prompts: a root mean square hangs on
