@@ -12,7 +12,6 @@ reduced as it passes, so that one at a time exists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -210,7 +209,7 @@ def relative(row: Row) -> list[float]:
     return ratios(row["seconds"]["contender"], row["seconds"]["plain"])
 
 
-def section(rows: Rows, settings: Settings, folder: Path) -> Section:
+def section(rows: Rows, settings: Settings) -> Section:
     lines = [
         "One prompt of T random tokens; every contender in a process of its own. Time is a multiple of the plain pass timed "
         "in turn with it: median (quartiles); one round from T = 8,192 on. Memory is the peak above the level with "

@@ -1,26 +1,25 @@
-"""How cases are run: in child processes, every row kept as soon as it is there.
+"""How cases are run: every job in a process of its own, every row kept as soon as it is there.
 
-A case module says which jobs there are (`jobs`), measures one in a process of its own (`measure`, a generator of rows) and
-writes its section of the page (`section`). A job is a contender, or contenders that take turns, with the points it is
-measured at, smallest first. Rows go into one JSON file, from which a run that was stopped goes on; a file of another machine
-is not mixed with. A job that needs more memory than it may have, or more time for one point than `time_limit`, did not
-survive there; where larger points are more of the same (`Job.rising`), they are not tried.
+A case module says which jobs there are (`jobs`), measures one (`measure`, a generator of rows) and writes its section of the
+page (`section`). A job is a contender, or contenders that take turns, with the points it is measured at, smallest first.
+Rows go into one JSON file, from which a stopped run resumes; rows of another machine are not mixed in. A job that needs
+more memory than it may have, or more time for one point than `time_limit`, did not survive there; where larger points are
+more of the same (`Job.rising`), they are not tried.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -89,43 +88,27 @@ class Case(Protocol):
 
     def measure(self, job: Job, settings: Settings) -> Iterator[tuple[str, Row]]: ...
 
-    def section(self, rows: Rows, settings: Settings, folder: Path) -> Section: ...
-
-
-# ------------------------------------------------------------------------------------------------------------- rows
+    def section(self, rows: Rows, settings: Settings) -> Section: ...
 
 
 class Rows:
     """The rows of a run, on disk after every change.
 
     Args:
-        path: the JSON file; rows there are taken over if they were measured on the same machine with the same sizes.
+        path: the JSON file; its rows are taken over if they were measured on the same machine with the same sizes.
         machine: what must be the same; None takes the rows as they are, and the machine they are of.
     """
 
     def __init__(self, path: Path, machine: Mapping[str, Any] | None) -> None:
-        self.path, self.machine = path, dict(machine or {})
-        self.found: dict[str, Row] = {}
-        self.differs: list[str] = []  # what the file's machine had otherwise
-        if path.exists():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            before = kept["machine"]
-            self.machine = dict(before) if machine is None else self.machine
-            names = [*dict.fromkeys([*before, *self.machine])]
-            self.differs = [
-                f"{name} {before.get(name)} is now {self.machine.get(name)}"
-                for name in names
-                if before.get(name) != self.machine.get(name)
-            ]
-            if not self.differs:
-                # What was not installed may be by now.
-                absent = [
-                    key for key, row in kept["rows"].items() if str(row.get("failed", "")).startswith("not installed")
-                ]
-                self.found = {key: row for key, row in kept["rows"].items() if key not in absent}
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.found
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"machine": machine, "rows": {}}
+        before = kept["machine"]
+        self.path, self.machine = path, dict(before if machine is None else machine)
+        names = [name for name in {**before, **self.machine} if before.get(name) != self.machine.get(name)]
+        self.differs = [f"{name} {before.get(name)} is now {self.machine.get(name)}" for name in names]
+        self.found: dict[str, Row] = {} if self.differs else kept["rows"]
+        for key, row in list(self.found.items()):
+            if str(row.get("failed", "")).startswith("not installed"):  # it may be by now
+                del self.found[key]
 
     def get(self, job: Job, label: str) -> Row | None:
         return self.found.get(job.key(label))
@@ -143,68 +126,53 @@ class Rows:
         found = {label: self.get(job, label) for label in job.points}
         return {label: row for label, row in found.items() if row is not None and "failed" not in row}
 
+    def missing(self, job: Job) -> list[str]:
+        """Labels without a row, but those that a shorter one that did not survive stands for."""
+        labels = list(job.points)
+        failed = [n for n, label in enumerate(labels) if "failed" in (self.get(job, label) or {})]
+        labels = labels[: failed[0]] if job.rising and failed else labels
+        return [label for label in labels if self.get(job, label) is None]
+
 
 def run_job(job: Job, rows: Rows, settings: Settings, stamp: Mapping[str, Any], until: float) -> bool:
-    """Measure what `rows` lacks of the job; false if a child failed for a reason that is none of the limits.
+    """Measure what `rows` lacks of the job; false if the child failed for a reason that is none of the limits.
 
     Args:
         job: what is to be measured.
         rows: where the rows go, each with `stamp`.
         settings: as given.
         stamp: when and with what code a row was made.
-        until: `time.monotonic()` after which nothing more is waited for; what is missing then is measured by a later run.
+        until: `time.time()` after which nothing more is waited for; a later run measures what is missing then.
     """
-    labels = list(job.points)
-    if job.rising:  # up to the first that did not survive
-        failed = [n for n, label in enumerate(labels) if "failed" in (rows.get(job, label) or {})]
-        labels = labels[: failed[0]] if failed else labels
-    missing = [label for label in labels if job.key(label) not in rows]
+    missing = rows.missing(job)
     if not missing:
         return True
     asked = Job(job.case, job.name, {label: job.points[label] for label in missing}, job.rising)
-    order = json.dumps({"job": asdict(asked), "settings": asdict(settings)})
+    order = json.dumps({"job": asdict(asked), "settings": asdict(settings), "until": until})
     command = [sys.executable, str(Path(__file__).with_name("run.py")), "--child", order]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
-        lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
         try:
-            while True:
-                patience = min(settings.time_limit, until - time.monotonic())
-                try:
-                    line = lines.get(timeout=max(0.0, patience))
-                except queue.Empty:
-                    _kill(process)
-                    if patience == settings.time_limit:
-                        failed = f"time, limit {settings.time_limit:g} s"
-                        rows.put(job.key(missing[0]), {"failed": failed, **stamp})
-                    return True
-                if line is None:
-                    break
-                if not line.startswith(MARK):
-                    continue
-                label, row = json.loads(line.removeprefix(MARK))
-                rows.put(job.key(label), {**row, **stamp})
-                missing.remove(label)
-                print(f"  {job.name}, {label}: {_short(row)}", flush=True)
-        except BaseException:  # interrupted: nothing of ours keeps running
-            _kill(process)
-            raise
-    if process.returncode == -signal.SIGKILL and missing:
-        rows.put(job.key(missing[0]), {"failed": "memory, killed by the system", **stamp})
+            for line in process.stdout:
+                if line.startswith(MARK):
+                    label, row = json.loads(line.removeprefix(MARK))
+                    rows.put(job.key(label), {**row, **stamp})
+                    missing.remove(label)
+                    print(f"  {job.name}, {label}: {_short(row)}", flush=True)
+            process.wait()
+        finally:  # interrupted or not, nothing of ours keeps running
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode == -signal.SIGALRM and time.time() >= until:
+        return True
+    limits = {
+        -signal.SIGALRM: f"time, limit {settings.time_limit:g} s",
+        -signal.SIGKILL: "memory, killed by the system",
+    }
+    if missing and process.returncode in limits:
+        rows.put(job.key(missing[0]), {"failed": limits[process.returncode], **stamp})
         return True
     return process.returncode == 0
-
-
-def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(None)
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _short(row: Row) -> str:
@@ -217,10 +185,19 @@ def _short(row: Row) -> str:
     return f"{middle(seconds):.3g} s" if seconds else "measured"
 
 
-def serve(case: Case, job: Job, settings: Settings) -> None:
-    """In the child: measure and print rows."""
+def serve(case: Case, job: Job, settings: Settings, until: float) -> None:
+    """In the child: measure and print rows; an alarm that nobody handles ends what takes too long."""
+
+    def wait() -> None:
+        left = min(settings.time_limit, until - time.time())
+        if left <= 0:
+            signal.raise_signal(signal.SIGALRM)
+        signal.setitimer(signal.ITIMER_REAL, left)
+
+    wait()
     for label, row in case.measure(job, settings):
         print(MARK + json.dumps([label, row]), flush=True)
+        wait()
 
 
 # ------------------------------------------------------------------------------------------------------ statistics
@@ -244,15 +221,9 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 def spread(values: Sequence[float], form: str = ".3g") -> str:
     """Median and quartiles; the median alone where there are less than three values."""
-    text = _number(middle(values), form)
-    if len(values) < 3:
-        return text
-    low, high = quartiles(values)
-    return f"{text} ({_number(low, form)} to {_number(high, form)})"
-
-
-def _number(value: float, form: str) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:{form}}"
+    numbers = [middle(values), *(quartiles(values) if len(values) > 2 else ())]
+    said = [f"{value:,.0f}" if value >= 1000 else f"{value:{form}}" for value in numbers]
+    return said[0] if len(said) == 1 else "{} ({} to {})".format(*said)
 
 
 class Exponent(NamedTuple):
@@ -274,21 +245,11 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> Exponent:
     """
     if len(x) < 2 or min([*x, *y]) <= 0:
         raise ValueError(f"no exponent through {list(zip(x, y, strict=False))}")
-    a, b = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
-    centred = a - a.mean()
-    slope = float(centred @ (b - b.mean()) / (centred @ centred))
-    from scipy.stats import t as student  # not above: children fit nothing, and it takes long to import
+    from scipy import stats  # not above: children fit nothing, and it takes long to import
 
-    free = len(x) - 2
-    if free == 0:
-        return Exponent(slope, -np.inf, np.inf)
-    residual = b - b.mean() - slope * centred
-    error = float(np.sqrt(residual @ residual / free / (centred @ centred)))
-    half = float(student.ppf(0.975, free)) * error
-    return Exponent(slope, slope - half, slope + half)
-
-
-# ------------------------------------------------------------------------------------------------------------ tables
+    fit: Any = stats.linregress(np.log(x), np.log(y))
+    half = float(stats.t.ppf(0.975, len(x) - 2) * fit.stderr) if len(x) > 2 else np.inf
+    return Exponent(float(fit.slope), float(fit.slope - half), float(fit.slope + half))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -297,7 +258,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     Raises:
         ValueError: a row of another width.
     """
-    wrong = [row for row in rows if len(row) != len(columns)]
-    if wrong:
-        raise ValueError(f"row {list(wrong[0])} does not fit columns {list(columns)}")
+    if wrong := [list(row) for row in rows if len(row) != len(columns)]:
+        raise ValueError(f"row {wrong[0]} does not fit columns {list(columns)}")
     return table_lines(columns, rows)

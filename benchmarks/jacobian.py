@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -272,7 +271,7 @@ def _per_direction(name: str, row: Row) -> float:
     return middle(row["seconds"][name]) / (row["directions"] * blocks)
 
 
-def section(rows: Rows, settings: Settings, folder: Path) -> Section:
+def section(rows: Rows, settings: Settings) -> Section:
     (job,) = jobs(settings)
     lines = [
         "One prompt, every position's norm of the derivative of the last stream at the last position. Time against ours, "

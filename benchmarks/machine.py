@@ -7,7 +7,6 @@ import gc
 import os
 import platform
 import resource
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -104,11 +103,6 @@ def turns(
         for name, call in calls.items():
             found[name].append(seconds_of(call, device))
     return found
-
-
-def alternate(calls: Mapping[str, Callable[[], object]], *, rounds: int, device: str) -> dict[str, float]:
-    """Median seconds of each call, taken in turn after one warm-up round."""
-    return {name: statistics.median(times) for name, times in turns(calls, rounds=rounds, device=device).items()}
 
 
 # ----------------------------------------------------------------------------------------------------- what is possible

@@ -6,69 +6,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import Job, Row, Rows, Section, Settings, table
+from harness import Row, Rows, Settings, table
 from plots import draw
 
-from probes.errors import InputError
 from probes.run.files import atomic
-
-BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 
 
 def write_page(out: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any]) -> Path:
     """Write OUT/benchmarks.md (on a GPU OUT/benchmarks-cuda.md) and its figures; the page's path."""
-    folder = out / "benchmarks"
-    sections: dict[str, tuple[Any, Section]] = {}
-    absent: list[str] = []
+    measured, absent = {}, []
     for name, case in cases.items():
         jobs = case.jobs(settings)
-        measured = any(rows.get(job, label) is not None for job in jobs for label in job.points)
-        if measured:
-            sections[name] = (case, case.section(rows, settings, folder))
-        missing = [f"{job.name} at {label}" for job in jobs for label in unmeasured(job, rows)]
+        if any(rows.get(job, label) is not None for job in jobs for label in job.points):
+            measured[name] = case
+        missing = [f"{job.name} at {label}" for job in jobs for label in rows.missing(job)]
         if missing:
-            absent.append(f"{case.TITLE} ({'all' if not measured else '; '.join(missing)})")
-    draw(folder, rows, settings, {name: case for name, (case, _) in sections.items()})
+            absent.append(f"{case.TITLE} ({'; '.join(missing) if name in measured else 'all'})")
+    draw(out / "benchmarks", rows, settings, measured)
+    sections = {name: case.section(rows, settings) for name, case in measured.items()}
+    heads = [head for section in sections.values() for head in section.headlines]
     lines = ["# Benchmarks" + (" on a GPU" if settings.cuda else ""), "", *introduction(rows, settings)]
-    heads = [head for _, found in sections.values() for head in found.headlines]
     lines += ["", "## In short", "", *table(["what", "ours", "the other", "ratio"], heads)]
-    for case, found in sections.values():
-        lines += ["", f"## {case.TITLE}", "", *found.lines]
+    for name, section in sections.items():
+        lines += ["", f"## {cases[name].TITLE}", "", *section.lines]
     if absent:
         lines += ["", f"Not run: {'. '.join(absent)}."]
     path = out / ("benchmarks-cuda.md" if settings.cuda else "benchmarks.md")
     with atomic(path) as temporary:
         temporary.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     return path
-
-
-def write_headlines(readme: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any]) -> None:
-    """Put the head table between the two marks of a page.
-
-    Raises:
-        InputError: the page has no such marks.
-    """
-    text = readme.read_text(encoding="utf-8")
-    before, found, rest = text.partition(BEGIN)
-    _, closed, after = rest.partition(END)
-    if not found or not closed:
-        raise InputError(f"'{readme}' has no place for the table; put the lines {BEGIN} and {END} into it")
-    heads = [
-        head
-        for case in cases.values()
-        if any(rows.of(job) for job in case.jobs(settings))
-        for head in case.section(rows, settings, readme.parent).headlines
-    ]
-    body = "\n".join(table(["what", "ours", "the other", "ratio"], heads))
-    with atomic(readme) as temporary:
-        temporary.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}", encoding="utf-8")
-
-
-def unmeasured(job: Job, rows: Rows) -> list[str]:
-    """Labels without a row, but those that a shorter one that did not survive stands for."""
-    if job.rising and any("failed" in (rows.get(job, label) or {}) for label in job.points):
-        return []
-    return [label for label in job.points if rows.get(job, label) is None]
 
 
 def introduction(rows: Rows, settings: Settings) -> list[str]:
@@ -85,15 +51,12 @@ def introduction(rows: Rows, settings: Settings) -> list[str]:
         f"{place}{machine['processor']}, {cores}, {threads}, {machine['system']}; {versions}; {made}. Rows as JSON, "
         f"with the times of every round: [`{rows.path.name}`](benchmarks/{rows.path.name}).",
         "",
-        "A time is compared with that of what it was timed in turn with, in one process, round by round; quartiles of the "
-        "rounds stand in parentheses. Such a machine is shared: seconds hold for it and for that hour, and what is to be "
-        "quoted are ratios.",
+        "Contenders take turns in one process and are compared round by round; quartiles of the rounds stand in "
+        "parentheses. The machine is shared: seconds hold for it and for that hour. Quote ratios.",
     ]
     if not settings.cuda:
-        lines += [
-            "",
-            "Not measured on GPU (`python benchmarks/run.py --device cuda` would write `benchmarks-cuda.md`).",
-        ]
+        command = "`python benchmarks/run.py --device cuda`"
+        lines += ["", f"Not measured on GPU ({command} would write `benchmarks-cuda.md`)."]
     if machine.get("sizes") == "quick":
         lines += ["", "**Small sizes (`--quick`): they show that everything runs, and say little about speed.**"]
     return lines

@@ -9,7 +9,6 @@ there are several, and the estimate is held against the largest: what does not f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,7 +98,7 @@ def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
         yield label, {"planned": planned.memory, "above": memory.above()}
 
 
-def section(rows: Rows, settings: Settings, folder: Path) -> Section:
+def section(rows: Rows, settings: Settings) -> Section:
     body, off = [], []
     runs: dict[tuple[str, str], list[Row]] = {}
     for job in jobs(settings):

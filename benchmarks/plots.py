@@ -11,7 +11,7 @@ import jacobian
 import matplotlib
 import numpy as np
 import scaling
-from harness import Rows, Settings, exponent, middle, quartiles, ratios
+from harness import Rows, Settings, middle, quartiles, ratios
 from machine import MIB
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -173,11 +173,11 @@ def attention_figure(rows: Rows, settings: Settings) -> Figure | None:
 
 
 def scaling_figure(rows: Rows, settings: Settings) -> Figure | None:
-    """Times over every axis, with the operations by formula, scaled to the last point, dotted."""
+    """Times over every axis, with the operations, scaled to the last point, dotted; exponents stand in the page's table."""
     jobs = [job for job in scaling.jobs(settings) if rows.of(job)]
     if not jobs:
         return None
-    figure = Figure(figsize=(9.6, 2.9), layout="constrained")
+    figure = Figure(figsize=(9.6, 3.1), layout="constrained")
     cells = figure.subplots(1, len(scaling.AXES), sharey=True)
     handles: dict[str, Any] = {}
     for cell, (axis, said) in zip(cells, scaling.AXES.items(), strict=True):
@@ -191,12 +191,10 @@ def scaling_figure(rows: Rows, settings: Settings) -> Figure | None:
             scaled = np.array(operations) * seconds[-1] / operations[-1]
             cell.plot(x, scaled, color=color, linewidth=0.9, linestyle=":")
             handles.setdefault(scaling.PROBES[job.name].replace("`", ""), line)
-            cell.text(x[-1], seconds[-1], f" {exponent(x, seconds).value:.1f}", fontsize=7, color=color, va="center")
         cell.set_xscale("log", base=2)
-        _plain_numbers(cell, sorted(seen))
-        cell.tick_params(axis="x", labelsize=7, labelrotation=60)
-        cell.set_xlabel(said)
-        cell.margins(x=0.14)
+        _plain_numbers(cell, sorted(value for value in seen if value.bit_count() == 1), short=True)  # doublings
+        cell.set(xlabel=said)
+        cell.tick_params(axis="x", labelsize=8)
         cell.grid(axis="y", color=FAINT, linewidth=0.6)
     log_axis(cells[0])
     cells[0].set_ylabel("seconds")

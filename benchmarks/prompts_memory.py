@@ -99,7 +99,7 @@ def peak_of(command: list[str]) -> tuple[int, float]:
     return peak, time.perf_counter() - began
 
 
-def section(rows: Rows, settings: Settings, folder: Path) -> Section:
+def section(rows: Rows, settings: Settings) -> Section:
     body: list[list[str]] = []
     heads: list[tuple[float, Headline]] = []
     every = jobs(replace(settings, full=True))  # what was measured with --full stays on the page

@@ -1,16 +1,13 @@
 """How much of the machine each probe uses: operations and bytes over its time, against what the machine does at best.
 
 At best: a large square matrix product, and a triad a = b + 2 c over arrays that no cache holds, timed in turn with the
-probe in the same process. Operations are those of matrix products, by formula (`benchmarks/work.py`), beside them as torch
-counts them while the probe runs. Bytes are counted: every operation's inputs and outputs, as if no cache held them, so that
-a probe whose tensors stay in cache can show more than the memory's rate.
+probe in the same process. Operations are those of matrix products, and bytes are every operation's inputs and outputs as if
+no cache held them (`benchmarks/work.py`). A probe whose tensors stay in cache can show more than the memory's rate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import torch
 import work
@@ -50,31 +47,20 @@ def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
     device = settings.device
     for label, point in job.points.items():
         view = probes.load(made(point, device))
-        tokens = random_tokens(point["prompts"], point["length"], device=device)
-        call, operations = probe(label, view, tokens)
+        call = probe(label, view, random_tokens(point["prompts"], point["length"], device=device))
         product, product_flops = gemm(GEMM_SIZE if not settings.quick else 512, view.dtype, device)
         copy, copy_bytes = triad(device)
-        found: dict[str, Any] = {}
-        calls = {"probe": lambda call=call, found=found: found.update(ds=call()), "gemm": product, "triad": copy}
+        calls = {"probe": call, "gemm": product, "triad": copy}
         # The probe warms up by itself: its first round counts where it is long, those of the others do not.
         first = {name: seconds_of(one, device) for name, one in calls.items()}
+        first |= {name: seconds_of(calls[name], device) for name in ("gemm", "triad")}
         spend = SPEND if not settings.quick else 1.0
-        first |= {name: seconds_of(one, device) for name, one in calls.items() if name != "probe"}
-        seconds = turns(calls, rounds=ROUNDS, device=device, spend=spend, first=first)
+        row: Row = {"seconds": turns(calls, rounds=ROUNDS, device=device, spend=spend, first=first)}
         with work.Counting() as counted:
             call()
-        yield (
-            label,
-            {
-                "seconds": seconds,
-                "flops": operations(found["ds"]),
-                "counted flops": counted.flops,
-                "bytes": counted.bytes,
-                "gemm flops": product_flops,
-                "triad bytes": copy_bytes,
-            },
-        )
-        del view, tokens, call, operations, calls, found, product, copy
+        row |= {"flops": counted.flops, "bytes": counted.bytes}
+        yield label, row | {"gemm flops": product_flops, "triad bytes": copy_bytes}
+        del view, call, calls, product, copy
         if settings.cuda:
             torch.cuda.empty_cache()
 
@@ -87,72 +73,34 @@ def shares(row: Row) -> tuple[list[float], list[float]]:
     return work_share, byte_share
 
 
-def section(rows: Rows, settings: Settings, folder: Path) -> Section:
+def section(rows: Rows, settings: Settings) -> Section:
     (job,) = jobs(settings)
     found = rows.of(job)
-    body, headlines = [], []
+    square = f"{512 if settings.quick else GEMM_SIZE:,}^3"
+    body, headlines, products, triads = [], [], [], []
     for name, row in found.items():
         point = job.points[name]
         by_work, by_bytes = shares(row)
         shape = f"{point['size']} shape" if "size" in point else f"width {point['width']}, {point['blocks']} blocks"
         where = f"{shape}, T = {point['length']:,}, {point['prompts']} prompt{'s' * (point['prompts'] > 1)}"
         seconds = middle(row["seconds"]["probe"])
-        body.append(
-            [
-                PROBES[name],
-                where,
-                f"{seconds:.3g}",
-                f"{row['flops'] / 1e9:,.3g}",
-                f"{row['counted flops'] / row['flops']:.2f}",
-                spread(by_work, ".0%"),
-                f"{row['bytes'] / GIB:,.2g}",
-                spread(by_bytes, ".0%"),
-            ]
-        )
+        products += [row["gemm flops"] / x / 1e9 for x in row["seconds"]["gemm"]]
+        triads += [row["triad bytes"] / x / GIB for x in row["seconds"]["triad"]]
+        done = [f"{row['flops'] / 1e9:,.3g}", spread(by_work, ".0%"), f"{row['bytes'] / GIB:,.2g}"]
+        body.append([PROBES[name], where, f"{seconds:.3g}", *done, spread(by_bytes, ".0%")])
         if name == "exact":
-            rate, best = (f"{x / 1e9:,.0f} GFLOP/s" for x in _rates(row))
-            headlines.append(
-                Headline(
-                    f"exact Jacobian, {where}: rate against a {_square(settings)} product",
-                    rate,
-                    best,
-                    spread(by_work, ".0%"),
-                )
-            )
-    products, triads = [], []
-    for row in found.values():
-        products += [row["gemm flops"] / x for x in row["seconds"]["gemm"]]
-        triads += [row["triad bytes"] / x for x in row["seconds"]["triad"]]
+            rates = row["flops"] / seconds, row["gemm flops"] / middle(row["seconds"]["gemm"])
+            what = f"exact Jacobian, {where}: rate against a {square} product"
+            headlines.append(Headline(what, *(f"{x / 1e9:,.0f} GFLOP/s" for x in rates), spread(by_work, ".0%")))
+    columns = ["probe", "at", "seconds", "GFLOP", "of the product's rate", "GiB", "of the memory's rate"]
     lines = [
-        "Operations of matrix products by formula, and what torch counts while the probe runs as a multiple of it; bytes of "
-        "every operation's inputs and outputs, as if nothing stayed in a cache (more than the memory's rate means that it "
-        "did). Shares are of a matrix product's and a triad's rates, timed in turn with the probe: medians (quartiles).",
+        "Operations of matrix products, and bytes of every operation's inputs and outputs as if nothing stayed in a cache, "
+        "counted while the probe runs. More than the memory's rate means that something did. Shares are of a matrix "
+        "product's and a triad's rates, timed in turn with the probe: medians (quartiles).",
         "",
+        *table(columns, body),
     ]
-    columns = [
-        "probe",
-        "at",
-        "seconds",
-        "GFLOP",
-        "counted / formula",
-        "of the product's rate",
-        "GiB",
-        "of the memory's rate",
-    ]
-    lines += table(columns, body)
     if products:
-        lines += [
-            "",
-            f"Matrix product {_square(settings)}: {spread([x / 1e9 for x in products], '.0f')} GFLOP/s; triad: "
-            f"{spread([x / GIB for x in triads], '.1f')} GiB/s.",
-        ]
+        rates = f"{spread(products, '.0f')} GFLOP/s; triad: {spread(triads, '.1f')} GiB/s"
+        lines += ["", f"Matrix product {square}: {rates}."]
     return Section(headlines, lines)
-
-
-def _rates(row: Row) -> tuple[float, float]:
-    """Operations per second of the probe and of the product."""
-    return row["flops"] / middle(row["seconds"]["probe"]), row["gemm flops"] / middle(row["seconds"]["gemm"])
-
-
-def _square(settings: Settings) -> str:
-    return f"{512 if settings.quick else GEMM_SIZE:,}^3"

@@ -1,14 +1,13 @@
 """How the probes' times grow with the prompt's length, the width, the depth and the number of prompts.
 
-Exponents are slopes of log time over log size, by least squares, with Student's 95 % intervals. Beside them stands the same
-slope of the operations by formula (`benchmarks/work.py`) over the very same sizes, which is what the time would do if all
-work ran at one rate, and the exponent that the leading term has in the end.
+Exponents are slopes of log time over log size, by least squares, with Student's 95 % intervals. Beside them stand the same
+slope of the counted operations (`benchmarks/work.py`), which the time would have if all work ran at one rate, and the
+exponent of the leading term, which large sizes would show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import work
@@ -28,15 +27,8 @@ PROBES = {
     "trajectory": "`trajectory`",
     "leakage": "`leakage`, no intervals",
 }
-# In the end: exact makes d products of T P operations and T^2 d; the others follow the pass, or all T^2 logits.
-LEADING = {
-    "exact": {"length": "2", "width": "3", "blocks": "1", "prompts": "1"},
-    "sketch": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
-    "sinks": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
-    "sinks all": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
-    "trajectory": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
-    "leakage": {"length": "2", "width": "2", "blocks": "1", "prompts": "1"},
-}
+# Of large sizes: exact makes d products of T P operations and T^2 d; the others follow the pass, or all T^2 logits.
+LEADING = {"length": "2", "width": "2", "blocks": "1", "prompts": "1"}
 ROUNDS, SPEND = 3, 3.0
 SHAPE = {"length": 128, "width": 128, "blocks": 4, "prompts": 1}
 PASS = {"length": 512, "width": 256, "blocks": 4, "prompts": 2}  # of probes that cost a few passes
@@ -77,47 +69,29 @@ def jobs(settings: Settings) -> list[Job]:
     return found
 
 
-def probe(name: str, view: Any, tokens: Any) -> tuple[Callable[[], Any], Callable[[Any], float]]:
-    """(the call, its operations from what it gave)."""
-    prompts, length = tokens.shape
-    calls: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
-        "exact": (
-            lambda: probes.jacobian(view, tokens),
-            lambda ds: work.jacobian(view, prompts, length, view.spec.width),
-        ),
-        "sketch": (
-            lambda: probes.jacobian(view, tokens, method="sketch"),
-            lambda ds: work.jacobian(view, prompts, length, float(ds["products"].mean())),
-        ),
-        "sinks": (lambda: probes.sinks(view, tokens), lambda ds: work.sinks(view, prompts, length)),
-        "sinks all": (
-            lambda: probes.sinks(view, tokens, keys="all"),
-            lambda ds: work.sinks(view, prompts, length, "all"),
-        ),
-        "trajectory": (lambda: probes.trajectory(view, tokens), lambda ds: work.trajectory(view, prompts, length)),
-        "leakage": (
-            lambda: probes.leakage(view, tokens, bootstrap=0, fresh=0),
-            lambda ds: work.leakage(view, prompts, length),
-        ),
+def probe(name: str, view: Any, tokens: Any) -> Callable[[], Any]:
+    """The call."""
+    calls: dict[str, Callable[[], Any]] = {
+        "exact": lambda: probes.jacobian(view, tokens),
+        "sketch": lambda: probes.jacobian(view, tokens, method="sketch"),
+        "sinks": lambda: probes.sinks(view, tokens),
+        "sinks all": lambda: probes.sinks(view, tokens, keys="all"),
+        "trajectory": lambda: probes.trajectory(view, tokens),
+        "leakage": lambda: probes.leakage(view, tokens, bootstrap=0, fresh=0),
     }
     return calls[name]
 
 
 def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
-    """Rows with the seconds of every round, operations by formula, the axis and its value."""
+    """Rows with the seconds of every round, operations, the axis and its value."""
     for label, point in job.points.items():
         view = probes.load(llama(point["width"], point["blocks"], point["length"], heads=point["width"] // 32))
-        tokens = random_tokens(point["prompts"], point["length"])
-        call, operations = probe(job.name, view, tokens)
-        found: dict[str, Any] = {}
-        seconds = turns(
-            {"": lambda found=found, call=call: found.update(ds=call())},
-            rounds=ROUNDS,
-            device="cpu",
-            spend=SPEND if not settings.quick else 1.0,
-        )
+        call = probe(job.name, view, random_tokens(point["prompts"], point["length"]))
+        seconds = turns({"": call}, rounds=ROUNDS, device="cpu", spend=1.0 if settings.quick else SPEND)
+        with work.Counting() as counted:
+            call()
         axis = point["axis"]
-        yield label, {"seconds": seconds[""], "flops": operations(found["ds"]), "axis": axis, "value": point[axis]}
+        yield label, {"seconds": seconds[""], "flops": counted.flops, "axis": axis, "value": point[axis]}
 
 
 # -------------------------------------------------------------------------------------------------------------- page
@@ -133,7 +107,7 @@ def curve(found: dict[str, Row], axis: str) -> tuple[list[float], list[float], l
     )
 
 
-def section(rows: Rows, settings: Settings, folder: Path) -> Section:
+def section(rows: Rows, settings: Settings) -> Section:
     if settings.cuda:
         return Section([], ["Not measured on GPU: these sizes are for a processor."])
     body = []
@@ -146,14 +120,14 @@ def section(rows: Rows, settings: Settings, folder: Path) -> Section:
             base, _ = sizes(job.name, settings)
             rest = ", ".join(f"{AXES[name]} {value}" for name, value in base.items() if name != axis)
             reach = f"{said} {x[0]:,.0f} to {x[-1]:,.0f} ({rest})"
-            formula = f"{exponent(x, operations).value:.2f}"
+            work_done = f"{exponent(x, operations).value:.2f}"
+            leading = "3" if (job.name, axis) == ("exact", "width") else LEADING[axis]
             times = f"{seconds[0]:.2g} to {seconds[-1]:.2g} s"
-            body.append([PROBES[job.name], reach, str(exponent(x, seconds)), formula, LEADING[job.name][axis], times])
+            body.append([PROBES[job.name], reach, str(exponent(x, seconds)), work_done, leading, times])
     lines = [
-        "Slope of log time over log size with its 95 % interval; the slope that the operations by formula have over these "
-        "sizes, which is what to compare it with; and the leading term's exponent, which these sizes are far from. Time "
-        "grows more slowly than operations where small sizes are mostly overhead (Python's calls), faster where large ones "
-        "outgrow caches.",
+        "Slope of log time over log size with its 95 % interval. Compare it with the slope of the operations over the same "
+        "sizes; the leading term's exponent shows at larger ones. Time grows more slowly than operations where small sizes "
+        "are mostly overhead (Python's calls), and faster where large ones outgrow caches.",
         "",
         *table(["probe", "over", "exponent of the time", "of the operations", "in the end", "times"], body),
         "",

@@ -1,56 +1,61 @@
-"""How fast toys train: against the published program of [Wu], against one model at a time, against the products alone.
+"""How fast toys train: many at once against one by one, against a plain torch loop, against the published program of [Wu].
 
-    python benchmarks/toys.py [--program FOLDER] [--threads 1] [--device cpu] [--rounds 3] [--out reports/toy]
-
-FOLDER holds a checkout of github.com/xinyiwu98/position-bias-in-attention; its data set and its model are imported from
-there and trained in its own loop. Without it, ours alone is measured. Rates are model-steps per second: a sweep of six
-models that takes a step in a second makes six. "End to end" includes drawing the data. Contenders are timed in turn, so that
-drift of a shared machine hits all alike; rates are medians over rounds, ratios medians of the rounds' own ratios.
-
-With one thread on a CPU the clock is the process's CPU time, which is the time of an otherwise idle machine but for caches
-and memory that others use, too; else it is the clock on the wall. Three rounds are four minutes of CPU time. Writes
-`training.md`.
+`--program FOLDER` names a checkout of github.com/xinyiwu98/position-bias-in-attention, whose data set and model are imported
+from there and trained in its own loop; without it, ours alone are measured on its task. `--full` adds all depths and
+positional encodings. Rates are model-steps per second: a sweep of six models that takes a step in a second makes six. "End
+to end" includes drawing the data. With one thread on a CPU the clock is the process's CPU time, which other work on the
+machine hardly disturbs.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import math
 import random
-import shlex
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe, synchronize
+from harness import Headline, Job, Row, Rows, Section, Settings, middle, ratios, spread, table
+from machine import synchronize
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.flop_counter import FlopCounterMode
 
-from probes.run.files import atomic, table_lines
 from toy.model import Architecture
 from toy.tasks import Copying, InContext
 from toy.train import Run, groups, train
 
+TITLE = "Toys"
 DEPTHS = (2, 4, 6)
 POSITIONS = ("none", "decay", "rope")
 GAMMA = 0.8  # of the decay mask, m = -ln 0.8
 SWEEP = 6  # models of a sweep in the comparison with [Wu]
 STEPS = 30  # of one of our measurements: one block of data
 THEIR_STEPS, SAME_BATCH_STEPS = 6, 8
-THEIR_SEQUENCES = 8  # of a test set built in a round; all six sets of 10,000 are extrapolated from them
-TEST_SETS, TEST_SIZE = 6, 10_000
 TINY = 50  # retrieval models of a sweep: ten targets, five seeds
 TINY_STEPS = 128  # two blocks of data
-WIDTHS = (2, 10)
+SAID = {
+    "torch": "a torch.nn loop, one by one",
+    "program": "the published program, end to end",
+    "program, one batch": "the published program's step, one batch over and over",
+    "one": "ours, one by one",
+}
+HEADLINES = {("retrieval, width 2", "torch"), ("retrieval, width 2", "one"), ("[Wu], 2 blocks", "program")}
 
-Calls = Mapping[str, tuple[Callable[[], object], float]]  # by name: what to time, and how many model-steps it makes
+
+def jobs(settings: Settings) -> list[Job]:
+    """One job; the fuller grid is on the page as soon as one of its rows is there."""
+    points: dict[str, dict[str, Any]] = {f"retrieval, width {width}": {"width": width} for width in (2, 10)}
+    chosen = [(2, "none"), *([] if settings.quick else [(6, "none")])]
+    for depth, positional in [(depth, kind) for depth in DEPTHS for kind in POSITIONS] if settings.full else chosen:
+        label = f"[Wu], {depth} blocks" + (f", {positional}" if positional != "none" else "")
+        points[label] = {"depth": depth, "positional": positional}
+    return [Job("toys", "all", points)]
 
 
 class Clock:
@@ -64,8 +69,8 @@ class Clock:
         synchronize(self.device)
         return time.process_time() if self.cpu else time.perf_counter()
 
-    def rates(self, calls: Calls, rounds: int) -> dict[str, list[float]]:
-        """Units per second of every call in every round, after one round to warm up."""
+    def rates(self, calls: Mapping[str, tuple[Callable[[], object], float]], rounds: int) -> dict[str, list[float]]:
+        """Units per second of every call in every round, after one round to warm up; a call comes with its units."""
         found: dict[str, list[float]] = {name: [] for name in calls}
         for at in range(rounds + 1):
             for name, (call, units) in calls.items():
@@ -74,22 +79,6 @@ class Clock:
                 if at > 0:
                     found[name].append(units / (self() - began))
         return found
-
-
-def middle(rates: list[float]) -> str:
-    """Median, with as many digits as it deserves."""
-    value = statistics.median(rates)
-    return f"{value:,.0f}" if value >= 20 else f"{value:.1f}"
-
-
-def ratio(ours: list[float], theirs: list[float]) -> str:
-    """Median of the rounds' ratios and their range."""
-    each = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-    shown = [f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (statistics.median(each), each[0], each[-1])]
-    return "{} ({} to {})".format(*shown)
-
-
-# ------------------------------------------------------------------------------------------------------------------ [Wu]
 
 
 def architecture(depth: int, positional: str) -> Architecture:
@@ -139,7 +128,7 @@ class Program:
         while True:
             yield from DataLoader(Short(), batch_size=128, shuffle=True)
 
-    def calls(self, depth: int, positional: str) -> Calls:
+    def calls(self, depth: int, positional: str) -> dict[str, tuple[Callable[[], object], float]]:
         """Its loop end to end, and with one batch over and over; its evaluation every 100 steps is left out of both."""
         model, criterion = self.model(depth, positional), nn.CrossEntropyLoss()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-6)
@@ -156,107 +145,6 @@ class Program:
             "program": (lambda: [step(*next(batches)) for _ in range(THEIR_STEPS)], THEIR_STEPS),
             "program, one batch": (lambda: [step(*batch) for _ in range(SAME_BATCH_STEPS)], SAME_BATCH_STEPS),
         }
-
-    def test_sequences(self) -> object:
-        return self.data.TestDataset(
-            num_seqs=THEIR_SEQUENCES, test_type="IC_first_last", train_dataset=self.training, **self.sizes
-        )
-
-
-def against_the_program(given: argparse.Namespace, clock: Clock) -> tuple[list[str], list[list[str]], list[str]]:
-    """(columns, rows, sentences below)."""
-    program = None if given.program is None else Program(given.program, given.device)
-    columns = ["blocks", "positions", "ours, one model", f"ours, {given.sweep} models", "products alone", "share"]
-    if program is not None:
-        columns[2:2] = ["program, end to end", "program, one batch"]
-        columns += ["ours, one model / program", f"{given.sweep} / program", "one model / one batch"]
-    rows = []
-    for depth in DEPTHS:
-        for positional in POSITIONS:
-            runs = [Run(architecture(depth, positional), InContext(), seed, 1e-3, 1e-6) for seed in range(given.sweep)]
-            calls: dict[str, tuple[Callable[[], object], float]] = {
-                "one": (lambda runs=runs: train(runs[:1], STEPS, device=given.device), STEPS),
-                "sweep": (lambda runs=runs: train(runs, STEPS, device=given.device), STEPS * len(runs)),
-            }
-            if program is not None:
-                calls |= program.calls(depth, positional)
-            found = clock.rates(calls, given.rounds)
-            flops, limit = flops_of(runs[0], given.device), matrix_rate(given.device, clock)
-            products = limit / flops
-            share = statistics.median(found["one"]) / products
-            row = [str(depth), positional, middle(found["one"]), middle(found["sweep"])]
-            row += [f"{products:,.0f}", f"{share:.0%}"]
-            if program is not None:
-                theirs, again = found["program"], found["program, one batch"]
-                row[2:2] = [middle(theirs), middle(again)]
-                row += [ratio(found["one"], theirs), ratio(found["sweep"], theirs), ratio(found["one"], again)]
-            rows.append(row)
-            print(" | ".join(row), flush=True)
-    below = [
-        f"Batch 128, AdamW, no residuals, in-context data of that paper. Groups that a sweep of {given.sweep} is trained "
-        "in: " + ", ".join(f"{_groups(depth, given)} at {depth} blocks" for depth in DEPTHS) + ". "
-        '"Products alone": model-steps per second if a step were its matrix products and those ran at the rate above; '
-        '"share": of that what one model reaches. Our last block computes the last position alone.'
-    ]
-    if program is not None:
-        below.append(
-            "The program's end-to-end rate leaves out what its sampler does before the first step (it lists a permutation "
-            "of 64 million indices) and its evaluation every 100 steps."
-        )
-    below.append(test_sets(program, given, clock))
-    return columns, rows, below
-
-
-def _groups(depth: int, given: argparse.Namespace) -> str:
-    runs = [Run(architecture(depth, "none"), InContext(), seed) for seed in range(given.sweep)]
-    return " + ".join(str(len(group)) for group in groups(runs, given.device))
-
-
-def test_sets(program: Program | None, given: argparse.Namespace, clock: Clock) -> str:
-    """How long all test sequences take."""
-    task = InContext()
-    world = task.world(0, given.device)
-
-    def ours() -> None:
-        generator = torch.Generator(given.device).manual_seed(1)
-        for right, wrong in ((0, 4), (4, 0), (0, 7), (7, 0), (4, 7), (7, 4)):
-            task.pairs(world, generator, TEST_SIZE, right, wrong)
-
-    calls: dict[str, tuple[Callable[[], object], float]] = {"ours": (ours, TEST_SETS * TEST_SIZE)}
-    if program is not None:
-        calls["program"] = (program.test_sequences, THEIR_SEQUENCES)
-    found = clock.rates(calls, given.rounds)
-    seconds = TEST_SETS * TEST_SIZE / statistics.median(found["ours"])
-    text = f"Six test sets of 10,000 sequences: ours {seconds:.2g} s"
-    if program is None:
-        return text + "."
-    minutes = TEST_SETS * TEST_SIZE / statistics.median(found["program"]) / 60
-    return (
-        f"{text}, the program {minutes:.0f} minutes (extrapolated from {given.rounds} times {THEIR_SEQUENCES} sequences). "
-        f"Ratio {ratio(found['ours'], found['program'])}."
-    )
-
-
-def flops_of(run: Run, device: str) -> float:
-    """Floating-point operations of the matrix products of one training step, counted as it runs."""
-    with FlopCounterMode(display=False) as counter:
-        train([run], 1, device=device)
-    return float(counter.get_total_flops())
-
-
-def matrix_rate(device: str, clock: Clock, models: int = 1) -> float:
-    """Floating-point operations per second of batched products [2176, 64] x [64, 64]."""
-    x, w = (torch.randn(models, rows, 64, device=device) for rows in (128 * 17, 64))
-    out = torch.empty_like(x)
-
-    def products() -> None:
-        for _ in range(100):
-            torch.bmm(x, w, out=out)
-
-    return statistics.median(clock.rates({"": (products, 100 * models * 2.0 * 128 * 17 * 64 * 64)}, 3)[""])
-
-
-# ------------------------------------------------------------------------------------------------------ tiny retrieval
 
 
 class Plain(nn.Module):
@@ -299,79 +187,53 @@ def plainly(width: int, device: str) -> Callable[[], object]:
     return loop
 
 
-def tiny(given: argparse.Namespace, clock: Clock) -> tuple[list[str], list[list[str]], list[str]]:
-    """(columns, rows, sentences below)."""
-    columns = ["width", "torch.nn and Adam, one by one", "ours, one by one", f"ours, {TINY} at once"]
-    columns += ["at once / torch.nn", "at once / one by one"]
-    rows, parts = [], []
-    for width in WIDTHS:
-        runs = [Run(Architecture(blocks=2, width=width), Copying(target=k), s) for s in range(5) for k in range(10)]
-        found = clock.rates(
-            {
-                "plain": (plainly(width, given.device), TINY_STEPS),
-                "one": (lambda runs=runs: train(runs[:1], TINY_STEPS, device=given.device), TINY_STEPS),
-                "all": (lambda runs=runs: train(runs, TINY_STEPS, device=given.device), TINY_STEPS * len(runs)),
-            },
-            given.rounds,
-        )
-        rates = [found[name] for name in ("plain", "one", "all")]
-        rows.append([str(width), *map(middle, rates), ratio(rates[2], rates[0]), ratio(rates[2], rates[1])])
-        parts.append(f"{' + '.join(str(len(group)) for group in groups(runs, given.device))} at width {width}")
-        print(" | ".join(rows[-1]), flush=True)
-    below = [
-        "Two blocks, one head, vocabulary and context 10, batch 128; ten targets and five seeds. Groups trained side by "
-        "side: " + ", ".join(parts) + ". All include drawing the data and the optimizer."
-    ]
-    return columns, rows, below
+def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
+    """Rows with the model-steps per second of every contender and round."""
+    device = settings.device
+    torch.set_num_threads(1)  # the clock is then the process's own CPU time, which others on the machine do not add to
+    clock = Clock(device)
+    program = None if settings.program is None else Program(Path(settings.program), device)
+    for label, point in job.points.items():
+        if "width" in point:
+            shape = Architecture(blocks=2, width=point["width"])
+            runs = [Run(shape, Copying(target=k), seed) for seed in range(5) for k in range(10)]
+            steps, others = TINY_STEPS, {"torch": (plainly(point["width"], device), float(TINY_STEPS))}
+        else:
+            shape = architecture(**point)
+            runs = [Run(shape, InContext(), seed, 1e-3, 1e-6) for seed in range(SWEEP)]
+            steps, others = STEPS, {} if program is None else program.calls(**point)
+        calls = {
+            **others,
+            "one": (lambda runs=runs, steps=steps: train(runs[:1], steps, device=device), float(steps)),
+            "all": (lambda runs=runs, steps=steps: train(runs, steps, device=device), float(steps * len(runs))),
+        }
+        rates = clock.rates(calls, 2 if settings.quick else 5)
+        yield label, {"rates": rates, "models": len(runs), "groups": len(groups(runs, device)), "cpu": clock.cpu}
 
 
-# -------------------------------------------------------------------------------------------------------------- the page
-
-
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", type=Path, help="folder with [Wu]'s program")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sweep", type=int, default=SWEEP, help="models of a sweep in the comparison with [Wu]")
-    parser.add_argument("--out", type=Path, default=Path("reports/toy"))
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    clock = Clock(given.device)
-    shown = [word for word in sys.argv[1:] if word != str(given.program)]
-    if given.program is not None:
-        shown.insert(shown.index("--program") + 1 if "--program" in shown else 0, "FOLDER")
-    command = shlex.join(["python", "benchmarks/toys.py", *shown])
-    parts = {
-        "Tiny retrieval models": tiny(given, clock),
-        "In-context retrieval of [Wu]": against_the_program(given, clock),
-    }
-    rates = ", ".join(f"{matrix_rate(given.device, clock, n) / 1e9:.0f} ({n} at once)" for n in (1, given.sweep))
+def section(rows: Rows, settings: Settings) -> Section:
+    (job,) = jobs(replace(settings, full=True))  # what was measured with --full stays on the page
+    found = rows.of(job)
+    body, headlines = [], []
+    for label, row in found.items():
+        for name, each in row["rates"].items():
+            if name not in SAID:
+                continue
+            ours, gain = row["rates"]["all"], ratios(row["rates"]["all"], each)
+            body.append([label, SAID[name], spread(each), spread(ours), spread(gain)])
+            if (label, name) in HEADLINES:
+                what = f"toys, {label}: {row['models']} trained at once, against {SAID[name]}"
+                said = (f"{middle(x):,.{0 if middle(x) >= 20 else 1}f} model-steps/s" for x in (ours, each))
+                headlines.append(Headline(what, *said, spread(gain)))
+    cpu = any(row["cpu"] for row in found.values())
     lines = [
-        f"`{command}`",
-        f"Model-steps per second, medians of {given.rounds} round{'s' if given.rounds > 1 else ''} in which the contenders "
-        "took turns; ratios: median and range of the rounds' own. Clock: "
-        + ("CPU time of the one thread." if clock.cpu else "on the wall."),
-        describe(given.device),
-        f"Products [2176, 64] x [64, 64], GFLOP/s: {rates}.",
+        f"Model-steps per second of {TINY} retrieval models or {SWEEP} of [Wu]'s: a sweep of six that takes a step a "
+        "second makes six. Ratios are those of rounds, median (quartiles). "
+        f"Clock: {'CPU time of one thread' if cpu else 'wall'}. "
+        "Ours draw their data as they go, as the published program does end to end; what runs over one batch draws none.",
+        "",
+        *table(["models", "against", "its rate", "ours, all at once", "ours / its"], body),
     ]
-    given.out.mkdir(parents=True, exist_ok=True)
-    write_page(given.out / "training.md", lines, parts)
-    print(f"wrote {given.out / 'training.md'}")
-
-
-def write_page(path: Path, lines: list[str], parts: Mapping[str, tuple[list[str], list[list[str]], list[str]]]) -> None:
-    """A title, what was measured, and a table for each part."""
-    text = ["# How fast toys train", "", *(f"{line}\n" for line in lines)]
-    for title, (columns, rows, below) in parts.items():
-        text += [f"## {title}", ""]
-        text += table_lines(columns, rows)
-        text += ["", *(f"{line}\n" for line in below)]
-    with atomic(path) as temporary:
-        temporary.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    if found and not any("program" in row["rates"] for row in found.values()):
+        lines += ["", "The published program was not there: `--program FOLDER` gives a checkout of it."]
+    return Section(headlines, lines)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from probes.data.documents import Document
 from probes.models.view import Edit, Identity, Parts, Spec, Trace, Watcher
-from toy.pretrain import train_tokenizer
+from toy.corpus import train_tokenizer
 
 TEXT = "the cat sat on a mat and one dog ran over some red hill while two birds sang of rain in early spring"
 WORDS = TEXT.split()

@@ -24,7 +24,7 @@ def main() -> None:
     out = Path(command[command.index("--out") + 1])
 
     import probes
-    from probes.__main__ import main as headwater
+    from probes.cli.main import main as headwater
     from probes.results.dataset import load
     from probes.studies import match, study, survey  # noqa: F401 - so that no attempt has to
 

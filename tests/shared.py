@@ -57,7 +57,7 @@ def begin(folder: Path) -> None:
 
     with suppress(KeyboardInterrupt):
         study(["tiny-llama"], folder / "resumed", STUDIES["resumed"], advance=stop)
-    assert list((folder / "resumed" / "unfinished").glob("*.part0"))
+    assert list((folder / "resumed" / "unfinished").glob("*-0.sqlite"))
 
 
 def in_memory() -> dict[str, list[float]]:

@@ -26,7 +26,7 @@ import torch
 import xarray as xr
 from safetensors.torch import load_file, save_file
 
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.results import dataset as results
 
 Spoil = Callable[[Path], object]
@@ -914,6 +914,6 @@ def test_in_a_process_of_its_own(name, here):
         text=True,
         check=False,
         timeout=120,
-        env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])},
     )
     check(done.returncode, done.stdout, done.stderr, row, here, before)

@@ -28,7 +28,7 @@ def module(name):
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", ["run", "page", "plots", "estimators", "theory", "toys"])
+@pytest.mark.parametrize("name", ["run", "page", "plots", "estimators", "theory", "costs"])
 def test_scripts_import_without_running(name):
     assert module(name).__doc__
 
@@ -47,7 +47,7 @@ def test_exponent_of_a_power_law_is_exact_and_its_interval_covers_under_noise():
     x = [64, 128, 256, 512, 1024]
     found = exponent(x, [3e-6 * n**1.7 for n in x])
     assert found.value == pytest.approx(1.7)
-    assert found.high - found.low < 1e-9
+    assert found.high - found.low < 1e-6  # 1 - r^2 is rounded, and the root of that is taken
     random = np.random.default_rng(0)
     inside = 0
     for _ in range(300):
@@ -119,35 +119,45 @@ def test_rows_are_taken_up_again_on_the_same_machine_only(tmp_path):
 
 CHILD = """
 import json, os, signal, sys, time
+sys.path.insert(0, FOLDER)
+from harness import Job, Settings, serve
+
+class Case:
+    def measure(job, settings):
+        with open("asked.txt", "a") as file:
+            file.write(" ".join(job.points) + "\\n")
+        for label, point in job.points.items():
+            if point.get("do") == "hang":
+                time.sleep(60)
+            if point.get("do") == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if point.get("do") == "raise":
+                raise SystemExit(3)
+            print("noise", flush=True)
+            yield label, {"seconds": [0.5]}
+
 order = json.loads(sys.argv[2])
-with open("asked.txt", "a") as file:
-    file.write(" ".join(order["job"]["points"]) + "\\n")
-for label, point in order["job"]["points"].items():
-    if point.get("do") == "hang":
-        time.sleep(60)
-    if point.get("do") == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if point.get("do") == "raise":
-        raise SystemExit(3)
-    print("noise", flush=True)
-    print("row: " + json.dumps([label, {"seconds": [0.5]}]), flush=True)
+serve(Case, Job(**order["job"]), Settings(**order["settings"]), order["until"])
 """
 
 
 @pytest.mark.parametrize(
-    ("do", "failed"), [("hang", "time, limit 0.5 s"), ("die", "memory, killed by the system"), ("raise", None)]
+    ("do", "failed"), [("hang", "time, limit 1 s"), ("die", "memory, killed by the system"), ("raise", None)]
 )
 def test_what_was_measured_before_a_child_fell_is_kept_and_not_measured_again(tmp_path, monkeypatch, do, failed):
     harness = module("harness")
-    (tmp_path / "run.py").write_text(CHILD, encoding="utf-8")
+    (tmp_path / "run.py").write_text(f"FOLDER = {str(FOLDER)!r}\n{CHILD}", encoding="utf-8")
     monkeypatch.setattr(harness, "__file__", str(tmp_path / "harness.py"))
     monkeypatch.chdir(tmp_path)
     points = {"short": {}, "long": {"do": do}, "longer": {}}
     job = harness.Job("case", "job", points, rising=True)
     rows = harness.Rows(tmp_path / "rows.json", {})
-    settings = harness.Settings(time_limit=0.5 if do == "hang" else 30.0)
+    settings = harness.Settings(time_limit=1.0 if do == "hang" else 30.0)
     stamp = {"commit": "abc"}
-    fine = harness.run_job(job, rows, settings, stamp, time.monotonic() + 60)
+    assert harness.run_job(job, rows, settings, stamp, time.time() + 0.01)  # out of time, not too slow: nothing is said
+    assert not rows.found
+    (tmp_path / "asked.txt").unlink(missing_ok=True)
+    fine = harness.run_job(job, rows, settings, stamp, time.time() + 60)
     assert fine is (failed is not None)
     kept = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]
     assert kept[job.key("short")] == {"seconds": [0.5], "commit": "abc"}
@@ -157,11 +167,11 @@ def test_what_was_measured_before_a_child_fell_is_kept_and_not_measured_again(tm
         return
     assert kept[job.key("long")] == {"failed": failed, "commit": "abc"}
     # More of what was too much is not tried, and nothing is measured twice.
-    assert harness.run_job(job, rows, settings, stamp, time.monotonic() + 60)
+    assert harness.run_job(job, rows, settings, stamp, time.time() + 60)
     assert (tmp_path / "asked.txt").read_text().splitlines() == ["short long longer"]
     # What is less, and missing since it was taken out, is.
     del rows.found[job.key("short")]
-    assert harness.run_job(job, rows, settings, stamp, time.monotonic() + 60)
+    assert harness.run_job(job, rows, settings, stamp, time.time() + 60)
     assert (tmp_path / "asked.txt").read_text().splitlines() == ["short long longer", "short"]
     assert rows.get(job, "short") == {"seconds": [0.5], "commit": "abc"}
 
@@ -178,26 +188,30 @@ def test_memory_sees_the_peak_and_not_what_was_there():
     assert before.sum() > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "tolerance"),
-    [
-        ("exact", 0.02),
-        ("sketch", 0.12),  # orthonormal bases and pairs of probes are not in the formula
-        ("sinks", 0.03),
-        ("sinks all", 0.03),
-        ("trajectory", 0.06),
-        ("leakage", 0.02),
-    ],
-)
-def test_operations_by_formula_are_those_counted(name, tolerance):
+def test_operations_and_bytes_are_counted():
+    work = module("work")
+    a, b = torch.ones(4, 8), torch.ones(8, 16)
+    with work.Counting() as counted:
+        product = a @ b
+        product.T  # noqa: B018 - a view costs nothing
+    assert counted.flops == 2 * 4 * 8 * 16
+    assert counted.bytes == 4 * (4 * 8 + 8 * 16 + 4 * 16)
+    q = torch.ones(1, 2, 8, 4)
+    with work.Counting() as counted:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    assert counted.flops == 2 * 2 * (8 * 9 // 2) * (4 + 4)
+
+
+@pytest.mark.parametrize("name", ["exact", "sketch", "sinks", "sinks all", "trajectory", "leakage"])
+def test_every_probe_runs_under_the_counter(name):
     import probes
 
     models, scaling, work = module("models"), module("scaling"), module("work")
     view = probes.load(models.llama(96, 2, 48, heads=3))
-    call, operations = scaling.probe(name, view, models.random_tokens(4, 48))
     with work.Counting() as counted:
-        found = call()
-    assert operations(found) == pytest.approx(counted.flops, rel=tolerance)
+        assert scaling.probe(name, view, models.random_tokens(4, 48))().sizes
+    weights = 2 * (4 + 3 * 11 / 4) * 96**2  # of two blocks
+    assert counted.flops > 4 * 48 * 2 * weights  # more than a pass
     assert counted.bytes > 0
 
 
@@ -248,25 +262,3 @@ def test_page_says_what_was_not_run_and_draws_from_rows_alone(tmp_path):
     assert "commit abc" in text
     assert 0 < (tmp_path / "benchmarks" / "attention.png").stat().st_size < 300_000
     assert not (tmp_path / "benchmarks" / "scaling.png").exists()
-
-
-def test_head_table_goes_between_the_marks_of_a_page(tmp_path):
-    from probes.errors import InputError
-
-    run, harness, page = module("run"), module("harness"), module("page")
-    settings = harness.Settings(quick=True)
-    rows = harness.Rows(tmp_path / "cpu.json", {})
-    prompts = run.case("prompts")
-    (job,) = prompts.jobs(settings)
-    for label, point in job.points.items():
-        rows.put(job.key(label), {"peak": point["count"] << 20, "seconds": [1.0], "count": point["count"]})
-    readme = tmp_path / "README.md"
-    readme.write_text(f"above\n{page.BEGIN}\nold\n{page.END}\nbelow\n", encoding="utf-8")
-    page.write_headlines(readme, rows, settings, {"prompts": prompts})
-    text = readme.read_text(encoding="utf-8")
-    assert "old" not in text
-    assert text.startswith(f"above\n{page.BEGIN}\n| what |")
-    assert text.endswith(f"| 16 MiB | 4 MiB | 4.00 |\n{page.END}\nbelow\n")
-    readme.write_text("nothing\n", encoding="utf-8")
-    with pytest.raises(InputError, match="no place for the table"):
-        page.write_headlines(readme, rows, settings, {"prompts": prompts})

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 import probes
 from probes.data.documents import HELDOUT, read_documents
 from probes.models.load import CHECKPOINTS
-from toy.pretrain import Windows, pack, position0_weights, sequential_starts, validation_loss
+from toy.corpus import Windows, pack
+from toy.evaluation import position0_weights, validation_loss
 from toy.recipes import RECIPES
 
 MEGABYTE = 1_000_000
@@ -68,7 +69,7 @@ def test_they_have_learned(name: str):
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.bos])
 def test_a_head_attends_to_bos(name: str):
     windows, model = heldout_windows(name)
-    inputs, _ = windows.at(sequential_starts(windows.stream, 256)[:64])
+    inputs, _ = windows.at(windows.side_by_side()[:64])
     weights = position0_weights(model, inputs)
     np.testing.assert_allclose(weights, training(name)["position0_weight"], atol=2e-3)
     assert max(map(max, weights)) > 0.3

@@ -11,7 +11,7 @@ import families
 import pytest
 
 import probes
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.data.chat import conversations, named, rendered
 from probes.data.prompts import draw, prompts
 from probes.errors import InputError

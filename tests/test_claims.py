@@ -520,7 +520,7 @@ def test_without_results_nothing_is_measured_and_a_command_will():
 def test_commands_are_ones_that_the_command_line_takes():
     from typer.main import get_command
 
-    from probes.__main__ import app
+    from probes.cli.main import app
 
     group: Any = get_command(app)
     for row in claims(Collected(Path("nowhere"))):

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import families
+import kept
 import pytest
 
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.errors import InputError
 from probes.studies.atlas import Place
 from probes.studies.study import Settings, study
@@ -59,7 +60,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 )
 def test_answers_that_need_no_library_import_none(arguments):
     program = (
-        "import sys, probes.__main__ as cli\n"
+        "import sys, probes.cli.main as cli\n"
         f"sys.argv = ['headwater', *{arguments!r}]\n"
         "try:\n    cli.main()\n"
         f"finally:\n    print('imported:', *sorted(set(sys.modules) & set({HEAVY!r})))\n"
@@ -255,7 +256,7 @@ def test_jacobian_overlays_models_and_says_what_it_wrote(monkeypatch, capfd, tmp
         ("APE --conditions trained", "condition 'trained' does not exist; use init and pretrained"),
         ("APE --conditions ,", "name none or one twice"),
         ("APE --conditions pretrained --no-rope", "--no-rope repeats the init condition"),
-        ("APE --products many", "products 'many' is no number; give a whole number, or auto"),
+        ("APE --products many", "products 'many' is not a number; give a whole number, or auto"),
         ("APE --products 1", "products=1 is too few for a sketch"),
         ("APE --method exact --products 5", "products=5 goes with method 'sketch', not 'exact'"),
         ("APE --method quick", "quick"),
@@ -337,7 +338,7 @@ def test_an_interrupted_jacobian_ends_in_one_line_and_goes_on(monkeypatch, tmp_p
     )
     unfinished = tmp_path / "out" / "unfinished"
     try:
-        while process.poll() is None and not list(unfinished.glob("ape-init-[0-9]*.nc")):
+        while process.poll() is None and not kept.units(unfinished).get("ape init 0"):
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
@@ -348,9 +349,9 @@ def test_an_interrupted_jacobian_ends_in_one_line_and_goes_on(monkeypatch, tmp_p
     assert err.strip().splitlines()[-1] == "headwater: interrupted"
     assert "Traceback" not in err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["unfinished"]
-    kept = len(list(unfinished.iterdir()))
-    assert kept >= 1
-    words[words.index("200")] = str(kept)
+    seeds = sum(kept.units(unfinished).values())
+    assert seeds >= 1
+    words[words.index("200")] = str(seeds)
     assert call(monkeypatch, *words) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["jacobian.nc", "jacobian.png", "jacobian.svg"]
 

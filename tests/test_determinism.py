@@ -14,7 +14,7 @@ import torch
 import xarray as xr
 
 import probes
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.models.view import View
 from probes.results.dataset import load
 from probes.theory.kernel import second_moment

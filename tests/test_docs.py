@@ -22,7 +22,7 @@ import typer.main
 import yaml
 
 import probes
-from probes import __main__ as cli
+from probes.cli import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -20,7 +20,7 @@ from probes.measures.effect import parse_effect
 from probes.measures.roles import ranked
 from probes.models.families import FAMILIES
 from probes.models.view import Edit
-from probes.run.pieces import keeping
+from probes.run.resume import keeping
 
 HEADS = [(layer, head) for layer in range(families.BLOCKS) for head in range(families.HEADS)]
 

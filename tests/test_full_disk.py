@@ -24,7 +24,7 @@ import pytest
 import torch
 from test_bad_inputs import listing
 
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.errors import InputError
 from probes.run.files import atomic, together
 from probes.studies.atlas import Place

@@ -19,7 +19,7 @@ from gguf_files import IDS, REMOVED, cut, one_line, read, refused, same, write
 from transformers import PreTrainedTokenizerFast
 
 import probes
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.errors import InputError
 from probes.models import cache, named
 from probes.models.cache import cache_folder

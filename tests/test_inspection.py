@@ -22,7 +22,7 @@ import xarray as xr
 from rich.console import Console
 
 import probes
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.data.prompts import draw
 from probes.errors import InputError
 from probes.figures.inspection import (
@@ -213,7 +213,7 @@ def test_every_baseline(tiny, baseline):
 @pytest.mark.slow
 def test_content_is_told_from_position(tiny):
     """Of one text the baseline "text" leaves less of position's course than "init", and more of content than "kernel"."""
-    text = Path(cli.__file__).with_name("errors.py").read_text(encoding="utf-8")
+    text = Path(probes.__file__).with_name("errors.py").read_text(encoding="utf-8")
     found = {name: probes.inspect(tiny, text, baseline=name, of="top") for name in ("init", "text", "kernel")}
     assert abs(found["text"].attrs["trend"]) < abs(found["init"].attrs["trend"])
     spread = {

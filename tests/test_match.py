@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import families
+import kept
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,7 @@ import xarray as xr
 from test_toy_matching import SMALL
 
 import probes
-import probes.__main__ as cli
+from probes.cli import main as cli
 from probes.data.prompts import prompts
 from probes.errors import InputError
 from probes.measures.agreement import agreement
@@ -376,7 +377,7 @@ def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeyp
     out = tmp_path / "parts"
     with pytest.raises(Stop):
         run(folder, out, "ape", "bee", settings=FEW, seeds=1, advance=advance)
-    before = load_result(out / "unfinished" / "ape.nc")
+    before = kept.result(out, "match", "ape")
     with pytest.raises(InputError, match="other seeds"):
         run(folder, out, "ape", "bee", settings=FEW, seeds=2)
     told: list[str] = []

@@ -19,7 +19,7 @@ import xarray as xr
 from markupsafe import Markup
 from PIL import Image
 
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.errors import InputError
 from probes.figures.style import CYCLE, facts
 from probes.measures.agreement import averaged

@@ -13,7 +13,7 @@ import xarray as xr
 from scipy.stats import t as student
 
 import probes
-from probes import __main__ as cli
+from probes.cli import main as cli
 from probes.errors import InputError
 from probes.measures.leakage import leakage
 from probes.results.dataset import dataset, save

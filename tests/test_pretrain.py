@@ -15,20 +15,9 @@ from reference import bigram_loss as reference_bigram_loss
 from probes.data.documents import Document
 from probes.errors import InputError
 from toy.card import largest_position0, uniform_position0, write_card
-from toy.pretrain import (
-    Options,
-    Windows,
-    bigram_loss,
-    find_text,
-    hold_out,
-    pack,
-    position0_weights,
-    pretrain,
-    run,
-    sequential_starts,
-    train_tokenizer,
-    validation_loss,
-)
+from toy.corpus import Windows, find_text, hold_out, pack, train_tokenizer
+from toy.evaluation import bigram_loss, position0_weights, validation_loss
+from toy.pretrain import Options, pretrain, run
 
 VOCABULARY = 300
 SMALL = Options(steps=24, batch=4, length=32, warmup=4, peak_lr=1e-2)
@@ -239,7 +228,7 @@ def test_saved_folder_loads_with_transformers_and_repeats_its_validation_loss(tr
     assert len(held) == trained.report["heldout_tokens"]
     windows = Windows(held, length=32, seed=0, bos=0)
     assert validation_loss(model, windows, batch=5) == pytest.approx(trained.report["validation_loss"], abs=1e-4)
-    inputs, _ = windows.at(sequential_starts(held, 32)[:64])
+    inputs, _ = windows.at(windows.side_by_side()[:64])
     measured = position0_weights(model, inputs)
     np.testing.assert_allclose(measured, trained.report["position0_weight"], atol=1e-4)  # stored with four digits
     assert model.config._attn_implementation == "sdpa"  # set back

@@ -23,7 +23,7 @@ import probes
 from probes.errors import InputError
 from probes.models.fused import query_blocks
 from probes.run.memory import MOST_PARTS, Retry, in_parts, share_of, shares
-from probes.run.pieces import keeping
+from probes.run.resume import keeping
 from probes.theory.kernel import second_moment
 
 LENGTH = 96

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 import probes
-from probes.__main__ import app
+from probes.cli.main import app
 from probes.errors import InputError
 from probes.models import split
 from probes.models.huggingface import HuggingFaceView
@@ -510,7 +510,7 @@ def test_every_command_takes_the_options(command):
     result = CliRunner().invoke(app, [*given, "--max-memory", "77=1GiB"])
     assert "max_memory names '77', which is not there" in str(result.exception)
     result = CliRunner().invoke(app, [*given, "--max-memory", "7"])
-    assert "max-memory '7' is no list of DEVICE=SIZE" in str(result.exception)
+    assert "max-memory '7' is not a list of DEVICE=SIZE" in str(result.exception)
 
 
 # ------------------------------------------------------------------------------------------------ real devices

@@ -11,7 +11,7 @@ import xarray as xr
 from probes.errors import InputError
 from probes.measures.leakage import leakage
 from probes.models.load import load
-from probes.run.pieces import journal_folder, keeping
+from probes.run.resume import keeping, kept_folder
 from probes.run.spool import Spool
 
 SOME = {
@@ -78,11 +78,11 @@ def test_it_has_no_history_and_is_no_leaf_of_the_callers():
 
 
 def test_the_file_is_beside_unfinished_work(tmp_path):
-    assert journal_folder() is None
+    assert kept_folder() is None
     with keeping(tmp_path / "not there" / "nor there" / "x", {}):
-        assert journal_folder() == tmp_path
+        assert kept_folder() == tmp_path
         (tmp_path / "not there").mkdir()
-        assert journal_folder() == tmp_path / "not there"
+        assert kept_folder() == tmp_path / "not there"
 
 
 def test_a_full_disk_is_one_line(tmp_path):

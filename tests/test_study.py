@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import families
+import kept
 import numpy as np
 import pytest
 import torch
@@ -230,21 +231,22 @@ def test_an_interrupted_study_goes_on(folder, settings, whole, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(Stop):
         study([ape(folder)], out, settings, advance=stopping_at("ape init 1"))
-    assert files(out) == ["unfinished", "unfinished/ape-init-0.nc", "unfinished/ape-pretrained.nc"]
-    made = {path.name: path.stat().st_mtime_ns for path in (out / "unfinished").iterdir()}
+    assert files(out) == ["unfinished", "unfinished/jacobian-0.sqlite"]
+    made = kept.written(out)
+    assert [label for label, _ in made] == ["ape init 0", "ape pretrained"]
 
     heard: dict[str, list[tuple[float, float]]] = {}
-    kept: dict[str, int] = {}
+    seen: list[dict[tuple[str, str], int]] = []
 
     def advance(label: str, done: float, total: float) -> None:
         heard.setdefault(label, []).append((done, total))
         if label == "ape init 1":
-            kept.update({path.name: path.stat().st_mtime_ns for path in (out / "unfinished").glob("*.nc")})
+            seen.append(kept.written(out))
 
     result = study([ape(folder)], out, settings, advance=advance)["ape"]
     assert heard["ape pretrained"] == heard["ape init 0"] == [(1.0, 1.0)]  # said to be done, at once
     assert len(heard["ape init 1"]) > 1
-    assert kept == made  # neither written again
+    assert seen[0] == made  # neither written again
     assert files(out) == ["jacobian.nc", "jacobian.png", "jacobian.svg"]
     for name in ("sensitivity", "stderr", "products", "tokens"):
         assert np.array_equal(result[name], whole[1][name], equal_nan=True), name  # bit for bit
@@ -258,7 +260,7 @@ def test_an_interruption_in_the_second_model_keeps_the_first(folder, settings, t
     sources, once = [ape(folder), str(folder / "bee")], replace(settings, seeds=1)
     with pytest.raises(Stop):
         study(sources, tmp_path, once, advance=stopping_at("bee pretrained"))
-    assert files(tmp_path) == ["unfinished", "unfinished/ape-init-0.nc", "unfinished/ape-pretrained.nc"]
+    assert kept.units(tmp_path) == {"ape init 0": True, "ape pretrained": True}
     heard = []
     study(sources, tmp_path, once, advance=lambda label, done, total: heard.append((label, done, total)))
     assert heard[:2] == [("ape pretrained", 1.0, 1.0), ("ape init 0", 1.0, 1.0)]
@@ -294,13 +296,14 @@ def test_an_unfinished_study_with_other_settings_is_refused(folder, settings, ha
         other = folder / "other.txt"
         other.write_text(" ".join(f"w{3 + i % 99}" for i in range(300)), encoding="utf-8")
         changes = {"text": str(other)}
-    before = {path: path.read_bytes() for path in half.rglob("*.nc")}
+    before = {path: path.read_bytes() for path in kept.files(half)}
     with pytest.raises(InputError) as raised:
         study([ape(folder)], half, replace(settings, **changes))
     message = str(raised.value)
     assert f"'{half}' holds an unfinished study with other {says}; " in message
     assert f"delete '{half / 'unfinished'}'" in message
-    assert {path: path.read_bytes() for path in half.rglob("*.nc")} == before
+    assert before
+    assert {path: path.read_bytes() for path in kept.files(half)} == before
 
 
 def test_other_weights_dtypes_and_backends_are_refused(folder, settings, half, tmp_path):
@@ -327,11 +330,11 @@ def test_more_seeds_and_the_same_text_elsewhere_go_on(folder, settings, half, tm
     assert heard[1][0] == "ape init 0"
 
 
-def test_a_damaged_run_is_named(folder, settings, half, tmp_path):
+def test_a_damaged_file_is_named(folder, settings, half, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(half, out)
-    (out / "unfinished" / "ape-pretrained.nc").write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"ape-pretrained\.nc' cannot be read"):
+    (out / "unfinished" / "jacobian-0.sqlite").write_bytes(b"nothing" * 1000)
+    with pytest.raises(InputError, match=r"jacobian-0\.sqlite' cannot be read \(file is not a database\); delete it"):
         study([ape(folder)], out, settings)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import families
+import kept
 import numpy as np
 import pytest
 import torch
@@ -205,15 +206,14 @@ def test_an_interrupted_survey_goes_on(folder, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(Stop):
         given(out, advance=stopping_at("bee size 5"))
-    assert files(out) == ["unfinished", "unfinished/ape-size-5.nc", "unfinished/ape-size-7.nc"]
-    made = {path.name: path.stat().st_mtime_ns for path in (out / "unfinished").iterdir()}
+    made = kept.written(out)
+    assert [label for label, _ in made] == ["ape size 5", "ape size 7"]
     heard: list[tuple[str, float, float]] = []
     told: list[str] = []
 
     def advance(*step: Any) -> None:
         heard.append(step)
-        kept = {path.name: path.stat().st_mtime_ns for path in (out / "unfinished").iterdir()}
-        assert made.items() <= kept.items()  # not written again
+        assert made.items() <= kept.written(out).items()  # not written again
 
     again = given(out, advance=advance, told=told.append)
     assert told == [f"going on with '{out / 'unfinished'}': 2 of 4 are done (ape size 5, ape size 7)"]
@@ -222,8 +222,8 @@ def test_an_interrupted_survey_goes_on(folder, tmp_path):
     for name, ds in again.items():
         for variable in ds.variables:
             assert ds[variable].values.tobytes() == whole[name][variable].values.tobytes(), variable
-        kept, expected = ({k: v for k, v in one.attrs.items() if k != "created"} for one in (ds, whole[name]))
-        assert kept == expected
+        found, expected = ({k: v for k, v in one.attrs.items() if k != "created"} for one in (ds, whole[name]))
+        assert found == expected
 
 
 @pytest.mark.slow
@@ -243,8 +243,8 @@ survey({[str(folder / name) for name in ("ape", "bee")]!r}, {str(out)!r}, "traje
 """
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
     assert done.returncode == -9
-    assert files(out) == ["unfinished", "unfinished/ape-trajectory.nc"]
-    kept = probes.load_result(out / "unfinished" / "ape-trajectory.nc")
+    assert files(out) == ["unfinished", "unfinished/trajectory-0.sqlite"]
+    before = kept.result(out, "trajectory", "ape trajectory")
     told: list[str] = []
     undrawn = replace(PROBES["trajectory"], figure=draw)
     results = run(folder, out, "ape bee", undrawn, options={"starts": 8}, told=told.append)
@@ -255,7 +255,7 @@ survey({[str(folder / name) for name in ("ape", "bee")]!r}, {str(out)!r}, "traje
     for name, ds in results.items():
         for variable in ds.variables:
             assert ds[variable].values.tobytes() == whole[name][variable].values.tobytes(), variable
-    np.testing.assert_array_equal(results["ape"]["norm"], kept["norm"])
+    np.testing.assert_array_equal(results["ape"]["norm"], before["norm"])
 
 
 @pytest.fixture(scope="module")
@@ -281,8 +281,8 @@ def half(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_an_unfinished_survey_with_other_settings_is_refused(folder, half, changes, says):
-    (kept,) = (half / "unfinished").iterdir()
-    before = kept.read_bytes()
+    (file,) = kept.files(half)
+    before = file.read_bytes()
 
     def never(*_: Any) -> None:
         raise AssertionError("something was measured")
@@ -291,7 +291,7 @@ def test_an_unfinished_survey_with_other_settings_is_refused(folder, half, chang
         run(folder, half, "bee ape", **{"options": {"scale": 2.0}, "advance": never, **changes})
     assert f"'{half}' holds an unfinished study with other {says}; " in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert kept.read_bytes() == before
+    assert file.read_bytes() == before
 
 
 def test_figures_that_fail_cost_no_measurement(folder, tmp_path):
@@ -300,7 +300,7 @@ def test_figures_that_fail_cost_no_measurement(folder, tmp_path):
 
     with pytest.raises(Stop):
         run(folder, tmp_path, probe=Probe("size", size, fail, told_of))
-    assert "unfinished/ape-size.nc" in files(tmp_path)
+    assert kept.units(tmp_path) == {"ape size": True}
 
 
 # ------------------------------------------------------------------------------------------------------- refusals

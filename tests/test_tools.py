@@ -1,8 +1,10 @@
-"""The scripts in tools/: every step of `make llm` is a command that exists; noise stays within half a quantization step."""
+"""The scripts in tools/: every step of `make llm` is a command that exists; noise, sizes and mutants are what they say."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,17 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from typer.main import get_command
 
-from probes.__main__ import app
+from probes.cli.main import app
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
+
+
+@pytest.fixture(autouse=True)
+def _on_the_path(monkeypatch):
+    """Scripts import each other by their bare names, as those of one folder do."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    yield
+    sys.modules.pop("size", None)
 
 
 def tool(name: str):
@@ -54,3 +64,80 @@ def test_what_is_not_quantized_stays():
     weights = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     found = tool("noise").noisy(weights, GGMLQuantizationType.F32, np.random.default_rng(1))
     np.testing.assert_array_equal(found, weights)
+
+
+TREE = {
+    "probes/__init__.py": "from .report.page import page\n",  # the table of contents does not count
+    "probes/errors.py": "class Error(ValueError):\n    pass\n",
+    "probes/run/__init__.py": "",
+    "probes/run/files.py": "import json\nfrom ..errors import Error\n",
+    "probes/report/__init__.py": "",
+    "probes/report/page.py": "def page():\n    from ..run import files\n\n    return files\n",
+    "probes/report/page.css": "a {\n}\n",
+    "probes/checkpoints/tiny/config.json": "{}\n",
+    "toy/__init__.py": "",
+    "toy/one.py": "from typing import TYPE_CHECKING\nfrom probes import errors\nfrom .two import b\na = 1\n",
+    "toy/two.py": "def b():\n    from .one import a\n    return a\n",
+    "toy/three.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .four import d\nc = 1\n",
+    "toy/four.py": "from .three import c\nd = c\n",
+    "tests/test_all.py": "x = 1\n" * 451,
+}
+
+
+def test_size_counts_a_tree(tmp_path):
+    size = tool("size")
+    for name, text in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert size.counted(size.files(tmp_path, "probes")) == (11, 8)
+    graph = size.imports(tmp_path)
+    assert graph["probes.report.page"] == {"probes.run.files"}
+    assert [group for group in size.components(graph) if len(group) > 1] == [["toy.one", "toy.two"]]
+    assert size.floors(size.rooms(graph)) == 3  # errors, run, report; toy stands beside run
+    assert size.floors({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == 2
+    said = "\n".join(size.report(tmp_path))
+    assert "1 files over 450 lines\n    451  tests/test_all.py" in said
+    assert "4 rooms on 3 floors\n1 circles\n  toy.one, toy.two" in said
+    assert size.milliseconds(tmp_path, ["-c", "pass"]) > 0
+
+
+FAULTY = """
+def area(width: float, height: float = 2, *, flat: bool = False) -> float:
+    \"\"\"Not 1, not `a < b`.\"\"\"
+    if not flat and width < 3:
+        raise ValueError(f"{width + 1} is not 2" + str(4))
+    return width * height
+"""
+
+
+def test_mutants_of_a_function_are_all_there_apply_and_are_found_after_a_move():
+    mutants = tool("mutants")
+    found = list(mutants.mutants(ast.parse(FAULTY), "probes.one"))
+    assert {(mutant.kind, mutant.before, mutant.after) for mutant in found} == {
+        ("default", "height=2", "height=3"),
+        ("default", "flat=False", "flat=True"),
+        ("and, or", "if not flat and width < 3:", "if not flat or width < 3:"),
+        ("not", "if not flat and width < 3:", "if flat and width < 3:"),
+        ("comparison", "if not flat and width < 3:", "if not flat and width <= 3:"),
+        ("number", "if not flat and width < 3:", "if not flat and width < 4:"),
+        ("arithmetic", "return width * height", "return width / height"),
+        ("sign", "return width * height", "return -(width * height)"),
+    }
+    moved = "x = 'é'; y = 1\n\n\nclass Shape:\n" + "\n".join(f"    {line}" for line in FAULTY.splitlines())
+    there = list(mutants.mutants(ast.parse(moved), "toy.two"))
+    for mutant in found:
+        here = mutants.located(mutant, there)
+        assert here.definition == "Shape.area"
+        changed = mutants.applied(here, moved.encode()).decode()
+        again = list(mutants.mutants(ast.parse(changed), "toy.two"))
+        assert any(mutant.after in (one.before, f"{one.before}:") for one in again)
+    assert mutants.located(found[0]._replace(before="height=5"), there) is None
+    assert mutants.applied(there[0], moved.encode()).decode().startswith("x = 'é'; y = (2)\n")
+    assert mutants.drawn(found, 6, seed=0) == mutants.drawn(found, 6, seed=0)
+    assert len({mutant.kind for mutant in mutants.drawn(found, 6, seed=0)}) == 6
+
+
+def test_test_files_come_in_the_order_of_their_distance():
+    reach = tool("mutants").reaching(TOOLS.parent)
+    assert reach["probes.measures.sinks"][0] == "tests/test_sinks.py"
+    assert reach["toy.train"].index("tests/test_toy_train.py") < reach["toy.train"].index("tests/test_tools.py")

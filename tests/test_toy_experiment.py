@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -19,8 +20,8 @@ import torch
 import xarray as xr
 from test_cli import call
 
-from probes import __main__ as cli
 from probes.claims.claim import Claim, Statement
+from probes.cli import main as cli
 from probes.errors import InputError
 from probes.results.dataset import dataset, load, save
 from probes.results.tables import Table
@@ -91,7 +92,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
     module.Settings, module.QUICK = Settings, Settings(steps=20, targets=(0,))
     module.measure, module.claims, module.draw = measured, claimed, drawn
     module.tables = lambda ds: [Table("Losses", ("target",), [[str(k)] for k in ds["target"].values])]
-    monkeypatch.setitem(sys.modules, "toy.experiments.tiny_one", module)
+    for package in ("experiments", "figures"):
+        monkeypatch.setitem(sys.modules, f"toy.{package}.tiny_one", module)
     monkeypatch.setattr(frame, "EXPERIMENTS", (*frame.EXPERIMENTS, "tiny-one"))
     return module
 
@@ -169,8 +171,9 @@ def test_an_experiment_that_is_not_there_is_refused():
 @pytest.mark.parametrize("name", frame.EXPERIMENTS)
 def test_every_experiment_offers_what_the_frame_asks_for(name):
     module = frame.experiment(name)
-    for offered in ("measure", "tables", "claims", "draw"):
+    for offered in ("measure", "tables", "claims"):
         assert callable(getattr(module, offered))
+    assert callable(importlib.import_module(f"toy.figures.{name.replace('-', '_')}").draw)
     assert isinstance(module.QUICK, module.Settings)
     assert module.Settings() != module.QUICK
     settings = settings_of(name, quick=True)
@@ -431,7 +434,7 @@ SAVES_OFTEN = """
 import sys
 from toy import train
 train.SAVE_SECONDS = 0.02
-from probes.__main__ import main
+from probes.cli.main import main
 *given, folders = sys.argv[1:]
 for out in folders.split(","):
     sys.argv = ["headwater", *given, "--out", out]

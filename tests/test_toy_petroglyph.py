@@ -28,6 +28,7 @@ from toy.experiments.petroglyph import (
     recorded_steps,
     tables,
 )
+from toy.figures.petroglyph import draw
 from toy.model import initial
 from toy.tasks import WhichFirst, mirrored
 from toy.train import stacked
@@ -245,7 +246,7 @@ def test_subsets_crash_nothing(tiny, chosen, tmp_path):
     ds = tiny[0].sel(chosen)
     assert len(claims(ds)) == 10
     tables(ds)
-    for file in petroglyph.draw(ds, tmp_path / "petroglyph"):
+    for file in draw(ds, tmp_path / "petroglyph"):
         assert file.is_file()
 
 

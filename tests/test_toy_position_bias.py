@@ -27,7 +27,6 @@ from toy.experiments.position_bias import (
     cases,
     check_steps,
     claims,
-    draw,
     in_grid,
     kinds,
     over_seeds,
@@ -35,6 +34,7 @@ from toy.experiments.position_bias import (
     switches_of,
     tables,
 )
+from toy.figures.position_bias import draw
 from toy.train import logits, train
 
 TINY = [

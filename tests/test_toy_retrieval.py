@@ -29,6 +29,7 @@ from toy.experiments.retrieval import (
     spread,
     tables,
 )
+from toy.figures.retrieval import draw
 from toy.tasks import Copying
 
 KIND, DEEPER, SINGLE = (
@@ -300,7 +301,7 @@ def test_subsets_crash_nothing(chosen):
 @pytest.mark.parametrize("chosen", [{"layers": [1], "seed": [0]}, {"width": [10], "residual": [1], "target": [4]}])
 def test_subsets_are_drawn(chosen, tmp_path):
     ds = made_up().sel(chosen)
-    for file in retrieval.draw(ds, tmp_path / "retrieval"):
+    for file in draw(ds, tmp_path / "retrieval"):
         assert file.is_file()
 
 

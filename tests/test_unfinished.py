@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from kept import files, pieces, units
 
 from probes.errors import InputError
 from probes.results.dataset import made_with, save
+from probes.run.resume import Unfinished, each
 from probes.studies.atlas import Place, atlas
-from probes.studies.unfinished import Unfinished
+from probes.studies.unfinished import kept_units
 
 KEY: dict[str, Any] = {"weights": "abc", "tokens_sha256": "123", "text": None, "seed": 0, "lags": (1, 2)}
 
@@ -28,17 +30,17 @@ def never() -> xr.Dataset:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Unfinished:
-    unfinished = Unfinished(tmp_path, "mine")
+    unfinished = kept_units(tmp_path, "mine")
     unfinished.unit("ape one", KEY, made)
     return unfinished
 
 
 def test_a_unit_is_measured_once_and_read_back(tmp_path, kept):
-    assert [path.name for path in kept.folder.iterdir()] == ["ape-one.nc"]
+    assert units(kept.folder) == {"ape one": True}
     heard = []
-    again = Unfinished(tmp_path, "mine").unit("ape one", KEY, never, advance=lambda *step: heard.append(step))
+    again = kept_units(tmp_path, "mine").unit("ape one", KEY, never, advance=lambda *step: heard.append(step))
     xr.testing.assert_identical(again.drop_attrs(), made().drop_attrs())
-    assert set(again.attrs) == set(made().attrs)  # what it was kept with is no part of the result
+    assert set(again.attrs) == set(made().attrs)
     assert heard == [("ape one", 1.0, 1.0)]
 
 
@@ -80,23 +82,49 @@ def test_what_is_not_known_yet_is_not_compared(kept):
     kept.check("ape one", KEY | {"weights": "unknown"}, without=("weights",))
 
 
-def test_damaged_and_foreign_files_are_named(kept):
-    save(made(), kept.folder / "ape-two.nc")
-    with pytest.raises(InputError, match=r"ape-two\.nc' was not left by an unfinished study"):
-        kept.unit("ape two", KEY, never)
-    (kept.folder / "ape-one.nc").write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"ape-one\.nc' cannot be read"):
+def test_a_damaged_file_is_named(kept):
+    kept._stores.close()
+    (kept.folder / "mine-0.sqlite").write_bytes(b"nothing" * 1000)
+    with pytest.raises(InputError, match=r"mine-0\.sqlite' cannot be read \(file is not a database\); delete it"):
         kept.unit("ape one", KEY, never)
 
 
+@pytest.mark.parametrize("name", ["ape-one.nc", "ape-one.part0", "ape-one.part12"])
+def test_work_of_an_older_version_is_refused(tmp_path, name):
+    save(made(), tmp_path / "unfinished" / name)
+    with pytest.raises(InputError, match="is unfinished work of an older version; remove"):
+        kept_units(tmp_path, "mine")
+
+
+def test_pieces_go_when_their_unit_is_done(tmp_path):
+    unfinished = kept_units(tmp_path, "mine")
+
+    def in_pieces() -> xr.Dataset:
+        found = each("x", 3, lambda n: {"y": np.array(float(n))})
+        return made(float(found.stacked("y").sum()))
+
+    def in_pieces_until_stopped() -> xr.Dataset:
+        each("x", 3, lambda n: {"y": np.array([0.0, 1.0][n])})
+        return made()
+
+    with pytest.raises(IndexError):
+        unfinished.unit("ape", KEY, in_pieces_until_stopped)
+    assert (unfinished.has("ape"), unfinished.done("ape")) == (True, False)
+    assert unfinished.going_on(["ape"]) == f"going on with '{unfinished.folder}': 0 of 1 are done, ape begun"
+    assert units(tmp_path) == {"ape": False}
+    assert float(unfinished.unit("ape", KEY, in_pieces)["x"][0]) == 3.0
+    (file,) = files(tmp_path)
+    assert pieces(file) == ["result"]
+
+
 def test_clear_removes_its_own_kind_alone(tmp_path, kept):
-    other = Unfinished(tmp_path, "other")
+    other = kept_units(tmp_path, "other")
     other.unit("bee", KEY, made)
     (tmp_path / "unfinished" / "notes.txt").touch()
-    (tmp_path / "unfinished" / ".ape-one-x7.nc").touch()  # killed while it was written
-    Unfinished(tmp_path, "mine").clear()  # an older run's, whose labels are not known
-    assert sorted(path.name for path in kept.folder.iterdir()) == [".ape-one-x7.nc", "bee.nc", "notes.txt"]
-    kept.clear()
+    (tmp_path / "unfinished" / "mine-1.sqlite-journal").touch()
+    (tmp_path / "unfinished" / "mine-1.sqlite").touch()  # killed before it wrote anything
+    kept_units(tmp_path, "mine").clear()  # an older run's, whose labels are not known
+    assert sorted(path.name for path in kept.folder.iterdir()) == ["notes.txt", "other-0.sqlite"]
     other.clear()
     assert [path.name for path in kept.folder.iterdir()] == ["notes.txt"]
     (kept.folder / "notes.txt").unlink()
@@ -121,24 +149,24 @@ def test_folders_that_cannot_be_are_refused_at_once(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
     with pytest.raises(InputError, match="is no folder"):
-        Unfinished(tmp_path / "file" / "out", "mine")
+        kept_units(tmp_path / "file" / "out", "mine")
     for name in ("loop", "dangling", "a" * 300, "loop/below"):
         with pytest.raises(InputError, match="cannot write to") as raised:
-            Unfinished(tmp_path / name, "mine")
+            kept_units(tmp_path / name, "mine")
         assert "\n" not in str(raised.value)
     if Path("/proc/self").exists():  # permissions of the superuser do not tell
         with pytest.raises(InputError, match="cannot write to '/proc/nothing/out"):
-            Unfinished("/proc/nothing/out", "mine")
+            kept_units("/proc/nothing/out", "mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file", "loop"]
 
 
 def test_trying_leaves_nothing_behind_and_takes_nothing_away(tmp_path):
-    Unfinished(tmp_path / "a" / "b", "mine")
+    kept_units(tmp_path / "a" / "b", "mine")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "a").mkdir()
     (tmp_path / "c" / "unfinished").mkdir(parents=True)
     for name in "abc":
-        Unfinished(tmp_path / name, "mine")
+        kept_units(tmp_path / name, "mine")
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["a", "c", "c/unfinished"]
 
 

@@ -28,7 +28,8 @@ from torch import Tensor
 from probes.errors import InputError
 from probes.models.view import Spec
 
-from .model import Architecture, NormSwitch, PositionalSwitch, at_least, initial
+from .checks import at_least
+from .model import Architecture, NormSwitch, PositionalSwitch, initial
 from .tasks import Copying, InContext
 from .train import Run, Trained, forget, logits, train
 from .view import Toy

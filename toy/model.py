@@ -32,6 +32,8 @@ from torch.nn import functional
 from probes.errors import InputError
 from probes.models.view import sees
 
+from .checks import at_least, one_of
+
 Mask = Literal["full", "causal", "window", "prefix"]
 PositionalSwitch = Literal["none", "learned", "sinusoidal", "rope", "decay"]
 NormSwitch = Literal["none", "rms", "layer"]
@@ -374,15 +376,3 @@ def rotated(switches: Switches, x: Float[Tensor, "model batch head position c"],
     cos, sin = (y[..., -1:, :] if last else y for y in (switches.cos, switches.sin))
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
-
-
-def at_least(name: str, value: float, least: float) -> None:
-    """Raise InputError where `value` is less."""
-    if value < least:
-        raise InputError(f"{name}={value} is too few; give at least {least}")
-
-
-def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise InputError where `value` is none of those."""
-    if value not in allowed:
-        raise InputError(f"{name}={value!r} is unknown; give one of {', '.join(allowed)}")

@@ -70,3 +70,10 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
         ),
     }
 )
+
+
+def recipe_config(recipe: Recipe) -> Any:
+    """The recipe's transformers config."""
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[recipe.model_type](**(SHAPE | dict(recipe.config)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from probes.errors import InputError
 
-from .model import at_least
+from .checks import at_least, one_of
 
 
 class Drawn(NamedTuple):
@@ -28,32 +28,22 @@ class Drawn(NamedTuple):
 
 
 class Task(Protocol):
-    """Something to train on."""
+    """Something to train on; sequences are tokens of a `vocabulary`, or vectors of a `width`, and the other is None."""
 
     @property
-    def batch(self) -> int:
-        """Sequences per step."""
-        ...
+    def batch(self) -> int: ...  # sequences per step
 
     @property
-    def length(self) -> int:
-        """Positions of a sequence."""
-        ...
+    def length(self) -> int: ...  # positions of a sequence
 
     @property
-    def vocabulary(self) -> int | None:
-        """Tokens that sequences are made of; None where they are vectors."""
-        ...
+    def vocabulary(self) -> int | None: ...
 
     @property
-    def width(self) -> int | None:
-        """Components of a vector; None where sequences are tokens."""
-        ...
+    def width(self) -> int | None: ...
 
     @property
-    def outputs(self) -> int:
-        """Answers that can be right."""
-        ...
+    def outputs(self) -> int: ...  # answers that can be right
 
     @property
     def stream(self) -> Task:
@@ -77,8 +67,33 @@ class Task(Protocol):
         ...
 
 
+class _Usual:
+    """What a task has unless it says otherwise: a stream of its own, no world, answers drawn with the sequences."""
+
+    kind: ClassVar[str]
+
+    @property
+    def stream(self) -> Any:
+        return self
+
+    def world(self, seed: int, device: torch.device | str) -> Any:
+        return None
+
+    def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
+        return drawn.hidden
+
+    def described(self) -> dict[str, Any]:
+        return {"task": self.kind} | asdict(cast(Any, self))
+
+
+class _OfTokens(_Usual):
+    @property
+    def width(self) -> None:
+        return None
+
+
 @dataclass(frozen=True)
-class Copying:
+class Copying(_OfTokens):
     """Uniform random tokens; the answer is the one at position `target`, from 0 [Liu-7], or from the end if negative.
 
     -2 is the token before the last [Liu-4]. With `bos` the last id of the vocabulary stands first in every sequence and
@@ -88,6 +103,7 @@ class Copying:
         InputError: no such position, or one that holds BOS.
     """
 
+    kind = "copying"
     vocabulary: int = 10  # ids in all, that of BOS among them
     length: int = 10  # positions in all, that of BOS among them
     target: int = -1
@@ -106,10 +122,6 @@ class Copying:
             raise InputError(f"target={self.target} is BOS in every sequence; give from 1 to {self.length - 1}")
 
     @property
-    def width(self) -> None:
-        return None
-
-    @property
     def outputs(self) -> int:
         return self.vocabulary - self.bos
 
@@ -122,9 +134,6 @@ class Copying:
     def stream(self) -> Copying:
         return replace(self, target=-1)
 
-    def world(self, seed: int, device: torch.device | str) -> None:
-        return None
-
     def draw(self, world: None, generator: torch.Generator, steps: int) -> Drawn:
         size = (steps, self.batch, self.length)
         tokens = torch.randint(self.outputs, size, generator=generator, device=generator.device)
@@ -134,9 +143,6 @@ class Copying:
 
     def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
         return drawn.hidden[..., self.target]
-
-    def described(self) -> dict[str, Any]:
-        return {"task": "copying"} | asdict(self)
 
 
 class World(NamedTuple):
@@ -149,7 +155,7 @@ class World(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InContext:
+class InContext(_Usual):
     """In-context retrieval [Wu, section 5]: `items` pairs of an item and its class's label, then a query; predict its label.
 
     A sequence has items / burst classes, `burst` items of each in random order, 2 items + 1 vectors of length `width`. An
@@ -162,6 +168,7 @@ class InContext:
         InputError: numbers that do not go together.
     """
 
+    kind = "in-context"
     items: int = 8
     width: int = 64
     classes: int = 2048
@@ -181,9 +188,8 @@ class InContext:
             raise InputError(f"burst={self.burst} does not divide {self.items} items; give a divisor of it")
         if self.classes < self.items // self.burst:
             raise InputError(f"{self.classes} classes are too few; give at least {self.items // self.burst}")
-        for name, allowed in (("scale", ("text", "program")), ("data", ("gaussian", "fixed"))):
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name}={getattr(self, name)!r} is unknown; give one of {', '.join(allowed)}")
+        one_of("scale", self.scale, ("text", "program"))
+        one_of("data", self.data, ("gaussian", "fixed"))
         for name in ("eps", "anisotropy"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name}={getattr(self, name)} is no strength; give a finite number, 0 or more")
@@ -202,10 +208,6 @@ class InContext:
     @property
     def outputs(self) -> int:
         return self.labels
-
-    @property
-    def stream(self) -> InContext:
-        return self
 
     @property
     def deviation(self) -> float:
@@ -227,9 +229,6 @@ class InContext:
         asked = torch.cat([chosen, chosen.gather(-1, at)], -1)  # [steps, B, items + 1]
         inputs = self._sequences(world, self._vectors(world, world.means[asked], generator), world.label_of[asked])
         return Drawn(inputs, world.label_of[asked[..., -1]])
-
-    def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
-        return drawn.hidden
 
     def ids(self, world: World, generator: torch.Generator, n: int) -> Int[Tensor, "n position"]:
         """Sequences as token ids of a trained toy's view (`toy.view.Toy.of`): class, label, ..., the query's class.
@@ -257,21 +256,14 @@ class InContext:
         Raises:
             InputError: `right` or `wrong` is no item, or they are one.
         """
-        self._items(right, wrong)
+        self._check_items(right, wrong)
         if right == wrong:
             raise InputError(f"items {right} and {wrong} are one; give two different items")
-        own, vectors, labels = self._novel(world, generator, n, self.burst)
-        asked = torch.cat([own, own[..., right : right + 1]], -1)
-        x = self._vectors(world, vectors.gather(1, _rows(asked, self.width)), generator)
-        x[:, wrong] = x[:, right]
-        return Drawn(self._sequences(world, x, labels.gather(1, asked))[None], labels.gather(1, asked)[None, :, -1])
+        return self._tests(world, generator, n, at=right, copied=wrong)
 
     def novel(self, world: World, generator: torch.Generator, n: int) -> Drawn:
         """Test sequences made as in training, of novel classes: nothing but the context says what their labels are."""
-        own, vectors, labels = self._novel(world, generator, n, self.burst)
-        asked = torch.cat([own, own.gather(-1, self._asked(generator, (n,)))], -1)
-        x = self._vectors(world, vectors.gather(1, _rows(asked, self.width)), generator)
-        return Drawn(self._sequences(world, x, labels.gather(1, asked))[None], labels.gather(1, asked)[None, :, -1])
+        return self._tests(world, generator, n)
 
     def single(self, world: World, generator: torch.Generator, n: int, at: int) -> Drawn:
         """Test sequences of as many novel classes as items, one item each; the query is of the class of item `at`.
@@ -279,16 +271,36 @@ class InContext:
         Raises:
             InputError: `at` is no item.
         """
-        self._items(at)
-        own, vectors, labels = self._novel(world, generator, n, 1)
-        asked = torch.cat([own, own[..., at : at + 1]], -1)
-        x = self._vectors(world, vectors.gather(1, _rows(asked, self.width)), generator)
-        return Drawn(self._sequences(world, x, labels.gather(1, asked))[None], labels.gather(1, asked)[None, :, -1])
+        self._check_items(at)
+        return self._tests(world, generator, n, at=at, burst=1)
 
-    def described(self) -> dict[str, Any]:
-        return {"task": "in-context"} | asdict(self)
+    def _tests(
+        self,
+        world: World,
+        generator: torch.Generator,
+        n: int,
+        *,
+        at: int | None = None,
+        copied: int | None = None,
+        burst: int | None = None,
+    ) -> Drawn:
+        """One step of n sequences of classes nobody has seen, `burst` items of each; the query is of the class of item `at`.
 
-    def _items(self, *numbers: int) -> None:
+        `at` None: as in training. Item `copied` is replaced by a copy of item `at`.
+        """
+        kinds, device = self.items // (burst or self.burst), generator.device
+        means = torch.randn(n, kinds, self.width, generator=generator, device=device) * self.deviation
+        labels = torch.randint(self.labels, (n, kinds), generator=generator, device=device)
+        own = torch.rand(n, self.items, generator=generator, device=device).argsort(-1) % kinds  # class of each item
+        query = self._asked(generator, (n,)) if at is None else torch.full((n, 1), at, device=device)
+        asked = torch.cat([own, own.gather(-1, query)], -1)
+        x = self._vectors(world, means.gather(1, asked[..., None].expand(-1, -1, self.width)), generator)
+        if copied is not None:
+            x[:, copied] = x[:, at]
+        found = labels.gather(1, asked)
+        return Drawn(self._sequences(world, x, found)[None], found[None, :, -1])
+
+    def _check_items(self, *numbers: int) -> None:
         for number in numbers:
             if not 0 <= number < self.items:
                 raise InputError(f"item {number} is not there; give a number from 0 to {self.items - 1}")
@@ -313,13 +325,6 @@ class InContext:
         order = torch.rand(*size, self.items, generator=generator, device=generator.device).argsort(-1) % kinds
         return torch.stack(found, -1).gather(-1, order)
 
-    def _novel(self, world: World, generator: torch.Generator, n: int, burst: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(class of each item [n, items], means [n, kinds, d], labels [n, kinds]) of classes nobody has seen."""
-        kinds, device = self.items // burst, generator.device
-        means = torch.randn(n, kinds, self.width, generator=generator, device=device) * self.deviation
-        labels = torch.randint(self.labels, (n, kinds), generator=generator, device=device)
-        return torch.rand(n, self.items, generator=generator, device=device).argsort(-1) % kinds, means, labels
-
     def _vectors(self, world: World, means: Float[Tensor, "*row d"], generator: torch.Generator) -> Tensor:
         """Items of these class means."""
         if self.data == "fixed":
@@ -335,12 +340,8 @@ class InContext:
         return made
 
 
-def _rows(index: Int[Tensor, "n item"], width: int) -> Int[Tensor, "n item d"]:
-    return index[..., None].expand(-1, -1, width)
-
-
 @dataclass(frozen=True)
-class WhichFirst:
+class WhichFirst(_OfTokens):
     """Which of two marked tokens stands first: the answer is 0 or 1, the marked token's own id.
 
     The two stand at random places before the last one; everywhere else are uniform random tokens of the other ids. Whoever
@@ -351,6 +352,7 @@ class WhichFirst:
         InputError: no room for the two, or no token besides them.
     """
 
+    kind = "which-first"
     vocabulary: int = 10
     length: int = 10
     batch: int = 128
@@ -361,19 +363,8 @@ class WhichFirst:
         at_least("batch", self.batch, 1)
 
     @property
-    def width(self) -> None:
-        return None
-
-    @property
     def outputs(self) -> int:
         return 2
-
-    @property
-    def stream(self) -> WhichFirst:
-        return self
-
-    def world(self, seed: int, device: torch.device | str) -> None:
-        return None
 
     def draw(self, world: None, generator: torch.Generator, steps: int) -> Drawn:
         size, device = (steps, self.batch), generator.device
@@ -381,12 +372,6 @@ class WhichFirst:
         places = torch.rand(*size, self.length - 1, generator=generator, device=device).argsort(-1)[..., :2]
         ids = torch.arange(2, device=device).expand(*size, 2)
         return Drawn(tokens.scatter_(-1, places, ids), (places[..., 1] < places[..., 0]).long())
-
-    def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
-        return drawn.hidden
-
-    def described(self) -> dict[str, Any]:
-        return {"task": "which-first"} | asdict(self)
 
 
 def mirrored(tokens: Int[Tensor, "*n position"]) -> Int[Tensor, "*n position"]:

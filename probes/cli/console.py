@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import textwrap
@@ -74,6 +75,11 @@ class _Bars(Course):
         if label not in self.tasks:
             self.tasks[label] = self.shown.add_task(label, left="")
         self.shown.update(self.tasks[label], completed=done, total=total, left=left)
+
+
+def given() -> str:
+    """This command line, as it would be typed."""
+    return shlex.join(["headwater", *sys.argv[1:]])
 
 
 def remark(line: str) -> None:

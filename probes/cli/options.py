@@ -1,7 +1,12 @@
-"""Options that several commands of `headwater` share, and how those are read that are more than a number or a name."""
+"""The options that several commands of `headwater` share, each declared once, and how their values are read.
+
+A dataclass is a group of options: a command that takes one has an option for each field (`probes.cli.command`). A new
+field of `Source` or `Running` is a new option of every command that measures models.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,20 +14,15 @@ import typer
 
 from ..errors import InputError
 from ..models.initialization import PUBLISHED
+from .command import argument, option
 
-MOST_SEEDS = 10_000  # more of anything than these is a slip of the hand, found out after days or in no memory
+MOST_SEEDS = 10_000  # a larger number is a slip; it would show only after days, or when memory runs out
 MOST_PRODUCTS = 1_000_000
 MOST_RESAMPLES = 100_000
 LARGEST_SEED = 2**63 - 1  # NetCDF's integers
 
-Models = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Bundled names, smollm2-135m, folders, GGUF files, hub ids; with @REVISION if wanted; tiny-llama if not given."
-    ),
-]
-Conditions = Annotated[str, typer.Option(help="init (fresh weights of the same config), pretrained, or both.")]
-Seeds = Annotated[int, typer.Option(max=MOST_SEEDS, help="Fresh models per model.")]
+Out = Annotated[Path, typer.Option(help="Folder for results, figure and table; unfinished work there is continued.")]
+Seeds = Annotated[int, typer.Option(max=MOST_SEEDS, help="Models with fresh weights per model.")]
 Initialization = Annotated[
     str,
     typer.Option(
@@ -31,57 +31,131 @@ Initialization = Annotated[
         f"{', '.join(PUBLISHED)}.",
     ),
 ]
-Prompts = Annotated[int, typer.Option(help="Windows of text.")]
-Length = Annotated[int, typer.Option(help="Tokens per window, position 0 included.")]
-Method = Annotated[
-    Literal["exact", "sketch", "scalar"], typer.Option(help="All products, few with an error bar, or a single one.")
-]
-Products = Annotated[str | None, typer.Option(help="Of the sketch, per prompt: a number (64 if not given), or auto.")]
-Text = Annotated[
-    Path | None,
-    typer.Option(
-        help="A text file or folder, or prose or code (bundled); if not given prose, or code for the bundled models."
-    ),
-]
 Chat = Annotated[
     str | None,
-    typer.Option(help="Instead: a question, or a JSON file of conversations, written by the model's chat template."),
+    typer.Option(
+        help="Instead of a text: a question, or a JSON file of conversations, formatted with the model's chat template."
+    ),
 ]
-Dataset = Annotated[str | None, typer.Option(help="A dataset to stream: owner/name, owner/name:config, or a file.")]
-Split = Annotated[str, typer.Option(help="Of the dataset.")]
-Column = Annotated[str, typer.Option(help="Of the dataset, holding the text.")]
 First = Annotated[str, typer.Option(help="Position 0: auto (BOS where training put one), bos, none, or a token id.")]
-Seed = Annotated[int, typer.Option(max=LARGEST_SEED, help="Of the windows' places and of whatever else is drawn.")]
-Device = Annotated[str, typer.Option(help="auto (CUDA if there is any), cpu, cuda, cuda:1, ...")]
-DTypes = Annotated[Literal["auto", "float32", "float64", "bfloat16"], typer.Option(help="auto is float32.")]
-DeviceMap = Annotated[
-    str | None,
-    typer.Option(
-        help="Instead, for models larger than one device: auto, balanced, balanced_low_0 or sequential, over all "
-        "accelerators, main memory and disk."
-    ),
-]
-MaxMemory = Annotated[
-    str | None, typer.Option(help="With --device-map: what each device may hold, as in 0=20GiB,cpu=8GiB.")
-]
-OffloadFolder = Annotated[
-    Path | None, typer.Option(help="With --device-map: for weights that wait on disk in another form than they came.")
-]
-Backends = Annotated[Literal["transformers", "transformer_lens"], typer.Option(help="Who runs the models.")]
-Out = Annotated[Path, typer.Option(help="Folder for results, figure and table; unfinished work there is continued.")]
-Bands = Annotated[
-    str | None, typer.Option(help="Ranges of queries, as in 9-31,32-63; if not given up to 31, then doubling.")
-]
-Lags = Annotated[str, typer.Option(help="How far back the keys stand, as in 1-8 or 1,2,4.")]
-Fresh = Annotated[
-    int | None,
-    typer.Option(
-        help="Prompts of the null of fresh weights, 0 for none; 64 if not given and memory holds the weights twice."
-    ),
+Seed = Annotated[
+    int, typer.Option(max=LARGEST_SEED, help="Seed of the windows' places and of everything else that is drawn.")
 ]
 Bootstrap = Annotated[
     int, typer.Option(max=MOST_RESAMPLES, help="Resamples of the prompts for the intervals; 0 for none.")
 ]
+OneDevice = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: cuda if there is one.")]
+
+
+class Options:
+    """A group of options: the base of dataclasses that `probes.cli.command` flattens."""
+
+    def values(self) -> dict[str, Any]:
+        """The options by name, as the library takes them.
+
+        Raises:
+            InputError: an option whose text cannot be read.
+        """
+        return dict(vars(self))
+
+
+def values(*groups: Options) -> dict[str, Any]:
+    """The arguments of a study from groups of options."""
+    return {name: value for group in groups for name, value in group.values().items()}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which models are measured, and where the results go."""
+
+    models: list[str] | None = argument(
+        "Bundled names, smollm2-135m, folders, GGUF files, hub ids; with @REVISION if wanted; tiny-llama if not given."
+    )
+    out: Out = Path()
+
+    @property
+    def sources(self) -> list[str]:
+        """The models, as `probes.load` takes them."""
+        return self.models or ["tiny-llama"]
+
+
+@dataclass(frozen=True)
+class Source(Options):
+    """Where the prompts come from."""
+
+    prompts: int = option("Windows of text.", 32)
+    length: int = option("Tokens per window, position 0 included.", 256)
+    text: Path | None = option(
+        "A text file or folder, or prose or code (bundled); if not given, prose, or code for the bundled models."
+    )
+    dataset: str | None = option("A dataset to stream: owner/name, owner/name:config, or a file.")
+    split: str = option("Split of the dataset.", "train")
+    column: str = option("Column of the dataset that holds the text.", "text")
+    chat: Chat = None
+    first: First = "auto"
+    seed: Seed = 0
+
+    def values(self) -> dict[str, Any]:
+        """As `Options.values`, with the file's name as text and `first` read."""
+        from ..data.prompts import parse_first
+
+        text = None if self.text is None else str(self.text)
+        return vars(self) | {"text": text, "first": parse_first(self.first)}
+
+
+@dataclass(frozen=True)
+class Running(Options):
+    """What runs the models, where, and how precisely."""
+
+    backend: Literal["transformers", "transformer_lens"] = option("Library that runs the models.", "transformers")
+    device: str = option("auto (CUDA if there is any), cpu, cuda, cuda:1, ...", "auto")
+    device_map: str | None = option(
+        "Instead, for models larger than one device: auto, balanced, balanced_low_0 or sequential, over all "
+        "accelerators, main memory and disk."
+    )
+    max_memory: str | None = option("With --device-map: what each device may hold, as in 0=20GiB,cpu=8GiB.")
+    offload_folder: Path | None = option(
+        "With --device-map: folder for weights that are kept on disk in another form than their own."
+    )
+    dtype: Literal["auto", "float32", "float64", "bfloat16"] = option("auto is float32.", "auto")
+
+    def values(self) -> dict[str, Any]:
+        """As `Options.values`, with `split_over` for models larger than one device."""
+        spread = self.split_over()
+        found: dict[str, Any] = {"backend": self.backend, "device": self.device, "dtype": self.dtype}
+        return found | ({"split_over": spread} if spread else {})
+
+    def split_over(self) -> dict[str, Any]:
+        """What `probes.load` takes for models larger than one device, without what was not given.
+
+        Raises:
+            InputError: memory not written as DEVICE=SIZE.
+        """
+        found: dict[str, Any] = {"device_map": self.device_map, "offload_folder": self.offload_folder}
+        if self.max_memory is not None:
+            pairs = [part.strip().partition("=") for part in self.max_memory.split(",")]
+            if not all(device and size for device, _, size in pairs):
+                raise InputError(
+                    f"max-memory '{self.max_memory}' is not a list of DEVICE=SIZE; give it as in 0=20GiB,cpu=8GiB"
+                )
+            found["max_memory"] = {int(device) if device.isdecimal() else device: size for device, _, size in pairs}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Bands(Options):
+    """Which queries and keys leakage is measured over, and the intervals."""
+
+    bands: str | None = option("Ranges of queries, as in 9-31,32-63; if not given, up to 31, then doubling.")
+    lags: str = option("Distances from a query back to its keys, as in 1-8 or 1,2,4.", "1-8")
+    bootstrap: Bootstrap = 400
+
+    def values(self) -> dict[str, Any]:
+        """As `Options.values`, with the ranges read."""
+        from ..measures.leakage import parse_bands, parse_lags
+
+        bands = None if self.bands is None else parse_bands(self.bands)
+        return vars(self) | {"bands": bands, "lags": parse_lags(self.lags)}
 
 
 def conditions(text: str) -> tuple[Any, ...]:
@@ -100,25 +174,10 @@ def products(text: str | None) -> int | Literal["auto"] | None:
     try:
         number = int(text)
     except ValueError:
-        raise InputError(f"products '{text}' is no number; give a whole number, or auto") from None
+        raise InputError(f"products '{text}' is not a number; give a whole number, or auto") from None
     if number > MOST_PRODUCTS:
-        raise InputError(f"products={text} are more than is of any use; give at most {MOST_PRODUCTS}")
+        raise InputError(f"products={text} is more than is of any use; give at most {MOST_PRODUCTS}")
     return number
-
-
-def split_over(device_map: str | None, max_memory: str | None, offload_folder: Path | None) -> dict[str, Any]:
-    """What `probes.load` takes for models larger than one device, without what was not given.
-
-    Raises:
-        InputError: memory not written as DEVICE=SIZE.
-    """
-    found: dict[str, Any] = {"device_map": device_map, "offload_folder": offload_folder}
-    if max_memory is not None:
-        pairs = [part.strip().partition("=") for part in max_memory.split(",")]
-        if not all(device and size for device, _, size in pairs):
-            raise InputError(f"max-memory '{max_memory}' is no list of DEVICE=SIZE; give it as in 0=20GiB,cpu=8GiB")
-        found["max_memory"] = {int(device) if device.isdecimal() else device: size for device, _, size in pairs}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def steps(text: str) -> tuple[int, ...]:
@@ -130,4 +189,4 @@ def steps(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise InputError(f"keep-steps '{text}' is no list of steps; give whole numbers, as in 0,100") from None
+        raise InputError(f"keep-steps '{text}' is not a list of steps; give whole numbers, as in 0,100") from None

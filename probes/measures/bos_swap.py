@@ -49,8 +49,8 @@ from ..results.curves import Profile, mean_profile
 from ..results.dataset import dataset, provenance, tokens_hash
 from ..results.statistics import INTERVAL
 from ..results.variables import Variable, with_ends
-from ..run.pieces import Piece, each, within
 from ..run.reporting import Progress, Report, part
+from ..run.resume import Piece, each, within
 from .forms import resampling, splits
 from .jacobian import PRODUCTS, jacobian
 from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check

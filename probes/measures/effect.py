@@ -28,7 +28,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..models.view import Attention, Edit, Trace, View
 from ..run.memory import Retry, share_of
-from ..run.pieces import Piece, each
+from ..run.resume import Piece, each
 from .attention import columns
 
 PROMPTS = 8  # the first so many, of all that heads are measured on

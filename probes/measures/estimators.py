@@ -43,8 +43,8 @@ from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from ..models.pullback import Prompt
-from ..run.pieces import OWN, Piece, Pieces, each
 from ..run.reporting import Report
+from ..run.resume import OWN, Piece, Pieces, each
 
 BASIS_SHARE = 0.1875  # of the budget, in directions of either step: 12 of 64; the error is flat from 8 to 16
 OWN_COLUMNS = 40  # random images of the own path: at 64 products three times the directions that are taken from them

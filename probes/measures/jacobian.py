@@ -43,8 +43,8 @@ from ..models.pullback import Apart, Engine, Pacing, Pathway, Prompt, Readout
 from ..models.view import View
 from ..results.dataset import dataset, provenance
 from ..results.variables import Variable, labelled
-from ..run.pieces import Piece, Pieces, each
 from ..run.reporting import Progress, Report
+from ..run.resume import Piece, Pieces, each
 from .estimators import ENGINES, Estimate, refined, sketch
 
 Method = Literal["exact", "sketch", "scalar"]

@@ -29,8 +29,8 @@ from ..models.memory import weights_of
 from ..models.view import View
 from ..results.statistics import INTERVAL
 from ..run.memory import available
-from ..run.pieces import within
 from ..run.reporting import Progress
+from ..run.resume import within
 from .forms import resampling, splits
 from .samples import LEAST_PROMPTS, Band, halves_of
 

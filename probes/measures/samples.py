@@ -22,8 +22,8 @@ from ..errors import InputError
 from ..models.view import Attention, View
 from ..run import processes
 from ..run.memory import trim
-from ..run.pieces import Piece, shared
 from ..run.reporting import Progress, Report
+from ..run.resume import Piece, shared
 from ..run.spool import Spool
 from .attention import by_layer, diagonals, normalizers, pairs
 

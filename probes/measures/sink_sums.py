@@ -20,7 +20,7 @@ from torch import Tensor
 from ..models.fused import query_blocks
 from ..models.view import Attention, View
 from ..run.memory import shares
-from ..run.pieces import Piece, Pieces
+from ..run.resume import Piece, Pieces
 from .attention import column_statistics, columns, outputs
 
 NORMS = ("value_norm", "key_norm", "written_norm")

@@ -65,8 +65,8 @@ from ..models.view import Attention, Edit, View
 from ..results.dataset import dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry
-from ..run.pieces import Piece, each, groups
 from ..run.reporting import Progress, Report
+from ..run.resume import Piece, each, groups
 from .attention import pattern_blocks, run_watched
 from .effect import PROMPTS as EFFECT_PROMPTS
 from .effect import check_effect, effects, passes_in_all

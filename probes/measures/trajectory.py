@@ -44,8 +44,8 @@ from ..results.curves import three_digits
 from ..results.dataset import dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry, shares
-from ..run.pieces import Piece, Pieces, each, groups
 from ..run.reporting import Progress, Report
+from ..run.resume import Piece, Pieces, each, groups
 from .convergence import PLACES, allowed_starts, drawn_starts, pair_statistics, paths, streams_at, with_bos
 
 STARTS = 64  # 2,016 pairs

@@ -8,6 +8,7 @@ one model.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import platform
 import shlex
@@ -141,14 +142,29 @@ def save(ds: xr.Dataset, path: str | Path) -> None:
     Raises:
         InputError: the path cannot be written to.
     """
+    # Through memory: on a full disk HDF5 itself raises once and then crashes the interpreter when it closes its file.
+    content = to_bytes(ds)
+    with atomic(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def to_bytes(ds: xr.Dataset) -> bytes:
+    """The content of a result's file."""
     ds = ds.copy()
     ds.attrs = attributes(ds.attrs)
     compress = {"zlib": True, "complevel": COMPRESSION}
     encoding = {name: compress for name, v in ds.variables.items() if v.dtype.kind == "f" and v.ndim > 0}
-    # Through memory: on a full disk HDF5 itself raises once and then crashes the interpreter when it closes its file.
-    content = ds.to_netcdf(engine="h5netcdf", encoding=encoding)
-    with atomic(path) as temporary:
-        temporary.write_bytes(content)
+    return bytes(ds.to_netcdf(engine="h5netcdf", encoding=encoding))
+
+
+def from_bytes(content: bytes) -> xr.Dataset:
+    """The result that `to_bytes` made this of."""
+    return _plain_attributes(xr.load_dataset(io.BytesIO(content), engine="h5netcdf"))
+
+
+def _plain_attributes(ds: xr.Dataset) -> xr.Dataset:
+    ds.attrs = {name: value.item() if isinstance(value, np.generic) else value for name, value in ds.attrs.items()}
+    return ds
 
 
 def load(path: str | Path) -> xr.Dataset:
@@ -172,8 +188,7 @@ def load(path: str | Path) -> xr.Dataset:
         raise InputError(f"result '{path}' cannot be read ({reason(error)}); make it again") from None
     if not ours:
         raise InputError(f"'{path}' was not written by headwater (no such attribute); give a result of this package")
-    ds.attrs = {name: value.item() if isinstance(value, np.generic) else value for name, value in ds.attrs.items()}
-    return ds
+    return _plain_attributes(ds)
 
 
 def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .memory import available
-from .pieces import journal_folder
+from .resume import kept_folder
 
 HELD = 1 << 24  # bytes of one spool that stay in memory
 GPU_SHARE = 8  # of a GPU's free memory one spool may hold one part in so many: a file is far away from there
@@ -46,7 +46,7 @@ class Spool(MutableMapping[Hashable, Tensor]):
     """
 
     def __init__(self, held: int = HELD, folder: Path | None = None) -> None:
-        self._folder = folder or journal_folder() or Path(tempfile.gettempdir())
+        self._folder = folder or kept_folder() or Path(tempfile.gettempdir())
         self._memory: dict[Hashable, Tensor] = {}
         self._places: dict[Hashable, _Place] = {}
         self._free = self._held = held

@@ -33,7 +33,7 @@ from ..run.progress import Advance
 from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment, second_moment_from_config
 from .runs import require_free
-from .unfinished import Unfinished
+from .unfinished import kept_units
 
 Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
 
@@ -183,7 +183,7 @@ def atlas(
         InputError: no places, a folder that cannot be written to, or an unfinished map with other seeds or products in it.
     """
     out = Path(out)
-    unfinished = Unfinished(out, "map")
+    unfinished = kept_units(out, "map")
     if not chosen:
         raise InputError("no places on the map; give at least one")
     if seeds < 1:

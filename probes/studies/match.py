@@ -64,7 +64,7 @@ from ..run.progress import Advance
 from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment
 from .runs import Loading, Subject, require_free, subjects, write_results, written_files
-from .unfinished import Unfinished, measured_on
+from .unfinished import kept_units, measured_on
 
 NAME = "match"
 STATES = ("init", "pretrained")
@@ -192,7 +192,7 @@ def match(
         raise InputError(f"prompts={prompts} are too few for leakage; give at least {LEAST_PROMPTS}")
     if length < SHORTEST:
         raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
-    unfinished = Unfinished(out, NAME)
+    unfinished = kept_units(out, NAME)
     source: dict[str, Any] = {
         "text": text,
         "dataset": dataset,

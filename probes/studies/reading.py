@@ -12,7 +12,7 @@ from ..data.chat import Chat, conversations
 from ..measures.inspect import inspect
 from ..models.view import View
 from ..run.progress import Advance
-from .unfinished import Unfinished, measured_on
+from .unfinished import kept_units, measured_on
 
 
 class Reading:
@@ -23,7 +23,7 @@ class Reading:
     """
 
     def __init__(self, out: str | Path) -> None:
-        self._unfinished = Unfinished(out, "inspect")
+        self._unfinished = kept_units(out, "inspect")
 
     def read(
         self, model: View, prompt: Any, *, chat: Chat | None = None, advance: Advance | None = None, **options: Any

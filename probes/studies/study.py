@@ -40,7 +40,7 @@ from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment, second_moment_from_config
 from .plan import KERNEL_PASSES, Plan, jacobian_passes, operations, plan
 from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
-from .unfinished import CHOOSING, Unfinished, measured_on
+from .unfinished import CHOOSING, Unfinished, kept_units, measured_on
 
 Condition = Literal["init", "pretrained"]
 Theory = Literal["uniform", "values", "score_path", "config"]
@@ -155,7 +155,7 @@ def study(
         InputError: bad input, or an unfinished study with other settings in `out` (the message says which).
     """
     out = Path(out)
-    unfinished = Unfinished(out, name)
+    unfinished = kept_units(out, name)
     sizes: dict[str, float] = {}
 
     def check(model: View, called: str, tokens: Tensor) -> None:

@@ -37,7 +37,7 @@ from .plan import PASSES, operations, plan
 from .plan import PROBES as PLANNED
 from .reports import bos_report, leakage_report, sinks_report, trajectory_report
 from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
-from .unfinished import Unfinished, measured_on
+from .unfinished import kept_units, measured_on
 
 Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap"]
 Results: TypeAlias = dict[str, xr.Dataset]
@@ -117,7 +117,7 @@ def survey(
     """
     out, options = Path(out), dict(options or {})
     chosen = PROBES[probe] if isinstance(probe, str) else probe
-    unfinished = Unfinished(out, chosen.name)
+    unfinished = kept_units(out, chosen.name)
     split_up = _units(chosen, options)
     sizes: dict[str, float] = {}
     source: dict[str, Any] = {

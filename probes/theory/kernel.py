@@ -102,8 +102,8 @@ from ..models.pullback import Readout, readout_rows
 from ..models.view import Parts, Trace, View, obstacle
 from ..results.dataset import attributes, dataset, made_with, provenance
 from ..run.memory import Retry
-from ..run.pieces import Piece, each
 from ..run.reporting import Progress, Report
+from ..run.resume import Piece, each
 from .block import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
 
 LABEL = {"long_name": "predicted ||J_j||_F / sqrt(d)", "units": "1"}

@@ -7,8 +7,10 @@ An experiment is one module of this package with
 - `measure(settings, work) -> xr.Dataset`, everything that is trained or computed;
 - `tables(ds) -> list[Table]`, its numbers, from the result alone;
 - `claims(ds) -> list[Claim]`, the statements about its figure, judged by rules over the result alone, on intervals over
-  runs (on what and by which command is the same for all, and added by `claims_of`);
-- `draw(ds, path) -> list[Path]`, its figures, from the result alone (`toy.figures`).
+  runs (on what and by which command is the same for all, and added by `claims_of`).
+
+Its figures are drawn from the result alone by the module of the same name in `toy.figures`, which offers
+`draw(ds, path) -> list[Path]`.
 """
 
 from __future__ import annotations
@@ -90,8 +92,6 @@ class Experiment(Protocol):
 
     def claims(self, ds: xr.Dataset) -> list[Claim]: ...
 
-    def draw(self, ds: xr.Dataset, path: Path) -> list[Path]: ...
-
 
 def experiment(name: str) -> Experiment:
     """The module of an experiment.
@@ -103,6 +103,12 @@ def experiment(name: str) -> Experiment:
         raise InputError(f"there is no experiment '{name}'; give one of {', '.join(EXPERIMENTS)}, or all")
     module: Any = import_module(f".{name.replace('-', '_')}", __package__)
     return module
+
+
+def draw(name: str, ds: xr.Dataset, path: Path) -> list[Path]:
+    """Draw an experiment's figures by the module of `toy.figures` that has its name; the files written."""
+    module: Any = import_module(f"toy.figures.{name.replace('-', '_')}")
+    return module.draw(ds, path)
 
 
 def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:
@@ -169,7 +175,7 @@ def run(
     )
     with together():
         save(ds, out / f"{name}.nc")
-        written = [out / f"{name}.nc", *module.draw(ds, out / name)]
+        written = [out / f"{name}.nc", *draw(name, ds, out / name)]
         report = report_of(name, ds)
         write_report(report, out / f"{name}.md")
     for folder in work.folder.glob("*"):

@@ -19,7 +19,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -557,11 +556,3 @@ def _kind(source: str) -> Kind:
 def _range(values: np.ndarray) -> str:
     low, high = (f"{x:.2g}" for x in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
-
-
-def draw(ds: xr.Dataset, path: Path) -> list[Path]:
-    """PATH.png and PATH.svg."""
-    from ..figures.petroglyph import petroglyph_figure  # here, since it asks this module for kinds of models
-
-    petroglyph_figure(ds, path=path)
-    return [path.with_suffix(suffix) for suffix in (".png", ".svg")]

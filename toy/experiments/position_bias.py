@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -857,23 +856,6 @@ STATEMENTS: tuple[tuple[Statement, Rule], ...] = (
         _other_with_residual,
     ),
 )
-
-
-def draw(ds: xr.Dataset, path: Path) -> list[Path]:
-    """Gap bars and curves; the first kind of data under `path` itself, any others with their names added to it."""
-    # Not above: the figures read this module's names.
-    from ..figures.position_bias import position_bias_curves_figure, position_bias_figure
-
-    written: list[Path] = []
-    for n, at in enumerate(kinds(ds)):
-        base = path if n == 0 else path.with_name("-".join((path.name, *at.values())))
-        for figure, name in (
-            (position_bias_figure, base),
-            (position_bias_curves_figure, base.with_name(f"{base.name}-curves")),
-        ):
-            figure(ds, at=at, path=name)
-            written += [name.with_name(f"{name.name}{suffix}") for suffix in (".png", ".svg")]
-    return written
 
 
 def kinds(ds: xr.Dataset) -> list[dict[str, str]]:

@@ -32,7 +32,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +49,8 @@ from probes.results.dataset import dataset
 from probes.results.statistics import between_runs, over_runs
 from probes.results.tables import Table, number
 
-from ..model import Architecture, PositionalSwitch, Switches, at_least, forward
+from ..checks import at_least
+from ..model import Architecture, PositionalSwitch, Switches, forward
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, seed_of, stacked
 from .experiment import Work, each_above, over_each, over_told
@@ -1011,20 +1011,3 @@ def _offset_claim(ds: xr.Dataset) -> Claim:
 def _sizes(ds: xr.Dataset) -> tuple[int, int]:
     settings = json.loads(ds.attrs["settings"])
     return int(settings["vocabulary"]), int(settings["context"])
-
-
-def draw(ds: xr.Dataset, path: Path) -> list[Path]:
-    """PATH and PATH-hyperparameters as .png and .svg, PATH-paths.gif."""
-    from ..figures.previous_token import (
-        previous_token_figure,
-        previous_token_hyperparameters_figure,
-        previous_token_paths,
-    )
-
-    more, paths = (path.with_name(f"{path.name}-{name}") for name in ("hyperparameters", "paths"))
-    previous_token_figure(ds, path=path)
-    written = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    if previous_token_hyperparameters_figure(ds, path=more) is not None:
-        written += [more.with_suffix(suffix) for suffix in (".png", ".svg")]
-    animated = previous_token_paths(ds, path=paths.with_suffix(".gif"))
-    return [*written, animated]

@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -654,11 +653,3 @@ def _last(ds: xr.Dataset) -> np.ndarray:
 
 def _over_seeds(values: xr.DataArray) -> str:
     return over_told(values, ".2f")
-
-
-def draw(ds: xr.Dataset, path: Path) -> list[Path]:
-    """PATH.png and PATH.svg."""
-    from ..figures.retrieval import retrieval_figure  # here, since it asks this module for the published curves
-
-    retrieval_figure(ds, path=path)
-    return [path.with_suffix(suffix) for suffix in (".png", ".svg")]

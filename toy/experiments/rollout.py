@@ -27,7 +27,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +53,8 @@ from probes.theory.rollout import (
     window_bound,
 )
 
-from ..model import THETA, Architecture, Mask, PositionalSwitch, at_least, initial
+from ..checks import at_least
+from ..model import THETA, Architecture, Mask, PositionalSwitch, initial
 from ..tasks import Copying
 from ..train import Run, seed_of
 from ..view import Toy
@@ -981,11 +981,3 @@ def _rope_claims(ds: xr.Dataset) -> list[Claim]:
         with_depth.judged(f"from t = 0 to {medians.shape[1] - 1}: {along} rad per token", deeper),
         with_angle.judged(f"at t = {at}: {by_angle} rad per token", nearer),
     ]
-
-
-def draw(ds: xr.Dataset, path: Path) -> list[Path]:
-    """PATH.png and PATH.svg."""
-    from ..figures.rollout import rollout_figure  # here, since it asks this module for the predictions
-
-    rollout_figure(ds, path=path)
-    return [path.with_suffix(suffix) for suffix in (".png", ".svg")]

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -431,20 +430,6 @@ def _all(told: list[str], tests: list[Test]) -> Judged:
 
 def _told(values: xr.DataArray) -> str:
     return over_told(values, ".3f")
-
-
-def draw(ds: xr.Dataset, path: Path) -> list[Path]:
-    """The figure of the first models under `path` itself, those of other scales, depths or residual switches beside it."""
-    # Not above: the figures read this module's names.
-    from ..figures.sinks import sinks_figure
-
-    written: list[Path] = []
-    for n, at in enumerate(kinds(ds)):
-        residual = "-residual" if at["residual"] == "on" else ""
-        base = path if n == 0 else path.with_name(f"{path.name}-{at['scale']}-{at['depth']}{residual}")
-        sinks_figure(ds, at=at, path=base)
-        written += [base.with_name(f"{base.name}{suffix}") for suffix in (".png", ".svg")]
-    return written
 
 
 def kinds(ds: xr.Dataset) -> list[dict[str, Any]]:

@@ -156,3 +156,9 @@ def _name(kind: Kind) -> str:
     layers, mask, positional = kind
     encoding = "no encoding" if positional == "none" else "RoPE" if positional == "rope" else positional
     return f"{layers} layer{'s' if layers > 1 else ''}, {mask}, {encoding}"
+
+
+def draw(ds: xr.Dataset, path: Path) -> list[Path]:
+    """PATH.png and PATH.svg."""
+    petroglyph_figure(ds, path=path)
+    return [path.with_suffix(suffix) for suffix in (".png", ".svg")]

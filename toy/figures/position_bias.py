@@ -285,3 +285,17 @@ def _thousands(value: float, _: object) -> str:
 
 def _dpi(width: float) -> int:
     return min(DPI, int(WIDEST / width))
+
+
+def draw(ds: xr.Dataset, path: Path) -> list[Path]:
+    """Gap bars and curves; the first kind of data under `path` itself, any others with their names added to it."""
+    written: list[Path] = []
+    for n, at in enumerate(kinds(ds)):
+        base = path if n == 0 else path.with_name("-".join((path.name, *at.values())))
+        for figure, name in (
+            (position_bias_figure, base),
+            (position_bias_curves_figure, base.with_name(f"{base.name}-curves")),
+        ):
+            figure(ds, at=at, path=name)
+            written += [name.with_name(f"{name.name}{suffix}") for suffix in (".png", ".svg")]
+    return written

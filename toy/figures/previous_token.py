@@ -503,3 +503,14 @@ def _rates(cell: Axes, ds: xr.Dataset, vocabulary: int, *, legend: bool) -> None
         cell.set_ylabel("training loss (nat)")
     cell.legend(loc="lower left", fontsize=7)
     cell.set_title(f"V = {vocabulary}; triangles: where a seed's spike begins")
+
+
+def draw(ds: xr.Dataset, path: Path) -> list[Path]:
+    """PATH and PATH-hyperparameters as .png and .svg, PATH-paths.gif."""
+    more, paths = (path.with_name(f"{path.name}-{name}") for name in ("hyperparameters", "paths"))
+    previous_token_figure(ds, path=path)
+    written = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    if previous_token_hyperparameters_figure(ds, path=more) is not None:
+        written += [more.with_suffix(suffix) for suffix in (".png", ".svg")]
+    animated = previous_token_paths(ds, path=paths.with_suffix(".gif"))
+    return [*written, animated]

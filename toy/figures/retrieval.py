@@ -139,3 +139,9 @@ def _handles(ds: xr.Dataset, near: dict[tuple[int, int], Variant]) -> list[Any]:
 
 def _color(layers: int) -> str:
     return COLORS.get(layers, CYCLE[(layers + 2) % len(CYCLE)])
+
+
+def draw(ds: xr.Dataset, path: Path) -> list[Path]:
+    """PATH.png and PATH.svg."""
+    retrieval_figure(ds, path=path)
+    return [path.with_suffix(suffix) for suffix in (".png", ".svg")]

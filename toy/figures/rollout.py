@@ -294,3 +294,9 @@ def _peak_axis(cell: Axes, t: np.ndarray) -> None:
     cell.set_ylim(-0.02 * high, 1.45 * high)
     cell.set_xlabel("index $t$ of the top layer")
     cell.set_ylabel("distance of the peak (tokens)")
+
+
+def draw(ds: xr.Dataset, path: Path) -> list[Path]:
+    """PATH.png and PATH.svg."""
+    rollout_figure(ds, path=path)
+    return [path.with_suffix(suffix) for suffix in (".png", ".svg")]

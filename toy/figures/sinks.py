@@ -121,3 +121,14 @@ def _titled(mask: str) -> str:
 def _tau(ds: xr.Dataset) -> str:
     """As the settings have it."""
     return str(ds["over_tau"].attrs["long_name"]).rpartition("> ")[2]
+
+
+def draw(ds: xr.Dataset, path: Path) -> list[Path]:
+    """The figure of the first models under `path` itself, those of other scales, depths or residual switches beside it."""
+    written: list[Path] = []
+    for n, at in enumerate(kinds(ds)):
+        residual = "-residual" if at["residual"] == "on" else ""
+        base = path if n == 0 else path.with_name(f"{path.name}-{at['scale']}-{at['depth']}{residual}")
+        sinks_figure(ds, at=at, path=base)
+        written += [base.with_name(f"{base.name}{suffix}") for suffix in (".png", ".svg")]
+    return written

@@ -1,4 +1,4 @@
-"""Pieces: kept, read back, cut where a kill left half of one; and probes that end the same wherever they stop."""
+"""Pieces: kept, read back, whole or not there; and probes that end the same wherever they stop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import kept
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,8 @@ import xarray as xr
 
 import probes
 from probes.errors import InputError
-from probes.run.pieces import KEY, Journal, Pieces, each, groups, keeping, key_of, part_files, within
+from probes.run import resume
+from probes.run.resume import BLOCK, Pieces, Store, Stores, each, groups, keeping, store_files, within
 
 KEY_OF_TESTS = {"kind": "mine", "key": {"a": 1}}
 
@@ -39,7 +41,7 @@ def values(pieces: Pieces) -> list[tuple[int, bytes]]:
     return [(int(piece["square"]), piece["row"].tobytes()) for piece in pieces]
 
 
-def test_without_a_journal_pieces_stay_in_memory():
+def test_without_a_file_pieces_stay_in_memory():
     assert values(each("x", 4, squares())) == values(Pieces([squares()(n) for n in range(4)]))
 
 
@@ -48,7 +50,7 @@ def test_what_was_kept_is_not_measured_again(tmp_path):
     with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
         each("x", 5, squares(limit=3, made=made))
     assert made == [0, 1, 2]
-    assert key_of(path) == KEY_OF_TESTS
+    assert Stores(path).key("") == KEY_OF_TESTS
     with keeping(path, KEY_OF_TESTS):
         found = each("x", 5, squares(made=made))
         assert values(found) == values(each("x", 5, squares()))  # a second stage of that name is another one
@@ -73,33 +75,64 @@ def test_stages_are_told_apart_by_their_scope_not_by_what_ran_before_them(tmp_pa
         assert each("x", 2, never).stacked("y").tolist() == [20, 21]
 
 
-@pytest.mark.parametrize("left", range(1, 60, 7))
-def test_half_a_record_is_cut_off(tmp_path, left):
-    path, made = tmp_path / "unit", []
-    with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
-        each("x", 5, squares(limit=3))
-    (file,) = part_files(path)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-left])
-    with keeping(path, KEY_OF_TESTS):
-        found = each("x", 5, squares(made=made))
-    assert made == [2, 3, 4]
-    assert values(found) == values(each("x", 5, squares()))
+def test_a_piece_is_whole_or_not_there_wherever_a_kill_meets_it(tmp_path):
+    """A process ends without a word in the transaction of piece 2, after so many of SQLite's steps."""
+    ends = []
+    for step in range(1, 20):
+        path = tmp_path / f"unit{step}"
+        child = os.fork()
+        if child == 0:
+            with keeping(path, KEY_OF_TESTS):
+                die_in_the_transaction_of(2, step)
+            os._exit(0)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        made: list[int] = []
+        with keeping(path, KEY_OF_TESTS):
+            found = each("x", 5, squares(made=made))
+        assert made == ([2, 3, 4] if ends[-1] else [])
+        assert values(found) == values(each("x", 5, squares()))
+    assert ends.count(9) > 5
+    assert set(ends) <= {0, 9}
 
 
-def test_a_damaged_record_and_what_follows_it_are_made_again(tmp_path):
-    path, made = tmp_path / "unit", []
+def die_in_the_transaction_of(piece: int, step: int) -> None:
+    left = step
+
+    def count() -> int:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os._exit(9)
+        return 0
+
+    def measure(n: int) -> dict[str, np.ndarray]:
+        if n == piece:
+            kept_now = resume._kept.get()
+            assert kept_now is not None
+            kept_now.stores.own._connection().set_progress_handler(count, 3)
+        return squares()(n)
+
+    each("x", 5, measure)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = tmp_path / "unit"
     with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
         each("x", 5, squares(limit=4))
-    (file,) = part_files(path)
-    journal = Journal(file)
-    start, _ = journal.places["1/x/1"]
-    content = bytearray(file.read_bytes())
-    content[start + 3] ^= 1
-    file.write_bytes(content)
-    with keeping(path, KEY_OF_TESTS):
-        assert values(each("x", 5, squares(made=made))) == values(each("x", 5, squares()))
-    assert made == [1, 2, 3, 4]
+    (file,) = store_files(path)
+    file.write_bytes(b"nothing of ours" * 100)
+    with pytest.raises(InputError, match=r"unit-0\.sqlite' cannot be read \(file is not a database\); delete it"):
+        Stores(path).key("")
+
+
+def test_large_arrays_are_kept_in_blocks(tmp_path, monkeypatch):
+    assert BLOCK < 10**9
+    monkeypatch.setattr("probes.run.resume.BLOCK", 100)
+    with keeping(tmp_path / "unit", KEY_OF_TESTS):
+        found = each("x", 3, lambda n: {"long": np.arange(n, n + 200.0), "short": np.array([n])})
+        assert found.stacked("long").tolist() == [list(range(n, n + 200)) for n in range(3)]
+        assert [int(piece["short"][0]) for piece in found] == [0, 1, 2]
+        assert found[2]["long"].flags.writeable
 
 
 def test_one_array_of_every_piece_is_read_without_the_others(tmp_path, monkeypatch):
@@ -112,29 +145,31 @@ def test_one_array_of_every_piece_is_read_without_the_others(tmp_path, monkeypat
         "heavy": (np.dtype(np.float64), (10_000,)),
         "empty": (np.dtype(np.int8), (0, 2)),
     }
-    monkeypatch.setattr(Journal, "content", None)
+    real = Store.piece
+    monkeypatch.setattr(Store, "piece", lambda self, *names: real(self, *names) if len(names) == 3 else None)
     assert found.stacked("square").tolist() == [0, 1, 4, 9, 16]
     assert found.stacked("empty").shape == (5, 0, 2)
 
 
-def test_a_journal_without_its_key_belongs_to_nothing(tmp_path):
+def test_a_file_that_a_kill_left_empty_belongs_to_nothing(tmp_path):
     path = tmp_path / "unit"
-    path.with_name("unit.part0").write_bytes(b"hwp")
-    assert key_of(path) is None
+    path.with_name("unit-0.sqlite").touch()
+    assert Stores(path).key("") is None
     with keeping(path, KEY_OF_TESTS):
         each("x", 1, squares())
-    assert key_of(path) == KEY_OF_TESTS
+    assert Stores(path).key("") == KEY_OF_TESTS
 
 
-def test_journals_of_more_processes_are_read_and_left(tmp_path):
+def test_files_of_more_processes_are_read_and_left(tmp_path):
     path, made = tmp_path / "unit", []
     with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
         each("x", 4, squares(limit=2))
-    part_files(path)[0].rename(tmp_path / "unit.part7")
+    store_files(path)[0].rename(tmp_path / "unit-7.sqlite")
     with keeping(path, KEY_OF_TESTS):
         assert values(each("x", 4, squares(made=made))) == values(each("x", 4, squares()))
     assert made == [2, 3]
-    assert [file.name for file in part_files(path)] == ["unit.part0", "unit.part7"]
+    assert [file.name for file in store_files(path)] == ["unit-0.sqlite", "unit-7.sqlite"]
+    assert store_files(tmp_path / "uni") == store_files(tmp_path / "unit-0") == []
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path):
@@ -142,20 +177,20 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path):
 import resource, signal, numpy as np
 from pathlib import Path
 from probes.errors import InputError
-from probes.run.pieces import each, keeping
+from probes.run.resume import each, keeping
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000))
 try:
     with keeping(Path({str(tmp_path / "unit")!r}), {{}}):
-        each("x", 9, lambda n: {{"row": np.full(200, n, dtype=np.float64)}})
+        each("x", 9, lambda n: {{"row": np.full(1000, n, dtype=np.float64)}})
 except InputError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
-    assert done.stdout.startswith(f"cannot write '{tmp_path / 'unit.part0'}' (File too large); make room")
-    journal = Journal(tmp_path / "unit.part0")
-    assert [name for name in journal.places if name != KEY] == ["1/x/0", "1/x/1"]
-    assert (tmp_path / "unit.part0").stat().st_size < 5000
+    file = tmp_path / "unit-0.sqlite"
+    assert done.stdout.startswith(f"cannot write '{file}' (File too large); free some space")
+    assert kept.pieces(file) == ["1/x/0", "1/x/1"]
+    assert file.stat().st_size <= 40000
 
 
 @pytest.mark.parametrize(("count", "first", "pieces"), [(1, 1, 1), (64, 1, 64), (65, 2, 33), (1000, 16, 63)])
@@ -193,7 +228,7 @@ def measure(name: str, model: Any, tokens: torch.Tensor, progress: Any) -> Any:
         "second_moment": {},
     }[name]
     if name in ("leakage", "bos_swap", "second_moment"):
-        module = {"leakage": "leakage", "bos_swap": "bos", "second_moment": "theory"}[name]
+        module = "theory.kernel" if name == "second_moment" else f"measures.{name}"
         probe = getattr(importlib.import_module(f"probes.{module}"), name)
     assert probe is not None
     return probe(model, tokens, progress=progress, **options)
@@ -227,9 +262,9 @@ def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, l
         path = tmp_path / f"stopped-{at}"
         with pytest.raises(KeyboardInterrupt), keeping(path, {}):
             measure(name, model, tokens, stopping)
-        assert part_files(path) or at < calls - 1
-        for part in part_files(path):  # as if another process had measured them
-            part.rename(path.with_name(f"{path.name}.part3"))
+        assert store_files(path) or at < calls - 1
+        for file in store_files(path):  # as if another process had measured them
+            file.rename(path.with_name(f"{path.name}-3.sqlite"))
         with keeping(path, {}):
             again = measure(name, model, tokens, None)
         for variable in whole.data_vars:
@@ -254,14 +289,15 @@ def test_the_next_round_of_probes_begins_with_what_was_kept_of_the_last(tmp_path
         whole = measure("jacobian auto", model, tokens, None)
     directions = sum(pulled)
     assert directions == round(float((whole["products"] - whole["basis_products"]).sum()))
-    names = Journal(tmp_path / "unit.part0").places
-    rounds = len({name.split("/")[0] for name in names if name != KEY})
+    file = tmp_path / "unit-0.sqlite"
+    names = kept.pieces(file)
+    rounds = len({name.split("/")[0] for name in names})
     assert rounds > 2
-    assert len(names) == 1 + rounds * len(tokens)
+    assert len(names) == rounds * len(tokens)
 
     # Cut off within the last round: its first prompt is there, the others begin it anew, all rounds before are there.
-    start, size = names[f"{rounds}/jacobian/0"]
-    os.truncate(tmp_path / "unit.part0", start + size)
+    for name in names[names.index(f"{rounds}/jacobian/0") + 1 :]:
+        kept.rows(file, "DELETE FROM arrays WHERE piece = ?", name)
     pulled.clear()
     calls: list[tuple[float, float]] = []
     with keeping(tmp_path / "unit", {}):
@@ -336,12 +372,3 @@ def test_blocks_made_again_for_every_chunk_give_the_same_numbers(prompted, monke
     made_again = measure("jacobian", model, tokens[:1], None)
     for name in kept.data_vars:
         np.testing.assert_array_equal(kept[name].values, made_again[name].values)
-
-
-def test_journals_are_files_of_safetensors_alone(tmp_path):
-    with keeping(tmp_path / "unit", KEY_OF_TESTS):
-        each("x", 1, squares())
-    journal = Journal(part_files(tmp_path / "unit")[0])
-    from safetensors.numpy import load
-
-    assert set(load(journal.content("1/x/0"))) == {"square", "row"}

@@ -1,0 +1,92 @@
+"""How commands are declared: options as fields of dataclasses, and a decorator that makes of those what typer reads."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+
+def option(text: str, default: Any = None, *names: str, **more: Any) -> Any:
+    """The value to give a field or parameter that is an option with this help; `...` as its default makes it required."""
+    return _declared(typer.Option(*names, help=text, **more), default)
+
+
+def flag(name: str, text: str) -> Any:
+    """An option that is off unless it is given; nothing turns it off again."""
+    return option(text, False, name)
+
+
+def argument(text: str, default: Any = None, **more: Any) -> Any:
+    """As `option`, for what is given by its place."""
+    return _declared(typer.Argument(help=text, **more), default)
+
+
+def _declared(info: Any, default: Any) -> Any:
+    return field(default=MISSING if default is ... else default, metadata={"typer": info})
+
+
+def command(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Callable[..., None]], Any]:
+    """Give a function the signature that typer makes a command from.
+
+    A parameter whose type is a dataclass becomes an option for each of its fields, and the function gets an instance. The
+    docstring is the help; its section "Examples:" ends it, below the options. The command line is recorded in the
+    provenance of results.
+
+    Args:
+        without: fields that this command does not offer; they keep their default.
+        defaults: defaults of fields that differ in this command.
+
+    Raises:
+        TypeError: `without` or `defaults` names something that is no field.
+    """
+
+    def flattened(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        options: list[inspect.Parameter] = []
+        groups: dict[str, tuple[Any, list[str]]] = {}
+        unknown = {*without, *defaults}
+        for name, parameter in inspect.signature(function).parameters.items():
+            group = hints[name]
+            if not is_dataclass(group):
+                options.append(_parameter(name, group, parameter.default))
+                continue
+            types = get_type_hints(group, include_extras=True)
+            offered = [one for one in fields(group) if one.name not in without]
+            options += [_parameter(one.name, types[one.name], one, **defaults) for one in offered]
+            groups[name] = group, [one.name for one in offered]
+            unknown -= types.keys()
+        if unknown:
+            raise TypeError(f"{function.__name__} has no options {', '.join(sorted(unknown))} in its dataclasses")
+
+        @wraps(function)
+        def run(**values: Any) -> None:
+            from ..results.dataset import set_command
+
+            set_command(sys.argv[1:])
+            for name, (group, names) in groups.items():
+                values[name] = group(**{option: values.pop(option) for option in names})
+            function(**values)
+
+        run.__annotations__ = {one.name: one.annotation for one in options}
+        run.__dict__["__signature__"] = inspect.Signature(options)
+        run.__doc__, heading, lines = (inspect.getdoc(function) or "").partition("Examples:")
+        run.__dict__["epilog"] = heading + lines
+        return run
+
+    return flattened
+
+
+def _parameter(name: str, kind: Any, declared: Any, **defaults: Any) -> inspect.Parameter:
+    """What typer reads an option from: `declared` is a field, or the default where the type carries the rest."""
+    if isinstance(declared, Field):
+        kind = Annotated[kind, declared.metadata["typer"]] if "typer" in declared.metadata else kind
+        declared = declared.default
+    default = defaults.get(name, declared)
+    default = inspect.Parameter.empty if default is MISSING else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

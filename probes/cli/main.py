@@ -1,0 +1,134 @@
+"""The application `headwater`: its commands, and how errors end.
+
+`headwater --help` has to answer at once, so torch, transformers, xarray and matplotlib are imported inside the commands
+that need them. Of `probes`, only this folder and the study of `match` know `toy`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import InputError
+from ..run import processes
+from .console import given
+from .measuring import bos_swap, inspect, jacobian, leakage, sinks, theory, trajectory
+from .pages import compare, report
+from .training import map_, match, pretrain, toy
+
+BAD_INPUT = 2  # the exit code of usage errors everywhere
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+PATIENCE = 20  # seconds within which the first of several processes reports what is wrong
+SHARED = (
+    "jacobian",
+    "theory",
+    "sinks",
+    "trajectory",
+    "leakage",
+    "bos-swap",
+)  # commands that several processes can share
+COMMANDS = (
+    jacobian,
+    theory,
+    map_,
+    sinks,
+    trajectory,
+    leakage,
+    bos_swap,
+    inspect,
+    match,
+    toy,
+    report,
+    compare,
+    pretrain,
+)
+EXAMPLES = """Examples:
+  headwater jacobian tiny-llama
+  headwater theory tiny-llama
+  headwater sinks tiny-llama
+  headwater leakage tiny-llama tiny-llama-ntk tiny-mistral-window
+  headwater report tiny-llama
+  headwater pretrain tiny-llama --out runs/tiny-llama"""
+
+app = typer.Typer(
+    name="headwater",
+    help="Where does a pretrained language model's sense of position come from?",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for function in COMMANDS:
+    app.command(function.__name__.rstrip("_").replace("_", "-"), epilog=function.epilog)(function)
+
+
+def _print_version(wanted: bool | None) -> None:
+    if wanted:
+        print(f"headwater {version('headwater')}")
+        raise typer.Exit()
+
+
+@app.callback(epilog=EXAMPLES)
+def _options(
+    wanted: Annotated[
+        bool | None,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = None,
+) -> None:
+    """Where does a pretrained language model's sense of position come from?"""
+    if processes.launched() > 1:
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        if command not in SHARED:
+            raise InputError(
+                f"headwater {command} runs in one process, not in {processes.launched()}; "
+                f"start it without the launcher ({', '.join(SHARED)} share their prompts)"
+            )
+        processes.join()
+        if not processes.first():
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as this process lives
+
+
+def main() -> None:
+    """Run the application; bad input ends in one line and exit code 2, Ctrl-C in one line and 130."""
+    # The hub's client warns once per retry; the error that follows says it in one line. Read when it is first imported.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    try:
+        code = app(standalone_mode=False, prog_name="headwater")
+    except InputError as error:
+        code = _complain(str(error), BAD_INPUT)
+    except typer.TyperException as error:  # what typer itself refuses: unknown options, wrong types
+        context = getattr(error, "ctx", None)  # not every one of them has it
+        path = context.command_path if context else "headwater"
+        message = error.format_message().rstrip(".")
+        code = _complain(f"{message} (given: {given()}); see {path} --help", BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except (RuntimeError, MemoryError) as error:
+        from ..run.memory import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        remedy = "give a shorter --length, --dtype bfloat16 or --device-map auto; what is done is kept"
+        code = _complain(f"memory ran out ({given()}); {remedy}", BAD_INPUT)
+    if code == INTERRUPTED:  # typer turns Ctrl-C within a command into this code
+        _complain("interrupted", INTERRUPTED)
+    if not code:
+        processes.leave()  # after an error the others are not waited for: the launcher ends them
+    sys.exit(code or 0)
+
+
+def _complain(message: str, code: int) -> int:
+    who = int(os.environ.get("RANK", "0") or 0) if processes.launched() > 1 else 0
+    if (
+        who > 0 and not processes.begun()
+    ):  # all processes have the same to say, and the launcher ends all with the first
+        time.sleep(PATIENCE)
+        return code
+    print("headwater:" if who == 0 else f"headwater, process {who}:", " ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,345 @@
+"""Commands that measure language models: profiles and theory, sinks, trajectory, leakage, position 0, one text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from . import options as read
+from .command import argument, command, flag, option
+from .console import given, print_report, print_table, print_written, progress, remark
+from .options import (
+    Bands,
+    Chat,
+    First,
+    Initialization,
+    Options,
+    Running,
+    Seed,
+    Seeds,
+    Source,
+    Target,
+    values,
+)
+
+
+@dataclass(frozen=True)
+class Profiles(Options):
+    """Which profiles are measured, and how; fields of `probes.studies.study.Settings`."""
+
+    conditions: str = option("init (fresh weights of the same config), pretrained, or both.", "init,pretrained")
+    no_rope: bool = flag("--no-rope", "Repeat init without rotation (or without learned positions).")
+    seeds: Seeds = 3
+    initialization: Initialization = "config"
+    method: Literal["exact", "sketch", "scalar"] = option(
+        "All products, few with an error bar, or a single one.", "sketch"
+    )
+    products: str | None = option("Products of the sketch per prompt: a number (64 if not given), or auto.")
+    relative_error: float = option("Relative error of the mean profile at which --products auto stops.", 0.02)
+    readout: Literal["residual", "normed", "logits"] = option(
+        "Before or after the final norm, or the logits.", "residual"
+    )
+    pathway: Literal["total", "value", "score"] = option(
+        "All paths, those with every attention pattern held constant, or the rest.", "total"
+    )
+    query: int = option("The position read out; negative counts from the end.", -1)
+    from_layer: int = option("Sensitivity to this block's input instead of the embeddings.", 0)
+
+    def values(self) -> dict[str, Any]:
+        return vars(self) | {"conditions": read.conditions(self.conditions), "products": read.products(self.products)}
+
+
+@command(out=Path("runs/jacobian"), prompts=16)
+def jacobian(target: Target, profiles: Profiles, source: Source, running: Running) -> None:
+    """Measure how strongly the output depends on each input position, at initialization and after pretraining.
+
+    Writes jacobian.nc, jacobian.png, jacobian.svg and prints a summary: primacy (first 5 % of positions against the middle
+    half's median), recency (last position against it) and the trough's place. If interrupted, the same command resumes.
+
+    Examples:
+      headwater jacobian tiny-llama
+      headwater jacobian tiny-llama tiny-qwen2 --no-rope --out runs/two
+      headwater jacobian tiny-llama@step0 tiny-llama@step300 tiny-llama --conditions pretrained
+      headwater jacobian Qwen/Qwen2.5-0.5B --prompts 8 --length 1024 --text book.txt
+      headwater jacobian ./checkpoint --method exact --readout logits --first none
+    """
+    from ..studies.runs import written_files
+    from ..studies.study import COLUMNS, cells, rope_correlations, summarize
+
+    results = _study("jacobian", target, running, values(profiles, source))
+    _print_rows(results, COLUMNS, [list(cells(row)) for row in summarize(results)])
+    for name, correlation in rope_correlations(results).items():
+        print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
+    print_written(written_files(results, target.out, "jacobian"))
+
+
+@command(
+    without=("no_rope", "relative_error", "readout", "pathway", "query", "from_layer", "backend"),
+    out=Path("runs/theory"),
+    prompts=4,
+)
+def theory(target: Target, profiles: Profiles, source: Source, running: Running) -> None:
+    """Compare measured profiles with theory: the second-moment kernel in four forms, and N^L with its best alpha.
+
+    Writes theory.nc, theory.png, theory.svg, theory.md and prints each kernel's mean relative error over positions, how far
+    its shape and that of N^L are off (RMS log error, free scale), and the shares of the value path (patterns held constant)
+    and of the score path in the norm. On pretrained weights the kernel is the random-matrix baseline. There is no
+    --backend: only the modules of transformers can be taken apart block by block.
+
+    Examples:
+      headwater theory tiny-llama
+      headwater theory tiny-llama tiny-qwen2 --conditions init --seeds 5 --method exact
+      headwater theory ./checkpoint --prompts 2 --length 512
+    """
+    from ..run.files import write_table
+    from ..studies.runs import written_files
+    from ..studies.study import AGREEMENT_COLUMNS, agreement_cells, agreements, described
+
+    def rows(results: Any) -> list[list[str]]:
+        return [list(agreement_cells(row)) for row in agreements(results)]
+
+    def finish(results: Any) -> None:
+        title, lines = "Theories against measured profiles", [f"`{given()}`", described(results)]
+        write_table(target.out / "theory.md", title, lines, AGREEMENT_COLUMNS, rows(results))
+
+    settings = values(profiles, source)
+    settings |= {"theories": ("uniform", "values", "score_path", "config"), "by_path": True}
+    results = _study("theory", target, running, settings, finish=finish)
+    _print_rows(results, AGREEMENT_COLUMNS, rows(results))
+    print_written(written_files(results, target.out, "theory", "theory.md"))
+
+
+def _study(name: Any, target: Target, running: Running, settings: Mapping[str, Any], **more: Any) -> Any:
+    """Run a study of profiles with its progress on stderr."""
+    from ..studies.study import Settings, study
+
+    chosen = Settings(**settings)
+    with progress(chosen.prompts) as advance:
+        options = {"name": name, "advance": advance, "told": remark, **running.values(), **more}
+        return study(target.sources, target.out, chosen, **options)
+
+
+def _print_rows(results: Any, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from ..results.dataset import drawn_from
+
+    print_table(columns, rows)
+    if drawn_from(results):
+        print(f"fresh weights: {drawn_from(results)}")
+
+
+@dataclass(frozen=True)
+class Sinks(Options):
+    """What counts as a sink, and what is found out about heads."""
+
+    keys: str | None = option("Positions that may be sinks: all, 0-7, 0,5; the first 8 if not given.")
+    threshold: float = option("A key with alpha above it is a sink [Gu].", 0.3)
+    tau: float = option("Attention weights above it are counted [Wu].", 0.2)
+    reacts: str = option("What to put at position 0: mean, zero, random, a token id, or off.", "mean")
+    pictures: int = option(
+        "Attention patterns to keep, of the first heads in the table; the figure has room for three.", 3
+    )
+    effect: str = option(
+        "Heads whose effect is measured by removing what they take from position 0: off, all, or how many of "
+        "those that take most; it costs about half a pass per head and prompt.",
+        "off",
+    )
+    effect_prompts: int = option("Prompts for --effect: the first ones.", 8)
+
+    def values(self) -> dict[str, Any]:
+        from ..measures.effect import parse_effect
+        from ..measures.sinks import parse_keys
+        from ..models.swap import parse_replacement
+
+        reacts = None if self.reacts == "off" else parse_replacement(self.reacts)
+        found = vars(self) | {"reacts": reacts, "effect": parse_effect(self.effect)}
+        if self.keys is None:  # the default is as many of the first as a prompt has
+            del found["keys"]
+        else:
+            found["keys"] = parse_keys(self.keys)
+        return found
+
+
+@command(out=Path("runs/sinks"))
+def sinks(
+    target: Target,
+    heads: Sinks,
+    top: int = option("Heads of each model in the table.", 10, min=0),
+    *,
+    source: Source,
+    running: Running,
+) -> None:
+    """Find attention sinks, and what every head does with position 0: reads, parks, reacts or ignores.
+
+    Writes sinks.nc, sinks.png, sinks.svg, sinks.md and prints the sink rate of the first keys beside uniform attention and
+    Wu's fraction, how many heads have which role, and the heads that take most from position 0.
+
+    Examples:
+      headwater sinks tiny-llama
+      headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5 --threshold 0.2
+      headwater sinks ./checkpoint --keys all --reacts off --pictures 0 --length 1024
+      headwater sinks tiny-qwen2 --effect all --prompts 8 --length 64
+      headwater sinks ./checkpoint --device-map auto --max-memory 0=20GiB,cpu=60GiB --offload-folder offload
+    """
+    _survey("sinks", target, source, running, heads.values(), top=top)
+
+
+@command(out=Path("runs/trajectory"))
+def trajectory(
+    target: Target,
+    starts: int = option("Tokens whose paths from position 0 are compared.", 64),
+    *,
+    source: Source,
+    running: Running,
+) -> None:
+    """Follow position 0, which no later token can influence, through the blocks.
+
+    Writes trajectory.nc, trajectory.png, trajectory.svg, trajectory.md and prints, block by block, its norm against other
+    positions, its massive activations, and how alike different first tokens, drawn from the prompts, have become.
+
+    Examples:
+      headwater trajectory tiny-llama
+      headwater trajectory tiny-llama tiny-qwen2 --starts 128 --out runs/two
+    """
+    _survey("trajectory", target, source, running, {"starts": starts, "seed": source.seed})
+
+
+@dataclass(frozen=True)
+class Leakage(Bands):
+    """How leakage is measured."""
+
+    fresh: int | None = option(
+        "Prompts of the null with fresh weights; 0 for none; if not given, 64 where memory holds the weights twice."
+    )
+    initialization: Initialization = "config"
+
+
+@command(out=Path("runs/leakage"), prompts=256)
+def leakage(target: Target, bands: Leakage, source: Source, running: Running) -> None:
+    """Split the absolute position in attention patterns into the causal mask's part and the residual stream's.
+
+    Writes leakage.nc, leakage.png, leakage.svg, leakage.md and prints every band's shares with intervals, the order
+    of the models, the null checks, and both forms block by block.
+
+    Examples:
+      headwater leakage tiny-llama tiny-llama-ntk tiny-mistral-window
+      headwater leakage tiny-qwen2 --bands 9-31 --lags 1,2,4 --prompts 128
+    """
+    _survey("leakage", target, source, running, bands.values() | {"seed": source.seed})
+
+
+@command(out=Path("runs/bos-swap"), prompts=128)
+def bos_swap(
+    target: Target,
+    replace: str = option("What to put at position 0, one after another: mean, zero, random, token ids.", "mean"),
+    *,
+    bands: Bands,
+    profile_prompts: int = option("Prompts of the Jacobian profile.", 4),
+    products: int = option("Products of the profile's sketch, per prompt.", 64, max=read.MOST_PRODUCTS),
+    source: Source,
+    running: Running,
+) -> None:
+    """Put something else at position 0 and see what changes.
+
+    Writes bos-swap.nc, bos-swap.png, bos-swap.svg, bos-swap.md and prints, for every replacement, the fraction of the
+    residual component of leakage that it removes in each band, and sink rate, loss and Jacobian profile before and after.
+
+    Examples:
+      headwater bos-swap tiny-llama
+      headwater bos-swap tiny-llama tiny-qwen2 --replace mean,zero,random,17
+      headwater bos-swap ./checkpoint --bands 9-31 --profile-prompts 2
+    """
+    from ..models.swap import parse_replacement
+
+    options = {"replacement": [parse_replacement(part.strip()) for part in replace.split(",")], **bands.values()}
+    options |= {"seed": source.seed, "profile_prompts": profile_prompts, "products": products}
+    _survey("bos-swap", target, source, running, options)
+
+
+def _survey(
+    probe: Any, target: Target, source: Source, running: Running, options: Mapping[str, Any], **reporting: Any
+) -> None:
+    """Run a survey with its progress on stderr, and print its report."""
+    from ..studies.runs import written_files
+    from ..studies.survey import PROBES, survey
+
+    with progress(source.prompts) as advance:
+        how = {"reporting": reporting, "advance": advance, "told": remark, **values(source, running)}
+        results = survey(target.sources, target.out, probe, options=options, **how)
+    print_report(PROBES[probe].report(results, **reporting))
+    print_written(written_files(results, target.out, probe, f"{probe}.md"))
+
+
+@dataclass(frozen=True)
+class Inspection(Options):
+    """What of a text's reading is measured, and against what."""
+
+    of: str = option(
+        "What depends on the tokens: prediction, logits, top (log p of the most probable), an id.", "prediction"
+    )
+    baseline: Literal["init", "kernel", "text", "none"] = option(
+        "What is divided out: the architecture's bias at initialization; the random-matrix baseline of the weights; "
+        "the model's mean profile over other texts; nothing.",
+        "init",
+    )
+    out: Path = option("Folder for the page and the result.", Path("runs/inspect"))
+    top: int = option("Tokens in the table.", 12, min=0)
+    method: Literal["exact", "sketch"] = option("All products, or few with an error bar.", "sketch")
+    products: int | None = option("Products of the sketch; 64 if not given.", max=read.MOST_PRODUCTS)
+    seeds: int = option("Fresh models of the baseline init.", 3, max=read.MOST_SEEDS)
+    initialization: Initialization = "config"
+    first: First = "auto"
+    seed: Seed = 0
+
+    def values(self) -> dict[str, Any]:
+        from ..data.prompts import parse_first
+        from ..measures.inspect import parse_of
+
+        found = vars(self) | {"of": parse_of(self.of), "first": parse_first(self.first)}
+        return {name: value for name, value in found.items() if name not in ("out", "top")}
+
+
+@command()
+def inspect(
+    model: str = argument("A bundled name, folder, GGUF file or hub id, with @REVISION if wanted.", "tiny-llama"),
+    prompt: str | None = option("What the model reads."),
+    text: Path | None = option("Instead: a file that holds it."),
+    chat: Chat = None,
+    ids: str | None = option("Instead: token ids, as in 1,2,3."),
+    *,
+    inspection: Inspection,
+    running: Running,
+) -> None:
+    """Show a text in colour: how much the next-token prediction depends on each token, position's own part divided out.
+
+    Writes inspect.html, inspect.nc and prints the text (numbers instead of colours in a pipe), the shares of sink, recency
+    and the rest, and the tokens that stand out most.
+
+    Examples:
+      headwater inspect tiny-llama --prompt "def area(width, height): return width *"
+      headwater inspect tiny-qwen2 --text notes.txt --baseline text --out runs/notes
+      headwater inspect ./checkpoint --chat "Why is the sky blue?" --of top --method exact
+    """
+    from ..figures.inspection import print_inspection, write_page
+    from ..measures.reading import parse_prompt
+    from ..models.load import load
+    from ..results.dataset import save
+    from ..run.files import require_writable, together
+    from ..studies.reading import Reading
+    from ..studies.runs import require_free
+
+    read_as, chat = parse_prompt(prompt, text, chat, ids)
+    out, files = inspection.out, [inspection.out / "inspect.html", inspection.out / "inspect.nc"]
+    require_writable(out)
+    require_free(files)
+    view = load(model, running.backend, device=running.device, dtype=running.dtype, **running.split_over())
+    reading = Reading(out)
+    with progress() as advance:
+        result = reading.read(view, read_as, advance=advance, chat=chat, **inspection.values())
+    with together():
+        write_page(result, files[0], top=inspection.top)
+        save(result, files[1])
+    reading.finish()
+    print_inspection(result, top=inspection.top)
+    print_written(files)

@@ -1,0 +1,158 @@
+"""Commands that show results: the page of all of them, and two of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .command import argument, command, flag, option
+from .console import given, print_report, print_written, progress, remark
+from .options import Initialization, Running, Source, values
+
+
+@command(without=("prompts", "device_map", "max_memory", "offload_folder"))
+def report(
+    models: list[str] | None = argument(
+        "Bundled names, folders, GGUF files or hub ids; none: make the page from the results in --out."
+    ),
+    out: Path = option("Folder for results and page; what was measured there is kept.", Path("runs/report")),
+    fresh: bool = flag("--fresh", "Measure again what was measured before."),
+    quick: bool = flag(
+        "--quick",
+        "Few prompts and products, one fresh model: the whole page in minutes, wide intervals, marked as quick. "
+        "--prompts overrides their number; full results that exist are kept.",
+    ),
+    prompts: int | None = option("Windows of text for every study; if not given, 2 to 256, as each study needs."),
+    initialization: Initialization = "config",
+    *,
+    source: Source,
+    running: Running,
+) -> None:
+    """Measure models by every study and write one page: answer, claims, interactive charts, methods, provenance.
+
+    Writes index.html, claims.md, overview.png, overview.svg and, in a folder per study, results, figures and tables. The
+    shortest studies come first, and the page is written after each. Results that were made with the same options are kept;
+    if interrupted, the same command resumes. Without models it makes the page from all results under --out, including those
+    of other commands (map, match, toy), and writes the tables and verdicts of toys again.
+
+    Examples:
+      headwater report tiny-llama
+      headwater report smollm2-135m --quick
+      headwater report Qwen/Qwen2.5-0.5B ./my-checkpoint --length 512 --out runs/two
+      headwater report --out reports
+    """
+    from ..report import measuring
+
+    refused: list[str] = []
+    if quick and not models:
+        raise InputError(
+            "--quick measures models, and none is named; name one, as in headwater report tiny-llama --quick"
+        )
+    if models:
+        chosen = {name: value for name, value in values(source, running).items() if name not in ("prompts", "length")}
+
+        def so_far(refused: Sequence[str]) -> None:
+            _, written = _page(out, refused)
+            remark(f"wrote {written[0]} with what is measured so far")
+
+        with progress(telling=False) as advance:
+            refused = measuring.measure(
+                models,
+                out,
+                count=prompts,
+                length=source.length,
+                source=measuring.Source(**chosen, initialization=initialization),
+                fresh=fresh,
+                quick=quick,
+                advance=advance,
+                told=remark,
+                between=so_far,
+            )
+    lines, written = _page(out, refused)
+    print("\n".join(lines))
+    print_written(written)
+
+
+def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """Write the page of all results under a folder; return its sentences, and the files, the page first."""
+    from toy.experiments.experiment import claims_of, report_of
+
+    from ..claims.claim import claims_table, headline, merged
+    from ..claims.sources import claims
+    from ..figures.overview import overview_figure
+    from ..report import build
+    from ..report.answer import leading, sentences
+    from ..report.cards import quick_remarks
+    from ..results.collected import collect
+    from ..results.tables import write_report
+    from ..run.files import together
+
+    collected = collect(out)
+    if not len(collected):
+        raise InputError(
+            f"'{out}' holds no results to report; name a model to measure, as in headwater report tiny-llama"
+        )
+    toys = _toys(collected)
+    found = merged([*claims(collected), *(claim for name, ds, _ in toys for claim in claims_of(name, ds))])
+    written = [out / "index.html", out / "claims.md"]
+    picture = None
+    said = sentences(collected, found)
+    with together():
+        table = claims_table(found)
+        write_report(replace(table, lines=[*quick_remarks(collected), *table.lines]), out / "claims.md")
+        for name, ds, file in toys:  # verdicts by the same rules as the ledger's, under the command that trained
+            write_report(report_of(name, ds), file.with_suffix(".md"), str(ds.attrs.get("command", "")))
+            written.append(file.with_suffix(".md"))
+        if collected["jacobian"]:
+            picture = out / "overview.png"
+            shown = (leading(collected[kind]) for kind in ("jacobian", "leakage", "bos-swap"))
+            overview_figure(*shown, path=picture)
+            written += [picture, picture.with_suffix(".svg")]
+        build(collected, found, out, command=given(), picture=picture, sentences=said, remarks=refused)
+    return [*said, *headline(found)], written
+
+
+def _toys(collected: Any) -> list[tuple[str, Any, Path]]:
+    """Every result of a toy experiment: its name, the result and its file."""
+    from toy.experiments.experiment import EXPERIMENTS
+
+    return [
+        (name, ds, collected.files[kind, name])
+        for kind in collected
+        for name, ds in collected[kind].items()
+        if kind.split("/")[0] == "toy" and name in EXPERIMENTS
+    ]
+
+
+@command()
+def compare(
+    a: Path = argument("A result of jacobian, sinks, trajectory, leakage, bos-swap.", ..., metavar="A.nc"),
+    b: Path = argument("Another one of the same measurement.", ..., metavar="B.nc"),
+    out: Path | None = option("Write the table to this file, too.", metavar="FILE.md"),
+) -> None:
+    """Compare two results number by number, B against A, with intervals: two checkpoints, two texts, base and instruct.
+
+    The comparison is paired by prompt if both have the same tokens, by document if both have windows of the same documents,
+    and otherwise unpaired; the table says which. The settings that differ are named below it.
+
+    Examples:
+      headwater compare base/jacobian.nc instruct/jacobian.nc
+      headwater compare prose/leakage.nc code/leakage.nc --out prose-and-code.md
+    """
+    from ..results.tables import write_report
+    from ..studies.paired import compare_files, comparison_report
+    from ..studies.runs import require_free
+
+    if out is not None:
+        if out.suffix != ".md":
+            raise InputError(f"out '{out}' is not a Markdown file; give a name that ends in .md")
+        require_free([out])
+    shown = comparison_report(compare_files(a, b), (str(a), str(b)))
+    if out is not None:
+        write_report(shown, out)
+    print_report(shown)
+    if out is not None:
+        print_written([out])

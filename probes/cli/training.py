@@ -1,0 +1,174 @@
+"""Commands that build models: the map over fresh models, toys beside a model, toys by themselves, pretraining."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from . import options as read
+from .command import argument, command, flag, option
+from .console import given, print_report, print_table, print_written, progress, remark
+from .options import Bootstrap, Initialization, OneDevice, Options, Out, Running, Seeds, Source, Target, values
+
+
+@command()
+def map_(
+    out: Out = Path("runs/map"),
+    quick: bool = flag("--quick", "A few small places within a minute; all of them take over an hour."),
+    seeds: int = option("Fresh models per place, each with its own prompt.", 2, max=read.MOST_SEEDS),
+    products: int = option("Products of the sketch, per prompt.", 64, max=read.MOST_PRODUCTS),
+) -> None:
+    """Map where the U-shape at initialization holds: d sigma^2, depth, length, width, residual scale, RoPE, windows, models.
+
+    Writes map.nc, map.png, map.svg, map.md and prints, for every place, how far the ends stand above the middle and how
+    far each theory is off.
+
+    Examples:
+      headwater map --quick
+      headwater map --out reports/theory
+    """
+    from ..figures import map_figure
+    from ..results.theory_map import COLUMNS, cells, described, rows
+    from ..run.files import write_table
+    from ..studies.atlas import atlas, places
+
+    tables: list[list[list[str]]] = []
+
+    def finish(result: Any) -> None:
+        map_figure(result, path=out / "map.png")
+        tables.append([list(cells(row)) for row in rows(result)])
+        lines = [f"`{given()}`", described(result)]
+        write_table(out / "map.md", "Where the U-shape at birth holds", lines, COLUMNS, tables[0])
+
+    with progress() as advance:
+        atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance, told=remark, finish=finish)
+    print_table(COLUMNS, tables[0])
+    print_written([out / f"map.{end}" for end in ("nc", "png", "svg", "md")])
+
+
+@dataclass(frozen=True)
+class Matching(Options):
+    """Which toys are trained beside a model, and how both are compared."""
+
+    quick: bool = flag("--quick", "Small toys, few steps, no ablations: about a minute, marked as quick.")
+    seeds: Seeds = 2
+    initialization: Initialization = "config"
+    bootstrap: Bootstrap = 400
+
+
+@command(without=("device_map", "max_memory", "offload_folder"), out=Path("runs/match"), prompts=128)
+def match(target: Target, matching: Matching, source: Source, running: Running) -> None:
+    """Train toys of a model's architecture and compare both: profiles, sinks, leakage, position 0 swapped.
+
+    Writes match.nc, match.png, match.svg, match.md and prints how far the model's profile agrees with those of the toys and
+    of theory, and which ingredient (residual stream, mask, positional encoding, window) makes which feature of it.
+    If interrupted, the same command resumes.
+
+    Examples:
+      headwater match tiny-llama --quick
+      headwater match tiny-llama tiny-mistral-window --out runs/two
+      headwater match ./checkpoint --length 512 --device cuda
+    """
+    from toy.matching import QUICK, Settings
+    from toy.matching import Matching as Maker
+
+    from ..studies.match import NAME, match
+    from ..studies.matched import match_report
+    from ..studies.runs import written_files
+
+    maker = Maker(QUICK if matching.quick else Settings(), running.device)
+    with progress() as advance:
+        options = {"advance": advance, "told": remark, **values(matching, source, running)}
+        results = match(target.sources, target.out, maker, **options)
+    print_report(match_report(results))
+    print_written(written_files(results, target.out, NAME, f"{NAME}.md"))
+
+
+@command()
+def toy(
+    names: list[str] = argument("retrieval, previous-token, position-bias, sinks, rollout, petroglyph, or all.", ...),
+    quick: bool = flag("--quick", "A small setting of about a minute each, marked as quick."),
+    changed: list[str] | None = option(
+        "Change a setting; lists as in depths=2,4. May be repeated.", None, "--with", metavar="FIELD=VALUE"
+    ),
+    out: Out = Path("runs/toy"),
+    device: OneDevice = "auto",
+) -> None:
+    """Train small transformers that isolate one phenomenon each, and redo the figures of their sources.
+
+    Writes NAME.nc, figures and NAME.md, a table of what was published, what was measured, and whether it holds. The full
+    setting is the published one, which takes hours; if interrupted, the same command resumes.
+
+    Examples:
+      headwater toy all --quick
+      headwater toy retrieval --out reports/toy
+      headwater toy position-bias --with depths=2 --with steps=20000 --with seeds=2
+    """
+    from toy.experiments.experiment import EXPERIMENTS, run, settings_of
+
+    chosen = EXPERIMENTS if names == ["all"] else tuple(dict.fromkeys(names))
+    for name in chosen:  # before any work
+        settings_of(name, quick=quick, given=changed or ())
+    for name in chosen:
+        with progress() as advance:
+            _, report, files = run(name, out, quick=quick, given=changed or (), device=device, advance=advance)
+        print_report(report, sentences=True)
+        print_written(files)
+
+
+@dataclass(frozen=True)
+class Pretraining(Options):
+    """What `toy.pretrain.run` takes; its defaults are written out again because the help may not import torch."""
+
+    out: Path = option("New or empty folder; an unfinished run in it is continued.", ...)
+    recipe: str | None = argument("tiny-llama, tiny-llama-ntk, tiny-mistral-window or tiny-qwen2.")
+    config: Path | None = option("Instead of a recipe: a transformers config.json.")
+    text: Path | None = option("Train on a text file, .jsonl file or folder of them.")
+    dataset: str | None = option("Train on a dataset: owner/name, owner/name:config, or a parquet or JSON file.")
+    stdlib: bool = flag("--stdlib", "Train on the standard library of this Python (the default).")
+    split: str | None = option("Split of the dataset; 'train' if not given.")
+    column: str | None = option("Column of the dataset that holds the text; 'text' if not given.")
+    characters: int | None = option("Characters of the dataset to read; 50 million if not given.")
+    heldout_characters: int = option("Text kept out of training, for validation.", 240_000)
+    steps: int = option("Updates of the weights.", 2400)
+    batch: int = option("Windows per step.", 16)
+    length: int = option("Tokens per window.", 256)
+    peak_lr: float = option("Learning rate after warm-up; it decays to a tenth.", 3e-3)
+    warmup: int = option("Steps of linear warm-up.", 100)
+    weight_decay: float = option("Weight decay of AdamW, on matrices only.", 0.1)
+    clip: float = option("Largest norm of the gradient.", 1.0)
+    seed: int = option("Decides the initial weights and the order of the data.", 0)
+    compute: Literal["float32", "bfloat16"] = option("Weights stay float32; bfloat16 is autocast.", "float32")
+    keep_steps: str | None = option("Steps whose weights are kept, as in 0,100; the recipe's own if not given.")
+    save_every: int = option("Steps between the states that a run resumes from.", 200)
+    bos: bool | None = option(
+        "Start windows with BOS; if not given, as the recipe says, or yes for a config.", None, "--bos/--no-bos"
+    )
+    device: OneDevice = "auto"
+    compile: bool = flag("--compile", "Pass the model through torch.compile: slow start, faster steps.")
+
+    def values(self) -> dict[str, Any]:
+        return vars(self) | {"keep_steps": None if self.keep_steps is None else read.steps(self.keep_steps)}
+
+
+@command()
+def pretrain(options: Pretraining) -> None:
+    """Pretrain a small language model from fresh weights and write its model card.
+
+    The data order follows from seed and step alone, so the same command resumes an interrupted run and ends with the same
+    weights as a run without a break.
+
+    Examples:
+      headwater pretrain tiny-llama --out runs/tiny-llama
+      headwater pretrain tiny-qwen2 --steps 300 --text book.txt --out runs/book
+      headwater pretrain --config config.json --dataset owner/name --no-bos --device cuda --out runs/own
+    """
+    from toy.pretrain import run
+
+    report = run(**options.values(), command=given())
+    print(
+        f"{options.out}: validation loss {report['validation_loss']:.4f} nats per token "
+        f"(bigram {report['bigram_validation_loss']:.4f}), largest mean weight on position 0 "
+        f"{max(max(layer) for layer in report['position0_weight']):.4f}; model card in {options.out / 'README.md'}"
+    )

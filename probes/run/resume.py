@@ -1,0 +1,488 @@
+"""Work that survives interruption: units and pieces within a unit, kept in one SQLite file per process.
+
+A unit is what is measured in one go (a model under one condition, a place on a map, one replacement). Its key says what it
+was measured with: the same work given again reads what is there, and other work is refused before anything is measured. A
+piece is a part of a unit: a few named arrays, mostly of one prompt.
+
+- `Unfinished` keeps units in `OUT/unfinished` until all of them are done.
+- `each` makes the pieces of a unit, shared between processes (`probes.run.processes`): process r makes the pieces n with
+  n mod R = r, and every process sees all of them in one order. So numbers do not depend on how many processes there were.
+- Within a unit every piece is written as soon as it is made (`keeping`). A killed run resumes at its current piece. Pieces
+  are read back one at a time, so that memory does not grow with their number.
+
+Work in rounds, where each round depends on what all pieces gave so far, has one stage per round, whose pieces hold what that
+round added. Arrays called `own.…` are for later rounds of the same piece alone. Without a file they stay in the process that
+made them, which is the one that needs them in the next round, too.
+
+Process r writes `PATH-r.sqlite` and no other. A transaction is whole or not there, so a kill or a full disk costs the piece
+in work and nothing else. Other processes read the file, over a network file system, too; that is why it has a rollback
+journal and not a write-ahead log, which needs memory that all share.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+from safetensors.numpy import load as unpacked
+from safetensors.numpy import save as packed
+
+from ..errors import InputError
+from . import processes
+from .files import remove_cut_short, require_writable
+from .progress import Advance
+
+Piece: TypeAlias = dict[str, np.ndarray]
+Reader: TypeAlias = Callable[..., Piece]  # of all arrays of a piece, or of the one of a name
+Result = TypeVar("Result")
+
+FOLDER = "unfinished"  # of units, in the output's folder
+RESULT = "result"  # the piece that holds the result of a finished unit
+OWN = "own."  # begins the names of arrays that no other process needs
+MOST = 64  # pieces of grouped prompts
+NAMED = 6  # of the units found, in the line that says so
+BLOCK = 1 << 28  # bytes per row: SQLite's own limit is 10^9
+PATIENCE = 600  # seconds to wait while another process has the file locked
+# `content` stands last, so that names are read without it.
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS units (label, key, PRIMARY KEY (label))",
+    "CREATE TABLE IF NOT EXISTS arrays "
+    "(label, piece, name, block, dtype, shape, content, PRIMARY KEY (label, piece, name, block))",
+)
+
+
+class Store:
+    """The SQLite file of one process.
+
+    Raises:
+        InputError: the file cannot be read or written to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._opened: sqlite3.Connection | None = None
+
+    def read(self, query: str, *values: Any) -> list[Any]:
+        """Rows; none where the file or its tables are not there."""
+        try:
+            if not self.path.is_file():
+                return []
+            made = self._connection().execute("SELECT 1 FROM sqlite_master WHERE name = 'arrays'").fetchone()
+            return self._connection().execute(query, values).fetchall() if made else []
+        except sqlite3.Error as error:
+            raise InputError(f"'{self.path}' cannot be read ({error}); delete it") from None
+
+    def piece(self, label: str, piece: str, only: str | None = None) -> Piece:
+        """The arrays of a piece, or the one of a name."""
+        found: dict[str, list[Any]] = {}
+        query = (
+            "SELECT name, dtype, shape, content FROM arrays WHERE label = ? AND piece = ? AND name = coalesce(?, name)"
+        )
+        for name, *row in self.read(f"{query} ORDER BY rowid", label, piece, only):
+            found.setdefault(name, []).append(row)
+        return {
+            name: np.frombuffer(b"".join(row[2] or b"" for row in rows), rows[0][0])
+            .reshape(json.loads(rows[0][1]))
+            .copy()
+            for name, rows in found.items()
+        }
+
+    def write(self, label: str, key: str, piece: str, arrays: Piece) -> None:
+        """Add a piece of a unit in one transaction; after a failure the file is as it was."""
+        rows = []
+        for name, array in arrays.items():
+            content = np.asarray(array, order="C")
+            plain = memoryview(content.reshape(-1).view(np.uint8))
+            kind = (content.dtype.str, json.dumps(content.shape))
+            for block, start in enumerate(range(0, max(1, len(plain)), BLOCK)):
+                rows.append((label, piece, name, block, *kind, plain[start : start + BLOCK]))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._connection() as connection:
+                for table in TABLES:
+                    connection.execute(table)
+                connection.execute("INSERT OR IGNORE INTO units VALUES (?, ?)", (label, key))
+                connection.executemany("INSERT OR REPLACE INTO arrays VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        except (sqlite3.Error, OSError) as error:
+            reason = self._reason(error, sum(len(row[-1]) for row in rows))
+            raise InputError(
+                f"cannot write '{self.path}' ({reason}); free some space or choose another folder, then the same command "
+                "resumes"
+            ) from None
+
+    def forget(self, label: str) -> None:
+        """Remove the pieces of a unit, but for its result; where that takes more room than there is, they stay."""
+        if self.read("SELECT 1 FROM arrays WHERE label = ? AND piece != ? LIMIT 1", label, RESULT):
+            with suppress(sqlite3.Error), self._connection() as connection:
+                connection.execute("DELETE FROM arrays WHERE label = ? AND piece != ?", (label, RESULT))
+
+    def close(self) -> None:
+        """Nothing more is read or written for now."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._opened = sqlite3.connect(self.path, timeout=PATIENCE)
+            self._opened.execute("PRAGMA synchronous = NORMAL")
+        return self._opened
+
+    def _reason(self, error: Exception, size: int) -> str:
+        """The system's words, which SQLite hides: a file of the size that this one needed brings them out."""
+        try:
+            with tempfile.TemporaryFile(dir=self.path.parent) as file:
+                file.seek(self.path.stat().st_size)
+                file.write(bytes(size + (1 << 14)))
+        except OSError as again:
+            return again.strerror or str(again)
+        return str(error)
+
+
+class Stores:
+    """The files of all processes there ever were: PATH-0.sqlite, PATH-1.sqlite, ..."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.own = Store(path.with_name(f"{path.name}-{processes.number()}.sqlite"))
+        self._all = {self.own.path: self.own}
+
+    def __iter__(self) -> Iterator[Store]:
+        for file in store_files(self.path):
+            self._all.setdefault(file, Store(file))
+        yield from self._all.values()
+
+    def key(self, label: str) -> dict[str, Any] | None:
+        """What a unit was measured with; None where there is nothing of it."""
+        for store in self:
+            for (key,) in store.read("SELECT key FROM units WHERE label = ?", label):
+                return json.loads(key)
+        return None
+
+    def where(self, label: str) -> dict[str, Store]:
+        """The names of a unit's pieces, and which file has them."""
+        query = "SELECT DISTINCT piece FROM arrays WHERE label = ?"
+        return {name: store for store in self for (name,) in store.read(query, label)}
+
+    def readers(self, label: str, names: Sequence[str], where: Mapping[str, Store] | None = None) -> list[Reader]:
+        """Readers of pieces, in the order of their names; `where` they are is looked up unless given.
+
+        Raises:
+            InputError: one of them is not there.
+        """
+        where = self.where(label) if where is None else where
+        if not set(names) <= set(where):
+            raise InputError(f"'{self.path.parent}' is not seen by all processes; give a folder that all of them share")
+        return [partial(where[name].piece, label, name) for name in names]
+
+    def close(self) -> None:
+        """Nothing more is read or written for now."""
+        for store in self._all.values():
+            store.close()
+
+
+def store_files(path: Path) -> list[Path]:
+    """The files at a path, process by process."""
+    named = re.compile(rf"{re.escape(path.name)}-(\d+)\.sqlite")
+    found = [file for file in path.parent.glob("*.sqlite") if named.fullmatch(file.name)]
+    return sorted(found, key=lambda file: (len(file.name), file.name))
+
+
+class Kept:
+    """The pieces of the unit that is in work."""
+
+    def __init__(self, stores: Stores, label: str, key: Mapping[str, Any]) -> None:
+        self.stores, self._label, self._key = stores, label, json.dumps(dict(key), default=str)
+        # Stages so far, by scope: those of one name are told apart by their order.
+        self._called: Counter[str] = Counter()
+        # Work is divided by what was there when all processes looked, before any of them adds to it.
+        self._before = stores.where(label)
+        processes.wait()
+        self._own: set[str] = set()
+
+    def stage(self, name: str) -> str:
+        """The prefix of a stage's names."""
+        scope = _scope.get()
+        self._called[scope] += 1
+        return f"{scope}{self._called[scope]}/{name}/"
+
+    def missing(self, names: Sequence[str]) -> list[int]:
+        """Numbers of those that were not there at the beginning: the same in all processes."""
+        return [n for n, name in enumerate(names) if name not in self._before]
+
+    def append(self, name: str, piece: Piece) -> None:
+        """Keep a piece in this process's file."""
+        self.stores.own.write(self._label, self._key, name, piece)
+        self._own.add(name)
+
+    def find(self, names: Sequence[str]) -> list[Reader]:
+        """Readers of the pieces, in the order of their names."""
+        known = self._before | dict.fromkeys(self._own, self.stores.own)
+        return self.stores.readers(self._label, names, known if set(names) <= set(known) else None)
+
+
+_kept: ContextVar[Kept | None] = ContextVar("headwater_kept", default=None)
+_scope: ContextVar[str] = ContextVar("headwater_scope", default="")
+
+
+@contextmanager
+def keeping(path: Path | Stores, key: Mapping[str, Any], label: str = "") -> Iterator[None]:
+    """Within it, `each` keeps the pieces of the unit `label` in the files at `path`, and takes what is there.
+
+    The caller has made sure that what is there was measured with the same `key`.
+    """
+    stores = path if isinstance(path, Stores) else Stores(path)
+    token, scope = _kept.set(Kept(stores, label, key)), _scope.set("")
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+        _scope.reset(scope)
+        if stores is not path:
+            stores.close()
+
+
+def kept_folder() -> Path | None:
+    """The folder that holds the unit in work, or the nearest above it that is there; None where nothing is kept."""
+    kept = _kept.get()
+    return None if kept is None else next(path for path in kept.stores.path.absolute().parents if path.is_dir())
+
+
+class Pieces(Sequence[Piece]):
+    """All pieces of a stage; those on disk are read when asked for."""
+
+    def __init__(self, found: Sequence[Piece | Reader]) -> None:
+        self._found = found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return Pieces(self._found[at])
+        found = self._found[at]
+        return found() if callable(found) else found
+
+    def stacked(self, name: str) -> np.ndarray:
+        """One array of every piece, [piece, ...]; the others are not read."""
+        first = self._array(0, name)
+        stack = np.empty((len(self), *first.shape), dtype=first.dtype)
+        for n in range(len(self)):
+            stack[n] = self._array(n, name)
+        return stack
+
+    def _array(self, at: int, name: str) -> np.ndarray:
+        found = self._found[at]
+        return (found(name) if callable(found) else found)[name]
+
+
+def each(
+    stage: str,
+    count: int,
+    measure: Callable[[int], Piece],
+    *,
+    before: Callable[[Iterable[int]], None] | None = None,
+) -> Pieces:
+    """The pieces 0 to `count` - 1, made by `measure(n)` where they are not there already.
+
+    Args:
+        stage: what they are pieces of; the same stages have to follow each other whenever this work is done.
+        count: how many.
+        measure: a function of the piece's number, and nothing else: whichever process calls it, and after whichever others.
+        before: hears which pieces this process will make; those that are missing here are found elsewhere.
+    """
+
+    def one_by_one(shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, Piece]]:
+        own = shares[processes.number()]
+        if before is not None:
+            before(own)
+        for n in own:
+            yield n, measure(n)
+
+    return shared(stage, count, one_by_one)
+
+
+def shared(stage: str, count: int, measure: Callable[[Sequence[Sequence[int]]], Iterable[tuple[int, Piece]]]) -> Pieces:
+    """As `each`, for pieces that are made together.
+
+    `measure(shares)` hears which pieces every process is to make, by its number, and gives this one's as (number, piece).
+    """
+    kept, everybody = _kept.get(), range(processes.count())
+    processes.begin()
+    if kept is None:
+        return exchanged(dict(measure([range(r, count, len(everybody)) for r in everybody])))
+    prefix = kept.stage(stage)
+    names = [f"{prefix}{n}" for n in range(count)]
+    # Divided anew, so that all have something to do, however many processes there were before.
+    missing = kept.missing(names)
+    for n, piece in measure([missing[r :: len(everybody)] for r in everybody]):
+        kept.append(names[n], piece)
+    processes.wait()
+    return Pieces(kept.find(names))
+
+
+@contextmanager
+def within(scope: str) -> Iterator[None]:
+    """Stages inside are told apart from those of other scopes, whichever of them were run before."""
+    token = _scope.set(f"{_scope.get()}{scope}/")
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def groups(count: int) -> list[range]:
+    """Prompts that share a piece, where pieces are sums and too large to keep one for each: at most `MOST` pieces.
+
+    They follow from the number of prompts alone, so that sums are taken in one order.
+    """
+    size = max(1, math.ceil(count / MOST))
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def exchanged(own: Mapping[int, Piece]) -> Pieces:
+    """The pieces of all processes in the order of their numbers, which run from 0 on without a gap.
+
+    `own.…` arrays are in the pieces of this process alone.
+    """
+    found = dict(own)
+    if processes.count() > 1:
+        mine = {
+            f"{n}/{name}": np.asarray(x, order="C")
+            for n, piece in own.items()
+            for name, x in piece.items()
+            if not name.startswith(OWN)
+        }
+        for content in processes.gathered(packed(mine)):
+            for name, array in unpacked(content).items():
+                n, _, called = name.partition("/")
+                found.setdefault(int(n), {})[called] = array
+    return Pieces([found[n] for n in range(len(found))])
+
+
+class Unfinished(Generic[Result]):
+    """The units of one kind of work ("jacobian", "map", "sinks", ...), kept in OUT/unfinished until all are done.
+
+    With several processes all of them measure, and the first one writes the units' results.
+
+    Args:
+        out: folder of the results.
+        kind: names the files.
+        pack: a unit's result as bytes.
+        unpack: the result again.
+        telling: of the names of a key that differ, those that count, in the order they are to be named; all if not given.
+
+    Raises:
+        InputError: the folder cannot be made or written to (tried here, before long work, and nothing is left behind), or
+            another version has left work there.
+    """
+
+    def __init__(
+        self,
+        out: str | Path,
+        kind: str,
+        *,
+        pack: Callable[[Result], bytes],
+        unpack: Callable[[bytes], Result],
+        telling: Callable[[list[str], Mapping[str, Any]], list[str]] = lambda changed, key: changed,
+    ) -> None:
+        self.out, self.kind = Path(out), kind
+        self.folder = self.out / FOLDER
+        self._pack, self._unpack, self._telling = pack, unpack, telling
+        if processes.first():
+            require_writable(self.folder)
+        processes.wait()
+        older = [file for ending in ("*.nc", "*.part[0-9]*") for file in self.folder.glob(ending)]
+        if older:
+            raise InputError(f"'{older[0]}' is unfinished work of an older version; remove '{self.folder}'")
+        self._stores = Stores(self.folder / kind)
+
+    def has(self, label: str) -> bool:
+        """Whether something of a unit is there, measured with whatever."""
+        return self._stores.key(label) is not None
+
+    def done(self, label: str) -> bool:
+        """Whether its result is there."""
+        return RESULT in self._stores.where(label)
+
+    def check(self, label: str, key: Mapping[str, Any], *, without: Collection[str] = ()) -> None:
+        """Refuse to resume a unit that was measured with another key; `without` names what is not known yet.
+
+        Raises:
+            InputError: naming what differs.
+        """
+        before, now = self._stores.key(label), json.loads(json.dumps(dict(key), default=str))
+        if before is None:
+            return
+        changed = [name for name in {**now, **before} if name not in without and now.get(name) != before.get(name)]
+        if changed := self._telling(changed, now):
+            raise InputError(
+                f"'{self.out}' holds an unfinished study with other {', '.join(changed)}; "
+                f"give the same settings to go on with it, delete '{self.folder}', or give another folder"
+            )
+
+    def going_on(self, labels: Sequence[str]) -> str | None:
+        """One line that says which of these units are there already; None where there are none."""
+        found = [label for label in labels if self.done(label)]
+        begun = [label for label in labels if label not in found and self.has(label)]
+        if not found and not begun:
+            return None
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        done = f" ({', '.join(found[:NAMED])}{more})" if found else ""
+        partly = f", {', '.join(begun)} begun" if begun else ""
+        return f"going on with '{self.folder}': {len(found)} of {len(labels)} are done{done}{partly}"
+
+    def unit(
+        self,
+        label: str,
+        key: Mapping[str, Any],
+        measure: Callable[[], Result],
+        *,
+        advance: Advance | None = None,
+    ) -> Result:
+        """The unit as it was measured before, or as it is measured and kept now; `advance` hears that it was before.
+
+        Raises:
+            InputError: as in `check`, or the folder cannot be written to.
+        """
+        self.check(label, key)
+        if processes.agreed(self.done(label)):
+            if advance is not None:
+                advance(label, 1.0, 1.0)
+            (read,) = self._stores.readers(label, [RESULT])
+            return self._unpack(read()[RESULT].tobytes())
+        with keeping(self._stores, key, label):
+            made = measure()
+        if processes.first():
+            content = {RESULT: np.frombuffer(self._pack(made), np.uint8)}
+            self._stores.own.write(label, json.dumps(dict(key), default=str), RESULT, content)
+        processes.wait()
+        if processes.first():
+            for other in self._stores:
+                other.forget(label)
+        return made
+
+    def clear(self) -> None:
+        """Remove all units of this kind, those of an older number of seeds, too; other files stay."""
+        processes.wait()  # somebody may be reading
+        self._stores.close()
+        processes.wait()
+        if not processes.first():
+            return
+        for file in store_files(self._stores.path):
+            file.unlink(missing_ok=True)
+            file.with_name(f"{file.name}-journal").unlink(missing_ok=True)
+        remove_cut_short(self.out, self.kind)
+        with suppress(OSError):  # somebody else's file is in it
+            self.folder.rmdir()

@@ -1,0 +1,156 @@
+"""What all commands of `headwater` have in common, and how options declared in dataclasses become commands."""
+
+import inspect
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from probes.cli.command import command, option
+from probes.cli.main import app, main
+from probes.cli.options import Options, Running, Source, Target
+from probes.cli.training import Pretraining
+
+PROGRAM: Any = get_command(app)
+# Commands in which an option of a shared group's name is another option: pretraining reads a corpus of its own, a report
+# has prompts for every study, an inspection reads one text, and training takes place on one device.
+OWN = {
+    "out": {"report", "inspect", "compare", "pretrain"},
+    "models": {"report"},
+    "prompts": {"report"},
+    "text": {"inspect", "pretrain"},
+    **{name: {"pretrain"} for name in ("length", "dataset", "split", "column", "seed")},
+    "device": {"toy", "pretrain"},
+}
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    """The exit code of `headwater ARGUMENTS`."""
+    monkeypatch.setattr("sys.argv", ["headwater", *arguments])
+    with pytest.raises(SystemExit) as raised:
+        main()
+    return raised.value.code
+
+
+def options(name: str) -> dict[str, Any]:
+    """The options and arguments of a command by name."""
+    return {one.name: one for one in PROGRAM.commands[name].params if one.name != "help"}
+
+
+@pytest.mark.parametrize("name", PROGRAM.commands)
+def test_help_ends_with_commands_that_parse(monkeypatch, capsys, name):
+    monkeypatch.setenv("COLUMNS", "120")
+    for asked in ("--help", "-h"):
+        assert call(monkeypatch, name, asked) == 0
+        shown = capsys.readouterr().out
+        assert f"Usage: headwater {name} " in shown
+        examples = shown[shown.index("Examples:") :]
+        assert re.findall(r"headwater (\S+)", examples) == [name] * examples.count("headwater ") != []
+
+
+@pytest.mark.parametrize("name", PROGRAM.commands)
+def test_an_unknown_option_is_one_line_and_exit_code_2(monkeypatch, capfd, name):
+    assert call(monkeypatch, name, "--bogus") == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("headwater: ")
+    assert "--bogus" in shown.err
+    assert shown.err.endswith(f"(given: headwater {name} --bogus); see headwater {name} --help\n")
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", PROGRAM.commands)
+def test_every_option_has_a_sentence_of_help(name):
+    assert PROGRAM.commands[name].help
+    for one in options(name).values():
+        assert one.help, f"{name} {one.name} has no help"
+        assert one.help[-1] in ".…", f"{name} {one.name}: {one.help}"
+
+
+@pytest.mark.parametrize("group", [Target, Source, Running])
+def test_shared_options_are_the_same_everywhere(group):
+    for field in fields(group):
+        own = OWN.get(field.name, set())
+        found = {name: one for name in PROGRAM.commands if (one := options(name).get(field.name)) and name not in own}
+        assert len(found) > 3
+        for name in own:
+            assert field.name in options(name), f"{name} has no option {field.name} of its own"
+        declared = {(one.help, str(one.type_descriptor.annotation), one.min, one.max) for one in found.values()}
+        assert len(declared) == 1, f"{field.name} is declared differently in {', '.join(found)}"
+
+
+def groups(of: type = Options) -> list[Any]:
+    """All groups of options."""
+    return [one for below in of.__subclasses__() for one in (below, *groups(below))]
+
+
+@pytest.mark.parametrize("group", groups())
+def test_no_option_of_a_group_is_lost(group):
+    """What a group hands to the library is named as its options are."""
+    made = group(out=Path("out")) if group is Pretraining else group()
+    apart = {"Running": {"device_map", "max_memory", "offload_folder"}, "Sinks": {"keys"}, "Inspection": {"out", "top"}}
+    assert {field.name for field in fields(group)} - apart.get(group.__name__, set()) == set(made.values())
+
+
+def test_options_that_are_handed_on_otherwise():
+    spread = Running(device_map="auto", max_memory="0=20GiB, cpu=8GiB", offload_folder=Path("off")).values()[
+        "split_over"
+    ]
+    assert spread == {"device_map": "auto", "max_memory": {0: "20GiB", "cpu": "8GiB"}, "offload_folder": Path("off")}
+    assert Source(text=Path("a/b"), first="7").values() | {"prompts": 1} == {
+        **vars(Source()),
+        "prompts": 1,
+        "text": "a/b",
+        "first": 7,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- the decorator
+
+
+@dataclass(frozen=True)
+class Group(Options):
+    """Options of a test."""
+
+    name: str = option("What it is called.", ...)
+    size: int = option("How large.", 3, max=9)
+    kept: bool = option("Whether.", True)
+
+
+def test_a_dataclass_becomes_options_in_its_place():
+    seen = []
+
+    @command(without=("kept",), size=4)
+    def study(first: str = option("One."), *, group: Group, last: int = option("Two.", 2)) -> None:
+        """Do it.
+
+        Examples:
+          headwater study
+        """
+        seen.append((first, group, last))
+
+    shown = inspect.signature(study).parameters
+    assert {name: one.default for name, one in shown.items()} == {
+        "first": None,
+        "name": inspect.Parameter.empty,
+        "size": 4,
+        "last": 2,
+    }
+    info = shown["size"].annotation.__metadata__[0]
+    assert (info.help, info.max, shown["size"].annotation.__origin__) == ("How large.", 9, int)
+    study(first="a", size=5, name="b", last=6)
+    assert seen == [("a", Group(size=5, name="b", kept=True), 6)]
+    assert study.__doc__.strip() == "Do it."
+    assert study.epilog == "Examples:\n  headwater study"
+
+
+@pytest.mark.parametrize("wrong", [{"without": ("sise",)}, {"sise": 4}])
+def test_a_name_that_is_no_option_is_refused(wrong):
+    def study(group: Group) -> None:
+        """Do it."""
+
+    with pytest.raises(TypeError, match="study has no options sise"):
+        command(**wrong)(study)
