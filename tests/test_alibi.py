@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import reference
 import torch
-from probes.theory.moments import MeasuredBlock, Moments
 from torch import Tensor
 
 from probes.models.linear import LinearizedBlock
 from probes.models.view import Birth, Linear, Norm, Parts, Spec, contentless_patterns
 from probes.results.curves import relative_error
+from probes.theory.block import MeasuredBlock, Moments
 from probes.theory.kernel import second_moment_from_config
 
 WIDTH, HEADS, HEAD, FEATURES, EPS = 128, 4, 32, 384, 1e-6

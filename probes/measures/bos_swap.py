@@ -141,6 +141,25 @@ def bos_swap(
     with within("after"):
         states = {"before": before, "after": _state(view, tokens, options, drawn, report)}
     report.finish()
+    return dataset(
+        _variables(states, drawn.double().numpy(), bootstrap > 0),
+        tokens=tokens,
+        coords={
+            "part": list(PARTS),
+            "source": list(SOURCES),
+            "layer": range(model.spec.blocks),
+            "head": range(model.spec.heads),
+            **band_coordinates(bands),
+        },
+        attrs=provenance(model, tokens, measurement="bos_swap", replacement=chosen, **options)
+        | {"replacement": chosen},
+    )
+
+
+def _variables(
+    states: Mapping[str, State], weights: Float[np.ndarray, "resample prompt"], intervals: bool
+) -> dict[str, tuple[Any, ...]]:
+    """The result's variables, of the sides by "before" and "after"; `weights` say how often a resample has each prompt."""
     leaks, losses = ({when: getattr(one, name) for when, one in states.items()} for name in ("leaks", "losses"))
 
     variables: dict[str, tuple[Any, ...]] = {}
@@ -167,11 +186,10 @@ def bos_swap(
             one, other = (residual[when].mean(over) for when in states)
             said = f"residual component of leakage, log form, {of_what}"
             changed(f"residual{component}", dims, one, other, said, "nat^2", suffix)
-            for name, values in zip(("", "_low", "_high")[: 3 if bootstrap else 1], removed(one, other), strict=False):
+            for name, values in zip(("", "_low", "_high")[: 3 if intervals else 1], removed(one, other), strict=False):
                 said = f"fraction of the residual component that the swap removes, {of_what}"
                 add(f"removed{component}{suffix}{name}", dims, values, said)
 
-    weights = drawn.double().numpy()
     whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
     for when, loss in losses.items():
         said = f"next-token loss, mean over prompts, {when} the swap"
@@ -193,19 +211,7 @@ def bos_swap(
         norm = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap"
         add(f"sensitivity_{when}", ("position",), profile.mean, norm)
         add(f"sensitivity_{when}_stderr", ("position",), profile.stderr, f"standard error: {norm}")
-    return dataset(
-        variables,
-        tokens=tokens,
-        coords={
-            "part": list(PARTS),
-            "source": list(SOURCES),
-            "layer": range(model.spec.blocks),
-            "head": range(model.spec.heads),
-            **band_coordinates(bands),
-        },
-        attrs=provenance(model, tokens, measurement="bos_swap", replacement=chosen, **options)
-        | {"replacement": chosen},
-    )
+    return variables
 
 
 def state(

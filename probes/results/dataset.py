@@ -279,6 +279,11 @@ def recorded(ds: xr.Dataset, name: str) -> list[str]:
     return [value for value in dict.fromkeys(map(str, ds[name].values.flat)) if value] if name in ds.coords else []
 
 
+def options_of(ds: xr.Dataset) -> dict[str, Any]:
+    """The options that a result was made with; of combined runs the first one's, {} where it says nothing."""
+    return json.loads(next(iter(recorded(ds, "options")), "{}"))
+
+
 def number_types(ds: xr.Dataset) -> list[str]:
     """The dtypes a result was computed in and, for a GGUF file, what its quantized tensors were stored as."""
     drawn = all(condition.startswith("init") for condition in recorded(ds, "condition") or [""])

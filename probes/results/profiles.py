@@ -12,7 +12,6 @@ jackknifed over documents or runs, by logarithms (`statistics.jackknifed`). The 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +21,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from .curves import Profile, band
+from .dataset import options_of
 from .statistics import Interval, jackknifed, spread, units
 from .ushape import NUMBERS, numbers
 
@@ -44,8 +44,7 @@ def elasticities(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Curv
         ds = ds.expand_dims({"condition": [str(ds.attrs.get("condition", "pretrained"))], "seed": [0]})
     if set(ds[variable].dims) != {"condition", "seed", "prompt", "position"}:
         return {}
-    options = json.loads(str(ds.attrs.get("options", "{}")))
-    end = int(options.get("query", ds.sizes["position"] - 1)) + 1
+    end = int(options_of(ds).get("query", ds.sizes["position"] - 1)) + 1
     values = ds[variable].transpose("condition", "seed", "prompt", "position").values.astype(np.float64)
     if variable != "elasticity" and comparable(ds):
         values = values * _unit(ds)
