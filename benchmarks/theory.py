@@ -20,7 +20,8 @@ from machine import describe
 
 import probes
 from probes.models.load import fresh
-from probes.results.curves import relative_error, rms_log_error, spearman, ushape
+from probes.results.curves import relative_error, rms_log_error, spearman
+from probes.results.ushape import ushape
 from probes.run.files import atomic
 from probes.theory.cesaro import fit_alpha
 from probes.theory.kernel import second_moment, second_moment_from_config

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from .models.view import View as View
     from .results.curves import mean_profile as mean_profile
     from .results.curves import relative_error as relative_error
-    from .results.curves import ushape as ushape
     from .results.dataset import combine as combine
     from .results.dataset import load as load_result  # noqa: F401
     from .results.dataset import save as save_result  # noqa: F401
+    from .results.ushape import ushape as ushape
     from .studies.paired import compare_results as compare_results
 
 _WHERE = {
@@ -83,7 +83,7 @@ _WHERE = {
     "theory_figure": ("figures", "theory_figure"),
     "trajectory": ("measures.trajectory", "trajectory"),
     "trajectory_figure": ("figures", "trajectory_figure"),
-    "ushape": ("results.curves", "ushape"),
+    "ushape": ("results.ushape", "ushape"),
 }
 
 __all__ = sorted(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -12,3 +12,8 @@ class InputError(ValueError):
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InputError(f"{name} '{value}' does not exist; use {', '.join(choices)}")
+
+
+def reason(error: BaseException) -> str:
+    """What another library's error says, as part of a line; its type where it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

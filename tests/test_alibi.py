@@ -14,8 +14,8 @@ from torch import Tensor
 from probes.models.linear import LinearizedBlock
 from probes.models.view import Birth, Linear, Norm, Parts, Spec, contentless_patterns
 from probes.results.curves import relative_error
+from probes.theory.block import MeasuredBlock, Moments
 from probes.theory.kernel import second_moment_from_config
-from probes.theory.moments import MeasuredBlock, Moments
 
 WIDTH, HEADS, HEAD, FEATURES, EPS = 128, 4, 32, 384, 1e-6
 SLOPES = (0.5, 0.25, 0.125, 0.0625)

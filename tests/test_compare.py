@@ -22,7 +22,7 @@ from probes.measures.leakage import SOURCES, leakage
 from probes.measures.sinks import sinks
 from probes.models.load import load
 from probes.models.swap import swapped
-from probes.results.curves import ushape
+from probes.results.ushape import ushape
 from toy.model import Architecture, initial
 from toy.view import Toy
 

@@ -39,10 +39,11 @@ from probes.figures.inspection import (
     sentences,
     top_rows,
 )
-from probes.measures.inspect import BASELINES, RECENCY, WINDOWS, Readout, divided, parts_of, readout
+from probes.measures.inspect import BASELINES, WINDOWS, Readout, divided, readout
 from probes.measures.jacobian import jacobian
 from probes.measures.reading import FURTHER, parse_prompt, visible
 from probes.results.curves import rms_log_error
+from probes.results.ushape import RECENCY, parts_of
 from probes.theory.kernel import second_moment
 
 STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"

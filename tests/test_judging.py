@@ -31,8 +31,8 @@ from probes.claims.rules import (
     sure,
 )
 from probes.results.collected import Collected
-from probes.results.curves import ushape
 from probes.results.statistics import Interval, between_runs, over_runs
+from probes.results.ushape import ushape
 
 SMOLLM2 = {
     "model_type": "llama",

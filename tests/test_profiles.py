@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probes.results.curves import ushape
-from probes.results.profiles import NUMBERS, change, elasticities, mean_profiles, numbers, shape, typical
+from probes.results.profiles import change, elasticities, mean_profiles, shape, typical
 from probes.results.statistics import jackknifed, units
+from probes.results.ushape import NUMBERS, numbers, ushape
 
 
 def made(length: int = 40, prompts: int = 12, documents: int = 6, unit=(2.0, 0.25), seed: int = 0) -> xr.Dataset:

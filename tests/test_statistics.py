@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probes.results.curves import ushape
 from probes.results.statistics import ends, jackknifed, numbered, over_runs, resampling, units
+from probes.results.ushape import ushape
 
 LENGTH = 64
 PLACE = np.arange(LENGTH)

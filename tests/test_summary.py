@@ -12,16 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.errors import InputError
-from probes.results.curves import (
-    band,
-    mean_profile,
-    profiles,
-    rms_log_error,
-    smooth,
-    smooth_between,
-    spearman,
-    ushape,
-)
+from probes.results.curves import band, mean_profile, profiles, rms_log_error, smooth, smooth_between, spearman
+from probes.results.ushape import ushape
 
 positive = st.floats(1e-3, 1e3)
 ROUNDING = 1e-12  # sums of up to 200 float64 terms of like size

@@ -26,7 +26,7 @@ from probes.models.huggingface import HuggingFaceView
 from probes.models.linear import LinearizedBlock
 from probes.models.load import fresh
 from probes.models.view import Linear, Norm, Parts, Trace, View
-from probes.theory.moments import MeasuredBlock, Moments, gaussian_moments, spread_uniformly
+from probes.theory.block import MeasuredBlock, Moments, gaussian_moments, spread_uniformly
 
 second_moment: Any = theory.second_moment
 second_moment_from_config: Any = theory.second_moment_from_config

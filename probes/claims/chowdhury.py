@@ -11,11 +11,12 @@ import numpy as np
 import xarray as xr
 
 from ..results.collected import Collected
-from ..results.curves import UShape, rms_log_error, smooth, spearman
+from ..results.curves import rms_log_error, smooth, spearman
 from ..results.profiles import typical
 from ..results.statistics import Interval, jackknifed, units
 from ..results.tables import number
 from ..results.theory_map import Row
+from ..results.ushape import UShape
 from ..theory.cesaro import cesaro_bins
 from .claim import Judged, Kind
 from .rules import (

@@ -26,11 +26,12 @@ import numpy.typing as npt
 import xarray as xr
 
 from ..results.collected import Collected
-from ..results.curves import SHORTEST, UShape, band, estimate, ushape
+from ..results.curves import band, estimate
 from ..results.profiles import typical
 from ..results.statistics import Interval, between_runs, jackknifed, over_runs, units
 from ..results.tables import interval, number
 from ..results.theory_map import Row, rows
+from ..results.ushape import SHORTEST, UShape, ushape
 from .claim import Judged, Kind, Population, Rule, Statement, Verdict, verdict_of
 
 Results: TypeAlias = Mapping[str, xr.Dataset]

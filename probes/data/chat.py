@@ -1,4 +1,4 @@
-"""Conversations, written out as a model's own chat template has them."""
+"""Conversations, written by the chat template of a model."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import InputError
+from ..errors import InputError, reason
 from ..models.view import View
 from ..run.files import what_is
 
 Message: TypeAlias = Mapping[str, str]  # {"role": "user", "content": "..."}
 Conversation: TypeAlias = Sequence[Message]
-Chat: TypeAlias = (
-    str | Path | Conversation | Sequence[Conversation]
-)  # a question, a JSON file, or what such a file holds
+# A question, a JSON file, or what such a file holds.
+Chat: TypeAlias = str | Path | Conversation | Sequence[Conversation]
 
 SHOWN = 60  # characters of a question in names and messages
 
@@ -66,10 +65,9 @@ def rendered(model: View, chat: Chat) -> list[str]:
         try:
             texts.append(str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=begin)))
         except Exception as error:  # templates are programs, and raise what they like
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise InputError(
-                f"the chat template of {model.identity.name} refuses conversation {number} of {named(chat)} ({reason}); "
-                "mend that conversation"
+                f"the chat template of {model.identity.name} refuses conversation {number} of {named(chat)} "
+                f"({reason(error)}); mend that conversation"
             ) from None
     return texts
 

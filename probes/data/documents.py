@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import InputError
+from ..errors import InputError, reason
 from ..run.files import what_is
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
@@ -146,9 +146,8 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
     except InputError:
         raise
     except Exception as error:  # datasets raises dozens of types; every one of them means: this name gave no rows
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise InputError(
-            f"dataset '{name}' cannot be streamed ({reason}); check name, split and network, or use text files"
+            f"dataset '{name}' cannot be streamed ({reason(error)}); check name, split and network, or use text files"
         ) from None
 
 

@@ -27,6 +27,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..models.checks import check_id
 from ..models.given import takes_model
 from ..models.view import View
 from .chat import Chat, conversations, named, rendered
@@ -211,11 +212,7 @@ def _first_id(model: View, first: FirstToken | int) -> int | None:
     if isinstance(first, bool):
         raise InputError(f"first={first} is no token id; give auto, bos, none or a token id")
     if isinstance(first, int):
-        if not 0 <= first < model.spec.vocabulary:
-            raise InputError(
-                f"first token id {first} is outside the vocabulary of {model.identity.name}; "
-                f"ids run from 0 to {model.spec.vocabulary - 1}"
-            )
+        check_id(model, first, "first token id")
         return first
     if first == "none":
         return None

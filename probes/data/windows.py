@@ -1,7 +1,7 @@
 """Windows of tokens within documents: which documents are read, how much of each, and where the windows begin.
 
-- Documents come in a seeded random order. As many are read as there are windows, or all; one that is shorter than a window
-  is passed over. Of a long document one passage is read, from a random place, `MARGIN` times as long as its windows.
+- Documents come in a seeded random order. As many are read as there are windows, or all; a document that is shorter than a
+  window is skipped. Of a long document one passage is read, from a random place, `MARGIN` times as long as its windows.
 - The first half of the windows comes from the first half of the documents, the second half from the others, so that halves
   share none (unless there is one document, or one half of the documents is too short). Within a half, documents take turns.
 - Windows of one document do not overlap where they fit into it side by side: their places are then uniform among all such
@@ -24,9 +24,7 @@ from .documents import Document
 
 MARGIN = 4  # tokens read of a document per token used: the rest lets the seed choose which
 SKIP = 256  # a stream cannot be shuffled; skipping up to this many documents lets the seed choose where reading begins
-SHORT = (
-    10_000  # documents of a stream, one after the other, that are too short for a window, after which none will come
-)
+SHORT = 10_000  # documents of a stream in a row that are too short for a window, after which reading stops
 CHARACTERS_PER_TOKEN = 8  # twice that of ordinary text: a passage that long holds its windows, with room to spare
 AT_ONCE = 1 << 20  # characters tokenized together; ids take some thirty times their memory until they are written down
 ID = np.dtype("<i4")

@@ -1,7 +1,7 @@
-"""Toys beside a model: every probe on one view in one call, and how far two curves over position agree.
+"""Every probe on one view in one call, and how far two curves over position agree; used to set toys beside a model.
 
 Curves of different lengths meet on the position fraction x = j / (T - 1): 0 is the first position, 1 the one that is read
-out. The longer one is taken at the shorter one's points, in the logarithm between its own two nearest positions; where one
+out. The longer one is taken at the shorter one's points, by its logarithm between the two nearest positions; where one
 of those is zero (a sliding window sees no further) the nearer one counts.
 
 A curve is the geometric mean over prompts and seeds (`profiles.typical`): trained profiles are heavy-tailed, and a root mean
@@ -23,7 +23,7 @@ single run has no interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,11 +35,14 @@ from ..errors import InputError
 from ..models.given import takes_model
 from ..models.swap import swapped
 from ..models.view import View
-from ..results.curves import SHORTEST, rms_log_error, spearman, ushape
+from ..results.curves import rms_log_error, spearman
 from ..results.dataset import dataset, provenance
-from ..results.profiles import ranged, troughs, typical
+from ..results.profiles import ranged, typical
 from ..results.statistics import ends, jackknife, jackknife_of_two, numbered
 from ..results.statistics import resampling as resampled
+from ..results.ushape import SHORTEST, troughs, ushape
+from ..results.variables import Variable, labelled
+from ..run.reporting import Progress, Report, part
 from .bos_swap import removed
 from .jacobian import PRODUCTS, jacobian
 from .leakage import LAGS, PARTS, SOURCES, Band, resampling, splits, usual_bands
@@ -50,9 +53,27 @@ EXACT_WIDTH = 64  # up to it the Jacobian is taken exactly: no more products tha
 PROMPTS = 8  # of profiles and sinks; of both all, if there are fewer
 BOOTSTRAP = 400
 SHAPES = ("primacy", "recency", "trough")
+_CURVE = ("prompt", "position")
+VARIABLES = {
+    "sensitivity": Variable(_CURVE, "||J_j||_F / sqrt(d)"),
+    "sensitivity_swapped": Variable(_CURVE, "||J_j||_F / sqrt(d), position 0 swapped"),
+    "elasticity": Variable(_CURVE, "sensitivity * rms(x) / rms(h)"),
+    "elasticity_swapped": Variable(_CURVE, "sensitivity * rms(x) / rms(h), position 0 swapped"),
+    "alpha": Variable(_CURVE, "mean weight on the position over the queries from it on [Gu]"),
+    "sink_rate": Variable(_CURVE, f"share of heads with alpha > {THRESHOLD:g}"),
+    "uniform": Variable(("position",), "alpha of uniform attention"),
+    "reacts": Variable((), "attention to keys >= 1 changed by the swap at position 0, total variation"),
+}
+LEAKAGE = {
+    "leakage_total": Variable((), "leakage of the early band, log form, mean over blocks and heads", "nat^2"),
+    "leakage_source": Variable(("source",), "Shapley value of each source in it", "nat^2"),
+    "leakage_share": Variable(("source",), "share of each source in it"),
+    "residual": Variable((), "its residual component", "nat^2"),
+    "residual_swapped": Variable((), "its residual component, position 0 swapped", "nat^2"),
+    "removed": Variable((), "fraction of its residual component that the swap at position 0 removes"),
+}
 
 Samples = Float[np.ndarray, "_ _ _"]  # [seed, prompt, position]; two curves differ in all three
-Progress = Callable[[float, float], None]  # (share of the work done, 1)
 
 
 class Agreement(NamedTuple):
@@ -71,7 +92,7 @@ class Agreement(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Primacy, recency and trough (as a fraction) of a curve, each with the ends of its interval; `summary.ushape`'s."""
+    """Primacy, recency and trough (as a fraction) of a curve, each with the ends of its interval."""
 
     primacy: tuple[float, float, float]
     recency: tuple[float, float, float]
@@ -100,8 +121,8 @@ def portrait(
         model: any view, a pretrained model's or a toy's; it is not changed.
         tokens: ids [prompt, position]; all are taken for leakage, the first ones for the rest.
         replacement: what the swap puts at position 0, as in `probes.swapped`.
-        stationary: whether what stands at a position does not depend on the position (but for position 0), which leakage
-            is defined for. Sequences of items and labels in turn are not.
+        stationary: whether the tokens at a position do not depend on the position (except at 0), as leakage requires.
+            Sequences of alternating items and labels are not stationary.
         prompts: how many of them for sinks and the Jacobian profile, which is exact up to width 64, else a sketch of 64
             products.
         bootstrap: resamples for the intervals of leakage.
@@ -121,7 +142,7 @@ def portrait(
 
     Source: science of the measurement, sections 1, 3 and 4.
     """
-    steps = _Steps(progress, 5)
+    steps = Report(part(progress), 5)
     some: dict[str, Any] = (
         {"method": "exact"} if model.spec.width <= EXACT_WIDTH else {"method": "sketch", "products": PRODUCTS}
     )
@@ -142,49 +163,18 @@ def portrait(
     if not refused:
         leaks = _leaks(model, other, tokens, bands, lags, resampling(len(tokens), bootstrap, seed, documents))
     steps.finish()
-    by_prompt = ("prompt", "position")
-    of_leakage = {
-        "leakage_total": ("leakage of the early band, log form, mean over blocks and heads", "nat^2"),
-        "leakage_source": ("Shapley value of each source in it", "nat^2"),
-        "leakage_share": ("share of each source in it", "1"),
-        "residual": ("its residual component", "nat^2"),
-        "residual_swapped": ("its residual component, position 0 swapped", "nat^2"),
-        "removed": ("fraction of its residual component that the swap at position 0 removes", "1"),
+    found |= {
+        "alpha": alpha.mean((1, 2)),
+        "sink_rate": (alpha > THRESHOLD).mean((1, 2)),
+        "uniform": seen["uniform"].values.mean(0),
+        "reacts": np.float64(reacts[~np.isnan(reacts)].mean() if not np.isnan(reacts).all() else np.nan),
     }
-    of_profiles = {"sensitivity": "||J_j||_F / sqrt(d)", "elasticity": "sensitivity * rms(x) / rms(h)"}
-    variables: dict[str, tuple[Any, ...]] = {
-        f"{name}{end}": (by_prompt, found[f"{name}{end}"], {"long_name": f"{said}{when}", "units": "1"})
-        for name, said in of_profiles.items()
-        for end, when in (("", ""), ("_swapped", ", position 0 swapped"))
-    }
-    variables |= {
-        "alpha": (
-            by_prompt,
-            alpha.mean((1, 2)),
-            {"long_name": "mean weight on the position over the queries from it on [Gu]", "units": "1"},
-        ),
-        "sink_rate": (
-            by_prompt,
-            (alpha > THRESHOLD).mean((1, 2)),
-            {"long_name": f"share of heads with alpha > {THRESHOLD:g}", "units": "1"},
-        ),
-        "uniform": (
-            ("position",),
-            seen["uniform"].values.mean(0),
-            {"long_name": "alpha of uniform attention", "units": "1"},
-        ),
-        "reacts": (
-            (),
-            np.float64(reacts[~np.isnan(reacts)].mean() if not np.isnan(reacts).all() else np.nan),
-            {"long_name": "attention to keys >= 1 changed by the swap at position 0, total variation", "units": "1"},
-        ),
-    }
-    for name, (said, unit) in of_leakage.items():
-        dims = ("source",) if name in ("leakage_source", "leakage_share") else ()
-        ends = np.full((3, *[len(SOURCES) for _ in dims]), np.nan) if leaks is None else leaks[name]
+    variables = labelled(VARIABLES, found)
+    for name, variable in LEAKAGE.items():
+        ends = np.full((3, *[len(SOURCES) for _ in variable.dims]), np.nan) if leaks is None else leaks[name]
         for end, values in zip(("", "_low", "_high"), ends, strict=True):
-            described = said if not end else f"{said}, {end[1:]} end of the 95 % interval"
-            variables[f"{name}{end}"] = (dims, values, {"long_name": described, "units": unit})
+            more = f", {end[1:]} end of the 95 % interval" if end else ""
+            variables[f"{name}{end}"] = variable._replace(long_name=variable.long_name + more).of(values)
     return dataset(
         variables,
         coords={"source": list(SOURCES), "position": range(tokens.shape[1])},
@@ -232,7 +222,7 @@ def _leaks(
 ) -> dict[str, np.ndarray]:
     """Leakage of one band, log form, means over blocks and heads; each with the ends of its interval [3, ...].
 
-    What `probes.leakage` and `probes.bos_swap` give, without what is not asked for here.
+    A part of what `probes.leakage` and `probes.bos_swap` give.
     """
     means: dict[str, np.ndarray] = {}
     for when, view in (("before", model), ("after", other)):
@@ -255,7 +245,7 @@ def _leaks(
 
 
 def _with_ends(resamples: Float[np.ndarray, "resample ..."]) -> np.ndarray:
-    """The first, and the ends over the others; none where there are no others, or the first is none."""
+    """The estimate and the ends of its interval; NaN without resamples, or where the estimate is NaN."""
     return np.stack([resamples[0], *ends(resamples)])
 
 
@@ -263,20 +253,6 @@ def usual_lags(model: View, length: int) -> tuple[int, ...]:
     """1 to 8, or as many as a quarter of the prompt and every window have room for; none where there is no room."""
     window = min((w for w in model.spec.windows if w is not None), default=length)
     return LAGS[: max(0, min((length - 1) // 4, window - 1))]
-
-
-class _Steps:
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
-
-    def __call__(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(float(self.done / self.total), 1.0)
-
-    def finish(self) -> None:
-        self.done = self.total - 1
-        self()
 
 
 # ------------------------------------------------------------------------------------------------------ two curves

@@ -6,8 +6,8 @@ Two ways, both exact up to rounding:
   runs (`View.watching`). Any few columns or diagonals of a pattern cost T numbers each, beside a plain forward pass.
 - All entries: block of queries by block of queries (`pattern_blocks`), each of a few MiB, reduced before the next is made.
 
-What has to see several prompts before it can go on (`by_layer`: leakage subtracts means over prompts) runs all of them
-through one block at a time, chunk by chunk, and holds the queries and keys of a chunk alone.
+Leakage subtracts means over prompts. `by_layer` therefore runs all prompts through one block at a time, chunk by chunk, and
+holds the queries and keys of one chunk only.
 
 Sources: science of the measurement, sections 3 and 4; sinks in `probes.sinks`, leakage in `probes.leakage`.
 """
@@ -45,7 +45,7 @@ class PatternBlock(NamedTuple):
 
 
 class ColumnStatistics(NamedTuple):
-    """Of every key, both [B, H, key]. Under a prefix queries before a key may see it: `over` counts them, `total` not."""
+    """By key, both [B, H, key]. Under a prefix, queries before a key may see it; only `over` counts those."""
 
     total: Float[Tensor, "batch head key"]  # sum of the weights on it, of the queries from it on
     over: Float[Tensor, "batch head key"]  # number of queries with a weight on it above the threshold
@@ -66,7 +66,7 @@ def outputs(attention: Attention) -> Float[Tensor, "batch head query c"]:
 
 
 def completed(attention: Attention) -> Attention:
-    """The same with output and log-sum-exp, so that neither is computed twice."""
+    """The attention with output and log-sum-exp, so that neither is computed twice."""
     if attention.output is not None and attention.normalizer is not None:
         return attention
     return attend(attention, normalizer=True)
@@ -192,6 +192,6 @@ def run_watched(
 
 def _without_values(attention: Attention) -> Attention:
     log_z = normalizers(attention)
-    # A slice of the values would keep all of them: one number in their shape instead, and none to be taken for a value.
+    # A slice of the values would keep all of them in memory. One NaN in their shape cannot be mistaken for a value.
     nothing = attention.value.new_full((1,), float("nan")).expand_as(attention.value)
     return replace(attention, value=nothing, output=None, normalizer=log_z)

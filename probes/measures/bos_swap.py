@@ -1,4 +1,4 @@
-"""Another embedding at position 0: how a model acts without its first token.
+"""Another embedding at position 0: what a model does without its first token.
 
 `swapped` puts a view in front of a view: the same weights, but position 0 holds a replacement before block 0 reads it. It
 is a view like any other, and every probe runs on it unchanged. `bos_swap` runs several of them before and after.
@@ -30,7 +30,7 @@ Sources: science of the measurement, section 4, "BOS swap"; [Ruscio], arXiv 2606
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,14 +47,14 @@ from ..models.swap import swapped
 from ..models.view import View
 from ..results.curves import Profile, mean_profile
 from ..results.dataset import dataset, provenance, tokens_hash
-from ..results.statistics import INTERVAL, ends
+from ..results.statistics import INTERVAL
+from ..results.variables import Variable, with_ends
+from ..run.reporting import Progress, Report, part
 from ..run.resume import Piece, each, within
 from .forms import resampling, splits
 from .jacobian import PRODUCTS, jacobian
 from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check
 from .sinks import THRESHOLD, sinks
-
-Progress = Callable[[float, float], None]  # (share done, 1)
 
 PROFILE_PROMPTS = 4
 # Of the time, by what is measured; before and after take the same.
@@ -68,7 +68,7 @@ LOGITS_AT_ONCE = 1 << 24  # next-token logits: 64 MiB in float32
 
 @dataclass(frozen=True)
 class State:
-    """How a model is with what stands at position 0: one side of a swap. Made by `state`."""
+    """One side of a swap: what was measured with one embedding at position 0. Made by `state`."""
 
     of: dict[str, Any]  # model, prompts and options
     leaks: dict[str, np.ndarray]  # by `FORMS` and "residual", [resample, entry, layer, head, band]
@@ -134,58 +134,15 @@ def bos_swap(
     view = swapped(model, replacement, seed=seed)
     chosen = view.replacement
     drawn = resampling(len(tokens), bootstrap, seed, documents)
-    report = _Report(progress, runs=2 if before is None else 1)
+    report = _Stages(progress, runs=2 if before is None else 1)
     if before is None:
         with within("before"):
             before = _state(model, tokens, options, drawn, report)
     with within("after"):
         states = {"before": before, "after": _state(view, tokens, options, drawn, report)}
     report.finish()
-    leaks, losses = ({when: getattr(one, name) for when, one in states.items()} for name in ("leaks", "losses"))
-
-    made = _Variables(bootstrap > 0)
-    for form, (dim, of_what, units) in FORMS.items():
-        one, other = (leaks[when][form].mean(-2) for when in states)  # mean over heads
-        for when, values in (("before", one), ("after", other), ("change", other - one)):
-            said = f"{of_what}, mean over heads, {when}{' by' if when == 'change' else ''} the swap"
-            made.add(f"{form}_{when}", (dim, "layer", "band"), values, said, units)
-    for component, kind in (("", "residual"), ("_steady", "steady")):
-        residual = {when: leaks[when][kind][:, 0] for when in states}  # [resample, layer, head, band]
-        included = ", the constant sink taken out" if component else ""
-        for suffix, dims, over in (("", ("layer", "band"), 2), ("_of_model", ("band",), (1, 2))):
-            of_what = f"{'mean over blocks and heads' if suffix else 'mean over heads'}{included}"
-            one, other = (residual[when].mean(over) for when in states)
-            for when, values in (("before", one), ("after", other), ("change", other - one)):
-                by = " by" if when == "change" else ""
-                said = f"residual component of leakage, log form, {of_what}, {when}{by} the swap"
-                made.add(f"residual{component}_{when}{suffix}", dims, values, said, "nat^2")
-            fraction = removed(one, other)
-            for name, values in zip(("", "_low", "_high")[: 3 if bootstrap else 1], fraction, strict=False):
-                said = f"fraction of the residual component that the swap removes, {of_what}"
-                made.plain(f"removed{component}{suffix}{name}", dims, values, said, "1")
-
-    weights = drawn.double().numpy()
-    whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
-    for when, loss in losses.items():
-        said = f"next-token loss, mean over prompts, {when} the swap"
-        made.plain(f"loss_{when}", ("position",), _padded(loss.mean(0)), said, "nat")
-    change = whole @ (losses["after"] - losses["before"])  # [resample, position]
-    made.add("loss_change", ("position",), _padded(change), "change of the next-token loss by the swap", "nat")
-    change = change[:, 1:]
-    if np.isnan(change).any():
-        known = ~np.isnan(change[0])
-        change = change[:, known] if known.any() else change
-    made.add("loss_change_of_model", (), change.mean(1), "the same, mean over positions from 1 on", "nat")
-    for when, state_then in states.items():
-        alpha = f"mean weight on position 0 [Gu], {when} the swap"
-        made.plain(f"alpha_{when}", ("layer", "head"), state_then.sink.alpha.values, alpha, "1")
-        rate = f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0, {when} the swap"
-        made.plain(f"sink_rate_{when}", ("layer",), state_then.sink.sink_rate.values, rate, "1")
-        norm, profile = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap", state_then.profile
-        made.plain(f"sensitivity_{when}", ("position",), profile.mean, norm, "1")
-        made.plain(f"sensitivity_{when}_stderr", ("position",), profile.stderr, f"standard error: {norm}", "1")
     return dataset(
-        made.variables,
+        _variables(states, drawn.double().numpy(), bootstrap > 0),
         tokens=tokens,
         coords={
             "part": list(PARTS),
@@ -194,15 +151,67 @@ def bos_swap(
             "head": range(model.spec.heads),
             **band_coordinates(bands),
         },
-        attrs=provenance(
-            model,
-            tokens,
-            measurement="bos_swap",
-            replacement=chosen,
-            **options,
-        )
+        attrs=provenance(model, tokens, measurement="bos_swap", replacement=chosen, **options)
         | {"replacement": chosen},
     )
+
+
+def _variables(
+    states: Mapping[str, State], weights: Float[np.ndarray, "resample prompt"], intervals: bool
+) -> dict[str, tuple[Any, ...]]:
+    """The result's variables, of the sides by "before" and "after"; `weights` say how often a resample has each prompt."""
+    leaks, losses = ({when: getattr(one, name) for when, one in states.items()} for name in ("leaks", "losses"))
+
+    variables: dict[str, tuple[Any, ...]] = {}
+
+    def add(name: str, dims: tuple[str, ...], values: Any, said: str, units: str = "1") -> None:
+        variables[name] = Variable(dims, said, units).of(values)
+
+    def changed(
+        name: str, dims: tuple[str, ...], one: Any, other: Any, said: str, units: str, suffix: str = ""
+    ) -> None:
+        """Resamples before and after, and their difference, each with its interval."""
+        for when, values in (("before", one), ("after", other), ("change", other - one)):
+            variable = Variable(dims, f"{said}, {when}{' by' if when == 'change' else ''} the swap", units)
+            variables.update(with_ends(f"{name}_{when}{suffix}", variable, values))
+
+    for form, (dim, of_what, units) in FORMS.items():
+        one, other = (leaks[when][form].mean(-2) for when in states)
+        changed(form, (dim, "layer", "band"), one, other, f"{of_what}, mean over heads", units)
+    for component, kind in (("", "residual"), ("_steady", "steady")):
+        residual = {when: leaks[when][kind][:, 0] for when in states}  # [resample, layer, head, band]
+        included = ", the constant sink taken out" if component else ""
+        for suffix, dims, over in (("", ("layer", "band"), 2), ("_of_model", ("band",), (1, 2))):
+            of_what = f"{'mean over blocks and heads' if suffix else 'mean over heads'}{included}"
+            one, other = (residual[when].mean(over) for when in states)
+            said = f"residual component of leakage, log form, {of_what}"
+            changed(f"residual{component}", dims, one, other, said, "nat^2", suffix)
+            for name, values in zip(("", "_low", "_high")[: 3 if intervals else 1], removed(one, other), strict=False):
+                said = f"fraction of the residual component that the swap removes, {of_what}"
+                add(f"removed{component}{suffix}{name}", dims, values, said)
+
+    whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
+    for when, loss in losses.items():
+        said = f"next-token loss, mean over prompts, {when} the swap"
+        add(f"loss_{when}", ("position",), _padded(loss.mean(0)), said, "nat")
+    change = whole @ (losses["after"] - losses["before"])  # [resample, position]
+    by_position = Variable(("position",), "change of the next-token loss by the swap", "nat")
+    variables |= with_ends("loss_change", by_position, _padded(change))
+    change = change[:, 1:]
+    if np.isnan(change).any():
+        known = ~np.isnan(change[0])
+        change = change[:, known] if known.any() else change
+    of_model = Variable((), "the same, mean over positions from 1 on", "nat")
+    variables |= with_ends("loss_change_of_model", of_model, change.mean(1))
+    for when, state_then in states.items():
+        sink, profile = state_then.sink, state_then.profile
+        add(f"alpha_{when}", ("layer", "head"), sink.alpha.values, f"mean weight on position 0 [Gu], {when} the swap")
+        rate = f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0, {when} the swap"
+        add(f"sink_rate_{when}", ("layer",), sink.sink_rate.values, rate)
+        norm = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap"
+        add(f"sensitivity_{when}", ("position",), profile.mean, norm)
+        add(f"sensitivity_{when}_stderr", ("position",), profile.stderr, f"standard error: {norm}")
+    return variables
 
 
 def state(
@@ -224,7 +233,7 @@ def state(
         InputError: as `bos_swap`.
     """
     options = _options(model, tokens, seed, bands, lags, bootstrap, profile_prompts, products)
-    report = _Report(progress, runs=1)
+    report = _Stages(progress, runs=1)
     with within("before"):
         found = _state(model, tokens, options, resampling(len(tokens), bootstrap, seed, documents), report)
     report.finish()
@@ -257,7 +266,7 @@ def _key(model: View, tokens: Tensor, options: Mapping[str, Any]) -> dict[str, A
     } | dict(options)
 
 
-def _state(model: View, tokens: Tensor, options: Mapping[str, Any], drawn: Tensor, report: _Report) -> State:
+def _state(model: View, tokens: Tensor, options: Mapping[str, Any], drawn: Tensor, report: _Stages) -> State:
     found = splits(model, tokens, options["bands"], options["lags"], drawn, report.of("leakage"))
     leaks = {name: found[form] for name, form in LEAKS.items()}
     sink = sinks(model, tokens, keys=(0,), per_prompt=False, progress=report.of("sinks")).isel(key=0)
@@ -294,7 +303,7 @@ def removed(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`1 - after / before`: of the first, and low and high end over the other resamples; see the module's text.
 
-    A resample that has nothing to remove counts as anything: below the low end and above the high one.
+    A resample with nothing to remove counts as unknown: below the low end and above the high one.
     """
     same, there = before == after, before > 0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -308,23 +317,6 @@ def removed(
     return estimate, ends[0], ends[1]
 
 
-class _Variables:
-    """Variables of a dataset, made of resamples: the first is the estimate, the others give the interval."""
-
-    def __init__(self, intervals: bool) -> None:
-        self.intervals = intervals
-        self.variables: dict[str, tuple[Any, ...]] = {}
-
-    def plain(self, name: str, dims: tuple[str, ...], values: Any, long_name: str, units: str) -> None:
-        self.variables[name] = (dims, values, {"long_name": long_name, "units": units})
-
-    def add(self, name: str, dims: tuple[str, ...], resamples: np.ndarray, long_name: str, units: str) -> None:
-        self.plain(name, dims, resamples[0], long_name, units)
-        if self.intervals:
-            for end, values in zip(("low", "high"), ends(resamples), strict=True):
-                self.plain(f"{name}_{end}", dims, values, f"{long_name}, {end} end of the 95 % interval", units)
-
-
 def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "... position"]:
     """NaN at the last position, which predicts nothing."""
     return np.concatenate([values, np.full((*values.shape[:-1], 1), np.nan)], -1)
@@ -332,17 +324,16 @@ def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "..
 
 @torch.no_grad()
 def _losses(
-    model: View, tokens: Int[Tensor, "prompt position"], progress: Progress
+    model: View, tokens: Int[Tensor, "prompt position"], progress: Progress | None
 ) -> Float[np.ndarray, "prompt predicted"]:
     """`-log p` of every next token, prompt by prompt, next-token logits for some positions at a time.
 
     NaN where the head excludes the token (logit minus infinity): toys may tell only some of the ids apart.
     """
     rows = max(1, LOGITS_AT_ONCE // model.spec.vocabulary)
-    done = 0
+    report = Report(progress, len(tokens))
 
     def measured(n: int) -> Piece:
-        nonlocal done
         found, never = np.zeros(tokens.shape[1] - 1), np.zeros(tokens.shape[1] - 1, dtype=bool)
         normed = model.norm(model.residual(model.embed(tokens[n : n + 1])))[0, :-1]
         targets = tokens[n, 1:].to(normed.device)
@@ -356,12 +347,11 @@ def _losses(
                 excluded &= torch.isneginf(logits).all(0)[targets[at]]
                 loss, never[at] = loss.masked_fill(excluded, torch.nan), excluded.cpu().numpy()
             found[at] = loss.cpu().numpy()
-        done += 1
-        progress(float(done), float(len(tokens)))
+        report()
         return {"loss": found, "never": never}
 
     pieces = each("loss", len(tokens), measured)
-    progress(float(len(tokens)), float(len(tokens)))
+    report.finish()
     found, never = pieces.stacked("loss"), pieces.stacked("never")
     if not (np.isfinite(found) | never).all():
         raise InputError(
@@ -371,24 +361,18 @@ def _losses(
     return found
 
 
-class _Report:
-    """Progress of stages that run once for each side that is measured."""
+class _Stages:
+    """The stages of a swap, one after the other, as shares of the work."""
 
     def __init__(self, progress: Progress | None, runs: int) -> None:
-        self.progress, self.runs, self.finished, self.last = progress, runs, 0.0, 0.0
+        self.progress, self.runs, self.begun = progress, runs, 0.0
 
-    def of(self, stage: str) -> Progress:
+    def of(self, stage: str) -> Progress | None:
         """What the next run of a stage reports to."""
-        start, share = self.finished, SHARES[stage] / self.runs
-        self.finished += share
-
-        def report(done: float | int, total: float | int) -> None:
-            self.last = max(self.last, min(start + share * done / total, 1.0))
-            if self.progress is not None:
-                self.progress(self.last, 1.0)
-
-        return report
+        start, self.begun = self.begun, self.begun + SHARES[stage] / self.runs
+        return part(self.progress, start, self.begun)
 
     def finish(self) -> None:
+        """All is done."""
         if self.progress is not None:
             self.progress(1.0, 1.0)

@@ -1,14 +1,14 @@
 """What a head's reading of position 0 does: the next token's distribution with exactly the term `A_i0 v_0 W_O` removed.
 
-Of one head, at all queries i >= 1 that see position 0, with everything else of its block as it was; what follows (the
-block's feed-forward, later blocks) then runs on the changed stream, later patterns included. Query 0 keeps what it writes:
-that makes the stream at position 0 and is no reading of it. Compared with the model as it is, in nats:
+Of one head, at all queries i >= 1 that see position 0, the rest of the block unchanged. What follows (the block's
+feed-forward and later blocks, their patterns included) runs on the changed stream. Query 0 keeps what it writes, which makes
+the stream at position 0 and does not read it. Compared with the model as it is, in nats:
 
 - `effect`: `KL(p_i || p'_i)` of the next token, mean over the queries i >= 1.
 - `loss_change`: change of `-log p` of the token that follows, mean over the queries i >= 1 but the last.
 
-A prompt's streams are kept from one pass. Its heads start from the stream that their block reads, those of a block as a
-batch, and run the blocks from there on: half a pass for the mean head, and next-token logits at every position.
+One pass keeps a prompt's streams. The heads of a block are a batch that starts from the stream the block reads and runs the
+blocks from there on. The mean head costs half a pass, and next-token logits at every position.
 
 Source: science of the measurement, section 9, "Roles of heads at the sink".
 """
@@ -124,7 +124,7 @@ def effects(
 
 
 class _Removing:
-    """What position 0 gives every head of a prompt, seen in one pass; and whose of it is removed in the passes after."""
+    """What each head of a prompt takes from position 0, seen in one pass, and the heads it is removed from in later ones."""
 
     def __init__(self, model: View) -> None:
         self.terms: dict[int, Tensor] = {}  # by block, [H, T, c]

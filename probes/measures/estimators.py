@@ -9,7 +9,7 @@ With S_kl = z_k^T J_j J_j^T z_l the second part's variance is estimated without 
 S_kl^2 over pairs k < l, which uses p (p - 1)/2 numbers where the probes' own scatter has p (the fourth moments of Haar
 frames: Var = 2 D (D - p)/(p (D - 1)(D + 2)) ||A - tr A/D||_F^2 for A = J J^T, and
 E S_kl^2 = ||A - tr A/D||_F^2/((D - 1)(D + 2))). At m + p = d nothing is left to estimate. A variance estimated from few
-probes is often too small, so the standard error is widened as Student's t does it, by t_{p-1}(0.975)/1.96 (1.21 at 8
+probes is often too small, so the standard error is widened as for Student's t, by t_{p-1}(0.975)/1.96 (1.21 at 8
 probes, 1.09 at 16).
 
 Q decides the error. The sum of J_j J_j^T over positions has a low effective rank (9 to 17 of 576 on SmolLM2-135M): positions
@@ -43,9 +43,8 @@ from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from ..models.pullback import Prompt
+from ..run.reporting import Report
 from ..run.resume import OWN, Piece, Pieces, each
-
-Progress = Callable[[float, float], None]  # (products done, products in all)
 
 BASIS_SHARE = 0.1875  # of the budget, in directions of either step: 12 of 64; the error is flat from 8 to 16
 OWN_COLUMNS = 40  # random images of the own path: at 64 products three times the directions that are taken from them
@@ -56,27 +55,9 @@ KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks
 ENGINES = ("autograd", "parts")
 
 
-class Reporter:
-    """Counts products; the total grows when "auto" asks for more."""
-
-    def __init__(self, progress: Progress | None, total: float) -> None:
-        self.progress, self.total, self.done = progress, float(total), 0.0
-
-    def __call__(self, products: float | int) -> None:
-        self.done += products
-        self.total = max(self.total, self.done)
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-
-    def finish(self) -> None:
-        if self.progress is not None:
-            self.total = max(self.total, 1.0)  # nothing to do here: all was there
-            self.progress(self.total, self.total)
-
-
 @dataclass
 class Estimate:
-    """What is known of ||J_j||_F^2 of one prompt, [layer, position]: an exact part and a probed one."""
+    """The estimate of ||J_j||_F^2 for one prompt, [layer, position]: an exact part and a probed one."""
 
     width: int
     generator: torch.Generator
@@ -96,7 +77,7 @@ class Estimate:
     taken: tuple[int, int, int] = (0, 0, 0)
 
     def piece(self, *, goes_on: bool = False) -> Piece:
-        """What is kept of the prompt; where it `goes_on`, also what there is beside the pieces taken, for `take`."""
+        """What is kept of the prompt. With `goes_on` also what `take` needs beside the earlier pieces."""
         piece = {
             "squared": self.squared().numpy(),
             "variance": self.variance().numpy(),
@@ -125,7 +106,7 @@ class Estimate:
         return piece | {OWN + name: _bits(x) for name, x in own.items() if x is not None}
 
     def take(self, piece: Piece) -> None:
-        """Come to where the estimate was when it gave this piece, after those it gave before have been taken."""
+        """Restore the estimate to the point where it gave this piece; earlier pieces come first."""
         own = {name.removeprefix(OWN): _numbers(x) for name, x in piece.items() if name.startswith(OWN)}
         self.generator.set_state(own["generator"])
         for name in ("basis", "probes"):
@@ -141,7 +122,7 @@ class Estimate:
         columns = (0 if x is None else x.shape[1] for x in (self.basis, self.probes))
         self.taken = (*columns, len(self.kept))  # type: ignore[assignment]
 
-    def add_exact(self, prompt: Prompt, directions: Tensor, report: Reporter, *, keep: bool = False) -> Tensor | None:
+    def add_exact(self, prompt: Prompt, directions: Tensor, report: Report, *, keep: bool = False) -> Tensor | None:
         """Add orthonormal directions [d, m] of the readout to the exact part.
 
         With `keep` the pulled ones come back, [source, k, position, d]: as many as `KEPT_BYTES` hold, one at least.
@@ -156,19 +137,19 @@ class Estimate:
                 kept.append(pulled[:, : max(room, 1)])
         return torch.cat(kept, 1) if kept else None
 
-    def searched(self, products: float | int, report: Reporter) -> None:
+    def searched(self, products: float | int, report: Report) -> None:
         """Count what finding directions has cost."""
         self.products += products
         self.basis_cost += products
         report(products)
 
-    def add_scalar(self, prompt: Prompt, report: Reporter) -> None:
+    def add_scalar(self, prompt: Prompt, report: Report) -> None:
         """The sum of the readout's entries alone; its gradient's squared norm stands for the whole."""
         self.scalar, self.products = True, 1.0
         self.exact = prompt.pull(prompt.ones()).pow(2).sum((1, 3), dtype=torch.float64).cpu()
         report(1)
 
-    def add_probes(self, prompt: Prompt, count: int, report: Reporter) -> None:
+    def add_probes(self, prompt: Prompt, count: int, report: Report) -> None:
         """Add Haar-random probes, orthonormal to the basis and to each other."""
         known = [x for x in (self.basis, self.probes) if x is not None]
         fresh = _orthonormal_to(torch.cat(known, 1) if known else None, self.width, count, self.generator)
@@ -187,7 +168,7 @@ class Estimate:
             if (before + size) * pulled[:, 0].numel() * 4 <= KEPT_BYTES:
                 self.kept.append(pulled.cpu())
 
-    def _pull(self, prompt: Prompt, directions: Tensor, report: Reporter) -> Iterator[Tensor]:
+    def _pull(self, prompt: Prompt, directions: Tensor, report: Report) -> Iterator[Tensor]:
         """Pull directions [d, m] of the readout back, [layer, k, position, d] at a time."""
         top = prompt.top()
         # Even chunks: a last chunk of one probe would have no pairs.
@@ -243,7 +224,7 @@ def _orthonormal_to(known: Tensor | None, width: int, count: int, generator: tor
     return fresh
 
 
-def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Reporter) -> None:
+def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Report) -> None:
     """Spend `budget` products on one prompt: on a basis, found as the module's text says, and on probes."""
     width = estimate.width
     if budget >= width:
@@ -267,7 +248,7 @@ def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Reporter) ->
     estimate.add_probes(prompt, budget - math.ceil(estimate.products - spent), report)
 
 
-def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: Reporter) -> Float[Tensor, "d m"]:
+def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: Report) -> Float[Tensor, "d m"]:
     """Leading directions of the query's own path, or random ones where it cannot be had for `most` products."""
     found = prompt.own_path(OWN_COLUMNS, most, estimate.generator)
     if found is not None:
@@ -294,15 +275,15 @@ def refined(
     first: Pieces,
     further: Callable[[int, Sequence[Pieces], int], Piece],
     target: float,
-    report: Reporter,
+    report: Report,
 ) -> Pieces:
     """Add probes to all prompts in rounds until the mean profile's relative standard error is `target`.
 
-    How many is decided by all prompts together. A round is a stage of pieces that hold what it added to each prompt:
-    `further(n, rounds, count)` puts prompt n's estimate together from those of all rounds before and adds `count` probes.
-    Where pieces are on disk, one estimate at a time is in memory. There a prompt takes, however many rounds it has, its
-    pulled probes (`KEPT_BYTES` at most, of four-byte numbers), its directions (8 d^2 bytes at most), and per round 5 kB
-    and a few numbers for every position.
+    All prompts together decide how many. A round is a stage whose pieces hold what it added to each prompt: `further(n,
+    rounds, count)` restores prompt n's estimate from the earlier rounds and adds `count` probes. Where pieces are on
+    disk, one estimate at a time is in memory. On disk a prompt takes, however many rounds it has, its pulled probes
+    (`KEPT_BYTES` at most, of four-byte numbers), its directions (8 d^2 bytes at most), and per round 5 kB and a few
+    numbers for every position.
     """
     rounds = [first]
     while more := _more_probes(rounds[-1], target):

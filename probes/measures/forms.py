@@ -1,6 +1,6 @@
 """The two forms of leakage: every part and source of one block's samples, under every resampling of the prompts.
 
-Definitions and sources: `probes.leakage`, whose names for things are used here.
+Definitions, names and sources are those of `probes.leakage`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch.nn import functional
 from ..errors import InputError
 from ..models.view import View
 from ..results import statistics
-from .samples import Band, Half, Progress, Sampled, Samples, by_block, halves_of
+from ..run.reporting import Progress
+from .samples import Band, Half, Sampled, Samples, by_block, halves_of
 
 NUMBERS_AT_ONCE = 1 << 21  # of quantities that resamples are taken of: 16 MiB in doubles
 FEW_PROMPTS = 400  # of a half: as many as there are resamples usually, which is where either way costs the same

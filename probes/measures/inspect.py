@@ -8,13 +8,13 @@ The default, "prediction", is therefore
     sensitivity_j = ||F^(1/2) J_j||_F / sqrt(d),    ||F^(1/2) J_j||_F^2 = sum_v p_v ||d log p_v / dx_j||^2,
 
 so that a random step of length e at position j costs (e sensitivity_j)^2 / 2 nats. It is the gradient of log p of every
-token, weighted by how probable it is. "logits", ||J_j||_F / sqrt(d), is that readout of `probes.jacobian`: it counts
-tokens that nobody expects as much as the likely ones, and shifts of all logits together, which change no prediction. A
+token, weighted by how probable it is. "logits", ||J_j||_F / sqrt(d), is the readout of `probes.jacobian`: it weighs
+unlikely tokens as much as likely ones, and counts shifts of all logits together, which change no prediction. A
 single token's ||d log p_v / dx_j|| / sqrt(d) (of "top", the most probable one, or any id) is one product, exact, and blind
 to what moves probability between the others. All go through `probes.jacobian`, by a view whose unembedding is the readout.
 
-What it is divided by (`baseline`). Every token's sensitivity has three reasons: the architecture pulls towards some
-positions, training has taught others, and the content matters.
+What it is divided by (`baseline`). A token's sensitivity has three causes: the architecture favours some positions,
+training favours others, and the content matters.
 
 - "init": the architecture's bias. The second-moment kernel (`probes.theory`) on fresh weights of the same configuration,
   on this very text, geometric mean over seeds; where blocks cannot be taken apart, the fresh models are measured instead.
@@ -27,9 +27,9 @@ positions, training has taught others, and the content matters.
 - "none": nothing.
 
 ratio_j = sensitivity_j / baseline_j, scaled to geometric mean 1 over the positions that are neither sink nor recency. The
-sink part is position 0. The recency part is read off the baseline alone, so that content has no say in it (the measured
-profile under "none"): the last position, and those right before it for as long as the baseline is more than
-`RECENCY` times its median over the middle half of the positions that it reaches at all.
+sink part is position 0. The recency part is read off the baseline alone, so that content has no influence (the measured
+profile under "none"): the last position, and those right before it
+for as long as the baseline stands out (`probes.results.ushape.parts_of`).
 """
 
 from __future__ import annotations
@@ -48,22 +48,23 @@ from torch import Tensor
 from ..data.chat import Chat
 from ..data.prompts import FirstToken, draw
 from ..errors import InputError, check_choice
+from ..models.checks import check_id
 from ..models.given import takes_model
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.view import Identity, View
 from ..results.curves import smooth_between, spearman
 from ..results.dataset import dataset, provenance
 from ..results.profiles import typical
+from ..results.ushape import PARTS, RECENCY, parts_of
+from ..results.variables import Variable
+from ..run.reporting import Progress, part
 from ..theory.kernel import second_moment
 from .jacobian import jacobian
 from .reading import Ids, read_prompt, token_name
 
 Baseline = Literal["init", "kernel", "text", "none"]
-Progress = Callable[[float, float], None]  # (share done, 1)
 
 BASELINES: tuple[Baseline, ...] = ("init", "kernel", "text", "none")
-PARTS = ("sink", "rest", "recency")
-RECENCY = 2.0  # how far the baseline stands above its middle in the recency part
 WINDOWS = 8  # other texts for the baseline "text"; twice as many change the bundled models' by less than content varies
 PREDICTIONS = 5  # most probable next tokens that are kept
 MEASURED = 0.5  # the share of progress that the text itself takes
@@ -159,39 +160,12 @@ def inspect(
         how: Any = {"method": method, "products": products, "seed": seed, "progress": heard}
         return jacobian(readout(view, ids, chosen), ids, readout="logits", **how)
 
-    def part(start: float, stop: float) -> Progress | None:
-        told = progress
-        return None if told is None else lambda done, total: told(start + (stop - start) * done / total, 1.0)
-
-    own = measured(model, tokens, part(0.0, MEASURED), method=method)
+    own = measured(model, tokens, part(progress, 0.0, MEASURED), method=method)
     sensitivity = own["sensitivity"].values[0].astype(float)
-    by, drawn = "theory", None
-    if baseline == "none":
-        found, by = np.ones(len(ids)), "nothing"
-    elif baseline == "kernel":
-        found = _kernel(model, tokens, chosen, part(MEASURED, 1.0))
-    elif baseline == "init":
-        curves = []
-        if not all(model.parts(layer) for layer in range(model.spec.blocks)):
-            by = "measurement"
-        for n in range(seeds):
-            twin = model.reinitialized(n, initialization=initialization)
-            drawn = twin.identity.initialization
-            heard = part(MEASURED + (1 - MEASURED) * n / seeds, MEASURED + (1 - MEASURED) * (n + 1) / seeds)
-            if by == "theory":
-                curves.append(_kernel(twin, tokens, chosen, heard))
-            else:
-                curves.append(measured(twin, tokens, heard)["sensitivity"].values[0])
-        found = typical(np.stack(curves))
-    else:
-        windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens
-        curves, by = [], "measurement"
-        for n, window in enumerate(windows):
-            heard = part(MEASURED + (1 - MEASURED) * n / WINDOWS, MEASURED + (1 - MEASURED) * (n + 1) / WINDOWS)
-            curves.append(measured(model, window[None], heard)["sensitivity"].values[0])
-        found = typical(np.stack(curves))
-        reached = found > 0
-        found[reached] = np.exp(smooth_between(np.log(found[reached])))
+    windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens if baseline == "text" else None
+    found, by, drawn = _baseline(
+        model, tokens, windows, chosen, baseline, measured, seeds, initialization, part(progress, MEASURED, 1.0)
+    )
     if progress is not None:
         progress(1.0, 1.0)
 
@@ -199,18 +173,18 @@ def inspect(
     rest = (parts == "rest") & np.isfinite(ratio)
     shares = [[float(np.sum(x[parts == p] ** 2) / np.sum(x**2)) for p in PARTS] for x in (sensitivity, scaled)]
     best = log_p.topk(min(PREDICTIONS, model.spec.vocabulary))
-    unit = {"units": "1" if chosen == "logits" else "sqrt(nat) per unit of embedding"}
+    unit = "1" if chosen == "logits" else "sqrt(nat) per unit of embedding"
     label = {"prediction": "||F^(1/2) J_j||_F / sqrt(d)", "logits": "||J_j||_F / sqrt(d)"}
-    name = label.get(str(chosen), "||d log p_v / dx_j|| / sqrt(d)")
+    name, at = label.get(str(chosen), "||d log p_v / dx_j|| / sqrt(d)"), ("position",)
     return dataset(
         {
-            "sensitivity": (("position",), sensitivity, {"long_name": name, **unit}),
-            "stderr": (("position",), own["stderr"].values[0], {"long_name": "its standard error", **unit}),
-            "baseline": (("position",), scaled, {"long_name": f"baseline '{baseline}', scaled", **unit}),
-            "ratio": (("position",), ratio, {"long_name": "sensitivity / baseline", "units": "1"}),
-            "share": (("part",), shares[0], {"long_name": "share of the squared sensitivity", "units": "1"}),
-            "baseline_share": (("part",), shares[1], {"long_name": "share of the squared baseline", "units": "1"}),
-            "probability": (("rank",), best.values.exp(), {"long_name": "of the next token", "units": "1"}),
+            "sensitivity": Variable(at, name, unit).of(sensitivity),
+            "stderr": Variable(at, "its standard error", unit).of(own["stderr"].values[0]),
+            "baseline": Variable(at, f"baseline '{baseline}', scaled", unit).of(scaled),
+            "ratio": Variable(at, "sensitivity / baseline").of(ratio),
+            "share": Variable(("part",), "share of the squared sensitivity").of(shares[0]),
+            "baseline_share": Variable(("part",), "share of the squared baseline").of(shares[1]),
+            "probability": Variable(("rank",), "of the next token").of(best.values.exp()),
         },
         tokens=tokens,
         coords={
@@ -246,6 +220,50 @@ def inspect(
             "trend": spearman(np.flatnonzero(rest), ratio[rest]) if rest.sum() > 1 else math.nan,
         },
     )
+
+
+def _baseline(
+    model: View,
+    tokens: Tensor,
+    windows: Tensor | None,
+    chosen: str | int,
+    baseline: Baseline,
+    measured: Callable[..., xr.Dataset],
+    seeds: int,
+    initialization: Rule,
+    progress: Progress | None,
+) -> tuple[Float[np.ndarray, " position"], str, str | None]:
+    """(the curve that is divided by, what it comes from, what fresh weights were drawn from).
+
+    `windows` are other texts for the baseline "text", `measured` measures a view on ids as the text was measured.
+    """
+    if baseline == "none":
+        return np.ones(tokens.shape[1]), "nothing", None
+    if baseline == "kernel":
+        return _kernel(model, tokens, chosen, progress), "theory", None
+    curves, drawn = [], None
+    if windows is not None:
+        for n, window in enumerate(windows):
+            heard = _told(progress, n, len(windows))
+            curves.append(measured(model, window[None], heard)["sensitivity"].values[0])
+        found = typical(np.stack(curves))
+        reached = found > 0
+        found[reached] = np.exp(smooth_between(np.log(found[reached])))
+        return found, "measurement", None
+    known = all(model.parts(layer) for layer in range(model.spec.blocks))
+    for n in range(seeds):
+        twin = model.reinitialized(n, initialization=initialization)
+        drawn, heard = twin.identity.initialization, _told(progress, n, seeds)
+        curve = (
+            _kernel(twin, tokens, chosen, heard) if known else measured(twin, tokens, heard)["sensitivity"].values[0]
+        )
+        curves.append(curve)
+    return typical(np.stack(curves)), "theory" if known else "measurement", drawn
+
+
+def _told(progress: Progress | None, n: int, count: int) -> Progress | None:
+    """What the n-th of so many equal parts tells."""
+    return part(progress, n / count, (n + 1) / count)
 
 
 def readout(model: View, tokens: Tensor, of: str | int) -> View:
@@ -289,23 +307,6 @@ def divided(
         return sensitivity / scaled, scaled, parts
 
 
-def parts_of(profile: Float[np.ndarray, " position"]) -> np.ndarray:
-    """The part of every position of a profile, one of `PARTS`, by the rule of the module's text."""
-    length = len(profile)
-    reached = np.flatnonzero(profile > 0)
-    start = int(reached[0]) if len(reached) else 0
-    seen = length - start
-    quarter = seen // 4
-    middle = np.median(profile[start + quarter : length - quarter]) if seen else 0.0
-    parts = np.full(length, "rest", dtype="<U7")
-    at = length - 1
-    while at > 0 and (at == length - 1 or profile[at] > RECENCY * middle):
-        parts[at] = "recency"
-        at -= 1
-    parts[0] = "sink"
-    return parts
-
-
 def _chosen(model: View, of: str | int, log_p: Float[Tensor, " vocabulary"]) -> str | int:
     """What `of` comes down to: "prediction", "logits" or a token's id."""
     if of == "top":
@@ -314,11 +315,7 @@ def _chosen(model: View, of: str | int, log_p: Float[Tensor, " vocabulary"]) -> 
         return str(of)
     if isinstance(of, bool) or not isinstance(of, int):
         raise InputError(f"of '{of}' is unknown; give prediction, logits, top or a token id")
-    if not 0 <= of < model.spec.vocabulary:
-        raise InputError(
-            f"token id {of} is outside the vocabulary of {model.identity.name}; "
-            f"ids run from 0 to {model.spec.vocabulary - 1}"
-        )
+    check_id(model, of)
     return of
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -41,12 +42,25 @@ from ..models.given import takes_model
 from ..models.pullback import Apart, Engine, Pacing, Pathway, Prompt, Readout
 from ..models.view import View
 from ..results.dataset import dataset, provenance
+from ..results.variables import Variable, labelled
+from ..run.reporting import Progress, Report
 from ..run.resume import Piece, Pieces, each
-from .estimators import ENGINES, Estimate, Progress, Reporter, refined, sketch
+from .estimators import ENGINES, Estimate, refined, sketch
 
 Method = Literal["exact", "sketch", "scalar"]
 PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
 PRODUCTS = 64  # the sketch's default budget per prompt
+_AT = ("pathway", "prompt", "layer", "position")  # where a single pathway or layer was asked for, it is no dimension
+VARIABLES = {
+    "sensitivity": Variable(_AT, "||J_j||_F / sqrt(d)"),
+    "stderr": Variable(_AT, "standard error of the sensitivity"),
+    "elasticity": Variable(_AT, "sensitivity * rms(x) / rms(h)"),
+    "input_rms": Variable(("prompt", "layer"), "root mean square of the stream differentiated by, positions from 1 on"),
+    "first_rms": Variable(("prompt", "layer"), "the same at position 0"),
+    "output_rms": Variable(("prompt", "layer"), "norm of the readout at the query / sqrt(d)"),
+    "products": Variable(("prompt",), "", "vector-Jacobian products"),
+    "basis_products": Variable(("prompt",), "", "products"),
+}
 
 
 @takes_model
@@ -107,50 +121,20 @@ def jacobian(
     check_choice("readout", readout, ("residual", "normed", "logits"))
     check_choice("engine", engine, ("auto", "parts", "autograd"))
     check_choice("pathway", pathway, (*PATHWAYS, "all"))
+    budget = _budget(method, products, relative_error, chunk)
     width, length = model.spec.width, tokens.shape[1]
-    if products is not None and method != "sketch":
-        raise InputError(f"products={products} goes with method 'sketch', not '{method}'; leave it out")
-    budget: int | Literal["auto"] = PRODUCTS if products is None else products
-    if budget != "auto" and not isinstance(budget, int):
-        raise InputError(f"products={products} is no number of products; give an integer, or 'auto'")
-    if budget != "auto" and method == "sketch" and budget < 2:
-        raise InputError(f"products={budget} is too few for a sketch; give at least 2, or method 'scalar'")
-    if not 0 < relative_error < np.inf:
-        raise InputError(f"relative_error={relative_error} cannot be reached; give a positive number, as 0.02")
-    if chunk is not None and chunk < 1:
-        raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
-
     apart = Apart.of(model, layers[0], engine)
     if apart.obstacle is not None:
         warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=3)
-    # What follows is seen by no query that leads there.
+    # No query that leads to the readout sees what follows.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
-    # One process's share of the prompts, of which the first is checked most closely.
-    pace = Pacing.of(model, end, apart.lowest, chunk)
-    checked = False
-    report = Reporter(progress, 0.0)
+    pace, report = Pacing.of(model, end, apart.lowest, chunk), Report(progress)
 
-    def prompt_of(n: int) -> Prompt:
-        nonlocal checked
+    def prompt(n: int, check: bool) -> Prompt:
         ids = tokens[n : n + 1, :end]
-        made = Prompt(model, ids, readout, layers, apart, pace, check=not checked, pathway=pathway, query=at)
-        checked = True
-        return made
+        return Prompt(model, ids, readout, layers, apart, pace, check=check, pathway=pathway, query=at)
 
-    def worked(n: int, begun: Callable[[int], Estimate], work: Callable[[Estimate, Prompt], None]) -> Estimate:
-        nonlocal checked
-        while True:
-            estimate, prompt, before = begun(n), prompt_of(n), report.done
-            try:
-                with prompt.linearized():
-                    work(estimate, prompt)
-                    estimate.scales = prompt.scales()
-                estimate.used |= prompt.used
-                return estimate
-            except (RuntimeError, MemoryError) as error:
-                pace.slow_down(error, model, end)
-            report.done, checked = before, False  # out of memory: once more, in smaller pieces
-
+    worked = _Worker(prompt, lambda error: pace.slow_down(error, model, end), report)
     planned = _planned(method, budget, width)
     auto = method == "sketch" and budget == "auto"
 
@@ -177,63 +161,17 @@ def jacobian(
         return added.piece(goes_on=True)
 
     def expect(numbers: Iterable[int]) -> None:
-        report.total = float(len(list(numbers)) * planned)
+        report.expect(float(len(list(numbers)) * planned))
 
     pieces = each("jacobian", len(tokens), lambda n: worked(n, fresh, first).piece(goes_on=auto), before=expect)
     if auto:
         pieces = refined(pieces, further, relative_error, report)
     report.finish()
-
-    # Both [prompt, layer, position].
-    squared, variance = (torch.from_numpy(pieces.stacked(name)) for name in ("squared", "variance"))
     used = pieces.stacked("engines")
-    engines = [name for at, name in enumerate(ENGINES) if used[:, at].any()]
-    if not (finite := torch.isfinite(squared)).all():
-        place = int((~finite).nonzero()[0, -1])
-        raise InputError(
-            f"model '{model.identity.name}' gives sensitivities that are not finite (position {place}); check its weights "
-            "and what stands there (norms of a zero stream multiply to infinity), or use dtype float32 or float64"
-        )
-    sensitivity = (squared.clamp_min(0) / width).sqrt()
-    spread = torch.where(squared > 0, variance.sqrt() / (2 * sensitivity * width), torch.zeros_like(squared))
-    # The elasticity's unit: rms of the input over prompts and positions from 1 on, one number; of the output, each prompt's.
-    scales = torch.from_numpy(pieces.stacked("scales")).sqrt()  # [prompt, layer, three]
-    unit_of = scales[..., 0].pow(2).mean(0).sqrt() / scales[..., 2]  # [prompt, layer]
-    pathways = PATHWAYS if pathway == "all" else (pathway,)
-    # Sources are layers by pathways; [pathway, prompt, layer, position] with the positions left out as zeros.
-    sensitivity, spread = (
-        torch.nn.functional.pad(x.unflatten(1, (len(layers), -1)).permute(2, 0, 1, 3), (0, length - end))
-        for x in (sensitivity, spread)
-    )
-    elasticity = sensitivity * unit_of[None, :, :, None]
-    dims: tuple[str, ...] = ("pathway", "prompt", "layer", "position")
-    coords: dict[str, list[Any]] = {"pathway": list(pathways), "layer": layers}
-    for dim, kept in (("layer", from_layer == "all"), ("pathway", pathway == "all")):
-        if not kept:
-            sensitivity, spread, elasticity = (x.select(dims.index(dim), 0) for x in (sensitivity, spread, elasticity))
-            dims = tuple(name for name in dims if name != dim)
-            del coords[dim]
-    of_scales = ("prompt", "layer") if from_layer == "all" else ("prompt",)
-    sizes = {
-        "input_rms": "root mean square of the stream differentiated by, positions from 1 on",
-        "first_rms": "the same at position 0",
-        "output_rms": "norm of the readout at the query / sqrt(d)",
-    }
-    each_scale = scales if from_layer == "all" else scales[:, 0]
-    return dataset(
-        {
-            "sensitivity": (dims, sensitivity, {"long_name": "||J_j||_F / sqrt(d)", "units": "1"}),
-            "stderr": (dims, spread, {"long_name": "standard error of the sensitivity", "units": "1"}),
-            "elasticity": (dims, elasticity, {"long_name": "sensitivity * rms(x) / rms(h)", "units": "1"}),
-            **{
-                name: (of_scales, each_scale[..., n], {"long_name": said, "units": "1"})
-                for n, (name, said) in enumerate(sizes.items())
-            },
-            "products": (("prompt",), pieces.stacked("products"), {"units": "vector-Jacobian products"}),
-            "basis_products": (("prompt",), pieces.stacked("basis_products"), {"units": "products"}),
-        },
+    made = dataset(
+        labelled(VARIABLES, _values(model, pieces, len(layers), length)),
         tokens=tokens,
-        coords=coords,
+        coords={"pathway": list(PATHWAYS if pathway == "all" else (pathway,)), "layer": layers},
         attrs=provenance(
             model,
             tokens,
@@ -247,9 +185,29 @@ def jacobian(
             from_layer=from_layer,
             seed=seed,
         )
-        | {"engine": "+".join(engines)}
+        | {"engine": "+".join(name for n, name in enumerate(ENGINES) if used[:, n].any())}
         | ({} if apart.obstacle is None else {"fallback": apart.obstacle}),
     )
+    single = [dim for dim, asked in (("layer", from_layer), ("pathway", pathway)) if asked != "all"]
+    return made.isel(dict.fromkeys(single, 0), drop=True)
+
+
+def _budget(
+    method: Method, products: int | Literal["auto"] | None, relative_error: float, chunk: int | None
+) -> int | Literal["auto"]:
+    """Products per prompt, of a sketch, once the numbers were found to be such."""
+    if products is not None and method != "sketch":
+        raise InputError(f"products={products} goes with method 'sketch', not '{method}'; leave it out")
+    budget: int | Literal["auto"] = PRODUCTS if products is None else products
+    if budget != "auto" and not isinstance(budget, int):
+        raise InputError(f"products={products} is no number of products; give an integer, or 'auto'")
+    if budget != "auto" and method == "sketch" and budget < 2:
+        raise InputError(f"products={budget} is too few for a sketch; give at least 2, or method 'scalar'")
+    if not 0 < relative_error < np.inf:
+        raise InputError(f"relative_error={relative_error} cannot be reached; give a positive number, as 0.02")
+    if chunk is not None and chunk < 1:
+        raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
+    return budget
 
 
 def _planned(method: Method, budget: int | str, width: int) -> int:
@@ -257,3 +215,57 @@ def _planned(method: Method, budget: int | str, width: int) -> int:
     if method == "sketch":
         return min(width, PRODUCTS // 2 if budget == "auto" else int(budget))
     return width if method == "exact" else 1
+
+
+@dataclass
+class _Worker:
+    """Works on one prompt after another: checks the first most closely, and repeats what memory had no room for."""
+
+    prompt: Callable[[int, bool], Prompt]  # (its number, whether to check it most closely)
+    slow_down: Callable[[Exception], None]
+    report: Report
+    checked: bool = False
+
+    def __call__(self, n: int, begun: Callable[[int], Estimate], work: Callable[[Estimate, Prompt], None]) -> Estimate:
+        while True:
+            estimate, prompt, before = begun(n), self.prompt(n, not self.checked), self.report.done
+            self.checked = True
+            try:
+                with prompt.linearized():
+                    work(estimate, prompt)
+                    estimate.scales = prompt.scales()
+                estimate.used |= prompt.used
+                return estimate
+            except (RuntimeError, MemoryError) as error:
+                self.slow_down(error)
+            self.report.done, self.checked = before, False  # out of memory: once more, in smaller chunks
+
+
+def _values(model: View, pieces: Pieces, layers: int, length: int) -> dict[str, Any]:
+    """The arrays of `VARIABLES`, put together from all prompts."""
+    width = model.spec.width
+    # Both [prompt, source, position]; sources are layers by pathways.
+    squared, variance = (torch.from_numpy(pieces.stacked(name)) for name in ("squared", "variance"))
+    if not (finite := torch.isfinite(squared)).all():
+        place = int((~finite).nonzero()[0, -1])
+        raise InputError(
+            f"model '{model.identity.name}' gives sensitivities that are not finite (position {place}); check its weights "
+            "and what stands there (norms of a zero stream multiply to infinity), or use dtype float32 or float64"
+        )
+    sensitivity = (squared.clamp_min(0) / width).sqrt()
+    spread = torch.where(squared > 0, variance.sqrt() / (2 * sensitivity * width), torch.zeros_like(squared))
+    # [pathway, prompt, layer, position]; zero at the positions that were left out.
+    sensitivity, spread = (
+        torch.nn.functional.pad(x.unflatten(1, (layers, -1)).permute(2, 0, 1, 3), (0, length - x.shape[-1]))
+        for x in (sensitivity, spread)
+    )
+    # The elasticity's unit: rms of the input over prompts and positions from 1 on, one number; of the output, each prompt's.
+    scales = torch.from_numpy(pieces.stacked("scales")).sqrt()  # [prompt, layer, three]
+    unit_of = scales[..., 0].pow(2).mean(0).sqrt() / scales[..., 2]  # [prompt, layer]
+    return {
+        "sensitivity": sensitivity,
+        "stderr": spread,
+        "elasticity": sensitivity * unit_of[None, :, :, None],
+        **dict(zip(("input_rms", "first_rms", "output_rms"), scales.unbind(-1), strict=True)),
+        **{name: pieces.stacked(name) for name in ("products", "basis_products")},
+    }

@@ -5,8 +5,8 @@ ways. The **causal mask** gives a later query more keys to share its attention a
 position: what blocks below wrote differs between early and late positions, and so do queries and keys. This file measures
 how much a head's attention depends on absolute position and splits it exactly into the two.
 
-Setting. Prompts n are windows cut at random offsets behind one first token, so that what a token is says nothing about
-where it stands. `s_ij` are a head's scaled logits after rotation, soft-cap and slopes; `log Z_i` the log-sum-exp over the
+Setting. Prompts n are windows cut at random offsets behind one first token, so that a token's identity says nothing
+about its position. `s_ij` are a head's scaled logits after rotation, soft-cap and slopes; `log Z_i` the log-sum-exp over the
 keys that query i sees; `A_ij = exp(s_ij - log Z_i)`. Queries i run over a band B, lags over a few small ones, keys i - lag
 are never position 0. `E` is the mean over prompts, `V` the variance over i in B, averaged over lags; `C` the covariance.
 
@@ -76,7 +76,7 @@ first token like any other, V(D) and the residual source are 0 within noise; beh
 `log_neither` is 0 up to rounding. Patterns of known answer are recovered: equal logits (all mask, V(M) = Var log(i + 1));
 logits with an absolute bias under fixed denominators (all residual).
 
-What the definition cannot tell: whether a stream's positional content was itself made by the masks of blocks below. "Mask"
+The definition cannot tell whether a stream's positional content was itself made by the masks of blocks below. "Mask"
 is this block's own mask; in block 0 that is all there is, and deeper the residual stream carries on what masks began.
 
 Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the split and the correction are ours.
@@ -100,11 +100,12 @@ from ..models.initialization import CONFIG, Rule
 from ..models.view import View
 from ..results.curves import estimate
 from ..results.dataset import dataset, provenance
-from ..results.statistics import ends
+from ..results.variables import Variable, with_ends
 from ..run import processes
+from ..run.reporting import Progress
 from . import nulls
 from .forms import resampling, splits
-from .samples import LEAST_PROMPTS, Band, Progress
+from .samples import LEAST_PROMPTS, Band
 
 LAGS = tuple(range(1, 9))
 EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
@@ -189,13 +190,10 @@ def leakage(
     beside["null_shuffled"] = (shuffled[None], "97.5 % quantile under shuffled query labels")
     variables: dict[str, tuple[Any, ...]] = {}
     for name, (values, said) in beside.items():  # [resample, band]
-        described = {"long_name": f"leakage, log form: {said}", "units": "nat^2"}
-        variables[name] = (("band",), values[0], described)
-        if len(values) > 1:
-            for end, at in zip(("low", "high"), ends(values), strict=True):
-                variables[f"{name}_{end}"] = (("band",), at, described)
+        null = Variable(("band",), f"leakage, log form: {said}", "nat^2")
+        variables |= with_ends(name, null, values, said=False)
     for name, values in found.items():  # [resample, entry, layer, head, band]
-        entry, units = ENTRIES[name]
+        entry, long_name, units = VARIABLES[name]
         of_model = values.mean((2, 3))
         levels: dict[str, tuple[tuple[str, ...], Any]] = {
             name: (("layer", "head", "band"), values),
@@ -207,12 +205,8 @@ def leakage(
             shares = np.divide(of_model, total, out=np.full_like(of_model, np.nan), where=total > 0)
             levels[f"{name.removesuffix('_source')}_share_of_model"] = (("band",), shares)
         for level, (dims, at) in levels.items():
-            described = {"long_name": DESCRIBED[name], "units": "1" if "share" in level else units}
-            dims, at = (entry + dims, at) if entry else (dims, at[:, 0])
-            variables[level] = (dims, at[0], described)
-            if bootstrap:
-                low, high = ends(at)
-                variables[f"{level}_low"], variables[f"{level}_high"] = (dims, low, described), (dims, high, described)
+            variable = Variable(entry + dims, long_name, "1" if "share" in level else units)
+            variables |= with_ends(level, variable, at if entry else at[:, 0], said=False)
     options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed, "fresh": fresh}
     if fresh:
         options["initialization"] = str(initialization)
@@ -231,39 +225,35 @@ def leakage(
     )
 
 
-ENTRIES: dict[str, tuple[tuple[str, ...], str]] = {
-    "log_form": (("part",), "nat^2"),
-    "log_source": (("source",), "nat^2"),
-    "log_stream": ((), "nat^2"),
-    "log_noise": ((), "nat^2"),
-    "steady_source": (("source",), "nat^2"),
-    "steady_stream": ((), "nat^2"),
-    "log_sink": ((), "nat^2"),
-    "sink_constant": ((), "nat^2"),
-    "sink_varying": ((), "nat^2"),
-    "log_rest": ((), "nat^2"),
-    "log_neither": ((), "nat^2"),
-    "weight_form": (("cell",), "1"),
-    "weight_source": (("source",), "1"),
-    "terms_form": (("cell",), "1"),
-    "terms_source": (("source",), "1"),
-}
-DESCRIBED = {
-    "log_form": "leakage, log form, and its parts",
-    "log_source": "leakage, log form, Shapley value of each source",
-    "log_stream": "variance of what the residual stream adds to the log-weights",
-    "steady_source": "leakage, log form, Shapley value of each source, the constant sink on the mask's side",
-    "steady_stream": "variance of what the residual stream adds to the log-weights, the constant sink taken out",
-    "log_noise": "sampling noise that an uncorrected variance would add",
-    "log_sink": "variance of what position 0 adds to the log-denominator",
-    "sink_constant": "variance of what position 0 adds to the log-denominator with its mean logit held constant",
-    "sink_varying": "variance of what position 0's mean logit adds by changing with the query",
-    "log_rest": "variance of what the rest of the residual stream adds to the log-denominator",
-    "log_neither": "leakage, log form, with both sources removed",
-    "weight_form": "leakage, weight form, by the sources that are on",
-    "weight_source": "leakage, weight form, Shapley value of each source and what is left without",
-    "terms_form": "leakage, weight form, the mask taken as the number of terms alone, by the sources that are on",
-    "terms_source": "leakage, weight form, the mask taken as the number of terms alone, Shapley values",
+# By form and part; dimensions before [layer, head, band].
+VARIABLES = {
+    "log_form": Variable(("part",), "leakage, log form, and its parts", "nat^2"),
+    "log_source": Variable(("source",), "leakage, log form, Shapley value of each source", "nat^2"),
+    "log_stream": Variable((), "variance of what the residual stream adds to the log-weights", "nat^2"),
+    "log_noise": Variable((), "sampling noise that an uncorrected variance would add", "nat^2"),
+    "steady_source": Variable(
+        ("source",), "leakage, log form, Shapley value of each source, the constant sink on the mask's side", "nat^2"
+    ),
+    "steady_stream": Variable(
+        (), "variance of what the residual stream adds to the log-weights, the constant sink taken out", "nat^2"
+    ),
+    "log_sink": Variable((), "variance of what position 0 adds to the log-denominator", "nat^2"),
+    "sink_constant": Variable(
+        (), "variance of what position 0 adds to the log-denominator with its mean logit held constant", "nat^2"
+    ),
+    "sink_varying": Variable((), "variance of what position 0's mean logit adds by changing with the query", "nat^2"),
+    "log_rest": Variable((), "variance of what the rest of the residual stream adds to the log-denominator", "nat^2"),
+    "log_neither": Variable((), "leakage, log form, with both sources removed", "nat^2"),
+    "weight_form": Variable(("cell",), "leakage, weight form, by the sources that are on"),
+    "weight_source": Variable(
+        ("source",), "leakage, weight form, Shapley value of each source and what is left without"
+    ),
+    "terms_form": Variable(
+        ("cell",), "leakage, weight form, the mask taken as the number of terms alone, by the sources that are on"
+    ),
+    "terms_source": Variable(
+        ("source",), "leakage, weight form, the mask taken as the number of terms alone, Shapley values"
+    ),
 }
 
 

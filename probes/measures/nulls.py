@@ -1,10 +1,10 @@
-"""What stands beside the total of leakage (`probes.leakage`): what patterns leak that have learnt nothing of position.
+"""Nulls for the total of leakage (`probes.leakage`): what patterns leak that have learnt nothing about position.
 
 Each null is the total of the log form, mean over blocks and heads, per band, in squared nats:
 
 - *uniform*: attention that weighs all visible keys alike, under the model's masks. Closed form.
 - *fresh*: the model with fresh weights of the same configuration, on some of the same prompts. At usual deviations logits
-  are small at birth and this is near the uniform one; where it is not, the architecture leaks by itself.
+  are small at initialization and this is near the uniform one; where it is not, the architecture leaks by itself.
 - *shuffled*: the model as it is, one half's queries under each other's labels (97.5 % quantile): what the estimate shows
   where nothing depends on the query.
 
@@ -29,9 +29,10 @@ from ..models.memory import weights_of
 from ..models.view import View
 from ..results.statistics import INTERVAL
 from ..run.memory import available
+from ..run.reporting import Progress
 from ..run.resume import within
 from .forms import resampling, splits
-from .samples import LEAST_PROMPTS, Band, Progress, halves_of
+from .samples import LEAST_PROMPTS, Band, halves_of
 
 FRESH_PROMPTS = 64  # of the null of fresh weights: its mean over all heads is known to 1 % with them
 

@@ -1,4 +1,4 @@
-"""One prompt to look at token by token: a text, a conversation or ids, and what each of its tokens is shown as."""
+"""One prompt, token by token: a text, a conversation or ids, and how each token is shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..data.windows import encoded
 from ..errors import InputError
 from ..models.checks import check_tokens
 from ..models.view import View
-from ..results.curves import SHORTEST
+from ..results.ushape import SHORTEST
 
 # Of one prompt, with or without a dimension for it.
 Ids: TypeAlias = Sequence[int] | Int[Tensor, "*prompt position"] | Int[np.ndarray, "*prompt position"]

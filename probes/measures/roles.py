@@ -1,6 +1,6 @@
 """What heads do with position 0: the rules by which `probes.sinks` gives each head one of four roles.
 
-A head that attends to position 0 need not use what is there: its value may be tiny, and what it writes next to nothing
+A head that attends to position 0 need not use what is there: the value may be tiny, and what the head writes almost nothing
 beside the stream. So sizes are taken beside the residual stream `x_i` that the block of query i reads, over the queries
 i >= 1 that see position 0, and averaged (root mean square) first over queries, then over prompts:
 
@@ -51,6 +51,7 @@ REACTS = 0.1  # a tenth of a query's attention moves, while nothing but position
 LARGE = 0.1  # of the stream's size: what a head takes from position 0, or what follows another embedding there
 SMALL = 0.3  # of the size of a head's own output if it attended elsewhere
 ROLES = ("reads", "parks", "reacts", "ignores")
+RULES = ("attends", "reads", "reacts", "sink-reading")  # of `selected`; the last is attends and reads both
 FACTORS = (0.5, 1.0, 2.0)  # of the thresholds of reading and parking, at which heads are counted
 PLACES = ("sink", "rest")  # position 0; the mean over all others
 
@@ -146,6 +147,13 @@ def assigned(
         free &= ~rule.holds
     roles[-1] = free
     return roles, sure | (free & earlier)
+
+
+def selected(found: Mapping[str, Any]) -> Bool[np.ndarray, "rule layer head"]:
+    """Which heads each of `RULES` selects by its threshold alone; comparisons with NaN are false."""
+    attends, reads = found["attends"] > ATTENDS, found["reads"] > READS
+    reacts = found["reacts"] > REACTS if "reacts" in found else np.zeros_like(attends)
+    return np.stack([attends, reads, reacts, attends & reads])
 
 
 def role_names(ds: xr.Dataset) -> np.ndarray:

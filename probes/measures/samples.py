@@ -1,11 +1,11 @@
 """What leakage needs of attention: every block's logits of all prompts, made Toeplitz in the mean.
 
-Prompts go through the blocks a chunk at a time, all of them through one block before the next (`by_block`), since what is
-subtracted from a prompt's logits are means over its half of the prompts. Chunks lie within the halves and follow from the
-number of prompts and their length alone, so that sums are taken in one order in however many processes. Streams, queries,
-keys and samples of all prompts wait in files (`probes.run.spool`); in memory is what one chunk needs.
+All prompts go through one block before the next (`by_block`), a chunk at a time, because means over half of the prompts are
+subtracted from each prompt's logits. Chunks lie within the halves and depend only on the number of prompts and their length,
+so the order of sums does not depend on the number of processes. Streams, queries, keys and samples of all prompts wait in
+files (`probes.run.spool`); memory holds what one chunk needs.
 
-Definitions and sources: `probes.leakage`, whose names for things are used here.
+Definitions, names and sources are those of `probes.leakage`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..errors import InputError
 from ..models.view import Attention, View
 from ..run import processes
 from ..run.memory import trim
+from ..run.reporting import Progress, Report
 from ..run.resume import Piece, shared
 from ..run.spool import Spool
 from .attention import by_layer, diagonals, normalizers, pairs
@@ -32,7 +33,6 @@ LEAST_PROMPTS = 4  # two in each half, or no prompt has a deviation of its own
 LEAST_ROWS = 16  # queries whose logits are held for all prompts of a half; where fewer fit they are made again
 
 Band = tuple[int, int]  # first and last query
-Progress = Callable[[float, float], None]
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,7 @@ class Samples:
     logits: Float[Tensor, "prompt head lag query"]  # s_{i, i-lag}
     normalizer: Float[Tensor, "prompt head query"]  # log Z_i
     with_sink: Float[Tensor, "prompt head query"]  # log Z~_i, but position 0 with its own logits
-    with_constant: Float[
-        Tensor, "prompt head band query"
-    ]  # log Z~_i, but position 0 with its own, constant over the band
+    with_constant: Float[Tensor, "prompt head band query"]  # the same, position 0's logit constant over the band
     of_mask: Float[Tensor, "prompt head query"]  # log Z~_i
     # What a prompt adds to the three above through the means that shift all prompts (`E s_ij - t`; of position 0's constant
     # logit, its distance from the band's mean), to first order; mean 0.
@@ -109,15 +107,14 @@ def by_block(
     summed_up: Callable[[Sampled], dict[str, Tensor]],
     progress: Progress | None = None,
 ) -> list[Piece]:
-    """What `summed_up` makes of every block's samples; all prompts run through a block before the next.
+    """`summed_up` of every block's samples; all prompts run through a block before the next.
 
-    Several processes run a share of the chunks each, and hand queries, keys and log-sum-exps of a block to one of them,
-    which makes its samples: block after block another one.
+    Each process runs a share of the chunks and hands queries, keys and log-sum-exps of a block to one process, which
+    makes the block's samples. Processes take turns.
     """
-    finished = False
+    report = Report(progress, model.spec.blocks)
 
     def measured(shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, Piece]]:
-        nonlocal finished
         owner = {layer: process for process, share in enumerate(shares) for layer in share}
         if not owner:
             return
@@ -135,15 +132,12 @@ def by_block(
                     aside.clear()
                     yield mine, {name: x.cpu().numpy() for name, x in made.items()}
                     mine = None
-                if progress is not None:
-                    progress(float(layer + 1), float(model.spec.blocks))
-                finished = layer + 1 == model.spec.blocks
+                report()
                 if layer == max(owner):
                     return
 
     found = list(shared("leakage", model.spec.blocks, measured))
-    if progress is not None and not finished:  # the last blocks were there, or are another process's
-        progress(float(model.spec.blocks), float(model.spec.blocks))
+    report.finish()
     return found
 
 
@@ -282,7 +276,7 @@ PIECES = ("with_sink", "with_constant", "of_mask", "through_sink", "through_cons
 def blocks_of(sizes: Sequence[int], heads: int, first: int, stop: int) -> tuple[list[tuple[int, int]], bool]:
     """(start, end) of the queries taken together, and whether the logits of all chunks (prompts in each) are held.
 
-    They are, as long as that leaves enough queries at once; otherwise a chunk's are made when they are needed, three times.
+    They are held as long as that leaves enough queries at once. Otherwise each chunk's logits are computed three times.
     """
     held = LOGITS_AT_ONCE // (sum(sizes) * heads * stop)
     alone = max(1, LOGITS_AT_ONCE // (max(sizes) * heads * stop))

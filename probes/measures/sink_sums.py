@@ -1,4 +1,5 @@
-"""What `probes.sinks` sums over prompts while a model runs: one block of one prompt at a time, no pattern held whole.
+"""The sums over prompts behind `probes.sinks`, taken while a model runs: one block of one prompt at a time, no whole
+pattern.
 
 Sizes behind the output projection are quadratic forms, `|x W_O|^2 = x G x` with each head's Gram matrix `G = W_O W_O^T`
 [c, c], made once for all prompts. What a head would write if it attended elsewhere comes from one more pass of the

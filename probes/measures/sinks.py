@@ -46,7 +46,7 @@ more, block of queries by block. `reacts` runs every prompt twice, and makes bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
@@ -60,23 +60,24 @@ from ..data.positions import read_ranges
 from ..errors import InputError
 from ..models.checks import check_tokens
 from ..models.given import takes_model
+from ..models.swap import swapped
 from ..models.view import Attention, Edit, View
 from ..results.dataset import dataset, provenance
+from ..results.variables import Variable, labelled
 from ..run.memory import Retry
+from ..run.reporting import Progress, Report
 from ..run.resume import Piece, each, groups
 from .attention import pattern_blocks, run_watched
 from .effect import PROMPTS as EFFECT_PROMPTS
 from .effect import check_effect, effects, passes_in_all
-from .roles import ATTENDS, LIMITS, PLACES, REACTS, READS, ROLES, assigned, best, estimates
+from .roles import LIMITS, PLACES, ROLES, RULES, assigned, best, estimates, selected
 from .sink_sums import Sums
 
 Keys: TypeAlias = tuple[int, ...] | Literal["all"]
-Progress = Callable[[float, float], None]  # (prompts done, prompts in all)
 
 FIRST_KEYS = tuple(range(8))  # the keys unless told; of a shorter prompt, those that exist
 THRESHOLD = 0.3  # [Gu]'s eps
 TAU = 0.2  # [Wu]'s
-RULES = ("attends", "reads", "reacts", "sink-reading")
 PICTURE_LENGTH = 128  # queries and keys of a pattern's picture: more cannot be seen on a page
 
 
@@ -144,22 +145,77 @@ def sinks(
     heads_asked = check_effect(effect, effect_prompts)
     every = isinstance(keys, str)
     separate = not every if per_prompt is None else per_prompt
-    other = None
-    if reacts is not None:
-        from ..models.swap import swapped  # not above: it measures sinks itself
-
-        other = swapped(model, reacts)
-
+    other = None if reacts is None else swapped(model, reacts)
     sums = Sums(model, tokens, None if every else chosen, float(threshold), float(tau), separate, other is not None)
-    report = _Reporter(progress, len(tokens), model.spec.blocks)
+    report = Report(progress, len(tokens), per=model.spec.blocks)
     later = passes_in_all(model, len(tokens), effect, effect_prompts)
-    together = groups(len(tokens))
-
-    streams = [Edit("residual", layer, sums.watch_stream) for layer in range(model.spec.blocks)]
     retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{model.identity.name}'", report)
+    found = _summed(model, other, tokens, sums, retry, report, later)
+    by_head = {name: found.pop(name) for name in BY_PROMPT if name in found}  # [prompt, layer, head]
+    intervals = estimates(by_head, documents)
+    has_role, sure = assigned(intervals)
+    if heads_asked != 0:
+        first = best({"written": intervals["written"].value}, heads_asked)
+        some = tokens[: int(effect_prompts)]
+        effects_found = effects(model, some, first, retry, lambda n: report(n * model.spec.blocks), report.expect)
+        intervals |= estimates(effects_found, None if documents is None else documents[: len(some)])
+        unmeasured = np.full((len(tokens) - len(some), *sure.shape), np.nan)
+        by_head |= {name: np.concatenate([each, unmeasured]) for name, each in effects_found.items()}
+    report.finish()
+    variables = _variables(float(threshold), float(tau), separate)
+    for name, interval in intervals.items():
+        values = (*interval[:3], by_head[name].astype(np.float32))
+        for (end, said), value in zip(ENDS.items(), values, strict=True):
+            of_what = variables[name]
+            dims = ("prompt", *of_what.dims) if end == "_by_prompt" else of_what.dims
+            variables[name + end] = of_what._replace(dims=dims, long_name=of_what.long_name + said)
+            found[name + end] = value
+    found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8)}
+    found["selected"] = selected(found).astype(np.int8)
+    coords: dict[str, Any] = {
+        "layer": list(range(model.spec.blocks)),
+        "head": list(range(model.spec.heads)),
+        "key": list(chosen),
+        "place": list(PLACES),
+        "rule": list(RULES),
+        "role": list(ROLES),
+    }
+    if pictures:
+        first = best(found, int(pictures))
+        found["pattern"] = _pictures(model, tokens[:1], first)
+        coords |= {"picture": list(range(len(first)))}
+        coords |= {f"picture_{name}": (("picture",), [one[n] for one in first]) for n, name in enumerate(HEAD)}
+    return dataset(
+        labelled(variables, found),
+        tokens=tokens,
+        coords=coords,
+        attrs=provenance(
+            model,
+            tokens,
+            measurement="sinks",
+            keys="all" if every else list(chosen),
+            threshold=float(threshold),
+            tau=float(tau),
+            per_prompt=separate,
+            reacts=None if other is None else other.replacement,
+            pictures=int(pictures),
+            effect="all" if heads_asked is None else heads_asked or None,
+            effect_prompts=min(int(effect_prompts), len(tokens)) if heads_asked != 0 else None,
+        )
+        | {f"{name}_threshold": limit for name, limit in LIMITS.items()},
+    )
 
-    def summed(group: int) -> Piece:
-        return retry(lambda: sum_of(together[group]))
+
+def _summed(
+    model: View, other: View | None, tokens: Tensor, sums: Sums, retry: Retry, report: Report, later: float
+) -> dict[str, np.ndarray]:
+    """What `sums` gives of all prompts; `other` is the view with another embedding at position 0, if there is one.
+
+    Raises:
+        InputError: values that are not finite.
+    """
+    together = groups(len(tokens))
+    streams = [Edit("residual", layer, sums.watch_stream) for layer in range(model.spec.blocks)]
 
     def sum_of(some: range) -> Piece:
         sums.begin(len(some))
@@ -180,89 +236,14 @@ def sinks(
     def expect(numbers: Iterable[int]) -> None:
         report.total = (float(sum(len(together[n]) for n in numbers)) or 1.0) + later
 
-    found = sums.results(each("sinks", len(together), summed, before=expect))
+    pieces = each("sinks", len(together), lambda group: retry(lambda: sum_of(together[group])), before=expect)
+    found = sums.results(pieces)
     if not all(np.isfinite(found[name]).all() for name in ("alpha", "value_norm", "key_norm", "written_norm")):
         raise InputError(
             f"model '{model.identity.name}' gives attention that is not finite; "
             "check its weights, or use dtype float32 or float64"
         )
-
-    by_prompt = ("prompt",) if separate else ()
-    heads, places = ("layer", "head"), ("layer", "head", "place")
-    described: dict[str, tuple[tuple[str, ...], str]] = {
-        "alpha": ((*by_prompt, *heads, "key"), "mean weight on the key, over the queries from it on [Gu]"),
-        "sink_rate": (("layer", "key"), f"share of (prompt, head) with alpha > {threshold:g}"),
-        "sink_rate_of_model": (("key",), f"share of (prompt, layer, head) with alpha > {threshold:g}"),
-        "over_tau": ((*heads, "key"), f"fraction of the queries that see the key with a weight > {tau:g} [Wu]"),
-        "over_tau_of_model": (("key",), f"mean over layers and heads of the fraction with a weight > {tau:g}"),
-        "uniform": (("layer", "key"), "alpha of uniform attention under the block's mask"),
-        "reads": (heads, "size of what comes from position 0 against the head's output"),
-        "reads_along": (heads, "part of the head's output along what comes from position 0, signed"),
-        "reacts_among_others": (heads, "as reacts, rows renormalized over keys >= 1"),
-        "has_role": (("role", *heads), "whether it is the head's role"),
-        "role_sure": (heads, "whether no interval that decided the role contains its threshold"),
-        "value_norm": (places, "|v_j|"),
-        "key_norm": (places, "|k_j|"),
-        "written_norm": (places, "|v_j W_O|"),
-        "selected": (("rule", *heads), "whether the rule selects the head"),
-    }
-    by_head = {name: found.pop(name) for name in BY_PROMPT if name in found}  # [prompt, layer, head]
-    intervals = estimates(by_head, documents)
-    has_role, sure = assigned(intervals)
-    if heads_asked != 0:
-        first = best({"written": intervals["written"].value}, heads_asked)
-        some = tokens[: int(effect_prompts)]
-        effects_found = effects(model, some, first, retry, report, report.expect_more)
-        intervals |= estimates(effects_found, None if documents is None else documents[: len(some)])
-        unmeasured = np.full((len(tokens) - len(some), *sure.shape), np.nan)
-        by_head |= {name: np.concatenate([each, unmeasured]) for name, each in effects_found.items()}
-    report.finish()
-    for name, interval in intervals.items():
-        of_what = BY_PROMPT[name]
-        found |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
-        found[f"{name}_by_prompt"] = by_head[name].astype(np.float32)
-        described |= {name: (heads, of_what), f"{name}_by_prompt": (("prompt", *heads), f"{of_what}, by prompt")}
-        described |= {f"{name}_{end}": (heads, f"{of_what}, {end} end of the 95 % interval") for end in ("low", "high")}
-    found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8), "selected": _selected(found)}
-    variables: dict[str, tuple[Any, ...]] = {
-        name: (dims, found[name], {"long_name": said, "units": _units(name)})
-        for name, (dims, said) in described.items()
-        if name in found
-    }
-    coords: dict[str, Any] = {
-        "layer": list(range(model.spec.blocks)),
-        "head": list(range(model.spec.heads)),
-        "key": list(chosen),
-        "place": list(PLACES),
-        "rule": list(RULES),
-        "role": list(ROLES),
-    }
-    if pictures:
-        first = best(found, int(pictures))
-        said = {"long_name": "attention pattern of the first prompt", "units": "1"}
-        drawn = _pictures(model, tokens[:1], first)
-        variables["pattern"] = (("picture", "picture_query", "picture_key"), drawn, said)
-        coords |= {"picture": list(range(len(first)))}
-        coords |= {f"picture_{name}": (("picture",), [one[n] for one in first]) for n, name in enumerate(heads)}
-    return dataset(
-        variables,
-        tokens=tokens,
-        coords=coords,
-        attrs=provenance(
-            model,
-            tokens,
-            measurement="sinks",
-            keys="all" if every else list(chosen),
-            threshold=float(threshold),
-            tau=float(tau),
-            per_prompt=separate,
-            reacts=None if other is None else other.replacement,
-            pictures=int(pictures),
-            effect="all" if heads_asked is None else heads_asked or None,
-            effect_prompts=min(int(effect_prompts), len(tokens)) if heads_asked != 0 else None,
-        )
-        | {f"{name}_threshold": limit for name, limit in LIMITS.items()},
-    )
+    return found
 
 
 def parse_keys(value: str) -> Keys:
@@ -279,31 +260,58 @@ def parse_keys(value: str) -> Keys:
     return tuple(found)
 
 
-# ---------------------------------------------------------------------------------------------------- heads
+# ------------------------------------------------------------------------------------------------ what a result holds
 
 
-# Kept of every prompt, and what it is.
+HEAD = ("layer", "head")
+# What follows the name of a number kept of every prompt, and its name in words.
+ENDS = {
+    "": "",
+    "_low": ", low end of the 95 % interval",
+    "_high": ", high end of the 95 % interval",
+    "_by_prompt": ", by prompt",
+}
+# Kept of every prompt.
 BY_PROMPT = {
-    "attends": "mean weight on position 0",
-    "written": "size of what comes from position 0 beside the stream that the block reads",
-    "output": "size of the head's output beside the stream that the block reads",
-    "output_own": "size of the head's output beside its own with position 0 hidden, by weight on position 0",
-    "reacts": "attention to keys >= 1 changed by another embedding at position 0, total variation",
-    "effect": "KL of the next token when what the head takes from position 0 is removed",
-    "loss_change": "change of the next-token loss when what the head takes from position 0 is removed",
-    "reacts_output": "size of the output's change by another embedding at position 0, beside the stream",
+    "attends": Variable(HEAD, "mean weight on position 0"),
+    "written": Variable(HEAD, "size of what comes from position 0 beside the stream that the block reads"),
+    "output": Variable(HEAD, "size of the head's output beside the stream that the block reads"),
+    "output_own": Variable(
+        HEAD, "size of the head's output beside its own with position 0 hidden, by weight on position 0"
+    ),
+    "reacts": Variable(HEAD, "attention to keys >= 1 changed by another embedding at position 0, total variation"),
+    "effect": Variable(HEAD, "KL of the next token when what the head takes from position 0 is removed", "nat"),
+    "loss_change": Variable(
+        HEAD, "change of the next-token loss when what the head takes from position 0 is removed", "nat"
+    ),
+    "reacts_output": Variable(
+        HEAD, "size of the output's change by another embedding at position 0, beside the stream"
+    ),
 }
 
 
-def _units(name: str) -> str:
-    return "activation" if name.endswith("_norm") else "nat" if name.startswith(("effect", "loss_change")) else "1"
-
-
-def _selected(found: Mapping[str, Any]) -> np.ndarray:
-    """[rule, layer, head], 1 where selected; comparisons with NaN are false."""
-    attends, reads = found["attends"] > ATTENDS, found["reads"] > READS
-    reacts = found["reacts"] > REACTS if "reacts" in found else np.zeros_like(attends)
-    return np.stack([attends, reads, reacts, attends & reads]).astype(np.int8)
+def _variables(threshold: float, tau: float, separate: bool) -> dict[str, Variable]:
+    rate = f"with alpha > {threshold:g}"
+    return BY_PROMPT | {
+        "alpha": Variable(
+            (*["prompt"] * separate, *HEAD, "key"), "mean weight on the key, over the queries from it on [Gu]"
+        ),
+        "sink_rate": Variable(("layer", "key"), f"share of (prompt, head) {rate}"),
+        "sink_rate_of_model": Variable(("key",), f"share of (prompt, layer, head) {rate}"),
+        "over_tau": Variable((*HEAD, "key"), f"fraction of the queries that see the key with a weight > {tau:g} [Wu]"),
+        "over_tau_of_model": Variable(("key",), f"mean over layers and heads of the fraction with a weight > {tau:g}"),
+        "uniform": Variable(("layer", "key"), "alpha of uniform attention under the block's mask"),
+        "reads": Variable(HEAD, "size of what comes from position 0 against the head's output"),
+        "reads_along": Variable(HEAD, "part of the head's output along what comes from position 0, signed"),
+        "reacts_among_others": Variable(HEAD, "as reacts, rows renormalized over keys >= 1"),
+        "has_role": Variable(("role", *HEAD), "whether it is the head's role"),
+        "role_sure": Variable(HEAD, "whether no interval that decided the role contains its threshold"),
+        "value_norm": Variable((*HEAD, "place"), "|v_j|", "activation"),
+        "key_norm": Variable((*HEAD, "place"), "|k_j|", "activation"),
+        "written_norm": Variable((*HEAD, "place"), "|v_j W_O|", "activation"),
+        "selected": Variable(("rule", *HEAD), "whether the rule selects the head"),
+        "pattern": Variable(("picture", "picture_query", "picture_key"), "attention pattern of the first prompt"),
+    }
 
 
 def _pictures(model: View, tokens: Tensor, first: list[tuple[int, int]]) -> np.ndarray:
@@ -327,26 +335,6 @@ def _pictures(model: View, tokens: Tensor, first: list[tuple[int, int]]) -> np.n
 
 
 # --------------------------------------------------------------------------------------------------- options
-
-
-class _Reporter:
-    def __init__(self, progress: Progress | None, prompts: int, blocks: int) -> None:
-        self.progress, self.total, self.blocks, self.done = progress, float(prompts), blocks, 0
-
-    def __call__(self, passes: float | None = None) -> None:
-        """A block of a prompt is done, or so many passes."""
-        self.done += 1 if passes is None else passes * self.blocks
-        if self.progress is not None:
-            self.progress(self.done / self.blocks, self.total)
-
-    def expect_more(self, passes: float) -> None:
-        """So much is still to be done."""
-        self.total = self.done / self.blocks + passes
-
-    def finish(self) -> None:
-        """All is there, be it from before."""
-        if self.progress is not None and self.done == 0:
-            self.progress(self.total, self.total)
 
 
 def _check_keys(keys: Any, length: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""Position 0 as a closed system: under a causal mask it sees itself alone, and its path through the blocks is its own.
+"""Position 0 as a closed system: under a causal mask it sees only itself.
 
-What stands at position 0 is a function of the first token and nothing else: later text cannot reach it. Its attention has
+The stream at position 0 is a function of the first token and nothing else: later text cannot reach it. Its attention has
 one key and weight 1 on it, so that every block adds W_O W_V of its own stream and a feed-forward of that. `trajectory`
 checks the first (`later_difference`, `alone_difference`) and follows the stream through the blocks: how far its norm leaves
 those of other positions, in which dimensions (massive activations), and how quickly the paths of different tokens become
@@ -18,7 +18,7 @@ same tokens behind it, at position 1, are the control: blocks that move any toke
 special. Pairs are not independent; `cosine_low` and `cosine_high` are the 5 and 95 % quantiles of the pairs, no interval for
 the mean.
 
-Streams are looked at one prompt and one layer at a time, as they pass.
+Streams are read one prompt and one layer at a time, as they pass.
 
 Source: science of the measurement, section 4, "Position 0 as a closed system".
 """
@@ -28,8 +28,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,10 +42,11 @@ from ..models.given import takes_model
 from ..models.view import Edit, View
 from ..results.curves import three_digits
 from ..results.dataset import dataset, provenance
+from ..results.variables import Variable, labelled
 from ..run.memory import Retry, shares
+from ..run.reporting import Progress, Report
 from ..run.resume import Piece, Pieces, each, groups
-
-Progress = Callable[[float, float], None]  # (passes done, passes in all)
+from .convergence import PLACES, allowed_starts, drawn_starts, pair_statistics, paths, streams_at, with_bos
 
 STARTS = 64  # 2,016 pairs
 RANKS = 5  # dimensions named per layer; [Sun] finds at most four massive ones
@@ -58,11 +58,31 @@ RULES = {
     "100 medians": (0.0, 100.0),
     "30 medians": (0.0, 30.0),
 }
-PLACES = ("position 0", "position 1 behind BOS")
-TAILS = (0.05, 0.95)  # of the pairs' cosines
-EMBEDDING_NUMBERS = 1 << 22  # of embeddings looked at together: 16 MiB in float32
 STREAM_NUMBERS = 1 << 22  # of streams at position 0 held together: 32 MiB in float64
 BITS = 17  # of a float32's magnitude that tell the bins apart: 8 of exponent, 9 of mantissa
+
+
+_AT = ("first", "layer")
+_COSINE = "cosine of streams that started from different tokens"
+VARIABLES = {
+    "later_difference": Variable(_AT, "largest change of an entry at position 0 by other text behind it"),
+    "alone_difference": Variable(_AT, "relative change of the stream at position 0 when its token stands alone"),
+    "norm": Variable((*_AT, "position"), "|h|_2, rms over prompts"),
+    "norm_first": Variable(_AT, "|h|_2 at position 0, median over prompts"),
+    "norm_others": Variable(_AT, "|h|_2 at other positions, median over positions and prompts"),
+    "median_magnitude": Variable(_AT, "median of |h| over prompts, positions and dimensions"),
+    "massive": Variable(
+        (*_AT, "rule"), "dimensions of massive activations at position 0, mean over prompts", "dimensions"
+    ),
+    "massive_others": Variable((*_AT, "rule"), "the most at any other position, mean over prompts", "dimensions"),
+    "top_dimension": Variable((*_AT, "rank"), "dimension of the largest magnitude at position 0", "index"),
+    "top_value": Variable((*_AT, "rank"), "its value, mean over prompts"),
+    "top_ratio": Variable((*_AT, "rank"), "its magnitude, mean over prompts, against the median of |h|"),
+    "cosine": Variable(("place", "layer"), f"{_COSINE}, mean"),
+    "cosine_low": Variable(("place", "layer"), f"{_COSINE}, 5 % quantile"),
+    "cosine_high": Variable(("place", "layer"), f"{_COSINE}, 95 % quantile"),
+    "cosine_with_bos": Variable(("layer",), "mean cosine of other tokens' streams at position 0 with BOS's"),
+}
 
 
 @takes_model
@@ -110,39 +130,30 @@ def trajectory(
     Source: [Sun], arXiv 2402.17762, section 2, for massive activations; the rest is ours, see the module's text.
     """
     check_tokens(model, tokens)
-    pool = _allowed(model, starts, seed)
+    pool = allowed_starts(model, starts, seed)
     batches = _firsts(model, tokens)
     # A replacement at position 0 would be the same for all starts, and their cosines 1.
     unchanged: View = getattr(model, "original", model)
-    ids = _starts(unchanged, tokens, pool, starts, seed)
-    report = _Reporter(progress, sum(2 * len(batch) + 1 for batch in batches.values()) + 3)
+    ids = drawn_starts(unchanged, tokens, pool, starts, seed)
+    report = Report(progress, sum(2 * len(batch) + 1 for batch in batches.values()) + 3)
     found = [_along(model, batch, report) for batch in batches.values()]
-    variables: dict[str, tuple[Any, ...]] = {}
-    for name, (dims, long_name, units) in _ALONG.items():
-        values = [getattr(one, name) for one in found]
-        if name == "norm":  # "text" has one position less
-            values = [np.pad(x, ((0, 0), (0, tokens.shape[1] - x.shape[1])), constant_values=np.nan) for x in values]
-        variables[name] = (("first", "layer", *dims), np.stack(values), {"long_name": long_name, "units": units})
-    places = _converging(unchanged, ids, report)
-    for n, name in enumerate(("cosine", "cosine_low", "cosine_high")):
-        described = ("mean", "5 % quantile", "95 % quantile")[n]
-        values = np.stack([_pair_statistics(streams)[n] for streams in places.values()])
-        label = {"long_name": f"cosine of streams that started from different tokens, {described}", "units": "1"}
-        variables[name] = (("place", "layer"), values, label)
-    variables["cosine_with_bos"] = (
-        ("layer",),
-        _with_bos(unchanged, places[PLACES[0]]),
-        {"long_name": "mean cosine of other tokens' streams at position 0 with BOS's", "units": "1"},
-    )
+    for one in found:  # "text" has one position less
+        missing = tokens.shape[1] - one["norm"].shape[1]
+        one["norm"] = np.pad(one["norm"], ((0, 0), (0, missing)), constant_values=np.nan)
+    values = {name: np.stack([one[name] for one in found]) for name in found[0]}
+    places = paths(unchanged, ids, report)
+    cosines = [pair_statistics(streams) for streams in places.values()]
+    values |= zip(("cosine", "cosine_low", "cosine_high"), map(np.stack, zip(*cosines, strict=True)), strict=True)
+    values["cosine_with_bos"] = with_bos(unchanged, places[PLACES[0]])
     report.finish()
     return dataset(
-        variables,
+        labelled(VARIABLES, values),
         tokens=tokens,
         coords={
             "first": list(batches),
             "layer": range(model.spec.blocks + 1),
             "rule": list(RULES),
-            "rank": range(found[0].top_dimension.shape[-1]),
+            "rank": range(values["top_value"].shape[-1]),
             "place": list(places),
         },
         attrs=provenance(model, tokens, measurement="trajectory", starts=starts, seed=seed)
@@ -222,40 +233,8 @@ def cells(row: Row) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------------- along the blocks
 
 
-@dataclass(frozen=True)
-class _Along:
-    """The variables of one `first`, by their names."""
-
-    later_difference: np.ndarray
-    alone_difference: np.ndarray
-    norm: np.ndarray
-    norm_first: np.ndarray
-    norm_others: np.ndarray
-    median_magnitude: np.ndarray
-    massive: np.ndarray
-    massive_others: np.ndarray
-    top_dimension: np.ndarray
-    top_value: np.ndarray
-    top_ratio: np.ndarray
-
-
-# By name: dimensions after [first, layer], what it is, unit.
-_ALONG: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "later_difference": ((), "largest change of an entry at position 0 by other text behind it", "1"),
-    "alone_difference": ((), "relative change of the stream at position 0 when its token stands alone", "1"),
-    "norm": (("position",), "|h|_2, rms over prompts", "1"),
-    "norm_first": ((), "|h|_2 at position 0, median over prompts", "1"),
-    "norm_others": ((), "|h|_2 at other positions, median over positions and prompts", "1"),
-    "median_magnitude": ((), "median of |h| over prompts, positions and dimensions", "1"),
-    "massive": (("rule",), "dimensions of massive activations at position 0, mean over prompts", "dimensions"),
-    "massive_others": (("rule",), "the most at any other position, mean over prompts", "dimensions"),
-    "top_dimension": (("rank",), "dimension of the largest magnitude at position 0", "index"),
-    "top_value": (("rank",), "its value, mean over prompts", "1"),
-    "top_ratio": (("rank",), "its magnitude, mean over prompts, against the median of |h|", "1"),
-}
-
-
-def _along(model: View, tokens: Int[Tensor, "prompt position"], report: _Reporter) -> _Along:
+def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report) -> dict[str, np.ndarray]:
+    """The variables of one `first`, by name, but for those of convergence."""
     count, length = tokens.shape
     layers, width = model.spec.blocks + 1, model.spec.width
     together = groups(count)
@@ -313,19 +292,19 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: _Reporte
         for name in ("zero", "highest")
     )
     later, alone = _closed(model, tokens, together, pieces, retry)
-    return _Along(
-        later_difference=later,
-        alone_difference=alone,
-        norm=np.sqrt((norms**2).mean(0)),
-        norm_first=np.median(norms[:, :, 0], axis=0),
-        norm_others=np.median(norms[:, :, 1:], axis=(0, 2)),
-        median_magnitude=median,
-        massive=massive,
-        massive_others=massive_others,
-        top_dimension=top.indices.numpy(),
-        top_value=np.take_along_axis(value / count, top.indices.numpy(), 1),
-        top_ratio=ratio,
-    )
+    return {
+        "later_difference": later,
+        "alone_difference": alone,
+        "norm": np.sqrt((norms**2).mean(0)),
+        "norm_first": np.median(norms[:, :, 0], axis=0),
+        "norm_others": np.median(norms[:, :, 1:], axis=(0, 2)),
+        "median_magnitude": median,
+        "massive": massive,
+        "massive_others": massive_others,
+        "top_dimension": top.indices.numpy(),
+        "top_value": np.take_along_axis(value / count, top.indices.numpy(), 1),
+        "top_ratio": ratio,
+    }
 
 
 def _counts(
@@ -384,7 +363,7 @@ def _closed(
         largest = np.zeros(model.spec.blocks + 1)
         for n in some:
             same = known.get(changed[n].cpu().numpy().tobytes())  # behind one first token it is that other prompt
-            streams = zero(same) if same is not None else _first_streams(model, changed[n : n + 1], 0)[0]
+            streams = zero(same) if same is not None else streams_at(model, changed[n : n + 1], 0)[0]
             largest = np.maximum(largest, (streams - zero(n)).abs().amax(-1).numpy())
             retry.report()
         return {"later": largest}
@@ -394,86 +373,13 @@ def _closed(
     relative = np.zeros(model.spec.blocks + 1)
     # Together, and not so many that their streams would count.
     for some in torch.arange(len(tokens)).split(max(1, STREAM_NUMBERS // (len(relative) * model.spec.width))):
-        streams = _first_streams(model, tokens[some, :1], 0)
+        streams = streams_at(model, tokens[some, :1], 0)
         own = torch.stack([zero(n) for n in some.tolist()])
         difference, norm = (x.norm(dim=-1) for x in (streams - own, streams))
         each_one = torch.where(difference == 0, torch.zeros_like(norm), difference / norm)  # 0 / 0 is no difference
         relative = np.maximum(relative, each_one.amax(0).numpy())
     retry.report()
     return later, relative
-
-
-# ------------------------------------------------------------------------------------------------------ convergence
-
-
-def _converging(model: View, ids: Int[Tensor, " start"], report: _Reporter) -> dict[str, Tensor]:
-    """The starts' streams [start, layer, d] by place."""
-    found = {PLACES[0]: _first_streams(model, ids[:, None], 0)}
-    report()
-    if model.bos is not None:
-        behind = torch.stack([torch.full_like(ids, model.bos), ids], 1)
-        found[PLACES[1]] = _first_streams(model, behind, 1)
-        report()
-    return found
-
-
-def _pair_statistics(streams: Float[Tensor, "start layer d"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean and 5 and 95 % quantiles of the pairs' cosines, each [layer]."""
-    one, other = torch.triu_indices(len(streams), len(streams), offset=1)
-    direction = streams / streams.norm(dim=-1, keepdim=True)
-    products = torch.einsum("sld,tld->lst", direction, direction)
-    cosines = products[:, one, other].clamp(-1, 1).numpy()
-    low, high = np.quantile(cosines, TAILS, axis=1)
-    return cosines.mean(1), low, high
-
-
-def _with_bos(model: View, streams: Float[Tensor, "start layer d"]) -> np.ndarray:
-    if model.bos is None:
-        return np.full(streams.shape[1], np.nan)
-    own = _first_streams(model, torch.tensor([[model.bos]]), 0)
-    return torch.nn.functional.cosine_similarity(streams, own, dim=-1).mean(0).numpy()
-
-
-def _allowed(model: View, starts: int, seed: int) -> Int[np.ndarray, " id"]:
-    """Ids that a path may start from, special ones left out.
-
-    Raises:
-        InputError: they are less than `starts`, or `starts` or `seed` is none.
-    """
-    if seed < 0:
-        raise InputError(f"seed={seed} is negative; give 0 or more")
-    names = (f"{name}_token_id" for name in ("bos", "eos", "pad", "unk"))
-    special = {model.bos, *(getattr(model.tokenizer, name, None) for name in names)}
-    special.update(getattr(model.tokenizer, "all_special_ids", ()))
-    allowed = np.array([token for token in range(model.spec.vocabulary) if token not in special], dtype=np.int64)
-    _check_starts(starts, len(allowed))
-    return allowed
-
-
-def _check_starts(starts: int, most: int) -> None:
-    if not 2 <= starts <= most:
-        raise InputError(f"starts={starts} tokens cannot be compared; give 2 to {most}, the ids of the vocabulary")
-
-
-def _starts(
-    model: View, tokens: Int[Tensor, "prompt position"], allowed: Int[np.ndarray, " id"], starts: int, seed: int
-) -> Int[Tensor, " start"]:
-    """Drawn from the allowed ids that occur in `tokens`, or from all of them where those are too few.
-
-    Ids that are only there to fill a matrix up have rows that were never trained; those of zeros have no direction.
-    """
-    pool = _not_zero(model, np.intersect1d(allowed, tokens.cpu().numpy()))
-    if len(pool) < starts:
-        pool = _not_zero(model, allowed)
-        _check_starts(starts, len(pool))
-    return torch.from_numpy(np.random.default_rng(seed).choice(pool, size=starts, replace=False)).long()
-
-
-@torch.no_grad()
-def _not_zero(model: View, ids: Int[np.ndarray, " id"]) -> Int[np.ndarray, " some"]:
-    """Those that block 0 does not read as zero at position 0, looked up some at a time."""
-    some = torch.from_numpy(ids)[:, None].split(max(1, EMBEDDING_NUMBERS // model.spec.width))
-    return ids[np.concatenate([model.embed(batch)[:, 0].ne(0).any(-1).cpu().numpy() for batch in some])]
 
 
 # ----------------------------------------------------------------------------------------------------------- passes
@@ -514,33 +420,3 @@ def _passing(model: View, tokens: Int[Tensor, "1 position"], look: Callable[[int
 
     edits = [Edit("residual", layer, seen(layer)) for layer in range(model.spec.blocks)]
     look(model.spec.blocks, model.residual(model.embed(tokens), edits=edits)[0])
-
-
-@torch.no_grad()
-def _first_streams(
-    model: View, tokens: Int[Tensor, "prompt position"], position: int
-) -> Float[Tensor, "prompt layer d"]:
-    """Every layer's stream at one position, float64 on the CPU."""
-    found: list[Tensor] = []
-
-    def take(stream: Tensor) -> Tensor:
-        found.append(stream[:, position].double().cpu())
-        return stream
-
-    edits = [Edit("residual", layer, take) for layer in range(model.spec.blocks)]
-    take(model.residual(model.embed(tokens), edits=edits))
-    return torch.stack(found, 1)
-
-
-class _Reporter:
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, float(total), 0.0
-
-    def __call__(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(min(self.done, self.total), self.total)
-
-    def finish(self) -> None:
-        if self.progress is not None:
-            self.progress(self.total, self.total)

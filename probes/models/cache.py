@@ -1,7 +1,7 @@
-"""Folders that take long to make and are made once: written whole or not at all, and looked through before they are used.
+"""A cache of folders that take long to make: written whole or not at all, and checked before they are used.
 
 They lie under $HEADWATER_CACHE, else $XDG_CACHE_HOME/headwater, else ~/.cache/headwater, each under a key of everything
-that its content depends on. Removing any of them at any time does no harm.
+that its content depends on. Any of them may be removed at any time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..run.files import system_error
 
 LIST = "headwater.json"  # the last file written: sizes and checksums of all others
 AT_ONCE = 1 << 24  # bytes read together
-ABANDONED = 24 * 3600.0  # seconds after which nobody is writing a folder any more
-UNFINISHED = ".headwater-unfinished-"  # how the names of folders begin that are being written or removed
+ABANDONED = 24 * 3600.0  # seconds after which no process is still writing a folder
+UNFINISHED = ".headwater-unfinished-"  # the prefix of folders that are being written or removed
 
 
 def cache_folder() -> Path | None:
@@ -43,7 +43,7 @@ def key(parts: Mapping[str, Any]) -> str:
 
 
 def kept(name: str) -> Path | None:
-    """The folder of that name if it is there as it was written; one that is not is removed."""
+    """The folder of that name if it is as it was written; a damaged one is removed."""
     root = cache_folder()
     if root is None or not (root / name).is_dir():
         return None
@@ -52,9 +52,7 @@ def kept(name: str) -> Path | None:
         if listed and all(_sums(root / name / file) == sums for file, sums in listed.items()):
             return root / name
     with suppress(OSError):
-        discarded = tempfile.mkdtemp(
-            prefix=UNFINISHED, dir=root
-        )  # out of the way at once: a removal may be interrupted, too
+        discarded = tempfile.mkdtemp(prefix=UNFINISHED, dir=root)  # moved first: a removal may be interrupted
         (root / name).rename(Path(discarded) / name)
         shutil.rmtree(discarded, ignore_errors=True)
     return None
@@ -63,7 +61,7 @@ def kept(name: str) -> Path | None:
 def keep(name: str, write: Callable[[Path], None]) -> Path | None:
     """The folder of that name, filled by `write`; None where it cannot be written, which is no error.
 
-    Of two processes that write the same, the first one's stays.
+    Where two processes write the same folder, the first one's stays.
     """
     root, temporary = cache_folder(), None
     try:
@@ -88,7 +86,7 @@ def keep(name: str, write: Callable[[Path], None]) -> Path | None:
 
 
 def _sums(file: Path) -> list[int]:
-    """Size and checksum: enough to notice what was cut short or has changed."""
+    """Size and checksum, which show whether a file was cut short or changed."""
     size = checksum = 0
     with file.open("rb") as opened:
         while block := opened.read(AT_ONCE):
@@ -97,7 +95,7 @@ def _sums(file: Path) -> list[int]:
 
 
 def _clear(root: Path) -> None:
-    """Remove what killed processes have left half written."""
+    """Remove what killed processes left unfinished."""
     for folder in root.glob(f"{UNFINISHED}*"):
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED:

@@ -1,8 +1,8 @@
 """What a checkpoint's folder says about itself, read before transformers makes anything of it.
 
 A safetensors file begins with its header's length (8 bytes, little-endian) and a JSON header that names dtype, shape and
-place of every tensor. From headers and config alone it is known whether the files fit together, so that a config which asks
-for more than any memory holds, or an index that leads elsewhere, is refused instead of being tried.
+place of every tensor. Headers and config alone show whether the files fit together. A config that asks
+for more than any memory holds, or an index that leads elsewhere, is refused before it is tried.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ from typing import Any, NamedTuple
 from ..errors import InputError
 from ..run.files import what_is
 
-WEIGHTS, INDEX, CONFIG, ADAPTER = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "config.json",
-    "adapter_config.json",
-)
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
 LONGEST_HEADER = 100_000_000  # bytes, the format's own bound
 # What the families of `probes` call the sizes that must be found among the tensors' own.
 BLOCKS = ("num_hidden_layers", "n_layer")

@@ -32,10 +32,19 @@ def check_tokens(model: View, tokens: object) -> None:
             f"tokens have {shape[1]} positions, {model.identity.name} was made for {model.spec.max_length}; "
             "give shorter prompts"
         )
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= model.spec.vocabulary:
+    for token in (int(tokens.min()), int(tokens.max())):
+        check_id(model, token)
+
+
+def check_id(model: View, token: int, what: str = "token id") -> None:
+    """Check that the model has an embedding for an id; `what` is what an error calls it.
+
+    Raises:
+        InputError: it has none.
+    """
+    if not 0 <= token < model.spec.vocabulary:
         raise InputError(
-            f"token id {low if low < 0 else high} is outside the vocabulary of {model.identity.name}; "
+            f"{what} {token} is outside the vocabulary of {model.identity.name}; "
             f"ids run from 0 to {model.spec.vocabulary - 1}"
         )
 

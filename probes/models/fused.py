@@ -4,10 +4,10 @@ Fused kernels keep `log Z_i`, the log-sum-exp of a query's logits, for their bac
 of the pattern is `A_ij = exp(s_ij - log Z_i)`, so that a few columns of the pattern cost nothing beside the pass itself.
 `scaled_dot_product_attention` throws it away; the operators underneath are called here.
 
-Nothing is of the size of a whole pattern: windows go band by band, a prefix that all queries see as a full square before the
-causal rest, what no kernel knows block of queries by block.
+No tensor has the size of a whole pattern. A window goes band by band. A prefix that all queries see is a full square before
+the causal rest. What no kernel supports goes block of queries by block.
 
-`in_parts` makes blocks smaller, for whoever has run out of memory with them as they are (`probes.run.memory.Retry`).
+`in_parts` makes blocks smaller after memory ran out (`probes.run.memory.Retry`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ TOLD = ("scaling", "softcap", "sliding_window")
 HARMLESS: MappingProxyType[str, tuple[Any, ...]] = MappingProxyType(
     {"dropout": (0.0,), "is_causal": (True, None), "head_mask": (None,), "past_key_values": (None,)}
 )
-# These change nothing here: positions have entered by rotation or addition, and a pass begins at the first of them; what
-# is kept or collected on the way out is the decoder's affair.
+# These change nothing here. Positions have already entered by rotation or addition, and a pass begins at position 0. The
+# decoder decides what is kept or collected.
 IGNORED = ("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states")
 
 
 def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
-    """The same with its output, and with its log-sum-exp if `normalizer` is asked for; differentiable."""
+    """The attention with its output and, with `normalizer`, its log-sum-exp; differentiable."""
     length = attention.query.shape[-2]
     windowed = attention.window is not None and length > attention.window
     if attention.softcap is not None or attention.slopes is not None or (windowed and attention.prefix is not None):
@@ -57,9 +57,9 @@ def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
 
 
 def query_blocks(attention: Attention, *, numbers: int = BLOCK_NUMBERS) -> Iterator[tuple[int, int]]:
-    """(start, stop) of blocks of queries whose logits number at most `numbers`, for going over a pattern piece by piece.
+    """(start, stop) of blocks of queries that have at most `numbers` logits each, or one row.
 
-    A row alone may be more. Within `in_parts`, a part of `numbers`.
+    Within `in_parts` the limit is that part of `numbers`.
     """
     batch, heads, length, _ = attention.query.shape
     budget, start = numbers // (parts() * batch * heads), 0
@@ -86,7 +86,7 @@ def _kernel(
 ) -> tuple[Tensor, Tensor | None]:
     """(output, log-sum-exp or None where no kernel gives it here); causal unless `full` or a boolean mask is given."""
     causal = mask is None and not full and query.shape[-2] > 1
-    # The operators underneath do not look at the last stride, as what chooses among them does; an edit may give any.
+    # The operators do not check the last stride, as the function that chooses among them does; an edit may give any.
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     if normalizer and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
         added = None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
@@ -181,7 +181,7 @@ def check_edits(edits: Sequence[Edit], spec: Spec) -> None:
 
 
 def check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) -> None:
-    """Refuse an attention that is told something by which it would attend in another way than `attend` does.
+    """Refuse a keyword that would make the attention differ from what `attend` computes.
 
     Raises:
         InputError: a mask, a keyword that is not known here, or a value that changes the result; all by name.

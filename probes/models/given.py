@@ -1,4 +1,4 @@
-"""Public functions of a model take all that `probes.load` makes a view of."""
+"""Public functions of a view also take everything that `probes.load` takes."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callab
 
 
 def _view(model: Any) -> View:
-    # Not isinstance(model, View), which reads `identity`: a hash of all weights, to be taken when it is asked for.
+    # Not isinstance(model, View): that reads `identity`, which hashes all weights.
     return model if hasattr(model, "spec") and hasattr(model, "residual") else load(model)

@@ -1,8 +1,8 @@
 """What callers put on a model: hooks, forward passes and layers of their own; and whether that changed since `probes.load`.
 
 A view works on a structural copy made by `probes.load`. What was on the model then acts in the copy, too. What is put on
-the model or taken off it later does not: `Origin` remembers what was there, and refuses to go on with a copy that stands
-for another model.
+the model or removed later does not. `Origin` remembers what was there, and refuses a copy that no longer stands for the
+model.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def own_forward(module: nn.Module) -> Any:
 
 
 def obstacle(block: nn.Module) -> str | None:
-    """What may make a block of a known class compute something else than its weights say; None where nothing may."""
+    """What may keep a block of a known class from computing what its weights say; None if nothing does."""
     for name, module in block.named_modules():
         kind = type(module)
         for hook, function in hooks_on(module):
@@ -104,7 +104,7 @@ def _weights(module: nn.Module, shared: bool) -> list[Any]:
 
 
 def _mark(module: nn.Module, shared: bool) -> tuple[Any, ...]:
-    """What differs wherever something that is compared does; cheap, since it is taken before every pass."""
+    """A cheap mark, taken before every pass, that differs whenever something compared differs."""
     own = vars(module)
     return (
         [tuple(own[where]) for where in KINDS],
@@ -131,7 +131,7 @@ class Origin:
         return [_Noted.of(name, module, self._shared) for name, module in model.named_modules()]
 
     def check(self) -> None:
-        """Refuse to go on where the caller's model has changed in a way that the view's copy does not follow.
+        """Refuse a model that has changed in a way the view's copy does not follow.
 
         Raises:
             InputError: a hook, a forward pass or a module was put there or taken away, or weights were replaced.

@@ -74,8 +74,8 @@ class _Reached(Exception):
 class HuggingFaceView:
     """`View` over a transformers causal language model of a family in `families.FAMILIES`.
 
-    `offloaded` says whether parameters of blocks lie elsewhere than on `device`, so that `parts` fetches them anew each
-    time: who keeps the parts of all blocks then holds the whole model there.
+    `offloaded` says whether some parameters of blocks are not on `device`. `parts` then fetches them each time: keeping
+    the parts of all blocks would hold the whole model there.
 
     Args:
         model: left as it is; this view works on a shadow.
@@ -138,7 +138,7 @@ class HuggingFaceView:
 
     @property
     def identity(self) -> Identity:
-        # The weights are the caller's, who may change them. Those that accelerate offloads are made anew in every pass.
+        # The caller may change the weights. Those that accelerate offloads are new tensors in every pass.
         state = () if self._split else tuple(map(version, self._model.parameters()))
         if self._identified is None or self._identified[0] != state:
             self._identified = state, self._identity()
@@ -163,10 +163,10 @@ class HuggingFaceView:
 
     @property
     def bos(self) -> int | None:
-        """The token that the tokenizer puts first: training did, too.
+        """The token that the tokenizer puts first, as training did.
 
-        Many name a BOS that they never put there: GPT-2 and Pythia the token between texts, SmolLM2 and Qwen2.5 one of
-        their chats'.
+        Many tokenizers name a BOS that they never put there: GPT-2 and Pythia the token between texts, SmolLM2 and Qwen2.5
+        a token of their chats.
         """
         tokenizer = self._as_trained()
         if tokenizer is None or tokenizer.bos_token_id is None:
@@ -254,8 +254,8 @@ class HuggingFaceView:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _forward(self, embeddings: Tensor) -> None:
-        # The hook at block 0 puts `embeddings` where the blocks begin, past any scaling or added positions. What the
-        # decoder itself is given only fixes the shape.
+        # The hook at block 0 puts `embeddings` where the blocks begin, after scaling and added positions. What the decoder
+        # itself receives only sets the shape.
         self._decoder(inputs_embeds=torch.zeros_like(embeddings), use_cache=False)
 
     @contextmanager
@@ -326,7 +326,7 @@ class HuggingFaceView:
             listening.reset(token)
         for layer in layers if watcher is not None else ():
             Site("attention", layer, [True] if layer in heard.fired else []).value(self.spec.family)
-        for edit in changed:  # an edit that was never asked for must not pass for one without effect
+        for edit in changed:  # an edit that never ran must not look like one without effect
             if edit.layer not in heard.fired:
                 Site(edit.site, edit.layer).value(self.spec.family)
 
@@ -348,7 +348,7 @@ class HuggingFaceView:
         return replace(self._family.parts(block), window=self.spec.windows[layer])
 
     def obstacle(self, layer: int) -> str | None:
-        """What about the block may make it compute something else than its weights say; None where nothing may."""
+        """What may keep the block from computing what its weights say; None if nothing does."""
         block = self._blocks[layer]
         if type(block).__name__ != self._family.block:
             return f"class '{type(block).__qualname__}', where {self._family.block} is known"
@@ -375,7 +375,7 @@ class HuggingFaceView:
 
 @torch.no_grad()
 def _columns_of(projection: nn.Module, spec: Spec, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A projection's matrix by head, [H, c, d], asked of the module itself: adapters and other storage count, too."""
+    """A projection's matrix by head, [H, c, d], as the module itself computes it, adapters and other storage included."""
     ones = torch.eye(spec.heads * spec.head_dim, device=device, dtype=dtype)[None]  # [1, H c, H c]
     nothing = projection(torch.zeros_like(ones[:, :1]))
     return (projection(ones) - nothing)[0].unflatten(0, (spec.heads, spec.head_dim)).to(device)

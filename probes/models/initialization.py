@@ -2,10 +2,10 @@
 
 A rule is one of these: "config", the model's configuration as transformers reads it; a number, the same deviation
 for every matrix ("0.02", "1/24"); or the name of a rule that a model's makers published (`PUBLISHED`). A published rule
-may be asked of any model: the deviations are then those that it gives a model of that depth and width. In Python an
-`Initialization` of one's own will do, too.
+can be applied to any model: it gives deviations for that depth and width. In Python an `Initialization` of your own
+works, too.
 
-Entries are independent, normal and of mean zero under every rule here; no recipe that could be read truncates its normal
+Entries are independent, normal and of mean zero under every rule here; no recipe that could be read truncates the normal
 (Qwen2.5's program is not public). Biases start at zero and norm weights at one.
 """
 
@@ -138,7 +138,7 @@ def resolve(rule: Rule, blocks: int, width: int, own: Callable[[], Initializatio
 
 
 def check_rule(rule: Rule) -> None:
-    """Refuse what no model could be drawn by, before one is loaded.
+    """Refuse a rule that no model could be drawn by, before a model is loaded.
 
     Raises:
         InputError: as `resolve` does.

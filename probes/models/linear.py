@@ -14,17 +14,16 @@ direction, forward or backward: T P multiply-adds for P weights of the block, an
 block): slower, and right for whatever the module does. Its `jvp` is a central difference: good enough for a sketch's basis,
 where fused attention kernels have no forward mode.
 
-A cotangent that is zero outside some query rows (at the top: all but one) is passed as those rows only.
+A cotangent that is zero outside some query rows is passed as those rows only (at the top, a single one).
 
-With `frozen` the patterns are held constant, as if they were weights: what flows through values alone (theory.py's value
-path). Nothing then goes back through queries and keys.
+With `frozen` the patterns are held constant, as if they were weights: what flows through values alone (the value
+path of `probes.theory.kernel`). Nothing then goes back through queries and keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -42,22 +41,6 @@ OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e
 # The step of central differences against the stream's norm: about the cube root of the rounding, which in float64 models is
 # float32's, since transformers computes RMS norms in it.
 DIFFERENCE = {torch.float32: 3e-3, torch.float64: 3e-3, torch.bfloat16: 1e-1, torch.float16: 3e-2}
-
-
-class Linearized(Protocol):
-    """A block's derivative at one recorded stream."""
-
-    def vjp(
-        self, cotangent: Float[Tensor, "k batch rows d"], first: int | None = None, *, frozen: bool = False
-    ) -> Float[Tensor, "k batch position d"]:
-        """G J for cotangents on all positions, or on the rows from position `first` on, `rows` of them."""
-        ...
-
-    def jvp(
-        self, tangent: Float[Tensor, "k batch position d"], row: int | None = None, *, frozen: bool = False
-    ) -> Float[Tensor, "k batch rows d"]:
-        """J G for tangents of the stream, at all positions or at one `row`."""
-        ...
 
 
 @dataclass
@@ -252,7 +235,10 @@ class LinearizedBlock:
     # -- the whole block
 
     @torch.no_grad()
-    def vjp(self, cotangent: Tensor, first: int | None = None, *, frozen: bool = False) -> Tensor:
+    def vjp(
+        self, cotangent: Float[Tensor, "k batch rows d"], first: int | None = None, *, frozen: bool = False
+    ) -> Float[Tensor, "k batch position d"]:
+        """G J for cotangents on all positions, or on the rows from position `first` on."""
         length = self.query.shape[2]
         start = 0 if first is None else first
         rows = slice(start, start + cotangent.shape[2])
@@ -268,7 +254,10 @@ class LinearizedBlock:
         return total
 
     @torch.no_grad()
-    def jvp(self, tangent: Tensor, row: int | None = None, *, frozen: bool = False) -> Tensor:
+    def jvp(
+        self, tangent: Float[Tensor, "k batch position d"], row: int | None = None, *, frozen: bool = False
+    ) -> Float[Tensor, "k batch rows d"]:
+        """J G for tangents of the stream, at all positions or at one `row`."""
         rows = slice(0, self.query.shape[2]) if row is None else slice(row, row + 1)
         return self._forward(tangent[:, :, rows], tangent, rows, None, frozen)
 
@@ -373,8 +362,8 @@ class LinearizedBlock:
 class Folded:
     """First matrices of a block's branches (q, k, v; gate, up), stacked, the norms' weights folded in.
 
-    One pass over cotangents less; and the same for every prompt, so that whoever linearizes a block at many streams makes
-    it once.
+    One pass over cotangents less; and it is the same for every prompt, so a block that is linearized at many streams
+    needs it once.
     """
 
     mlp: Float[Tensor, "features d"]

@@ -1,4 +1,4 @@
-"""From whatever names a model to a view of it: the only module that imports the adapters."""
+"""`probes.load`, `probes.born`, `probes.fresh`: from a name, a folder or a model to a view; only this imports adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, reason
 from ..run.processes import launched, local_number
 from .families import family_of
 from .gguf.config import config_of
@@ -168,8 +168,9 @@ def fresh(
     try:
         model = fresh_model(described, seed, rule, positional=positional)
     except (ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError) as error:  # whatever it runs into
-        reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
-        raise InputError(f"no model can be made of this {described.model_type} config ({reason}); check it") from None
+        raise InputError(
+            f"no model can be made of this {described.model_type} config ({reason(error)}); check it"
+        ) from None
     view = HuggingFaceView(
         model,
         name=None if not isinstance(config, (str, os.PathLike)) else Path(os.fspath(config)).name,
@@ -233,8 +234,7 @@ def _from_fields(fields: Any, *, strict: bool) -> Any:
         made = AutoConfig.for_model(**fields)
         plain = AutoConfig.for_model(kind)
     except Exception as error:  # transformers checks fields with errors of several libraries
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"the {kind} config is refused by transformers ({reason}); check it") from None
+        raise InputError(f"the {kind} config is refused by transformers ({reason(error)}); check it") from None
     if "initializer_range" not in fields:
         setattr(made, ASSUMED, True)
     known = {*plain.to_dict(), *OTHER_FIELDS}
@@ -251,8 +251,7 @@ def _device(device: str) -> torch.device | None:
         probe = torch.zeros(1, device=device)
         probe.item()  # there, working, and holding values ("meta" holds none)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise InputError(f"device '{device}' cannot be used ({reason}); give cpu, cuda or auto") from None
+        raise InputError(f"device '{device}' cannot be used ({reason(error)}); give cpu, cuda or auto") from None
     return probe.device  # with its index: "cuda" is where a model on "cuda:0" is
 
 

@@ -1,6 +1,6 @@
-"""How much memory the probes take, known before they begin, and what to do where it runs out (`Retry`).
+"""How much memory a Jacobian takes, known before it begins.
 
-Counted are the numbers that live at one time, at the moment when most do, from the shapes of the model: width d, heads H,
+What is counted are the numbers alive at the moment when most are, from the shapes of the model: width d, heads H,
 key heads G of width c, feed-forward f (twice, where it has a gate), T positions, L blocks, K directions at once. The counts
 follow `probes.models.linear` line by line; `benchmarks/planner.py` holds them against measured peaks.
 """
@@ -14,7 +14,7 @@ from ..run.memory import available
 from .linear import QUERY_BAND
 from .view import View
 
-CPU_ROWS = 4096  # rows of a matrix product; with fewer, patterns are remade for too few directions from T = 1,024 on
+CPU_ROWS = 4096  # rows of a matrix product; fewer would remake patterns for too few directions from T = 1,024 on
 KEPT_SHARE = 0.5  # of the memory there is, for a prompt's blocks; above it they are made again for every chunk
 CHUNK_SHARE = 0.25  # of a GPU's, for the directions on their way
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, reason
 from ..run.files import what_is
 from .checkpoint import CONFIG, check_fields, check_weights, read_object
 from .families import family_of
@@ -218,8 +218,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Any:
         try:
             return _tokenizer(os.fspath(path))
         except Exception as error:  # tokenizers and transformers raise whatever they run into
-            reason = next(iter(str(error).splitlines()), "")[:120] or type(error).__name__
-            raise InputError(f"the tokenizer in '{path}' cannot be read ({reason}); give its folder") from None
+            raise InputError(f"the tokenizer in '{path}' cannot be read ({reason(error)}); give its folder") from None
 
 
 def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) -> Found:
@@ -319,8 +318,7 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
                     f"model '{name}' brings code of its own, which is not run; "
                     "read it, then call probes.load with trust_remote_code=True"
                 ) from None
-            reason = next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
-            raise InputError(f"model '{name}' cannot be loaded ({reason}); check its files") from None
+            raise InputError(f"model '{name}' cannot be loaded ({reason(error)}); check its files") from None
         wrong = [*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])]
         if wrong:
             raise InputError(

@@ -1,13 +1,13 @@
 """Models larger than one device: spread by accelerate over several devices, main memory and disk.
 
-accelerate replaces the forward pass of modules by one that calls a hook before and after it. Before, the inputs go to the
-device where the module runs ("execution device"), and weights that lie elsewhere ("offloaded") are fetched; after, those
-are let go again. In between an offloaded parameter is on PyTorch's device "meta", where tensors have no values; the hook's
-`weights_map` has them. Here stands what a view needs to know about that: where a module runs, what its weights are, what a
-structural copy has to share, a block's weights gathered on one device, and where a caller wants a model put.
+accelerate replaces the forward pass of modules by one that calls a hook before and after it. Before, the inputs go to
+the device where the module runs ("execution device"), and weights that lie elsewhere ("offloaded") are fetched; after,
+those are let go again. In between an offloaded parameter is on PyTorch's device "meta", where tensors have no values;
+the hook's `weights_map` has them. This file holds what a view needs to know about that: where a module runs, what its
+weights are, what a structural copy shares, a block's weights gathered on one device, and where a caller wants a model.
 
-Only hooks that align devices are understood. Others of accelerate's move or cast the model's own weights in place, which a
-view must not do to its caller.
+Only hooks that align devices are understood. Other hooks of accelerate move or cast the model's own weights in place,
+which a view must not do to its caller.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from accelerate.hooks import AlignDevicesHook, ModelHook, SequentialHook
 from accelerate.utils.modeling import convert_file_size_to_int
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, reason
 
 POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's own ways to make a map
 HOOKED = ("forward", "_old_forward", "_hf_hook")  # what accelerate puts on a module
@@ -175,7 +175,7 @@ def shared(model: nn.Module) -> dict[int, Any]:
 
 
 def unbind(copied: nn.Module) -> None:
-    """Take from a structural copy what accelerate bound to the model it was copied from: `to` and the like."""
+    """Remove from a structural copy what accelerate bound to the original model: `to` and the like."""
     if is_split(copied):
         for name in MOVERS:
             vars(copied).pop(name, None)
@@ -359,9 +359,8 @@ def _place(name: Any, device: Any) -> str:
         probe = torch.zeros(1, device=torch.device(device))
         probe.item()  # there, working, and holding values
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).splitlines()[0][:120]
         raise InputError(
-            f"device_map puts '{name}' on '{device}', which cannot be used ({reason}); give cpu, cuda:0 or disk"
+            f"device_map puts '{name}' on '{device}', which cannot be used ({reason(error)}); give cpu, cuda:0 or disk"
         ) from None
     return str(probe.device)
 

@@ -1,9 +1,7 @@
-"""Another embedding at position 0 of a model, put there by a view of it; the model itself stays as it is."""
+"""A view of a model with another embedding at position 0; the model itself stays as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import Any, TypeAlias
 
@@ -12,9 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from .checks import check_id
 from .given import takes_model
 from .initialization import CONFIG, Rule
-from .view import Edit, Identity, Parts, Trace, View, Watcher
+from .view import Identity, View
 
 KINDS = ("mean", "zero", "random")
 CHOICES = f"{', '.join(KINDS)} or a token id"
@@ -34,6 +33,9 @@ class Swapped:
         self.replacement_seed = seed
         self.spec, self.tokenizer = model.spec, model.tokenizer
         self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
+        self.trace, self.residual, self.watching = model.trace, model.residual, model.watching
+        self.norm, self.unembed, self.parts = model.norm, model.unembed, model.parts
+        self.output_weights = model.output_weights
         self._mean: Tensor | None = None
 
     @property
@@ -61,36 +63,11 @@ class Swapped:
             if self._mean is None:
                 self._mean = mean_embedding(self.original)
             return self._mean.to(own)
-        # The same direction for every prompt and every batch: a prompt is then swapped alike in whatever company.
+        # The same direction for every prompt and batch: the other prompts of a batch make no difference.
         generator = torch.Generator().manual_seed(self.replacement_seed)
         direction = torch.randn(own.shape[-1], generator=generator, dtype=torch.float64)
         direction = (direction / direction.norm()).to(own.device)
         return (own.double().norm(dim=-1, keepdim=True) * direction).to(own)
-
-    def trace(
-        self, embeddings: Float[Tensor, "batch position d"], *, attention: bool = False, edits: Sequence[Edit] = ()
-    ) -> Trace:
-        return self.original.trace(embeddings, attention=attention, edits=edits)
-
-    def residual(
-        self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
-    ) -> Float[Tensor, "batch position d"]:
-        return self.original.residual(embeddings, edits=edits)
-
-    def watching(self, watcher: Watcher) -> AbstractContextManager[None]:
-        return self.original.watching(watcher)
-
-    def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
-        return self.original.output_weights(layer)
-
-    def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
-        return self.original.norm(residual)
-
-    def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
-        return self.original.unembed(normed)
-
-    def parts(self, layer: int) -> Parts | None:
-        return self.original.parts(layer)
 
     def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> Swapped:
         """Fresh weights, position 0 replaced in the same way: "mean" is the fresh embeddings' own."""
@@ -140,11 +117,7 @@ def check_replacement(model: View, replacement: Any) -> Replacement:
     if isinstance(replacement, bool) or not isinstance(replacement, Integral):
         raise InputError(f"replacement '{replacement}' is unknown; give {CHOICES}")
     found = int(replacement)
-    if not 0 <= found < model.spec.vocabulary:
-        raise InputError(
-            f"replacement id {found} is outside the vocabulary of {model.identity.name}; "
-            f"ids run from 0 to {model.spec.vocabulary - 1}"
-        )
+    check_id(model, found, "replacement id")
     return found
 
 

@@ -245,7 +245,7 @@ class View(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """Which weights these are; not before it is asked for, since that takes reading them all."""
+        """Which weights these are; computed when it is first read, since that reads all weights."""
         ...
 
     @property
@@ -280,8 +280,8 @@ class View(Protocol):
     def watching(self, watcher: Watcher) -> AbstractContextManager[None]:
         """Inside, `watcher(layer, attention)` is called as each block attends, in `residual`, `trace` and traced blocks.
 
-        It sees queries, keys and values after edits, the kernel's own output, and log-sum-exp where there is any. Nothing
-        is kept but what the watcher keeps: no more than one block's tensors live at a time. Inside another's `with`, only
+        It sees queries, keys and values after edits, the kernel's own output, and log-sum-exp where there is any. Only
+        what the watcher keeps is kept: no more than one block's tensors are alive at a time. Inside another's `with`, only
         the innermost watcher is called.
 
         Raises:
@@ -320,7 +320,7 @@ class View(Protocol):
 
 
 def obstacle(model: Any, layer: int) -> str | None:
-    """What a caller put on the block that keeps `model.parts(layer)` from being given; None where there is no such thing."""
+    """What a caller put on the block that makes `model.parts(layer)` None; None if there is no such thing."""
     while hasattr(model, "original"):  # a view of another view's model
         model = model.original
     found = getattr(model, "obstacle", None)

@@ -1,7 +1,7 @@
 """The transformers model inside other packages' wrappers: `torch.compile` and PEFT.
 
-Compiled code is left aside, since a view runs the modules themselves. Adapters of PEFT's are merged into weights of the
-view's own: they count, and blocks can be taken apart as a plain model's can. The caller's model stays as it is.
+Compiled code is ignored, since a view runs the modules themselves. PEFT adapters are merged into weights that belong to the
+view: they count, and blocks can be taken apart like those of a plain model. The caller's model stays as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import InputError
+from ..errors import InputError, reason
 
 
 def unwrapped(model: Any) -> Any:
@@ -76,9 +76,8 @@ def _merged(layer: Any, name: str) -> nn.Module:
             layer.merge()
         return layer.get_base_layer()
     except Exception as error:  # PEFT's kinds of adapters raise whatever they do where they cannot be merged
-        reason = next(iter(str(error).splitlines()), "")[:120] or type(error).__name__
         raise InputError(
-            f"the adapter {type(layer).__qualname__} on '{name}' cannot be merged ({reason}); give a model without it"
+            f"the adapter {type(layer).__qualname__} on '{name}' cannot be merged ({reason(error)}); give a model without it"
         ) from None
 
 

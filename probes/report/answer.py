@@ -7,7 +7,6 @@ range. Where a probe has not been run the sentence names the command that runs i
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from ..measures.leakage import resolved
 from ..measures.roles import ATTENDS, LARGE, SMALL, role_names
 from ..results.collected import Collected
 from ..results.curves import band, estimate, profiles, relative_error, three_digits
+from ..results.dataset import options_of
 from ..results.profiles import change, shape
 from ..results.statistics import Interval
 
@@ -71,7 +71,7 @@ def _sources(results: Results, naming: Naming) -> str:
     if not known:
         return "Absolute position in attention patterns is within noise here: it takes more prompts."
     first = next(iter(known.values()))
-    lags, at = json.loads(str(first.attrs["options"]))["lags"], _early(first)
+    lags, at = options_of(first)["lags"], _early(first)
     blocks = [np.nanmedian(ds["log_form_by_block"].sel(part="total", band=_early(ds)).values) for ds in known.values()]
     said = (
         f"Attention depends on absolute position. In {naming(known)} the log-weight on the token {min(lags)} to {max(lags)} "
@@ -165,7 +165,7 @@ def _initialization(results: Results, naming: Naming) -> str:
         ds = results[name]
         if "theory_score_path" in ds:
             curves = [profiles(ds, variable)["init"] for variable in ("theory_score_path", "sensitivity")]
-            end = int(json.loads(str(ds.attrs["options"]))["query"]) + 1
+            end = int(options_of(ds)["query"]) + 1
             errors.append(relative_error(*(band([run.mean[:end] for run in runs]).centre for runs in curves)))
     errors = [error for error in errors if math.isfinite(error)]
     if errors:

@@ -32,9 +32,9 @@ from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType, born
 from ..models.view import View
 from ..results.collected import Collected, collect
-from ..results.curves import SHORTEST
 from ..results.dataset import QUICK, recorded, save, tokens_hash
 from ..results.tables import write_report
+from ..results.ushape import SHORTEST
 from ..run.files import file_name, remove_cut_short, require_writable, write_table
 from ..run.progress import Advance, Within, announce
 from ..studies.plan import PASSES, operations

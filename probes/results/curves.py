@@ -1,4 +1,4 @@
-"""Sensitivity curves in a few numbers: the U-shape, agreement of two curves, means over prompts, bands over seeds."""
+"""Curves over positions: smoothing, agreement of two curves, means over prompts, bands over seeds."""
 
 from __future__ import annotations
 
@@ -13,18 +13,7 @@ from scipy.stats import rankdata
 
 from ..errors import InputError
 
-EDGE = 0.05  # the share of positions that counts as the beginning, and about the width of the smoothing window
-SHORTEST = 8  # positions below which a curve has no middle to speak of
-
-
-class UShape(NamedTuple):
-    """How much the ends of a curve stand out from its middle. Ratios have no unit."""
-
-    primacy: float  # mean over the first 5 % of positions / middle
-    recency: float  # last position / middle
-    middle: float  # median over positions T/4 <= j < 3T/4, in the curve's unit
-    trough: int  # position of the minimum of the smoothed curve
-    trough_fraction: float  # trough / (T - 1)
+SMOOTHED = 0.05  # about the share of positions in the smoothing window
 
 
 class Profile(NamedTuple):
@@ -43,57 +32,26 @@ class Band(NamedTuple):
     high: Float[np.ndarray, " position"]
 
 
-def ushape(profile: ArrayLike) -> UShape:
-    """The U-shape summary of one sensitivity curve [position].
-
-    Where the middle is zero (a sliding window can cut it off altogether) the ratios are infinite, or NaN for 0 / 0.
-
-    Raises:
-        InputError: the curve is not one-dimensional, is shorter than 8, or has values that are negative or not finite.
-    """
-    curve = _curve(profile, "the curve")
-    length = len(curve)
-    if length < SHORTEST:
-        raise InputError(f"a curve of {length} positions has no middle to compare with; give at least {SHORTEST}")
-    if not np.all(np.isfinite(curve) & (curve >= 0)):
-        at = int(np.flatnonzero(~(np.isfinite(curve) & (curve >= 0)))[0])
-        raise InputError(
-            f"the curve has the value {curve[at]} at position {at}; give finite sensitivities, zero or more"
-        )
-    middle = middle_of(curve)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        primacy = np.mean(curve[: math.ceil(EDGE * length)]) / middle
-        recency = curve[-1] / middle
-    trough = int(np.argmin(smooth(curve)))
-    return UShape(float(primacy), float(recency), float(middle), trough, trough / (length - 1))
-
-
-def middle_of(curve: Float[np.ndarray, " position"]) -> float:
-    """The median over positions T/4 <= j < 3T/4."""
-    length = len(curve)
-    return float(np.median(curve[math.ceil(length / 4) : math.ceil(3 * length / 4)]))
-
-
 def smooth(curve: ArrayLike) -> Float[np.ndarray, " position"]:
     """Moving average over an odd number of positions, about 5 % of them.
 
     Towards the ends the window shrinks on both sides alike, down to the value itself: an average to one side only would
     move the minimum of a sloping curve.
     """
-    return smoothed(_curve(curve, "the curve"))
+    return smoothed(one_curve(curve, "the curve"))
 
 
 def smoothed(values: Float[np.ndarray, "*some position"]) -> Float[np.ndarray, "*some position"]:
     """`smooth` of many curves at once."""
     length = values.shape[-1]
-    half = int(EDGE * length / 2)
+    half = int(SMOOTHED * length / 2)
     reach = [min(half, j, length - 1 - j) for j in range(length)]
     return np.stack([values[..., j - r : j + r + 1].mean(-1) for j, r in enumerate(reach)], axis=-1)
 
 
 def smooth_between(curve: ArrayLike) -> Float[np.ndarray, " position"]:
     """The same between the ends, which stay as they are and enter no average: they stand apart, and would be smeared."""
-    values = _curve(curve, "the curve")
+    values = one_curve(curve, "the curve")
     return values if len(values) < 3 else np.concatenate([values[:1], smooth(values[1:-1]), values[-1:]])
 
 
@@ -140,7 +98,7 @@ def relative_error(predicted: ArrayLike, measured: ArrayLike) -> float:
     Raises:
         InputError: the curves differ in length or have fewer than 2 points.
     """
-    x, y = _curve(predicted, "the prediction"), _curve(measured, "the measurement")
+    x, y = one_curve(predicted, "the prediction"), one_curve(measured, "the measurement")
     if len(x) != len(y) or len(x) < 2:
         raise InputError(f"the curves have {len(x)} and {len(y)} points; compare curves of one length, at least 2")
     if np.any((y == 0) & (x > 0)):
@@ -234,7 +192,8 @@ def three_digits(value: float) -> str:
     return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{value:.3g}"
 
 
-def _curve(values: ArrayLike, name: str) -> Float[np.ndarray, " position"]:
+def one_curve(values: ArrayLike, name: str) -> Float[np.ndarray, " position"]:
+    """One dimension, in double precision; `name` is what an error calls it."""
     curve = np.asarray(values, dtype=np.float64)
     if curve.ndim != 1:
         raise InputError(f"{name} has shape {list(curve.shape)}; give one dimension, [position]")
@@ -242,7 +201,7 @@ def _curve(values: ArrayLike, name: str) -> Float[np.ndarray, " position"]:
 
 
 def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"]]:
-    x, y = _curve(a, "the first curve"), _curve(b, "the second curve")
+    x, y = one_curve(a, "the first curve"), one_curve(b, "the second curve")
     if len(x) != len(y):
         raise InputError(f"the curves have {len(x)} and {len(y)} points; compare curves of one length")
     if len(x) < 2:

@@ -26,7 +26,7 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, reason
 from ..run.files import atomic, what_is
 
 CONDITIONS = ("pretrained", "init", "init-nope")  # the order in combined results and on figures
@@ -184,9 +184,8 @@ def load(path: str | Path) -> xr.Dataset:
         with warnings.catch_warnings():
             warnings.simplefilter("error", xr.SerializationWarning)  # values that contradict each other
             ds = xr.load_dataset(path, engine="h5netcdf") if ours else xr.Dataset()
-    except Exception as error:  # whatever the damage hits first, and whoever reads it
-        reason = next(iter(str(error).splitlines()), type(error).__name__)[:120]
-        raise InputError(f"result '{path}' cannot be read ({reason}); make it again") from None
+    except Exception as error:  # each reader raises its own
+        raise InputError(f"result '{path}' cannot be read ({reason(error)}); make it again") from None
     if not ours:
         raise InputError(f"'{path}' was not written by headwater (no such attribute); give a result of this package")
     return _plain_attributes(ds)
@@ -278,6 +277,11 @@ def recorded(ds: xr.Dataset, name: str) -> list[str]:
     if name in ds.attrs:
         return [str(ds.attrs[name])]
     return [value for value in dict.fromkeys(map(str, ds[name].values.flat)) if value] if name in ds.coords else []
+
+
+def options_of(ds: xr.Dataset) -> dict[str, Any]:
+    """The options that a result was made with; of combined runs the first one's, {} where it says nothing."""
+    return json.loads(next(iter(recorded(ds, "options")), "{}"))
 
 
 def number_types(ds: xr.Dataset) -> list[str]:

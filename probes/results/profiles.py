@@ -1,10 +1,9 @@
-"""Profiles of different conditions, made comparable: scale-free sensitivity, geometric means over prompts, intervals over
-documents.
+"""Profiles that compare conditions: scale-free sensitivity, geometric means over prompts, intervals over documents.
 
 `||dh/dx||` of two conditions compares units, since rms(x) and rms(h) grow in training. The elasticity
 `||J_j||_F / sqrt(d) * rms(x) / rms(h)` has none. Trained profiles are heavy-tailed over prompts: a root mean square hangs on
 a few of them, so that conditions are compared by geometric means (comparisons with the second-moment kernel, which predicts
-a mean square, keep `summary.profiles`). Where a window cuts a position off, it is 0 in every prompt and stays 0.
+a mean square, keep `curves.profiles`). Where a window cuts a position off, it is 0 in every prompt and stays 0.
 
 Numbers of a profile, all from the mean profile: `first` (mean over the first 5 % of positions), `middle` (median of the
 middle half), `last`, their ratios `primacy`, `primacy behind 0` (position 0 left out) and `recency`. Their intervals are
@@ -13,7 +12,6 @@ jackknifed over documents or runs, by logarithms (`statistics.jackknifed`). The 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -22,11 +20,12 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
-from .curves import EDGE, SHORTEST, Profile, band, middle_of, smoothed
+from .curves import Profile, band
+from .dataset import options_of
 from .statistics import Interval, jackknifed, spread, units
+from .ushape import NUMBERS, numbers
 
 Curves = Float[np.ndarray, "seed prompt position"]
-NUMBERS = ("first", "middle", "last", "primacy", "primacy behind 0", "recency")
 
 
 def elasticities(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Curves]:
@@ -45,8 +44,7 @@ def elasticities(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Curv
         ds = ds.expand_dims({"condition": [str(ds.attrs.get("condition", "pretrained"))], "seed": [0]})
     if set(ds[variable].dims) != {"condition", "seed", "prompt", "position"}:
         return {}
-    options = json.loads(str(ds.attrs.get("options", "{}")))
-    end = int(options.get("query", ds.sizes["position"] - 1)) + 1
+    end = int(options_of(ds).get("query", ds.sizes["position"] - 1)) + 1
     values = ds[variable].transpose("condition", "seed", "prompt", "position").values.astype(np.float64)
     if variable != "elasticity" and comparable(ds):
         values = values * _unit(ds)
@@ -87,19 +85,6 @@ def mean_profiles(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, lis
     return found
 
 
-def numbers(curve: Float[np.ndarray, " position"]) -> dict[str, float]:
-    """A profile in `NUMBERS`; NaN where it is too short for a middle, ratios NaN where the middle is 0."""
-    length = len(curve)
-    if length < SHORTEST:
-        return dict.fromkeys(NUMBERS, math.nan)
-    edge = math.ceil(EDGE * length)
-    middle = middle_of(curve)
-    first, last = float(np.mean(curve[:edge])), float(curve[-1])
-    behind = float(np.mean(curve[1:edge])) if edge > 1 else math.nan
-    ratios = [x / middle if middle > 0 else math.nan for x in (first, behind, last)]
-    return dict(zip(NUMBERS, (first, middle, last, *ratios), strict=True))
-
-
 def shape(ds: xr.Dataset, condition: str) -> dict[str, Interval]:
     """`NUMBERS` of one condition with their 95 % intervals over documents; empty where it was not measured."""
     values = elasticities(ds).get(condition)
@@ -111,16 +96,6 @@ def shape(ds: xr.Dataset, condition: str) -> dict[str, Interval]:
 def ranged(values: Float[np.ndarray, "sample other position"], unit: Int[np.ndarray, " sample"]) -> dict[str, Interval]:
     """`NUMBERS` of the mean over samples (prompts or runs) and all others, with 95 % intervals over the samples' units."""
     return {name: _ratio(partial(_log, name), values, unit) for name in NUMBERS}
-
-
-def troughs(
-    logs: Float[np.ndarray, "sample position"], weights: Float[np.ndarray, "resample sample"]
-) -> Float[np.ndarray, " resample"]:
-    """Position of the smoothed mean curve's minimum in every resample, of the logarithms of curves (-inf for a zero)."""
-    cut = np.isinf(logs).any(0)
-    curves = np.exp(weights @ np.where(cut, 0.0, logs) / weights.sum(1, keepdims=True))
-    curves[:, cut] = 0
-    return np.argmin(smoothed(curves), axis=1).astype(np.float64)
 
 
 def change(ds: xr.Dataset, before: str = "init", after: str = "pretrained") -> dict[str, Interval]:

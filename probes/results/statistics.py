@@ -1,8 +1,9 @@
-"""Intervals: who is resampled, and how the ends are found.
+"""Intervals: what is resampled, and how the ends are found.
 
-**The unit** is what is independent: documents for text, since windows of one document are alike; runs for toys and
-controlled training. A result's coordinate `document [prompt]` says which prompts belong together; where it is missing, or
-names one document alone, prompts count as units, and intervals are then too narrow by what prompts of a document share.
+**The unit** of resampling is what is independent: documents for text, since windows of one document are alike; runs for
+toys and controlled training. A result's coordinate `document [prompt]` says which prompts belong together; where it is
+missing, or names one document alone, prompts count as units, and intervals are then too narrow by what prompts of a
+document share.
 
 Two ways, both for 95 % (`Interval.at` gives other levels):
 

@@ -10,7 +10,8 @@ import numpy as np
 import xarray as xr
 
 from ..errors import InputError
-from .curves import UShape, relative_error, rms_log_error, ushape
+from .curves import relative_error, rms_log_error
+from .ushape import UShape, ushape
 
 BLOCKS = 12  # of places where depth is not what is moved
 FACTOR = 2.0  # how far an end has to stand above the middle to count

@@ -54,10 +54,11 @@ from ..measures.leakage import LEAST_PROMPTS, SOURCES
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import Backend, DType
 from ..models.view import Spec, View
-from ..results.curves import SHORTEST, mean_profile
+from ..results.curves import mean_profile
 from ..results.dataset import dataset, provenance
 from ..results.profiles import typical
 from ..results.statistics import jackknife
+from ..results.ushape import SHORTEST
 from ..run.files import together
 from ..run.progress import Advance
 from ..theory.cesaro import fit_alpha

@@ -22,7 +22,7 @@ from ..measures.matched import (
     toys_learnt,
 )
 from ..results.curves import estimate
-from ..results.dataset import drawn_from
+from ..results.dataset import drawn_from, options_of
 from ..results.gate import TRAINED
 from ..results.tables import Report, Table, interval, number
 
@@ -82,7 +82,7 @@ def match_report(results: Mapping[str, xr.Dataset]) -> Report:
 
 def _described(results: Mapping[str, xr.Dataset]) -> str:
     ds = next(iter(results.values()))
-    options, toys = json.loads(str(ds.attrs["options"])), json.loads(str(ds.attrs["toys"]))
+    options, toys = options_of(ds), json.loads(str(ds.attrs["toys"]))
     drawn = f" ({drawn_from(results)})" if drawn_from(results) else ""
     kind = "QUICK setting: small toys, hardly trained. " if ds.attrs["quick"] else ""
     return (

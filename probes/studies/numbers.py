@@ -5,7 +5,6 @@ For comparing two results: `probes.studies.paired`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from jaxtyping import Float
 from ..errors import InputError
 from ..measures.leakage import SOURCES, resolved
 from ..measures.sinks import RULES
-from ..results.curves import EDGE, SHORTEST, estimate
-from ..results.dataset import recorded
-from ..results.profiles import numbers, troughs
+from ..results.curves import estimate
+from ..results.dataset import options_of
 from ..results.statistics import Interval
+from ..results.ushape import EDGE, SHORTEST, numbers, troughs
 
 Values: TypeAlias = Float[np.ndarray, "prompt ..."]
 
@@ -190,8 +189,3 @@ def alone(value: Any) -> Interval:
 
 def _own(ds: xr.Dataset, name: str, **where: object) -> Interval:
     return Interval(*estimate(ds, name, **where))
-
-
-def options_of(ds: xr.Dataset) -> dict[str, Any]:
-    """What the measurement was asked."""
-    return json.loads(next(iter(recorded(ds, "options")), "{}"))

@@ -32,10 +32,10 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ..errors import InputError
-from ..results.dataset import load, number_types, recorded
+from ..results.dataset import load, number_types, options_of, recorded
 from ..results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
 from ..results.tables import Report, Table, interval, number
-from .numbers import MEASUREMENTS, Number, Sample, alone, measurement, options_of
+from .numbers import MEASUREMENTS, Number, Sample, alone, measurement
 
 DRAWS = 1000  # of the bootstrap
 COLUMNS = ("of", "number", "A", "B", "B against A", "interval")

@@ -8,7 +8,6 @@ Predictions stand beside the measurement in the same result, as variables `theor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -27,11 +26,12 @@ from ..measures.jacobian import Method, Pathway, Readout, jacobian
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import DType
 from ..models.view import View
-from ..results.curves import SHORTEST, UShape, band, profiles, relative_error, rms_log_error, spearman, ushape
-from ..results.dataset import combine, drawn_from, quickly
+from ..results.curves import band, profiles, relative_error, rms_log_error, spearman
+from ..results.dataset import combine, drawn_from, options_of, quickly
 from ..results.profiles import mean_profiles, shape
 from ..results.statistics import Interval
 from ..results.tables import interval, number
+from ..results.ushape import SHORTEST, UShape, ushape
 from ..run import processes
 from ..run.files import together
 from ..run.progress import Advance, announce
@@ -225,7 +225,7 @@ FIGURES = {"jacobian": jacobian_figure, "theory": theory_figure}
 
 def _with_fits(result: xr.Dataset, model: View) -> xr.Dataset:
     """Add [Chowdhury]'s N^L, alpha fitted to the mean profile: `theory_cesaro` [condition, position] and its `alpha`."""
-    at, lowest = _options(result)["query"], _options(result)["from_layer"]
+    at, lowest = options_of(result)["query"], options_of(result)["from_layer"]
     windows = model.spec.windows[lowest:]
     curves = np.full((result.sizes["condition"], result.sizes["position"]), np.nan, dtype=np.float32)
     alphas = np.full(result.sizes["condition"], np.nan)
@@ -238,10 +238,6 @@ def _with_fits(result: xr.Dataset, model: View) -> xr.Dataset:
     result["theory_cesaro"] = ("condition", "position"), curves, {"long_name": "N^L, fitted", "units": "1"}
     result["alpha"] = ("condition",), alphas, {"long_name": "alpha of N^L", "units": "1"}
     return result
-
-
-def _options(result: xr.Dataset) -> dict[str, Any]:
-    return json.loads(str(result.attrs["options"]))
 
 
 def _label(name: str, run: tuple[str, int | None]) -> str:
@@ -403,7 +399,7 @@ def agreements(results: Mapping[str, xr.Dataset]) -> list[Agreement]:
     """Theories against measurement, from the results of a study with theories, over the positions up to the query."""
     rows = []
     for name, result in results.items():
-        end = _options(result)["query"] + 1
+        end = options_of(result)["query"] + 1
         for place, (condition, runs) in enumerate(profiles(result).items()):
             measured = band([run.mean[:end] for run in runs]).centre
 
@@ -459,7 +455,7 @@ def described(results: Mapping[str, xr.Dataset]) -> str:
     return (
         f"{', '.join([*quickly(results.values()), ''])}T = {ds.sizes['position']}, "
         f"{ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}, "
-        f"{seeds} fresh model{'s' * (seeds != 1)} each, {_options(ds)['method']}, "
+        f"{seeds} fresh model{'s' * (seeds != 1)} each, {options_of(ds)['method']}, "
         f"{ds.attrs['dtype']}, {ds.attrs['device']}. Kernels: mean over positions of |predicted / measured - 1|. Shapes: "
         "RMS log error with a free scale, of the kernel with its score path and of N^L with its best alpha. Value and "
         "score: norm of that path against the whole, mean over positions. Means over prompts and seeds are taken first."

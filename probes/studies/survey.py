@@ -29,6 +29,7 @@ from ..measures.sinks import sinks
 from ..measures.trajectory import trajectory
 from ..models.load import Backend, DType
 from ..models.view import View
+from ..results.dataset import options_of
 from ..results.tables import Report, write_report
 from ..run import processes
 from ..run.files import together
@@ -224,7 +225,7 @@ def _joined(dim: str, names: Sequence[str], units: Sequence[xr.Dataset]) -> xr.D
     joined = joined.assign_coords({dim: list(names)})
     if "tokens" in first:
         joined["tokens"] = first["tokens"]
-    options = json.loads(str(first.attrs.get("options", "{}")))
+    options = options_of(first)
     options[dim] = list(names)
     attrs = {name: value for name, value in first.attrs.items() if name != dim}
     return joined.assign_attrs(attrs | {"options": json.dumps(options)})

@@ -30,10 +30,11 @@ W_O of different heads are independent, so
 
     G <- G + (sum_h s_h^2 A_h^T G A_h)_jk p_jk / (r_j r_k),   s_h^2 = ||W_O,h W_V,h||_F^2 / d.
 
-At birth, while logits are small, every A_h is uniform over what the mask shows (`attention="uniform"`); then one product
-with s^2 = ||W_O W_V||_F^2 / d is all there is, value heads repeated for grouped queries. Small means d sigma^2 of 0.1 to 0.2
-at most, sigma the initializer range: at 0.36 (width 896 at the usual 0.02) uniform attention is already 7 % off. Norms of
-queries and keys make logits of order one at any width: a Qwen3 is never uniform at birth.
+At initialization, while logits are small, every A_h is uniform over what the mask shows (`attention="uniform"`); then
+one product with s^2 = ||W_O W_V||_F^2 / d is all there is, value heads repeated for grouped queries. Small means d
+sigma^2 of 0.1 to 0.2 at most, sigma the initializer range: at 0.36 (width 896 at the usual 0.02) uniform attention is
+already 7 % off. Norms of queries and keys make logits of order one at any width: a Qwen3 is never uniform at
+initialization.
 
 Attention, scores (`score_path`). Head h writes W_O o_i, o_i = sum_j A_ij v_j, and the derivative of A by its logit gives
 do_i / ds_ij = A_ij (v_j - o_i). With u_ij = A_ij W_O (v_j - o_i), s_ij = scale q_i.k_j and rotations R, J_j gains
@@ -77,13 +78,12 @@ and Q <- Q + f sigma_down^2 E[act act] E[up up] for the feed-forward, N_ik = Q_i
 expectations over jointly Gaussian pre-activations of covariance d sigma^2 N; those of slopes give K. Attention is uniform.
 
 Costs in multiply-adds, per block: uniform O(T^2 f); measured 2/3 T^3 per head; the score path 3/4 T^2 c^2 + T c^3 more, c
-the head width (causal patterns; `scores.py`).
+the head width (causal patterns; `score_path`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -102,10 +102,10 @@ from ..models.pullback import Readout, readout_rows
 from ..models.view import Parts, Trace, View, obstacle
 from ..results.dataset import attributes, dataset, made_with, provenance
 from ..run.memory import Retry
+from ..run.reporting import Progress, Report
 from ..run.resume import Piece, each
-from .moments import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
+from .block import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
 
-Progress = Callable[[float, float], None]  # (blocks done, blocks in all)
 LABEL = {"long_name": "predicted ||J_j||_F / sqrt(d)", "units": "1"}
 
 
@@ -151,7 +151,7 @@ def second_moment(
         raise InputError("score_path=True needs the patterns themselves; give attention='measured' with it")
     sources = range(layers[0], model.spec.blocks)
     apart: dict[int, tuple[Parts, Folded]] = {}
-    report = _Reporter(progress, len(tokens) * len(sources))
+    report = Report(progress, len(tokens) * len(sources))
     retry = Retry(f"a prompt of {at + 1} positions of '{model.identity.name}'", report)
 
     def parts_of(layer: int) -> tuple[Parts, Folded]:
@@ -186,6 +186,7 @@ def second_moment(
     profiles = torch.from_numpy(
         each("second moment", len(tokens), lambda n: retry(lambda: predicted(n))).stacked("profile")
     )
+    report.finish()
     values = torch.nn.functional.pad(profiles, (0, tokens.shape[1] - at - 1))
     dims: tuple[str, ...] = ("prompt", "layer", "position")
     if from_layer != "all":
@@ -273,16 +274,6 @@ def second_moment_from_config(
     if tokens is None:
         return dataset({"sensitivity": (("position",), profiles[0], label)}, attrs=attrs)
     return dataset({"sensitivity": (("prompt", "position"), torch.stack(profiles), label)}, tokens=tokens, attrs=attrs)
-
-
-class _Reporter:
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, float(total), 0.0
-
-    def __call__(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(self.done, self.total)
 
 
 def _parts(model: View, layer: int) -> Parts:

@@ -1,4 +1,4 @@
-"""The score path of the second-moment kernel, head by head: what comes down through logits. `theory.py` derives it.
+"""The score path of the second-moment kernel, head by head: what comes down through logits. `kernel` derives it.
 
 With W_O^T W_O = L L^T and scale^2 W_Q W_Q^T = B B^T (Cholesky), a_ij = x_i.W_O (v_j - o_i) / |x_i|, and R and P the rotation
 and the derivative of a per-head norm (Qwen3), a head adds to the diagonal of G, before 1 / (d r_j^2),
@@ -26,9 +26,7 @@ from ..models.linear import LinearizedBlock, Normalized
 from ..run.memory import share_of
 
 QUERIES = 64  # in a band: shorter ones make matrix products slow, longer ones have more keys that a query does not see
-NUMBERS = (
-    1 << 17
-)  # of C_i in a band at once: half a MiB of float32, so that all that is done to them finds them in the cache
+NUMBERS = 1 << 17  # of C_i in a band at once: half a MiB of float32, which stays in the cache
 RIDGE = 1e-12  # of a Gram matrix's mean diagonal, in double: lets a root of one without full rank be taken
 
 

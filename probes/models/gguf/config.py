@@ -1,9 +1,9 @@
-"""The transformers configuration that a GGUF file implies, key by key, and what of the file contradicts one.
+"""The transformers configuration that a GGUF file implies, key by key, and the check of a given one against the file.
 
 transformers' own reader takes few of a file's keys and drops the others without a word: RoPE scaling, windows, soft-caps,
-head sizes. Here every key of the architecture is applied, known to change nothing, or refused by its name. What the file
-states is held against a configuration given beside it; what the file leaves unsaid (the window of a Mistral, the width that
-fresh weights are drawn with) is the configuration's to say.
+head sizes. Here every key of the architecture is applied, known to change nothing, or refused by its name. A configuration
+given beside the file must agree with what the file states, and says what the file does not: the window of a Mistral, the
+deviation of fresh weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...errors import InputError
+from ...errors import InputError, reason
 from ..checkpoint import check_fields
 from ..families import spec_of
 from ..initialization import ASSUMED
@@ -48,7 +48,7 @@ REQUIRED = object()
 
 
 class _Stated:
-    """The keys of the file's architecture; those that were never asked for are known in the end."""
+    """The keys of the file's architecture; remembers which were never read."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
@@ -124,8 +124,9 @@ def _made(header: Header, fields: Mapping[str, Any]) -> Any:
         check_fields(fields)
         return AutoConfig.for_model(**fields)
     except Exception as error:  # transformers checks fields with errors of several libraries
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise header.refuse(f"describes no {fields['model_type']} model ({reason}); convert the model again") from None
+        raise header.refuse(
+            f"describes no {fields['model_type']} model ({reason(error)}); convert the model again"
+        ) from None
 
 
 # ------------------------------------------------------------------------------------------------- what a file implies

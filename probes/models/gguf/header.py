@@ -24,10 +24,7 @@ from ...errors import InputError
 from ...run.files import what_is
 
 MAGIC, SUFFIX = b"GGUF", ".gguf"
-VERSIONS = (
-    2,
-    3,
-)  # 3 differs from 2 by admitting big-endian files; 1 counted in 32 bits and was written for months only
+VERSIONS = (2, 3)  # 3 also admits big-endian files; 1 counted in 32 bits and was in use for a few months
 LONGEST_HEADER = 1 << 26  # bytes; the largest vocabularies in use (260,000 tokens and their merges) take 20 MB
 LONGEST_ARRAY = 1 << 20  # entries; merges of those vocabularies are half as many
 LONGEST_NAME = 1 << 16  # bytes of a key, the format's own bound

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file as transformers' reader gives them, and nothing missing, dropped or of another shape.
+"""The tensors of a GGUF file as transformers reads them, none of them missing, dropped or of another shape.
 
 That reader leaves out what its model has no place for, and a model keeps fresh weights for what a file lacks. So names and
 shapes are compared first, on a model without weights, and again with what was read.
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import reason
 from .config import ROPE_FACTORS
 from .header import Header
 
@@ -58,8 +59,7 @@ def read_tensors(header: Header, config: Any, dtype: torch.dtype) -> dict[str, T
         with redirect_stderr(io.StringIO()):  # its bar
             read = load_gguf_checkpoint(str(header.path), return_tensors=True, model_to_load=model, torch_dtype=dtype)
     except Exception as error:  # gguf and transformers raise whatever they run into
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise header.refuse(f"cannot be read by transformers ({reason}); convert the model again") from None
+        raise header.refuse(f"cannot be read by transformers ({reason(error)}); convert the model again") from None
     tensors: dict[str, Tensor] = {name: tensor.contiguous() for name, tensor in read["tensors"].items()}
     if header.architecture == "mistral" or (header.architecture == "llama" and not _knows_kv_heads(header)):
         _unpermute(tensors, config)
@@ -80,8 +80,9 @@ def _without_weights(header: Header, config: Any) -> Any:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
     except Exception as error:  # whatever sizes lead to
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise header.refuse(f"describes no {config.model_type} model ({reason}); convert the model again") from None
+        raise header.refuse(
+            f"describes no {config.model_type} model ({reason(error)}); convert the model again"
+        ) from None
     if config.model_type == "mistral":
         model.config.model_type = "llama"
     return model

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ...errors import reason
 from .header import Header
 
 # By what a file calls the rules that split its texts, as llama.cpp understands these names:
@@ -50,8 +51,7 @@ def tokenizer_of(header: Header) -> Any | None:
     try:
         return _built(header, tokens, kind, rules)
     except Exception as error:  # tokenizers raises plain exceptions, transformers whatever it runs into
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise header.refuse(f"has a tokenizer that cannot be built ({reason}); {REMEDY}") from None
+        raise header.refuse(f"has a tokenizer that cannot be built ({reason(error)}); {REMEDY}") from None
 
 
 REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside the file"

@@ -1,4 +1,4 @@
-"""One block's step of the second-moment theory: what it does to G, going down. The derivation stands in `theory.py`.
+"""One block's step of the second-moment theory: what it does to G, going down. The derivation is in `kernel`.
 
 `Moments` carries the two things that go from block to block: G, [T, T], G_ik = E tr(J_i J_k^T) / d for the Jacobians J_i of
 the readout with respect to the stream at i, and S, [T], the part of G_ii that belongs to the stream's own direction.
