@@ -29,7 +29,7 @@ from probes.figures.style import (
     small_print,
 )
 
-from ..experiments.experiment import extent
+from ..experiments.experiment import in_short
 from ..experiments.retrieval import PUBLISHED, Variant, losses, nearest, variants
 
 COLORS = {1: VERMILLION, 2: BLUE, 3: GREEN}
@@ -79,7 +79,7 @@ def retrieval_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figur
         notes = [
             f"lines: median of {seeds} seeds on fresh sequences, bands: their range",
             "published: single runs read off [Liu-7], shown where the variant is nearest to them",
-            extent(ds),
+            in_short(ds),
         ]
         small_print(figure, notes, wide)
         if path is not None:
