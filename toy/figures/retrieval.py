@@ -30,7 +30,7 @@ from probes.figures.style import (
 )
 
 from ..experiments.experiment import in_short
-from ..experiments.retrieval import PUBLISHED, Variant, losses, nearest, variants
+from ..experiments.retrieval_claims import PUBLISHED, Variant, losses, nearest, variants
 
 COLORS = {1: VERMILLION, 2: BLUE, 3: GREEN}
 DASHES: Any = {1: "-", 2: (0, (5, 1.2)), 3: (0, (4, 1, 1, 1))}  # lines can be told apart without colour
