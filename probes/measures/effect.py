@@ -31,7 +31,7 @@ from ..run.memory import Retry, share_of
 from ..run.resume import Piece, each
 from .attention import columns
 
-PROMPTS = 8  # the first so many, of all that heads are measured on
+PROMPTS = 8  # how many of the prompts, the first ones, effects are measured on
 ROWS = 4096  # positions of heads in a batch
 LOGITS_AT_ONCE = 1 << 23  # next-token logits, in float64: 64 MiB
 
