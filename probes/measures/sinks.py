@@ -164,7 +164,7 @@ def sinks(
     report.finish()
     variables = _variables(float(threshold), float(tau), separate)
     for name, interval in intervals.items():
-        values = (*interval[:3], by_head[name].astype(np.float32))
+        values: tuple[Any, ...] = (*interval[:3], by_head[name].astype(np.float32))
         for (end, said), value in zip(ENDS.items(), values, strict=True):
             of_what = variables[name]
             dims = ("prompt", *of_what.dims) if end == "_by_prompt" else of_what.dims
