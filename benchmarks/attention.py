@@ -204,6 +204,11 @@ def by_contender(rows: Rows, settings: Settings, shape: str) -> dict[str, dict[i
     return found
 
 
+def lived(one: dict[int, Row]) -> dict[int, Row]:
+    """The rows that survived, by length."""
+    return {length: row for length, row in sorted(one.items()) if "failed" not in row}
+
+
 def relative(row: Row) -> list[float]:
     """Time of a contender as a multiple of the plain pass's, round by round."""
     return ratios(row["seconds"]["contender"], row["seconds"]["plain"])
@@ -219,97 +224,70 @@ def section(rows: Rows, settings: Settings) -> Section:
         "pattern as it passes, the best that can be done with a pattern that is there as a whole.",
     ]
     headlines: list[Headline] = []
+    at = lengths(settings)
+    columns = ["", *(f"T = {n:,}" for n in at)]
     for shape in shapes(settings):
         found = by_contender(rows, settings, shape)
         if not found:
             continue
-        at = lengths(settings)
-        lines += ["", f"### {shape}", "", "Time, as a multiple of a plain forward pass:", ""]
-        columns = ["", *(f"T = {n:,}" for n in at)]
-        body = [[CONTENDERS[name], *(_time(found[name], n) for n in at)] for name in CONTENDERS if name in found]
-        lines += table(columns, body)
-        plain = [
-            f"{n:,}: {middle(row['seconds']['plain']):.3g} s"
-            for n, row in found.get("plain", {}).items()
-            if _lived(row)
-        ]
+        times, memory = [], []
+        for name in (name for name in CONTENDERS if name in found):
+            one = found[name]
+            times.append([CONTENDERS[name], *(_time(one[n]) if n in one else "" for n in at)])
+            cells = [_memory(one[n]) if n in one else "" for n in at]
+            memory.append([CONTENDERS[name], *cells, _difference(name, found)])
+        plain = [f"{n:,}: {middle(row['seconds']['plain']):.3g} s" for n, row in lived(found.get("plain", {})).items()]
+        weights = next((row["weights"] for one in found.values() for row in lived(one).values()), 0)
+        lines += ["", f"### {shape}", "", "Time, as a multiple of a plain forward pass:", "", *table(columns, times)]
         lines += ["", f"The plain pass itself, by T: {'; '.join(plain)}."] if plain else []
-        lines += ["", "Peak memory above the loaded model, MiB:", ""]
-        body = []
-        for name in CONTENDERS:
-            if name in found:
-                difference = _difference(name, found)
-                shown = "" if difference is None else f"{difference:.0e}"
-                body.append([CONTENDERS[name], *(_memory(found[name], n) for n in at), shown])
-        lines += table([*columns, "alpha differs by"], body)
-        weights = next((row["weights"] for one in found.values() for row in one.values() if _lived(row)), 0)
+        lines += ["", "Peak memory above the loaded model, MiB:", "", *table([*columns, "alpha differs by"], memory)]
         lines += ["", f"Weights: {weights / MIB:,.0f} MiB."]
-        headlines += _headlines(shape, found)
+        headlines += _headlines(shape, {name: lived(one) for name, one in found.items() if lived(one)})
     versions = {row.get("nnsight") for row in rows.found.values() if row.get("nnsight")}
-    if versions:
-        lines += ["", f"nnsight {', '.join(sorted(versions))}."]
+    lines += ["", f"nnsight {', '.join(sorted(versions))}."] if versions else []
     picture = f"benchmarks/{settings.figure('attention')}"
     lines += ["", f"![Attention statistics: time and memory over the prompt's length]({picture})"]
     return Section(headlines, lines)
 
 
-def _lived(row: Row | None) -> bool:
-    return row is not None and "failed" not in row
+def _time(row: Row) -> str:
+    failed = row.get("failed")
+    return (
+        spread(relative(row), ".2f")
+        if failed is None
+        else failed
+        if failed == MISSING
+        else f"did not survive ({failed})"
+    )
 
 
-def _time(one: dict[int, Row], length: int) -> str:
-    row = one.get(length)
-    if row is None:
-        return ""
-    if "failed" not in row:
-        return spread(relative(row), ".2f")
-    return row["failed"] if row["failed"] == MISSING else f"did not survive ({row['failed']})"
-
-
-def _memory(one: dict[int, Row], length: int) -> str:
-    row = one.get(length)
-    if row is None:
-        return ""
+def _memory(row: Row) -> str:
     return "—" if "failed" in row else f"{row['above'] / MIB:,.0f}"
 
 
-def _difference(name: str, found: dict[str, dict[int, Row]]) -> float | None:
+def _difference(name: str, found: dict[str, dict[int, Row]]) -> str:
     """The largest difference of alpha of key 0 from ours, over lengths both have."""
-    if name not in (*OTHERS, "sinks all"):
-        return None
-    gaps = []
-    for length, row in found[name].items():
-        ours = found.get("sinks", {}).get(length)
-        if _lived(row) and ours is not None and _lived(ours):
-            pairs = zip(row["alpha of key 0"], ours["alpha of key 0"], strict=True)
-            gaps.append(max(abs(a - b) for a, b in pairs))
-    return max(gaps, default=None)
+    one, ours = lived(found[name]), lived(found.get("sinks", {}))
+    if name not in (*OTHERS, "sinks all") or not set(one) & set(ours):
+        return ""
+    pairs = [zip(one[n]["alpha of key 0"], ours[n]["alpha of key 0"], strict=True) for n in set(one) & set(ours)]
+    return f"{max(abs(a - b) for pair in pairs for a, b in pair):.0e}"
 
 
 def _headlines(shape: str, found: dict[str, dict[int, Row]]) -> list[Headline]:
-    lived = {name: {n: row for n, row in one.items() if _lived(row)} for name, one in found.items()}
-    headlines = []
-    for name in OTHERS:
-        both = sorted(set(lived.get(name, {})) & set(lived.get("sinks", {})))
-        if not both:
-            continue
-        at = both[-1]
-        ours, other = lived["sinks"][at], lived[name][at]
-        times = [middle(relative(row)) for row in (ours, other)]
+    ours, headlines = found.get("sinks", {}), []
+
+    def said(row: Row) -> str:
+        return f"{middle(relative(row)):.2f} passes, {row['above'] / MIB:,.0f} MiB"
+
+    for name in (name for name in OTHERS if set(found.get(name, {})) & set(ours)):
+        at = max(set(found[name]) & set(ours))
+        one, other = ours[at], found[name][at]
+        time, memory = middle(relative(other)) / middle(relative(one)), other["above"] / max(1, one["above"])
         what = f"sinks at T = {at:,}, the longest prompt survived by {CONTENDERS[name]}"
-        headlines.append(
-            Headline(
-                what,
-                f"{times[0]:.2f} passes, {ours['above'] / MIB:,.0f} MiB",
-                f"{times[1]:.2f} passes, {other['above'] / MIB:,.0f} MiB",
-                f"time {times[1] / times[0]:.2f}, memory {other['above'] / max(1, ours['above']):.1f}",
-            )
-        )
-    if lived.get("sinks"):
-        at = max(lived["sinks"])
-        row = lived["sinks"][at]
-        others = [max(lived[name], default=0) for name in OTHERS if lived.get(name)]
-        ours = f"{middle(relative(row)):.2f} passes, {row['above'] / MIB:,.0f} MiB"
+        headlines.append(Headline(what, said(one), said(other), f"time {time:.2f}, memory {memory:.1f}"))
+    if ours:
+        others = [max(found[name]) for name in OTHERS if name in found]
         reached = f"at most T = {max(others):,}" if others else "not measured"
-        headlines.append(Headline(f"sinks at T = {at:,} ({shape})", ours, reached, ""))
+        headlines.append(Headline(f"sinks at T = {max(ours):,} ({shape})", said(ours[max(ours)]), reached, ""))
     return headlines

@@ -287,56 +287,49 @@ def section(rows: Rows, settings: Settings) -> Section:
     headlines: list[Headline] = []
     for label, row in rows.of(job).items():
         part = "" if row["directions"] == row["width"] else f", {row['directions']} of {row['width']:,} directions"
-        lines += ["", f"### {label}{part}", ""]
         body = []
         for name, said in NAMES.items():
             if name in row["lost"]:
-                body.append([said, f"did not survive ({row['failed'][name]})", "", "", ""])
-            if name not in row["seconds"]:
-                continue
-            times, exact = row["seconds"][name], row["seconds"]["exact"]
-            if name == "lens":
-                against = f"{_per_direction(name, row) / _per_direction('exact', row):.2f} per (block, direction)"
-            else:
-                against = spread(ratios(times, exact), ".2f") if name != "exact" else "1"
-            difference = row["gap"].get(name)
-            shown = "" if difference is None or name == "exact" else _shown(name, difference)
-            if name == "auto":
-                shown += f", {row['auto products']:.0f} products"
-            body.append([said, spread(times), against, shown, f"{row['above'][name] / MIB:,.0f}"])
-        lines += table(["", "seconds", "time / ours, exact", "difference", "MiB above the model"], body)
+                body.append([said, f"did not survive ({row['lost'][name]})", "", "", ""])
+            elif name in row["seconds"]:
+                times = spread(row["seconds"][name])
+                body.append([said, times, _against(name, row), _off(name, row), f"{row['above'][name] / MIB:,.0f}"])
+        columns = ["", "seconds", "time / ours, exact", "difference", "MiB above the model"]
+        lines += ["", f"### {label}{part}", "", *table(columns, body)]
         headlines = _headlines(f"{label}{part}", row)  # those of the largest size that was measured
     if rows.of(job):
         lines += ["", f"![Jacobian: time against our exact one](benchmarks/{settings.figure('jacobian')})"]
-    heads = f"heads of {HEAD_WIDTH}, float32" if not settings.cuda else "bfloat16"
-    lines += ["", f"Random Llama, {heads}." if not settings.cuda else f"Random weights, {heads}."]
-    return Section(headlines, lines)
+    weights = "Random weights, bfloat16" if settings.cuda else f"Random Llama, heads of {HEAD_WIDTH}, float32"
+    return Section(headlines, [*lines, "", f"{weights}."])
 
 
-def _shown(name: str, difference: float) -> str:
-    return f"{difference:.1%}" if name in ("sketch", "auto") else f"{difference:.0e}"
+def _against(name: str, row: Row) -> str:
+    if name == "lens":
+        return f"{_per_direction(name, row) / _per_direction('exact', row):.2f} per (block, direction)"
+    return "1" if name == "exact" else spread(ratios(row["seconds"][name], row["seconds"]["exact"]), ".2f")
+
+
+def _off(name: str, row: Row) -> str:
+    if name == "exact" or name not in row["gap"]:
+        return ""
+    shown = f"{row['gap'][name]:{'.1%' if name in ('sketch', 'auto') else '.0e'}}"
+    return shown + (f", {row['auto products']:.0f} products" if name == "auto" else "")
 
 
 def _headlines(label: str, row: Row) -> list[Headline]:
-    seconds, found = row["seconds"], []
-    exact = seconds["exact"]
-    best = min(
-        (name for name in ("replicated 8", "replicated 32") if name in seconds), key=lambda n: middle(seconds[n])
-    )
+    seconds = {name: middle(times) for name, times in row["seconds"].items()}
+    exact, found = seconds["exact"], []
+    best = min((name for name in ("replicated 8", "replicated 32") if name in seconds), key=lambda name: seconds[name])
     for name in (best, "jacrev"):
         if name in seconds:
-            each = ratios(seconds[name], exact)
             what = f"exact Jacobian norm, {label}: time against {NAMES[name]}"
-            found.append(
-                Headline(what, f"{middle(exact):.3g} s", f"{middle(seconds[name]):.3g} s", spread(each, ".2f"))
-            )
+            found.append(Headline(what, f"{exact:.3g} s", f"{seconds[name]:.3g} s", _against(name, row)))
     if "lens" in seconds:
         ours, other = (_per_direction(name, row) * 1e3 for name in ("exact", "lens"))
         what = "a product per block and direction: time against TransformerLens's Jacobian lens"
         found.append(Headline(what, f"{ours:.2g} ms", f"{other:.2g} ms", f"{other / ours:.2f}"))
     if "sketch" in seconds:
-        each = ratios(exact, seconds["sketch"])
+        gain = spread(ratios(row["seconds"]["exact"], row["seconds"]["sketch"]), ".2f")
         what = f"sketch of {PRODUCTS} products, {row['gap']['sketch']:.1%} off: time against our exact one"
-        times = (middle(seconds["sketch"]), middle(exact))
-        found.append(Headline(what, f"{times[0]:.3g} s", f"{times[1]:.3g} s", spread(each, ".2f")))
+        found.append(Headline(what, f"{seconds['sketch']:.3g} s", f"{exact:.3g} s", gain))
     return found

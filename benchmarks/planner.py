@@ -105,21 +105,18 @@ def section(rows: Rows, settings: Settings) -> Section:
         for label, row in rows.of(job).items():
             runs.setdefault((job.name, job.points[label]["row"]), []).append(row)
     for (name, label), found in runs.items():
-        row = max(found, key=lambda one: one["above"])
-        by = row["planned"] / row["above"] - 1
-        off.append(abs(by))
-        peaks = ", ".join(f"{one['above'] / MIB:,.0f}" for one in sorted(found, key=lambda one: one["above"]))
-        body.append([name, label, f"{row['planned'] / MIB:,.0f}", peaks, f"{by:+.0%}"])
-    within = sum(x <= PROMISED for x in off)
+        peaks = sorted(row["above"] for row in found)
+        planned = max(found, key=lambda row: row["above"])["planned"]
+        off.append(planned / peaks[-1] - 1)
+        measured = ", ".join(f"{peak / MIB:,.0f}" for peak in peaks)
+        body.append([name, label, f"{planned / MIB:,.0f}", measured, f"{off[-1]:+.0%}"])
+    within = f"{sum(abs(x) <= PROMISED for x in off)} of {len(off)}"
     lines = [
-        "Peak memory above the loaded model, as `probes.studies.plan` says before and as measured; prompts x tokens. "
+        "Peak memory above the loaded model, as `headwater` says before it begins and as measured; prompts x tokens. "
         "Peaks are those of several processes of the same run, which differ by what the allocator keeps of freed memory. "
-        f"Memory is promised within {PROMISED:.0%} of the largest: {within} of {len(off)} rows are.",
+        f"Memory is promised within {PROMISED:.0%} of the largest: {within} rows are.",
         "",
         *table(["probe", "at", "planned, MiB", "measured peaks", "off by"], body),
     ]
-    heads = []
-    if off:
-        what = f"planner: memory estimates within {PROMISED:.0%} of the measured peak; the worst one"
-        heads.append(Headline(what, f"{within} of {len(off)}", "", f"{max(off):.0%} off"))
-    return Section(heads, lines)
+    what = f"planner: memory estimates within {PROMISED:.0%} of the measured peak; the worst one"
+    return Section([Headline(what, within, "", f"{max(map(abs, off)):.0%} off")] if off else [], lines)

@@ -15,7 +15,7 @@ from harness import Rows, Settings, middle, quartiles, ratios
 from machine import MIB
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from probes.figures.style import (
     BLACK,
@@ -80,16 +80,11 @@ def draw(folder: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any])
                     figure.savefig(temporary, format="png", dpi=DPI)
 
 
-def _plain_numbers(cell: Axes, at: list[int], *, short: bool = False) -> None:
-    """A logarithmic axis of abscissas with these values and no others; `short` writes 4k for 4,096."""
-    axis = cell.xaxis
-    axis.set_major_locator(FixedLocator(at))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(round(value)) if short else f"{value:,.0f}"))
-    axis.set_minor_locator(NullLocator())
-
-
-def _short(value: int) -> str:
-    return f"{value // 1024:,}k" if value and value % 1024 == 0 else f"{value:,}"
+def _plain_numbers(cell: Axes, at: list[int]) -> None:
+    """A logarithmic axis of abscissas with these values and no others; 4k for 4,096."""
+    cell.xaxis.set_major_locator(FixedLocator(at))
+    cell.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:,.0f}k" if x >= 1024 else f"{x:,.0f}")
+    cell.xaxis.set_minor_locator(NullLocator())
 
 
 def jacobian_figure(rows: Rows, settings: Settings) -> Figure | None:
@@ -139,32 +134,31 @@ def attention_figure(rows: Rows, settings: Settings) -> Figure | None:
     handles: dict[str, Any] = {}
     for n, (shape, found) in enumerate(shapes.items()):
         cells = [figure.add_subplot(len(shapes), 2, 2 * n + k + 1) for k in range(2)]
-        at = attention.lengths(settings)
         for name, one in found.items():
-            lived = {length: row for length, row in sorted(one.items()) if "failed" not in row}
-            look: Any = {"color": COLORS[name], "marker": "o", "markersize": 3.5, "linewidth": 1.4}
-            if not lived:
+            rows_of = attention.lived(one)
+            if not rows_of:
                 continue
-            curves = (
-                [middle(attention.relative(row)) for row in lived.values()],
-                [max(row["above"], MIB) / MIB for row in lived.values()],
-            )
-            for cell, values in zip(cells, curves, strict=True):
+            times = [middle(attention.relative(row)) for row in rows_of.values()]
+            sizes = [max(row["above"], MIB) / MIB for row in rows_of.values()]
+            for cell, values in ((cells[0], times), (cells[1], sizes)):
                 if name == "plain" and cell is cells[0]:
                     continue
-                (line,) = cell.plot(list(lived), values, **look)
+                (line,) = cell.plot(
+                    list(rows_of), values, color=COLORS[name], marker="o", markersize=3.5, linewidth=1.4
+                )
                 handles.setdefault(SHORT[name], line)
-                gone = [length for length, row in one.items() if "failed" in row]
-                for length in gone:
+                for length in set(one) - set(rows_of):
                     cell.plot([length], [values[-1]], marker="x", color=COLORS[name], markersize=6, linestyle="")
-                    cell.plot([max(lived), length], [values[-1]] * 2, color=COLORS[name], linewidth=0.8, linestyle=":")
+                    cell.plot(
+                        [max(rows_of), length], [values[-1]] * 2, color=COLORS[name], linewidth=0.8, linestyle=":"
+                    )
         cells[0].axhline(1, color=BLACK, linewidth=0.8)
         cells[0].set_ylabel("time / plain pass")
         cells[1].set_ylabel("peak memory above the model, MiB")
         log_axis(cells[1])
         for cell in cells:
             cell.set_xscale("log", base=2)
-            _plain_numbers(cell, at, short=True)
+            _plain_numbers(cell, attention.lengths(settings))
             cell.set_xlabel("T (1k: 1,024)")
             cell.grid(axis="y", color=FAINT, linewidth=0.6)
             cell.set_title(shape if len(shapes) > 1 else "", fontsize=9)
@@ -192,7 +186,7 @@ def scaling_figure(rows: Rows, settings: Settings) -> Figure | None:
             cell.plot(x, scaled, color=color, linewidth=0.9, linestyle=":")
             handles.setdefault(scaling.PROBES[job.name].replace("`", ""), line)
         cell.set_xscale("log", base=2)
-        _plain_numbers(cell, sorted(value for value in seen if value.bit_count() == 1), short=True)  # doublings
+        _plain_numbers(cell, sorted(value for value in seen if value.bit_count() == 1))  # doublings
         cell.set(xlabel=said)
         cell.tick_params(axis="x", labelsize=8)
         cell.grid(axis="y", color=FAINT, linewidth=0.6)

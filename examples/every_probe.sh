@@ -17,7 +17,7 @@ headwater=${HEADWATER:-headwater} text=(${TEXT:+--text "$TEXT"})
 import sys
 
 import probes
-from probes.plan import PROBES, plan
+from probes.studies.plan import PROBES, plan
 
 name, few, many, length, *options = sys.argv[1:]
 known = ("--backend", "--device", "--dtype")  # what decides how much memory is taken

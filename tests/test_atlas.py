@@ -182,7 +182,7 @@ def test_nothing_and_nonsense_are_refused(tmp_path):
 def test_the_figure_shows_the_map(made, tmp_path):
     _, result = made
     figure = map_figure(result, path=tmp_path / "map")
-    titles = [cell.get_title(loc="left") for cell in figure.axes]
+    titles = [title for cell in figure.axes if (title := cell.get_title(loc="left"))]
     assert [title[0] for title in titles] == list("abcdef")
     primacies = [line for line in figure.axes[1].lines if line.get_marker() == "o"]
     shown = np.sort(np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in primacies]))

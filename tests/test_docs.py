@@ -26,6 +26,7 @@ from probes.cli import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+README = ROOT / "README.md"
 PAGES = sorted(DOCS.rglob("*.md"))
 BLOCK = re.compile(r"(?:<!-- (?P<note>.*?) -->\n)?```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -167,6 +168,28 @@ def test_links_resolve(page):
     for target, _ in LINK.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
         assert "://" not in target, f"{target}: pages lead nowhere else"
         assert (page.parent / target).is_file(), target
+
+
+def test_readme_is_short_its_links_resolve_and_its_table_has_every_command():
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    for target, _ in LINK.findall(BLOCK.sub("", text)):
+        assert (ROOT / target).exists(), target
+    named = re.findall(r"^\| `headwater ([a-z-]+)", text, re.MULTILINE)
+    program: Any = typer.main.get_command(cli.app)
+    assert sorted(named) == sorted(program.commands)
+    for line in re.findall(r"`(headwater [^`]*smollm2[^`]*)`", text):  # findings stand beside commands that exist
+        words = shlex.split(line)
+        program.commands[words[1]].make_context(words[1], words[2:])
+
+
+@pytest.mark.slow
+def test_readme_prints_what_it_says(capsys):
+    ours = [block for block in blocks(README) if block.kind in ("python", "text")]
+    assert [block.kind for block in ours] == ["python", "text"]
+    exec(compile(ours[0].body, str(README), "exec"), {"__name__": "readme"})
+    printed = capsys.readouterr().out
+    assert lacking(ours[1].body, printed) == [], printed
 
 
 def test_every_public_name_is_on_a_page():

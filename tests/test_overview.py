@@ -14,7 +14,8 @@ from test_plots_attention import bos_result, leakage_result, several
 from probes.errors import InputError
 from probes.figures import BLACK, BLUE, VERMILLION, overview_figure
 from probes.figures.overview import MOST, ROWS
-from probes.figures.style import LARGEST, ORANGE
+from probes.figures.palette import ORANGE
+from probes.figures.style import LARGEST
 from probes.results.curves import band, smooth_between
 from probes.results.dataset import combine
 from probes.results.profiles import mean_profiles
@@ -84,7 +85,7 @@ def test_sources_and_swap_are_those_of_the_results(sensitivity, leakage):
         ends = [float(first[f"residual_{when}_of_model"][0]) for when in ("before", "after")]
         heights = [SOURCES["mask"], SOURCES["residual"], total, *ends]
         assert [found[place][0] for place in range(len(ROWS))] == pytest.approx(heights)
-        assert [found[place][1] for place in range(len(ROWS))] == [color.lower() for _, color, _ in ROWS]
+        assert [found[place][1] for place in range(len(ROWS))] == [color.lower() for _, _, color, _ in ROWS]
         assert found[3][2] == ORANGE.lower()
         assert found[4][2] == "#ffffff"
 

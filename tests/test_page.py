@@ -21,13 +21,16 @@ from PIL import Image
 
 from probes.cli import main as cli
 from probes.errors import InputError
-from probes.figures.style import CYCLE, facts
+from probes.figures.palette import CYCLE, model_colors
+from probes.figures.series import SINK
+from probes.figures.style import facts
 from probes.measures.agreement import averaged
 from probes.measures.leakage import resolved
 from probes.measures.matched import samples
-from probes.report import build, cards, charts, formulas
+from probes.report import build, cards, charts, formulas, heads, plotting, toy_charts
+from probes.report.heads import heads_data
 from probes.report.measuring import QUICK_PROMPTS, measure
-from probes.report.sections import Section, choice, heads_data, sections
+from probes.report.sections import Section, choice, sections
 from probes.results.collected import Collected, collect
 from probes.results.curves import band, smooth_between
 from probes.results.dataset import drawn_from, load, save
@@ -67,7 +70,7 @@ def trace(figure: Any, **meta: Any) -> Any:
     """The one trace with these values that has a name (bands have none)."""
     (found,) = [
         one
-        for one in charts.traces(figure)
+        for one in plotting.traces(figure)
         if one.name and all((one.meta or {}).get(key) == value for key, value in meta.items())
     ]
     return found
@@ -81,15 +84,15 @@ def numbers(values: Any) -> np.ndarray:
 
 
 def test_numbers_keep_four_digits_and_none_stands_for_what_json_cannot_say():
-    assert charts.rounded([1.23456, -1234567.0, 0.0]) == [1.235, -1235000.0, 0.0]
-    assert charts.rounded(np.array([math.nan, math.inf, -math.inf])) == [None, None, None]
-    assert charts.rounded(np.float32(0.1)) == [0.1]
+    assert plotting.rounded([1.23456, -1234567.0, 0.0]) == [1.235, -1235000.0, 0.0]
+    assert plotting.rounded(np.array([math.nan, math.inf, -math.inf])) == [None, None, None]
+    assert plotting.rounded(np.float32(0.1)) == [0.1]
 
 
 def test_long_curves_keep_their_ends():
-    assert charts.positions(300).tolist() == list(range(300))
-    at = charts.positions(5000)
-    assert len(at) <= charts.POINTS
+    assert plotting.positions(300).tolist() == list(range(300))
+    at = plotting.positions(5000)
+    assert len(at) <= plotting.POINTS
     assert at[:64].tolist() == list(range(64))
     assert at[-64:].tolist() == list(range(4936, 5000))
     assert np.all(np.diff(at) > 0)
@@ -98,7 +101,7 @@ def test_long_curves_keep_their_ends():
 
 def test_models_have_the_colours_of_the_other_figures():
     names = [f"m{n}" for n in range(9)]
-    assert list(charts.model_colors(names).values()) == [*CYCLE, CYCLE[0], CYCLE[1]]
+    assert list(model_colors(names).values()) == [*CYCLE, CYCLE[0], CYCLE[1]]
 
 
 # ---------------------------------------------------------------------------------------------------------- charts
@@ -122,7 +125,7 @@ def test_sensitivity_is_the_result_s(collected):
         surrogate = trace(figure, model=name, curve=charts.SCALAR)
         scalar = mean_profiles(collected["scalar"][name])["pretrained"][0].mean
         np.testing.assert_allclose(numbers(surrogate.y), scalar, rtol=1e-3)
-        assert each.line.color == charts.model_colors(results)[name]
+        assert each.line.color == model_colors(results)[name]
         assert each.meta["last"] == pages.LENGTH - 1
 
 
@@ -132,14 +135,14 @@ def test_positions_beyond_a_window_s_reach_are_zero_and_have_no_band(collected):
     figure = charts.sensitivity({"w": ds})
     each = trace(figure, condition="init", curve=charts.MEASURED, detail=charts.EACH)
     assert list(each.y[:5]) == [0.0] * 5
-    bands = [one for one in charts.traces(figure) if one.name is None and one.meta.get("detail") == charts.EACH]
+    bands = [one for one in plotting.traces(figure) if one.name is None and one.meta.get("detail") == charts.EACH]
     assert bands
     assert all(min(one.x) == 5 and min(one.y) > 0 for one in bands)
 
 
 def test_theories_stand_beside_what_they_predict(collected):
     figure = charts.theories(collected["theory"])
-    shown = {one.meta["curve"] for one in charts.traces(figure)}
+    shown = {one.meta["curve"] for one in plotting.traces(figure)}
     assert {charts.MEASURED, "second-moment kernel", "kernel, uniform attention", charts.CESARO} <= shown
     ds = collected["theory"]["ape"]
     fitted = trace(figure, model="ape", condition="init", curve=charts.CESARO)
@@ -152,7 +155,7 @@ def test_map_shows_both_ends_and_leaves_out_what_has_none(collected):
     assert list(line.x) == [0.1, 0.5, 1.0]
     np.testing.assert_allclose(line.y, [4, 2, 1], rtol=1e-3)
     assert list(trace(figure, end="primacy", places="usual models").text) == ["Some-7B"]
-    assert not [one for one in charts.traces(figure) if one.meta == {"end": "primacy", "places": "other changes"}]
+    assert not [one for one in plotting.traces(figure) if one.meta == {"end": "primacy", "places": "other changes"}]
     np.testing.assert_allclose(trace(figure, end="recency", places="other changes").y, [3], rtol=1e-3)
 
 
@@ -160,7 +163,9 @@ def test_keys_and_heads_are_the_result_s(collected):
     ds = collected["sinks"]["ape"]
     figure = charts.keys(collected["sinks"])
     alpha = [
-        one for one in charts.traces(figure) if one.meta["quantity"] == charts.QUANTITIES["alpha"] and one.name == "ape"
+        one
+        for one in plotting.traces(figure)
+        if one.meta["quantity"] == charts.QUANTITIES["alpha"] and one.name == "ape"
     ]
     np.testing.assert_allclose(alpha[0].y, ds["alpha"].mean(["prompt", "layer", "head"]), rtol=1e-3)
     shade = trace(charts.heads(collected["sinks"]), model="ape", metric=charts.METRICS["reads"])
@@ -170,19 +175,19 @@ def test_keys_and_heads_are_the_result_s(collected):
 
 def test_a_head_s_numbers_and_pattern_come_back(collected):
     ds = collected["sinks"]["ape"]
-    found = charts.pattern_bytes(ds)
+    found = heads.pattern_bytes(ds)
     assert len(found) == ds.sizes["picture"]
     (layer, head), values = next(iter(found.items()))
     assert (layer, head) == (int(ds["picture_layer"][0]), int(ds["picture_head"][0]))
     np.testing.assert_allclose((values / 255.0) ** 2, ds["pattern"].values[0], atol=0.005)
-    rows = dict(charts.head_numbers(ds)[layer, head])
+    rows = dict(heads.head_numbers(ds)[layer, head])
     value, low, high = (float(ds[f"attends{end}"][layer, head]) for end in ("", "_low", "_high"))
-    assert rows[charts.NAMES["attends"]] == f"{value:.3f} [{low:.3g}, {high:.3g}]"
+    assert rows[heads.NAMES["attends"]] == f"{value:.3f} [{low:.3g}, {high:.3g}]"
     chosen = [str(rule) for rule in ds["rule"].values if int(ds["selected"].sel(rule=rule)[layer, head])]
     assert rows["selected by the rules"] == (", ".join(chosen) or "none")
-    assert charts.pattern_bytes(ds.drop_vars("pattern")) == {}
-    without = charts.head_numbers(ds.drop_vars(["reacts", "reacts_among_others"]))
-    assert charts.NAMES["reacts"] not in dict(without[layer, head])
+    assert heads.pattern_bytes(ds.drop_vars("pattern")) == {}
+    without = heads.head_numbers(ds.drop_vars(["reacts", "reacts_among_others"]))
+    assert heads.NAMES["reacts"] not in dict(without[layer, head])
 
 
 def test_steps_stand_in_their_order(collected):
@@ -192,7 +197,9 @@ def test_steps_stand_in_their_order(collected):
     assert list(course) == ["m"]
     figure = charts.training(collected["steps"])
     alpha = [
-        one for one in charts.traces(figure) if one.name == "ape" and one.meta["quantity"] == charts.QUANTITIES["alpha"]
+        one
+        for one in plotting.traces(figure)
+        if one.name == "ape" and one.meta["quantity"] == charts.QUANTITIES["alpha"]
     ]
     assert list(alpha[0].x) == ["0", "final"]
     assert alpha[0].y[0] == pytest.approx(alpha[0].y[1] / 2, rel=1e-3)
@@ -227,13 +234,13 @@ def test_shares_are_shown_where_they_mean_something(collected):
         assert list(mask.x) == ["certain", "noise"]
         assert list(mask.y) == [value, None]
     old = charts.sources({"old": certain.drop_vars([name for name in certain if "steady" in str(name)])})
-    assert charts.traces(old)[0].meta["form"] == "log form, the constant sink left in"
+    assert plotting.traces(old)[0].meta["form"] == "log form, the constant sink left in"
     line = trace(charts.depth({"ape": ds}), part="logits", band=name)
     np.testing.assert_allclose(line.y, ds["log_form_by_block"].sel(part="logits", band=name), rtol=1e-3)
-    nulls = [one for one in charts.traces(charts.depth({"ape": ds})) if one.name.startswith("ape, ")]
+    nulls = [one for one in plotting.traces(charts.depth({"ape": ds})) if one.name.startswith("ape, ")]
     assert {one.name: one.y[0] for one in nulls if one.meta["band"] == name} == {
-        f"ape, {said}": pytest.approx(float(ds[null].sel(band=name)), rel=1e-3)
-        for null, (said, _) in charts.NULLS.items()
+        f"ape, {style.label}": pytest.approx(float(ds[null].sel(band=name)), rel=1e-3)
+        for null, style in charts.NULLS.items()
     }
 
 
@@ -254,7 +261,7 @@ def test_removed_shares_without_an_end_are_not_drawn(collected):
     loss = trace(charts.losses({"ape": ds}), replacement="zero")
     change = ds["loss_change"].sel(replacement="zero").values
     np.testing.assert_allclose(loss.y, change[np.isfinite(change)], rtol=1e-3)
-    for component, sink in charts.SINK.items():
+    for component, sink in SINK.items():
         after = trace(charts.components({"ape": ds}), replacement="zero", when="after", sink=sink)
         expected = ds[f"residual{component}_after_of_model"].sel(replacement="zero")
         np.testing.assert_allclose(numbers(after.y), expected, rtol=1e-3)
@@ -267,13 +274,13 @@ def test_a_single_replacement_needs_no_dimension(collected):
 
 def test_toys_are_the_results(collected):
     ds = collected["toy"]["retrieval"]
-    figure = charts.retrieval(ds)
+    figure = toy_charts.retrieval(ds)
     line = trace(figure, layers="1 layer", variant="residual", width="width 10")
     loss = ds["loss"].sel(layers=1, residual=1, feed_forward=0, width=10)
     np.testing.assert_allclose(line.y, loss.median("seed"), rtol=1e-3)
-    assert not [one for one in charts.traces(figure) if one.name == "width 10" and one.meta["layers"] == "2 layers"]
+    assert not [one for one in plotting.traces(figure) if one.name == "width 10" and one.meta["layers"] == "2 layers"]
     gap = collected["toy"]["position-bias"]
-    bar = trace(charts.gaps(gap), training="last", positional="rope", setting="depth 4")
+    bar = trace(toy_charts.gaps(gap), training="last", positional="rope", setting="depth 4")
     one = gap["gap"].sel(depth=4, training="last", positional="rope")
     np.testing.assert_allclose(bar.y, one.mean("seed"), rtol=1e-3)
     np.testing.assert_allclose(np.add(bar.y, bar.error_y.array), one.max("seed"), rtol=1e-3, atol=1e-3)
@@ -281,7 +288,7 @@ def test_toys_are_the_results(collected):
 
 def test_toys_stand_beside_their_model(collected):
     ds = collected["match"]["ape"]
-    figure = charts.beside(collected["match"])
+    figure = toy_charts.beside(collected["match"])
     uniform = ds["toy_uniform"].sel(variant="no residual").values
     toy = trace(figure, quantity="mean weight α", variant="no residual", curve="retrieval toy")
     alpha = samples(ds, "alpha", ("no residual", "retrieval"), "")
@@ -293,8 +300,8 @@ def test_toys_stand_beside_their_model(collected):
     assert known is not None
     np.testing.assert_allclose(np.divide(own.y, own.y[0]), averaged(known) / averaged(known)[0], rtol=2e-3)
     assert len(own.x) == 24
-    assert "second-moment kernel, init" in charts.of_theory(figure)
-    bars = trace(charts.agreements_of(collected["match"]), state="pretrained")
+    assert "second-moment kernel, init" in toy_charts.of_theory(figure)
+    bars = trace(toy_charts.agreements_of(collected["match"]), state="pretrained")
     errors = ds["agreement_error"].sel(curve="sensitivity", state="pretrained")
     for other, error in zip(bars.y, bars.x, strict=True):
         assert error == pytest.approx(float(errors.sel(other=other)), rel=1e-3)

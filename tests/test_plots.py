@@ -142,12 +142,14 @@ def test_the_figure_of_theories(combined, tmp_path):
     fitted = ("condition", "position"), np.ones((3, 64))
     with_theory = combined.assign(theory_score_path=curve, theory_cesaro=fitted)
     figure = theory_figure({"one": with_theory, "two": with_theory}, path=tmp_path / "theory")
-    assert len(figure.axes) == 4
-    below = figure.axes[2]
+    rows = {axes.get_ylabel(): axes for axes in figure.axes if axes.get_ylabel()}
+    told, below = rows["predicted / measured"], rows["measured / kernel"]
     init = [p.mean for p in profiles(combined)["init"]]
     kernel = band([p.mean for p in profiles(with_theory, "theory_score_path")["init"]]).centre
     ratio = band([mean / kernel for mean in init]).centre
     assert any(np.allclose(one, ratio) for one in lines_of(below, BLUE))
+    measured = band(init).centre
+    assert any(np.allclose(one, kernel / measured) for one in lines_of(told, BLACK))
     assert (tmp_path / "theory.png").stat().st_size < 300_000
     with pytest.raises(InputError, match="no theories in the results to draw"):
         theory_figure(combined)

@@ -32,9 +32,10 @@ import probes
 from probes.errors import InputError
 from probes.figures import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
 from probes.figures.bos import HIGHEST, PUBLISHED
-from probes.figures.leakage import PARTS, SHARES, SOURCES
+from probes.figures.leakage import SHARES
+from probes.figures.palette import GREY, ORANGE, PARTS, SOURCES
 from probes.figures.steady import steady
-from probes.figures.style import GREY, LARGEST, ORANGE, points, save_figure, thinned
+from probes.figures.style import LARGEST, points, save_figure, thinned
 from probes.measures.bos_swap import bos_swap
 from probes.measures.leakage import leakage
 from probes.measures.sinks import sinks
@@ -354,16 +355,15 @@ def test_thinned_curves_keep_the_first_positions_and_all_of_the_mean():
     np.testing.assert_array_equal(thinned(x[:50], y[:, :50])[1], y[:, :50])
 
 
-def test_intervals_that_say_nothing_are_pale():
+def test_intervals_that_say_nothing_are_left_out_and_their_values_are_pale():
     axes = Figure().add_subplot()
     x, values = np.arange(3.0), np.array([0.5, 0.2, np.nan])
     low, high = np.array([0.4, -9.0, 0.0]), np.array([0.6, 9.0, 1.0])
     points(axes, x, values, (low, high), color=BLUE, limits=(0.0, 1.0))
-    certain, vague = axes.collections
+    (certain,) = axes.collections
     assert ends_of(certain)[..., 1].tolist() == [[0.4, 0.6]]
-    assert ends_of(vague)[..., 1].tolist() == [[0.0, 1.0]]
-    assert (vague.get_alpha(), certain.get_alpha()) == (0.25, 1.0)
-    assert drawn(axes, marker="o")[0].tolist() == [0.5, 0.2]
+    assert [one.tolist() for one in drawn(axes, marker="o")] == [[0.5], [0.2]]
+    assert [line.get_alpha() for line in axes.lines] == [1.0, 0.35]
 
 
 def test_small_figures_are_saved_as_they_are(tmp_path: Path):

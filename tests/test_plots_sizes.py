@@ -28,8 +28,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from probes.figures import BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
-from probes.figures.blocks import in_view
-from probes.figures.leakage import PARTS
+from probes.figures.draw import in_view
+from probes.figures.palette import PARTS
 from probes.figures.sinks import GROUPS
 from probes.figures.style import LARGEST, coinciding, numeral
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,11 +90,12 @@ def drawn(ds: xr.Dataset, path: Path) -> list[Path]:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An experiment of a second, called tiny-one."""
     module: Any = ModuleType("toy.experiments.tiny_one")
+    module.__spec__ = ModuleSpec("toy.experiments.tiny_one", None)
     module.Settings, module.QUICK = Settings, Settings(steps=20, targets=(0,))
     module.measure, module.claims, module.draw = measured, claimed, drawn
     module.tables = lambda ds: [Table("Losses", ("target",), [[str(k)] for k in ds["target"].values])]
-    for package in ("experiments", "figures"):
-        monkeypatch.setitem(sys.modules, f"toy.{package}.tiny_one", module)
+    for name in ("experiments.tiny_one", "experiments.tiny_one_claims", "figures.tiny_one"):
+        monkeypatch.setitem(sys.modules, f"toy.{name}", module)
     monkeypatch.setattr(frame, "EXPERIMENTS", (*frame.EXPERIMENTS, "tiny-one"))
     return module
 
@@ -171,8 +173,8 @@ def test_an_experiment_that_is_not_there_is_refused():
 @pytest.mark.parametrize("name", frame.EXPERIMENTS)
 def test_every_experiment_offers_what_the_frame_asks_for(name):
     module = frame.experiment(name)
-    for offered in ("measure", "tables", "claims"):
-        assert callable(getattr(module, offered))
+    assert callable(module.measure)
+    assert all(callable(getattr(frame.reading(name), offered)) for offered in ("tables", "claims"))
     assert callable(importlib.import_module(f"toy.figures.{name.replace('-', '_')}").draw)
     assert isinstance(module.QUICK, module.Settings)
     assert module.Settings() != module.QUICK

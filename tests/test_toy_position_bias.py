@@ -26,14 +26,11 @@ from toy.experiments.position_bias import (
     accuracies,
     cases,
     check_steps,
-    claims,
     in_grid,
-    kinds,
-    over_seeds,
     parts,
     switches_of,
-    tables,
 )
+from toy.experiments.position_bias_claims import RULES, claims, kinds, over_seeds, scaled, tables
 from toy.figures.position_bias import draw
 from toy.train import logits, train
 
@@ -109,7 +106,7 @@ def described(settings: Settings) -> dict:
 
 
 def verdict(ds: xr.Dataset, words: str, scale: str = "text"):
-    (found,) = [c for c in claims(ds) if words in c.claim and (module.scaled(scale) in c.claim or "1/d" in words)]
+    (found,) = [c for c in claims(ds) if words in c.claim and (scaled(scale) in c.claim or "1/d" in words)]
     return found
 
 
@@ -312,7 +309,7 @@ def test_all_statements_hold_where_they_do(everything):
     found = claims(everything)
     assert [c.claim for c in found if held(c) is not True] == []
     assert all(c.claim[0].isupper() and c.claim.endswith(".") for c in found)  # read alone
-    assert len(found) == 2 * (len(module.STATEMENTS) + 1) + 1
+    assert len(found) == 2 * (len(RULES) + 1) + 1
 
 
 def at_deep(case, gap):

@@ -16,18 +16,15 @@ from PIL import Image
 from probes.errors import InputError
 from probes.results.dataset import dataset, load
 from toy.experiments import experiment, previous_token
-from toy.experiments.previous_token import (
+from toy.experiments.previous_token import QUICK, Settings, relative_perplexity, separations, spikes
+from toy.experiments.previous_token_claims import (
     PUBLISHED,
-    QUICK,
-    Settings,
+    PUBLISHED_FORM,
     agreements,
     betting,
     blind_limit,
     claims,
-    relative_perplexity,
-    separations,
     signs,
-    spikes,
     tables,
     typical_seed,
 )
@@ -268,7 +265,7 @@ def made_up(**changes) -> xr.Dataset:
     places = np.array([[1.0, 1.0], [0.9, 1.2], [-1.0, -1.0], [1.1, 0.8]])  # of -3, -2, -1, 0
     positions = np.broadcast_to(places, (2, 2, seeds, len(steps), 4, 2))
     directions, margins = separations(positions, 2)
-    form = np.broadcast_to(np.array(previous_token.PUBLISHED_FORM), (2, 2, seeds, len(steps), 2, 2))
+    form = np.broadcast_to(np.array(PUBLISHED_FORM), (2, 2, seeds, len(steps), 2, 2))
     bilinear = np.einsum("...i,...ij,...j->...", directions, form, directions)
     published = np.full((1, len(PUBLISHED), 2, 2, seeds), np.nan)
     for n, cell in enumerate(PUBLISHED):
@@ -421,7 +418,7 @@ def test_signs_know_that_positions_have_no_zero_of_their_own():
 
 
 def test_published_form_along_its_direction():
-    form = np.array(previous_token.PUBLISHED_FORM)
+    form = np.array(PUBLISHED_FORM)
     assert np.ones(2) @ form @ np.ones(2) == pytest.approx(-1.12)  # "-1.1"
 
 

@@ -17,24 +17,9 @@ from probes.results.dataset import dataset, load
 from probes.theory.rollout import decay_bounds, decay_peak, rollout, rope_peak
 from toy.experiments import experiment
 from toy.experiments import rollout as experiment_of_rollout
-from toy.experiments.rollout import (
-    PATHS,
-    Case,
-    Look,
-    Settings,
-    cases,
-    check,
-    claims,
-    crossing,
-    decay_stars,
-    decays_hold,
-    look_at,
-    path_peaks,
-    rates,
-    rope_stars,
-    tables,
-    theta,
-)
+from toy.experiments.rollout import Case, Settings, cases, theta
+from toy.experiments.rollout_bounds import Look, check, decays_hold, look_at, path_peaks
+from toy.experiments.rollout_claims import claims, crossing, decay_stars, rates, rope_stars, tables
 from toy.figures.rollout import rollout_figure
 from toy.model import Architecture, initial
 from toy.view import Toy
@@ -145,7 +130,7 @@ KINDS = [Case("causal"), Case("window 3", "window", window=3), Case("prefix 2", 
 def test_check_counts_what_is_beyond_the_bounds(case):
     look = random_look(case)
     products = np.stack([rollout(one) for one in look.patterns])
-    found = check(case, look, products)
+    found = check(case.window, case.prefix, look, products)
     assert found.violations == 0
     assert found.checked >= 2 * 5 * 7 * 7
     entries = look.patterns[np.isfinite(look.logits)]
@@ -154,8 +139,8 @@ def test_check_counts_what_is_beyond_the_bounds(case):
     np.testing.assert_allclose(found.outside, products[:, :, -1, first:].sum(-1).mean(0))
     # Walks that never come down are beyond every bound that says something, at all positions above the ground.
     stay = np.broadcast_to(np.eye(7), products.shape)
-    assert check(case, look, stay).violations > 0
-    assert (check(case, look, stay).outside >= found.bound - 1e-12).all()
+    assert check(case.window, case.prefix, look, stay).violations > 0
+    assert (check(case.window, case.prefix, look, stay).outside >= found.bound - 1e-12).all()
 
 
 def test_a_prefix_without_a_share_is_beyond_its_bound():
@@ -163,7 +148,7 @@ def test_a_prefix_without_a_share_is_beyond_its_bound():
     look = random_look(case)
     products = np.stack([rollout(one) for one in look.patterns])
     products[0, 4, 6, 1] = 0.0
-    assert check(case, look, products).violations == 1
+    assert check(case.window, case.prefix, look, products).violations == 1
 
 
 def test_decay_bounds_use_the_measured_spread_and_can_fail():
@@ -237,7 +222,7 @@ def test_run_keeps_every_bound(tiny):
     # Next to no content: peaks are the theorem's.
     found = ds["decay_curve"].argmax("distance").sel(scale=0.01)
     assert (np.abs(found - xr.DataArray(decay_stars(ds), dims=("decay", "peak_layer"))) <= 1).all()
-    assert all("seed" in ds[name].dims for name in ds if name not in PATHS)
+    assert all("seed" in ds[name].dims for name in ds if not name.endswith("_paths"))
     assert all(ds[name].attrs["long_name"] for name in ds)
     xr.testing.assert_identical(load(out / "rollout.nc").drop_attrs(), ds.drop_attrs())
     verdict = {row[1]: row[3] for row in report.tables[-1].rows}

@@ -14,7 +14,8 @@ from probes.errors import InputError
 from probes.results.dataset import load
 from toy.experiments import experiment, sinks
 from toy.experiments.position_bias import DECAY, architecture_of, switches_of
-from toy.experiments.sinks import Settings, claims, kinds, metrics, patterns, tables, uniform_sink
+from toy.experiments.sinks import Settings, metrics, patterns, uniform_sink
+from toy.experiments.sinks_claims import claims, kinds, tables
 from toy.figures.sinks import draw
 from toy.model import Switches, block, embedded, initial
 from toy.tasks import InContext

@@ -10,6 +10,14 @@ from typing import Any
 from probes.errors import InputError
 from probes.run.files import atomic, write_json
 
+SHAPE_TERMS = {
+    "num_hidden_layers": "blocks",
+    "hidden_size": "wide",
+    "num_attention_heads": "query heads",
+    "num_key_value_heads": "key-value heads",
+    "vocab_size": "tokens in the vocabulary",
+}
+
 
 def write_card(
     folder: str | Path, *, data: str | None = None, difference: str | None = None, command: str | None = None
@@ -60,25 +68,37 @@ def uniform_position0(length: int, window: int | None) -> float:
 
 
 def _card(name: str, training: dict[str, Any]) -> str:
+    set_apart = f" What sets it apart: {training['difference']}." if training.get("difference") else ""
+    table = "\n".join(["| | |", "|---|---|", *(f"| {label} | {_cell(value)} |" for label, value in _rows(training))])
+    parts = [
+        f"# {name}",
+        "A small language model pretrained from fresh weights with `headwater pretrain`, to be measured, not used."
+        + set_apart,
+        table,
+        "Both losses and the attention were measured with the weights in this folder, rounded to bfloat16, on held-out "
+        "text cut into windows side by side. `training.json` holds the configuration, the options and these numbers "
+        "for every head, `log.jsonl` the training loss. A folder `stepN` holds the weights before step N's update; "
+        "`step0` is the true start, since weights were rounded to bfloat16 before the first step.",
+        *(["Made by\n\n" + _fenced(training["command"])] if "command" in training else []),
+        "## A sample",
+        f"Drawn at temperature 0.7, seed {training['options']['seed']}, from the start token:",
+        _fenced(training["sample"]),
+        "## Licence of the training text",
+        _licence(training["data_description"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(training: dict[str, Any]) -> list[tuple[str, str]]:
+    """(label, value) of the card's table."""
     config, options = training["config"], training["options"]
     weight, block, head = largest_position0(training["position0_weight"])
     uniform = uniform_position0(options["length"], config.get("sliding_window"))
     passes = training["tokens_seen"] / training["training_tokens"]
-    positional = "BOS first in every window" if options["bos"] else "no BOS: position 0 holds ordinary text"
-    shape = [
-        f"{config[key]} {term}"
-        for key, term in (
-            ("num_hidden_layers", "blocks"),
-            ("hidden_size", "wide"),
-            ("num_attention_heads", "query heads"),
-            ("num_key_value_heads", "key-value heads"),
-            ("vocab_size", "tokens in the vocabulary"),
-        )
-        if key in config
-    ]
+    shape = ", ".join(f"{config[key]} {term}" for key, term in SHAPE_TERMS.items() if key in config)
     rows = [
-        ("Architecture", f"`{config['model_type']}`: {', '.join(shape)}; {training['parameters']:,} parameters"),
-        ("Position 0", positional),
+        ("Architecture", f"`{config['model_type']}`: {shape}; {training['parameters']:,} parameters"),
+        ("Position 0", "BOS first in every window" if options["bos"] else "no BOS: position 0 holds ordinary text"),
         (
             "Training text",
             f"{training['data_description']}: {training['training_documents']:,} documents, "
@@ -115,27 +135,7 @@ def _card(name: str, training: dict[str, Any]) -> str:
     if "versions" in training:
         versions = ", ".join(f"{package} {version}" for package, version in training["versions"].items())
         rows.append(("Made with", f"{versions}, on {training['device']}"))
-    table = "\n".join(["| | |", "|---|---|", *(f"| {label} | {_cell(value)} |" for label, value in rows)])
-    parts = [
-        f"# {name}",
-        "A small language model pretrained from fresh weights with `headwater pretrain`, to be measured, not used."
-        + (f" What sets it apart: {training['difference']}." if training.get("difference") else ""),
-        table,
-        "Both losses and the attention were measured with the weights in this folder, rounded to bfloat16, on held-out "
-        "text cut into windows side by side. `training.json` holds the configuration, the options and these numbers "
-        "for every head, `log.jsonl` the training loss. A folder `stepN` holds the weights before step N's update; "
-        "`step0` is the true start, since weights were rounded to bfloat16 before the first step.",
-    ]
-    if "command" in training:
-        parts.append("Made by\n\n" + _fenced(training["command"]))
-    parts += [
-        "## A sample",
-        f"Drawn at temperature 0.7, seed {options['seed']}, from the start token:",
-        _fenced(training["sample"]),
-        "## Licence of the training text",
-        _licence(training["data_description"]),
-    ]
-    return "\n\n".join(parts) + "\n"
+    return rows
 
 
 def _licence(description: str) -> str:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from probes.errors import InputError
 from probes.run.files import atomic, require_writable, system_error
+
+from . import state
+from .state import State
 
 STATE = "state/state.safetensors"
 
@@ -69,10 +71,8 @@ def write_log(file: Path, rows: list[dict[str, Any]]) -> None:
 def save_state(
     out: Path, identity: Mapping[str, Any], step: int, seconds: float, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Keep what a killed run resumes from: one file, with the identity that the resumed run must share."""
-    with atomic(out / STATE) as temporary:
-        metadata = {"step": str(step), "seconds": str(seconds), "identity": json.dumps(identity)}
-        save_file(dict(tensors), temporary, metadata=metadata)
+    """Keep what a killed run resumes from."""
+    state.save(out / STATE, State(dict(identity), step, seconds, dict(tensors)))
 
 
 def load_state(out: Path, identity: Mapping[str, Any]) -> tuple[int, float, dict[str, Tensor]]:
@@ -81,22 +81,21 @@ def load_state(out: Path, identity: Mapping[str, Any]) -> tuple[int, float, dict
     Raises:
         InputError: the run there has another identity; the message names what differs.
     """
-    if not (out / STATE).exists():
+    found = state.load(out / STATE)
+    if found is None:
         return 0, 0.0, {}
-    with safe_open(out / STATE, framework="pt") as opened:
-        metadata = opened.metadata()
-    previous = json.loads(metadata["identity"])
     for part, value in identity.items():
-        if previous[part] == value:
+        previous = found.described[part]
+        if previous == value:
             continue
         changed = [part]
         if isinstance(value, dict):
-            changed = sorted(k for k in {*value, *previous[part]} if previous[part].get(k) != value.get(k))
+            changed = sorted(k for k in {*value, *previous} if previous.get(k) != value.get(k))
         raise InputError(
             f"'{out}' holds an unfinished run with other {', '.join(changed)}; "
             "give the same settings to continue it, or another folder"
         )
-    return int(metadata["step"]), float(metadata["seconds"]), load_file(out / STATE)
+    return found.step, found.seconds, found.tensors
 
 
 def remove_state(out: Path) -> None:

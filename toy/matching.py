@@ -14,9 +14,9 @@ Models that need the same toys share them: equal runs are trained once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from probes.errors import InputError
 from probes.models.view import Spec
 
 from .checks import at_least
-from .model import Architecture, NormSwitch, PositionalSwitch, initial
+from .model import Architecture, initial
 from .tasks import Copying, InContext
 from .train import Run, Trained, forget, logits, train
 from .view import Toy
@@ -200,22 +200,8 @@ def plan(
         InputError: the model's length is too short, or its depth is none.
     """
     at_least("length", length, 2)
-    notes = []
-    windows = set(spec.windows)
-    window = None
-    if len(windows) > 1:
-        notes.append("blocks with and without a window differ; the toys' masks are causal without one")
-    elif (own := next(iter(windows))) is not None and own < length:
-        window = max(2, round((own - 1) * (settings.length - 1) / (length - 1)) + 1)
-    if spec.prefix is not None:
-        notes.append("every query sees a prefix; the toys' masks are causal")
-    if len(set(spec.positional)) > 1:
-        notes.append("blocks differ in their positional encoding; the toys have that of block 0 in all")
-    if spec.kv_heads != spec.heads:
-        notes.append(f"{spec.heads} query heads share {spec.kv_heads} key-value heads; the toys' heads have their own")
+    window = _window(spec, length, settings.length)
     head = max(LEAST_HEAD, 2 * round(settings.width / spec.heads / 2))
-    positional: PositionalSwitch = spec.positional[0]
-    kind: NormSwitch = norm
     base = Architecture(
         blocks=spec.blocks,
         heads=spec.heads,
@@ -225,18 +211,10 @@ def plan(
         outputs=settings.vocabulary,
         mask="causal" if window is None else "window",
         window=window,
-        positional=positional,
+        positional=spec.positional[0],
         feed_forward=True,
-        norm=kind,
+        norm=norm,
     )
-    kinds = {MATCHED: base}
-    if settings.ablations:
-        kinds["no residual"] = replace(base, residual=False)
-        kinds["no causal mask"] = replace(base, mask="full", window=None)
-        if positional != "none":
-            kinds["no positions"] = replace(base, positional="none")
-        if window is not None:
-            kinds["no window"] = replace(base, mask="causal", window=None)
     tasks: dict[Task, tuple[Any, ...]] = {
         "retrieval": tuple(settings.retrieval(target, bos) for target in settings.asked(bos)),
         "in-context": (settings.in_context(base.width),),
@@ -249,9 +227,42 @@ def plan(
             tuple(range(settings.seeds if name == MATCHED else settings.ablation_seeds)),
             {"retrieval": settings.learning_rate, "in-context": settings.in_context_learning_rate},
         )
-        for name, found in kinds.items()
+        for name, found in ({MATCHED: base} | (_ablated(base) if settings.ablations else {})).items()
     )
-    return Plan(variants, tuple(notes), bos, settings)
+    return Plan(variants, tuple(_notes(spec)), bos, settings)
+
+
+def _window(spec: Spec, length: int, toy_length: int) -> int | None:
+    """The toys' window: as large a part of their length as the model's is of `length`; None for no window."""
+    (own, *others) = set(spec.windows)
+    if others or own is None or own >= length:
+        return None
+    return max(2, round((own - 1) * (toy_length - 1) / (length - 1)) + 1)
+
+
+def _ablated(base: Architecture) -> dict[str, Architecture]:
+    """By name, the matched architecture without one ingredient."""
+    found = {
+        "no residual": replace(base, residual=False),
+        "no causal mask": replace(base, mask="full", window=None),
+    }
+    if base.positional != "none":
+        found["no positions"] = replace(base, positional="none")
+    if base.window is not None:
+        found["no window"] = replace(base, mask="causal", window=None)
+    return found
+
+
+def _notes(spec: Spec) -> Iterator[str]:
+    """In what toys do not match the model."""
+    if len(set(spec.windows)) > 1:
+        yield "blocks with and without a window differ; the toys' masks are causal without one"
+    if spec.prefix is not None:
+        yield "every query sees a prefix; the toys' masks are causal"
+    if len(set(spec.positional)) > 1:
+        yield "blocks differ in their positional encoding; the toys have that of block 0 in all"
+    if spec.kv_heads != spec.heads:
+        yield f"{spec.heads} query heads share {spec.kv_heads} key-value heads; the toys' heads have their own"
 
 
 def model_steps(plans: Sequence[Plan]) -> int:
@@ -270,7 +281,7 @@ def toys(
 
     Args:
         plans: of one setting.
-        folder: where unfinished training is kept and taken up again; the caller removes it in the end (`finish`).
+        folder: where unfinished training is kept and resumed from; the caller removes it in the end (`finish`).
         device: where toys are trained; their views are on the CPU.
         advance: called with (task, model-steps done, in all).
 
@@ -293,25 +304,17 @@ def toys(
         within = None if folder is None else Path(folder) / task
         found = train(runs, steps, device=device, folder=within, advance=count)
         trained |= dict(zip(runs, found, strict=True))
-    accuracy = _accuracies(trained, plans[0].settings.sequences, device)
-    groups: dict[str, Group] = {}
-    made = []
-    for one in plans:
-        of_plan = []
-        for variant in one.variants:
-            for task in TASKS:
-                runs = variant.runs(task)
-                key = f"{variant.name} {task} {runs!r}"
-                if key not in groups:
-                    groups[key] = _group(variant.name, task, [trained[run] for run in runs], accuracy, key, device)
-                of_plan.append(groups[key])
-        made.append(of_plan)
-    return made
+    member = cache(lambda run, name: _member(trained[run], name, plans[0].settings.sequences, device))
+    group = cache(lambda variant, task, runs: _group(variant, task, runs, member))
+    return [
+        [group(variant.name, task, tuple(variant.runs(task))) for variant in one.variants for task in TASKS]
+        for one in plans
+    ]
 
 
 @dataclass(frozen=True)
 class Matching:
-    """Plans and toys of one setting on one device: what a study of models is handed, which knows no toys itself."""
+    """Plans and toys of one setting on one device: what a study of models is given, since it knows no toys itself."""
 
     settings: Settings = Settings()
     device: str = "auto"  # as in `probes.load`
@@ -328,17 +331,13 @@ class Matching:
         self, plans: Sequence[Plan], folder: Path, advance: Callable[[str, float, float], None] | None
     ) -> list[list[Group]]:
         """As `toys`."""
-        return toys(plans, folder=folder, device=self._place, advance=advance)
+        usual = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch.device(usual if self.device == "auto" else self.device)
+        return toys(plans, folder=folder, device=device, advance=advance)
 
     def finish(self, folder: Path) -> None:
         """As `finish`."""
         finish(folder)
-
-    @property
-    def _place(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
 
 
 def finish(folder: str | Path) -> None:
@@ -357,35 +356,27 @@ def _distinct(plans: Sequence[Plan], task: Task) -> list[Run]:
     return list(dict.fromkeys(run for one in plans for run in one.runs(task)))
 
 
-def _group(
-    variant: str,
-    task: Task,
-    models: Sequence[Trained],
-    accuracy: dict[Run, float],
-    key: str,
-    device: torch.device | str,
-) -> Group:
-    members = []
-    for one in models:
-        asked, name = one.run.task, f"{variant} {task}"
-        view = (
-            Toy(one.run.architecture, one.weights, name=name, bos=asked.first)
-            if isinstance(asked, Copying)
-            else Toy.of(one, name=name, device=device)
-        )
-        members.append(
-            Member(
-                view,
-                view.reinitialized(one.run.seed),
-                one.run,
-                partial(_prompts, one.run, device),
-                one.run.seed,
-                asked.target if isinstance(asked, Copying) else None,
-                float(one.losses[-LAST_STEPS:].mean()),
-                accuracy[one.run],
-            )
-        )
-    return Group(variant, task, tuple(members), key)
+def _group(variant: str, task: Task, runs: tuple[Run, ...], member: Callable[[Run, str], Member]) -> Group:
+    members = tuple(member(run, f"{variant} {task}") for run in runs)
+    return Group(variant, task, members, f"{variant} {task} {list(runs)!r}")
+
+
+def _member(trained: Trained, name: str, sequences: int, device: torch.device | str) -> Member:
+    run, task = trained.run, trained.run.task
+    if isinstance(task, Copying):
+        view = Toy(run.architecture, trained.weights, name=name, bos=task.first)
+    else:
+        view = Toy.of(trained, name=name, device=device)
+    return Member(
+        view,
+        view.reinitialized(run.seed),
+        run,
+        partial(_prompts, run, device),
+        run.seed,
+        task.target if isinstance(task, Copying) else None,
+        float(trained.losses[-LAST_STEPS:].mean()),
+        _accuracy(trained, sequences, device),
+    )
 
 
 def _prompts(run: Run, device: torch.device | str, n: int) -> Int[Tensor, "prompt position"]:
@@ -397,18 +388,13 @@ def _prompts(run: Run, device: torch.device | str, n: int) -> Int[Tensor, "promp
     return task.draw(None, generator, -(-n // task.batch)).inputs.flatten(0, 1)[:n].cpu()
 
 
-def _accuracies(trained: dict[Run, Trained], sequences: int, device: torch.device | str) -> dict[Run, float]:
-    """The share of unseen sequences that each model is right about; in context those of classes it has never seen."""
-    found = {}
-    for run, model in trained.items():
-        generator, task = torch.Generator(device).manual_seed(TEST_SEED + 1), run.task
-        world = task.world(run.seed, device)
-        drawn = (
-            task.novel(world, generator, sequences)
-            if isinstance(task, InContext)
-            else task.draw(world, generator, -(-sequences // task.batch))
-        )
-        answers = run.task.answers(drawn).flatten().cpu()
-        guessed = logits([model], drawn.inputs.flatten(0, 1).cpu())[0].argmax(-1)
-        found[run] = float((guessed == answers).double().mean())
-    return found
+def _accuracy(trained: Trained, sequences: int, device: torch.device | str) -> float:
+    """The share of unseen sequences that a toy is right about; in context those of classes it has never seen."""
+    generator, task = torch.Generator(device).manual_seed(TEST_SEED + 1), trained.run.task
+    world = task.world(trained.run.seed, device)
+    if isinstance(task, InContext):
+        drawn = task.novel(world, generator, sequences)
+    else:
+        drawn = task.draw(world, generator, -(-sequences // task.batch))
+    guessed = logits([trained], drawn.inputs.flatten(0, 1).cpu())[0].argmax(-1)
+    return float((guessed == task.answers(drawn).flatten().cpu()).double().mean())

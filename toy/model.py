@@ -1,4 +1,4 @@
-"""One transformer with switches, many of it at once.
+"""One transformer with switches; one pass runs many models of it.
 
 A block is pre-norm: attention reads the (normalized) stream and writes to it, then a feed-forward may; every part but
 attention can be switched off. Weights of E models of one shape lie side by side in tensors with a leading model dimension,
@@ -9,7 +9,7 @@ Mask, rotation, decay, sinusoidal encoding and residual stream change no shape. 
 (`Switches`), so that models that differ in them train in one batch.
 
 When only the last position is read out, the last block computes one query, and by associativity neither keys nor values:
-`q . (n_j W_K) = (q W_K^T) . n_j` and `sum_j A_j (n_j W_V) = (sum_j A_j n_j) W_V`, d products each where T d would be taken.
+`q . (n_j W_K) = (q W_K^T) . n_j` and `sum_j A_j (n_j W_V) = (sum_j A_j n_j) W_V`, which take d products instead of T d.
 
 Defaults are the ones of torch's own layers, which the sources' programs use: matrices uniform within 1/sqrt(inputs), token
 and position embeddings standard normal.
@@ -186,7 +186,7 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Switches:
-    """What distinguishes models of one shape, as numbers; None where no model of the batch has it.
+    """What distinguishes models of one shape, as numbers; None where no model of the batch has the part.
 
     `bias [E, 1, 1, T, T]` is added to the logits: minus infinity where a query does not look, decay. `cos`, `sin`
     `[E, 1, 1, T, c]` rotate (1 and 0: not at all). `added [E, 1, T, d]` are sinusoidal encodings. `keep [E, 1, 1, 1]` is 1
@@ -281,11 +281,18 @@ def block(
     x: Float[Tensor, "model batch position d"],
 ) -> Float[Tensor, "model batch position d"]:
     """One block, all positions."""
-    n = normed(architecture, weights, f"{layer}.attention_norm", x)
-    q, k, v = (split(architecture, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
-    q, k = (rotated(switches, y) for y in (q, k))
+    q, k, v = queries_keys_values(architecture, weights, switches, layer, x)
     logits = (q * architecture.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias  # [E, B, H, T, T]
     return written(architecture, weights, switches, layer, x, joined(logits.softmax(-1) @ v))
+
+
+def queries_keys_values(
+    architecture: Architecture, weights: Weights, switches: Switches, layer: int, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of a block that reads the stream x, each [E, B, H, T, c]; queries and keys are rotated where RoPE is on."""
+    n = normed(architecture, weights, f"{layer}.attention_norm", x)
+    q, k, v = (split(architecture, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
+    return rotated(switches, q), rotated(switches, k), v
 
 
 def last_block(

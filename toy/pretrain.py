@@ -39,6 +39,7 @@ from .recipes import RECIPES, recipe_config
 
 LOG_EVERY = 10  # steps
 SAMPLE_TOKENS = 120
+POSITION0_WINDOWS = 64  # on which attention to position 0 is measured
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,6 @@ def pretrain(
                 run.save()
     write_log(out / "log.jsonl", run.log)
 
-    # Everything is measured on the weights that are shipped, rounded to bfloat16, not on the better ones in memory.
-    model.eval().to(torch.bfloat16).to(torch.float32)
-    inputs, _ = validation.at(validation.side_by_side()[:64])
     report = {
         **run.identity,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -144,10 +142,7 @@ def pretrain(
         "heldout_tokens": len(held),
         "seconds": round(run.seconds, 1),
         "final_training_loss": run.log[-1]["loss"],
-        "validation_loss": round(validation_loss(model, validation), 4),
-        "bigram_validation_loss": round(bigram_loss(stream, validation, config.vocab_size), 4),
-        "position0_weight": [[round(w, 4) for w in layer] for layer in position0_weights(model, inputs)],
-        "sample": sample(model, tokenizer, length=min(options.length, SAMPLE_TOKENS), seed=options.seed),
+        **_measured(model, tokenizer, stream, validation),
         "device": device,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
@@ -155,6 +150,19 @@ def pretrain(
     write_json(out / "training.json", report)
     remove_state(out)
     return report
+
+
+def _measured(model: Any, tokenizer: Any, stream: np.ndarray, validation: Windows) -> dict[str, Any]:
+    """What is measured on the weights that are shipped, rounded to bfloat16, not on the better ones in memory."""
+    model.eval().to(torch.bfloat16).to(torch.float32)
+    inputs, _ = validation.at(validation.side_by_side()[:POSITION0_WINDOWS])
+    tokens = min(validation.length, SAMPLE_TOKENS)
+    return {
+        "validation_loss": round(validation_loss(model, validation), 4),
+        "bigram_validation_loss": round(bigram_loss(stream, validation, len(tokenizer)), 4),
+        "position0_weight": [[round(w, 4) for w in layer] for layer in position0_weights(model, inputs)],
+        "sample": sample(model, tokenizer, length=tokens, seed=validation.seed),
+    }
 
 
 class _Training:

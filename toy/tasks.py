@@ -344,8 +344,8 @@ class InContext(_Usual):
 class WhichFirst(_OfTokens):
     """Which of two marked tokens stands first: the answer is 0 or 1, the marked token's own id.
 
-    The two stand at random places before the last one; everywhere else are uniform random tokens of the other ids. Whoever
-    knows which tokens there are, but not their order, is right in exactly one half of the cases: exchanging the two marked
+    The two stand at random places before the last one; everywhere else are uniform random tokens of the other ids. A reader
+    that knows which tokens there are, but not their order, is right in exactly half of the cases: exchanging the two marked
     tokens (`mirrored`) changes the answer and nothing that such a reader sees.
 
     Raises:

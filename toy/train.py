@@ -17,23 +17,23 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
 from probes.errors import InputError
-from probes.run.files import atomic, require_writable
+from probes.run.files import require_writable
 
-from . import narrow
+from . import narrow, state
+from .checks import above_zero, seed_and_decay
 from .model import Architecture, Switches, Weights, forward, initial
+from .state import State
 from .tasks import Drawn, Task
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # torch's defaults, which the sources use
@@ -61,12 +61,8 @@ class Run:
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError(f"learning_rate={self.learning_rate} is not positive; give a number above 0")
-        if not 0 <= self.weight_decay < math.inf:
-            raise InputError(f"weight_decay={self.weight_decay} is no decay; give 0 or more")
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed={self.seed} is out of range; give a whole number from 0 to {2**32 - 1}")
+        above_zero("learning_rate", self.learning_rate)
+        seed_and_decay(self.seed, self.weight_decay)
         if self.schedule not in ("constant", "cosine"):
             raise InputError(f"schedule={self.schedule!r} is unknown; give 'constant' or 'cosine'")
         model, task = self.architecture, self.task
@@ -80,14 +76,7 @@ class Run:
             raise InputError(f"outputs={model.outputs} are too few for {task.outputs} answers; give {task.outputs}")
 
     def described(self) -> dict[str, Any]:
-        return {
-            "architecture": self.architecture.described(),
-            "task": self.task.described(),
-            "seed": self.seed,
-            "learning_rate": self.learning_rate,
-            "weight_decay": self.weight_decay,
-            "schedule": self.schedule,
-        }
+        return vars(self) | {"architecture": self.architecture.described(), "task": self.task.described()}
 
 
 @dataclass
@@ -120,11 +109,11 @@ def train(
         device: where data are drawn and models trained.
         record: steps (numbers of updates done, 0 for fresh weights) at which the weights named in `recorded` are kept.
         recorded: names as in `model.initial`; those a model does not have are left out.
-        folder: where unfinished work is saved, every minute and at an interruption, and taken up again. The same call
-            then gives the very numbers of an uninterrupted one (on the same number of threads). The caller removes it in
-            the end (`forget`).
+        folder: where unfinished work is saved, every minute and at an interruption, and resumed from. The same call
+            then gives the very numbers of an uninterrupted one (on the same number of threads). The caller removes the
+            folder in the end (`forget`).
         together: models trained side by side at most; chosen by their size if None.
-        advance: called now and then with the number of model-steps done since; what was done before, first of all.
+        advance: called now and then with the number of model-steps done since; the first call tells what was done before.
 
     Raises:
         InputError: no runs or steps; steps to record that are not made, or weights that no run has; `folder` holds the
@@ -143,8 +132,8 @@ def train(
     found: dict[int, Trained] = {}
     for number, members in enumerate(groups(runs, device, together)):
         group = _Group([runs[i] for i in members], steps, torch.device(device), record, tuple(recorded))
-        state = None if folder is None else Path(folder) / f"group-{number}.safetensors"
-        group.go(state, advance or (lambda done: None))
+        file = None if folder is None else Path(folder) / f"group-{number}.safetensors"
+        group.go(file, advance or (lambda done: None))
         found |= dict(zip(members, group.trained(), strict=True))
     return [found[i] for i in range(len(runs))]
 
@@ -272,16 +261,16 @@ class _Group:
         self.rate = torch.tensor([[run.learning_rate] for run in runs], device=device)
         self.decay = torch.tensor([[run.weight_decay] for run in runs], device=device)
         self.falls = torch.tensor([[run.schedule == "cosine"] for run in runs], device=device)
-        self.described = json.dumps(
-            {
-                "steps": steps,
-                "record": list(record),
-                "recorded": list(names),
-                "device": device.type,
-                "runs": [run.described() for run in runs],
-            },
-            sort_keys=True,
-        )
+        self.described = {
+            "torch": torch.__version__,  # another one may draw other data: half of each would be neither's result
+            "steps": steps,
+            "record": list(record),
+            "recorded": list(names),
+            "device": device.type,
+            "runs": [run.described() for run in runs],
+        }
+        self.whole = True  # false while weights, moments and step do not belong together
+        self._keep()
 
     def weights(self) -> dict[str, Tensor]:
         """Views into the flat parameters, without history."""
@@ -292,60 +281,61 @@ class _Group:
             at += numbers
         return found
 
-    def go(self, state: Path | None, advance: Callable[[int], None]) -> None:
-        """Train to the end from wherever `state` is."""
-        if state is not None and state.exists():
-            self._take_up(state)
+    def go(self, file: Path | None, advance: Callable[[int], None]) -> None:
+        """Train to the end from wherever the state in `file` is."""
+        if file is not None:
+            self._resume(file)
         advance(self.step * len(self.runs))
-        wanted = set(self.record)
         if self.step == self.steps:
-            if self.step in wanted:
-                self._keep()
             return
+        try:
+            self._loop(file, advance)
+        except KeyboardInterrupt:
+            if file is not None and self.whole:  # else the state of a minute ago stays
+                self._save(file)
+            raise
+
+    def _loop(self, file: Path | None, advance: Callable[[int], None]) -> None:
         leaves = {name: view.detach().requires_grad_() for name, view in self.weights().items()}
         switches = Switches.of([run.architecture for run in self.runs], self.device)
         streams = _Streams(self.runs, self.device)
-        saved = told = counted = time.monotonic()
+        now = saved = told = time.monotonic()
         done = 0
-        whole = True  # false while weights, moments and step do not belong together
-        try:
-            while self.step < self.steps:
-                if self.step in wanted:
-                    self._keep()
-                inputs, answers = streams.at(self.step)
-                if streams.narrow:
-                    out = narrow.forward(self.architecture, leaves, switches, inputs, streams.counts)  # [E, outputs, B]
-                    losses = functional.cross_entropy(out, answers, reduction="none").mean(1)
-                else:
-                    out = forward(self.architecture, leaves, switches, inputs)  # [E, B, outputs]
-                    losses = functional.cross_entropy(out.flatten(0, 1), answers.flatten(), reduction="none")
-                    losses = losses.view(answers.shape).mean(1)
-                slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
-                with torch.no_grad():
-                    self.losses[self.step] = losses.detach()
-                    slope = torch.cat([slope.flatten(1) for slope in slopes], 1)
-                    whole = False
-                    self._update(slope)
-                self.step += 1
-                whole = True
-                done += len(self.runs)
-                now = time.monotonic()
-                self.seconds, counted = self.seconds + now - counted, now
-                if now - told > TELL_SECONDS:
-                    advance(done)
-                    told, done = now, 0
-                if state is not None and now - saved > SAVE_SECONDS:
-                    self._save(state)
-                    saved = time.monotonic()
-            if self.step in wanted:
-                self._keep()
-        except KeyboardInterrupt:
-            if state is not None and whole:  # else the state of a minute ago stays
-                self._save(state)
-            raise
-        if state is not None:
-            self._save(state)
+        while self.step < self.steps:
+            slope = self._slope(leaves, switches, streams)
+            self.whole = False
+            self._update(slope)
+            self.step += 1
+            self._keep()
+            self.whole = True
+            done += len(self.runs)
+            before, now = now, time.monotonic()
+            self.seconds += now - before
+            if now - told > TELL_SECONDS:
+                advance(done)
+                told, done = now, 0
+            if file is not None and now - saved > SAVE_SECONDS:
+                self._save(file)
+                saved = time.monotonic()
+        if file is not None:
+            self._save(file)
         advance(done)
+
+    def _slope(
+        self, leaves: dict[str, Tensor], switches: Switches, streams: _Streams
+    ) -> Float[Tensor, "model parameter"]:
+        """The gradient of this step's losses, which are stored in `losses`."""
+        inputs, answers = streams.at(self.step)
+        if streams.narrow:
+            out = narrow.forward(self.architecture, leaves, switches, inputs, streams.counts)  # [E, outputs, B]
+            losses = functional.cross_entropy(out, answers, reduction="none").mean(1)
+        else:
+            out = forward(self.architecture, leaves, switches, inputs)  # [E, B, outputs]
+            losses = functional.cross_entropy(out.flatten(0, 1), answers.flatten(), reduction="none")
+            losses = losses.view(answers.shape).mean(1)
+        slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        self.losses[self.step] = losses.detach()
+        return torch.cat([slope.flatten(1) for slope in slopes], 1)
 
     def _update(self, slope: Float[Tensor, "model parameter"]) -> None:
         """AdamW [Loshchilov and Hutter], arXiv 1711.05101, as torch's, with a rate and a decay per model."""
@@ -359,8 +349,10 @@ class _Group:
         self.flat.sub_((self.mean / scale).mul_(rate / (1 - first**n)))
 
     def _keep(self) -> None:
-        weights = self.weights()
-        self.kept[self.step] = {name: weights[name].cpu().clone() for name in self.names if name in weights}
+        """Keep the weights to be recorded, if this is a step to record."""
+        if self.step in self.record:
+            weights = self.weights()
+            self.kept[self.step] = {name: weights[name].cpu().clone() for name in self.names if name in weights}
 
     def trained(self) -> list[Trained]:
         weights = {name: tensor.cpu().clone() for name, tensor in self.weights().items()}
@@ -376,68 +368,29 @@ class _Group:
             for e, run in enumerate(self.runs)
         ]
 
-    def _save(self, state: Path) -> None:
+    def _save(self, file: Path) -> None:
         tensors = {"flat": self.flat, "mean": self.mean, "square": self.square, "losses": self.losses[: self.step]}
         for step, kept in self.kept.items():
             tensors |= {f"kept/{step}/{name}": tensor for name, tensor in kept.items()}
-        with atomic(state) as temporary:
-            save_file(
-                {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
-                temporary,
-                metadata={
-                    "step": str(self.step),
-                    "seconds": str(self.seconds),
-                    "described": self.described,
-                    "torch": torch.__version__,
-                },
-            )
+        state.save(file, State(self.described, self.step, self.seconds, tensors))
 
-    def _take_up(self, state: Path) -> None:
-        try:
-            with safe_open(state, "pt") as file:
-                metadata: Mapping[str, str] = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            before, step, seconds = (
-                dict(json.loads(metadata["described"])),
-                int(metadata["step"]),
-                float(metadata["seconds"]),
-            )
-        except Exception as error:  # whatever a damaged or foreign file brings up
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise InputError(f"'{state}' cannot be read ({reason}); remove it to start anew") from None
-        now = json.loads(self.described)
-        # Another torch may draw other data: half of each would be neither's result.
-        difference = _difference(
-            {"torch": metadata.get("torch", torch.__version__)} | before, {"torch": torch.__version__} | now
-        )
-        if difference is not None:
+    def _resume(self, file: Path) -> None:
+        found = state.load(file)
+        if found is None:
+            return
+        # JSON has lists for tuples.
+        differs = state.difference(found.described, json.loads(json.dumps(self.described)))
+        if differs is not None:
             raise InputError(
-                f"'{state.parent}' holds unfinished training with {difference}; give the same options to go on, or remove "
-                "that folder"
+                f"'{file.parent}' holds unfinished training with {differs}; give the same options to resume it, or "
+                "remove that folder"
             )
-        self.step, self.seconds = step, seconds
+        self.step, self.seconds = found.step, found.seconds
         for name in ("flat", "mean", "square"):
-            getattr(self, name).copy_(tensors[name])
-        self.losses[: self.step] = tensors["losses"].to(self.device)
-        self.kept = {at: {} for at in self.record if at < self.step}  # also where a model has none of the weights
-        for name, tensor in tensors.items():
+            getattr(self, name).copy_(found.tensors[name])
+        self.losses[: self.step] = found.tensors["losses"].to(self.device)
+        self.kept = {at: {} for at in self.record if at <= self.step}  # also where a model has none of the weights
+        for name, tensor in found.tensors.items():
             if name.startswith("kept/"):
                 _, at, weight = name.split("/")
                 self.kept.setdefault(int(at), {})[weight] = tensor
-
-
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first thing in which two descriptions differ, in words; None if they are the same."""
-    for name in dict.fromkeys((*now, *before)):
-        one, other = before.get(name), now.get(name)
-        if one == other:
-            continue
-        if isinstance(one, dict) and isinstance(other, dict) and (inner := _difference(one, other)) is not None:
-            return inner
-        if name == "runs" and isinstance(one, list) and isinstance(other, list):
-            if len(one) != len(other):
-                return f"{len(one)} runs side by side, not {len(other)}"
-            at, *_ = (n for n, both in enumerate(zip(one, other, strict=True)) if both[0] != both[1])
-            return f"{_difference(one[at], other[at])}, in run {at}"
-        return f"{name} {one}, not {other}"
-    return None

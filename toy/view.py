@@ -3,9 +3,9 @@
 The pass is that of `toy.model` with one model side by side, block by block at all positions; only attention is run by
 `probes.models.fused`, which gives watchers what they ask for. Nothing of the weights is copied.
 
-What a toy lacks is what the view's definitions leave of it: without norm the final norm is the identity, without W_O a head
-writes its values' components where they stand (identity slices), without residual stream a block's output alone is the
-stream. A full mask is a prefix of all positions.
+Parts that a toy lacks follow from the view's definitions: without norms the final norm is the identity, without W_O a head
+writes its values to its own components of the stream (identity slices), without a residual stream a block's output alone is
+the stream. A full mask is a prefix of all positions.
 
 Toys whose inputs are vectors (in-context retrieval) have no vocabulary; a `table` of vectors gives them token ids. What the
 head tells apart are then the last of those ids.
@@ -55,9 +55,7 @@ from .model import (
     initial,
     joined,
     normed,
-    rotated,
-    split,
-    times,
+    queries_keys_values,
     written,
 )
 from .tasks import InContext
@@ -74,7 +72,7 @@ POSITIONAL: dict[PositionalSwitch, PositionalEncoding] = {
 }
 FAMILY = "toy"
 
-# Of whom a pass was asked to be watched, by view, as passes of one may be run inside another's watcher.
+# The watcher of each view, by its id: a pass of one view may run inside another view's watcher.
 _watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("toy_watchers", default=MappingProxyType({}))
 
 
@@ -113,7 +111,7 @@ class Toy:
         first = next(iter(weights.values()))
         self.architecture, self.tokenizer = architecture, None
         self.device, self.dtype, self.offloaded = first.device, first.dtype, False
-        self._name, self._condition, self._bos, self._positional = name, condition, bos, positional
+        self._name, self._condition, self.bos = name, condition, bos
         self._table = None if table is None else _checked_table(architecture, table).to(first)
         own = {name: tensor.detach() for name, tensor in weights.items()}
         if not positional and "positions" in own:
@@ -149,12 +147,8 @@ class Toy:
         kind = str(task.described()["task"])
         return cls(trained.run.architecture, trained.weights, name=name or f"toy of {kind}", table=table)
 
-    @property
-    def identity(self) -> Identity:
-        return self._identity
-
     @cached_property
-    def _identity(self) -> Identity:
+    def identity(self) -> Identity:
         tensors = [tensor[0] for tensor in self._weights.values()]
         return Identity(
             name=self._name,
@@ -167,10 +161,6 @@ class Toy:
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
         )
-
-    @property
-    def bos(self) -> int | None:
-        return self._bos
 
     # -- forward passes
 
@@ -296,10 +286,8 @@ class Toy:
     def _block(self, layer: int, edits: Sequence[Edit], site: Site[Attention] | None, stream: Tensor) -> Tensor:
         """One block, whose queries, keys and values are edited, recorded at `site` and watched."""
         a, weights, switches, x = self.architecture, self._weights, self._at(stream.shape[1]), stream[None]
-        n = normed(a, weights, f"{layer}.attention_norm", x)
-        q, k, v = (split(a, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
-        q, k = (rotated(switches, y) for y in (q, k))
-        given: dict[str, Tensor] = {"query": q[0], "key": k[0], "value": v[0]}
+        parts = (part[0] for part in queries_keys_values(a, weights, switches, layer, x))
+        given = dict(zip(("query", "key", "value"), parts, strict=True))
         for edit in edits:
             if edit.site in given:
                 given[edit.site] = edit.function(given[edit.site])
@@ -406,7 +394,7 @@ class Toy:
             name=self._name,
             condition="init" if positional else "init-nope",
             table=self._table,
-            bos=self._bos,
+            bos=self.bos,
             positional=positional,
         )
 

@@ -1,7 +1,7 @@
 """The application `headwater`: its commands, and how errors end.
 
 `headwater --help` has to answer at once, so torch, transformers, xarray and matplotlib are imported inside the commands
-that need them. Of `probes`, only this folder and the study of `match` know `toy`.
+that need them. This folder is the only part of `probes` that knows `toy`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,8 @@ from .training import map_, match, pretrain, toy
 BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PATIENCE = 20  # seconds within which the first of several processes reports what is wrong
-SHARED = (
-    "jacobian",
-    "theory",
-    "sinks",
-    "trajectory",
-    "leakage",
-    "bos-swap",
-)  # commands that several processes can share
+# Commands whose prompts several processes can share:
+SHARED = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")
 COMMANDS = (
     jacobian,
     theory,

@@ -10,19 +10,7 @@ from typing import Any, Literal
 from . import options as read
 from .command import argument, command, flag, option
 from .console import given, print_report, print_table, print_written, progress, remark
-from .options import (
-    Bands,
-    Chat,
-    First,
-    Initialization,
-    Options,
-    Running,
-    Seed,
-    Seeds,
-    Source,
-    Target,
-    values,
-)
+from .options import Bands, Chat, First, Initialization, Options, Running, Seed, Seeds, Source, Target, values
 
 
 @dataclass(frozen=True)

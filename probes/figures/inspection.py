@@ -109,7 +109,7 @@ def sentences(ds: xr.Dataset) -> list[str]:
     fresh += f", {ds.attrs['initialization']}" if "initialization" in ds.attrs else ""
     how = "second-moment kernel" if ds.attrs["baseline_by"] == "theory" else "measured"
     against = {
-        "init": f"the architecture's own bias at birth ({how}, {fresh})",
+        "init": f"the architecture's own bias at initialization ({how}, {fresh})",
         "text": "the model's mean profile over other texts",
         "kernel": "the second-moment kernel of its own weights and patterns",
         "none": "nothing",

@@ -5,42 +5,41 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..errors import InputError
-from ..results.curves import Profile, band, profiles
 from ..results.dataset import drawn_from, number_types, quickly, recorded
-from ..results.profiles import comparable, mean_profiles
+from ..results.profiles import comparable
+from .draw import by_fraction, draw, entries
+from .palette import LINES, THEORIES, condition_style, model_colors
+from .series import MEASURED, Curve, profiles_with
 from .style import (
     CHARACTERS,
-    CYCLE,
     DPI,
     LARGEST,
     STYLE,
-    THEORIES,
-    Style,
     coinciding,
-    condition_legend,
-    condition_style,
-    handle,
     legend_columns,
     log_axis,
     of_coinciding,
     position_axis,
     save_figure,
-    seeds_note,
     short,
 )
 
 IN_JACOBIAN_FIGURE = ("score_path", "values")  # of theories; the others would crowd it
+LINES_SAID = (
+    "line: geometric mean over prompts and seeds",
+    "band: smallest to largest seed, or two standard errors over documents of a single run",
+)
 
 
 def jacobian_figure(
@@ -65,45 +64,30 @@ def jacobian_figure(
         results = {short(str(results.attrs.get("model", "model"))): results}
     if not results:
         raise InputError("no results to draw; give at least one")
-    curves = {name: mean_profiles(ds) for name, ds in results.items()}
+    theories = () if overlay else IN_JACOBIAN_FIGURE
+    curves = with_names({name: by_fraction(profiles_with(ds, theories)) for name, ds in results.items()})
     for name, found in curves.items():
-        if not any(np.any(profile.mean > 0) for runs in found.values() for profile in runs):
+        if not any(np.any(curve.y > 0) for curve in found):
             raise InputError(f"the result of '{name}' has no sensitivity above zero; there is nothing to draw")
-
+    groups = {"": _in_one_panel(curves)} if overlay else curves
+    columns = len(groups) if len(groups) <= 3 else 2 if len(groups) == 4 else 3
+    rows, width = -(-len(groups) // columns), max(6.2, 3.3 * columns + 0.4)
     with matplotlib.rc_context(STYLE):
-        panels = 1 if overlay else len(curves)
-        columns = panels if panels <= 3 else 2 if panels == 4 else 3
-        rows = -(-panels // columns)
-        width = max(6.2, 3.3 * columns + 0.4)
-        handles = _overlay_legend(curves) if overlay else condition_legend(curves) + _baseline_legend(results, curves)
+        handles = _overlay_legend(curves) if overlay else entries(_in_order(curves))
         in_row = legend_columns(handles, width)
         height = 2.6 * rows + 0.9 + 0.18 * -(-len(handles) // in_row)
         figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        cells = list(axes.flat)
-        for cell in cells[panels:]:
+        cells = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+        for cell in cells[len(groups) :]:
             cell.set_visible(False)
-        for index, (name, found) in enumerate(curves.items()):
-            cell = cells[0 if overlay else index]
-            for condition, runs in found.items():
-                style = condition_style(condition)
-                if overlay:
-                    style = style._replace(color=CYCLE[index % len(CYCLE)], line=_overlay_line(condition))
-                if overlay:
-                    draw_curve(cell, runs, style)
-                    continue
-                draw_curve(cell, runs, style, style.label + seeds_note(curves, condition))
-                for theory in theories_in(results[name], IN_JACOBIAN_FIGURE):
-                    told = band([run.mean for run in mean_profiles(results[name], f"theory_{theory}")[condition]])
-                    draw_theory(cell, told.centre, _baseline(theory, condition))
-            if not overlay:
-                cell.set_title(name)
-        for index, cell in enumerate(cells[:panels]):
-            position_axis(cell, below=index + columns >= panels)
+        for index, (cell, (name, found)) in enumerate(zip(cells, groups.items(), strict=False)):
+            draw(cell, found, log=True)
+            cell.set_title(name)
+            position_axis(cell, below=index + columns >= len(groups))
             if index % columns == 0:
                 cell.set_ylabel(sensitivity_label(results))
         log_axis(cells[0])
-        signs = [] if overlay else coinciding(cells[:panels], handles)
+        signs = [] if overlay else coinciding(cells[: len(groups)], handles)
         figure.legend(handles=handles, loc="outside upper center", ncols=in_row)
         more = [*of_coinciding(signs), *_without_kernel(results)]
         figure.supxlabel(caption(results, width, more), fontsize=7, color="#555555")
@@ -118,66 +102,61 @@ def sensitivity_label(results: Mapping[str, xr.Dataset]) -> str:
     return r"sensitivity  $\|J_j\|_F\,/\,\sqrt{d}$" + r"$\,\cdot\,$rms$(x)\,/\,$rms$(h)$" * free
 
 
-def draw_curve(cell: Axes, runs: Sequence[Profile], style: Style, label: str = "_") -> None:
-    """One condition: line, band, and dots at the ends; `label` is of the line."""
-    means = np.stack([run.mean for run in runs])  # [seed, position]
-    x = np.linspace(0, 1, means.shape[1])
-    centre, low, high = band(means)
-    positive = np.where(centre > 0, centre, np.nan)
-    if len(runs) == 1:  # as the axis has it: errors of logarithms
-        reach = np.exp(2 * runs[0].stderr / positive)
-        low, high = positive / reach, positive * reach
-    shaded = {"color": style.color, "alpha": 0.22, "linewidth": 0, "zorder": style.order - 2}
-    cell.fill_between(x, low, high, where=centre > 0, **shaded)
-    cell.plot(x, positive, color=style.color, linestyle=style.line, linewidth=1.3, zorder=style.order, label=label)
-    cell.plot(x[[0, -1]], positive[[0, -1]], "o", color=style.color, markersize=3.6, zorder=style.order)
-
-
 def theories_in(ds: xr.Dataset, wanted: Sequence[str]) -> list[str]:
     return [name for name in wanted if f"theory_{name}" in ds]
 
 
-def theory_curve(ds: xr.Dataset, name: str, condition: str) -> np.ndarray:
-    """A theory's curve [position] for one condition: over prompts and seeds as the measured ones."""
-    if name == "cesaro":
-        return ds[f"theory_{name}"].sel(condition=condition).values
-    return band([profile.mean for profile in profiles(ds, f"theory_{name}")[condition]]).centre
+def with_names(curves: Mapping[str, Sequence[Curve]]) -> dict[str, list[Curve]]:
+    """Profiles and theories with their labels: how many seeds a condition has, and whether a theory predicts it."""
+    seeds: dict[str, set[int]] = {}
+    for curve in (one for found in curves.values() for one in found if one.of["curve"] == MEASURED):
+        seeds.setdefault(curve.of["condition"], set()).add(curve.count)
+
+    def called(curve: Curve) -> Curve:
+        condition, label = curve.of["condition"], curve.style.label
+        if curve.of["curve"] != MEASURED:
+            label += " of the trained weights" if condition == "pretrained" else ", predicted"
+            return replace(curve, label=label, ends="_", width=1.2)
+        counts = sorted(seeds[condition])
+        label += f" ({'/'.join(map(str, counts))} seeds)" * (counts[-1] > 1)
+        return replace(curve, label=label, ends="o")
+
+    return {name: list(map(called, found)) for name, found in curves.items()}
 
 
-def theory_style(theory: str, condition: str) -> Style:
-    """How a theory is drawn beside a condition's curve: in black where it predicts, in the curve's colour as a baseline."""
-    style = THEORIES[theory]
-    return style._replace(color=condition_style(condition).color) if condition == "pretrained" else style
+def _in_order(curves: Mapping[str, Sequence[Curve]]) -> list[Curve]:
+    """Conditions first, then theories, predictions before baselines."""
+    every = [curve for found in curves.values() for curve in found]
+    order = {MEASURED: 0} | {theory: 1 + n for n, theory in enumerate(THEORIES)}
+    return sorted(every, key=lambda one: (order[one.of["curve"]], bool(order[one.of["curve"]]) and _trained(one)))
 
 
-def draw_theory(cell: Axes, curve: np.ndarray, style: Style) -> None:
-    x = np.linspace(0, 1, len(curve))
-    shown = np.where(curve > 0, curve, np.nan)
-    cell.plot(x, shown, color=style.color, linestyle=style.line, linewidth=1.2, zorder=style.order, label=style.label)
-    cell.plot(x[[0, -1]], shown[[0, -1]], "_", color=style.color, markersize=7, zorder=style.order)
+def _trained(curve: Curve) -> bool:
+    return curve.of["condition"] == "pretrained"
 
 
-def _baseline_legend(
-    results: Mapping[str, xr.Dataset], curves: Mapping[str, Mapping[str, Sequence[Profile]]]
-) -> list[Line2D]:
-    """Theories in the figure of the Jacobian: predictions of fresh models, baselines of trained ones."""
-    handles = []
-    for theory in dict.fromkeys(t for ds in results.values() for t in theories_in(ds, IN_JACOBIAN_FIGURE)):
-        conditions = {c for name, found in curves.items() if f"theory_{theory}" in results[name] for c in found}
-        for trained in (False, True):
-            chosen = {c for c in conditions if (c == "pretrained") is trained}
-            if chosen:
-                style = _baseline(theory, min(chosen))
-                handles.append(handle(style, style.label))
-    return handles
+def _in_one_panel(curves: Mapping[str, Sequence[Curve]]) -> list[Curve]:
+    """Models by colour, conditions by line."""
+    colors = model_colors(curves)
+
+    def look(name: str, curve: Curve) -> Curve:
+        line = LINES[condition_style(curve.of["condition"]).dash]
+        return replace(curve, style=curve.style._replace(color=colors[name], line=line), label="")
+
+    return [look(name, curve) for name, found in curves.items() for curve in found]
 
 
-def _baseline(theory: str, condition: str) -> Style:
-    """How a theory is drawn and called in the figure of the Jacobian."""
-    style = theory_style(theory, condition)
-    return style._replace(
-        label=style.label + (" of the trained weights" if condition == "pretrained" else ", predicted")
-    )
+def _overlay_legend(curves: Mapping[str, Sequence[Curve]]) -> list[Line2D]:
+    models = [
+        Line2D([], [], color=color, linewidth=4, solid_capstyle="butt", label=name)
+        for name, color in model_colors(curves).items()
+    ]
+    conditions = dict.fromkeys(curve.of["condition"] for found in curves.values() for curve in found)
+    styles = map(condition_style, conditions)
+    return models + [
+        Line2D([], [], color="#555555", linestyle=LINES[style.dash], linewidth=1.3, label=style.label)
+        for style in styles
+    ]
 
 
 def _without_kernel(results: Mapping[str, xr.Dataset]) -> list[str]:
@@ -189,31 +168,9 @@ def _without_kernel(results: Mapping[str, xr.Dataset]) -> list[str]:
     )
 
 
-def _overlay_legend(curves: Mapping[str, Mapping[str, Sequence[Profile]]]) -> list[Line2D]:
-    handles = [
-        Line2D([], [], color=CYCLE[i % len(CYCLE)], linewidth=4, solid_capstyle="butt", label=name)
-        for i, name in enumerate(curves)
-    ]
-    conditions = dict.fromkeys(condition for found in curves.values() for condition in found)
-    return handles + [
-        Line2D([], [], color="#555555", linestyle=_overlay_line(c), linewidth=1.3, label=condition_style(c).label)
-        for c in conditions
-    ]
-
-
-def _overlay_line(condition: str) -> Any:
-    return {"pretrained": "-", "init": "--", "init-nope": ":"}.get(condition, "-.")
-
-
-LINES = (
-    "line: geometric mean over prompts and seeds",
-    "band: smallest to largest seed, or two standard errors over documents of a single run",
-)
-
-
-def caption(
-    results: Mapping[str, xr.Dataset], width: float, more: Sequence[str] = (), lines: Sequence[str] = LINES
-) -> str:
+def rests_on(
+    results: Mapping[str, xr.Dataset], more: Sequence[str] = (), lines: Sequence[str] = LINES_SAID
+) -> list[str]:
     """What the figure rests on, its `lines`, and `more`; values that differ between results are all given."""
     lengths, prompts, methods, dtypes, places = {}, {}, {}, {}, {}
     for ds in results.values():
@@ -229,11 +186,12 @@ def caption(
     facts += [" / ".join(methods)] * bool(methods) + [" / ".join(dtypes)] * bool(dtypes)
     facts += [*places]
     facts += [f"fresh weights: {drawn_from(results)}"] * bool(drawn_from(results))
-    facts += [
-        *lines,
-        *more,
-    ]
-    return textwrap.fill("; ".join(facts), width=int(width * CHARACTERS), break_on_hyphens=False)
+    return [*facts, *lines, *more]
+
+
+def caption(results: Mapping[str, xr.Dataset], width: float, more: Sequence[str] = ()) -> str:
+    """`rests_on` as text of so many inches."""
+    return textwrap.fill("; ".join(rests_on(results, more)), width=int(width * CHARACTERS), break_on_hyphens=False)
 
 
 def _place(options: Mapping[str, Any], length: int) -> list[str]:

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
-from ..measures.leakage import resolved
-from .blocks import MANY, Series, along_blocks, block_entry, in_view, layer_axis
-from .style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    LARGEST,
-    ORANGE,
-    PURPLE,
-    SKY,
-    STYLE,
-    VERMILLION,
-    band_axis,
-    facts,
-    mark,
-    panels,
-    points,
-    results_of,
-    save_figure,
-    side_legend,
-    small_print,
+from .draw import Row, along_blocks, entries, grid, in_view, layer_axis, zero_line
+from .palette import BLACK, GREY, PARTS, Style
+from .series import (
+    STREAM_LEFT_IN,
+    TOTAL,
+    Curve,
+    having,
+    log_form_curves,
+    null_curves,
+    share_curves,
+    weight_form_curves,
 )
+from .style import LARGEST, STYLE, band_axis, facts, results_of, save_figure
 
 NEEDS = {
     "log_form_by_block": ("part", "layer", "band"),
@@ -48,16 +36,8 @@ NEEDS = {
     "weight_share_of_model": ("source", "band"),
     "log_share_of_model": ("source", "band"),
 }
-PARTS = {"logits": SKY, "mask": BLUE, "denominator": VERMILLION, "covariance": PURPLE}
-SOURCES = {"mask": BLUE, "residual": VERMILLION, "spread": GREEN}
-# Nulls of the total, with their lines; the two that lie upon each other at most births can both be seen.
-NULLS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "null_fresh": ("total of fresh weights", GREEN, {"linewidth": 3.5, "alpha": 0.35}),
-    "null_uniform": ("of uniform attention", BLUE, {"linewidth": 1.1, "linestyle": ":"}),
-    "null_shuffled": ("of shuffled labels", PURPLE, {"linewidth": 1.1, "linestyle": "--"}),
-}
-LEFT_IN = "constant sink left in"
 SHARES = (-1.0, 2.0)  # of a total; of one within its noise they lie anywhere, and the axis ends here
+NOISE = Style("sampling noise", GREY)
 
 
 def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
@@ -78,128 +58,97 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
         InputError: no results, or one of another probe.
     """
     results = results_of(results, "leakage", NEEDS)
+    steady = any("steady_stream_by_block" in ds for ds in results.values())
+    left_in = entries([_hollow(BLACK)] * steady)
+    rows = {
+        "log": Row("leakage (nat²)", 2.3, _log_form, _block_axis, "log form"),
+        "parts": Row("parts (nat²)", 1.7, _parts, _block_axis, "parts of the total", own=True),
+        "weight": Row("leakage (weight²)", 1.7, _weight_form, _block_axis, "weight form", own=True),
+        "log_share": Row(
+            "share of total", 1.5, _log_shares, _band_axis, "shares, log form", limits=SHARES, more=left_in
+        ),
+        "weight_share": Row("share of total", 1.5, _weight_shares, _band_axis, "shares, weight form", limits=SHARES),
+    }
     with matplotlib.rc_context(STYLE):
-        heights = {"log": 2.3, "parts": 1.5, "weight": 1.7, "log_share": 1.5, "weight_share": 1.5}
-        figure, width, cells, sides = panels(list(results), heights, side=1.6, own=("weight",))
+        figure, cells, _ = grid(results, rows, [*facts(results), *_explained()], side=1.6)
         for column, ds in enumerate(results.values()):
             early = ds.isel(band=0)
-            _log_form(cells["log"][column], early)
-            _parts(cells["parts"][column], early)
-            _weight_form(cells["weight"][column], early)
             in_view([cells["weight"][column]], [early["weight_source_by_block"]])
-            _shares(cells["log_share"][column], ds, "log", ("mask", "residual"))  # there is no spread in the log form
-            _shares(cells["weight_share"][column], ds, "weight", tuple(SOURCES))
-        stacked = [ds.isel(band=0)["log_form_by_block"].sel(part=list(PARTS)) for ds in results.values()]
-        in_view(cells["parts"], stacked)
-        noise = Line2D([], [], color=GREY, linewidth=2.2, alpha=0.6, label="sampling noise")
-        total = block_entry("total", BLACK, results)
-        alone = [block_entry("residual component", ORANGE, results, "D")]
-        sources_left_in = []
-        if any("steady_stream_by_block" in ds for ds in results.values()):
-            alone.append(block_entry(LEFT_IN, ORANGE, results, "D", filled=False))
-            sources_left_in.append(mark(LEFT_IN, "o", BLACK, filled=False))
-        there = [null for null in NULLS if any(null in ds for ds in results.values())]
-        nulls = [Line2D([], [], label=NULLS[null][0], color=NULLS[null][1], **NULLS[null][2]) for null in there]
-        side_legend(sides["log"], [total, *alone, noise, *nulls], "log form")
-        side_legend(
-            sides["parts"], [Patch(color=color, label=part) for part, color in PARTS.items()], "parts of the total"
-        )
-        sources = [block_entry(name, color, results) for name, color in SOURCES.items()]
-        side_legend(sides["weight"], sources, "weight form")
-        marks = [mark(name, "o", color) for name, color in SOURCES.items()]
-        side_legend(sides["log_share"], [*marks[:2], *sources_left_in], "shares, log form")
-        side_legend(sides["weight_share"], marks, "shares, weight form")
-        cells["log"][0].set_ylabel("leakage (nat²)")
-        cells["parts"][0].set_ylabel("parts (nat²)")
-        cells["weight"][0].set_ylabel("leakage (weight²)")
-        cells["log_share"][0].set_ylabel("share of total")
-        cells["weight_share"][0].set_ylabel("share of total")
-        small_print(figure, [*facts(results), *_explained()], width)
+            in_view([cells["parts"][column]], [early["log_form_by_block"].sel(part=list(PARTS))])
+            for cell, form in ((cells["log_share"][column], "log"), (cells["weight_share"][column], "weight")):
+                _unresolved(cell, ds, form)
         if path is not None:
             save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure
 
 
-def _interval(ds: xr.Dataset, name: str, **at: str) -> tuple[np.ndarray, np.ndarray] | None:
-    if f"{name}_low" not in ds:
-        return None
-    low, high = (ds[f"{name}_{end}"].sel(at).values for end in ("low", "high"))
-    return low, high
+def _log_form(ds: xr.Dataset) -> list[Curve]:
+    early = ds.isel(band=0)
+    x, curves = early["layer"].values, log_form_curves(early)
+    noise = Curve(
+        x, early["log_noise"].mean("head").values, NOISE, kind="steps", label=NOISE.label, width=2.2, alpha=0.6
+    )
+    streams = [curve for one in ("steady", "log") for curve in having(curves, part=one)]
+    return [noise, *along_blocks([*having(curves, part=TOTAL), *streams]), *null_curves(early)]
 
 
-def _log_form(cell: Axes, early: xr.Dataset) -> None:
-    layers, name = early["layer"].values, "log_form_by_block"
-    noise = early["log_noise"].mean("head").values
-    cell.hlines(noise, layers - 0.42, layers + 0.42, color=GREY, linewidth=2.2, alpha=0.6)
-    total = Series(early[name].sel(part="total").values, _interval(early, name, part="total"), BLACK)
-    alone = [
-        Series(early[stream].values, _interval(early, stream), ORANGE, "D", filled)
-        for stream, filled in _variants(early, "log", "{}_stream_by_block")
+def _parts(ds: xr.Dataset) -> list[Curve]:
+    curves = log_form_curves(ds.isel(band=0))
+    return [replace(curve, kind="bars") for part in PARTS for curve in having(curves, part=part)]
+
+
+def _weight_form(ds: xr.Dataset) -> list[Curve]:
+    return along_blocks(weight_form_curves(ds.isel(band=0)))
+
+
+def _log_shares(ds: xr.Dataset) -> list[Curve]:
+    """Both variants of each source: without the constant sink, and with it, hollow."""
+    forms = [form for form in ("steady", "log") if f"{form}_share_of_model" in ds]
+    curves = [
+        replace(curve, filled=form == forms[0], label=curve.label * (form == forms[0]))
+        for form in forms
+        for curve in share_curves(ds, form)
     ]
-    for null, (_, color, look) in NULLS.items():
-        if null in early:
-            cell.axhline(float(early[null]), color=color, zorder=1, **look)
-    along_blocks(cell, layers, [total, *alone])
-    _block_axis(cell, early)
+    return _beside(sorted(curves, key=lambda curve: curve.of["source"]))
 
 
-def _variants(ds: xr.Dataset, form: str, name: str) -> list[tuple[str, bool]]:
-    """Variables to draw, and whether their marks are filled: of the log form without and with the constant sink."""
-    steady, own = name.format("steady"), name.format(form)
-    return [(steady, True), (own, False)] if form == "log" and steady in ds else [(own, True)]
+def _weight_shares(ds: xr.Dataset) -> list[Curve]:
+    return _beside(share_curves(ds, "weight"))
 
 
-def _parts(cell: Axes, early: xr.Dataset) -> None:
-    layers = early["layer"].values
-    above, below = np.zeros(len(layers)), np.zeros(len(layers))
-    for part, color in PARTS.items():
-        values = early["log_form_by_block"].sel(part=part).values
-        bottom = np.where(values < 0, below, above)
-        # Of many blocks no gap, which would be all there is to see of them.
-        cell.bar(
-            layers, values, 0.8 if len(layers) <= MANY else 1.0, bottom, color=color, linewidth=0, antialiased=False
-        )
-        above, below = above + np.maximum(values, 0), below + np.minimum(values, 0)
-    _block_axis(cell, early)
+def _beside(curves: list[Curve]) -> list[Curve]:
+    shifts = 0.2 * (np.arange(len(curves)) - (len(curves) - 1) / 2)
+    return [replace(curve, x=curve.x + shift) for shift, curve in zip(shifts, curves, strict=True)]
 
 
-def _weight_form(cell: Axes, early: xr.Dataset) -> None:
-    name = "weight_source_by_block"
-    rows = [
-        Series(early[name].sel(source=source).values, _interval(early, name, source=source), color)
-        for source, color in SOURCES.items()
-    ]
-    along_blocks(cell, early["layer"].values, rows)
-    _block_axis(cell, early)
+def _hollow(color: str) -> Curve:
+    nothing = np.zeros(0)
+    return Curve(nothing, nothing, Style("", color), kind="points", label=STREAM_LEFT_IN, filled=False)
 
 
-def _block_axis(cell: Axes, early: xr.Dataset) -> None:
-    cell.axhline(0, color=BLACK, linewidth=0.7)
-    layer_axis(cell, early["layer"].values, f"block, queries {early['band'].values}")
+def _block_axis(cell: Axes, ds: xr.Dataset) -> None:
+    zero_line(cell)
+    layer_axis(cell, ds["layer"].values, f"block, queries {ds['band'].values[0]}")
 
 
-def _shares(cell: Axes, ds: xr.Dataset, form: str, sources: Sequence[str]) -> None:
-    bands = np.arange(ds.sizes["band"], dtype=float)
-    variants = _variants(ds, form, "{}_share_of_model")
-    shown = np.array([resolved(ds, form, str(band)) for band in ds["band"].values])
-    drawn = [(source, *variant) for source in sources for variant in variants]
-    for n, (source, name, filled) in enumerate(drawn):
-        x = bands + 0.2 * (n - (len(drawn) - 1) / 2)
-        values, interval = ds[name].sel(source=source).values, _interval(ds, name, source=source)
-        look: Any = {"color": SOURCES[source], "filled": filled, "limits": SHARES}
-        points(cell, x, np.where(shown, values, np.nan), interval, **look)
-    for band in bands[~shown | np.isnan(ds[variants[0][0]].values).all(0)]:
-        cell.text(band, 0.06, "no total", ha="center", va="bottom", fontsize=6.5, color=GREY)
-    for share in (0, 1):
-        cell.axhline(share, color=BLACK if share == 0 else GREY, linewidth=0.7, zorder=1)
+def _band_axis(cell: Axes, ds: xr.Dataset) -> None:
+    zero_line(cell)
+    cell.axhline(1, color=GREY, linewidth=0.7, zorder=1)
     band_axis(cell, ds["band"].values)
+
+
+def _unresolved(cell: Axes, ds: xr.Dataset, form: str) -> None:
+    """Say where there is no total to have a share of."""
+    curves = share_curves(ds, "steady" if form == "log" and "steady_share_of_model" in ds else form)
+    for band in np.flatnonzero(np.isnan([curve.y for curve in curves]).all(0)):
+        cell.text(band, 0.06, "no total", ha="center", va="bottom", fontsize=6.5, color=GREY)
 
 
 def _explained() -> list[str]:
     return [
         "by block: means over heads",
         "intervals and bands: 95 %, bootstrap over documents",
-        "parts: stacked from 0 upwards and downwards, their sum is the total",
+        "parts: stacked from 0 upwards and downwards, their sum is the total; every model has its own scale",
         "sampling noise: what an uncorrected variance would add",
         "constant sink: position 0's logit as far as it is the same for all queries; with the mask, left in with the "
         "residual stream; parts have it left in",

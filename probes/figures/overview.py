@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -10,49 +11,21 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from ..errors import InputError
-from ..results.curves import band, estimate, smooth_between
-from ..results.profiles import mean_profiles
-from .jacobian import sensitivity_label, theories_in
-from .style import (
-    BLACK,
-    BLUE,
-    FAINT,
-    GREY,
-    LARGEST,
-    ORANGE,
-    STYLE,
-    THEORIES,
-    VERMILLION,
-    coinciding,
-    condition_style,
-    facts,
-    handle,
-    log_axis,
-    mark,
-    of_coinciding,
-    panels,
-    position_axis,
-    save_figure,
-    side_legend,
-    small_print,
-)
+from ..results.curves import estimate, smooth_between
+from .draw import Row, by_fraction, grid, ruled
+from .jacobian import sensitivity_label
+from .palette import FAINT, GREY, THEORIES
+from .palette import OVERVIEW as ROWS
+from .series import MEASURED, Curve, of_several, profiles_with
+from .style import LARGEST, STYLE, facts, mark, position_axis, save_figure
 
 Results = Mapping[str, xr.Dataset]
 
 CALLED = {"init": "at initialization", "pretrained": "pretrained"}  # conditions
 PREDICTED = "predicted"
 MOST = 4  # models side by side; more are told in the small print
-# What stands along the lower row's axis: label, colour, filled, and whose number it is.
-ROWS = (
-    ("mask, constant sink", BLUE, True),
-    ("residual stream", VERMILLION, True),
-    ("together", BLACK, True),
-    ("residual alone", ORANGE, True),
-    ("... position 0 swapped", ORANGE, False),
-)
 
 
 def overview_figure(
@@ -77,63 +50,46 @@ def overview_figure(
     """
     if not sensitivity:
         raise InputError("no results of jacobian to draw; measure them first, with headwater jacobian")
-    names = list(sensitivity)[:MOST]
+    shown = _only(sensitivity, list(sensitivity)[:MOST])
+    profiles = {name: _profile(ds) for name, ds in shown.items()}
+    sources = {name: _sources(leakage.get(name), swaps.get(name)) for name in shown}
+    texts = [f"above: {', '.join(facts(shown))}", *_explained(leakage, swaps, list(shown))]
+    if len(sensitivity) > MOST:
+        texts.append(f"the first {MOST} of {len(sensitivity)} models")
+    marks = [mark(label, "o", color, filled=filled) for label, _, color, filled in ROWS]
+    label, none = sensitivity_label(shown).replace("  ", "\n", 1), {name: [] for name in shown}
+    rows = {
+        "profile": Row(label, 2.5, profiles, _position_axis, log=True),
+        "sources": Row("absolute position in\nlog-attention (nat²)", 2.5, none, _source_axis, more=marks),
+    }
     with matplotlib.rc_context(STYLE):
-        figure, width, cells, sides = panels(names, {"profile": 2.3, "sources": 1.9}, side=1.75)
-        kernel = False
-        for column, name in enumerate(names):
-            kernel |= _profile(cells["profile"][column], sensitivity[name])
-            _sources(cells["sources"][column], leakage.get(name), swaps.get(name))
-        log_axis(cells["profile"][0])
-        cells["profile"][0].set_ylabel(sensitivity_label(_only(sensitivity, names)))
-        cells["sources"][0].set_ylabel("absolute position in\nlog-attention (nat²)")
-        lines = [handle(condition_style(condition), text) for condition, text in CALLED.items()]
-        if kernel:
-            lines.insert(1, handle(THEORIES["score_path"], PREDICTED))
-        signs = coinciding(cells["profile"], lines)
-        side_legend(sides["profile"], lines)
-        side_legend(sides["sources"], [_entry(*row) for row in ROWS])
-        texts = [f"above: {', '.join(facts(_only(sensitivity, names)))}", *of_coinciding(signs)]
-        texts += _explained(leakage, swaps, names)
-        if len(sensitivity) > MOST:
-            texts.append(f"the first {MOST} of {len(sensitivity)} models")
-        small_print(figure, texts, width)
+        figure, cells, _ = grid(shown, rows, texts, side=1.75, each=2.9 if len(shown) > 1 else None)
+        for cell, found in zip(cells["sources"], sources.values(), strict=True):
+            _marks(cell, found)
         if path is not None:
             save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure
 
 
-def _entry(label: str, color: str, filled: bool) -> Line2D:
-    return mark(label, "o", color, filled=filled)
-
-
-def _profile(cell: Axes, ds: xr.Dataset) -> bool:
-    """One model's profiles; whether a prediction is among them."""
-    predicted = False
-    for condition, runs in mean_profiles(ds).items():
-        style = condition_style(condition)
-        curve = band([run.mean for run in runs]).centre
-        x = np.linspace(0, 1, len(curve))
-        shown = np.where(curve > 0, curve, np.nan)
+def _profile(ds: xr.Dataset) -> list[Curve]:
+    """One model's profiles; what is pretrained also as a moving average."""
+    found = []
+    for curve in by_fraction(profiles_with(ds, ("score_path",))):
+        condition = curve.of["condition"]
+        if curve.of["curve"] != MEASURED:
+            if condition == "init":
+                found.append(replace(curve, style=THEORIES["score_path"], label=PREDICTED, width=1.2))
+            continue
+        plain = replace(curve, low=None, high=None, label=CALLED.get(condition, ""), ends="o", width=1.7)
         if condition == "pretrained":
-            cell.plot(x, shown, color=style.color, linewidth=0.7, alpha=0.35)
-            shown = np.where(curve > 0, smooth_between(curve), np.nan)
-        name = CALLED.get(condition, "_")
-        cell.plot(x, shown, color=style.color, linestyle=style.line, linewidth=1.7, zorder=style.order, label=name)
-        cell.plot(x[[0, -1]], shown[[0, -1]], "o", color=style.color, markersize=3.8, zorder=style.order)
-        if condition == "init" and theories_in(ds, ("score_path",)):
-            theory = THEORIES["score_path"]
-            told = band([run.mean for run in mean_profiles(ds, "theory_score_path")[condition]]).centre
-            told = np.where(told > 0, told, np.nan)
-            given = {"color": theory.color, "linestyle": theory.line, "zorder": theory.order, "label": PREDICTED}
-            cell.plot(x, told, linewidth=1.2, **given)
-            predicted = True
-    position_axis(cell, below=True)
-    return predicted
+            found.append(replace(plain, label="", ends="", width=0.7, alpha=0.35))
+            plain = replace(plain, y=np.where(curve.y > 0, smooth_between(curve.y), np.nan))
+        found.append(plain)
+    return sorted(found, key=lambda one: one.label == CALLED["pretrained"])  # the last in the legend
 
 
-def _sources(cell: Axes, leakage: xr.Dataset | None, swap: xr.Dataset | None) -> None:
-    """Early queries' leakage by source, and its residual component before and after the swap."""
+def _sources(leakage: xr.Dataset | None, swap: xr.Dataset | None) -> list[tuple[float, float, float] | None]:
+    """Early queries' leakage by source, and its residual component before and after the swap, with intervals."""
     found: list[tuple[float, float, float] | None] = [None] * len(ROWS)
     if leakage is not None:
         early = leakage.isel(band=0)
@@ -145,8 +101,11 @@ def _sources(cell: Axes, leakage: xr.Dataset | None, swap: xr.Dataset | None) ->
         first = (swap.isel(replacement=0) if "replacement" in swap.dims else swap).isel(band=0)
         form = "residual_steady" if "residual_steady_before_of_model" in first else "residual"
         found[3], found[4] = (estimate(first, f"{form}_{when}_of_model") for when in ("before", "after"))
-    cell.axhline(0, color=GREY, linewidth=0.8)
-    for place, (one, (_, color, filled)) in enumerate(zip(found, ROWS, strict=True)):
+    return found
+
+
+def _marks(cell: Axes, found: Sequence[tuple[float, float, float] | None]) -> None:
+    for place, (one, (_, _, color, filled)) in enumerate(zip(found, ROWS, strict=True)):
         if one is None:
             continue
         value, low, high = one
@@ -154,13 +113,20 @@ def _sources(cell: Axes, leakage: xr.Dataset | None, swap: xr.Dataset | None) ->
         if place < 3:  # what adds up is drawn from zero
             cell.vlines(place, 0, value, color=color, linewidth=7, alpha=0.3)
         cell.plot(place, value, "o", color=color, markerfacecolor=color if filled else "white", markersize=5.5)
-    cell.axvline(2.5, color=FAINT, linewidth=0.8)
-    cell.set_xlim(-0.6, len(ROWS) - 0.4)
-    cell.set_xticks([])
-    cell.grid(axis="y", color=FAINT, linewidth=0.6)
-    cell.set_axisbelow(True)
     if all(one is None for one in found):
         cell.text(0.5, 0.5, "not measured", transform=cell.transAxes, ha="center", va="center", color=GREY)
+
+
+def _position_axis(cell: Axes, _: xr.Dataset) -> None:
+    position_axis(cell, below=True)
+
+
+def _source_axis(cell: Axes, _: xr.Dataset) -> None:
+    cell.axhline(0, color=GREY, linewidth=0.8)
+    cell.axvline(2.5, color=FAINT, linewidth=0.8)
+    cell.set_xlim(-0.6, len(ROWS) - 0.4)
+    cell.set_xticks(range(len(ROWS)), [tick for _, tick, *_ in ROWS])
+    ruled(cell)
 
 
 def _only(results: Results, names: list[str]) -> dict[str, xr.Dataset]:
@@ -180,4 +146,5 @@ def _explained(leakage: Results, swaps: Results, names: list[str]) -> list[str]:
 
 
 def _replacement(swap: xr.Dataset) -> str:
-    return str(swap["replacement"].values[0] if "replacement" in swap.dims else swap.attrs.get("replacement", "?"))
+    several = of_several(swap)
+    return str(several["replacement"].values[0]) if "replacement" in several.dims else "?"

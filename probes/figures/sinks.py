@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -13,36 +14,15 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ..measures.roles import role_names
-from .blocks import MANY, depth_legend
-from .style import (
-    BLACK,
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    LARGEST,
-    ORANGE,
-    STYLE,
-    VERMILLION,
-    WEIGHTS,
-    depth_color,
-    facts,
-    log_axis,
-    mark,
-    option,
-    panels,
-    results_of,
-    save_figure,
-    side_legend,
-    small_print,
-    thinned,
-)
+from .draw import MANY, Row, depth_legend, grid, ruled
+from .palette import BLACK, BLUE, GREY, NORMS, PALE, ROLES, WEIGHTS, Style, depth_color
+from .series import Curve, key_curves
+from .style import LARGEST, STYLE, facts, mark, option, results_of, save_figure, side_legend, thinned
 
 NEEDS = {
     "attends": ("layer", "head"),
@@ -60,10 +40,6 @@ MOST_MARKED = 64  # heads with marks of their own; of more, medians and quartile
 GROUPS = 10
 MOST_DOTS = 400  # marked heads whose dots in an SVG are drawings; of more, an image
 MOST_LINES = 40  # blocks whose lines in an SVG are drawings; of more, an image
-PALE = "#aaaaaa"
-# Roles that are marked; "sink-reading" in results of before there were any.
-MARKED = {"reads": VERMILLION, "parks": GREEN, "sink-reading": VERMILLION}
-RATIOS = {"value": ("o", BLUE), "key": ("^", ORANGE), "written": ("s", GREEN)}  # marker, colour
 FEW_KEYS = 16  # up to here, every key is a mark of its own
 
 
@@ -83,63 +59,45 @@ def sinks_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
         InputError: no results, or one of another probe.
     """
     results = results_of(results, "sinks", NEEDS)
+    blocks = max(ds.sizes["layer"] for ds in results.values())
+    many = sum(ds.sizes["layer"] for ds in results.values()) > MOST_LINES
+    threshold, tau = (next((option(ds, name) for ds in results.values()), None) for name in ("threshold", "tau"))
+    rates = partial(_rates, threshold=threshold, tau=tau)
+    rows = {
+        "heads": Row("block", min(3.6, max(1.6, 0.13 * blocks + 0.8)), _nothing, _head_axis, own=True),
+        "alpha": Row(
+            r"mean weight $\alpha_k$", 1.7, _alphas, _key_axis, log=True, image=many, more=depth_legend(blocks)
+        ),
+        "rate": Row("share that is a sink", 1.5, rates, _rate_axis, image=many),
+        "ratio": Row("norm, 0 / rest", 1.7, _ratios, _ratio_axis, "0 / rest", log=True),
+    }
+    if any("pattern" in ds for ds in results.values()):
+        rows["pattern"] = Row(
+            "", 1.9 if len(results) == 1 else 1.5, _nothing, lambda cell, _: cell.axis("off"), own=True
+        )
     with matplotlib.rc_context(STYLE):
-        blocks = max(ds.sizes["layer"] for ds in results.values())
-        heights = {"heads": min(3.6, max(1.6, 0.13 * blocks + 0.8)), "alpha": 1.7, "rate": 1.5, "ratio": 1.7}
-        pictured = any("pattern" in ds for ds in results.values())
-        if pictured:
-            heights["pattern"] = 1.6 if len(results) == 1 else 1.15
-        figure, width, cells, sides = panels(list(results), heights, side=SIDE, own=("heads", "pattern"))
+        figure, cells, sides = grid(results, rows, [*facts(results), *_explained(results)], side=SIDE)
         darkest = max(0.3, *(np.nanmax(np.nan_to_num(ds["attends"].values)) for ds in results.values()))
         most = max(ds["attends"].size for ds in results.values())
         across = max(ds.sizes["head"] for ds in results.values())
-        dot = None if most <= MOST_WRITTEN else _dot(heights["heads"] / blocks, (width - SIDE) / len(results) / across)
-        positions = _shown(results)
-        lines = sum(ds.sizes["layer"] for ds in results.values())
-        image = None
-        for column, ds in enumerate(results.values()):
-            image = _heads(cells["heads"][column], ds, darkest, dot)
-            _alpha(cells["alpha"][column], ds, rasterized=lines > MOST_LINES)
-            _rate(cells["rate"][column], ds, rasterized=lines > MOST_LINES)
-            _ratios(cells["ratio"][column], ds)
-            if pictured:
-                _pictures(cells["pattern"][column], ds, 3 if len(results) <= NARROW else 2, positions)
-        assert image is not None  # there is a result
-        bar = figure.colorbar(image, cax=sides["heads"].inset_axes((0.02, 0.02, 0.07, 0.66)))
+        each = (figure.get_figwidth() - 0.5 - 2 * SIDE) / len(results) / across
+        dot = None if most <= MOST_WRITTEN else _dot(rows["heads"].height / blocks, each)
+        images = [_heads(cell, ds, darkest, dot) for cell, ds in zip(cells["heads"], results.values(), strict=True)]
+        bar = figure.colorbar(images[0], cax=sides["heads"].inset_axes((0.02, 0.02, 0.07, 0.66)))
         bar.set_label("weight on 0")
-        shown = set().union(*(["reads", "parks"] if "has_role" in ds else ["sink-reading"] for ds in results.values()))
-        named: list[Any] = [
-            mark(role, "o", color)
-            if dot is not None
-            else Patch(facecolor="none", edgecolor=color, linewidth=1.4, label=role)
-            for role, color in MARKED.items()
-            if role in shown
-        ]
-        side_legend(sides["heads"], named, loc="upper left")
-        uniform = Line2D([], [], color=GREY, linestyle="--", linewidth=1.2, label="uniform")
-        side_legend(sides["alpha"], [*depth_legend(blocks), uniform])
-        threshold, tau = (next((option(ds, name) for ds in results.values()), None) for name in ("threshold", "tau"))
-        side_legend(
-            sides["rate"],
-            [
-                mark(rf"$\alpha_k$ > {threshold} [Gu]", "o", BLACK),
-                Line2D([], [], color=PALE, linewidth=0.9, label="the same, by block"),
-                mark(rf"$A_{{ik}}$ > {tau} [Wu]", "s", BLUE, filled=False),
-            ],
-        )
-        side_legend(
-            sides["ratio"], [mark(f"|{name}|", marker, color) for name, (marker, color) in RATIOS.items()], "0 / rest"
-        )
-        cells["alpha"][0].set_ylabel(r"mean weight $\alpha_k$")
-        cells["rate"][0].set_ylabel("share that is a sink")
-        cells["ratio"][0].set_ylabel("norm, 0 / rest")
-        log_axis(cells["alpha"][0])
-        log_axis(cells["ratio"][0])
-        cells["rate"][0].set_ylim(bottom=-0.03 * cells["rate"][0].get_ylim()[1])
-        small_print(figure, [*facts(results), *_explained(results)], width)
+        marks = _role_legend(results, dotted=dot is not None)
+        if marks:
+            side_legend(sides["heads"], marks, loc="upper left")
+        pictures = 3 if len(results) <= NARROW else 2
+        for cell, ds in zip(cells.get("pattern", ()), results.values(), strict=False):
+            _pictures(cell, ds, pictures, _shown(results))
         if path is not None:
             save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure
+
+
+def _nothing(_: xr.Dataset) -> list[Curve]:
+    return []
 
 
 def _shown(results: Mapping[str, xr.Dataset]) -> int:
@@ -153,11 +111,20 @@ def _dot(*room: float) -> float:
     return float(np.clip(0.36 * 72 * min(room), 1, 4))
 
 
+def _role_legend(results: Mapping[str, xr.Dataset], *, dotted: bool) -> list[Any]:
+    """Entries for roles that some head has."""
+    there = {role for ds in results.values() for role in np.unique(role_names(ds).astype(str))}
+    return [
+        mark(role, "o", color) if dotted else Patch(facecolor="none", edgecolor=color, linewidth=1.4, label=role)
+        for role, color in ROLES.items()
+        if role in there
+    ]
+
+
 def _heads(cell: Axes, ds: xr.Dataset, darkest: float, dot: float | None) -> AxesImage:
-    attends = ds["attends"].values
+    attends, roles = ds["attends"].values, role_names(ds)
     image = cell.imshow(attends, cmap=WEIGHTS, vmin=0, vmax=darkest, aspect="auto", interpolation="none")
-    roles = role_names(ds)
-    for role, color in MARKED.items():
+    for role, color in ROLES.items():
         places = np.argwhere(roles == role)[:, ::-1]  # [head, block]
         if dot is not None and places.size:
             look: Any = {"markersize": dot, "markeredgewidth": 0, "rasterized": len(places) > MOST_DOTS}
@@ -167,73 +134,89 @@ def _heads(cell: Axes, ds: xr.Dataset, darkest: float, dot: float | None) -> Axe
             codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(places))
             outlines = Path(corners.reshape(-1, 2), codes)  # all in one, which an SVG says briefly
             cell.add_patch(PathPatch(outlines, fill=False, edgecolor=color, linewidth=1.4))
-    if dot is None:
-        for (layer, head), value in np.ndenumerate(attends):
-            text = "" if np.isnan(value) else f"{value:.2f}".removeprefix("0")
-            color = "white" if value > 0.6 * darkest else BLACK
-            cell.text(head, layer, text, ha="center", va="center", fontsize=7, color=color)
-    cell.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    cell.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    for (layer, head), value in np.ndenumerate(attends) if dot is None else ():
+        text = "" if np.isnan(value) else f"{value:.2f}".removeprefix("0")
+        color = "white" if value > 0.6 * darkest else BLACK
+        cell.text(head, layer, text, ha="center", va="center", fontsize=7, color=color)
     cell.spines[:].set_visible(False)
     cell.tick_params(length=0)
+    return image
+
+
+def _head_axis(cell: Axes, ds: xr.Dataset) -> None:
+    cell.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    cell.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    roles = role_names(ds)
     said = f"{np.sum(roles == 'sink-reading'):,} of {roles.size:,} sink-reading"
     if "has_role" in ds:
         said = ", ".join(f"{np.sum(roles == f'{role}s'):,} {role}" for role in ("read", "park", "react"))
     cell.set_xlabel(f"head\n{said}")
     cell.set_ylabel("block")
-    return image
 
 
-def _alpha(cell: Axes, ds: xr.Dataset, *, rasterized: bool) -> None:
+def _alphas(ds: xr.Dataset) -> list[Curve]:
+    """Mean weight on keys by block, and of uniform attention, once per window."""
     alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim not in ("layer", "key")]).values
     keys, alpha, uniform = thinned(ds["key"].values, alpha, ds["uniform"].values)
     width = 1.1 if len(alpha) <= MANY else 0.7
-    for layer, curve in enumerate(alpha):
-        cell.plot(keys, curve, color=depth_color(layer, len(alpha)), linewidth=width, rasterized=rasterized)
-    for curve in np.unique(uniform, axis=0):  # one per window
-        cell.plot(keys, curve, color=GREY, linestyle="--", linewidth=1.2, zorder=5)
-    _key_axis(cell, keys)
+    found = [Curve(keys, y, Style("", depth_color(n, len(alpha))), width=width) for n, y in enumerate(alpha)]
+    dashed = Style("uniform", GREY, "--", 5)
+    return found + [Curve(keys, y, dashed, label="uniform", width=1.2) for y in np.unique(uniform, axis=0)]
 
 
-def _rate(cell: Axes, ds: xr.Dataset, *, rasterized: bool) -> None:
-    of_model = ds["sink_rate_of_model"].values, ds["over_tau_of_model"].values
+def _rates(ds: xr.Dataset, threshold: Any, tau: Any) -> list[Curve]:
+    """The share of heads for which a key is a sink: of the model, by block; [Wu]'s share of weights."""
+    curves = key_curves(ds)
+    of_model = [curves[name].y for name in ("sink_rate_of_model", "over_tau_of_model")]
     keys, by_block, rate, over = thinned(ds["key"].values, ds["sink_rate"].values, *of_model)
-    few = keys.size <= FEW_KEYS
-    for curve in by_block:
-        cell.plot(keys, curve, color=PALE, linewidth=0.9, zorder=1, rasterized=rasterized)
-    cell.plot(keys, rate, color=BLACK, linewidth=1.1, marker="o" if few else None, markersize=4)
-    cell.plot(keys, over, color=BLUE, linewidth=0.9, marker="s" if few else None, markersize=4, markerfacecolor="none")
-    _key_axis(cell, keys)
+    marked = 4.0 if keys.size <= FEW_KEYS else 0.0
+    every = Style("the same, by block", PALE, "-", 1)
+    model, wu = Style(rf"$\alpha_k$ > {threshold} [Gu]", BLACK), Style(rf"$A_{{ik}}$ > {tau} [Wu]", BLUE, marker="s")
+    return [
+        *(Curve(keys, y, every, label=every.label, width=0.9) for y in by_block),
+        Curve(keys, rate, model, label=model.label, width=1.1, marked=marked),
+        Curve(keys, over, wu, label=wu.label, width=0.9, marked=marked, filled=False),
+    ]
 
 
-def _key_axis(cell: Axes, keys: np.ndarray) -> None:
-    if keys.size > FEW_KEYS:
+def _key_axis(cell: Axes, ds: xr.Dataset) -> None:
+    if ds.sizes["key"] > FEW_KEYS:
         cell.set_xscale("symlog", linthresh=1)
         cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     else:
-        cell.set_xticks(keys)
+        cell.set_xticks(ds["key"].values)
     cell.set_xlabel("key position $k$")
-    cell.grid(axis="y", color=FAINT, linewidth=0.6)
-    cell.set_axisbelow(True)
+    ruled(cell)
 
 
-def _ratios(cell: Axes, ds: xr.Dataset) -> None:
-    attends = ds["attends"].values
-    reading = np.isin(role_names(ds), ("reads", "sink-reading"))
-    for name, (marker, color) in RATIOS.items():
+def _rate_axis(cell: Axes, ds: xr.Dataset) -> None:
+    _key_axis(cell, ds)
+    cell.set_ylim(bottom=-0.03 * cell.get_ylim()[1])
+
+
+def _ratios(ds: xr.Dataset) -> list[Curve]:
+    """Norms at position 0 against elsewhere over the mean weight: of every head, or of groups of heads."""
+    attends, reading = ds["attends"].values, np.isin(role_names(ds), ("reads", "sink-reading"))
+    found = []
+    for name, style in NORMS.items():
         norms = ds[f"{name}_norm"]
         ratio = norms.sel(place="sink").values / norms.sel(place="rest").values
-        look: Any = {"marker": marker, "color": color, "markersize": 3.6}
         if attends.size <= MOST_MARKED:
-            for chosen, face in ((~reading, "none"), (reading, color)):
-                cell.plot(attends[chosen], ratio[chosen], markerfacecolor=face, linestyle="", **look)
+            bare = style._replace(line="")
+            for chosen in (~reading, reading):
+                found.append(Curve(attends[chosen], ratio[chosen], bare, marked=3.6, filled=chosen is reading))
+            nothing = np.zeros(0)
+            found.append(Curve(nothing, nothing, style, kind="points", label=style.label))
             continue
         order = np.argsort(attends, axis=None, kind="stable")
         groups = [(attends.flat[group], ratio.flat[group]) for group in np.array_split(order, GROUPS)]
         x = np.array([np.median(weights) for weights, _ in groups])
         low, middle, high = np.array([np.nanquantile(ratios, (0.25, 0.5, 0.75)) for _, ratios in groups]).T
-        cell.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
-        cell.plot(x, middle, linewidth=1.1, **look)
+        found.append(Curve(x, middle, style, low, high, label=style.label, width=1.1, marked=3.6))
+    return found
+
+
+def _ratio_axis(cell: Axes, _: xr.Dataset) -> None:
     cell.axhline(1, color=GREY, linewidth=0.8, zorder=1)
     cell.set_xlim(left=0)
     cell.set_xlabel("mean weight on 0")
@@ -241,18 +224,21 @@ def _ratios(cell: Axes, ds: xr.Dataset) -> None:
 
 def _pictures(cell: Axes, ds: xr.Dataset, most: int, positions: int) -> None:
     """The room of `cell` is filled with pictures."""
-    cell.axis("off")
     if "pattern" not in ds:
         return
     shades = matplotlib.colormaps[WEIGHTS].resampled(SHADES)
     for n, pattern in enumerate(ds["pattern"].values[:most, :positions, :positions]):
-        picture = cell.inset_axes((n / most + 0.01, 0.0, 1 / most - 0.02, 0.86))
+        picture = cell.inset_axes((n / most + 0.05, 0.26, 1 / most - 0.07, 0.62))
         picture.imshow(pattern, cmap=shades, norm=PowerNorm(0.5, 0, 1), interpolation="none")
-        picture.set_xticks([])
-        picture.set_yticks([])
+        ticks: Sequence[int] = (0, len(pattern) // 2, len(pattern) - 1)
+        picture.set_xticks(ticks)
+        picture.set_yticks(ticks if n == 0 else [])
+        picture.tick_params(length=2, pad=1, labelsize=6.5)
         picture.spines[:].set_visible(False)
         layer, head = (int(ds[f"picture_{name}"].values[n]) for name in ("layer", "head"))
         picture.set_title(f"{layer}.{head}", fontsize=8, pad=2)
+        picture.set_xlabel("key", fontsize=7, labelpad=1)
+        picture.set_ylabel("query" * (n == 0), fontsize=7, labelpad=1)
 
 
 def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:

@@ -13,26 +13,34 @@ import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from PIL import Image
 
 from ..errors import InputError
-from ..results.curves import Profile
 from ..results.dataset import number_types, quickly
 from ..run.files import atomic
+from .palette import BLACK as BLACK
+from .palette import BLUE as BLUE
+from .palette import CONDITIONS as CONDITIONS
+from .palette import CYCLE as CYCLE
+from .palette import FAINT as FAINT
+from .palette import GREEN as GREEN
+from .palette import GREY as GREY
+from .palette import ORANGE as ORANGE
+from .palette import PALE as PALE
+from .palette import PURPLE as PURPLE
+from .palette import SIGNED as SIGNED
+from .palette import SKY as SKY
+from .palette import THEORIES as THEORIES
+from .palette import VERMILLION as VERMILLION
+from .palette import WEIGHTS as WEIGHTS
+from .palette import YELLOW as YELLOW
+from .palette import Style as Style
+from .palette import condition_style as condition_style
+from .palette import depth_color as depth_color
 from .steady import settle
-
-BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-PURPLE, SKY, BLACK, YELLOW = "#CC79A7", "#56B4E9", "#000000", "#F0E442"
-CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)  # for models in one panel; yellow is unreadable on white
-
-GREY, FAINT = "#777777", "#dddddd"  # reference lines; grids
-WEIGHTS = "Blues"  # attention weights: one hue, lightness alone tells them apart, zero is the paper
-SIGNED = LinearSegmentedColormap.from_list("signed", (VERMILLION, "#ffffff", BLUE))  # for changes; zero is the paper
-DEPTHS = LinearSegmentedColormap.from_list("depths", (SKY, BLUE, "#1a1a1a"))  # blocks in one panel, light to dark
 
 DECADES = 4  # what the axis spans at most: the rim of a sliding window's reach fades to nothing and is cut off
 ALIKE = 0.012  # of an axis's height, about the width of a line: points no further apart are drawn upon each other
@@ -54,31 +62,6 @@ STYLE: Any = {
     "legend.fontsize": 8.5,
     "legend.frameon": False,
     "svg.hashsalt": "headwater",  # the same figure gives the same file
-}
-
-
-class Style(NamedTuple):
-    """How a condition is drawn."""
-
-    label: str
-    color: str
-    line: Any  # matplotlib's line style
-    order: int  # higher is drawn on top
-
-
-# The theories a figure may draw, in the order of its legend; `theory_` stands before their names in results.
-THEORIES = {
-    "score_path": Style("second-moment kernel", BLACK, (0, (1, 1.3)), 6),
-    "values": Style("kernel, values only", GREEN, (0, (3, 1, 1, 1)), 5),
-    "uniform": Style("kernel, uniform attention", ORANGE, (0, (4, 1.5)), 5),
-    "config": Style("kernel from the config alone", SKY, (0, (6, 1.5)), 4),
-    "cesaro": Style(r"$N^L$, best $\alpha$ [Chowdhury]", PURPLE, "-.", 4),
-}
-
-CONDITIONS = {
-    "pretrained": Style("pretrained", VERMILLION, "-", 4),
-    "init": Style("init", BLUE, "-", 3),
-    "init-nope": Style("init, no positional encoding", BLACK, (0, (4, 2)), 2),
 }
 
 
@@ -139,29 +122,6 @@ def _squeezed(svg: str) -> str:
     return re.sub(r"\n\s+", "\n", svg)
 
 
-def condition_style(condition: str) -> Style:
-    return CONDITIONS.get(condition, Style(condition, PURPLE, "-.", 2))
-
-
-def handle(style: Style, label: str) -> Line2D:
-    return Line2D([], [], color=style.color, linestyle=style.line, linewidth=1.6, label=label)
-
-
-def condition_legend(curves: Mapping[str, Mapping[str, Sequence[Profile]]]) -> list[Line2D]:
-    handles = []
-    for condition in dict.fromkeys(condition for found in curves.values() for condition in found):
-        style = condition_style(condition)
-        label = style.label + seeds_note(curves, condition)
-        handles.append(Line2D([], [], color=style.color, linestyle=style.line, linewidth=1.6, label=label))
-    return handles
-
-
-def seeds_note(curves: Mapping[str, Mapping[str, Sequence[Profile]]], condition: str) -> str:
-    """How many seeds a condition was measured with, where any model has several."""
-    seeds = sorted({len(found[condition]) for found in curves.values() if condition in found})
-    return f" ({'/'.join(map(str, seeds))} seeds)" if seeds[-1] > 1 else ""
-
-
 def legend_columns(handles: Sequence[Line2D], width: float) -> int:
     """As many columns as fit side by side; matplotlib fills them one after the other, as evenly as it can."""
     inches = [0.072 * len(str(handle.get_label())) + 0.6 for handle in handles]
@@ -181,12 +141,12 @@ def position_axis(cell: Axes, *, below: bool) -> None:
         cell.set_xlabel("input position  $j / (T-1)$")
 
 
-def log_axis(cell: Axes, *, cut: bool = True) -> None:
-    """Label decades, and between them 2 and 5, or 2, 3 and 5, while there is room; `cut` at the lowest of `DECADES`."""
+def log_axis(cell: Axes, spans: int | None = DECADES) -> None:
+    """Label decades, and between them 2 and 5, or 2, 3 and 5, while there is room; the axis `spans` so many decades."""
     cell.set_yscale("log")
     low, high = cell.get_ylim()
-    if cut and low < high / 10**DECADES:
-        low = high / 10**DECADES
+    if spans is not None and low < high / 10**spans:
+        low = high / 10**spans
         cell.set_ylim(low, high)
     decades = np.log10(high / low)
     labelled = (1, 2, 3, 5) if decades < 1.2 else (1, 2, 5) if decades < 2.2 else (1,)
@@ -218,7 +178,15 @@ class Panels(NamedTuple):
     sides: dict[str, Axes]  # by row, empty
 
 
-def panels(names: Sequence[str], heights: Mapping[str, float], *, side: float, own: Sequence[str] = ()) -> Panels:
+def panels(
+    names: Sequence[str],
+    heights: Mapping[str, float],
+    *,
+    side: float,
+    own: Sequence[str] = (),
+    each: float | None = None,
+    widest: int = WIDEST,
+) -> Panels:
     """Rows share their vertical axis, except those in `own`; the models' names stand above their columns.
 
     Args:
@@ -226,12 +194,14 @@ def panels(names: Sequence[str], heights: Mapping[str, float], *, side: float, o
         heights: of the rows by their names, inches.
         side: width of the legends, inches.
         own: rows in which every panel has its own scale.
+        each: width of a panel, inches; by the number of models if not given.
+        widest: pixels across.
     """
     columns = len(names)
-    each = 3.6 if columns == 1 else 2.6 if columns <= 3 else 2.1
+    each = each or (3.6 if columns == 1 else 2.6 if columns <= 3 else 2.1)
     width = each * columns + side + 0.5
     figure = Figure(
-        figsize=(width, sum(heights.values()) + 0.6), dpi=min(DPI, int(WIDEST / width)), layout="constrained"
+        figsize=(width, sum(heights.values()) + 0.6), dpi=min(DPI, int(widest / width)), layout="constrained"
     )
     ratios = {"width_ratios": [*[each] * columns, side], "height_ratios": list(heights.values())}
     specs = figure.add_gridspec(len(heights), columns + 1, **ratios)
@@ -273,10 +243,6 @@ def band_axis(cell: Axes, bands: np.ndarray) -> None:
     cell.set_xlabel("query band")
 
 
-def depth_color(layer: int, blocks: int) -> Any:
-    return DEPTHS(layer / max(1, blocks - 1))
-
-
 def points(
     cell: Axes,
     x: np.ndarray,
@@ -287,31 +253,29 @@ def points(
     marker: str = "o",
     filled: bool = True,
     limits: tuple[float, float] | None = None,
-    label: str | None = None,
 ) -> None:
     """Values with their intervals; NaN is left out.
 
-    Values beyond `limits` are arrowheads at the edge, ends of intervals small ones; an interval that reaches beyond both
-    says nothing and is pale.
+    Values beyond `limits` are arrowheads at the edge, ends of intervals small ones. An interval that reaches beyond both
+    limits says nothing: it is left out, and its value is pale.
     """
-    face = color if filled else "none"
     low, high = limits or (-np.inf, np.inf)
+    seen, vague = np.isfinite(values), np.zeros(len(values), dtype=bool)
     if interval is not None:
         vague = (interval[0] < low) & (interval[1] > high)
-        for chosen, alpha in ((~vague, 1.0), (vague, 0.25)):
-            chosen = chosen & np.isfinite(values)
-            bottom, top = (np.clip(end[chosen], low, high) for end in interval)
-            cell.vlines(x[chosen], bottom, top, color=color, linewidth=0.9, alpha=alpha)
+        sure = seen & ~vague
+        cell.vlines(x[sure], *(np.clip(end[sure], low, high) for end in interval), color=color, linewidth=0.9)
         for beyond, edge, arrow in ((interval[0] < low, low, "v"), (interval[1] > high, high, "^")):
-            cut = beyond & ~vague & np.isfinite(values)
-            if np.any(cut):
+            if np.any(cut := beyond & sure):
                 cell.plot(x[cut], np.full(x[cut].shape, edge), arrow, color=color, markersize=2.5, clip_on=False)
-    inside = (values >= low) & (values <= high)
-    given: Any = {"linestyle": "", "color": color, "markerfacecolor": face}
-    cell.plot(x[inside], values[inside], marker=marker, markersize=4, label=label, **given)
-    for beyond, edge, arrow in ((values < low, low, "v"), (values > high, high, "^")):
-        if np.any(beyond):
-            cell.plot(x[beyond], np.full(x[beyond].shape, edge), marker=arrow, markersize=4, clip_on=False, **given)
+    look: Any = {"linestyle": "", "color": color, "markerfacecolor": color if filled else "none", "markersize": 4}
+    for chosen, alpha in ((seen & ~vague, 1.0), (seen & vague, 0.35)):
+        inside = chosen & (values >= low) & (values <= high)
+        if np.any(inside):
+            cell.plot(x[inside], values[inside], marker=marker, alpha=alpha, **look)
+        for beyond, edge, arrow in ((values < low, low, "v"), (values > high, high, "^")):
+            if np.any(cut := beyond & chosen):
+                cell.plot(x[cut], np.full(x[cut].shape, edge), marker=arrow, alpha=alpha, clip_on=False, **look)
 
 
 def spread(count: int) -> np.ndarray:
@@ -319,14 +283,14 @@ def spread(count: int) -> np.ndarray:
     return np.linspace(-1, 1, count) * min(0.3, 0.07 * count) if count > 1 else np.zeros(1)
 
 
-def coinciding(cells: Sequence[Axes], handles: Sequence[Line2D]) -> list[str]:
+def coinciding(cells: Sequence[Axes], handles: Sequence[Any]) -> list[str]:
     """Put a sign behind the labels of curves that lie upon each other in all of `cells`; which signs were used.
 
     Curves are known by their labels, which are those of their legend's `handles`; axes have their limits by now.
     """
     for cell in cells:
         cell.get_ylim()  # which takes in what was drawn last
-    groups: list[list[Line2D]] = []
+    groups: list[list[Any]] = []
     for one in handles:
         known = next((group for group in groups if _alike(cells, group[0].get_label(), one.get_label())), None)
         groups.append([one]) if known is None else known.append(one)

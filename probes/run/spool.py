@@ -1,8 +1,9 @@
-"""Tensors put aside in a file, so that memory does not grow with the number of prompts.
+"""Tensors put aside in a memory-mapped file, so that memory does not grow with the number of prompts.
 
 What has to see many prompts before it can go on (leakage subtracts means over prompts) puts their streams, queries and keys
-aside between its passes. A few MiB of them stay in memory; what is more goes to a file that has no name, which the system
-removes when the process ends in whatever way. The system keeps the file in memory that nobody else needs.
+aside between its passes. A few MiB of them stay in memory. The rest goes to a file without a name, which the system removes
+when the process ends in whatever way. Room in it is reserved before it is written: on a full disk a write to memory that
+stands for a file would end the process without a word.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import os
 import tempfile
 from collections.abc import Hashable, Iterator, MutableMapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,13 +24,6 @@ from .resume import kept_folder
 
 HELD = 1 << 24  # bytes of one spool that stay in memory
 GPU_SHARE = 8  # of a GPU's free memory one spool may hold one part in so many: a file is far away from there
-
-
-class _Place(NamedTuple):
-    start: int
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
 
 
 class Spool(MutableMapping[Hashable, Tensor]):
@@ -48,7 +43,7 @@ class Spool(MutableMapping[Hashable, Tensor]):
     def __init__(self, held: int = HELD, folder: Path | None = None) -> None:
         self._folder = folder or kept_folder() or Path(tempfile.gettempdir())
         self._memory: dict[Hashable, Tensor] = {}
-        self._places: dict[Hashable, _Place] = {}
+        self._places: dict[Hashable, tuple[int, Tensor]] = {}  # where in the file, and an empty tensor of that kind
         self._free = self._held = held
         self._file: Any = None
         self._end = 0
@@ -60,33 +55,26 @@ class Spool(MutableMapping[Hashable, Tensor]):
 
     def __setitem__(self, name: Hashable, tensor: Tensor) -> None:
         tensor = tensor.detach().contiguous()
-        size, place = tensor.nbytes, self._places.get(name)
-        if place is not None and (place.shape, place.dtype) == (tensor.shape, tensor.dtype):
-            self._write(tensor, place.start)
-            return
-        if name in self:
-            del self[name]
-        if size <= self._free:
-            self._free -= size
-            # A slice would keep all that it is a slice of.
-            self._memory[name] = tensor.clone() if tensor.untyped_storage().nbytes() > size else tensor
-            return
-        self._write(tensor, self._end)
-        self._places[name] = _Place(self._end, tensor.shape, tensor.dtype, tensor.device)
-        self._end += size
+        size, (start, kind) = tensor.nbytes, self._places.get(name, (-1, None))
+        if kind is None or (kind.shape, kind.dtype) != (tensor.shape, tensor.dtype):
+            self.pop(name, None)
+            if size <= self._free:
+                self._free -= size
+                # A slice would keep all that it is a slice of.
+                self._memory[name] = tensor.clone() if tensor.untyped_storage().nbytes() > size else tensor
+                return
+            start = self._reserve(size)
+            # The shape, type and device of a tensor in no memory: the strides are all zero.
+            self._places[name] = start, torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+        self._mapped(start, size).copy_(tensor.reshape(-1).view(torch.uint8))
 
     def __getitem__(self, name: Hashable) -> Tensor:
         if name in self._memory:
             return self._memory[name]
-        place = self._places[name]
-        tensor = torch.empty(place.shape, dtype=place.dtype)
-        into, at = _bytes_of(tensor), place.start
-        while into:
-            read = os.preadv(self._file.fileno(), [into], at)
-            if not read:
-                raise RuntimeError(f"the temporary file in '{self._folder}' is shorter than what was written to it")
-            into, at = into[read:], at + read
-        return tensor.to(place.device)
+        start, kind = self._places[name]
+        tensor = torch.empty(kind.shape, dtype=kind.dtype)
+        tensor.view(-1).view(torch.uint8).copy_(self._mapped(start, kind.numel() * kind.itemsize))
+        return tensor.to(kind.device)
 
     def __delitem__(self, name: Hashable) -> None:
         if name in self._memory:
@@ -121,22 +109,25 @@ class Spool(MutableMapping[Hashable, Tensor]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, tensor: Tensor, at: int) -> None:
+    def _reserve(self, size: int) -> int:
+        """Make the file so much longer, on the disk, too; where that begins."""
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (it lives as long as this does)
-            left = _bytes_of(tensor.cpu())
-            while left:
-                written = os.pwrite(self._file.fileno(), left, at)
-                left, at = left[written:], at + written
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file.fileno(), self._end, size)
+            else:  # macOS
+                self._file.seek(self._end)
+                self._file.write(bytes(size))
+                self._file.flush()
         except OSError as error:
             raise InputError(
                 f"no room for temporary files in '{self._folder}' ({error.strerror or error}); make room, or take fewer "
                 "prompts"
             ) from None
+        self._end += size
+        return self._end - size
 
-
-def _bytes_of(tensor: Tensor) -> Any:
-    """The memory of a contiguous tensor on the CPU."""
-    numbers: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(numbers) if tensor.numel() else b""
+    def _mapped(self, start: int, size: int) -> Tensor:
+        """Bytes of the file as a tensor [size] on the CPU."""
+        return torch.from_numpy(np.memmap(self._file, np.uint8, "r+", start, (size,)))

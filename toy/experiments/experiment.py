@@ -1,16 +1,14 @@
 """What all experiments share: settings, unfinished work, provenance, files, the table of published statements.
 
-An experiment is one module of this package with
+An experiment is three modules of one name, with underscores:
 
-- `Settings`, a frozen dataclass whose defaults are the published setting, and `QUICK`, one that takes about a minute on two
-  cores;
-- `measure(settings, work) -> xr.Dataset`, everything that is trained or computed;
-- `tables(ds) -> list[Table]`, its numbers, from the result alone;
-- `claims(ds) -> list[Claim]`, the statements about its figure, judged by rules over the result alone, on intervals over
-  runs (on what and by which command is the same for all, and added by `claims_of`).
+- `toy.experiments.NAME`: `Settings`, a frozen dataclass whose defaults are the published setting; `QUICK`, settings that
+  take about a minute on two cores; and `measure(settings, work) -> xr.Dataset`, all that is trained or computed;
+- `toy.experiments.NAME_claims`: `tables(ds) -> list[Table]`, the numbers, and `claims(ds) -> list[Claim]`, the statements of
+  `NAME.toml` judged by rules over intervals over runs (`claims_of` adds on what they were measured, and the command);
+- `toy.figures.NAME`: `draw(ds, path) -> list[Path]`, the figures.
 
-Its figures are drawn from the result alone by the module of the same name in `toy.figures`, which offers
-`draw(ds, path) -> list[Path]`.
+The last two use the result alone.
 """
 
 from __future__ import annotations
@@ -21,24 +19,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-import numpy as np
 import torch
 import xarray as xr
 
 from probes.claims.claim import DECIDED, Claim
-from probes.claims.rules import Test, above, every, told
 from probes.errors import InputError
 from probes.results.dataset import attributes, made_with, save
-from probes.results.statistics import Interval, over_runs
 from probes.results.tables import Report, Table, write_report
 from probes.run.files import remove_cut_short, require_writable, together
 
 from ..train import Run, Trained, forget, train
 
-# In the order of the sources' figures; the module of an experiment has its name with underscores.
+# In the order of the sources' figures.
 EXPERIMENTS = ("retrieval", "previous-token", "position-bias", "sinks", "rollout", "petroglyph")
 OWN_SETTINGS = ("rollout", "petroglyph")  # theorems and an exact statement: their sources train nothing
 EXAMPLES: dict[Any, str] = {int: "3", float: "0.5", bool: "yes or no"}
@@ -80,35 +76,27 @@ class Work:
         return found
 
 
-class Experiment(Protocol):
-    """What a module of this package offers."""
-
-    Settings: type[Any]
-    QUICK: Any
-
-    def measure(self, settings: Any, work: Work) -> xr.Dataset: ...
-
-    def tables(self, ds: xr.Dataset) -> list[Table]: ...
-
-    def claims(self, ds: xr.Dataset) -> list[Claim]: ...
-
-
-def experiment(name: str) -> Experiment:
-    """The module of an experiment.
+def experiment(name: str) -> Any:
+    """The module that measures an experiment.
 
     Raises:
         InputError: there is none of that name.
     """
     if name not in EXPERIMENTS:
         raise InputError(f"there is no experiment '{name}'; give one of {', '.join(EXPERIMENTS)}, or all")
-    module: Any = import_module(f".{name.replace('-', '_')}", __package__)
-    return module
+    return import_module(f"toy.experiments.{name.replace('-', '_')}")
+
+
+def reading(name: str) -> Any:
+    """The module with an experiment's tables and claims; raises as `experiment`."""
+    experiment(name)
+    stem = f"toy.experiments.{name.replace('-', '_')}"
+    return import_module(f"{stem}_claims" if find_spec(f"{stem}_claims") else stem)
 
 
 def draw(name: str, ds: xr.Dataset, path: Path) -> list[Path]:
-    """Draw an experiment's figures by the module of `toy.figures` that has its name; the files written."""
-    module: Any = import_module(f"toy.figures.{name.replace('-', '_')}")
-    return module.draw(ds, path)
+    """Draw an experiment's figures; the files written."""
+    return import_module(f"toy.figures.{name.replace('-', '_')}").draw(ds, path)
 
 
 def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:
@@ -187,7 +175,7 @@ def run(
 
 def report_of(name: str, ds: xr.Dataset) -> Report:
     """A result's numbers and the table of published statements about it, from the result alone."""
-    module = experiment(name)
+    module = reading(name)
     rows = [[c.source, c.claim, c.measured, c.verdict] for c in module.claims(ds)]
     title = "Published statements; brackets hold 95 % intervals by Student's t over runs"
     table = Table(title, ("source", "published", "measured", "verdict"), rows)
@@ -208,7 +196,7 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     made = str(ds.attrs.get("command", "")) or full
     return [
         replace(claim, model=model, command=made if claim.verdict in DECIDED else full)
-        for claim in experiment(name).claims(ds)
+        for claim in reading(name).claims(ds)
     ]
 
 
@@ -238,27 +226,6 @@ def hardware(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"CPU ({_processor()}), {threads} thread{'s' if threads > 1 else ''}, float32"
-
-
-def over_each(values: xr.DataArray) -> list[Interval]:
-    """Means over runs, by Student's t, of values [..., seed], place by place; places without any run are left out."""
-    places = values.transpose(..., "seed").values.reshape(-1, values.sizes["seed"])
-    return [over_runs(runs) for runs in places if np.isfinite(runs).any()]
-
-
-def each_above(values: xr.DataArray, threshold: float = 0.0) -> Test:
-    """Whether the means over runs lie above at every place."""
-    return every([above(found, threshold) for found in over_each(values)])
-
-
-def over_told(values: xr.DataArray | np.ndarray, form: str = ".3g", change: Callable[[float], float] = float) -> str:
-    """The mean over all runs with its interval, in words; `change` undoes a logarithm."""
-    return told(over_runs(np.ravel(values)), form, change)
-
-
-def column(values: Sequence[float]) -> np.ndarray:
-    """Numbers as float32, as results keep them."""
-    return np.asarray(values, dtype=np.float32)
 
 
 def _processor() -> str:

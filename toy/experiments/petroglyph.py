@@ -37,7 +37,8 @@ from probes.results.tables import Table, number
 from ..model import Architecture, Mask, NormSwitch, PositionalSwitch, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
-from .experiment import Work, each_above, over_told
+from .experiment import Work
+from .rules import each_above, over_told
 
 EPS = float(np.finfo(np.float64).eps)
 TEST_SEED = 2**32  # of test sequences; runs have smaller ones

@@ -32,7 +32,8 @@ from probes.results.tables import Table, number
 from ..model import Architecture
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, logits
-from .experiment import Work, each_above, over_each, over_told
+from .experiment import Work
+from .rules import each_above, over_each, over_told
 
 CURVE_POINTS = 20  # of a training curve: means over so many equal parts of the training
 SMOOTH = 50  # steps; spikes are looked for in means over so many

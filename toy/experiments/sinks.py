@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from probes.claims.claim import Claim, Statement
-from probes.claims.rules import SURE, Test, every
 from probes.errors import InputError
 from probes.measures.sinks import TAU
-from probes.results.dataset import dataset
-from probes.results.tables import Table, number
 
 from ..model import (
     Architecture,
@@ -47,23 +42,11 @@ from ..model import (
 from ..tasks import Drawn
 from ..train import Trained, stacked
 from . import position_bias
-from .experiment import Work, each_above, over_told
-from .position_bias import (
-    CHUNK,
-    NOT_THERE,
-    OVER_RUNS,
-    PASSED,
-    Case,
-    Judged,
-    accuracies,
-    gate_told,
-    generator_of,
-    learnt_by_kind,
-    scaled,
-)
+from .experiment import Work
+from .position_bias import CHUNK, Case, accuracies, generator_of
+from .sweep import Measure, Part, sweep
 
 DIMS = ("scale", "depth", "mask", "residual", "seed")
-METRIC = "sink metric (fraction of queries that give a position a weight above tau)"
 LAST_STEPS = 0.01  # the share of training at its end over which the loss is averaged
 
 
@@ -119,89 +102,76 @@ QUICK = Settings(
 
 
 def measure(settings: Settings, work: Work) -> xr.Dataset:
-    """Train the models and look at their patterns.
+    """Train the models and read their attention.
 
     Returns:
-        `sink [..., position]`, `over_tau [..., layer, position]`, `alpha [..., layer, position]`, and `fresh [...,
-        position]`, `sink` before training, over the dimensions of `DIMS`; `uniform [mask, position]`; `pattern [..., layer,
-        query, key]` of the first sequence and seed; `training_loss` (mean over the last hundredth of training), `accuracy`
-        on those sequences, `novel_accuracy` on as many of novel classes. NaN: blocks that a model does not have.
+        Over `DIMS`: `over_tau`, `alpha [..., layer, position]`; `sink`, `fresh [..., position]`, means over blocks, of
+        trained and of fresh weights; `training_loss`, `accuracy`, `novel_accuracy`. `uniform [mask, position]`: of even
+        weights. `pattern [scale, depth, mask, residual, layer, query, key]`: of the first sequence and the first seed.
     """
-    s, training = settings, settings.training()
-    coords: dict[str, Any] = {
-        "scale": s.scales,
-        "depth": s.depths,
-        "mask": s.masks,
-        "residual": s.residual,
-        "seed": tuple(range(s.seeds)),
+    s = settings
+    training, length, layers = s.training(), 2 * position_bias.ITEMS + 1, max(s.depths)
+    grid = position_bias.axes_of(training)
+    places = np.arange(length)
+    coords = {dim: grid[dim] for dim in DIMS} | {
+        "layer": np.arange(layers),
+        "position": (("position",), places, {"long_name": "position of the key", "units": "1"}),
+        "query": places,
+        "key": places,
     }
-    length, layers = 2 * position_bias.ITEMS + 1, max(s.depths)
-    grid = tuple(len(coords[dim]) for dim in DIMS)
-    over = np.full((*grid, layers, length), np.nan, np.float32)
-    alpha, fresh = np.full_like(over, np.nan), np.full_like(over, np.nan)
-    pattern = np.full((*grid[:-1], layers, length, length), np.nan, np.float32)
-    losses, accuracy, novel = (np.full(grid, np.nan, np.float32) for _ in range(3))
+    over, single = f"fraction of the queries that see the position with a weight > {s.tau:g}", np.float32
+    by_layer = ("layer", "position")
+    measures = {
+        "sink": Measure(f"{over}, mean over blocks", dims=("position",)),
+        "over_tau": Measure(over, dims=by_layer),
+        "alpha": Measure("mean weight over the queries from the position on", dims=by_layer),
+        "fresh": Measure(f"{over}, before training", dims=("position",)),
+        "training_loss": Measure("loss at the end of training", "nat", dtype=single),
+        "accuracy": Measure("accuracy on unbiased sequences of the training's classes", dtype=single),
+        "novel_accuracy": Measure("accuracy on unbiased sequences of novel classes", dtype=single),
+    }
+    pattern = {"pattern": Measure("attention of the first sequence, seed 0", "1", ("layer", "query", "key"), single)}
+    uniform = {"uniform": Measure(f"{over}, of even weights", dims=("position",))}
+    even = [((mask,), {"uniform": uniform_sink(architecture_of(training, mask), s.tau)}) for mask in s.masks]
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    return sweep(
+        coords,
+        Part(DIMS, measures, _measured(s, training, work, seen)),
+        Part(("mask",), uniform, even),
+        Part(DIMS[:-1], pattern, seen),
+    )
 
+
+def _measured(
+    s: Settings, training: position_bias.Settings, work: Work, seen: list[tuple[tuple[Any, ...], dict[str, Any]]]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Model by model; patterns of the first seed go into `seen`."""
     for part, models in position_bias.trained(training, position_bias.cases(training), (), work):
         for case, model in zip(part, models, strict=True):
-            place = tuple(coords[dim].index(getattr(case, dim)) for dim in DIMS)
+            place = tuple(getattr(case, dim) for dim in DIMS)
             drawn, unseen = _sequences(case, training, s.sequences, work.device)
-            looks = [_one(model, work.device), _one(replace(model, weights=_fresh(model)), work.device)]
-            over[(*place, slice(case.depth))], alpha[(*place, slice(case.depth))] = metrics(
-                *looks[0], drawn.inputs[0], s.tau
+            look, before = (_one(one, work.device) for one in (model, replace(model, weights=_fresh(model))))
+            over, alpha = metrics(*look, drawn.inputs[0], s.tau)
+            fresh, _ = metrics(*before, drawn.inputs[0], s.tau)
+            own, novel = (
+                accuracies([(model.run.architecture, model.weights)], those, work.device)[0]
+                for those in (drawn, unseen)
             )
-            fresh[(*place, slice(case.depth))], _ = metrics(*looks[1], drawn.inputs[0], s.tau)
-            losses[place] = float(model.losses[-max(1, round(LAST_STEPS * s.steps)) :].mean())
-            for found, those in ((accuracy, drawn), (novel, unseen)):
-                found[place] = accuracies([(model.run.architecture, model.weights)], those, work.device)[0]
+            yield (
+                place,
+                {
+                    "sink": over.mean(-2),
+                    "over_tau": over,
+                    "alpha": alpha,
+                    "fresh": fresh.mean(-2),
+                    "training_loss": float(model.losses[-max(1, round(LAST_STEPS * s.steps)) :].mean()),
+                    "accuracy": own,
+                    "novel_accuracy": novel,
+                },
+            )
             if case.seed == 0:
-                for layer, a in enumerate(patterns(*looks[0], drawn.inputs[0][None, :1])):
-                    pattern[(*place[:-1], layer)] = a[0, 0, 0].cpu()
-    uniform = [uniform_sink(architecture_of(training, mask), s.tau) for mask in s.masks]
-
-    share = {"units": "1"}
-    over_name = f"fraction of the queries that see the position with a weight > {s.tau:g}"
-    by_layer = (*DIMS, "layer", "position")
-    return dataset(
-        {
-            "sink": (
-                (*DIMS, "position"),
-                np.nanmean(over, -2),
-                {"long_name": f"{over_name}, mean over blocks"} | share,
-            ),
-            "over_tau": (by_layer, over, {"long_name": over_name} | share),
-            "alpha": (by_layer, alpha, {"long_name": "mean weight over the queries from the position on"} | share),
-            "fresh": (
-                (*DIMS, "position"),
-                np.nanmean(fresh, -2),
-                {"long_name": f"{over_name}, before training"} | share,
-            ),
-            "uniform": (
-                ("mask", "position"),
-                np.stack(uniform),
-                {"long_name": f"{over_name}, of even weights"} | share,
-            ),
-            "pattern": (
-                (*DIMS[:-1], "layer", "query", "key"),
-                pattern,
-                {"long_name": "attention of the first sequence, seed 0"} | share,
-            ),
-            "training_loss": (DIMS, losses, {"long_name": "loss at the end of training", "units": "nat"}),
-            "accuracy": (
-                DIMS,
-                accuracy,
-                {"long_name": "accuracy on unbiased sequences of the training's classes"} | share,
-            ),
-            "novel_accuracy": (DIMS, novel, {"long_name": "accuracy on unbiased sequences of novel classes"} | share),
-        },
-        coords={name: list(values) for name, values in coords.items()}
-        | {
-            "layer": np.arange(layers),
-            "position": (("position",), np.arange(length), {"long_name": "position of the key", "units": "1"}),
-            "query": np.arange(length),
-            "key": np.arange(length),
-        },
-    )
+                found = [a[0, 0, 0].cpu().numpy() for a in patterns(*look, drawn.inputs[0][None, :1])]
+                seen.append((place[:-1], {"pattern": np.stack(found)}))
 
 
 def patterns(architecture: Architecture, weights: Weights, switches: Switches, inputs: Tensor) -> Iterator[Tensor]:
@@ -268,172 +238,3 @@ def _one(model: Trained, device: torch.device) -> tuple[Architecture, Weights, S
 
 def _fresh(model: Trained) -> dict[str, Tensor]:
     return initial(model.run.architecture, model.run.seed)
-
-
-def tables(ds: xr.Dataset) -> list[Table]:
-    """The metric of the first token and of the highest other one, per model; medians over seeds."""
-    rows = []
-    for at in kinds(ds):
-        for mask in ds["mask"].values:
-            one = ds.sel(at).sel(mask=mask)
-            sink, fresh = (one[name].median("seed").values for name in ("sink", "fresh"))
-            other = 1 + int(sink[1:].argmax())
-            alpha = one["alpha"].mean("layer").median("seed").values
-            rows.append(
-                [
-                    *(str(at[dim]) for dim in ("scale", "depth", "residual")),
-                    str(mask),
-                    *(number(values[0], ".3f") for values in (sink, fresh, one["uniform"].values, alpha)),
-                    f"{sink[other]:.3f} at {other}",
-                    number(one["training_loss"].median("seed"), ".2f"),
-                    number(one["accuracy"].median("seed"), ".2f"),
-                ]
-            )
-    columns = ("scale", "depth", "residual", "mask", "first token", "before training", "even weights", "alpha [Gu]")
-    return [Table("Sink metric, medians over seeds", (*columns, "highest other", "loss", "accuracy"), rows)]
-
-
-def claims(ds: xr.Dataset) -> list[Claim]:
-    """The statements, for each scale and depth by itself, without residual stream where that was trained."""
-    residual = "off" if "off" in ds["residual"].values else str(ds["residual"].values[0])
-    states, failed = _gate(ds)
-    done = ds.where(states == "trained")
-    first, rest = f"the {METRIC} at the first token", f"that of every other, {OVER_RUNS}"
-    found = []
-    for at in kinds(ds):
-        if at["residual"] != residual:
-            continue
-        where = f"({at['depth']} blocks, {scaled(at['scale'])})."
-        for name, published, rule, judge in (
-            (
-                "first-token",
-                "In toys under a causal mask the sink is the first token",
-                f"{first} is above {rest}",
-                lambda one: _first(one, ["causal"]),
-            ),
-            (
-                "made-by-training",
-                "The sink of toys under a causal mask, their first token, is made by training: fresh weights give less",
-                f"{first} rises in training, {OVER_RUNS}",
-                _emerges,
-            ),
-            (
-                "first-token-window",
-                "In toys under sliding windows the first token is the sink as well",
-                f"{first} is above {rest}, under every window",
-                lambda one: _first(one, _of_kind(one, "window")),
-            ),
-            (
-                "weaker-with-window",
-                "The smaller a toy's sliding window, the weaker the sink at the first token",
-                f"{first} rises with every wider window, {OVER_RUNS}",
-                _weaker,
-            ),
-            (
-                "shared-by-prefix",
-                "In toys under a prefix mask all tokens of the prefix are sinks",
-                f"the least {METRIC} within the prefix is above the highest after it, {OVER_RUNS}, for every prefix",
-                _shared,
-            ),
-        ):
-            own = name == "made-by-training"
-            said = Statement(
-                f"wu-toy-sink-{name}-{at['scale']}-{at['depth']}",
-                "[Wu] K.4, read on" if own else "[Wu] K.4",
-                f"{published} {where}",
-                f"{rule}. {PASSED}",
-                kind="ours" if own else "published",
-            )
-            told = judge(done.sel(at))
-            if told is NOT_THERE and judge(ds.sel(at)) is not NOT_THERE:
-                told = Judged(failed, "not trained")
-            found.append(said.judged(*told))
-    return found
-
-
-def _gate(ds: xr.Dataset) -> tuple[xr.DataArray, str]:
-    """What each kind of toy has learnt, and on what accuracy.
-
-    Who fails on the classes of training fails on novel ones: where a result lacks those, nobody passes.
-    """
-    novel = "novel_accuracy" in ds
-    accuracy = ds["novel_accuracy" if novel else "accuracy"].transpose(*DIMS)
-    states = learnt_by_kind(accuracy)
-    states = states if novel else states.where(states != "trained", "partly trained")
-    return states, gate_told(accuracy, states, "novel classes" if novel else "classes of training")
-
-
-def _of_kind(ds: xr.Dataset, kind: str) -> list[str]:
-    """Masks that were trained, window-N or prefix-N, by N."""
-    names = [str(mask) for mask in ds["mask"].values if str(mask).startswith(kind)]
-    return sorted(names, key=size_of)
-
-
-def size_of(mask: str) -> int:
-    """N of window-N and prefix-N, 0 of other masks."""
-    return int(mask.partition("-")[2] or 0)
-
-
-def _there(one: xr.Dataset, masks: list[str]) -> list[xr.DataArray]:
-    """The metric [seed, position] under each of these masks that was trained."""
-    known = [one["sink"].sel(mask=mask).transpose("seed", "position") for mask in masks if mask in one["mask"].values]
-    return [sink for sink in known if bool(sink.notnull().any())]
-
-
-def _first(one: xr.Dataset, masks: list[str]) -> Judged:
-    told, tests = [], []
-    for sink in _there(one, masks):
-        other = sink.isel(position=slice(1, None)).max("position")
-        fresh = float(one["fresh"].sel(mask=sink["mask"], position=0).mean())
-        own = sink.isel(position=0)
-        told.append(
-            f"{sink['mask'].item()}: {_told(own)} at 0 (before training {fresh:.3f}), highest other {_told(other)}"
-        )
-        tests.append(each_above(own - other))
-    return _all(told, tests)
-
-
-def _emerges(one: xr.Dataset) -> Judged:
-    if not (there := _there(one, ["causal"])):
-        return NOT_THERE
-    sink, fresh = there[0].isel(position=0), one["fresh"].sel(mask="causal", position=0)
-    even = float(one["uniform"].sel(mask="causal", position=0).mean())
-    told = f"{_told(sink)} at 0; before training {_told(fresh)}, even weights {even:.3f}"
-    return _all([told], [each_above(sink - fresh)])
-
-
-def _weaker(one: xr.Dataset) -> Judged:
-    sinks = [sink.isel(position=0) for sink in _there(one, _of_kind(one, "window"))]
-    if len(sinks) < 2:
-        return NOT_THERE
-    told = []
-    for sink in sinks:
-        at = {"mask": sink["mask"], "position": 0}
-        alpha, even = float(one["alpha"].sel(at).mean()), float(one["uniform"].sel(at).mean())
-        told.append(f"{sink['mask'].item()}: {_told(sink)} (alpha {alpha:.3f}, even weights {even:.3f})")
-    return _all(told, [each_above(wide - narrow) for narrow, wide in pairwise(sinks)])
-
-
-def _shared(one: xr.Dataset) -> Judged:
-    told, tests = [], []
-    for sink in _there(one, _of_kind(one, "prefix")):
-        k = size_of(str(sink["mask"].item()))
-        least, after = sink.isel(position=slice(k)).min("position"), sink.isel(position=slice(k, None)).max("position")
-        told.append(f"{sink['mask'].item()}: lowest of the prefix {_told(least)}, highest after it {_told(after)}")
-        tests.append(each_above(least - after))
-    return _all(told, tests)
-
-
-def _all(told: list[str], tests: list[Test]) -> Judged:
-    return Judged("; ".join(told), every(tests)(SURE)) if tests else NOT_THERE
-
-
-def _told(values: xr.DataArray) -> str:
-    return over_told(values, ".3f")
-
-
-def kinds(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """What was trained under each mask, as {scale, depth, residual}."""
-    dims = ("scale", "depth", "residual")
-    values = product(*(ds[dim].values.tolist() for dim in dims))
-    return [dict(zip(dims, names, strict=True)) for names in values]

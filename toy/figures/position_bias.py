@@ -33,7 +33,8 @@ from probes.figures.style import (
 )
 
 from ..experiments.experiment import extent
-from ..experiments.position_bias import FEWEST, ITEMS, PAIRS, kinds, over_seeds
+from ..experiments.position_bias import ITEMS, PAIRS
+from ..experiments.position_bias_claims import FEWEST, kinds, over_seeds
 from ..tasks import InContext
 
 PAIR_COLORS = dict(zip(PAIRS, (BLUE, ORANGE, SKY), strict=True))

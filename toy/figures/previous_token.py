@@ -37,7 +37,7 @@ from probes.figures.style import (
 from probes.run.files import atomic
 
 from ..experiments.experiment import extent
-from ..experiments.previous_token import (
+from ..experiments.previous_token_claims import (
     PLATEAUS,
     PUBLISHED,
     betting,

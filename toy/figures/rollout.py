@@ -29,7 +29,7 @@ from probes.figures.style import (
 )
 
 from ..experiments.experiment import extent
-from ..experiments.rollout import crossing, decay_stars, fresh, rope_stars
+from ..experiments.rollout_claims import crossing, decay_stars, fresh, rope_stars
 
 WIDTH, HEIGHT, DPI = 10.2, 6.6, 120
 DASHED: Any = (0, (4, 1.5))

@@ -28,7 +28,7 @@ from probes.figures.style import (
 )
 
 from ..experiments.experiment import extent
-from ..experiments.sinks import kinds
+from ..experiments.sinks_claims import kinds
 
 DARKEST = 0.5  # the weight from which on a map is as dark as it gets; even weights are 0.06
 PANEL, NARROWEST = 1.4, 7.0  # inches across: a panel, and a figure with its small print

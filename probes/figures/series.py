@@ -1,0 +1,378 @@
+"""Curves of every result as plain data: computed here once, drawn by matplotlib into files and by plotly on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import xarray as xr
+
+from ..measures.agreement import averaged, fractions, taken_at
+from ..measures.leakage import resolved
+from ..measures.matched import positive, samples, swap_ratio
+from ..results.curves import Profile, band
+from ..results.profiles import mean_profiles
+from ..results.theory_map import Row, rows
+from .palette import (
+    BEFORE,
+    DEPTH_COLORS,
+    FIRSTS,
+    MODEL,
+    NAMED_COLOR,
+    NULLS,
+    OTHERS_COLOR,
+    PARTS,
+    PLACES,
+    PURPLE,
+    SOURCES,
+    STREAM_COLOR,
+    THEORIES,
+    TOTAL_COLOR,
+    TOYS,
+    WITH_BOS,
+    Style,
+    condition_style,
+    replacement_colors,
+    theory_style,
+)
+
+Kind: TypeAlias = Literal["line", "points", "bars", "level", "steps"]
+Profiles: TypeAlias = Callable[..., Mapping[str, Sequence[Profile]]]
+Ends: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
+
+MEASURED = "measured"
+SEEDS, ERRORS = "seeds", "±2 standard errors:"  # what the band of a profile is
+TOTAL, STREAM, STREAM_LEFT_IN = "total", "residual component", "constant sink left in"
+# Position 0's logit, as far as it is the same for all queries, counts with the mask or with the residual stream.
+SINK = {"_steady": "taken out", "": "left in"}
+MATCHED = "matched"
+BESIDE_THEORIES = {"kernel": "score_path", "cesaro": "cesaro"}  # as results of toys beside models name them
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity along an axis, with its interval where it has one, and its look by role."""
+
+    x: np.ndarray  # [point]
+    y: np.ndarray  # [point]
+    style: Style
+    low: np.ndarray | None = None  # [point]
+    high: np.ndarray | None = None
+    kind: Kind = "line"
+    label: str = ""  # in a legend; an empty one has no entry
+    of: Mapping[str, Any] = field(default_factory=dict)  # what it is of: condition, theory, part, ...
+    band: str = ""  # what reaches from low to high
+    count: int = 1  # runs behind it
+    texts: Sequence[str] = ()  # what each point is
+    width: float = 1.3
+    alpha: float = 1.0
+    filled: bool = True  # marks, hollow otherwise
+    ends: str = ""  # matplotlib's mark at both ends
+    marked: float = 0.0  # size of a mark at every point of a line
+
+
+def having(curves: Iterable[Curve], **of: Any) -> list[Curve]:
+    """Those that are of the given things, as in `having(curves, condition="init")`."""
+    return [curve for curve in curves if all(curve.of.get(key) == value for key, value in of.items())]
+
+
+def ends(ds: xr.Dataset, name: str, **at: Any) -> Ends:
+    """Both ends of a variable's interval; None of a result without intervals."""
+    low, high = (ds[f"{name}_{end}"].sel(at).values if f"{name}_{end}" in ds else None for end in ("low", "high"))
+    return low, high
+
+
+# ------------------------------------------------------------------------------------------------------------ profiles
+
+
+def profile(runs: Sequence[Profile], style: Style, **of: Any) -> Curve:
+    """Geometric mean over seeds; the band is their range, or two standard errors (of the logarithm) of a single run."""
+    centre, low, high = band([run.mean for run in runs])
+    if len(runs) == 1:
+        reach = np.exp(2 * np.divide(runs[0].stderr, centre, out=np.zeros_like(centre), where=centre > 0))
+        low, high = centre / reach, centre * reach
+    x = np.arange(len(centre), dtype=float)
+    what = SEEDS if len(runs) > 1 else ERRORS
+    return Curve(x, centre, style, low, high, of={"curve": MEASURED} | of, count=len(runs), band=what)
+
+
+def profiles_with(ds: xr.Dataset, theories: Sequence[str] = (), by: Profiles = mean_profiles) -> list[Curve]:
+    """The profile of each condition, followed by the theories of it; `by` takes means over prompts."""
+    found = []
+    told = {
+        theory: by(ds, f"theory_{theory}") for theory in theories if f"theory_{theory}" in ds and theory != "cesaro"
+    }
+    for condition, runs in by(ds).items():
+        found.append(profile(runs, condition_style(condition), condition=condition))
+        for theory in theories:
+            if f"theory_{theory}" not in ds:
+                continue
+            if theory == "cesaro":
+                y = ds["theory_cesaro"].sel(condition=condition).values
+            else:
+                y = band([run.mean for run in told[theory][condition]]).centre
+            x = np.arange(len(y), dtype=float)
+            found.append(Curve(x, y, theory_style(theory, condition), of={"condition": condition, "curve": theory}))
+    return found
+
+
+def at_height(curve: Curve, measured: Curve) -> Curve | None:
+    """A curve of free scale at the height of a measured one; None where they share no position above zero."""
+    seen = (curve.y > 0) & (measured.y > 0)
+    if not np.any(seen):
+        return None
+    return replace(curve, y=curve.y * np.exp(np.mean(np.log(measured.y[seen] / curve.y[seen]))))
+
+
+# ----------------------------------------------------------------------------------------------------------------- map
+
+
+def places(
+    chosen: Sequence[Row], end: str, style: Style, *, by: str = "strength", shape: str = "shape", **look: Any
+) -> Curve:
+    """One end, "primacy" or "recency", of several places of a map against `by`, measured or `shape="predicted"`."""
+    x = np.array([row[by] for row in chosen], dtype=float)
+    y = np.array([getattr(getattr(row, shape), end) for row in chosen], dtype=float)
+    return Curve(x, y, style, texts=[row.label for row in chosen], **look)
+
+
+def map_ends(ds: xr.Dataset, end: str) -> list[Curve]:
+    """One end over d sigma^2: a curve per depth with its prediction; other places; usual models."""
+    every = rows(ds)
+    deep = [row for row in every if row["group"] == "depth"]
+    found = []
+    for blocks in sorted({int(row["blocks"]) for row in deep}):
+        chosen = sorted((row for row in deep if row["blocks"] == blocks), key=lambda row: row["strength"])
+        style = Style(f"{blocks} blocks", DEPTH_COLORS.get(blocks, PURPLE), "")
+        found.append(places(chosen, end, style, of={"places": style.label, "told": False}))
+        found.append(places(chosen, end, style, shape="predicted", of={"places": style.label, "told": True}))
+    for label, color, named in (("other changes", OTHERS_COLOR, False), ("usual models", NAMED_COLOR, True)):
+        if chosen := [row for row in every if row["group"] != "depth" and bool(row["name"]) is named]:
+            found.append(places(chosen, end, Style(label, color, ""), of={"places": label, "told": False}))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- sinks
+
+
+def key_curves(ds: xr.Dataset) -> dict[str, Curve]:
+    """Over keys, of the whole model: mean weight, weight if attention were uniform, [Gu]'s and [Wu]'s shares of sinks."""
+    alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim != "key"])
+    found = {"alpha": alpha, "uniform": ds["uniform"].mean("layer")}
+    found |= {name: ds[name] for name in ("sink_rate_of_model", "over_tau_of_model")}
+    style = Style("", TOTAL_COLOR)
+    return {
+        name: Curve(ds["key"].values, values.values, style, of={"quantity": name}) for name, values in found.items()
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- trajectory
+
+
+def norm_curves(ds: xr.Dataset) -> list[Curve]:
+    """Norms of the residual stream by layer for every kind of first token, at position 0 and elsewhere."""
+    found = []
+    for first in map(str, ds["first"].values):
+        here = FIRSTS.get(first, FIRSTS["id"]._replace(label=first))
+        there = here._replace(label=f"{here.label.removesuffix(' at position 0')}, elsewhere", line="--", dash="dash")
+        for name, style, where in (("norm_first", here, "position 0"), ("norm_others", there, "others")):
+            values, of = ds[name].sel(first=first).values, {"first": first, "where": where}
+            found.append(Curve(ds["layer"].values, values, style, label=style.label, of=of, width=_beneath(ds, first)))
+    return found
+
+
+def top_curves(ds: xr.Dataset) -> list[Curve]:
+    """The largest dimensions at position 0 against the median magnitude, the first of them in full."""
+    found = []
+    for first in map(str, ds["first"].values):
+        width, style = _beneath(ds, first), FIRSTS[first]
+        for rank, values in enumerate(ds["top_ratio"].sel(first=first).values.T):
+            look: dict[str, Any] = (
+                {"width": width / 2, "alpha": 0.55} if rank else {"width": width, "label": style.label}
+            )
+            found.append(Curve(ds["layer"].values, values, style, of={"first": first}, **look))
+    return found
+
+
+def _beneath(ds: xr.Dataset, first: str) -> float:
+    """Curves with BOS lie below those without, wide enough to be seen where the two coincide."""
+    return 1.3 if first == "text" or ds.sizes["first"] == 1 else 2.6
+
+
+def cosine_curves(ds: xr.Dataset) -> list[Curve]:
+    """How alike residual streams of different first tokens are: mean over pairs, 5 and 95 % quantiles; and with BOS's."""
+    x, found = ds["layer"].values, []
+    for place in map(str, ds["place"].values):
+        style, at = PLACES[place], ds.sel(place=place)
+        look: dict[str, Any] = {"label": style.label, "of": {"place": place}, "width": 1.4}
+        found.append(Curve(x, at["cosine"].values, style, *ends(at, "cosine"), **look))
+    if np.isfinite(ds["cosine_with_bos"].values).any():
+        found.append(Curve(x, ds["cosine_with_bos"].values, WITH_BOS, label=WITH_BOS.label, width=1.4))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- leakage
+
+
+def _blocks(ds: xr.Dataset, name: str, style: Style, what: str, *, filled: bool = True, **at: str) -> Curve:
+    values, interval = ds[name].sel(at).values, ends(ds, name, **at)
+    look: dict[str, Any] = {"label": style.label, "of": {"part": what}, "filled": filled, "kind": "points"}
+    return Curve(ds["layer"].values, values, style, *interval, **look)
+
+
+def log_form_curves(ds: xr.Dataset) -> list[Curve]:
+    """Of one band, by block, means over heads in nat²: total, residual component with and without the sink, parts."""
+    stream = Style(STREAM, STREAM_COLOR, "-", 3, marker="D")
+    if "steady_stream_by_block" in ds:
+        steady = [_blocks(ds, "steady_stream_by_block", stream, "steady")]
+        left_in = _blocks(ds, "log_stream_by_block", stream._replace(label=STREAM_LEFT_IN), "log", filled=False)
+    else:
+        steady, left_in = [], _blocks(ds, "log_stream_by_block", stream, "log")
+    looks = {"total": TOTAL_COLOR} | PARTS
+    parts = [
+        _blocks(ds, "log_form_by_block", Style(part, looks.get(part, PURPLE)), part, part=part)
+        for part in map(str, ds["part"].values)
+    ]
+    return [*steady, left_in, *parts]
+
+
+def weight_form_curves(ds: xr.Dataset) -> list[Curve]:
+    """Of one band, by block: Shapley values of the weight form's sources."""
+    return [_blocks(ds, "weight_source_by_block", Style(name, c), name, source=name) for name, c in SOURCES.items()]
+
+
+def null_curves(ds: xr.Dataset) -> list[Curve]:
+    """What the total of one band would be without any position, the same in every block."""
+    x = ds["layer"].values
+    found = []
+    for null, style in NULLS.items():
+        if null in ds:
+            wide: dict[str, float] = {"width": 3.5, "alpha": 0.35} if null == "null_fresh" else {"width": 1.1}
+            y, label = np.full(len(x), float(ds[null])), f"total of {style.label}"
+            found.append(Curve(x, y, style, kind="level", label=label, of={"null": null}, **wide))
+    return found
+
+
+def share_curves(ds: xr.Dataset, form: str) -> list[Curve]:
+    """Each source's share of the leakage of "steady", "log", "weight" or "terms", by band; NaN where nothing is resolved."""
+    log, name = form in ("steady", "log"), f"{form}_share_of_model"
+    if name not in ds:
+        return []
+    x = np.arange(ds.sizes["band"], dtype=float)
+    known = np.array([resolved(ds, "log" if log else form, str(one)) for one in ds["band"].values])
+    found = []
+    for source in list(SOURCES)[: 2 if log else 3]:  # the log form has no spread
+        values, interval = ds[name].sel(source=source).values, ends(ds, name, source=source)
+        style = Style(source, SOURCES[source])
+        look: dict[str, Any] = {"kind": "points", "label": source, "of": {"source": source, "form": form}}
+        found.append(Curve(x, np.where(known, values, np.nan), style, *interval, **look))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ BOS swap
+
+
+def of_several(ds: xr.Dataset) -> xr.Dataset:
+    """With the dimension `replacement` in front, of length one where the result is of a single one."""
+    if "replacement" in ds.dims or "replacement" not in ds.attrs:
+        return ds
+    found = ds.drop_vars("tokens", errors="ignore").expand_dims(replacement=[str(ds.attrs["replacement"])])
+    return found.assign_attrs({name: value for name, value in ds.attrs.items() if name != "replacement"})
+
+
+def _swapped(ds: xr.Dataset, colors: Mapping[str, str] | None) -> Iterable[tuple[xr.Dataset, str, Style]]:
+    """One replacement at a time, with its name and look."""
+    names = [str(name) for name in ds["replacement"].values]
+    colors = colors or replacement_colors(names)
+    for name in names:
+        yield ds.sel(replacement=name), name, Style(f"token {name}" if name.isdigit() else name, colors[name])
+
+
+def swap_bands(ds: xr.Dataset, quantity: str, colors: Mapping[str, str] | None = None) -> list[Curve]:
+    """By band: "removed", the removed fraction of the residual component, or "residual", it before and after the swap."""
+    x, found = np.arange(ds.sizes["band"], dtype=float), []
+    for at, replacement, style in _swapped(ds, colors):
+        for component, sink in SINK.items():
+            for when in ("",) if quantity == "removed" else ("_before", "_after"):
+                name = f"{quantity}{component}{when}_of_model"
+                if name not in ds:
+                    continue
+                look = Style("before", TOTAL_COLOR, marker="D") if when == "_before" else style
+                of = {"replacement": replacement, "sink": sink, "when": when[1:]}
+                filled = component != "" or f"{quantity}_steady{when}_of_model" not in ds
+                curve = Curve(x, at[name].values, look, *ends(at, name), kind="points", of=of, filled=filled)
+                found.append(replace(curve, label=look.label))
+    return found
+
+
+def loss_curves(ds: xr.Dataset, colors: Mapping[str, str] | None = None) -> list[Curve]:
+    """Change of the next-token loss by position."""
+    found = []
+    for at, replacement, style in _swapped(ds, colors):
+        x, of = at["position"].values, {"replacement": replacement}
+        look: dict[str, Any] = {"label": style.label, "of": of, "width": 1.1}
+        found.append(Curve(x, at["loss_change"].values, style, *ends(at, "loss_change"), **look))
+    return found
+
+
+def swapped_profiles(ds: xr.Dataset, colors: Mapping[str, str] | None = None) -> list[Curve]:
+    """Sensitivity by input position: before the swap, then after each."""
+    x = ds["position"].values.astype(float)
+    before = Curve(x, ds["sensitivity_before"].isel(replacement=0).values, BEFORE, label="before", width=2.6, ends="o")
+    after = [
+        Curve(
+            x, at["sensitivity_after"].values, style, label=style.label, width=0.8, ends="o", of={"replacement": name}
+        )
+        for at, name, style in _swapped(ds, colors)
+    ]
+    return [before, *after]
+
+
+# ------------------------------------------------------------------------------------------------- toys beside models
+
+
+def beside(ds: xr.Dataset, quantity: str) -> list[Curve]:
+    """Curves over the position fraction of a model, its toys and theories.
+
+    `quantity` is "sensitivity", "alpha" (against uniform attention), or "swap", sensitivity with another embedding at
+    position 0 against without.
+    """
+    states, trainings = ([str(one) for one in ds[name].values] for name in ("state", "training"))
+    whose: list[tuple[tuple[str, str], str, Style]] = [(("model", state), state, MODEL[state]) for state in states]
+    whose += [((v, t), "", TOYS[t]) for v in map(str, ds["variant"].values) for t in trainings]
+    if quantity == "sensitivity":
+        whose += [(("theory", name), s, THEORIES[theory]) for s in states for name, theory in BESIDE_THEORIES.items()]
+    found = []
+    for (kind, which), state, style in whose:
+        toy = kind not in ("model", "theory")
+        of = {"kind": "toy" if toy else kind, "which": which, "state": state, "quantity": quantity}
+        of |= {"variant": kind} if toy else {"theory": BESIDE_THEORIES.get(which, "")}
+        if quantity == "swap":
+            where = {"variant": kind, "training": which} if toy else {"state": which}
+            y = swap_ratio(ds, of["kind"], where)
+        else:
+            known = samples(ds, quantity, (kind, which), state)
+            y = None if known is None else averaged(known)
+        if y is not None and quantity == "alpha":
+            y = y / positive((ds["toy_uniform"].sel(variant=kind) if toy else ds["model_uniform"]).values)
+        if y is not None:
+            found.append(Curve(fractions(len(y)), y, style, label=style.label, of=of, width=1.2))
+    return found
+
+
+def over_mean(curve: Curve, points: int) -> Curve:
+    """Over its geometric mean at `points` even fractions, those where it is zero left out: a toy's unit is its own."""
+    coarse = taken_at(curve.y, min(points, len(curve.y)))
+    return replace(curve, y=curve.y / np.exp(np.log(coarse[coarse > 0]).mean())) if np.any(coarse > 0) else curve
+
+
+def over_means(curves: Sequence[Curve], points: int) -> list[Curve]:
+    """Each over its geometric mean at those of `points` even fractions where all of them are above zero."""
+    if not curves:
+        return []
+    coarse = np.stack([taken_at(curve.y, min(points, len(curve.y))) for curve in curves])
+    common = np.all(coarse > 0, 0)
+    means = np.exp(np.log(coarse[:, common]).mean(1)) if common.any() else np.ones(len(curves))
+    return [replace(curve, y=curve.y / mean) for curve, mean in zip(curves, means, strict=True)]
