@@ -96,7 +96,7 @@ def effects(
     tokens: Int[Tensor, "prompt position"],
     heads: Sequence[Head],
     retry: Retry,
-    report: Callable[[float], None],
+    report: Callable[[float], Any],
     expect: Callable[[float], None],
 ) -> dict[str, Float[np.ndarray, "prompt layer head"]]:
     """`effect` and `loss_change` of these heads on every prompt, NaN of all others.
@@ -151,7 +151,7 @@ class _Removing:
 
 @torch.no_grad()
 def _of_prompt(
-    model: View, tokens: Int[Tensor, "one position"], by_layer: dict[int, list[int]], report: Callable[[float], None]
+    model: View, tokens: Int[Tensor, "one position"], by_layer: dict[int, list[int]], report: Callable[[float], Any]
 ) -> Piece:
     shape, length = (model.spec.blocks, model.spec.heads), tokens.shape[1]
     found = {name: np.full(shape, np.nan) for name in ("effect", "loss_change")}
