@@ -1,4 +1,4 @@
-"""Documents of plain text from wherever text comes: a file, a folder, a `datasets` name, the running CPython's library.
+"""Documents of plain text: from a file, a folder, a `datasets` name, or the standard library of the running CPython.
 
 A document is a pair (name, text). Nothing here knows about tokens; `prompts` cuts windows for probing and
 `toy.pretrain` packs training streams from the same documents.
@@ -48,7 +48,7 @@ class Document(NamedTuple):
 
 
 def usual_text(model: str) -> str:
-    """The bundled text for a model of that name: code for the bundled models, which read nothing else, else prose."""
+    """The bundled text for a model of that name: code for the bundled models, which were trained on code, else prose."""
     return "code" if (CHECKPOINTS / model / "config.json").is_file() else "prose"
 
 
@@ -169,7 +169,7 @@ def dataset_reader(name: str) -> str | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """While `datasets` logs nothing: what it cannot read it says once more by its error."""
+    """Silence the log of `datasets`: its errors say the same again."""
     import datasets
 
     level = datasets.logging.get_verbosity()

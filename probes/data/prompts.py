@@ -42,15 +42,15 @@ NAMED = 5  # special tokens in a remark
 
 @dataclass(frozen=True)
 class Drawn:
-    """Prompts, and what there is to say about them."""
+    """Prompts, with attributes for results and remarks for the caller."""
 
     tokens: Int[Tensor, "prompt position"]
     # For a result: `text_source` names the text or chat, `first_policy` is "bos", "none", "id" ("auto" resolved) or "chat
     # template", `first_id` the id at position 0 if all prompts have the same by that policy, `prompts_seed` the seed,
-    # `windows_overlap` the share of tokens that stand in another window, too, and `special_tokens` (JSON) how many of
+    # `windows_overlap` the share of tokens that are in several windows, and `special_tokens` (JSON) how many of
     # each the text spells out, if it does.
     attributes: dict[str, str | int | float]
-    remarks: tuple[str, ...]  # a line each, for those who asked for these prompts
+    remarks: tuple[str, ...]  # one line each, for the caller
     documents: tuple[str, ...] | None = None  # the name of each prompt's document; None for conversations
 
 
@@ -113,7 +113,7 @@ def draw(
     first: FirstToken | int = "auto",
     seed: int = 0,
 ) -> Drawn:
-    """`prompts` with what there is to say about them: documents, attributes of a result, remarks. Arguments are the same.
+    """`prompts` with documents, attributes for a result and remarks. Arguments are the same.
 
     Raises:
         InputError: as `prompts` does.
@@ -148,7 +148,7 @@ def check_source(
     first: FirstToken | int = "auto",
     **_: Any,
 ) -> None:
-    """Refuse what can be refused before a model is read: a file that is not there, two sources, a policy for a chat.
+    """Refuse what is wrong before a model is read: a file that does not exist, two sources, a policy for a chat.
 
     Raises:
         InputError: one of these.

@@ -5,7 +5,7 @@
 - The first half of the windows comes from the first half of the documents, the second half from the others, so that halves
   share none (unless there is one document, or one half of the documents is too short). Within a half, documents take turns.
 - Windows of one document do not overlap where they fit into it side by side: their places are then uniform among all such
-  placements. Where they do not fit, their starts are uniform without replacement. What stands at a position says nothing
+  placements. Where they do not fit, their starts are uniform without replacement. The tokens at a position say nothing
   about the position.
 """
 
@@ -95,7 +95,7 @@ def tokenize(
 def cut(
     read: Read, n: int, length: int, random: np.random.Generator, source: str
 ) -> tuple[Int[np.ndarray, "window position"], list[int], float]:
-    """Windows, the number of each one's document, and the share of their tokens that stand in several windows.
+    """Windows, the number of each one's document, and the share of their tokens that are in several windows.
 
     Raises:
         InputError: the documents have fewer windows than that.
@@ -121,17 +121,17 @@ def cut(
 
 
 def overlap(starts: Int[np.ndarray, " window"], length: int) -> float:
-    """The share of tokens of windows of one length that stand in another of them, too."""
-    # Of windows of one length, all that a window shares with others it shares with its neighbours.
+    """The share of tokens that are in several of these windows of one length."""
+    # A window of the same length shares with its neighbours whatever it shares with any other.
     shared = np.maximum(length - np.diff(np.sort(starts)), 0)
     before, behind = np.concatenate([[0], shared]), np.concatenate([shared, [0]])
     return float(np.minimum(before + behind, length).mean() / length)
 
 
 def encoded(tokenizer: Any, text: str, **options: Any) -> Any:
-    """What a tokenizer makes of a text, nothing put before it: the ids, or with options all of its answer.
+    """The ids of a text, nothing put before it; with options everything that the tokenizer returns.
 
-    Special tokens that the text spells out become these tokens, whatever the tokenizer was told elsewhere.
+    Special tokens that the text spells out become these tokens, whatever the tokenizer's own settings.
     """
     read = tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False, **options)
     return read if options else read["input_ids"]

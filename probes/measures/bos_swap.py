@@ -101,7 +101,7 @@ def bos_swap(
         replacement: a token id, "mean", "zero" or "random", see `swapped`.
         seed: of the resampling, the sketch's probes and the random direction.
         bands, lags, bootstrap: as in `probes.leakage`.
-        profile_prompts: the first so many prompts are taken for the Jacobian profile; all, if there are fewer.
+        profile_prompts: how many prompts the Jacobian profile is taken on, the first ones; all, if there are fewer.
         products: of its sketch, per prompt.
         documents: what each prompt is a window of, as in `probes.leakage`.
         before: the model as it is, measured with the same options (`state`): several replacements need that only once.
@@ -126,8 +126,8 @@ def bos_swap(
 
     Source: science of the measurement, section 4; [Ruscio], arXiv 2606.06160.
     """
-    options = _options(model, tokens, seed, bands, lags, bootstrap, profile_prompts, products)
-    bands, lags = options["bands"], options["lags"]
+    numbers = {"bootstrap": bootstrap, "profile_prompts": profile_prompts, "products": products}
+    options = _options(model, tokens, seed=seed, bands=bands, lags=lags, **numbers)
     if before is not None and before.of != (key := _key(model, tokens, options)):
         other = ", ".join(name for name in key if before.of.get(name) != key[name])
         raise InputError(f"before was measured with other {other}; measure it with the same, or leave it out")
@@ -149,7 +149,7 @@ def bos_swap(
             "source": list(SOURCES),
             "layer": range(model.spec.blocks),
             "head": range(model.spec.heads),
-            **band_coordinates(bands),
+            **band_coordinates(options["bands"]),
         },
         attrs=provenance(model, tokens, measurement="bos_swap", replacement=chosen, **options)
         | {"replacement": chosen},
@@ -218,41 +218,42 @@ def state(
     model: View,
     tokens: Int[Tensor, "prompt position"],
     *,
+    documents: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> State:
+    """The model as it is, for `bos_swap(..., before=...)` with several replacements; options are those of `bos_swap`.
+
+    Raises:
+        InputError: as `bos_swap`.
+    """
+    options = _options(model, tokens, **options)
+    report = _Stages(progress, runs=1)
+    drawn = resampling(len(tokens), options["bootstrap"], options["seed"], documents)
+    with within("before"):
+        found = _state(model, tokens, options, drawn, report)
+    report.finish()
+    return found
+
+
+def _options(
+    model: View,
+    tokens: Tensor,
+    *,
     seed: int = 0,
     bands: Any = None,
     lags: Any = LAGS,
     bootstrap: int = 400,
     profile_prompts: int = PROFILE_PROMPTS,
     products: int = PRODUCTS,
-    documents: Sequence[str] | None = None,
-    progress: Progress | None = None,
-) -> State:
-    """The model as it is, for `bos_swap(..., before=...)` with several replacements; arguments are those of `bos_swap`.
-
-    Raises:
-        InputError: as `bos_swap`.
-    """
-    options = _options(model, tokens, seed, bands, lags, bootstrap, profile_prompts, products)
-    report = _Stages(progress, runs=1)
-    with within("before"):
-        found = _state(model, tokens, options, resampling(len(tokens), bootstrap, seed, documents), report)
-    report.finish()
-    return found
-
-
-def _options(
-    model: View, tokens: Tensor, seed: int, bands: Any, lags: Any, bootstrap: int, profile_prompts: int, products: int
 ) -> dict[str, Any]:
-    """Options that can be used, by name."""
+    """The options by name, once they can be used."""
     bands, lags = check(model, tokens, bands, lags)
-    numbers = {"bootstrap": bootstrap, "seed": seed, "profile_prompts": profile_prompts, "products": products}
+    numbers = {"seed": seed, "bootstrap": bootstrap, "profile_prompts": profile_prompts, "products": products}
     for name, value in numbers.items():
-        least = LEAST[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name}={value} cannot be used; give a whole number, {least} or more")
-    return {"seed": seed, "bands": bands, "lags": lags} | {
-        name: numbers[name] for name in ("bootstrap", "profile_prompts", "products")
-    }
+        if isinstance(value, bool) or not isinstance(value, int) or value < LEAST[name]:
+            raise InputError(f"{name}={value} cannot be used; give a whole number, {LEAST[name]} or more")
+    return {"seed": seed, "bands": bands, "lags": lags} | numbers
 
 
 def _key(model: View, tokens: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:

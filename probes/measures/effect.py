@@ -31,7 +31,7 @@ from ..run.memory import Retry, share_of
 from ..run.resume import Piece, each
 from .attention import columns
 
-PROMPTS = 8  # the first so many, of all that heads are measured on
+PROMPTS = 8  # how many of the prompts, the first ones, effects are measured on
 ROWS = 4096  # positions of heads in a batch
 LOGITS_AT_ONCE = 1 << 23  # next-token logits, in float64: 64 MiB
 
@@ -96,7 +96,7 @@ def effects(
     tokens: Int[Tensor, "prompt position"],
     heads: Sequence[Head],
     retry: Retry,
-    report: Callable[[float], None],
+    report: Callable[[float], Any],
     expect: Callable[[float], None],
 ) -> dict[str, Float[np.ndarray, "prompt layer head"]]:
     """`effect` and `loss_change` of these heads on every prompt, NaN of all others.
@@ -151,7 +151,7 @@ class _Removing:
 
 @torch.no_grad()
 def _of_prompt(
-    model: View, tokens: Int[Tensor, "one position"], by_layer: dict[int, list[int]], report: Callable[[float], None]
+    model: View, tokens: Int[Tensor, "one position"], by_layer: dict[int, list[int]], report: Callable[[float], Any]
 ) -> Piece:
     shape, length = (model.spec.blocks, model.spec.heads), tokens.shape[1]
     found = {name: np.full(shape, np.nan) for name in ("effect", "loss_change")}

@@ -249,7 +249,7 @@ def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Report) -> N
 
 
 def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: Report) -> Float[Tensor, "d m"]:
-    """Leading directions of the query's own path, or random ones where it cannot be had for `most` products."""
+    """Leading directions of the query's own path, or random ones where that would cost more than `most` products."""
     found = prompt.own_path(OWN_COLUMNS, most, estimate.generator)
     if found is not None:
         images, cost = found

@@ -192,9 +192,7 @@ def jacobian(
     return made.isel(dict.fromkeys(single, 0), drop=True)
 
 
-def _budget(
-    method: Method, products: int | Literal["auto"] | None, relative_error: float, chunk: int | None
-) -> int | Literal["auto"]:
+def _budget(method: Method, products: Any, relative_error: Any, chunk: Any) -> Any:
     """Products per prompt, of a sketch, once the numbers were found to be such."""
     if products is not None and method != "sketch":
         raise InputError(f"products={products} goes with method 'sketch', not '{method}'; leave it out")

@@ -67,7 +67,7 @@ they do counts as residual stream, since that is where they are. (3) First-order
 (5) Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
 wider than the scatter over other prompts, by up to sqrt(3).
 
-Nulls stand beside the total (`probes.measures.nulls`): uniform attention under the same mask, the model with fresh
+The total has three nulls (`probes.measures.nulls`): uniform attention under the same mask, the model with fresh
 weights, and the total with one half's queries under each other's labels (97.5 % quantile), which is what no dependence
 on the query gives.
 

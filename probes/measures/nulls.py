@@ -52,7 +52,7 @@ def shuffled(totals: Float[np.ndarray, "shuffle layer head band"]) -> Float[np.n
 def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:
     """How many prompts fresh weights are measured on; 0 for no such null.
 
-    `asked`, as far as there are so many; if not given, `FRESH_PROMPTS` where memory has room for the weights once more.
+    `asked`, or as many as there are. If not given, `FRESH_PROMPTS` where memory has room for a second copy of the weights.
 
     Raises:
         InputError: too few for two halves of several.

@@ -80,7 +80,7 @@ class Sums:
             self.ahead = torch.arange(self.length, device=device)[:, None] < k
 
     def begin(self, prompts: int) -> None:
-        """Nothing is summed yet, of so many prompts."""
+        """Start sums over this many prompts."""
         heads = (self.spec.blocks, self.spec.heads)
         keys = self.length if self.chosen is None else len(self.chosen)
 

@@ -110,9 +110,9 @@ def sinks(
             token id. None: not measured.
         pictures: patterns to keep of the heads that take most from position 0 (`written`): of the first prompt, at most
             128 positions; as many as there are heads, if fewer.
-        effect: heads whose effect is measured (see `probes.measures.effect`): True or "all", or the first so many by
-            `written`. None: not measured. It takes about half a pass for each head and prompt.
-        effect_prompts: the first so many prompts are taken for it; all, if there are fewer.
+        effect: heads whose effect is measured (see `probes.measures.effect`): True or "all", or how many, the
+            first ones by `written`. None: not measured. It takes about half a pass for each head and prompt.
+        effect_prompts: how many prompts it is measured on, the first ones; all, if there are fewer.
         documents: what each prompt is a window of; intervals are then over documents instead of prompts.
         progress: called with (prompts done, prompts in all), fractions included.
 
@@ -164,7 +164,7 @@ def sinks(
     report.finish()
     variables = _variables(float(threshold), float(tau), separate)
     for name, interval in intervals.items():
-        values = (*interval[:3], by_head[name].astype(np.float32))
+        values: tuple[Any, ...] = (*interval[:3], by_head[name].astype(np.float32))
         for (end, said), value in zip(ENDS.items(), values, strict=True):
             of_what = variables[name]
             dims = ("prompt", *of_what.dims) if end == "_by_prompt" else of_what.dims

@@ -94,7 +94,7 @@ def trajectory(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """The stream at position 0 through the blocks: whom it depends on, how large it is, and what it converges to.
+    """The stream at position 0 through the blocks: what it depends on, how large it is, and what it converges to.
 
     Args:
         model: any view; it is not changed.
@@ -342,7 +342,7 @@ class _Magnitudes:
 def _closed(
     model: View, tokens: Tensor, together: Sequence[range], pieces: Pieces, retry: Retry
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whom position 0 depends on, [layer] each.
+    """What position 0 depends on, [layer] each.
 
     The largest difference when the next prompt's text (a single prompt's own, backwards) comes after it, and the largest
     relative difference against the first token run alone.
@@ -353,7 +353,7 @@ def _closed(
     size = len(together[0])
     held: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
-    def zero(n: int) -> Tensor:  # neighbours stand in one piece
+    def zero(n: int) -> Tensor:  # neighbouring prompts are in one piece
         nonlocal held
         if held[0] != n // size:
             held = (n // size, pieces[n // size]["zero"])
@@ -371,7 +371,7 @@ def _closed(
     found = each("position 0", len(together), lambda group: retry(lambda: compared(together[group])))
     later = np.stack([piece["later"] for piece in found]).max(0)
     relative = np.zeros(model.spec.blocks + 1)
-    # Together, and not so many that their streams would count.
+    # Together, but few enough that their streams take little memory.
     for some in torch.arange(len(tokens)).split(max(1, STREAM_NUMBERS // (len(relative) * model.spec.width))):
         streams = streams_at(model, tokens[some, :1], 0)
         own = torch.stack([zero(n) for n in some.tolist()])

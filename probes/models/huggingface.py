@@ -2,8 +2,8 @@
 
 The caller's model is never touched. A view works on a *shadow* of it: a structural copy whose parameters and buffers are
 the very same tensors, but whose modules, hooks and configuration are its own. Hooks and our attention function (`listening`)
-live on the shadow, so there is nothing to put back after an error or an interruption. What differs between the families
-stands in one table (`families`).
+live on the shadow, so there is nothing to put back after an error or an interruption. A table (`families`) says where
+the families differ.
 
 A model may be split over devices by accelerate (see `split`). What a view takes and gives then lies on the device where
 block 0 runs, whichever device a block ran on.
@@ -42,7 +42,7 @@ _watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("headwater_wa
 def shadow(model: Any) -> Any:
     """A structural copy sharing every parameter and buffer with `model`: costs no memory, isolates hooks and config.
 
-    Modules stand in it without the wrappers of `torch.compile` and PEFT; layers with adapters have weights of their own.
+    Its modules have lost the wrappers of `torch.compile` and PEFT; layers with adapters have weights of their own.
 
     Raises:
         InputError: accelerate's hooks on it would change the parameters themselves, or an adapter cannot be merged.

@@ -114,7 +114,7 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
         "smollm2-360m": Published(_SMOLLM2.format("360M"), by_depth(0.03227)),
         "smollm2-1.7b": Published(_SMOLLM2.format("1B"), by_depth(0.02)),
         "qwen2.5": Published("Qwen/Qwen2.5-0.5B, config.json; the training program is not public", uniform(0.02)),
-        # 1/sqrt(2L) stands in the paper (Radford et al. 2019, section 2.3), the rest in the program.
+        # 1/sqrt(2L) is in the paper (Radford et al. 2019, section 2.3), the rest in the program.
         "gpt2": Published("openai/gpt-2, src/model.py, and the paper", by_depth(0.02, positions=0.01)),
         "pythia": Published("EleutherAI/pythia, models/*.yml; EleutherAI/gpt-neox, init_functions.py", _small_and_wang),
     }

@@ -210,7 +210,7 @@ def refuse_split(model: nn.Module) -> None:
 
 
 def boot(model: Any, name: str) -> TransformerBridge:
-    """Wrap a transformers model that nobody else holds: bridging changes it in place.
+    """Wrap a transformers model that belongs to the caller alone: bridging changes it in place.
 
     The bridge gets no tokenizer. TransformerLens would read it again from disk or the hub, make it prepend BOS, and give
     the caller's own new special tokens; the views keep the tokenizer themselves.

@@ -70,7 +70,7 @@ class AutogradBlock:
 
     @torch.no_grad()
     def jvp(self, tangent: Tensor, row: int | None = None, *, frozen: bool = False) -> Tensor:
-        """By central differences; `frozen` changes nothing here, since a difference does not see what autograd is told."""
+        """By central differences; `frozen` changes nothing here, since differences do not involve autograd."""
         sizes = tangent[:, 0].flatten(1).norm(dim=1)[:, None, None]
         step = DIFFERENCE[tangent.dtype] * self.stream.norm() / torch.where(sizes > 0, sizes, 1)
         ahead, behind = (self.block(self.stream + sign * step * tangent[:, 0]) for sign in (1, -1))

@@ -51,7 +51,7 @@ def load(
         source: a bundled name ("tiny-llama"), "smollm2-135m", a local folder in transformers' format, a GGUF file, a hub
             id ("Qwen/Qwen2.5-0.5B"), a transformers model in memory, a `TransformerBridge`, or a view, such as a toy
             (returned as it is). A name may carry its revision: "tiny-llama@step0".
-        backend: who runs it. Both give the same numbers; TransformerLens is for models with a lens user's hooks.
+        backend: what runs it. Both give the same numbers; TransformerLens is for models with a lens user's hooks.
         device: "auto" takes CUDA if there is any, and leaves a model in memory where it is.
         dtype: "auto" is float32, to which a GGUF file's weights are dequantized, and a model in memory stays as it is.
         revision: of a hub id; of a bundled model or folder, the subfolder that holds that step.
@@ -181,7 +181,7 @@ def fresh(
         with torch.no_grad():
             for layer in range(view.spec.blocks):
                 parts = view.parts(layer)
-                assert parts is not None  # nobody else holds this model
+                assert parts is not None  # no caller has put anything on this model
                 parts.o.weight.mul_(residual_scale)
                 parts.down.weight.mul_(residual_scale)
     return view

@@ -104,7 +104,7 @@ class Sizes:
 
 
 def paced(model: View, length: int, lowest: int = 0) -> Pace:
-    """How a Jacobian is taken of a prompt of so many positions: full-rate products on a CPU, bounded memory on a GPU."""
+    """How a Jacobian of a prompt of `length` positions is taken: full-rate products on a CPU, bounded memory on a GPU."""
     sizes = Sizes.of(model)
     free = available(model.device)
     blocks = sizes.blocks - lowest

@@ -86,7 +86,7 @@ def located(name: str) -> Path:
         return _packaged(name)
     try:
         return Path(name).expanduser()
-    except RuntimeError:  # nobody of that name
+    except RuntimeError:  # no such user
         raise InputError(f"model folder '{name}' does not exist; there is no such home folder") from None
 
 
@@ -127,7 +127,7 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
     if how.config is not None:
         raise InputError(f"config={_brief(how.config)} goes with a GGUF file, and '{source}' is none; leave it out")
     if found == "folder":
-        # A folder goes by its own name: its path is this machine's affair, and the weights' hash tells folders apart.
+        # A folder is named by its last part: the path differs between machines, and the weights' hash tells folders apart.
         name = source if source in bundled() else path.resolve().name
         return _from_folder(path, name, revision, how)
     if found != "nothing":

@@ -66,7 +66,7 @@ def _flat(hook: ModelHook) -> list[AlignDevicesHook]:
 
 
 def only_aligned(module: nn.Module) -> bool:
-    """Whether the forward pass on this module is accelerate's around the class's own, and nobody else's."""
+    """Whether the forward pass on this module is accelerate's wrapper around the class's own."""
     forward, own = vars(module).get("forward"), vars(module).get("_old_forward")
     return (
         bool(hooks(module))
@@ -88,7 +88,7 @@ def execution_device(module: nn.Module) -> torch.device:
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter and, where it is offloaded, who has its values and under which key."""
+    """A parameter and, where it is offloaded, where its values are and under which key."""
 
     name: str
     parameter: nn.Parameter

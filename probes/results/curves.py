@@ -50,7 +50,7 @@ def smoothed(values: Float[np.ndarray, "*some position"]) -> Float[np.ndarray, "
 
 
 def smooth_between(curve: ArrayLike) -> Float[np.ndarray, " position"]:
-    """The same between the ends, which stay as they are and enter no average: they stand apart, and would be smeared."""
+    """`smooth` between the ends, which stay as they are: they stand out, and averages would smear them."""
     values = one_curve(curve, "the curve")
     return values if len(values) < 3 else np.concatenate([values[:1], smooth(values[1:-1]), values[-1:]])
 

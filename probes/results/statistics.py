@@ -8,8 +8,8 @@ document share.
 Two ways, both for 95 % (`Interval.at` gives other levels):
 
 - **Resampling** (`resampling`, `ends`): documents are drawn again with replacement, within each half where a measure
-  correlates two halves, and percentiles of the estimate are taken. For numbers that are sums over prompts and dear to
-  compute again.
+  correlates two halves, and percentiles of the estimate are taken. For numbers that are sums over prompts and expensive
+  to compute again.
 - **Jackknife** (`jackknifed`): the estimate without each document in turn, and Student's t with one degree of freedom less
   than there are documents. For smooth numbers of few units, of which percentiles of the bootstrap make intervals that are
   too narrow. Ratios are taken by their logarithms, whose distribution is the more symmetric one.

@@ -17,17 +17,17 @@ class Report:
         per: calls per unit of the total.
     """
 
-    def __init__(self, progress: Progress | None, total: float = 0.0, *, per: int = 1) -> None:
+    def __init__(self, progress: Progress | None, total: float | int = 0.0, *, per: int = 1) -> None:
         self.progress, self.total, self.per, self.done = progress, float(total), per, 0.0
 
-    def __call__(self, work: float = 1.0) -> None:
+    def __call__(self, work: float | int = 1.0) -> None:
         """So much more is done, in calls."""
         self.done += work
         self.total = max(self.total, self.done / self.per)
         if self.progress is not None:
             self.progress(self.done / self.per, self.total)
 
-    def expect(self, more: float) -> None:
+    def expect(self, more: float | int) -> None:
         """So much is still to be done, in units of the total."""
         self.total = self.done / self.per + more
 

@@ -1,7 +1,7 @@
 """Rollout: what a product of attention patterns makes of position, and the bounds on it of [Wu].
 
-Positions are 0-based, T tokens, L blocks. Row i of a block's matrix says out of which positions the state at i is
-mixed; a row of the product says which input positions a state of the top is mixed out of. Everything is numpy in
+Positions are 0-based, T tokens, L blocks. Row i of a block's matrix says which positions the state at i is mixed
+from; a row of the product says which input positions a state of the top is mixed from. Everything is numpy in
 float64, and no model is needed.
 
 Any patterns, no residuals, [Wu], arXiv 2502.01951 (ICML 2025). P(t) = A(t) ... A(0) has at i, j the chance P(z_i = j)

@@ -1,6 +1,6 @@
 """The transformers configuration that a GGUF file implies, key by key, and the check of a given one against the file.
 
-transformers' own reader takes few of a file's keys and drops the others without a word: RoPE scaling, windows, soft-caps,
+transformers' own reader takes few of a file's keys and silently drops the others: RoPE scaling, windows, soft-caps,
 head sizes. Here every key of the architecture is applied, known to change nothing, or refused by its name. A configuration
 given beside the file must agree with what the file states, and says what the file does not: the window of a Mistral, the
 deviation of fresh weights.
@@ -83,7 +83,7 @@ class _Stated:
         return self.header.refuse(f"states {self.header.architecture}.{name}={self.values.get(name)!s:.40}; {why}")
 
     def check_left(self) -> None:
-        """Refuse the first key that nobody knows: it may change what the model computes."""
+        """Refuse the first unknown key: it may change what the model computes."""
         for name, value in sorted(self.left.items()):
             if name not in IDLE and (name not in NEUTRAL or value != NEUTRAL[name]):
                 raise self.wrong(name, "headwater does not know how to follow it; give the checkpoint's own folder")
