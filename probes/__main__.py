@@ -158,7 +158,7 @@ def jacobian(
     """
     from .data.prompts import parse_first
     from .results.dataset import drawn_from
-    from .studies.runs import written_files
+    from .studies.runner import written_files
     from .studies.study import COLUMNS, Settings, cells, rope_correlations, summarize
 
     settings = Settings(
@@ -234,7 +234,7 @@ def theory(
     from .data.prompts import parse_first
     from .results.dataset import drawn_from
     from .run.files import write_table
-    from .studies.runs import written_files
+    from .studies.runner import written_files
     from .studies.study import AGREEMENT_COLUMNS, Settings, agreement_cells, agreements, described
 
     settings = Settings(
@@ -532,7 +532,7 @@ def _survey(probe: Any, given: Mapping[str, Any], options: Mapping[str, Any], **
     """Run a survey with its progress on stderr, and print its report; `given` are the command's arguments by name."""
     from .data.prompts import parse_first
     from .results.dataset import set_command
-    from .studies.runs import written_files
+    from .studies.runner import written_files
     from .studies.survey import PROBES, survey
 
     set_command(sys.argv[1:])
@@ -612,7 +612,7 @@ def inspect(
     from .results.dataset import save, set_command
     from .run.files import require_writable, together
     from .studies.reading import Reading
-    from .studies.runs import require_free
+    from .studies.runner import require_free
 
     set_command(sys.argv[1:])
     read_as, chat = parse_prompt(prompt, text, chat, ids)
@@ -685,7 +685,7 @@ def match(
     from .results.dataset import set_command
     from .studies.match import NAME, match
     from .studies.matched import match_report
-    from .studies.runs import written_files
+    from .studies.runner import written_files
 
     maker = Matching(QUICK if quick else Settings(), device)
     set_command(sys.argv[1:])
@@ -927,7 +927,7 @@ def compare(
     from .results.dataset import set_command
     from .results.tables import write_report
     from .studies.paired import compare_files, comparison_report
-    from .studies.runs import require_free
+    from .studies.runner import require_free
 
     if out is not None:
         if out.suffix != ".md":
