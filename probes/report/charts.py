@@ -44,12 +44,11 @@ from .plotting import band, bar, beside_line, empty, errors, line, positions, ro
 Results: TypeAlias = Mapping[str, xr.Dataset]
 
 MAP_DECADES = 3  # of the map's axis; a window that cuts the first positions off has nothing there, and is cut off, too
-KERNEL, CESARO, SCALAR = "second-moment kernel", "N^L, best α", "one-product surrogate"
+CESARO, SCALAR = "N^L, best α", "one-product surrogate"
 QUANTILES = "5 to 95 % of pairs"
 EACH, SMOOTHED = "each position", "smoothed over 5 %"
 REMOVED = (-1.0, 1.5)  # where the axis ends at most: an interval far beyond says nothing
 MOST_TICKS = 16  # of heads or blocks along an axis
-MARKED = 64  # positions up to which each has a mark
 METRICS = {
     "attends": "attends",
     "written": "written, beside the stream",
