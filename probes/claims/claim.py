@@ -113,20 +113,14 @@ class Statement:
         """
         if not isinstance(verdict, str):
             verdict = "not measured" if verdict is None and measured in ("", "-") else verdict_of(verdict)
-        return Claim(
-            self.id,
-            self.source,
-            self.claim,
-            self.published,
-            measured,
-            model or self.model,
-            self.rule,
-            verdict,
-            command or self.command if verdict in DECIDED else self.command or command,
-            self.kind,
-            self.population,
-            tiny,
-        )
+        found = {
+            "measured": measured,
+            "model": model or self.model,
+            "verdict": verdict,
+            "command": command or self.command if verdict in DECIDED else self.command or command,
+            "tiny": tiny,
+        }
+        return Claim(**vars(self) | found)
 
 
 def read_statements(file: Path) -> dict[str, Statement]:
