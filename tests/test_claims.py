@@ -18,9 +18,10 @@ import xarray as xr
 from pages import held
 
 import probes
+from probes.claims import liu
 from probes.claims.claim import SLUG, Claim, Statement, claims_table, merged, origin
 from probes.claims.rules import CONTROLLED
-from probes.claims.sources import STATED, claims
+from probes.claims.sources import STATED, claims, stated
 from probes.data.prompts import draw
 from probes.measures.leakage import CELLS, PARTS, SOURCES
 from probes.measures.sinks import RULES
@@ -538,6 +539,25 @@ def test_logit_scales_in_labels_of_a_map_are_written_as_in_claims():
 def test_a_bad_id_is_refused():
     with pytest.raises(ValueError, match="id 'No slug' is no slug"):
         Statement("No slug", "[X]", "a", "b")
+
+
+TABLE = {"where": "1", "claim": "A {word}.", "rule": "below {limit:g}", "limit": 0.5, "command": "sinks"}
+READ = {"source": "[X]", "population": "pretrained", "judge": "unmeasured", "words": [{"word": "b"}, {"word": "c"}]}
+
+
+def test_tables_are_repeated_for_each_entry_and_like_others(monkeypatch):
+    tables = {"x-{word}": TABLE | {"each": ["words"]}, "{like}-again": {"like": ["x-{word}"], "claim": "So {word}."}}
+    monkeypatch.setattr("tomllib.loads", lambda text: READ | tables)
+    found = [(statement.id, statement.claim) for statement, _ in stated(liu)]
+    assert found == [("x-b", "A b."), ("x-c", "A c."), ("x-b-again", "So b."), ("x-c-again", "So c.")]
+    (first, _), *_ = stated(liu)
+    assert (first.source, first.rule, first.model) == ("[X] 1", "below 0.5", "smollm2-135m")
+
+
+def test_a_key_that_nothing_uses_is_refused(monkeypatch):
+    monkeypatch.setattr("tomllib.loads", lambda text: READ | {"x-a": TABLE | {"word": "b", "wrod": "c"}})
+    with pytest.raises(ValueError, match=r"liu\.toml: nothing uses wrod of 'x-a'"):
+        list(stated(liu))
 
 
 def test_models_of_which_nothing_is_known_do_not_count():

@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 from scipy.stats import norm, t
 
+from probes.claims.readings import of_profile
 from probes.claims.rules import (
     SURE,
     above,
@@ -22,7 +23,6 @@ from probes.claims.rules import (
     listed,
     near,
     nothing,
-    of_profile,
     over_training,
     parameters,
     range_told,

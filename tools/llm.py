@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from probes.claims.rules import MEASURED
+from probes.claims.commands import MEASURED
 from probes.data.documents import BUNDLED, read_documents
 from probes.measures.roles import ATTENDS, counts
 from probes.models.named import located

@@ -1,12 +1,13 @@
 """Statements and their verdicts: what was claimed, what was measured, and whether it holds, by a rule over intervals.
 
-A verdict is never typed in. A `Statement` is what a source says with the rule in words; beside it, in the source's
-module of `probes.claims.sources` (or in the toy experiment that redoes its figure), stands the rule itself, a function
-of results that gives what was measured and the verdict. Where the results lack what a rule needs, the claim is "not
-measured" and says which command will measure it.
+A verdict is never typed in. A `Statement` is what a source says, with the rule in words; it is read from a TOML file of
+`probes.claims.sources`, or of the toy experiment that redoes the source's figure. The rule itself is a function of
+results in the module beside that file: it gives what was measured and the verdict. Where results lack what a rule needs,
+the claim is "not measured" and names the command that will measure it.
 
-A statement speaks of a population, and nothing else decides it: fresh weights of any size; language models that others
-trained, of 100 million parameters and more; controlled training, where one ingredient differs; toys that do their task.
+A statement speaks of one population, and only that population decides it: fresh weights of any size; language models
+that others trained, of 100 million parameters and more; controlled training, where one ingredient differs; toys that do
+their task.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class Statement:
     def __post_init__(self) -> None:
         if not SLUG.fullmatch(self.id):
             raise ValueError(f"id '{self.id}' is no slug; give lower case letters, digits and single hyphens")
+        if self.kind not in get_args(Kind) or self.population not in POPULATIONS:
+            raise ValueError(f"statement '{self.id}' is of kind {self.kind}, population {self.population}")
 
     def judged(
         self,
@@ -110,20 +113,14 @@ class Statement:
         """
         if not isinstance(verdict, str):
             verdict = "not measured" if verdict is None and measured in ("", "-") else verdict_of(verdict)
-        return Claim(
-            self.id,
-            self.source,
-            self.claim,
-            self.published,
-            measured,
-            model or self.model,
-            self.rule,
-            verdict,
-            command or self.command if verdict in DECIDED else self.command or command,
-            self.kind,
-            self.population,
-            tiny,
-        )
+        found = {
+            "measured": measured,
+            "model": model or self.model,
+            "verdict": verdict,
+            "command": command or self.command if verdict in DECIDED else self.command or command,
+            "tiny": tiny,
+        }
+        return Claim(**vars(self) | found)
 
 
 def read_statements(file: Path) -> dict[str, Statement]:
@@ -134,11 +131,7 @@ def read_statements(file: Path) -> dict[str, Statement]:
         TypeError: an unknown field, or one that is missing.
     """
     read = tomllib.loads(file.read_text(encoding="utf-8"))
-    found = {name: Statement(name, **fields) for name, fields in read.items()}
-    for one in found.values():
-        if one.kind not in get_args(Kind) or one.population not in POPULATIONS:
-            raise ValueError(f"statement '{one.id}' in {file.name} is of kind {one.kind}, population {one.population}")
-    return found
+    return {name: Statement(name, **fields) for name, fields in read.items()}
 
 
 Rule = Callable[[Collected], Judged | None]  # None: nothing there to judge

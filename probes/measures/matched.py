@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,7 @@ def samples(ds: xr.Dataset, curve: str, of: tuple[str, str], state: str, *, raw:
         values = ds[f"model_{curve}"].sel(state=which).values
     else:
         values = ds[f"toy_{curve}"].sel(variant=kind, training=which).values
-    known = values[~np.isnan(values).all((1, 2))].astype(np.float64)
-    return known if len(known) and not np.isnan(known).any() else None
+    return clean(values)
 
 
 def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
@@ -123,54 +123,50 @@ def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
                 held = agreement(own, other, paired=same, squares=squares, documents=documents)
                 for field, value in held._asdict().items():
                     found[field][c, s, names.index(name)] = value
-    said = {
-        "spearman": "rank correlation of a curve of the model and another's, by position fraction",
-        "error": "RMS log error of the two, free scale, where both are above zero",
-        "apart": "share of points where one of the two is zero and the other is not",
-    }
     variables: dict[str, Any] = {
-        f"agreement_{field}": (("curve", "state", "other"), values, _said(said, field, "1"))
-        for field, values in found.items()
+        f"agreement_{field}": (("curve", "state", "other"), values, _said(field)) for field, values in found.items()
     }
     variables |= _shapes(ds, bootstrap, documents)
     ds = ds.drop_vars([name for name in (*variables, "curve", "other") if name in ds])
     return ds.assign(variables).assign_coords(curve=list(CURVES), other=names)
 
 
-def _said(said: Mapping[str, str], name: str, units: str) -> dict[str, str]:
+SAID = {
+    "spearman": "rank correlation of a curve of the model and another's, by position fraction",
+    "error": "RMS log error of the two, free scale, where both are above zero",
+    "apart": "share of points where one of the two is zero and the other is not",
+    "primacy": "first 5 % of positions against the middle half's median",
+    "recency": "last position against the middle half's median",
+    "trough": "place of the smoothed curve's minimum, as a fraction",
+}
+
+
+def _said(name: str) -> dict[str, str]:
     bare = name.removesuffix("_low").removesuffix("_high")
     end = name.removeprefix(bare)
-    return {"long_name": said[bare] + (f", {end[1:]} end of the 95 % interval" if end else ""), "units": units}
+    return {"long_name": SAID[bare] + (f", {end[1:]} end of the 95 % interval" if end else ""), "units": "1"}
 
 
 def _shapes(ds: xr.Dataset, bootstrap: int, documents: Sequence[str] | None) -> dict[str, Any]:
+    """Primacy, recency and trough of the model in every state, over documents, and of toys, over runs."""
     found: dict[str, Any] = {}
-    said = {
-        "primacy": "first 5 % of positions against the middle half's median",
-        "recency": "last position against the middle half's median",
-        "trough": "place of the smoothed curve's minimum, as a fraction",
+    variants, trainings, states = (list(map(str, ds[name].values)) for name in ("variant", "training", "state"))
+    all_of = {
+        "model": (("state",), [("model", state) for state in states], documents),
+        "toy": (("variant", "training"), list(product(variants, trainings)), None),
     }
-    places = {
-        "model": (("state",), [(("model", str(s)), str(s)) for s in ds["state"].values], (ds.sizes["state"],)),
-        "toy": (
-            ("variant", "training"),
-            [((str(v), str(t)), "") for v in ds["variant"].values for t in ds["training"].values],
-            (ds.sizes["variant"], ds.sizes["training"]),
-        ),
-    }
-    for whose, (dims, all_of, size) in places.items():
-        values = {f"{name}{end}": np.full(len(all_of), np.nan) for name in SHAPES for end in ("", "_low", "_high")}
-        for n, (of, state) in enumerate(all_of):
-            own = samples(ds, "sensitivity", of, state)
+    for whose, (dims, places, over) in all_of.items():
+        values = {f"{name}{end}": np.full(len(places), np.nan) for name in SHAPES for end in ("", "_low", "_high")}
+        for n, of in enumerate(places):
+            own = samples(ds, "sensitivity", of, "")
             if own is None or toys_learnt(ds, *of) != "trained":
                 continue
-            of_toys = whose == "toy"
-            ends_of = shape(own, runs=of_toys, documents=None if of_toys else documents, bootstrap=bootstrap)
+            ends_of = shape(own, runs=whose == "toy", documents=over, bootstrap=bootstrap)
             for name, ends in ends_of._asdict().items():
                 for end, value in zip(("", "_low", "_high"), ends, strict=True):
                     values[f"{name}{end}"][n] = value
-        for name, column in values.items():
-            found[f"{whose}_{name}"] = (dims, column.reshape(size), _said(said, name, "1"))
+        size = [ds.sizes[dim] for dim in dims]
+        found |= {f"{whose}_{name}": (dims, column.reshape(size), _said(name)) for name, column in values.items()}
     return found
 
 

@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import xarray as xr
+from numpy.typing import ArrayLike
+
 from ..run.files import table_lines, write_table
-from .curves import three_digits
+from .curves import estimate, three_digits
 from .dataset import made_with
 
 
@@ -63,6 +67,21 @@ def interval(value: Any, low: Any = math.nan, high: Any = math.nan, form: str = 
     if any(map(math.isinf, ends)):  # anything may be true: the number says nothing
         return "?"
     return f"{number(value, form)} [{', '.join(number(end, form) for end in ends)}]"
+
+
+def estimated(ds: xr.Dataset, name: str, form: str = ".3g", scale: float | int = 1, **where: object) -> str:
+    """A result's variable at a place, `scale` times, with the interval that the result holds."""
+    return interval(*(scale * end for end in estimate(ds, name, **where)), form=form)
+
+
+def range_told(values: ArrayLike, form: str = ".3g") -> str:
+    """Median and range of what is finite, "0.3 (0.2 to 0.5)", since brackets hold intervals; "-" where nothing is."""
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    if len(known) < 2:
+        return number(known[0], form) if len(known) else "-"
+    middle, low, high = (number(value, form) for value in (np.median(known), known.min(), known.max()))
+    return f"{middle} ({low} to {high})"
 
 
 def write_report(report: Report, path: Path, command: str | None = None) -> None:

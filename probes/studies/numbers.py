@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,29 +73,28 @@ def _of_jacobian(ds: xr.Dataset) -> Found:
     whole = ds["elasticity"].isel({"position": slice(int(options_of(ds)["query"]) + 1)})
     whole = whole.isel(layer=0) if "layer" in whole.dims else whole
     paths = [str(path) for path in whole["pathway"].values] if "pathway" in whole.dims else [""]
-    for condition in map(str, ds["condition"].values):
-        for path in paths:
-            at = whole.sel({"condition": condition} | ({"pathway": path} if path else {}))
-            values = at.transpose("seed", "prompt", "position").values.astype(np.float64)
-            values = values[~np.all(np.isnan(values), axis=(1, 2))]
-            if not len(values):
-                continue
-            with np.errstate(divide="ignore"):  # a zero stays one: exp(-inf)
-                logs = np.log(values).mean(0)
-            for name, size, of_curve in curve_numbers(logs.shape[1]):
-                sample = Sample(logs, lambda some, of_curve=of_curve: of_curve(np.exp(some.mean(0))))
-                yield (f"{condition}, {path}" if path else condition, name), Number(sample, size)
-            trough = Sample(logs, lambda some: float(troughs(some, np.ones((1, len(some))))[0]), troughs)
-            yield (f"{condition}, {path}" if path else condition, "trough"), Number(trough)
+    for condition, path in product(map(str, ds["condition"].values), paths):
+        at = whole.sel({"condition": condition} | ({"pathway": path} if path else {}))
+        values = at.transpose("seed", "prompt", "position").values.astype(np.float64)
+        values = values[~np.all(np.isnan(values), axis=(1, 2))]
+        if not len(values):
+            continue
+        with np.errstate(divide="ignore"):  # a zero stays one: exp(-inf)
+            logs = np.log(values).mean(0)
+        of = f"{condition}, {path}" if path else condition
+        for name, size, of_curve in curve_numbers(logs.shape[1]):
+            sample = Sample(logs, lambda some, of_curve=of_curve: of_curve(np.exp(some.mean(0))))
+            yield (of, name), Number(sample, size)
+        trough = Sample(logs, lambda some: float(troughs(some, np.ones((1, len(some))))[0]), troughs)
+        yield (of, "trough"), Number(trough)
 
 
 def curve_numbers(length: int) -> Iterator[tuple[str, bool, Callable[[np.ndarray], float]]]:
     """Of a mean profile: name, whether it is a positive size, and how it is taken."""
-    names = {"primacy": "primacy", "primacy without position 0": "primacy behind 0", "recency": "recency"}
-    names |= {"first 5 %": "first", "middle": "middle", "last": "last"}
-    for name, number in names.items():
+    others = {"primacy behind 0": "primacy without position 0", "first": "first 5 %"}
+    for number in ("primacy", "primacy behind 0", "recency", "first", "middle", "last"):
         if number != "primacy behind 0" or math.ceil(EDGE * length) > 1:
-            yield name, True, lambda curve, number=number: numbers(curve)[number]
+            yield others.get(number, number), True, lambda curve, number=number: numbers(curve)[number]
     yield "position 0", True, lambda curve: float(curve[0])
 
 
@@ -101,71 +102,64 @@ def _of_sinks(ds: xr.Dataset) -> Found:
     """Position 0 as a sink, and the heads by rule."""
     if 0 in ds["key"].values:
         at = ds.sel(key=0)
-        alpha, threshold = at["alpha"], float(options_of(ds)["threshold"])
+        alpha = at["alpha"]
+        rate, weight = alone(at["sink_rate_of_model"]), alone(alpha.mean())
         if "prompt" in alpha.dims:
-            by_prompt = alpha.transpose("prompt", ...).values.astype(np.float64)
+            by_prompt = alpha.transpose("prompt", ...).values
             heads = tuple(range(1, by_prompt.ndim))
-            rate: Sample | Interval = Sample((alpha.transpose("prompt", ...).values > threshold).mean(heads), _mean)
-            weight: Sample | Interval = Sample(by_prompt.mean(heads), _mean)
-        else:
-            rate, weight = alone(at["sink_rate_of_model"]), alone(alpha.mean())
+            rate = Sample((by_prompt > float(options_of(ds)["threshold"])).mean(heads), _mean)
+            weight = Sample(by_prompt.astype(np.float64).mean(heads), _mean)
         yield ("position 0", "sink rate"), Number(rate)
         yield ("position 0", "alpha"), Number(weight, size=True)
         yield ("position 0", "over tau"), Number(alone(at["over_tau_of_model"]))
-    for name in ("attends", "reads", "reacts"):
-        if name in ds:
-            yield ("heads", f"{name}, mean"), Number(alone(ds[name].mean()))
+    found = {f"{name}, mean": ds[name] for name in ("attends", "reads", "reacts") if name in ds}
     if "has_role" in ds:
-        for role in map(str, ds["role"].values):
-            yield ("heads", f"share of role {role}"), Number(alone(ds["has_role"].sel(role=role).mean()))
+        found |= {f"share of role {role}": ds["has_role"].sel(role=role) for role in ds["role"].values}
     else:  # results of before there were roles
-        for rule in RULES:
-            if rule in ds["rule"].values and (rule != "reacts" or "reacts" in ds):
-                yield ("heads", f"share by rule {rule}"), Number(alone(ds["selected"].sel(rule=rule).mean()))
+        known = [rule for rule in RULES if rule in ds["rule"].values and (rule != "reacts" or "reacts" in ds)]
+        found |= {f"share by rule {rule}": ds["selected"].sel(rule=rule) for rule in known}
+    for said, values in found.items():
+        yield ("heads", said), Number(alone(values.mean()))
 
 
 def _of_trajectory(ds: xr.Dataset) -> Found:
     """Position 0's norm, massive activations and closure, the most of any layer; cosines before the final norm."""
-    for first in map(str, ds["first"].values):
-        at = ds.sel(first=first)
-        of = f"prompts, {first}"
+    for first in ds["first"].values:
+        at, of = ds.sel(first=first), f"prompts, {first}"
         yield (of, "|h_0| / others, largest"), Number(alone((at["norm_first"] / at["norm_others"]).max()), size=True)
-        for rule in map(str, ds["rule"].values):
-            yield (
-                (of, f"dimensions over {rule.removeprefix('over ')}"),
-                Number(alone(at["massive"].sel(rule=rule).max())),
-            )
-        yield (of, "changed by later text"), Number(alone(at["later_difference"].max()))
-    for place in map(str, ds["place"].values):
-        yield (place, "cosine of different tokens"), Number(alone(ds["cosine"].sel(place=place)[-1]))
+        found = {
+            f"dimensions over {str(rule).removeprefix('over ')}": at["massive"].sel(rule=rule)
+            for rule in ds["rule"].values
+        }
+        for said, values in {**found, "changed by later text": at["later_difference"]}.items():
+            yield (of, said), Number(alone(values.max()))
+    for place in ds["place"].values:
+        yield (str(place), "cosine of different tokens"), Number(alone(ds["cosine"].sel(place=place)[-1]))
 
 
 def _of_leakage(ds: xr.Dataset) -> Found:
     """Log form: total, shares (where they mean something), residual component and the parts of its sink."""
+    parts = {"V(X)": "log_stream", "constant sink": "sink_constant", "varying sink": "sink_varying"}
     for band in map(str, ds["band"].values):
-        of = f"band {band}"
-        yield (of, "total"), Number(_own(ds, "log_form_of_model", part="total", band=band), size=True)
-        for source in SOURCES[:2]:
-            if resolved(ds, "log", band):
-                yield (of, f"{source}'s share"), Number(_own(ds, "log_share_of_model", source=source, band=band))
-        parts = {"V(X)": "log_stream", "constant sink": "sink_constant", "varying sink": "sink_varying"}
+        of, own = f"band {band}", partial(_own, ds, band=band)
+        yield (of, "total"), Number(own("log_form_of_model", part="total"), size=True)
+        for source in SOURCES[:2] if resolved(ds, "log", band) else ():
+            yield (of, f"{source}'s share"), Number(own("log_share_of_model", source=source))
         for said, name in parts.items():
             if f"{name}_of_model" in ds:
-                yield (of, said), Number(_own(ds, f"{name}_of_model", band=band), size=True)
-        yield (of, "total, weight form"), Number(_own(ds, "weight_form_of_model", cell="both", band=band), size=True)
+                yield (of, said), Number(own(f"{name}_of_model"), size=True)
+        yield (of, "total, weight form"), Number(own("weight_form_of_model", cell="both"), size=True)
 
 
 def _of_bos_swap(ds: xr.Dataset) -> Found:
     """What every replacement removes, the constant sink included or taken out, and what it does to the loss."""
+    names = {"removed": "removed_of_model", "removed, no constant sink": "removed_steady_of_model"}
     several = "replacement" in ds.dims
-    given = ds["replacement"].values if several else [ds.attrs.get("replacement", "")]
-    for replacement in map(str, given):
+    for replacement in map(str, ds["replacement"].values if several else [ds.attrs.get("replacement", "")]):
         at = ds.sel(replacement=replacement) if several else ds
         for band in map(str, ds["band"].values):
-            names = {"removed": "removed_of_model", "removed, no constant sink": "removed_steady_of_model"}
-            for said, name in names.items():
-                if name in ds:
-                    yield (f"{replacement}, band {band}", said), Number(_own(at, name, band=band))
+            for said in (one for one, name in names.items() if name in ds):
+                yield (f"{replacement}, band {band}", said), Number(_own(at, names[said], band=band))
         yield (replacement, "loss change"), Number(_own(at, "loss_change_of_model"))
 
 

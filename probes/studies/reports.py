@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,9 +23,10 @@ from ..measures.trajectory import cells as block_cells
 from ..measures.trajectory import rows
 from ..results.curves import estimate, relative_error, spearman
 from ..results.dataset import quickly
-from ..results.tables import Report, Table, interval, number, ranges
+from ..results.tables import Report, Table, estimated, number, ranges
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
+Rows: TypeAlias = list[list[str]]
 
 KEYS_SHOWN = 8
 MILLION = 1_000_000  # squared weights are tiny: in millionths their tables are narrow enough to read
@@ -133,12 +135,8 @@ def trajectory_report(results: Results) -> Report:
         "medians; dimension: the one of the largest magnitude; cosine: mean over pairs of starts at position 0, and "
         "behind BOS."
     )
-    return Report(
-        "Position 0 through the blocks",
-        described,
-        [Table("Position 0", ("model", *BLOCK_COLUMNS), table)],
-        lines,
-    )
+    position = Table("Position 0", ("model", *BLOCK_COLUMNS), table)
+    return Report("Position 0 through the blocks", described, [position], lines)
 
 
 def _together(course: np.ndarray) -> str:
@@ -174,36 +172,8 @@ def leakage_report(results: Results) -> Report:
 
     In the log form first with position 0's constant logit on the mask's side, then as part of the residual stream.
     """
-    totals, sources, own, weights, lines = [], {form: [] for form in COMPONENTS}, [], [], []
-    log_blocks, stream_blocks, weight_blocks = [], [], []
-    for name, ds in results.items():
-        for band in map(str, ds["band"].values):
-            total = interval(*estimate(ds, "log_form_of_model", part="total", band=band))
-            nulls = (interval(*estimate(ds, f"null_{null}", band=band)) for null in ("uniform", "fresh", "shuffled"))
-            totals.append([name, band, total, *nulls])
-            for form, table in sources.items():
-                component = interval(*estimate(ds, f"{form}_stream_of_model", band=band))
-                table.append([name, band, *_shares(ds, form, band), component])
-            terms = (interval(*estimate(ds, f"{term}_of_model", band=band)) for term in OWN_TERMS.values())
-            own.append([name, band, *terms])
-            for form, counted in (("weight", "denominator"), ("terms", "terms")):
-                value, low, high = estimate(ds, f"{form}_form_of_model", cell="both", band=band)
-                total = interval(MILLION * value, MILLION * low, MILLION * high)
-                weights.append([name, band, counted, total, *_shares(ds, form, band)])
-        early = ds.isel(band=0)
-        for layer in ds["layer"].values:
-            at = early.sel(layer=layer)
-            parts = [number(at["log_form_by_block"].sel(part=part)) for part in PARTS]
-            log_blocks.append([name, str(layer), *parts, number(at["log_noise_by_block"], ".2g")])
-            streams = (interval(*estimate(at, f"{form}_stream_by_block")) for form in COMPONENTS)
-            stream_blocks.append([name, str(layer), *streams])
-            values = (
-                at["weight_form_by_block"].sel(cell="both"),
-                *at["weight_source_by_block"].sel(source=list(SOURCES)),
-            )
-            weight_blocks.append([name, str(layer), *(number(MILLION * value) for value in values)])
-        lines += [f"{name}: {line}" for line in _null(ds)]
     early_band = str(next(iter(results.values()))["band"].values[0])
+    early = {name: ds.isel(band=0) for name, ds in results.items()}
     described = (
         f"{_measured(results)}. Log form in squared nats, weight form in millionths of squared weights, the mask taken "
         "as all of the denominator or as its number of terms alone; 95 % bootstrap intervals over documents. Nulls: the "
@@ -216,23 +186,68 @@ def leakage_report(results: Results) -> Report:
         f"V(X), how far the residual stream alone moves log-weights. Blocks: band {early_band}, means over heads; noise: "
         "what an uncorrected variance would have added."
     )
-    component, at = "residual component", ("model", "band")
+    by_band, by_block = partial(_table, results, "band"), partial(_table, early, "layer")
+    sources = {
+        "steady": ("Sources, log form, the constant sink taken out of the residual stream", "mask and constant sink"),
+        "log": ("Sources, log form, the constant sink left in", "mask"),
+    }
+    component, own = "residual component", "What moves denominators beside the number of keys, log form"
     tables = [
-        Table("Total beside its nulls, log form", (*at, "total", *NULLS), totals),
-        Table(
-            "Sources, log form, the constant sink taken out of the residual stream",
-            (*at, "mask and constant sink", "residual", component),
-            sources["steady"],
+        by_band("Total beside its nulls, log form", ("total", *NULLS), _totals),
+        *(
+            by_band(title, (mask, "residual", component), partial(_sources, form))
+            for form, (title, mask) in sources.items()
         ),
-        Table("Sources, log form, the constant sink left in", (*at, *SOURCES[:2], component), sources["log"]),
-        Table("What moves denominators beside the number of keys, log form", (*at, *OWN_TERMS), own),
-        Table("Sources, weight form", (*at, "mask as", "total", *SOURCES), weights),
-        Table("Blocks, log form", ("model", "block", *PARTS, "noise"), log_blocks),
-        Table("Blocks, residual component", ("model", "block", component, "constant sink left in"), stream_blocks),
-        Table("Blocks, weight form", ("model", "block", "total", *SOURCES), weight_blocks),
+        by_band(own, OWN_TERMS, _intervals(*(f"{term}_of_model" for term in OWN_TERMS.values()))),
+        by_band("Sources, weight form", ("mask as", "total", *SOURCES), _weights),
+        by_block("Blocks, log form", (*PARTS, "noise"), _log_parts),
+        by_block(
+            "Blocks, residual component",
+            (component, "constant sink left in"),
+            _intervals(*(f"{form}_stream_by_block" for form in COMPONENTS)),
+        ),
+        by_block("Blocks, weight form", ("total", *SOURCES), _weight_parts),
     ]
-    order = [line for form in COMPONENTS for line in _order(results, form)]
-    return Report("Leakage of absolute position into attention patterns", described, tables, order + lines)
+    lines = [line for form in COMPONENTS for line in _order(results, form)]
+    lines += [f"{name}: {line}" for name, ds in results.items() for line in _null(ds)]
+    return Report("Leakage of absolute position into attention patterns", described, tables, lines)
+
+
+def _table(results: Results, dim: str, title: str, columns: Iterable[str], cells: Callable[..., Rows]) -> Table:
+    """What `cells(ds, DIM=PLACE)` says of every result at every place along a dimension, behind the names of both."""
+    places = [(name, ds, place) for name, ds in results.items() for place in ds[dim].values.tolist()]
+    rows = [[name, str(place), *row] for name, ds, place in places for row in cells(ds, **{dim: place})]
+    return Table(title, ("model", "block" if dim == "layer" else dim, *columns), rows)
+
+
+def _intervals(*names: str) -> Callable[..., Rows]:
+    return lambda ds, **at: [[estimated(ds, name, **at) for name in names]]
+
+
+def _totals(ds: xr.Dataset, band: str) -> Rows:
+    nulls = (estimated(ds, f"null_{null}", band=band) for null in ("uniform", "fresh", "shuffled"))
+    return [[estimated(ds, "log_form_of_model", part="total", band=band), *nulls]]
+
+
+def _sources(form: str, ds: xr.Dataset, band: str) -> Rows:
+    return [[*_shares(ds, form, band), estimated(ds, f"{form}_stream_of_model", band=band)]]
+
+
+def _weights(ds: xr.Dataset, band: str) -> Rows:
+    total = partial(estimated, scale=MILLION, cell="both", band=band)
+    names = (("weight", "denominator"), ("terms", "terms"))
+    return [[mask, total(ds, f"{form}_form_of_model"), *_shares(ds, form, band)] for form, mask in names]
+
+
+def _log_parts(ds: xr.Dataset, layer: int) -> Rows:
+    parts = (number(ds["log_form_by_block"].sel(part=part, layer=layer)) for part in PARTS)
+    return [[*parts, number(ds["log_noise_by_block"].sel(layer=layer), ".2g")]]
+
+
+def _weight_parts(ds: xr.Dataset, layer: int) -> Rows:
+    sources = (ds["weight_source_by_block"].sel(source=source, layer=layer) for source in SOURCES)
+    total = ds["weight_form_by_block"].sel(cell="both", layer=layer)
+    return [[number(MILLION * one) for one in (total, *sources)]]
 
 
 NULLS = ("uniform attention", "fresh weights", "shuffled labels")
@@ -247,14 +262,14 @@ def _shares(ds: xr.Dataset, form: str, band: str) -> list[str]:
     """The share of each source, "-" where shares mean nothing; in the log form there is no spread."""
     log = form in COMPONENTS
     means = resolved(ds, "log" if log else form, band)
-    found = (estimate(ds, f"{form}_share_of_model", source=s, band=band) for s in SOURCES[: 2 if log else 3])
-    return [interval(*share, form=".0%") if means else "-" for share in found]
+    shares = (estimated(ds, f"{form}_share_of_model", ".0%", source=s, band=band) for s in SOURCES[: 2 if log else 3])
+    return [share if means else "-" for share in shares]
 
 
 def _null(ds: xr.Dataset) -> list[str]:
     """The null checks of every band, and a remark where one fails."""
     layer, bands = ds["layer"].values[0], [str(band) for band in ds["band"].values]
-    found = [f"{interval(*estimate(ds, 'log_stream_by_block', layer=layer, band=band))} in {band}" for band in bands]
+    found = [f"{estimated(ds, 'log_stream_by_block', layer=layer, band=band)} in {band}" for band in bands]
     lines = [
         "null check, should be 0: log form with both sources removed "
         f"{float(np.abs(ds['log_neither']).max()):.1g} nat^2 at most (rounding); "
@@ -269,7 +284,7 @@ def _null(ds: xr.Dataset) -> list[str]:
     for band in bands:
         at = {"layer": layer, "band": band}
         if estimate(ds, "log_stream_by_block", **at)[1] > 0 and band not in failing:
-            own = interval(*estimate(ds, "log_sink_by_block", **at))
+            own = estimated(ds, "log_sink_by_block", **at)
             lines.append(f"in band {band} position 0's own logits account for it, V(K) = {own}: no noise")
     return lines
 
@@ -282,37 +297,31 @@ def _order(results: Results, form: str) -> list[str]:
     found, of_model = {name: ds.isel(band=0) for name, ds in results.items()}, f"{form}_stream_of_model"
     if not all(of_model in ds for ds in found.values()):
         return []
-    residual = {name: float(ds[of_model]) for name, ds in found.items()}
+    rising = sorted(found, key=lambda name: float(found[name][of_model]))
     depth = {name: _with_depth(ds[f"{form}_stream_by_block"].values) for name, ds in found.items()}
-    rising = sorted(residual, key=residual.__getitem__)
-    said = [f"{name} {interval(*estimate(found[name], of_model))}" for name in rising]
-    lines = [f"{COMPONENTS[form]}: {' < '.join(said)}"]
-    correlations = [f"{name} {number(depth[name], '.2f')}" for name in results]
-    lines.append(f"its rank correlation with depth: {', '.join(correlations)}")
-    if set(CONTROLLED) <= set(results):
-        ntk, plain, window = (estimate(found[name], of_model) for name in CONTROLLED)
-        claims = {
-            "NTK scaling below standard RoPE": _below(ntk, plain),
-            "sliding window above standard RoPE": _below(plain, window),
-            "NTK scaling below the sliding window": _below(
-                ntk, window
-            ),  # the ends: they may be apart where others are not
-            "growing with depth under the sliding window": depth[CONTROLLED[2]] > 0,
-        }
-        undecided = "is not decided" if None in claims.values() else "holds"
-        answers = {True: "yes", False: "no", None: "not told apart"}
-        lines.append(
-            f"[Ruscio]'s order {'does not hold' if False in claims.values() else undecided}: "
-            + "; ".join(f"{claim}: {answers[true]}" for claim, true in claims.items())
-        )
-    return lines
+    correlations = ", ".join(f"{name} {number(rho, '.2f')}" for name, rho in depth.items())
+    lines = [
+        f"{COMPONENTS[form]}: {' < '.join(f'{name} {estimated(found[name], of_model)}' for name in rising)}",
+        f"its rank correlation with depth: {correlations}",
+    ]
+    if not set(CONTROLLED) <= set(results):
+        return lines
+    ntk, plain, window = (estimate(found[name], of_model) for name in CONTROLLED)
+    claims = {
+        "NTK scaling below standard RoPE": _below(ntk, plain),
+        "sliding window above standard RoPE": _below(plain, window),
+        "NTK scaling below the sliding window": _below(ntk, window),  # these may be apart where the others are not
+        "growing with depth under the sliding window": depth[CONTROLLED[2]] > 0,
+    }
+    verdict = "does not hold" if False in claims.values() else "is not decided" if None in claims.values() else "holds"
+    answers = {True: "yes", False: "no", None: "not told apart"}
+    said = "; ".join(f"{claim}: {answers[true]}" for claim, true in claims.items())
+    return [*lines, f"[Ruscio]'s order {verdict}: {said}"]
 
 
 def _below(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool | None:
     """Whether the first estimate is below the second; None where their intervals overlap."""
-    if one[2] < other[1]:
-        return True
-    return False if one[1] > other[2] else None
+    return True if one[2] < other[1] else False if one[1] > other[2] else None
 
 
 def _with_depth(values: np.ndarray) -> float:
@@ -324,30 +333,7 @@ def _with_depth(values: np.ndarray) -> float:
 
 def bos_report(results: Results) -> Report:
     """What every replacement removes per band, and what it does to sinks, loss and sensitivity."""
-    removed: dict[str, list[list[str]]] = {"_steady": [], "": []}  # the constant sink taken out, and left in
-    effects = []
-    for name, whole in results.items():
-        for replacement, ds in _by_replacement(whole):
-            for component, table in removed.items():
-                for band in ds["band"].values:
-                    sizes = [
-                        interval(*estimate(ds, f"residual{component}_{when}_of_model", band=band))
-                        for when in ("before", "after")
-                    ]
-                    share = interval(*estimate(ds, f"removed{component}_of_model", band=band), form=".0%")
-                    table.append([name, replacement, str(band), *sizes, share])
-            rates = [float(ds[f"sink_rate_{when}"].mean()) for when in ("before", "after")]
-            losses = [float(ds[f"loss_{when}"][1:].mean()) for when in ("before", "after")]  # NaN at the last left out
-            effects.append(
-                [
-                    name,
-                    replacement,
-                    *(number(rate, ".3f") for rate in rates),
-                    *(number(loss, ".3f") for loss in losses),
-                    interval(*estimate(ds, "loss_change_of_model"), form="+.4f"),
-                    _profile_change(ds),
-                ]
-            )
+    both = {(name, replacement): ds for name, whole in results.items() for replacement, ds in _by_replacement(whole)}
     described = (
         f"{_measured(results)}. Residual component: V(X), the log form of leakage in squared nats that would be left if "
         "the mask made none, mean over blocks and heads; position 0's logit, as far as it is the same for all queries (the "
@@ -356,31 +342,38 @@ def bos_report(results: Results) -> Report:
         "takes more prompts to know it. Sink rate of position 0, mean over blocks; loss in nats per token; profile: "
         "|after / before - 1| of the Jacobian's, both means over positions from 1 on."
     )
+    at = ("model", "replacement")
     tables = [
-        *(
-            Table(
-                f"Residual component removed{said}",
-                ("model", "replacement", "band", "before", "after", "removed"),
-                table,
-            )
-            for said, table in zip(("", ", the constant sink left in"), removed.values(), strict=True)
-        ),
         Table(
-            "Sinks, loss and profile, before and after",
-            (
-                "model",
-                "replacement",
-                "sink rate",
-                "sink rate after",
-                "loss",
-                "loss after",
-                "loss change",
-                "profile",
-            ),
-            effects,
-        ),
+            f"Residual component removed{said}",
+            (*at, "band", "before", "after", "removed"),
+            [
+                [*names, str(band), *_removed(ds, sink, band)]
+                for names, ds in both.items()
+                for band in ds["band"].values
+            ],
+        )
+        for sink, said in (("_steady", ""), ("", ", the constant sink left in"))
     ]
+    effects = ("sink rate", "sink rate after", "loss", "loss after", "loss change", "profile")
+    rows = [[*names, *_effects(ds)] for names, ds in both.items()]
+    tables.append(Table("Sinks, loss and profile, before and after", (*at, *effects), rows))
     return Report("Position 0 swapped", described, tables, [])
+
+
+def _removed(ds: xr.Dataset, sink: str, band: str) -> list[str]:
+    sizes = [estimated(ds, f"residual{sink}_{when}_of_model", band=band) for when in ("before", "after")]
+    return [*sizes, estimated(ds, f"removed{sink}_of_model", ".0%", band=band)]
+
+
+def _effects(ds: xr.Dataset) -> list[str]:
+    means = (
+        float(ds[f"{name}_{when}"][first:].mean())  # a NaN at the last is left out
+        for name, first in (("sink_rate", 0), ("loss", 1))
+        for when in ("before", "after")
+    )
+    change = estimated(ds, "loss_change_of_model", "+.4f")
+    return [*(number(mean, ".3f") for mean in means), change, _profile_change(ds)]
 
 
 def _by_replacement(ds: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
