@@ -7,7 +7,7 @@ Jacobian J_j, all d directions pulled back, and held at the shortest length agai
 differentiation of the model's own modules. Beside the sketch stands what one would use without its basis: the same number
 of plain orthonormal, or Gaussian, probes. Errors are relative, root mean square over positions, prompts and draws; "mean
 profile" is the error of the root mean square over prompts. Writes `estimators.md`; rows that are there already for the same
-options are kept, so that a stopped run goes on.
+options are kept, so that a stopped run resumes.
 """
 
 from __future__ import annotations

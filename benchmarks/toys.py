@@ -115,7 +115,7 @@ class Program:
         ).to(self.device)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """As its loader gives them, for ever, without its sampler's first permutation of 64 million indices."""
+        """As its loader gives them, endlessly, without its sampler's first permutation of 64 million indices."""
         training = self.training
 
         class Short(Dataset[Any]):

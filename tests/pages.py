@@ -18,7 +18,7 @@ from probes.measures.matched import judged
 from probes.report.measuring import Source, Study, measure, studies
 from probes.results.dataset import attributes, load, made_with, save
 from probes.run.files import file_name
-from probes.studies.runs import write_results
+from probes.studies.runner import write_results
 
 LENGTH, PROMPTS = 24, 4
 ROGUE = "<script>alert('x')</script>/ape & co"  # the name of a model, as somebody might call a folder

@@ -119,7 +119,7 @@ def test_sensitivity_is_the_result_s(collected):
         assert list(each.x) == list(range(pages.LENGTH))
         smoothed = trace(figure, model=name, condition="init", curve=charts.MEASURED, detail=charts.SMOOTHED)
         np.testing.assert_allclose(numbers(smoothed.y), smooth_between(fresh.centre), rtol=1e-3)
-        kernel = trace(figure, model=name, condition="init", curve=charts.KERNEL)
+        kernel = trace(figure, model=name, condition="init", curve=charts.called("score_path"))
         predicted = band([run.mean for run in mean_profiles(ds, "theory_score_path")["init"]]).centre
         np.testing.assert_allclose(numbers(kernel.y), predicted, rtol=1e-3)
         surrogate = trace(figure, model=name, curve=charts.SCALAR)

@@ -207,9 +207,9 @@ def test_a_block_far_beyond_the_others_is_named_and_leaves_them_visible():
     """Qwen2.5's first block has a weight form of 1e234: its key biases make logits of hundreds."""
     values = xr.DataArray(np.ones((2, 20)), dims=("part", "layer"), coords={"layer": range(20)})
     cell = Figure().add_subplot()
-    in_view([cell], [values])
+    in_view(cell, values)
     assert not cell.texts
     values[:, 3] = -6e233
-    in_view([cell], [values])
+    in_view(cell, values)
     assert cell.texts[0].get_text() == "beyond the axis: block 3 (1.2e+234)"
     assert cell.get_ylim() == pytest.approx((-2.2, 2.2))

@@ -478,7 +478,9 @@ def test_command_line_splits_a_folder(tmp_path, monkeypatch):
     shutil.copytree(CHECKPOINTS / "tiny-llama", "checkpoint")
     seen: list[Any] = []
     load = probes.load
-    monkeypatch.setattr("probes.studies.runs.load", lambda *args, **more: seen.append(load(*args, **more)) or seen[-1])
+    monkeypatch.setattr(
+        "probes.studies.runner.load", lambda *args, **more: seen.append(load(*args, **more)) or seen[-1]
+    )
     where = ["--device-map", "auto", "--max-memory", "cpu=2MiB", "--offload-folder", "off"]
     given = [
         "leakage",

@@ -16,19 +16,8 @@ from PIL import Image
 from probes.errors import InputError
 from probes.results.dataset import dataset, load
 from toy.experiments import experiment, retrieval
-from toy.experiments.retrieval import (
-    PUBLISHED,
-    QUICK,
-    Settings,
-    Variant,
-    above_least,
-    bag,
-    claims,
-    limits,
-    nearest,
-    spread,
-    tables,
-)
+from toy.experiments.retrieval import QUICK, Settings, above_least, bag, limits
+from toy.experiments.retrieval_claims import PUBLISHED, Variant, claims, nearest, spread, tables
 from toy.figures.retrieval import draw
 from toy.tasks import Copying
 

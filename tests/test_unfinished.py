@@ -13,9 +13,10 @@ from kept import files, pieces, units
 
 from probes.errors import InputError
 from probes.results.dataset import made_with, save
-from probes.run.resume import Unfinished, each
+from probes.run.resume import each
+from probes.run.unfinished import Unfinished
 from probes.studies.atlas import Place, atlas
-from probes.studies.unfinished import kept_units
+from probes.studies.runner import kept_units
 
 KEY: dict[str, Any] = {"weights": "abc", "tokens_sha256": "123", "text": None, "seed": 0, "lags": (1, 2)}
 

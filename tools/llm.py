@@ -3,7 +3,7 @@
     python tools/llm.py                  # everything that is not there yet
     python tools/llm.py --list           # the steps with their commands, and which are done
     python tools/llm.py --only leakage   # steps whose name begins with this, or holds it
-    python tools/llm.py --table          # the table of README, from what is there; all of it is in reports/llm/table.md
+    python tools/llm.py --table          # the table of docs/findings.md; reports/llm/table.md has all of it
 
 Each step is one `headwater` command; an interrupted one resumes. Results go to `reports/llm/KIND/`, measurements of another
 kind of input, initialization or weights to `reports/llm/VARIANT/KIND/`; figures and tables are drawn again at the end.

@@ -3,14 +3,14 @@
     python tools/mutants.py --draw mutants.jsonl --count 100 --seed 0
     python tools/mutants.py --run mutants.jsonl --out outcomes.jsonl [--first 3] [--limit 900] [--contexts coverage.json]
 
-A mutant flips a comparison, swaps + and - or * and /, moves a number by one, swaps `and` and `or`, drops a `not`, returns a
-value with its sign turned, or changes an argument's default; as many of each kind are drawn. Annotations, docstrings,
-messages (`raise`, f-strings), `__init__` files and what only type checkers read stay as they are. A mutant is kept as
-module, definition, statement and changed statement, so that it is found again after code has moved.
+A mutant flips a comparison, swaps + and - or * and /, moves a number by one, swaps `and` and `or`, drops a `not`, turns the
+sign of a returned value, or changes an argument's default; as many of each kind are drawn. Annotations, docstrings, messages
+(`raise`, f-strings), `__init__` files and what only type checkers read stay as they are. A mutant is kept as module,
+definition, statement and changed statement, so that it is found again after code has moved.
 
-Mutants run in copies of the checkout, two at a time. Test files come in the order of their distance to the mutant's file by
-imports. With a coverage report (`pytest --cov --cov-context=test`, `coverage json --show-contexts`), the tests that reach
-the mutant's line run instead. A test that fails without the mutant, too, does not count. A stopped run resumes.
+Mutants run in copies of the checkout, two at a time. The test files nearest to the mutant's file by imports come first.
+With a coverage report (`pytest --cov --cov-context=test`, `coverage json --show-contexts`), the tests that reach the
+mutant's line run instead. A test that fails without the mutant, too, does not count. A stopped run resumes.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def changed(node: ast.AST, signed: bool) -> tuple[str, ast.expr, ast.expr] | Non
 
 def defaults(node: ast.FunctionDef) -> Iterator[tuple[str, ast.Constant]]:
     """Names and values of the arguments whose default is a number or a flag."""
-    given, only = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
-    pairs = [*zip(reversed(given), reversed(node.args.defaults), strict=False)]
-    pairs += [*zip(only, node.args.kw_defaults, strict=True)]  # type: ignore[list-item]
-    for argument, value in pairs:
+    every = [*node.args.posonlyargs, *node.args.args]
+    given = every[len(every) - len(node.args.defaults) :]
+    values = [*node.args.defaults, *node.args.kw_defaults]
+    for argument, value in zip([*given, *node.args.kwonlyargs], values, strict=True):
         if isinstance(value, ast.Constant) and type(value.value) in (bool, int, float):
             yield argument.arg, value
 
@@ -94,16 +94,6 @@ def inner(node: ast.AST) -> Iterator[ast.AST]:
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from inner(child)
-
-
-class Swap(ast.NodeTransformer):
-    """Puts `new` where `old` stands."""
-
-    def __init__(self, old: ast.AST, new: ast.AST) -> None:
-        self.old, self.new = old, new
-
-    def visit(self, node: ast.AST) -> Any:
-        return self.new if node is self.old else self.generic_visit(node)
 
 
 def faults(node: ast.stmt, signed: bool) -> Iterator[tuple[str, str, str, ast.expr, ast.expr]]:
@@ -119,9 +109,11 @@ def faults(node: ast.stmt, signed: bool) -> Iterator[tuple[str, str, str, ast.ex
         for part in inner(own):
             if found := changed(part, signed):
                 kind, old, new = found
-                twin = copy.deepcopy(own)  # walked in the same order
-                twin = Swap([*ast.walk(twin)][[*ast.walk(own)].index(old)], new).visit(twin)
-                yield kind, ast.unparse(own), ast.unparse(twin), old, new
+                before, kept = ast.unparse(own), (old.__class__, old.__dict__)
+                old.__class__, old.__dict__ = new.__class__, new.__dict__  # where it stands, until it is written down
+                after = ast.unparse(own)
+                old.__class__, old.__dict__ = kept
+                yield kind, before, after, old, new
 
 
 def mutants(tree: ast.AST, module: str, definition: str = "", signed: bool = False) -> Iterator[Mutant]:
@@ -144,12 +136,8 @@ def mutants(tree: ast.AST, module: str, definition: str = "", signed: bool = Fal
 def every(root: Path) -> list[Mutant]:
     """The mutants of `probes` and `toy`."""
     files = sorted(file for package in ("probes", "toy") for file in (root / package).rglob("*.py"))
-    return [
-        mutant
-        for file in files
-        if file.name != "__init__.py"
-        for mutant in mutants(ast.parse(file.read_bytes()), ".".join(file.relative_to(root).with_suffix("").parts))
-    ]
+    names = {file: ".".join(file.relative_to(root).with_suffix("").parts) for file in files if file.stem != "__init__"}
+    return [mutant for file, name in names.items() for mutant in mutants(ast.parse(file.read_bytes()), name)]
 
 
 def drawn(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
@@ -272,18 +260,19 @@ def run(wanted: list[Mutant], out: Path, limit: float, contexts: dict[str, Any])
 def main() -> None:
     """Draw, or run and print what was not killed."""
     given = argparse.ArgumentParser(description="Small faults, and whether tests find them.")
-    given.add_argument("--draw", type=Path, help="file for mutants, a JSON line each")
-    given.add_argument("--count", type=int, default=100)
-    given.add_argument("--seed", type=int, default=0)
-    given.add_argument("--run", type=Path, help="file with mutants")
-    given.add_argument("--out", type=Path, default=Path("outcomes.jsonl"), help="file for outcomes")
-    given.add_argument("--first", type=int, help="how many to run")
-    given.add_argument("--limit", type=float, default=900.0, help="seconds for one mutant")
-    given.add_argument("--contexts", type=Path, help="coverage.json with contexts")
+    option = given.add_argument
+    option("--draw", type=Path, help="file for mutants, a JSON line each")
+    option("--count", type=int, default=100)
+    option("--seed", type=int, default=0)
+    option("--run", type=Path, help="file with mutants")
+    option("--out", type=Path, default=Path("outcomes.jsonl"), help="file for outcomes")
+    option("--first", type=int, help="how many to run")
+    option("--limit", type=float, default=900.0, help="seconds for one mutant")
+    option("--contexts", type=Path, help="coverage.json with contexts")
     asked = given.parse_args()
     if asked.draw:
-        some = drawn(every(ROOT), asked.count, asked.seed)
-        asked.draw.write_text("".join(json.dumps(mutant[:5]) + "\n" for mutant in some), encoding="utf-8")
+        lines = [json.dumps(mutant[:5]) + "\n" for mutant in drawn(every(ROOT), asked.count, asked.seed)]
+        asked.draw.write_text("".join(lines), encoding="utf-8")
     if asked.run:
         wanted = [Mutant(*json.loads(line)) for line in asked.run.read_text(encoding="utf-8").splitlines()]
         contexts = json.loads(asked.contexts.read_text(encoding="utf-8"))["files"] if asked.contexts else {}

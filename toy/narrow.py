@@ -12,9 +12,10 @@ and 4.0 for fifty retrieval models of width 2 and 1, 2 and 3 blocks; 1.5 to 1.8 
 `petroglyph` and `previous_token`; but 0.5 to 0.7 for `rollout`'s, of width 16, and 0.7 to 0.9 for `matching`'s, which have
 several heads. `WIDEST = 0` turns it off:
 
-    python -c "import torch; torch.set_num_threads(1); from toy import narrow; from toy.train import *; \
+    python -c "import time, torch; torch.set_num_threads(1); from toy import narrow; from toy.train import *; \
         from toy.tasks import Copying; narrow.WIDEST = 16; a = Architecture(blocks=2, width=2); \
-        print(train([Run(a, Copying(target=k), s) for s in range(5) for k in range(10)], 100)[0].seconds)"
+        runs = [Run(a, Copying(target=k), s) for s in range(5) for k in range(10)]; \
+        t = time.process_time(); train(runs, 100); print(time.process_time() - t)"
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the commands show: progress and remarks on stderr, tables and sentences on stdout."""
+"""What commands show: progress and remarks on stderr, tables and sentences on stdout."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ALL = "all"  # the bar of everything
 def progress(
     prompts: int | None = None, *, telling: bool = True, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Advance]:
-    """A bar per label, shown once there is something to show, so that bad input ends in a single line.
+    """Progress bars on stderr, one per label, from the first call on, so that bad input ends in a single line.
 
-    With several units one for all, and the time that is left for all of them. How long it takes in all is said in one
-    line as soon as the first of so many `prompts` is measured, unless others tell it (not `telling`). Of several
-    processes the first shows its own.
+    Several units also have a bar together, with the time that is left for all of them. Once the first of `prompts` is
+    measured, one line says how long everything takes, unless the caller does (`telling=False`). Of several processes only
+    the first shows its progress.
     """
     if not processes.first():
         yield lambda *_: None
@@ -83,13 +83,13 @@ def given() -> str:
 
 
 def remark(line: str) -> None:
-    """One line on stderr, from the first process."""
+    """Print one line on stderr, in the first process."""
     if processes.first():
         print("headwater:", line, file=sys.stderr)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table, every line of it whole, also in a pipe or a narrow terminal."""
+    """Print a table; its lines are never broken, not even in a pipe or a narrow terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -104,9 +104,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_report(report: Report, *, sentences: bool = False) -> None:
-    """What was measured and what the columns are, then tables, and the sentences last, where a long table ends.
+    """Print title and description of a report, its tables, and last its sentences, where a reader of a long table stops.
 
-    `sentences`: the last table's cells are sentences, too long for columns; its rows are printed one below the other.
+    `sentences`: the cells of the last table are sentences, too long for columns; they are printed one below the other.
     """
     print(report.title)
     print(_wrapped(report.described))
@@ -135,5 +135,5 @@ def _print_titled(table: Table) -> None:
 
 
 def print_written(files: Sequence[Path]) -> None:
-    """Which files a command has written."""
+    """Print which files a command has written."""
     print(f"wrote {', '.join(map(str, files))}")

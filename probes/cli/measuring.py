@@ -53,7 +53,7 @@ def jacobian(target: Target, profiles: Profiles, source: Source, running: Runnin
       headwater jacobian Qwen/Qwen2.5-0.5B --prompts 8 --length 1024 --text book.txt
       headwater jacobian ./checkpoint --method exact --readout logits --first none
     """
-    from ..studies.runs import written_files
+    from ..studies.runner import written_files
     from ..studies.study import COLUMNS, cells, rope_correlations, summarize
 
     results = _study("jacobian", target, running, values(profiles, source))
@@ -82,7 +82,7 @@ def theory(target: Target, profiles: Profiles, source: Source, running: Running)
       headwater theory ./checkpoint --prompts 2 --length 512
     """
     from ..run.files import write_table
-    from ..studies.runs import written_files
+    from ..studies.runner import written_files
     from ..studies.study import AGREEMENT_COLUMNS, agreement_cells, agreements, described
 
     def rows(results: Any) -> list[list[str]]:
@@ -249,7 +249,7 @@ def _survey(
     probe: Any, target: Target, source: Source, running: Running, options: Mapping[str, Any], **reporting: Any
 ) -> None:
     """Run a survey with its progress on stderr, and print its report."""
-    from ..studies.runs import written_files
+    from ..studies.runner import written_files
     from ..studies.survey import PROBES, survey
 
     with progress(source.prompts) as advance:
@@ -315,7 +315,7 @@ def inspect(
     from ..results.dataset import save
     from ..run.files import require_writable, together
     from ..studies.reading import Reading
-    from ..studies.runs import require_free
+    from ..studies.runner import require_free
 
     read_as, chat = parse_prompt(prompt, text, chat, ids)
     out, files = inspection.out, [inspection.out / "inspect.html", inspection.out / "inspect.nc"]

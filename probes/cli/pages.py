@@ -144,7 +144,7 @@ def compare(
     """
     from ..results.tables import write_report
     from ..studies.paired import compare_files, comparison_report
-    from ..studies.runs import require_free
+    from ..studies.runner import require_free
 
     if out is not None:
         if out.suffix != ".md":

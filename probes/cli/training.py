@@ -75,7 +75,7 @@ def match(target: Target, matching: Matching, source: Source, running: Running) 
 
     from ..studies.match import NAME, match
     from ..studies.matched import match_report
-    from ..studies.runs import written_files
+    from ..studies.runner import written_files
 
     maker = Maker(QUICK if matching.quick else Settings(), running.device)
     with progress() as advance:

@@ -8,29 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from .draw import MANY, Row, along_blocks, by_fraction, entries, grid, layer_axis, zero_line
-from .palette import BLACK, GREY, PUBLISHED_STYLE, Style, replacement_colors
+from .draw import MANY, Row, along_blocks, by_fraction, layer_axis, saved_grid, zero_line
+from .palette import BLACK, GREY, PUBLISHED_STYLE, Style, replacement_colors, replacement_label
 from .series import STREAM_LEFT_IN, Curve, having, loss_curves, of_several, swap_bands, swapped_profiles
-from .style import (
-    LARGEST,
-    STYLE,
-    band_axis,
-    facts,
-    numeral,
-    option,
-    position_axis,
-    results_of,
-    save_figure,
-    spread,
-    thinned,
-)
+from .style import band_axis, facts, mark, numeral, option, position_axis, results_of, spread, thinned
 
 EARLY = 32  # queries before it are early, to [Ruscio]
 MOST, EXACT = 40, 8  # places along the loss: a single position of few prompts is noise
@@ -73,37 +61,23 @@ def bos_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Pa
     colors = replacement_colors(str(name) for ds in results.values() for name in ds["replacement"].values)
     image = sum(ds["sensitivity_after"].size for ds in results.values()) > MOST_POINTS
     highest = HIGHEST * max(float(ds["sensitivity_before"].max()) for ds in results.values())
-    nothing = np.zeros(0)
-    hollow = Curve(nothing, nothing, Style("", BLACK), kind="points", label=STREAM_LEFT_IN, filled=False)
-    left_in = entries([hollow] * any("removed_steady_of_model" in ds for ds in results.values()))
-    published = entries([Curve(nothing, nothing, PUBLISHED_STYLE, label=PUBLISHED_STYLE.label)])
+    left_in = [mark(STREAM_LEFT_IN, "o", BLACK, filled=False)]
+    left_in *= any("removed_steady_of_model" in ds for ds in results.values())
+    ruscio = Line2D([], [], color=PUBLISHED_STYLE.color, linestyle=PUBLISHED_STYLE.line, label=PUBLISHED_STYLE.label)
     removed, residual = partial(_bands, quantity="removed", colors=colors), partial(_residual, colors=colors)
+    given: dict[str, Any] = {"limits": REMOVED, "more": [*left_in, ruscio]}
     heads, losses = partial(_heads, colors=colors), partial(_losses, colors=colors)
     profiles = partial(_profiles, colors=colors, highest=highest)
-    more = [*left_in, *published]
+    beyond = partial(_profile_axis, colors=colors, highest=highest, image=image)
+    dots = any(ds["alpha_after"].size > MOST_MARKED * ds.sizes["replacement"] for ds in results.values())
     rows = {
-        "removed": Row("share removed", 1.8, removed, _removed_axis, "position 0 becomes", limits=REMOVED, more=more),
-        "residual": Row("residual\ncomponent (nat²)", 1.7, residual, _band_axis, own=True, more=left_in),
-        "alpha": Row(r"change of $\alpha_0$", 1.6, heads, _block_axis),
+        "removed": Row("share removed", 1.8, removed, _removed_axis, "position 0 becomes", **given),
+        "residual": Row("residual\ncomponent (nat²)", 1.7, residual, _residual_axis, own=True, more=left_in),
+        "alpha": Row(r"change of $\alpha_0$", 1.6, heads, _block_axis, image=dots),
         "loss": Row("change of loss (nat)", 1.7, losses, _loss_axis, image=image),
-        "sensitivity": Row(
-            r"$\|J_j\|_F\,/\,\sqrt{d}$",
-            1.8,
-            profiles,
-            partial(_profile_axis, colors=colors, highest=highest, image=image),
-            log=True,
-            image=image,
-        ),
+        "sensitivity": Row(r"$\|J_j\|_F\,/\,\sqrt{d}$", 1.8, profiles, beyond, log=True, image=image),
     }
-    with matplotlib.rc_context(STYLE):
-        figure, cells, _ = grid(results, rows, [*facts(results), *_explained(results)], side=1.6)
-        for cell in cells["residual"]:
-            cell.margins(y=0.25)
-        for cell, ds in zip(cells["alpha"], results.values(), strict=True):
-            _every_head(cell, ds, colors)
-        if path is not None:
-            save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
-    return figure
+    return saved_grid(results, rows, [*facts(results), *_explained(results)], side=1.6, path=path)
 
 
 def _bands(ds: xr.Dataset, quantity: str, colors: Mapping[str, str]) -> list[Curve]:
@@ -144,30 +118,25 @@ def _band_axis(cell: Axes, ds: xr.Dataset) -> None:
     band_axis(cell, ds["band"].values)
 
 
-def _change(ds: xr.Dataset, colors: Mapping[str, str]) -> list[tuple[str, str, np.ndarray]]:
-    """Of the mean weight on position 0 [layer, head], with each replacement's name and colour."""
-    change = (ds["alpha_after"] - ds["alpha_before"]).transpose("replacement", "layer", "head").values
-    return [(str(name), colors[str(name)], x) for name, x in zip(ds["replacement"].values, change, strict=True)]
+def _residual_axis(cell: Axes, ds: xr.Dataset) -> None:
+    cell.margins(y=0.25)
+    _band_axis(cell, ds)
 
 
 def _heads(ds: xr.Dataset, colors: Mapping[str, str]) -> list[Curve]:
-    """The median head of many blocks in a band over all heads; of few blocks every head is drawn by itself."""
-    x, curves = ds["layer"].values, []
-    for name, color, change in _change(ds, colors):
-        style, middle = Style(f"token {name}" if name.isdigit() else name, color), np.median(change, 1)
-        curve = Curve(x, middle, style, change.min(1), change.max(1), kind="points", label=style.label)
-        none = np.zeros(0)
-        curves.append(curve if len(x) > MANY else replace(curve, x=none, y=none, low=None, high=None))
-    return along_blocks(curves) if len(x) > MANY else curves
-
-
-def _every_head(cell: Axes, ds: xr.Dataset, colors: Mapping[str, str]) -> None:
-    if ds.sizes["layer"] > MANY:
-        return
-    for shift, (_, color, change) in zip(spread(ds.sizes["replacement"]), _change(ds, colors), strict=True):
-        x = np.repeat(ds["layer"].values + shift, change.shape[1])
-        look: Any = {"markersize": 2.6, "alpha": 0.8, "rasterized": change.size > MOST_MARKED}
-        cell.plot(x, change.ravel(), "o", color=color, **look)
+    """Changes of heads' weight on position 0: a dot per head while blocks are few, else their median in a band over all."""
+    x, change = ds["layer"].values, ds["alpha_after"] - ds["alpha_before"]
+    found, dot = [], {"marked": 2.6, "alpha": 0.8}
+    for replacement, shift in zip(map(str, ds["replacement"].values), spread(ds.sizes["replacement"]), strict=True):
+        heads = change.sel(replacement=replacement).transpose("layer", "head").values
+        style = Style(replacement_label(replacement), colors[replacement], "")
+        if len(x) > MANY:
+            middle, ends = np.median(heads, 1), (heads.min(1), heads.max(1))
+            found.append(Curve(x, middle, style, *ends, kind="points", label=style.label))
+        else:
+            at = np.repeat(x + shift, heads.shape[1])
+            found.append(Curve(at, heads.ravel(), style, label=style.label, **dot))
+    return along_blocks(found) if len(x) > MANY else found
 
 
 def _block_axis(cell: Axes, ds: xr.Dataset) -> None:

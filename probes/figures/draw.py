@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -185,11 +184,15 @@ def grid(
                 cell.set_ylim(row.limits[0] - margin, row.limits[1] + margin)
         cells[name][0].set_ylabel(row.label)
         handles = [*entries(shown), *row.more]
-        signs += coinciding(cells[name], handles)
+        signs += coinciding(cells[name], [one for one in handles if _is_line(one)])
         if handles:
             side_legend(sides[name], handles, row.title)
     small_print(figure, [*texts, *of_coinciding(signs)], width)
     return figure, cells, sides
+
+
+def _is_line(entry: Any) -> bool:
+    return isinstance(entry, Line2D) and entry.get_linestyle() != "None"
 
 
 def saved_grid(
@@ -235,25 +238,23 @@ def depth_legend(blocks: int) -> list[Line2D]:
     return [Line2D([], [], color=depth_color(n, blocks), linewidth=1.6, label=f"block {n}") for n in shown]
 
 
-def in_view(cells: Sequence[Axes], parts: Sequence[xr.DataArray]) -> None:
-    """Let the common vertical axis of `cells` follow most blocks, and name the blocks that go far beyond them.
+def in_view(cell: Axes, parts: xr.DataArray) -> None:
+    """Let the vertical axis follow most blocks, and name the blocks that go far beyond them.
 
     What is named is the height of a block's stack: all its positive parts, or all its negative ones.
 
     Args:
-        cells: with the same vertical axis.
-        parts: what is drawn in each, [part, layer]; parts may be stacked.
+        cell: which has the parts, that may be stacked.
+        parts: [part, layer].
     """
-    sizes = [np.maximum(x.clip(min=0).values.sum(0), -x.clip(max=0).values.sum(0)) for x in parts]
-    usual = OUTLIER * np.nanquantile(np.concatenate(sizes), 0.75)
-    beyond = [(size > usual) & (usual > 0) for size in sizes]
-    if not any(one.any() for one in beyond):
+    size = np.maximum(parts.clip(min=0).values.sum(0), -parts.clip(max=0).values.sum(0))
+    usual = OUTLIER * np.nanquantile(size, 0.75)
+    beyond = (size > usual) & (usual > 0)
+    if not beyond.any():
         return
-    within = [size[~one & np.isfinite(size)] for size, one in zip(sizes, beyond, strict=True)]
-    limit = 1.1 * max(itertools.chain(*within), default=0)
-    cells[0].set_ylim(-limit, limit)
-    for cell, x, size, one in zip(cells, parts, sizes, beyond, strict=True):
-        named = [f"block {layer} ({value:.3g})" for layer, value in zip(x["layer"].values[one], size[one], strict=True)]
-        if named:
-            text = f"beyond the axis: {', '.join(named[:3])}" + f" and {len(named) - 3} more" * (len(named) > 3)
-            cell.text(1, 1.01, text, transform=cell.transAxes, ha="right", va="bottom", fontsize=6.5, color=GREY)
+    limit = 1.1 * np.max(size[~beyond & np.isfinite(size)], initial=0)
+    cell.set_ylim(-limit, limit)
+    shown = zip(parts["layer"].values[beyond], size[beyond], strict=True)
+    named = [f"block {layer} ({value:.3g})" for layer, value in shown]
+    text = f"beyond the axis: {', '.join(named[:3])}" + f" and {len(named) - 3} more" * (len(named) > 3)
+    cell.text(1, 1.01, text, transform=cell.transAxes, ha="right", va="bottom", fontsize=6.5, color=GREY)

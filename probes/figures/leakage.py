@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .draw import Row, along_blocks, entries, grid, in_view, layer_axis, zero_line
+from .draw import Row, along_blocks, in_view, layer_axis, saved_grid, zero_line
 from .palette import BLACK, GREY, PARTS, Style
 from .series import (
     STREAM_LEFT_IN,
@@ -24,7 +24,7 @@ from .series import (
     share_curves,
     weight_form_curves,
 )
-from .style import LARGEST, STYLE, band_axis, facts, results_of, save_figure
+from .style import band_axis, facts, mark, results_of
 
 NEEDS = {
     "log_form_by_block": ("part", "layer", "band"),
@@ -59,27 +59,18 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
     """
     results = results_of(results, "leakage", NEEDS)
     steady = any("steady_stream_by_block" in ds for ds in results.values())
-    left_in = entries([_hollow(BLACK)] * steady)
+    left_in = [mark(STREAM_LEFT_IN, "o", BLACK, filled=False)] * steady
+    weight_shares = partial(_share_axis, form="weight")
     rows = {
         "log": Row("leakage (nat²)", 2.3, _log_form, _block_axis, "log form"),
-        "parts": Row("parts (nat²)", 1.7, _parts, _block_axis, "parts of the total", own=True),
-        "weight": Row("leakage (weight²)", 1.7, _weight_form, _block_axis, "weight form", own=True),
+        "parts": Row("parts (nat²)", 1.7, _parts, _part_axis, "parts of the total", own=True),
+        "weight": Row("leakage (weight²)", 1.7, _weight_form, _weight_axis, "weight form", own=True),
         "log_share": Row(
-            "share of total", 1.5, _log_shares, _band_axis, "shares, log form", limits=SHARES, more=left_in
+            "share of total", 1.5, _log_shares, _share_axis, "shares, log form", limits=SHARES, more=left_in
         ),
-        "weight_share": Row("share of total", 1.5, _weight_shares, _band_axis, "shares, weight form", limits=SHARES),
+        "weight_share": Row("share of total", 1.5, _weight_shares, weight_shares, "shares, weight form", limits=SHARES),
     }
-    with matplotlib.rc_context(STYLE):
-        figure, cells, _ = grid(results, rows, [*facts(results), *_explained()], side=1.6)
-        for column, ds in enumerate(results.values()):
-            early = ds.isel(band=0)
-            in_view([cells["weight"][column]], [early["weight_source_by_block"]])
-            in_view([cells["parts"][column]], [early["log_form_by_block"].sel(part=list(PARTS))])
-            for cell, form in ((cells["log_share"][column], "log"), (cells["weight_share"][column], "weight")):
-                _unresolved(cell, ds, form)
-        if path is not None:
-            save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
-    return figure
+    return saved_grid(results, rows, [*facts(results), *_explained()], side=1.6, path=path)
 
 
 def _log_form(ds: xr.Dataset) -> list[Curve]:
@@ -121,27 +112,29 @@ def _beside(curves: list[Curve]) -> list[Curve]:
     return [replace(curve, x=curve.x + shift) for shift, curve in zip(shifts, curves, strict=True)]
 
 
-def _hollow(color: str) -> Curve:
-    nothing = np.zeros(0)
-    return Curve(nothing, nothing, Style("", color), kind="points", label=STREAM_LEFT_IN, filled=False)
-
-
 def _block_axis(cell: Axes, ds: xr.Dataset) -> None:
     zero_line(cell)
     layer_axis(cell, ds["layer"].values, f"block, queries {ds['band'].values[0]}")
 
 
-def _band_axis(cell: Axes, ds: xr.Dataset) -> None:
-    zero_line(cell)
-    cell.axhline(1, color=GREY, linewidth=0.7, zorder=1)
-    band_axis(cell, ds["band"].values)
+def _part_axis(cell: Axes, ds: xr.Dataset) -> None:
+    _block_axis(cell, ds)
+    in_view(cell, ds["log_form_by_block"].isel(band=0).sel(part=list(PARTS)))
 
 
-def _unresolved(cell: Axes, ds: xr.Dataset, form: str) -> None:
-    """Say where there is no total to have a share of."""
+def _weight_axis(cell: Axes, ds: xr.Dataset) -> None:
+    _block_axis(cell, ds)
+    in_view(cell, ds["weight_source_by_block"].isel(band=0))
+
+
+def _share_axis(cell: Axes, ds: xr.Dataset, form: str = "log") -> None:
+    """Bands, and where there is no total to have a share of."""
     curves = share_curves(ds, "steady" if form == "log" and "steady_share_of_model" in ds else form)
     for band in np.flatnonzero(np.isnan([curve.y for curve in curves]).all(0)):
         cell.text(band, 0.06, "no total", ha="center", va="bottom", fontsize=6.5, color=GREY)
+    zero_line(cell)
+    cell.axhline(1, color=GREY, linewidth=0.7, zorder=1)
+    band_axis(cell, ds["band"].values)
 
 
 def _explained() -> list[str]:

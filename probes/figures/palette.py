@@ -142,6 +142,10 @@ def model_colors(names: Iterable[str]) -> dict[str, str]:
     return {name: CYCLE[n % len(CYCLE)] for n, name in enumerate(names)}
 
 
+def replacement_label(replacement: str) -> str:
+    return f"token {replacement}" if replacement.isdigit() else replacement
+
+
 def replacement_colors(names: Iterable[str]) -> dict[str, str]:
     """A colour for every replacement at position 0, in the order given."""
     found = list(dict.fromkeys(names))

@@ -35,6 +35,7 @@ from .palette import (
     Style,
     condition_style,
     replacement_colors,
+    replacement_label,
     theory_style,
 )
 
@@ -287,7 +288,7 @@ def _swapped(ds: xr.Dataset, colors: Mapping[str, str] | None) -> Iterable[tuple
     names = [str(name) for name in ds["replacement"].values]
     colors = colors or replacement_colors(names)
     for name in names:
-        yield ds.sel(replacement=name), name, Style(f"token {name}" if name.isdigit() else name, colors[name])
+        yield ds.sel(replacement=name), name, Style(replacement_label(name), colors[name])
 
 
 def swap_bands(ds: xr.Dataset, quantity: str, colors: Mapping[str, str] | None = None) -> list[Curve]:

@@ -203,10 +203,8 @@ def _ratios(ds: xr.Dataset) -> list[Curve]:
         ratio = norms.sel(place="sink").values / norms.sel(place="rest").values
         if attends.size <= MOST_MARKED:
             bare = style._replace(line="")
-            for chosen in (~reading, reading):
-                found.append(Curve(attends[chosen], ratio[chosen], bare, marked=3.6, filled=chosen is reading))
-            nothing = np.zeros(0)
-            found.append(Curve(nothing, nothing, style, kind="points", label=style.label))
+            found.append(Curve(attends[~reading], ratio[~reading], bare, marked=3.6, filled=False))
+            found.append(Curve(attends[reading], ratio[reading], bare, label=style.label, marked=3.6))
             continue
         order = np.argsort(attends, axis=None, kind="stable")
         groups = [(attends.flat[group], ratio.flat[group]) for group in np.array_split(order, GROUPS)]

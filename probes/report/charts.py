@@ -44,12 +44,11 @@ from .plotting import band, bar, beside_line, empty, errors, line, positions, ro
 Results: TypeAlias = Mapping[str, xr.Dataset]
 
 MAP_DECADES = 3  # of the map's axis; a window that cuts the first positions off has nothing there, and is cut off, too
-KERNEL, CESARO, SCALAR = "second-moment kernel", "N^L, best α", "one-product surrogate"
+CESARO, SCALAR = "N^L, best α", "one-product surrogate"
 QUANTILES = "5 to 95 % of pairs"
 EACH, SMOOTHED = "each position", "smoothed over 5 %"
 REMOVED = (-1.0, 1.5)  # where the axis ends at most: an interval far beyond says nothing
 MOST_TICKS = 16  # of heads or blocks along an axis
-MARKED = 64  # positions up to which each has a mark
 METRICS = {
     "attends": "attends",
     "written": "written, beside the stream",
@@ -364,7 +363,7 @@ def by_replacement(results: Results) -> dict[str, dict[str, xr.Dataset]]:
 UNKNOWN = "another embedding"
 
 
-def _bands(results: Results, quantity: str, of: Mapping[str, str]) -> go.Figure:
+def _bands(results: Results, quantity: str, hover: str) -> go.Figure:
     """Bars by query band of what `swap_bands` gives, without and with the constant sink."""
     label = "removed by the swap" if quantity == "removed" else "residual component V(X), nat²"
     figure, colors = empty("queries", label, log=False), model_colors(results)
@@ -384,7 +383,7 @@ def _bands(results: Results, quantity: str, of: Mapping[str, str]) -> go.Figure:
         said = f"{name}, {when}" if when else name
         x = [str(one) for one in ds["band"].values]
         trace = bar(x, y, curve.low, curve.high, name=said, color=colors[name], meta=meta)
-        trace.hovertemplate = f"{text(said)}{of['hover']}<extra></extra>"
+        trace.hovertemplate = f"{text(said)}{hover}<extra></extra>"
         trace.opacity = {"before": 0.45, "after": 1.0}.get(when)
         figure.add_trace(trace)
     figure.update_layout(barmode="group")
@@ -398,7 +397,7 @@ def removed(results: Results) -> go.Figure:
 
     Where a model has no component to remove, the interval has no end, and nothing is drawn.
     """
-    figure = _bands(results, "removed", {"hover": "<br>queries %{x}: %{y:.0%}"})
+    figure = _bands(results, "removed", "<br>queries %{x}: %{y:.0%}")
     whiskers = [w for t in traces(figure) for w in zip(t.y, t.error_y.array, t.error_y.arrayminus, strict=True)]
     ends = [(y + up, y - down) for y, up, down in whiskers if y is not None]
     low, high = (min((one[1] for one in ends), default=0.0), max((one[0] for one in ends), default=1.0))
@@ -410,7 +409,7 @@ def removed(results: Results) -> go.Figure:
 
 def components(results: Results) -> go.Figure:
     """The residual component before and after the swap, by query band, with 95 % intervals."""
-    return _bands(results, "residual", {"hover": "<br>queries %{x}: %{y:.3~g} nat²"})
+    return _bands(results, "residual", "<br>queries %{x}: %{y:.3~g} nat²")
 
 
 def losses(results: Results) -> go.Figure:

@@ -38,7 +38,7 @@ from ..results.ushape import SHORTEST
 from ..run.files import file_name, remove_cut_short, require_writable, write_table
 from ..run.progress import Advance, Within, announce
 from ..studies.plan import PASSES, operations
-from ..studies.runs import Loading, Subject, holding, subjects
+from ..studies.runner import HASH, Loading, Subject, holding, subjects
 from ..studies.study import (
     AGREEMENT_COLUMNS,
     FIGURES,
@@ -50,7 +50,6 @@ from ..studies.study import (
     study,
 )
 from ..studies.survey import PROBES, survey
-from ..studies.unfinished import HASH
 from .cards import pretrained_weights
 
 Told: TypeAlias = Callable[[str], object]

@@ -4,7 +4,7 @@ A unit is what is measured in one go (a model under one condition, a place on a 
 was measured with: the same work given again reads what is there, and other work is refused before anything is measured. A
 piece is a part of a unit: a few named arrays, mostly of one prompt.
 
-- `Unfinished` keeps units in `OUT/unfinished` until all of them are done.
+- `probes.run.unfinished` keeps units in `OUT/unfinished` until all of them are done.
 - `each` makes the pieces of a unit, shared between processes (`probes.run.processes`): process r makes the pieces n with
   n mod R = r, and every process sees all of them in one order. So numbers do not depend on how many processes there were.
 - Within a unit every piece is written as soon as it is made (`keeping`). A killed run resumes at its current piece. Pieces
@@ -27,12 +27,12 @@ import re
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from safetensors.numpy import load as unpacked
@@ -40,19 +40,15 @@ from safetensors.numpy import save as packed
 
 from ..errors import InputError
 from . import processes
-from .files import remove_cut_short, require_writable
-from .progress import Advance
 
 Piece: TypeAlias = dict[str, np.ndarray]
 Reader: TypeAlias = Callable[..., Piece]  # of all arrays of a piece, or of the one of a name
-Result = TypeVar("Result")
 
-FOLDER = "unfinished"  # of units, in the output's folder
 RESULT = "result"  # the piece that holds the result of a finished unit
 OWN = "own."  # begins the names of arrays that no other process needs
 MOST = 64  # pieces of grouped prompts
-NAMED = 6  # of the units found, in the line that says so
 BLOCK = 1 << 28  # bytes per row: SQLite's own limit is 10^9
+SLACK = 1 << 16  # bytes that a transaction takes beside its arrays, more than enough
 PATIENCE = 600  # seconds to wait while another process has the file locked
 # `content` stands last, so that names are read without it.
 TABLES = (
@@ -142,9 +138,11 @@ class Store:
     def _reason(self, error: Exception, size: int) -> str:
         """The system's words, which SQLite hides: a file of the size that this one needed brings them out."""
         try:
+            if isinstance(error, OSError):
+                raise error
             with tempfile.TemporaryFile(dir=self.path.parent) as file:
                 file.seek(self.path.stat().st_size)
-                file.write(bytes(size + (1 << 14)))
+                file.write(bytes(size + SLACK))
         except OSError as again:
             return again.strerror or str(again)
         return str(error)
@@ -369,120 +367,3 @@ def exchanged(own: Mapping[int, Piece]) -> Pieces:
                 n, _, called = name.partition("/")
                 found.setdefault(int(n), {})[called] = array
     return Pieces([found[n] for n in range(len(found))])
-
-
-class Unfinished(Generic[Result]):
-    """The units of one kind of work ("jacobian", "map", "sinks", ...), kept in OUT/unfinished until all are done.
-
-    With several processes all of them measure, and the first one writes the units' results.
-
-    Args:
-        out: folder of the results.
-        kind: names the files.
-        pack: a unit's result as bytes.
-        unpack: the result again.
-        telling: of the names of a key that differ, those that count, in the order they are to be named; all if not given.
-
-    Raises:
-        InputError: the folder cannot be made or written to (tried here, before long work, and nothing is left behind), or
-            another version has left work there.
-    """
-
-    def __init__(
-        self,
-        out: str | Path,
-        kind: str,
-        *,
-        pack: Callable[[Result], bytes],
-        unpack: Callable[[bytes], Result],
-        telling: Callable[[list[str], Mapping[str, Any]], list[str]] = lambda changed, key: changed,
-    ) -> None:
-        self.out, self.kind = Path(out), kind
-        self.folder = self.out / FOLDER
-        self._pack, self._unpack, self._telling = pack, unpack, telling
-        if processes.first():
-            require_writable(self.folder)
-        processes.wait()
-        older = [file for ending in ("*.nc", "*.part[0-9]*") for file in self.folder.glob(ending)]
-        if older:
-            raise InputError(f"'{older[0]}' is unfinished work of an older version; remove '{self.folder}'")
-        self._stores = Stores(self.folder / kind)
-
-    def has(self, label: str) -> bool:
-        """Whether something of a unit is there, measured with whatever."""
-        return self._stores.key(label) is not None
-
-    def done(self, label: str) -> bool:
-        """Whether its result is there."""
-        return RESULT in self._stores.where(label)
-
-    def check(self, label: str, key: Mapping[str, Any], *, without: Collection[str] = ()) -> None:
-        """Refuse to resume a unit that was measured with another key; `without` names what is not known yet.
-
-        Raises:
-            InputError: naming what differs.
-        """
-        before, now = self._stores.key(label), json.loads(json.dumps(dict(key), default=str))
-        if before is None:
-            return
-        changed = [name for name in {**now, **before} if name not in without and now.get(name) != before.get(name)]
-        if changed := self._telling(changed, now):
-            raise InputError(
-                f"'{self.out}' holds an unfinished study with other {', '.join(changed)}; "
-                f"give the same settings to go on with it, delete '{self.folder}', or give another folder"
-            )
-
-    def going_on(self, labels: Sequence[str]) -> str | None:
-        """One line that says which of these units are there already; None where there are none."""
-        found = [label for label in labels if self.done(label)]
-        begun = [label for label in labels if label not in found and self.has(label)]
-        if not found and not begun:
-            return None
-        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-        done = f" ({', '.join(found[:NAMED])}{more})" if found else ""
-        partly = f", {', '.join(begun)} begun" if begun else ""
-        return f"going on with '{self.folder}': {len(found)} of {len(labels)} are done{done}{partly}"
-
-    def unit(
-        self,
-        label: str,
-        key: Mapping[str, Any],
-        measure: Callable[[], Result],
-        *,
-        advance: Advance | None = None,
-    ) -> Result:
-        """The unit as it was measured before, or as it is measured and kept now; `advance` hears that it was before.
-
-        Raises:
-            InputError: as in `check`, or the folder cannot be written to.
-        """
-        self.check(label, key)
-        if processes.agreed(self.done(label)):
-            if advance is not None:
-                advance(label, 1.0, 1.0)
-            (read,) = self._stores.readers(label, [RESULT])
-            return self._unpack(read()[RESULT].tobytes())
-        with keeping(self._stores, key, label):
-            made = measure()
-        if processes.first():
-            content = {RESULT: np.frombuffer(self._pack(made), np.uint8)}
-            self._stores.own.write(label, json.dumps(dict(key), default=str), RESULT, content)
-        processes.wait()
-        if processes.first():
-            for other in self._stores:
-                other.forget(label)
-        return made
-
-    def clear(self) -> None:
-        """Remove all units of this kind, those of an older number of seeds, too; other files stay."""
-        processes.wait()  # somebody may be reading
-        self._stores.close()
-        processes.wait()
-        if not processes.first():
-            return
-        for file in store_files(self._stores.path):
-            file.unlink(missing_ok=True)
-            file.with_name(f"{file.name}-journal").unlink(missing_ok=True)
-        remove_cut_short(self.out, self.kind)
-        with suppress(OSError):  # somebody else's file is in it
-            self.folder.rmdir()

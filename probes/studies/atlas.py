@@ -32,8 +32,7 @@ from ..run.files import together
 from ..run.progress import Advance
 from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment, second_moment_from_config
-from .runs import require_free
-from .unfinished import kept_units
+from .runner import kept_units, require_free
 
 Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
 

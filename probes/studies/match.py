@@ -63,8 +63,7 @@ from ..run.files import together
 from ..run.progress import Advance
 from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment
-from .runs import Loading, Subject, require_free, subjects, write_results, written_files
-from .unfinished import kept_units, measured_on
+from .runner import Loading, Study, Subject, Tell, Unit, run, write_results
 
 NAME = "match"
 STATES = ("init", "pretrained")
@@ -192,81 +191,43 @@ def match(
         raise InputError(f"prompts={prompts} are too few for leakage; give at least {LEAST_PROMPTS}")
     if length < SHORTEST:
         raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
-    unfinished = kept_units(out, NAME)
-    source: dict[str, Any] = {
-        "text": text,
-        "dataset": dataset,
-        "split": split,
-        "column": column,
-        "chat": chat,
-        "first": first,
-        "seed": seed,
-    }
-    options = {
-        "prompts": prompts,
-        "length": length,
-        "seeds": seeds,
-        "initialization": initialization,
-        "bootstrap": bootstrap,
-        **source,
-        "toys": maker.described,
-        "quick": quick,
-    }
+    source = dict(text=text, dataset=dataset, split=split, column=column, chat=chat, first=first, seed=seed)
+    options = dict(prompts=prompts, length=length, seeds=seeds, initialization=initialization, bootstrap=bootstrap)
+    options |= {**source, "toys": maker.described, "quick": quick}
     plans: dict[str, Any] = {}
-
-    def key(model: View, tokens: Tensor) -> dict[str, Any]:
-        return measured_on(model, tokens) | options
+    trained: dict[str, Sequence[Group]] = {}
+    cache: dict[str, tuple[xr.Dataset, ...]] = {}
+    judged: dict[str, xr.Dataset] = {}
 
     def check(model: View, name: str, tokens: Tensor) -> None:
         if len(tokens) < LEAST_PROMPTS or tokens.shape[1] < SHORTEST:
             least = f"{LEAST_PROMPTS} of {SHORTEST}"
             raise InputError(f"{len(tokens)} prompts of {tokens.shape[1]} tokens are too few; give at least {least}")
         plans[name] = planned(model, tokens, maker)
-        if unfinished.has(name):
-            unfinished.check(name, key(model, tokens))
 
+    def prepare(models: Sequence[Subject]) -> None:
+        groups = maker.toys([plans[one.name] for one in models], out / TOYS, advance)
+        trained.update((one.name, own) for one, own in zip(models, groups, strict=True))
+
+    def measure(model: View, one: Subject, tell: Tell) -> xr.Dataset:
+        sizes: dict[str, Any] = {"seeds": seeds, "initialization": initialization, "bootstrap": bootstrap, "seed": seed}
+        given: dict[str, Any] = {"documents": one.drawn.documents, "cache": cache, "progress": tell}
+        made = measured(model, one.tokens, trained[one.name], **sizes, **given)
+        notes, toys = json.dumps(list(plans[one.name].notes)), json.dumps(maker.described)
+        return made.assign_attrs(notes=notes, toys=toys, quick=int(quick))
+
+    study = Study(
+        NAME,
+        lambda model, name, tokens: [Unit(name, options, measure)],
+        lambda results: judged.update(write(results, out, bootstrap=bootstrap)),
+        check=check,
+        prepare=prepare,
+        files=[f"{NAME}.md"],
+    )
     asked = {"n": prompts, "length": length, **source}
-    models = subjects(sources, Loading(backend, device, dtype), asked, check, told)
-    require_free(written_files([one.name for one in models], out, NAME, f"{NAME}.md"))
-    found = unfinished.going_on([one.name for one in models])
-    if told is not None and found is not None:
-        told(found)
-    trained = maker.toys([plans[one.name] for one in models], out / TOYS, advance)
-    cache: dict[str, tuple[xr.Dataset, ...]] = {}
-    results: dict[str, xr.Dataset] = {}
-    for one, groups in zip(models, trained, strict=True):
-        model = one.model()
-
-        def measure(model: View = model, subject: Subject = one, groups: Sequence[Any] = groups) -> xr.Dataset:
-            def tell(done: float, total: float) -> None:
-                if advance is not None:
-                    advance(subject.name, done, total)
-
-            made = measured(
-                model,
-                subject.tokens,
-                groups,
-                seeds=seeds,
-                initialization=initialization,
-                bootstrap=bootstrap,
-                seed=seed,
-                documents=subject.drawn.documents,
-                cache=cache,
-                progress=tell,
-            )
-            made = subject.described(made)
-            made.attrs |= {
-                "notes": json.dumps(list(plans[subject.name].notes)),
-                "toys": json.dumps(maker.described),
-                "quick": int(quick),
-            }
-            return made
-
-        results[one.name] = unfinished.unit(one.name, key(model, one.tokens), measure, advance=advance)
-    results = write(results, out, bootstrap=bootstrap)
-    unfinished.clear()
+    run(study, sources, out, asked, Loading(backend, device, dtype), advance=advance, told=told)
     maker.finish(out / TOYS)
-    return results
+    return judged
 
 
 def write(results: Mapping[str, xr.Dataset], out: Path, *, bootstrap: int = BOOTSTRAP) -> dict[str, xr.Dataset]:

@@ -12,7 +12,7 @@ from ..data.chat import Chat, conversations
 from ..measures.inspect import inspect
 from ..models.view import View
 from ..run.progress import Advance
-from .unfinished import kept_units, measured_on
+from .runner import kept_units, measured_on
 
 
 class Reading:

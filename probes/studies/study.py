@@ -1,7 +1,6 @@
-"""The study behind `headwater jacobian` and `headwater theory`: models x conditions x seeds, kept run by run.
+"""The study behind `headwater jacobian` and `headwater theory`: models x conditions x seeds.
 
-Every finished run is a file in the folder `unfinished` of the output; the same study started again reads what is there and
-goes on. At the end the runs of a model become one result, and the folder is removed.
+A unit is one condition of a model with one seed. At the end a model's units become one result.
 
 Predictions stand beside the measurement in the same result, as variables `theory_NAME` [prompt, position].
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,14 +30,11 @@ from ..results.profiles import mean_profiles, shape
 from ..results.statistics import Interval
 from ..results.tables import interval, number
 from ..results.ushape import SHORTEST, UShape, ushape
-from ..run import processes
-from ..run.files import together
-from ..run.progress import Advance, announce
+from ..run.progress import Advance
 from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment, second_moment_from_config
 from .plan import KERNEL_PASSES, Plan, jacobian_passes, operations, plan
-from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
-from .unfinished import CHOOSING, Unfinished, kept_units, measured_on
+from .runner import CHOOSING, Loading, Results, Study, Subject, Tell, Unit, Untouched, run, write_results
 
 Condition = Literal["init", "pretrained"]
 Theory = Literal["uniform", "values", "score_path", "config"]
@@ -154,8 +149,6 @@ def study(
         InputError: bad input, or an unfinished study with other settings in `out` (the message says which).
     """
     out = Path(out)
-    unfinished = kept_units(out, name)
-    sizes: dict[str, float] = {}
 
     def check(model: View, called: str, tokens: Tensor) -> None:
         if tokens.shape[1] < SHORTEST:
@@ -167,36 +160,25 @@ def study(
             )
         with suppress(Untouched.Reached):
             _measure(Untouched(model), tokens, settings, None)
-        for run in settings.runs():
-            if unfinished.has(_label(called, run)):  # fresh weights follow from the seed; they are not made for this
-                unknown = () if run[1] is None else ("weights",)
-                unfinished.check(_label(called, run), _key(model, tokens, settings), without=unknown)
-        sizes.update((_label(called, run), run_size(model, settings, tokens)) for run in settings.runs())
 
+    def write_all(results: Results) -> None:
+        if write is None:
+            write_results(results, out, name, FIGURES[name])
+        else:
+            write(results)
+        if finish is not None:
+            finish(results)
+
+    declared = Study(
+        name,
+        lambda model, called, tokens: [_unit(model, called, run, settings, tokens) for run in settings.runs()],
+        write_all,
+        check=check,
+        joined=lambda model, runs: _with_fits(combine(runs), model),
+        line=lambda model, one: estimate(model, settings, name, one.tokens).line(one.name),
+    )
     asked = {"n": settings.prompts, "length": settings.length, **settings.source()}
-    models = subjects(sources, Loading(backend, device, dtype, split_over), asked, check, told)
-    require_free(written_files([one.name for one in models], out, name))
-    found = unfinished.going_on([_label(one.name, run) for one in models for run in settings.runs()])
-    if told is not None and found is not None:
-        told(found)
-    announce(advance, {label: size for label, size in sizes.items() if not unfinished.done(label)})
-    results: dict[str, xr.Dataset] = {}
-    for one in models:
-        model = one.model()
-        if told is not None and not all(unfinished.done(_label(one.name, run)) for run in settings.runs()):
-            told(estimate(model, settings, name, one.tokens).line(one.name))
-        runs = [_run(model, one, run, settings, unfinished, advance) for run in settings.runs()]
-        results[one.name] = _with_fits(combine(runs), model)
-    if processes.first():
-        with together():
-            if write is None:
-                write_results(results, out, name, FIGURES[name])
-            else:
-                write(results)
-            if finish is not None:
-                finish(results)
-    unfinished.clear()
-    return results
+    return run(declared, sources, out, asked, Loading(backend, device, dtype, split_over), advance=advance, told=told)
 
 
 def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"], tokens: Tensor) -> Plan:
@@ -240,30 +222,25 @@ def _with_fits(result: xr.Dataset, model: View) -> xr.Dataset:
     return result
 
 
-def _label(name: str, run: tuple[str, int | None]) -> str:
+def _unit(model: View, name: str, run: tuple[str, int | None], settings: Settings, tokens: Tensor) -> Unit:
     condition, seed = run
-    return f"{name} {condition}" + ("" if seed is None else f" {seed}")
+    options = asdict(settings)
 
+    def weights(model: View) -> View:
+        drawn: dict[str, Any] = {"positional": condition != "init-nope", "initialization": settings.initialization}
+        return model if seed is None else model.reinitialized(seed, **drawn)
 
-def _run(
-    model: View,
-    subject: Subject,
-    run: tuple[str, int | None],
-    settings: Settings,
-    unfinished: Unfinished,
-    advance: Advance | None,
-) -> xr.Dataset:
-    condition, seed = run
-    drawn: dict[str, Any] = {"positional": condition != "init-nope", "initialization": settings.initialization}
-    measured = model if seed is None else model.reinitialized(seed, **drawn)
-    label, tokens = _label(subject.name, run), subject.tokens
-
-    def measure() -> xr.Dataset:
-        result = _measure(measured, tokens, settings, None if advance is None else partial(advance, label))
-        result = subject.described(result)
+    def measure(model: View, subject: Subject, tell: Tell) -> xr.Dataset:
+        result = _measure(model, subject.tokens, settings, tell)
         return result if seed is None else result.assign_attrs(seed=seed)
 
-    return unfinished.unit(label, _key(measured, tokens, settings), measure, advance=advance)
+    return Unit(
+        f"{name} {condition}" + ("" if seed is None else f" {seed}"),
+        {option: options[option] for option in (*MEASURING, *CHOOSING)},
+        measure,
+        run_size(model, settings, tokens),
+        None if seed is None else weights,
+    )
 
 
 def _measure(
@@ -337,12 +314,6 @@ MEASURING = (
     "by_path",
     "initialization",
 )
-
-
-def _key(model: View, tokens: Tensor, settings: Settings) -> dict[str, Any]:
-    """What an unfinished run must share with the study that goes on with it."""
-    options = asdict(settings)
-    return measured_on(model, tokens) | {name: options[name] for name in (*MEASURING, *CHOOSING)}
 
 
 def summarize(results: Mapping[str, xr.Dataset]) -> list[Row]:

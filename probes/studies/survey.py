@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import xarray as xr
 from torch import Tensor
@@ -31,17 +31,14 @@ from ..models.load import Backend, DType
 from ..models.view import View
 from ..results.dataset import options_of
 from ..results.tables import Report, write_report
-from ..run import processes
-from ..run.files import together
-from ..run.progress import Advance, announce
+from ..run.progress import Advance
 from .plan import PASSES, operations, plan
 from .plan import PROBES as PLANNED
+from .plan import Name as Planned
 from .reports import bos_report, leakage_report, sinks_report, trajectory_report
-from .runs import Loading, Subject, Untouched, require_free, subjects, write_results, written_files
-from .unfinished import kept_units, measured_on
+from .runner import Loading, Results, Study, Subject, Tell, Unit, Untouched, run, write_results
 
 Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap"]
-Results: TypeAlias = dict[str, xr.Dataset]
 
 
 @dataclass(frozen=True)
@@ -118,91 +115,74 @@ def survey(
     """
     out, options = Path(out), dict(options or {})
     chosen = PROBES[probe] if isinstance(probe, str) else probe
-    unfinished = kept_units(out, chosen.name)
     split_up = _units(chosen, options)
-    sizes: dict[str, float] = {}
-    source: dict[str, Any] = {
-        "text": text,
-        "dataset": dataset,
-        "split": split,
-        "column": column,
-        "chat": chat,
-        "first": first,
-        "seed": seed,
-    }
-    choosing = {"prompts": prompts, "length": length, **source}
+    source = dict(text=text, dataset=dataset, split=split, column=column, chat=chat, first=first, seed=seed)
+
+    def check(model: View, name: str, tokens: Tensor) -> None:
+        for given in split_up.values():
+            with suppress(Untouched.Reached):
+                chosen.measure(Untouched(model), tokens, **given)
 
     def label(model: str, value: str) -> str:
         return " ".join(word for word in (model, chosen.name, value) if word)
 
-    def key(model: View, tokens: Tensor, given: Mapping[str, Any]) -> dict[str, Any]:
-        return measured_on(model, tokens) | choosing | dict(given)
+    def units(model: View, name: str, tokens: Tensor) -> list[Unit]:
+        common: dict[str, Any] = {}  # what the units share, measured with the first of them that is missing
 
-    def check(model: View, name: str, tokens: Tensor) -> None:
-        for value, given in split_up.items():
-            with suppress(Untouched.Reached):
-                chosen.measure(Untouched(model), tokens, **given)
-            if unfinished.has(label(name, value)):
-                unfinished.check(label(name, value), key(model, tokens, given))
-            passes = len(tokens) * PASSES.get(chosen.name, 1.0)
-            if chosen.name == "sinks":
-                passes += passes_in_all(model, len(tokens), **given)
-            sizes[label(name, value)] = passes * operations(model, tokens.shape[1])
-
-    asked = {"n": prompts, "length": length, **source}
-    models = subjects(sources, Loading(backend, device, dtype, split_over), asked, check, told)
-    require_free(written_files([one.name for one in models], out, chosen.name, f"{chosen.name}.md"))
-    found = unfinished.going_on([label(one.name, value) for one in models for value in split_up])
-    if told is not None and found is not None:
-        told(found)
-    left = {name: size for name, size in sizes.items() if not unfinished.done(name)}
-    if chosen.shared is not None and len(split_up) > 1:  # measured with the first unit of a model, and about as large
-        firsts = [next((at for v in split_up if (at := label(one.name, v)) in left), None) for one in models]
-        left |= {f"{at} {chosen.shared[0]}": left[at] for at in firsts if at is not None}
-    announce(advance, left)
-    results: Results = {}
-    for one in models:
-        model, units = one.model(), []
-        missing = any(label(one.name, value) in left for value in split_up)
-        if told is not None and missing and chosen.name in PLANNED:
-            asked = next(iter(split_up.values()))
-            told(plan(model, len(one.tokens), one.tokens.shape[1], chosen.name, **asked).line(one.name))
-        common: dict[str, Any] = {}
-        for value, given in split_up.items():
-            running = label(one.name, value)
-
-            def measure(
-                model: View = model,
-                tokens: Tensor = one.tokens,
-                given: Mapping[str, Any] = given,
-                running: str = running,
-                common: dict[str, Any] = common,
-                subject: Subject = one,
-                resampled: Mapping[str, Any] = {"documents": one.drawn.documents} if chosen.resamples else {},
-            ) -> xr.Dataset:
-                def progress(done: float | int, total: float | int, running: str = running) -> None:
-                    if advance is not None:
-                        advance(running, float(done), float(total))
-
+        def unit(value: str, given: Mapping[str, Any]) -> Unit:
+            def measure(model: View, subject: Subject, tell: Tell) -> xr.Dataset:
+                resampled = {"documents": subject.drawn.documents} if chosen.resamples else {}
                 if chosen.shared is not None and len(split_up) > 1 and not common:
-                    name, make = chosen.shared
+                    called, make = chosen.shared
                     own = {option: x for option, x in given.items() if option != chosen.along}
-                    told_of = partial(progress, running=f"{running} {name}")
-                    common[name] = make(model, tokens, progress=told_of, **own, **resampled)
-                made = chosen.measure(model, tokens, progress=progress, **given, **resampled, **common)
-                return subject.described(made)
+                    common[called] = make(
+                        model, subject.tokens, progress=partial(tell, part=called), **own, **resampled
+                    )
+                return chosen.measure(model, subject.tokens, progress=tell, **given, **resampled, **common)
 
-            units.append(unfinished.unit(running, key(model, one.tokens, given), measure, advance=advance))
-        results[one.name] = units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units)
-    if processes.first():
-        with together():
-            if write is None:
-                write_results(results, out, chosen.name, chosen.figure)
-                write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
-            else:
-                write(results)
-    unfinished.clear()
-    return results
+            key = {"prompts": prompts, "length": length, **source, **given}
+            return Unit(label(name, value), key, measure, _size(chosen, model, tokens, given))
+
+        return [unit(value, given) for value, given in split_up.items()]
+
+    def parts(left: Mapping[str, float]) -> dict[str, float]:
+        if chosen.shared is None or len(split_up) == 1:
+            return {}
+        labels = [[at for value in split_up if (at := label(name, value)) in left] for name in names]
+        return {f"{own[0]} {chosen.shared[0]}": left[own[0]] for own in labels if own}  # about as large as a unit
+
+    def joined(model: View, units: Sequence[xr.Dataset]) -> xr.Dataset:
+        return units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units)
+
+    def line(model: View, one: Subject) -> str:
+        given, name = next(iter(split_up.values())), cast(Planned, chosen.name)
+        return plan(model, len(one.tokens), one.tokens.shape[1], name, **given).line(one.name)
+
+    def write_all(results: Results) -> None:
+        write_results(results, out, chosen.name, chosen.figure)
+        write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
+
+    names: list[str] = []
+    study = Study(
+        chosen.name,
+        units,
+        write or write_all,
+        check=check,
+        joined=joined,
+        line=line if chosen.name in PLANNED else None,
+        parts=parts,
+        prepare=lambda models: names.extend(one.name for one in models),
+        files=[f"{chosen.name}.md"],
+    )
+    asked = {"n": prompts, "length": length, **source}
+    return run(study, sources, out, asked, Loading(backend, device, dtype, split_over), advance=advance, told=told)
+
+
+def _size(probe: Probe, model: View, tokens: Tensor, options: Mapping[str, Any]) -> float:
+    passes = len(tokens) * PASSES.get(probe.name, 1.0)
+    if probe.name == "sinks":
+        passes += passes_in_all(model, len(tokens), **options)
+    return passes * operations(model, tokens.shape[1])
 
 
 def _units(probe: Probe, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

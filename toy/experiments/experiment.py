@@ -37,6 +37,7 @@ from ..train import Run, Trained, forget, train
 # In the order of the sources' figures.
 EXPERIMENTS = ("retrieval", "previous-token", "position-bias", "sinks", "rollout", "petroglyph")
 OWN_SETTINGS = ("rollout", "petroglyph")  # theorems and an exact statement: their sources train nothing
+NAMED = 3  # settings that differ, in a caption; more are in the report
 EXAMPLES: dict[Any, str] = {int: "3", float: "0.5", bool: "yes or no"}
 LISTS: dict[Any, str] = {int: "2,4", float: "0.5,1", bool: "no,yes"}
 Advance = Callable[[str, float, float], None]  # (label, done, total)
@@ -201,17 +202,34 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
 
 
 def extent(ds: xr.Dataset) -> str:
-    """How large a run was, against the published setting, on what and how long: a caption, and a report's first lines."""
-    settings, full = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
+    """How large a run was, against the published setting, on what and how long: a report's first lines."""
+    return _extent(ds, "; ".join(_reduced(ds).values()))
+
+
+def in_short(ds: xr.Dataset) -> str:
+    """`extent` for a figure's caption: many settings that differ are only named."""
+    less = _reduced(ds)
+    if len(less) <= NAMED:
+        return extent(ds)
+    return _extent(ds, f"{', '.join(less)} differ from the published setting, see {ds.attrs['experiment']}.md")
+
+
+def _extent(ds: xr.Dataset, less: str) -> str:
     own = ds.attrs.get("experiment") in OWN_SETTINGS
-    less = [
-        f"{name.replace('_', ' ')} {_shown(settings[name])} ({'full' if own else 'published'}: {_shown(full[name])})"
-        for name in settings
-        if settings[name] != full[name]
-    ]
-    details = "; ".join(less) or ("the sources give no setting" if own else "the published setting")
+    details = less or ("the sources give no setting" if own else "the published setting")
     made = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
     return f"{_kind(ds)}: {details}. {made}."
+
+
+def _reduced(ds: xr.Dataset) -> dict[str, str]:
+    """The settings that differ from the published ones, by name: "seeds 3 (published: 5)"."""
+    settings, full = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
+    whole = "full" if ds.attrs.get("experiment") in OWN_SETTINGS else "published"
+    return {
+        (said := name.replace("_", " ")): f"{said} {_shown(settings[name])} ({whole}: {_shown(full[name])})"
+        for name in settings
+        if settings[name] != full[name]
+    }
 
 
 def _kind(ds: xr.Dataset) -> str:

@@ -122,10 +122,10 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     over, single = f"fraction of the queries that see the position with a weight > {s.tau:g}", np.float32
     by_layer = ("layer", "position")
     measures = {
-        "sink": Measure(f"{over}, mean over blocks", dims=("position",)),
-        "over_tau": Measure(over, dims=by_layer),
-        "alpha": Measure("mean weight over the queries from the position on", dims=by_layer),
-        "fresh": Measure(f"{over}, before training", dims=("position",)),
+        "sink": Measure(f"{over}, mean over blocks", "1", ("position",), single),
+        "over_tau": Measure(over, "1", by_layer, single),
+        "alpha": Measure("mean weight over the queries from the position on", "1", by_layer, single),
+        "fresh": Measure(f"{over}, before training", "1", ("position",), single),
         "training_loss": Measure("loss at the end of training", "nat", dtype=single),
         "accuracy": Measure("accuracy on unbiased sequences of the training's classes", dtype=single),
         "novel_accuracy": Measure("accuracy on unbiased sequences of novel classes", dtype=single),
@@ -153,6 +153,7 @@ def _measured(
             look, before = (_one(one, work.device) for one in (model, replace(model, weights=_fresh(model))))
             over, alpha = metrics(*look, drawn.inputs[0], s.tau)
             fresh, _ = metrics(*before, drawn.inputs[0], s.tau)
+            over, fresh = (x.astype(np.float32) for x in (over, fresh))  # as stored, before means
             own, novel = (
                 accuracies([(model.run.architecture, model.weights)], those, work.device)[0]
                 for those in (drawn, unseen)

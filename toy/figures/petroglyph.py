@@ -29,7 +29,7 @@ from probes.figures.style import (
     small_print,
 )
 
-from ..experiments.experiment import extent
+from ..experiments.experiment import in_short
 from ..experiments.petroglyph import ROUNDING, fresh, kinds, trained
 
 Kind = tuple[int, str, str]
@@ -74,7 +74,7 @@ def petroglyph_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figu
             "which of two marked tokens stands first, on sequences and their mirror images",
             "the sources give no setting for either",
             f"lines: median of {ds.sizes['seed']} seeds, bands: their range",
-            extent(ds),
+            in_short(ds),
         ]
         small_print(figure, facts, WIDTH)
         if path is not None:

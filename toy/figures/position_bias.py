@@ -32,7 +32,7 @@ from probes.figures.style import (
     small_print,
 )
 
-from ..experiments.experiment import extent
+from ..experiments.experiment import in_short
 from ..experiments.position_bias import ITEMS, PAIRS
 from ..experiments.position_bias_claims import FEWEST, kinds, over_seeds
 from ..tasks import InContext
@@ -112,7 +112,7 @@ def position_bias_figure(
         elif marks is None:
             note += "; models without residual stream"
         depth = [] if by_depth else [f"{depths[0]} blocks"]
-        small_print(figure, [note, *depth, _about_seeds(world), _kind(at), extent(ds)], width)
+        small_print(figure, [note, *depth, _about_seeds(world), _kind(at), in_short(ds)], width)
         if path is not None:
             save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure
@@ -169,7 +169,7 @@ def position_bias_curves_figure(
         facts = [f"medians over seeds and their range{shades}"] if world.sizes["seed"] > 1 else ["one seed: no range"]
         if residuals == ["on"]:
             facts.append("models with a residual stream")
-        small_print(figure, [*facts, _kind(at), extent(ds)], width)
+        small_print(figure, [*facts, _kind(at), in_short(ds)], width)
         if path is not None:
             save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure

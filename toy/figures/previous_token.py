@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
 from probes.errors import InputError
@@ -36,7 +37,7 @@ from probes.figures.style import (
 )
 from probes.run.files import atomic
 
-from ..experiments.experiment import extent
+from ..experiments.experiment import in_short
 from ..experiments.previous_token_claims import (
     PLATEAUS,
     PUBLISHED,
@@ -51,7 +52,6 @@ from ..experiments.previous_token_claims import (
 ASKED = VERMILLION
 OTHERS = (BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK)
 VARIANTS = {("off", "off"): "v", ("off", "on"): "o", ("on", "off"): "^", ("on", "on"): "s"}
-SCHEDULES: Any = {"constant": "-", "cosine": (0, (4, 1.5))}
 RATES = (BLUE, VERMILLION, GREEN, PURPLE)
 WIDTH = 7.4
 FRAME = (3.5, 3.2)  # inches of an animation's picture
@@ -85,7 +85,7 @@ def previous_token_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> 
         texts = [
             f"residual stream {v.residual}, output projection {v.projection}; lines: median over seeds, thin: each seed; "
             f"paths and matrix: seed {typical_seed(ds)}, the median one",
-            extent(ds),
+            in_short(ds),
         ]
         small_print(figure, texts, WIDTH)
         if path is not None:
@@ -116,10 +116,18 @@ def previous_token_hyperparameters_figure(ds: xr.Dataset, *, path: str | Path | 
             for cell, draw in zip(cells[0], top, strict=True):
                 draw(cell, ds)
         if vocabularies:
-            cells = grids[-1].subplots(1, len(vocabularies), squeeze=False, sharey=True)
-            for cell, vocabulary in zip(cells[0], vocabularies, strict=True):
-                _rates(cell, ds, vocabulary, legend=vocabulary == vocabularies[0])
-        small_print(figure, ["points: median over seeds, bars: their range", extent(ds)], WIDTH + 1.6)
+            panels = list(product(vocabularies, ds["schedule"].values))
+            cells = grids[-1].subplots(1, len(panels), squeeze=False, sharey=True)
+            for cell, (vocabulary, schedule) in zip(cells[0], panels, strict=True):
+                _rates(cell, ds.sel(rate_vocabulary=vocabulary, schedule=schedule))
+                cell.set_title(f"V = {vocabulary}, {schedule} rate")
+            cells[0, 0].set_ylabel("training loss (nat)")
+        notes = [
+            "points and lines: median over seeds, bars and bands: their range",
+            "triangles: where a seed's spike begins",
+            in_short(ds),
+        ]
+        small_print(figure, notes, WIDTH + 1.6)
         if path is not None:
             save_figure(figure, path, dpi=140, largest=LARGEST)
     return figure
@@ -239,20 +247,9 @@ def _curves(cell: Axes, ds: xr.Dataset) -> None:
         cell.axhline(level, color=BLACK, linewidth=0.9, linestyle=(0, (1, 1.4)), zorder=1)
         cell.annotate(label, (0.75, level), (0, -2), textcoords="offset points", va="top", fontsize=7.5)
     if (v, c) == (30, 4):
-        for level in PLATEAUS:
-            cell.plot(
-                [steps[-1]], [level], marker="<", markersize=5, color=BLACK, markerfacecolor="none", clip_on=False
-            )
-        cell.plot(
-            [],
-            [],
-            marker="<",
-            linestyle="",
-            markersize=5,
-            color=BLACK,
-            markerfacecolor="none",
-            label="published stalls",
-        )
+        look: Any = {"marker": "<", "linestyle": "", "markersize": 4, "color": BLACK, "markerfacecolor": "none"}
+        beside = cell.get_yaxis_transform()
+        cell.plot([1.03] * 2, PLATEAUS, transform=beside, clip_on=False, label="published stalls", **look)
     cell.legend(loc="upper right", fontsize=7.5)
     cell.set_xlabel("step")
     cell.set_ylabel("perplexity")
@@ -329,12 +326,12 @@ def _blind(cell: Axes, ds: xr.Dataset) -> None:
     values = ds["blind_perplexity"].transpose("blind_width", "seed").values
     x = np.arange(len(values))
     cell.vlines(x, values.min(1), values.max(1), color=BLUE, linewidth=1.2)
-    cell.plot(x, np.median(values, 1), marker="o", linestyle="", color=BLUE, label="trained without positions")
+    cell.plot(x, np.median(values, 1), marker="o", markersize=4.5, linestyle="", color=BLUE, label="trained")
     readers = betting(v, c)
     lines: Any = [
         (readers["published"], "$V(C-2)/(C-1)$", (0, (1, 1.4))),
         (readers["geometric"], "$V^{(C-2)/(C-1)}$", (0, (4, 1.5))),
-        (blind_limit(v, c), r"$\exp\,\mathrm{E}\log\frac{C-1}{\mathrm{count}}$", "-"),
+        (blind_limit(v, c), "best blind to order", "-"),
     ]
     for level, label, line in lines:
         cell.axhline(level, color=BLACK, linewidth=0.9, linestyle=line, label=label, zorder=1)
@@ -347,8 +344,8 @@ def _blind(cell: Axes, ds: xr.Dataset) -> None:
     cell.set_xlim(-0.5, len(values) - 0.5)
     cell.legend(loc="upper right", fontsize=7.5, ncols=2, columnspacing=1)
     cell.set_xlabel("width")
-    cell.set_ylabel("perplexity without positions")
-    cell.set_title("What the plateau is a bound of: width")
+    cell.set_ylabel("perplexity")
+    cell.set_title("Without positions, by width")
 
 
 def _published(cell: Axes, ds: xr.Dataset) -> None:
@@ -463,46 +460,26 @@ def _offsets(cell: Axes, ds: xr.Dataset) -> None:
     cell.set_title("Other offsets")
 
 
-def _rates(cell: Axes, ds: xr.Dataset, vocabulary: int, *, legend: bool) -> None:
-    """Loss by step, every seed; where spikes begin."""
+def _rates(cell: Axes, ds: xr.Dataset) -> None:
+    """Loss by step, median and range over seeds, by learning rate; where spikes begin."""
     x = ds["rate_step"].values
-    here = ds.sel(rate_vocabulary=vocabulary)
     for r, rate in enumerate(ds["learning_rate"].values):
-        for schedule in ds["schedule"].values:
-            one = here.sel(learning_rate=rate, schedule=schedule)
-            loss = one["rate_loss"].transpose("seed", "rate_step").values
-            count = one["spikes"].transpose("seed", "rate_step").values
-            color = RATES[r % 4] if schedule == "constant" else (SKY, ORANGE, GREEN, PURPLE)[r % 4]
-            cell.plot(x, np.median(loss, 0), color=color, linewidth=1.3, linestyle=SCHEDULES[str(schedule)], zorder=3)
-            if len(loss) > 1:
-                # Extremes of two bins at a time: a band's outline is most of the SVG.
-                starts = np.arange(0, len(x), 2)
-                low, high = np.minimum.reduceat(loss.min(0), starts), np.maximum.reduceat(loss.max(0), starts)
-                cell.fill_between(x[starts], low, high, color=color, alpha=0.13, linewidth=0)
-            at = np.nonzero(count)[1]
-            if len(at):
-                look: Any = {
-                    "marker": "v" if schedule == "constant" else "1",
-                    "markersize": 4.5,
-                    "markeredgewidth": 0.9,
-                }
-                row = 6.5 * 1.9 ** (2 * r + (schedule != "constant"))
-                cell.plot(x[at], np.full(len(at), row), linestyle="", color=color, markerfacecolor="none", **look)
-            total = int(count.sum())
-            cell.plot(
-                [],
-                [],
-                color=color,
-                linewidth=1.3,
-                linestyle=SCHEDULES[str(schedule)],
-                label=f"lr {rate:g}, {schedule}: {total} spikes",
-            )
+        one, color = ds.sel(learning_rate=rate), RATES[r % len(RATES)]
+        loss, count = (one[name].transpose("seed", "rate_step").values for name in ("rate_loss", "spikes"))
+        label = f"lr {rate:g}: {int(count.sum())} spikes"
+        cell.plot(x, np.median(loss, 0), color=color, linewidth=1.3, zorder=3, label=label)
+        if len(loss) > 1:
+            # Extremes of two bins at a time: a band's outline is most of the SVG.
+            starts = np.arange(0, len(x), 2)
+            low, high = np.minimum.reduceat(loss.min(0), starts), np.maximum.reduceat(loss.max(0), starts)
+            cell.fill_between(x[starts], low, high, color=color, alpha=0.15, linewidth=0)
+        at = x[np.nonzero(count)[1]]
+        look: Any = {"marker": "v", "markersize": 4, "markeredgewidth": 0.8, "markerfacecolor": "none"}
+        cell.plot(at, np.full(len(at), 8.0 * 2.2**r), linestyle="", color=color, **look)
     cell.set_yscale("log")
     cell.set_xlabel("step")
-    if legend:
-        cell.set_ylabel("training loss (nat)")
+    cell.xaxis.set_major_locator(MaxNLocator(3))
     cell.legend(loc="lower left", fontsize=7)
-    cell.set_title(f"V = {vocabulary}; triangles: where a seed's spike begins")
 
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:

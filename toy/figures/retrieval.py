@@ -29,8 +29,8 @@ from probes.figures.style import (
     small_print,
 )
 
-from ..experiments.experiment import extent
-from ..experiments.retrieval import PUBLISHED, Variant, losses, nearest, variants
+from ..experiments.experiment import in_short
+from ..experiments.retrieval_claims import PUBLISHED, Variant, losses, nearest, variants
 
 COLORS = {1: VERMILLION, 2: BLUE, 3: GREEN}
 DASHES: Any = {1: "-", 2: (0, (5, 1.2)), 3: (0, (4, 1, 1, 1))}  # lines can be told apart without colour
@@ -79,7 +79,7 @@ def retrieval_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figur
         notes = [
             f"lines: median of {seeds} seeds on fresh sequences, bands: their range",
             "published: single runs read off [Liu-7], shown where the variant is nearest to them",
-            extent(ds),
+            in_short(ds),
         ]
         small_print(figure, notes, wide)
         if path is not None:

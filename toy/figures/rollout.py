@@ -28,7 +28,7 @@ from probes.figures.style import (
     small_print,
 )
 
-from ..experiments.experiment import extent
+from ..experiments.experiment import in_short
 from ..experiments.rollout_claims import crossing, decay_stars, fresh, rope_stars
 
 WIDTH, HEIGHT, DPI = 10.2, 6.6, 120
@@ -73,7 +73,7 @@ def rollout_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
                 cell.axis("off")
         texts = [
             "lines: median over seeds; marks: median, bars: range; in 4.3 the lower edge is 1e-6 or less",
-            extent(ds),
+            in_short(ds),
         ]
         small_print(figure, texts, WIDTH)
         if path is not None:

@@ -27,7 +27,7 @@ from probes.figures.style import (
     small_print,
 )
 
-from ..experiments.experiment import extent
+from ..experiments.experiment import in_short
 from ..experiments.sinks_claims import kinds
 
 DARKEST = 0.5  # the weight from which on a map is as dark as it gets; even weights are 0.06
@@ -86,7 +86,7 @@ def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: s
         facts.append(
             f"components of standard deviation {drawn}; {stream} residual stream; maps: first sequence, seed 0"
         )
-        small_print(figure, [*facts, extent(ds)], width)
+        small_print(figure, [*facts, in_short(ds)], width)
         if path is not None:
             save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure

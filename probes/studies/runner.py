@@ -1,4 +1,12 @@
-"""What every command does with several models: check all of them first, measure one after another, write what came out."""
+"""What all studies have in common: check all models first, measure unit by unit, resume, write what came out.
+
+A study is a declaration (`Study`): its name, the units of a model, what becomes of them. `run` does the rest. A unit is what
+is measured in one go: a model under one condition, or with one replacement at position 0. Units that are done wait in
+`OUT/unfinished` (`probes.run.resume`) until all of them are; the same command then reads them and resumes.
+
+A unit's key says what it was measured with. Where it holds the options that chose the prompts, the hash of the prompts
+decides whether these are the same (a text may have moved), and the options only say why not.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import xarray as xr
 from torch import Tensor
@@ -16,8 +24,17 @@ from ..data.prompts import Drawn, check_source, draw
 from ..errors import InputError
 from ..models.load import Backend, DType, load
 from ..models.view import View
-from ..results.dataset import save
+from ..results.dataset import from_bytes, provenance, save, to_bytes
+from ..run import processes
 from ..run.files import file_name, together
+from ..run.progress import Advance, announce
+from ..run.unfinished import Unfinished
+
+Results: TypeAlias = dict[str, xr.Dataset]
+Told: TypeAlias = Callable[[str], object]
+
+CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "chat", "first")
+HASH = "tokens_sha256"
 
 
 @dataclass(frozen=True)
@@ -82,6 +99,151 @@ class Subject:
     def model(self) -> View:
         """The model itself."""
         return self.loading.load(self.source) if self.kept is None else self.kept
+
+
+@runtime_checkable
+class Tell(Protocol):
+    """Hears how far a unit is, or a part of it that has a name."""
+
+    def __call__(self, done: float | int, total: float | int, part: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is measured in one go.
+
+    `key` is what beside model and prompts the result depends on; `size` the operations it takes, about, by which units are
+    weighed; `weights` makes the model that is measured of the one that was loaded, where it is another.
+    """
+
+    label: str
+    key: Mapping[str, Any]
+    measure: Callable[[View, Subject, Tell], xr.Dataset]
+    size: float = 0.0
+    weights: Callable[[View], View] | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is special to a study.
+
+    Args:
+        name: of the files.
+        units: of a model, from its name and prompts.
+        write: writes all results, in one process.
+        check: raises what the study has against a model and prompts.
+        joined: one result of a model's units; there is one unit unless given.
+        line: says in one line what a model will take.
+        parts: sizes of what is measured beside the units that are left, by label.
+        prepare: hears of all models before the first is measured.
+        files: written beside results and figure.
+    """
+
+    name: str
+    units: Callable[[View, str, Tensor], Sequence[Unit]]
+    write: Callable[[Results], object]
+    check: Callable[[View, str, Tensor], object] = lambda model, name, tokens: None
+    joined: Callable[[View, Sequence[xr.Dataset]], xr.Dataset] = lambda model, units: units[0]
+    line: Callable[[View, Subject], str] | None = None
+    parts: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda left: {}
+    prepare: Callable[[Sequence[Subject]], object] = lambda models: None
+    files: Sequence[str] = ()
+
+
+def run(
+    study: Study,
+    sources: Sequence[str],
+    out: Path,
+    asked: Mapping[str, Any],
+    loading: Loading,
+    *,
+    advance: Advance | None = None,
+    told: Told | None = None,
+) -> Results:
+    """Measure every model by a study, write what came out, return the results by model name.
+
+    Args:
+        study: what is measured.
+        sources: models, as `probes.load` takes them.
+        out: folder.
+        asked: arguments of `prompts.draw`.
+        loading: how models are loaded.
+        advance: hears (what is running, done, in all).
+        told: hears in one line which units are there already, and for every model what it will take.
+
+    Raises:
+        InputError: bad input, found before anything is measured, or unfinished work with other settings in `out`.
+    """
+    said = told or (lambda line: None)
+    unfinished = kept_units(out, study.name)
+    sizes: dict[str, float] = {}
+
+    def check(model: View, name: str, tokens: Tensor) -> None:
+        study.check(model, name, tokens)
+        for unit in study.units(model, name, tokens):
+            sizes[unit.label] = unit.size
+            if unfinished.has(unit.label):  # fresh weights follow from the seed; they are not made for this
+                key = measured_on(model, tokens) | unit.key
+                unfinished.check(unit.label, key, without=("weights",) if unit.weights else ())
+
+    models = subjects(sources, loading, asked, check, told)
+    require_free(written_files([one.name for one in models], out, study.name, *study.files))
+    if found := unfinished.going_on(list(sizes)):
+        said(found)
+    study.prepare(models)
+    left = {label: size for label, size in sizes.items() if not unfinished.done(label)}
+    if any(sizes.values()):
+        announce(advance, left | study.parts(left))
+    results: Results = {}
+    for one in models:
+        model = one.model()
+        units = study.units(model, one.name, one.tokens)
+        if study.line is not None and any(unit.label in left for unit in units):
+            said(study.line(model, one))
+        results[one.name] = study.joined(model, [_unit(unit, model, one, unfinished, advance) for unit in units])
+    if processes.first():
+        with together():
+            study.write(results)
+    unfinished.clear()
+    return results
+
+
+def _unit(
+    unit: Unit, model: View, subject: Subject, unfinished: Unfinished[xr.Dataset], advance: Advance | None
+) -> xr.Dataset:
+    measured = model if unit.weights is None else unit.weights(model)
+
+    def tell(done: float | int, total: float | int, part: str = "") -> None:
+        if advance is not None:
+            advance(f"{unit.label} {part}".rstrip(), float(done), float(total))
+
+    def measure() -> xr.Dataset:
+        return subject.described(unit.measure(measured, subject, tell))
+
+    return unfinished.unit(unit.label, measured_on(measured, subject.tokens) | unit.key, measure, advance=advance)
+
+
+def kept_units(out: str | Path, kind: str) -> Unfinished[xr.Dataset]:
+    """The units of a kind of study in a folder.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    return Unfinished(out, kind, pack=to_bytes, unpack=from_bytes, telling=_telling)
+
+
+def measured_on(model: View, tokens: Any) -> dict[str, Any]:
+    """The part of a key that is the model's, the prompts' and the program's."""
+    made = provenance(model, tokens)
+    return {name: made[name] for name in ("weights", "backend", "dtype", HASH, "headwater")}
+
+
+def _telling(changed: list[str], key: Mapping[str, Any]) -> list[str]:
+    if HASH in key and HASH not in changed:
+        return [name for name in changed if name not in CHOOSING]
+    if {*changed}.intersection({"seed", *CHOOSING}) and HASH in changed:
+        return [name for name in changed if name != HASH]
+    return changed
 
 
 def subjects(
