@@ -23,7 +23,8 @@ NEEDS = {
     "cosine": ("place", "layer"),
     "later_difference": ("first", "layer"),
 }
-MASSIVE = {100.0: ":", 1000.0: "-"}  # multiples of the median, by which [Sun] and its relatives for tiny models count
+# Multiples of the median, by which [Sun] and its relatives for tiny models count.
+MASSIVE: dict[float, Any] = {100.0: ":", 1000.0: "-"}
 
 
 def trajectory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
