@@ -126,7 +126,7 @@ def _residual_axis(cell: Axes, ds: xr.Dataset) -> None:
 def _heads(ds: xr.Dataset, colors: Mapping[str, str]) -> list[Curve]:
     """Changes of heads' weight on position 0: a dot per head while blocks are few, else their median in a band over all."""
     x, change = ds["layer"].values, ds["alpha_after"] - ds["alpha_before"]
-    found, dot = [], {"marked": 2.6, "alpha": 0.8}
+    found: list[Curve] = []
     for replacement, shift in zip(map(str, ds["replacement"].values), spread(ds.sizes["replacement"]), strict=True):
         heads = change.sel(replacement=replacement).transpose("layer", "head").values
         style = Style(replacement_label(replacement), colors[replacement], "")
@@ -135,7 +135,7 @@ def _heads(ds: xr.Dataset, colors: Mapping[str, str]) -> list[Curve]:
             found.append(Curve(x, middle, style, *ends, kind="points", label=style.label))
         else:
             at = np.repeat(x + shift, heads.shape[1])
-            found.append(Curve(at, heads.ravel(), style, label=style.label, **dot))
+            found.append(Curve(at, heads.ravel(), style, label=style.label, marked=2.6, alpha=0.8))
     return along_blocks(found) if len(x) > MANY else found
 
 

@@ -114,7 +114,8 @@ def entries(curves: Iterable[Curve]) -> list[Any]:
     for curve in curves:
         if not curve.label:
             continue
-        color, look = curve.style.color, {"linestyle": "", "marker": ""}
+        color = curve.style.color
+        look: dict[str, Any] = {"linestyle": "", "marker": ""}
         if curve.kind == "bars":
             found[curve.label] = Patch(color=color, label=curve.label)
             continue
@@ -125,7 +126,7 @@ def entries(curves: Iterable[Curve]) -> list[Any]:
         if (known := found.get(curve.label)) is not None:  # as of models of other sizes
             look = {key: value or getattr(known, f"get_{key}")() for key, value in look.items()}
             look = {key: "" if value == "None" else value for key, value in look.items()}
-        width = {"linewidth": max(1.6, min(curve.width, 3.5)), "alpha": curve.alpha, "markersize": 4.5}
+        width: dict[str, Any] = {"linewidth": max(1.6, min(curve.width, 3.5)), "alpha": curve.alpha, "markersize": 4.5}
         face = color if curve.filled else "none"
         found[curve.label] = Line2D([], [], color=color, markerfacecolor=face, label=curve.label, **look, **width)
     return list(found.values())
@@ -141,7 +142,7 @@ class Row:
     label: str  # of the vertical axis
     height: float  # inches
     curves: Callable[[xr.Dataset], Sequence[Curve]] | Mapping[str, Sequence[Curve]]  # of a result, or by model's name
-    axis: Callable[[Axes, xr.Dataset], None]  # of positions, blocks, bands, ...; and what else is drawn
+    axis: Callable[[Axes, xr.Dataset], Any]  # of positions, blocks, bands, ...; and what else is drawn
     title: str | None = None  # of the legend
     log: bool = False
     decades: int | None = DECADES  # that a logarithmic axis spans at most

@@ -130,7 +130,7 @@ def _weight_axis(cell: Axes, ds: xr.Dataset) -> None:
 def _share_axis(cell: Axes, ds: xr.Dataset, form: str = "log") -> None:
     """Bands, and where there is no total to have a share of."""
     curves = share_curves(ds, "steady" if form == "log" and "steady_share_of_model" in ds else form)
-    for band in np.flatnonzero(np.isnan([curve.y for curve in curves]).all(0)):
+    for band in np.flatnonzero(np.isnan([curve.y for curve in curves]).all(0)).tolist():
         cell.text(band, 0.06, "no total", ha="center", va="bottom", fontsize=6.5, color=GREY)
     zero_line(cell)
     cell.axhline(1, color=GREY, linewidth=0.7, zorder=1)

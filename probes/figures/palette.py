@@ -19,7 +19,8 @@ WEIGHTS = "Blues"  # attention weights: one hue, lightness alone tells them apar
 SIGNED = LinearSegmentedColormap.from_list("signed", (VERMILLION, "#ffffff", BLUE))  # for changes; zero is the paper
 DEPTHS = LinearSegmentedColormap.from_list("depths", (SKY, BLUE, "#1a1a1a"))  # blocks in one panel, light to dark
 
-LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}  # the page's names of lines, as matplotlib has them
+# The page's names of lines, as matplotlib has them.
+LINES: dict[str, Any] = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 DOTTED, DASHED = (0, (1, 1.3)), (0, (4, 1.5))
 
 

@@ -250,7 +250,7 @@ def null_curves(ds: xr.Dataset) -> list[Curve]:
     found = []
     for null, style in NULLS.items():
         if null in ds:
-            wide: dict[str, float] = {"width": 3.5, "alpha": 0.35} if null == "null_fresh" else {"width": 1.1}
+            wide: dict[str, Any] = {"width": 3.5, "alpha": 0.35} if null == "null_fresh" else {"width": 1.1}
             y, label = np.full(len(x), float(ds[null])), f"total of {style.label}"
             found.append(Curve(x, y, style, kind="level", label=label, of={"null": null}, **wide))
     return found

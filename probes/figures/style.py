@@ -264,7 +264,8 @@ def points(
     if interval is not None:
         vague = (interval[0] < low) & (interval[1] > high)
         sure = seen & ~vague
-        cell.vlines(x[sure], *(np.clip(end[sure], low, high) for end in interval), color=color, linewidth=0.9)
+        bottom, top = (np.clip(end[sure], low, high) for end in interval)
+        cell.vlines(x[sure], bottom, top, color=color, linewidth=0.9)
         for beyond, edge, arrow in ((interval[0] < low, low, "v"), (interval[1] > high, high, "^")):
             if np.any(cut := beyond & sure):
                 cell.plot(x[cut], np.full(x[cut].shape, edge), arrow, color=color, markersize=2.5, clip_on=False)

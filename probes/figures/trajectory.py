@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import xarray as xr
 from matplotlib.axes import Axes
@@ -23,7 +24,8 @@ NEEDS = {
     "cosine": ("place", "layer"),
     "later_difference": ("first", "layer"),
 }
-MASSIVE = {100.0: ":", 1000.0: "-"}  # multiples of the median, by which [Sun] and its relatives for tiny models count
+# Multiples of the median, by which [Sun] and its relatives for tiny models count.
+MASSIVE: dict[float, Any] = {100.0: ":", 1000.0: "-"}
 
 
 def trajectory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:

@@ -157,9 +157,9 @@ def birth(ds: xr.Dataset) -> go.Figure:
             look: dict[str, Any] = {"color": curve.style.color, "width": 1.6}
             look["mode"] = "lines+markers" if lines else "markers"
             trace = line(rounded(curve.x[seen]), curve.y[seen], name=label, meta={"end": end, "places": label}, **look)
-            trace.marker.size = 7
+            trace.update(marker={"size": 7})
             if label == "usual models":
-                trace.marker.update(symbol="star", size=11)
+                trace.update(marker={"symbol": "star", "size": 11})
             trace.text = [text(said) for said, there in zip(curve.texts, seen, strict=True) if there]
             trace.hovertemplate = f"%{{text}}<br>{end} %{{y:.3~g}}<extra></extra>"
             figure.add_trace(trace)

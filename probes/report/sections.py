@@ -140,7 +140,7 @@ def _chart(name: str, figure: go.Figure, *choices: Given, **look: Any) -> Chart:
     return Chart(name, figure=figure, choices=tuple(kept), **TEXTS["charts"][name], **look)
 
 
-def _models(results: Results) -> Given:
+def _models(results: Mapping[str, Any]) -> Given:
     return "model", "Model", SEVERAL | {"colors": model_colors(results)}
 
 
