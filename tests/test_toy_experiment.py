@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,7 +89,6 @@ def drawn(ds: xr.Dataset, path: Path) -> list[Path]:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An experiment of a second, called tiny-one."""
     module: Any = ModuleType("toy.experiments.tiny_one")
-    module.__spec__ = ModuleSpec("toy.experiments.tiny_one", None)
     module.Settings, module.QUICK = Settings, Settings(steps=20, targets=(0,))
     module.measure, module.claims, module.draw = measured, claimed, drawn
     module.tables = lambda ds: [Table("Losses", ("target",), [[str(k)] for k in ds["target"].values])]

@@ -16,18 +16,15 @@ from probes.errors import InputError
 from probes.results.dataset import load
 from toy.experiments import experiment, petroglyph
 from toy.experiments.petroglyph import (
-    CLEAR,
     EPS,
-    ROUNDING,
     Settings,
-    claims,
     differences,
     distinct_tokens,
     exact_outputs,
     prefix_orders,
     recorded_steps,
-    tables,
 )
+from toy.experiments.petroglyph_claims import CLEAR, ROUNDING, claims, tables
 from toy.figures.petroglyph import draw
 from toy.model import initial
 from toy.tasks import WhichFirst, mirrored

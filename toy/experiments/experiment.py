@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -91,8 +90,7 @@ def experiment(name: str) -> Any:
 def reading(name: str) -> Any:
     """The module with an experiment's tables and claims; raises as `experiment`."""
     experiment(name)
-    stem = f"toy.experiments.{name.replace('-', '_')}"
-    return import_module(f"{stem}_claims" if find_spec(f"{stem}_claims") else stem)
+    return import_module(f"toy.experiments.{name.replace('-', '_')}_claims")
 
 
 def draw(name: str, ds: xr.Dataset, path: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from probes.figures.style import (
 )
 
 from ..experiments.experiment import in_short
-from ..experiments.petroglyph import ROUNDING, fresh, kinds, trained
+from ..experiments.petroglyph_claims import ROUNDING, fresh, kinds, trained
 
 Kind = tuple[int, str, str]
 
