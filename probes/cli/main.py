@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..run import processes
 from .console import given
 from .measuring import bos_swap, inspect, jacobian, leakage, sinks, theory, trajectory
-from .pages import compare, report
+from .pages import compare, export, report
 from .training import map_, match, pretrain, toy
 
 BAD_INPUT = 2  # the exit code of usage errors everywhere
@@ -40,6 +40,7 @@ COMMANDS = (
     toy,
     report,
     compare,
+    export,
     pretrain,
 )
 EXAMPLES = """Examples:

@@ -1,11 +1,11 @@
-"""Commands that show results: the page of all of them, and two of them side by side."""
+"""Commands that show results: the page of all of them, two of them side by side, one as tables for other programs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import InputError
 from .command import argument, command, flag, option
@@ -156,3 +156,24 @@ def compare(
     print_report(shown)
     if out is not None:
         print_written([out])
+
+
+@command()
+def export(
+    result: Path = argument("A result of any command.", ..., metavar="RESULT.nc"),
+    to: Literal["parquet"] = option("Format of the files.", "parquet"),
+    out: Path | None = option("Folder for the files; the result's own if not given."),
+) -> None:
+    """Write a result as tidy tables for readers without xarray: data frames, databases, hubs of data sets.
+
+    Each file holds the variables of one set of dimensions, with a row per element: its coordinates, then its values. What made
+    the result stands in every file's metadata.
+
+    Examples:
+      headwater export runs/jacobian/jacobian.nc --to parquet
+      headwater export runs/sinks/sinks.nc --out tables
+    """
+    from ..results import export as tables
+    from ..results.dataset import load
+
+    print_written(tables.export(load(result), result.parent if out is None else out, result.stem, to))
