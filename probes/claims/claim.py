@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from ..results.collected import Collected
 from ..results.tables import Report, Table
 
 Verdict = Literal["holds", "does not hold", "undecided", "not measured", "not trained"]
@@ -134,7 +133,7 @@ def read_statements(file: Path) -> dict[str, Statement]:
     return {name: Statement(name, **fields) for name, fields in read.items()}
 
 
-Rule = Callable[[Collected], Judged | None]  # None: nothing there to judge
+Rule = Callable[..., Judged | None]  # of `Collected` and its own parameters; None: nothing there to judge
 
 
 def merged(found: Iterable[Claim]) -> list[Claim]:

@@ -247,7 +247,7 @@ def window_absolute_first(collected: Collected, models: Sequence[str]) -> Judged
     if not found:
         return None
     first = [_first(ds, ds["alpha"] / ds["uniform"].mean("layer")) for ds in found[0].values()]
-    own, most = ([each[at] for each in first] for at in (0, 1))
+    own, most = [one for one, _, _ in first], [others for _, others, _ in first]
     ahead = over_training([a - b for a, b in zip(own, most, strict=True)])
     said = f"{listed(own)} times uniform at 0, others at most {listed(most)}"
     return in_runs(found, said, [above(over_training(own), 1), above(ahead, 0)])

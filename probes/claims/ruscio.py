@@ -114,7 +114,7 @@ def _trained(collected: Collected, models: Sequence[str], *needed: str) -> list[
 
 def _of_runs(results: Results, variable: str, **where: str) -> list[float]:
     """A variable at early queries, of each run."""
-    return [float(ds[variable].sel(band=_early(ds), **where)) for ds in results.values()]
+    return [float(ds[variable].sel({"band": _early(ds), **where})) for ds in results.values()]
 
 
 def stream_rises(collected: Collected, models: Sequence[str]) -> Judged | None:
@@ -312,7 +312,7 @@ def _heads_above(ds: xr.Dataset, name: str, threshold: float) -> tuple[str, Test
     low, high = (ds[f"{name}_{end}"].values.ravel() for end in ("low", "high"))
     values, freedom = ds[name].values.ravel(), len(np.unique(units(ds))) - 1 if "prompt" in ds.sizes else np.inf
     tests = [
-        above(Interval(*map(float, one), freedom=float(freedom)), threshold)
+        above(Interval(*map(float, one))._replace(freedom=float(freedom)), threshold)
         for one in zip(values, low, high, strict=True)
         if np.isfinite(one).all()
     ]
