@@ -166,8 +166,8 @@ def export(
 ) -> None:
     """Write a result as tidy tables for readers without xarray: data frames, databases, hubs of data sets.
 
-    Each file holds the variables of one set of dimensions, a row per element: coordinates, then values. The files say what made
-    the result.
+    Each file holds the variables of one set of dimensions: a row per element, coordinates first. The files say what made the
+    result.
 
     Examples:
       headwater export runs/jacobian/jacobian.nc --to parquet
