@@ -147,8 +147,12 @@ class Toy:
         kind = str(task.described()["task"])
         return cls(trained.run.architecture, trained.weights, name=name or f"toy of {kind}", table=table)
 
-    @cached_property
+    @property
     def identity(self) -> Identity:
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> Identity:
         tensors = [tensor[0] for tensor in self._weights.values()]
         return Identity(
             name=self._name,

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..results.tables import Report, Table
 
@@ -112,7 +112,7 @@ class Statement:
         """
         if not isinstance(verdict, str):
             verdict = "not measured" if verdict is None and measured in ("", "-") else verdict_of(verdict)
-        found = {
+        found: dict[str, Any] = {
             "measured": measured,
             "model": model or self.model,
             "verdict": verdict,

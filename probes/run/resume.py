@@ -99,7 +99,7 @@ class Store:
         rows = []
         for name, array in arrays.items():
             content = np.asarray(array, order="C")
-            plain = memoryview(content.reshape(-1).view(np.uint8))
+            plain = content.reshape(-1).view(np.uint8).data
             kind = (content.dtype.str, json.dumps(content.shape))
             for block, start in enumerate(range(0, max(1, len(plain)), BLOCK)):
                 rows.append((label, piece, name, block, *kind, plain[start : start + BLOCK]))

@@ -183,7 +183,7 @@ def run(
         for unit in study.units(model, name, tokens):
             sizes[unit.label] = unit.size
             if unfinished.has(unit.label):  # fresh weights follow from the seed; they are not made for this
-                key = measured_on(model, tokens) | unit.key
+                key = {**measured_on(model, tokens), **unit.key}
                 unfinished.check(unit.label, key, without=("weights",) if unit.weights else ())
 
     models = subjects(sources, loading, asked, check, told)
@@ -193,7 +193,7 @@ def run(
     study.prepare(models)
     left = {label: size for label, size in sizes.items() if not unfinished.done(label)}
     if any(sizes.values()):
-        announce(advance, left | study.parts(left))
+        announce(advance, {**left, **study.parts(left)})
     results: Results = {}
     for one in models:
         model = one.model()
@@ -220,7 +220,7 @@ def _unit(
     def measure() -> xr.Dataset:
         return subject.described(unit.measure(measured, subject, tell))
 
-    return unfinished.unit(unit.label, measured_on(measured, subject.tokens) | unit.key, measure, advance=advance)
+    return unfinished.unit(unit.label, {**measured_on(measured, subject.tokens), **unit.key}, measure, advance=advance)
 
 
 def kept_units(out: str | Path, kind: str) -> Unfinished[xr.Dataset]:

@@ -32,7 +32,9 @@ BLIND = blind_reader(InContext.items // InContext.burst, InContext.labels)
 def kinds(ds: xr.Dataset) -> list[dict[str, str]]:
     """Kinds of data and masks that were trained, each as {scale, data, mask}."""
     dims = ("scale", "data", "mask")
-    found = [dict(zip(dims, names, strict=True)) for names in product(*(map(str, ds[dim].values) for dim in dims))]
+    found: list[dict[str, str]] = [
+        dict(zip(dims, names, strict=True)) for names in product(*(map(str, ds[dim].values) for dim in dims))
+    ]
     return [at for at in found if bool(ds["gap"].sel(at).notnull().any())]
 
 
