@@ -18,7 +18,7 @@ PROGRAM: Any = get_command(app)
 # Commands in which an option of a shared group's name is another option: pretraining reads a corpus of its own, a report
 # has prompts for every study, an inspection reads one text, and training takes place on one device.
 OWN = {
-    "out": {"report", "inspect", "compare", "pretrain"},
+    "out": {"report", "inspect", "compare", "export", "pretrain"},
     "models": {"report"},
     "prompts": {"report"},
     "text": {"inspect", "pretrain"},

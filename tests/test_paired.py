@@ -394,7 +394,7 @@ def test_the_command_prints_and_writes(monkeypatch, capsys, tmp_path):
         (("a.nc", "text.nc"), "result 'text.nc' cannot be read"),
         (("a.nc", "other.nc"), "'other.nc' was not written by headwater"),
         (("a.nc", "cut.nc"), "result 'cut.nc' cannot be read"),
-        (("a.nc", "b.nc", "--out", "b.nc"), "out 'b.nc' is no Markdown file; give a name that ends in .md"),
+        (("a.nc", "b.nc", "--out", "b.nc"), "out 'b.nc' is not a Markdown file; give a name that ends in .md"),
         (("a.nc", "b.nc", "--out", "folder.md"), "'folder.md' is a folder"),
         (("a.nc",), "Missing argument 'B.nc'"),
     ],

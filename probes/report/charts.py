@@ -309,7 +309,7 @@ def sources(results: Results) -> go.Figure:
                 ]
                 if found:
                     meta = {"form": label, "band": band_name, "source": source}
-                    trace = bar(list(map(text, there)), *zip(*found, strict=True), name=source, color=color, meta=meta)
+                    trace = bar(list(map(text, there)), *np.transpose(found), name=source, color=color, meta=meta)
                     trace.hovertemplate = f"%{{x}}<br>{source} %{{y:.1%}}<extra></extra>"
                     figure.add_trace(trace)
     figure.update_layout(barmode="group")
