@@ -199,9 +199,9 @@ config = LlamaConfig(vocab_size=100, hidden_size=128, intermediate_size=128, num
 model = probes.load(LlamaForCausalLM(config).eval())
 tokens = torch.randint(3, 100, (1, 1024))
 rooms, begin = [], Retry.__init__
-def noted(room, *args):
+def noted(retry, *args):
     begin(retry, *args)
-    rooms.append(room)
+    rooms.append(retry)
 Retry.__init__ = noted
 whole = probes.sinks(model, tokens, keys="all", reacts="mean")
 size = int(next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmSize")).split()[1]) << 10
