@@ -27,6 +27,7 @@ from test_bad_inputs import listing
 
 from probes.cli import main as cli
 from probes.errors import InputError
+from probes.results.dataset import dataset, made_with, save
 from probes.run.files import atomic, together
 from probes.studies.atlas import Place
 from toy import matching
@@ -45,6 +46,7 @@ COMMANDS = {
     "match": f"match SMALL --quick --prompts 4 --seeds 1 --bootstrap 4 {SHORT}",
     "map": "map --quick --seeds 1 --products 8",
     "toy": "toy retrieval --quick --device cpu --with steps=20 --with seeds=1",
+    "export": "export RESULT",
     "pretrain": "pretrain --config SMALL/own.json --text LONG --steps 2 --batch 1 --length 12 "
     "--heldout-characters 4000 --device cpu",
 }
@@ -54,10 +56,11 @@ BEFORE = {
     **{name: [f"{name}.nc", f"{name}.md"] for name in ("sinks", "trajectory", "leakage", "bos-swap", "match")},
     "inspect": ["inspect.html", "inspect.nc"],
     "toy": ["retrieval.nc", "retrieval.md"],
+    "export": ["result-prompt-position.parquet"],
     "pretrain": [],
 }
 SLOW = ("match", "toy")  # training, seconds of it
-SMALL = (*SLOW, "inspect")  # under the lower limit only; the files of inspect are smaller than the other
+SMALL = (*SLOW, "inspect", "export")  # under the lower limit only; the files of inspect are smaller than the other
 # Bytes: no unit of unfinished work, no result; a unit and a result, and no figure. Less than that, and what the commands
 # say has no room, either: while tests run it goes to a file.
 LIMITS = (4_000, 60_000)
@@ -76,6 +79,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
     (folder / "text2.txt").write_text(" ".join(f"w{word}" for word in words[:20]), encoding="utf-8")
     lines = (f"{n} times {n + 1} is {n * n + n}, said the {n % 7}th of them.\n" for n in range(1500))
+    values = np.random.default_rng(1).random((64, 64))
+    save(dataset({"sensitivity": (("prompt", "position"), values)}, attrs=made_with()), folder / "result.nc")
     (folder / "long.txt").write_text("".join(lines), encoding="utf-8")
     return folder
 
@@ -90,7 +95,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(name: str, model: Path, out: Path) -> list[str]:
-    places = {"SMALL": "small", "TEXT2": "text2.txt", "TEXT": "text.txt", "LONG": "long.txt"}
+    places = {"SMALL": "small", "TEXT2": "text2.txt", "TEXT": "text.txt", "LONG": "long.txt", "RESULT": "result.nc"}
     command = COMMANDS[name]
     for place, file in places.items():
         command = command.replace(place, str(model / file))

@@ -90,7 +90,7 @@ READ_RESULTS = """
 import sys
 from pathlib import Path
 import xarray as xr
-from probes import results
+from probes.results import dataset as results
 from probes.errors import InputError
 for path in sorted(Path(sys.argv[1]).glob("*.nc")):
     print(path.name, end=" ", flush=True)
