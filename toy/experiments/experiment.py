@@ -209,7 +209,7 @@ def in_short(ds: xr.Dataset) -> str:
     less = _reduced(ds)
     if len(less) <= NAMED:
         return extent(ds)
-    return _extent(ds, f"{', '.join(less)} differ from the published setting, see {ds.attrs['experiment']}.md")
+    return _extent(ds, f"{', '.join(less)} differ from the published setting, see the table beside it")
 
 
 def _extent(ds: xr.Dataset, less: str) -> str:
