@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import xarray as xr
 
@@ -51,3 +53,27 @@ def rows(file: Path, statement: str, *values: object) -> list[tuple]:
         found = connection.execute(statement, values).fetchall()
     connection.close()
     return found
+
+
+class Stop(Exception):
+    """Pulls the plug."""
+
+
+def stopping_at(label: str) -> Callable[[str, float, float], None]:
+    """Stops a study as soon as it says that it measures this unit."""
+
+    def advance(running: str, done: float, total: float) -> None:
+        if running == label:
+            raise Stop
+
+    return advance
+
+
+def never(*_: object) -> Any:
+    """Hears that something is measured, where nothing may be."""
+    raise AssertionError("something was measured")
+
+
+def listed(folder: Path) -> list[str]:
+    """All that is below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from kept import Stop, listed
 
 import probes
 from probes.errors import InputError
@@ -41,16 +42,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, xr.Dataset]:
 
 def test_the_file_holds_what_was_returned(made):
     out, result = made
-    assert sorted(path.name for path in out.iterdir()) == ["map.nc"]
+    assert listed(out) == ["map.nc"]
     xr.testing.assert_identical(load_result(out / "map.nc"), result)
     assert result.sizes == {"place": len(CHOSEN), "position": 16}
-    assert result.attrs["factor"] == FACTOR
-    assert result.attrs["seeds"] == 2
+    assert (result.attrs["factor"], result.attrs["seeds"]) == (FACTOR, 2)
 
 
-def test_curves_are_those_of_the_library(made):
+def test_rows_hold_the_library_s_curves_and_make_the_table(made):
     _, result = made
-    row = rows(result, group="residual")[0]
+    weak, strong, window, residual, bare = found = rows(result)
     measured, predicted = [], []
     for seed in range(2):
         model = fresh(CHOSEN[3].configuration(), seed, residual_scale=0.5)
@@ -59,89 +59,78 @@ def test_curves_are_those_of_the_library(made):
         kernel = second_moment(model, tokens, attention="measured", score_path=True)
         predicted.append(kernel["sensitivity"].values[0])
     for name, values in (("measured", measured), ("score_path", predicted)):
-        np.testing.assert_allclose(row[name], np.sqrt(np.mean(np.square(values), 0)), rtol=1e-6)  # kept in float32
-    assert row.error("score_path") == pytest.approx(relative_error(row["score_path"], row["measured"]))
-    assert np.all(np.isnan(row["config"]))  # a configuration says nothing of a residual scale
-    assert not np.any(np.isnan(rows(result, group="window")[0]["config"]))
-
-
-def test_rows_are_cut_to_their_length_and_found_by_coordinate(made):
-    _, result = made
-    assert len(rows(result)) == len(CHOSEN)
-    (row,) = rows(result, group="no RoPE")
-    assert len(row["measured"]) == 12
-    assert not np.any(np.isnan(row["measured"]))
-    assert {row["rope"], rows(result, group="depth")[0]["rope"]} == {False, True}
-    assert set(CURVES) <= set(row)
-    assert len(row) == len(list(row))
-
-
-def test_the_window_s_reach_is_zero_beyond(made):
-    _, result = made
-    (row,) = rows(result, group="window")
-    beyond = slice(0, 16 - 1 - 2 * 3)  # two blocks, three positions back in each
+        np.testing.assert_allclose(residual[name], np.sqrt(np.mean(np.square(values), 0)), rtol=1e-6)  # kept in float32
+    assert residual.error("score_path") == pytest.approx(relative_error(residual["score_path"], residual["measured"]))
+    assert np.all(np.isnan(residual["config"]))  # a configuration says nothing of a residual scale
+    beyond = slice(0, 16 - 1 - 2 * 3)  # the window's reach: two blocks, three positions back in each
     for name in ("measured", "uniform", "values", "score_path", "config", "cesaro"):
-        assert np.all(row[name][beyond] == 0), name
-        assert np.all(row[name][beyond.stop :] > 0), name
-
-
-def test_stronger_logits_move_weight_from_the_value_path(made):
-    _, result = made
-    weak, strong = rows(result, group="depth")
-    assert weak.value_share > 0.99
-    assert strong.value_share < 0.8
-    assert math.isnan(rows(result, group="window")[0].value_share)
+        assert np.all(window[name][beyond] == 0), name
+        assert np.all(window[name][beyond.stop :] > 0), name
+    # Rows are cut to their length and found by coordinate.
+    assert [row["measured"].tolist() for row in rows(result, group="no RoPE")] == [bare["measured"].tolist()]
+    assert np.isfinite(bare["measured"]).tolist() == [True] * 12
+    assert (bare["rope"], weak["rope"]) == (False, True)
+    assert set(CURVES) <= set(weak)
+    assert len(weak) == len(list(weak))
+    # Stronger logits move weight from the value path.
+    assert strong.value_share < 0.8 < 0.99 < weak.value_share
+    assert math.isnan(window.value_share)
     assert strong.error("values") > 3 * strong.error("score_path")
 
-
-def test_table(made):
-    _, result = made
-    table = [list(cells(row)) for row in rows(result)]
-    assert all(len(line) == len(COLUMNS) for line in table)
-    first = dict(zip(COLUMNS, table[0], strict=True))
-    row = rows(result)[0]
-    assert first["primacy"] == f"{row.shape.primacy:.3g}"
-    assert (first["U"] == "U") == (min(row.shape.primacy, row.shape.recency) >= FACTOR)
-    assert dict(zip(COLUMNS, table[3], strict=True))["config"] == "-"
-    assert len({line[0] for line in table}) == len(CHOSEN)  # labels tell places apart
+    table = [dict(zip(COLUMNS, cells(row), strict=True)) for row in found]
+    assert table[0]["primacy"] == f"{weak.shape.primacy:.3g}"
+    assert (table[0]["U"] == "U") == (min(weak.shape.primacy, weak.shape.recency) >= FACTOR)
+    assert table[3]["config"] == "-"
+    assert len({line[COLUMNS[0]] for line in table}) == len(CHOSEN)  # labels tell places apart
 
 
-@pytest.mark.slow
-def test_an_interrupted_map_goes_on_and_measures_nothing_twice(made, tmp_path, monkeypatch):
+def test_an_interrupted_map_goes_on_and_measures_nothing_twice(made, tmp_path):
     _, whole = made
-
-    class Stop(Exception):
-        pass
+    chosen, given = CHOSEN[:3], {"seeds": 2, "products": 16}
 
     def stop(label: str, done: float, total: float) -> None:
-        if done == 3:
+        if done == 2:
             raise Stop
 
     with pytest.raises(Stop):
-        atlas(CHOSEN, tmp_path, seeds=2, products=16, advance=stop)
+        atlas(chosen, tmp_path, **given, advance=stop)
     before = kept.written(tmp_path)
-    assert len(before) == 3
-    seen = []
+    assert len(before) == 2
+    for others, settings, says in (
+        (chosen, given | {"products": 32}, "products"),
+        ([replace(chosen[0], length=12)], given, "length"),
+    ):
+        with pytest.raises(InputError, match=f"unfinished study with other {says};"):
+            atlas(others, tmp_path, **settings)
+    seen, told = [], []
 
     def watch(label: str, done: float, total: float) -> None:
-        assert before.items() <= kept.written(tmp_path).items() or done == len(CHOSEN)
+        assert before.items() <= kept.written(tmp_path).items() or done == len(chosen)
         seen.append((done, total))
 
-    again = atlas(CHOSEN, tmp_path, seeds=2, products=16, advance=watch)
-    assert seen[-1] == (len(CHOSEN), len(CHOSEN))
+    again = atlas(chosen, tmp_path, **given, advance=watch, told=told.append)
+    labels = f"{chosen[0].label()}, {chosen[1].label()}"
+    assert told == [f"going on with '{tmp_path / 'unfinished'}': 2 of 3 are done ({labels})"]
+    assert seen[-1] == (3, 3)
     for name in (*CURVES, "stderr", "alpha"):
-        np.testing.assert_array_equal(again[name].values, whole[name].values)
-    assert not (tmp_path / "unfinished").exists()
+        np.testing.assert_array_equal(again[name].values, whole[name].values[:3])
+    assert listed(tmp_path) == ["map.nc"]
 
 
-def test_places_measured_otherwise_are_measured_again(tmp_path):
+def test_places_measured_otherwise_are_measured_again_and_nonsense_is_refused(tmp_path):
     first = atlas([SMALL], tmp_path, seeds=1, products=16)
-    (tmp_path / "unfinished").mkdir()
-    (tmp_path / "unfinished" / "note.txt").write_text("mine", encoding="utf-8")
     second = atlas([SMALL], tmp_path, seeds=1, products=64)
     assert not np.array_equal(first["measured"].values, second["measured"].values)
     assert np.all(second["stderr"].values == 0)  # 64 products are all there are
-    assert [path.name for path in (tmp_path / "unfinished").iterdir()] == ["note.txt"]
+    (tmp_path / "map.png").mkdir()
+    for chosen, seeds, says in (
+        ([], 1, "no places on the map"),
+        ([SMALL], 0, "seeds=0 leaves no fresh model"),
+        ([SMALL], 1, r"map\.png' is a folder"),
+    ):
+        with pytest.raises(InputError, match=says):
+            atlas(chosen, tmp_path, seeds=seeds)
+    assert listed(tmp_path) == ["map.nc", "map.png"]
 
 
 def test_the_whole_map_has_each_place_once_and_covers_the_ranges():
@@ -169,14 +158,6 @@ def test_the_usual_models_have_their_published_shapes():
     assert specs["GPT-2"] == ("gpt2", 768, 12, 12, 12, 3072)
     assert specs["Qwen2.5-0.5B"] == ("qwen2", 896, 24, 14, 2, 4864)
     assert specs["Llama-7B width"] == ("llama", 4096, 4, 32, 32, 11008)
-
-
-def test_nothing_and_nonsense_are_refused(tmp_path):
-    with pytest.raises(InputError, match="no places on the map"):
-        atlas([], tmp_path)
-    with pytest.raises(InputError, match="seeds=0 leaves no fresh model"):
-        atlas([SMALL], tmp_path, seeds=0)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_figure_shows_the_map(made, tmp_path):

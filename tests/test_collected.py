@@ -19,61 +19,50 @@ def put(path: Path, value: float = 0.0, **attrs: str) -> None:
 
 
 def test_kinds_and_names(tmp_path):
-    put(tmp_path / "jacobian/jacobian-tiny-llama.nc", 1.0, model="tiny-llama")
-    put(tmp_path / "jacobian/jacobian-tiny-llama-ntk.nc", 2.0, model="tiny-llama-ntk")
-    put(tmp_path / "jacobian/jacobian-Qwen-Qwen2.5-0.5B.nc", 3.0, model="Qwen/Qwen2.5-0.5B")
-    put(tmp_path / "sinks/sinks.nc", 4.0, model="alone")
-    put(tmp_path / "steps/sinks-tiny-llama@step100.nc", 5.0, model="tiny-llama")
-    put(tmp_path / "theory/map.nc", 6.0, measurement="map")
-    put(tmp_path / "toy/retrieval.nc", 7.0)
-    put(tmp_path / "toy/depth/position-bias.nc", 8.0)
-    put(tmp_path / "leakage.nc", 9.0, model="at/the top")
-    put(tmp_path / "llm/jacobian/jacobian-smollm2-135m.nc", 10.0, model="smollm2-135m")
-    put(tmp_path / "llm/code/sinks/sinks-smollm2-135m.nc", 11.0, model="smollm2-135m")
+    for number, (file, attrs) in enumerate(
+        {
+            "jacobian/jacobian-tiny-llama": {"model": "tiny-llama"},
+            "jacobian/jacobian-tiny-llama-ntk": {"model": "tiny-llama-ntk"},
+            "jacobian/jacobian-Qwen-Qwen2.5-0.5B": {"model": "Qwen/Qwen2.5-0.5B"},
+            "sinks/sinks": {"model": "alone"},
+            "steps/sinks-tiny-llama@step100": {"model": "tiny-llama"},
+            "theory/map": {"measurement": "map"},
+            "toy/retrieval": {},
+            "toy/depth/position-bias": {},
+            "leakage": {"model": "at/the top"},
+            "llm/jacobian/jacobian-smollm2-135m": {"model": "smollm2-135m"},
+            "llm/code/sinks/sinks-smollm2-135m": {"model": "smollm2-135m"},
+        }.items()
+    ):
+        put(tmp_path / f"{file}.nc", number, **attrs)
+    put(tmp_path / "sinks" / FOLDER / "tiny-llama-sinks.nc", model="tiny-llama")  # unfinished work is left out,
+    put(tmp_path / "toy/.unfinished-retrieval/x.nc")  # and hidden
     found = collect(tmp_path)
     values = {kind: {name: float(ds["x"]) for name, ds in found[kind].items()} for kind in found}
     assert values == {
-        "jacobian": {"Qwen/Qwen2.5-0.5B": 3.0, "smollm2-135m": 10.0, "tiny-llama": 1.0, "tiny-llama-ntk": 2.0},
-        "sinks": {"alone": 4.0},
-        "steps": {"tiny-llama@step100": 5.0},
-        "map": {"map": 6.0},
-        "toy": {"retrieval": 7.0},
-        "toy/depth": {"position-bias": 8.0},
-        "leakage": {"at/the top": 9.0},
-        "code/sinks": {"smollm2-135m": 11.0},
+        "jacobian": {"Qwen/Qwen2.5-0.5B": 2, "smollm2-135m": 9, "tiny-llama": 0, "tiny-llama-ntk": 1},
+        "sinks": {"alone": 3},
+        "steps": {"tiny-llama@step100": 4},
+        "map": {"map": 5},
+        "toy": {"retrieval": 6},
+        "toy/depth": {"position-bias": 7},
+        "leakage": {"at/the top": 8},
+        "code/sinks": {"smollm2-135m": 10},
     }
-    assert list(found["jacobian"]) == [
-        "Qwen/Qwen2.5-0.5B",
-        "smollm2-135m",
-        "tiny-llama",
-        "tiny-llama-ntk",
-    ]  # not the files' order
-    assert found.files["map", "map"] == tmp_path / "theory/map.nc"
+    assert list(found["jacobian"]) == ["Qwen/Qwen2.5-0.5B", "smollm2-135m", "tiny-llama", "tiny-llama-ntk"]
+    assert found.files["map", "map"] == tmp_path / "theory/map.nc"  # the order above is not the files'
     assert set(found.files) == {(kind, name) for kind in found for name in found[kind]}
 
 
-def test_what_is_not_there_is_empty(tmp_path):
+def test_what_is_not_there_is_empty_and_what_cannot_be_is_refused(tmp_path):
     found = collect(tmp_path)
     assert (len(found), dict(found["jacobian"])) == (0, {})
-
-
-def test_unfinished_and_hidden_work_is_left_out(tmp_path):
-    put(tmp_path / "sinks" / FOLDER / "tiny-llama-sinks.nc", model="tiny-llama")
-    put(tmp_path / "toy/.unfinished-retrieval/x.nc")
-    assert len(collect(tmp_path)) == 0
-
-
-def test_two_results_of_one_name_are_refused(tmp_path):
-    put(tmp_path / "sinks/sinks.nc", model="tiny-llama")
-    put(tmp_path / "sinks/sinks-tiny-llama.nc", model="tiny-llama")
-    with pytest.raises(InputError, match="both of 'tiny-llama'; remove"):
-        collect(tmp_path)
-
-
-def test_bad_folders_and_files_are_named(tmp_path):
     with pytest.raises(InputError, match=r"nowhere' is no folder"):
         collect(tmp_path / "nowhere")
-    (tmp_path / "sinks").mkdir()
+    for file in ("sinks", "sinks-tiny-llama"):
+        put(tmp_path / f"sinks/{file}.nc", model="tiny-llama")
+    with pytest.raises(InputError, match="both of 'tiny-llama'; remove"):
+        collect(tmp_path)
     (tmp_path / "sinks/sinks.nc").write_bytes(b"torn")
     with pytest.raises(InputError, match="cannot be read"):
         collect(tmp_path)

@@ -27,7 +27,9 @@ def clock() -> Clock:
 
 def test_what_is_left_covers_all_units(clock):
     course = Course(clock)
+    clock.now += 1000  # models were loaded and checked
     announce(course, {"ape init 0": 2.0, "ape init 1": 2.0, "bee init 0": 4.0})
+    course("ape pretrained", 1.0, 1.0)  # found done: it was not expected, takes no time and says nothing of it
     assert course.left is None
     clock.now += 10
     course("ape init 0", 32, 64)  # an eighth of everything in 10 s
@@ -38,26 +40,8 @@ def test_what_is_left_covers_all_units(clock):
     clock.now += 80
     course("bee init 0", 1, 2)  # slower than thought: half of everything in 100 s
     assert course.left == pytest.approx(100)
-
-
-def test_what_was_there_before_takes_no_time_and_says_nothing_of_it(clock):
-    course = Course(clock)
-    announce(course, {"ape init 1": 1.0})
-    course("ape pretrained", 1.0, 1.0)  # found done: it was not expected
-    course("ape init 0", 1.0, 1.0)
-    assert course.left is None
-    clock.now += 6
-    course("ape init 1", 1, 4)
-    assert course.left == pytest.approx(18)
-
-
-def test_the_clock_runs_from_the_first_expectation_on(clock):
-    course = Course(clock)
-    clock.now += 1000  # models were loaded and checked
-    announce(course, {"a": 1.0, "b": 1.0})
-    clock.now += 5
-    course("a", 1, 1)
-    assert course.left == pytest.approx(5)
+    said = {0.2: "1 s", 89.4: "89 s", 240.0: "4 min", 7200.0: "2.0 h"}
+    assert {seconds: duration(seconds) for seconds in said} == said
 
 
 def test_a_unit_nobody_expected_is_followed_from_where_it_begins(clock):
@@ -132,14 +116,6 @@ def test_no_time_is_said_of_work_that_is_done_at_once_or_unheard(clock):
     assert said == []
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0.2, "1 s"), (89.4, "89 s"), (240.0, "4 min"), (7200.0, "2.0 h")],
-)
-def test_durations(seconds, said):
-    assert duration(seconds) == said
-
-
 def shown(monkeypatch: pytest.MonkeyPatch, clock: Clock, steps: Any, **given: Any) -> str:
     """What is written to stderr while `steps(advance)` runs."""
     written = io.StringIO()
@@ -158,19 +134,16 @@ def test_time_is_said_once_when_the_first_prompt_is_measured(monkeypatch, clock)
         assert advance.left == pytest.approx(120)
 
     lines = shown(monkeypatch, clock, steps, prompts=4).splitlines()
-    assert [line for line in lines if "in all" in line] == [
-        "headwater: about 4 min in all, as measured on the first prompt"
-    ]
+    said = "headwater: about 4 min in all, as measured on the first prompt"
+    assert [line for line in lines if "in all" in line] == [said]
     assert lines[-2].split()[0] == "all"  # one bar for everything, the unit's below it
     assert lines[-2].split()[-3:] == ["2", "min", "left"]
 
-
-def test_nothing_is_said_of_short_work_and_one_unit_has_one_bar(monkeypatch, clock):
-    def steps(advance: Any) -> None:
+    def short(advance: Any) -> None:  # nothing is said of it, and one unit has one bar
         announce(advance, {"ape sinks": 3.0})
         clock.now += 1
         advance("ape sinks", 8, 8)
 
-    (line,) = shown(monkeypatch, clock, steps, prompts=4).splitlines()
+    (line,) = shown(monkeypatch, clock, short, prompts=4).splitlines()
     assert line.startswith("ape sinks")
     assert line.rstrip().endswith("100%")

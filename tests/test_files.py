@@ -2,11 +2,13 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
+from test_bad_inputs import listing
 
 from probes.errors import InputError
-from probes.run.files import atomic, require_writable, table_lines, write_json, write_table
+from probes.run.files import atomic, require_writable, table_lines, together, write_json, write_table
 
 
 def test_atomic_write_replaces_the_file_and_leaves_nothing_else(tmp_path):
@@ -63,19 +65,6 @@ def test_bars_and_line_breaks_in_a_table_end_no_cell(tmp_path):
     assert (tmp_path / "page.md").read_text(encoding="utf-8").splitlines()[-4:] == expected
 
 
-def test_writable_check_makes_nothing(tmp_path):
-    require_writable(tmp_path / "a" / "b")
-    require_writable(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_writable_check_refuses_a_file_in_the_way(tmp_path):
-    (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "b" / "c"):
-        with pytest.raises(InputError, match=r"file' is no folder"):
-            require_writable(folder)
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
 def test_writable_check_refuses_a_folder_without_permission(tmp_path):
     tmp_path.chmod(0o555)
@@ -84,3 +73,42 @@ def test_writable_check_refuses_a_folder_without_permission(tmp_path):
             require_writable(tmp_path / "a")
     finally:
         tmp_path.chmod(0o755)
+
+
+def write(path: Path, text: str) -> None:
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def test_files_written_together_appear_together(tmp_path):
+    write(tmp_path / "a", "old")
+    with together():
+        write(tmp_path / "a", "new")
+        write(tmp_path / "deep" / "b", "new")
+        with together():
+            write(tmp_path / "c", "new")
+        assert (tmp_path / "a").read_text(encoding="utf-8") == "old"
+        assert not (tmp_path / "c").exists()
+    assert listing(tmp_path) == {"a": b"new", "c": b"new", "deep": None, "deep/b": b"new"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError(), InputError("full"), None])
+def test_of_files_written_together_none_appears_after_a_failure(tmp_path, error):
+    """The last failure is a folder that stands where a file is to be."""
+    write(tmp_path / "a", "old")
+    (tmp_path / "folder").mkdir()
+
+    def written() -> None:
+        with together():
+            write(tmp_path / "a", "new")
+            write(tmp_path / "deep" / "b", "new")
+            if error is not None:
+                raise error
+            write(tmp_path / "folder", "new")
+
+    with pytest.raises((KeyboardInterrupt, ZeroDivisionError, InputError)) as raised:
+        written()
+    assert error is raised.value or "folder' is a folder" in str(raised.value)
+    assert listing(tmp_path) == {"a": b"old", "folder": None}
+    write(tmp_path / "a", "new")  # and what comes after takes its place at once
+    assert listing(tmp_path)["a"] == b"new"

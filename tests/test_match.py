@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from kept import Stop, listed, never, stopping_at
 from test_toy_matching import SMALL
 
 import probes
@@ -88,16 +89,14 @@ def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 # ----------------------------------------------------------------------------------------------------------- the result
 
 
-def test_result_has_the_layout_that_the_module_states(done):
-    for name, ds in done[1].items():
-        variants = [
-            "matched",
-            "no residual",
-            "no causal mask",
-            "no positions",
-            *(["no window"] if name == "bee" else []),
-        ]
-        assert list(ds.variant.values) == variants
+def test_files_and_the_layout_that_the_module_states(done):
+    out, results = done
+    assert listed(out) == ["match-ape.nc", "match-bee.nc", "match.md", "match.png", "match.svg"]
+    assert (out / "match.png").stat().st_size < 300_000
+    assert "Which ingredient makes which feature" in (out / "match.md").read_text(encoding="utf-8")
+    ablations = ["no residual", "no causal mask", "no positions"]
+    for name, ds in results.items():
+        assert list(ds.variant.values) == ["matched", *ablations, *(["no window"] if name == "bee" else [])]
         assert list(ds.state.values) == list(STATES)
         assert list(ds.training.values) == list(TRAININGS)
         assert ds.model_sensitivity.dims == ("state", "seed", "prompt", "position")
@@ -105,9 +104,16 @@ def test_result_has_the_layout_that_the_module_states(done):
         assert (ds.sizes["position"], ds.sizes["point"], ds.sizes["prompt"]) == (LENGTH, 9, PROMPTS)
         assert ds.attrs["measurement"] == "match"
         assert json.loads(ds.attrs["toys"])["steps"] == 4
-        for variable in ds.data_vars.values():
-            assert variable.attrs["long_name"]
-            assert variable.attrs["units"]
+        assert all(one.attrs["long_name"] and one.attrs["units"] for one in ds.data_vars.values())
+    ape, bee = results["ape"], results["bee"]
+    assert np.nanmin(ape.toy_target) == 1  # the first token, which all share, counts as BOS
+    assert np.nanmin(bee.toy_target) == 0
+    found = ape.toy_elasticity.sel(training="retrieval").isel(toy_prompt=0, point=-1)
+    assert np.isfinite(found.sel(variant="matched")).all()
+    assert np.isfinite(found.sel(variant="no residual")).sum() == 1  # ablations have one seed
+    reach = BLOCKS * (families.WINDOW - 1)
+    assert (bee.model_sensitivity.sel(state="pretrained", seed=0)[:, : LENGTH - 1 - reach] == 0).all()
+    assert (bee.toy_elasticity.sel(variant="matched", training="retrieval")[..., -1] > 0).all()
 
 
 def test_model_is_measured_as_by_the_probes(folder, done):
@@ -118,6 +124,9 @@ def test_model_is_measured_as_by_the_probes(folder, done):
         expected = jacobian(view, tokens)
         for name in ("sensitivity", "elasticity"):
             np.testing.assert_allclose(ds[f"model_{name}"].sel(state=state, seed=seed), expected[name], rtol=1e-4)
+        each = jacobian(swapped(view, "mean"), tokens).elasticity.values
+        found = ds.model_swapped.sel(state=state, seed=seed)
+        np.testing.assert_allclose(found, np.prod(each, axis=0) ** (1 / PROMPTS), rtol=1e-4)
     assert np.isnan(ds.model_sensitivity.sel(state="pretrained", seed=1)).all()
 
 
@@ -125,31 +134,24 @@ def test_toys_are_measured_as_by_the_probes(folder, done):
     model = load(str(folder / "ape"))
     tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
     maker = Matching(SETTINGS, "cpu")
-    group = maker.toys([planned(model, tokens, maker)], folder / "again", None)[0][0]
+    groups = maker.toys([planned(model, tokens, maker)], folder / "again", None)[0]
     maker.finish(folder / "again")
-    of_seed = [member for member in group.members if member.seed == 1]
+    of_seed = [member for member in groups[0].members if member.seed == 1]
     each = [jacobian(member.view, member.prompts(PROMPTS)).elasticity.values for member in of_seed]
     found = done[1]["ape"].toy_elasticity.sel(variant=MATCHED, training="retrieval").isel(toy_seed=1)
     np.testing.assert_allclose(found, np.prod(each, axis=0) ** (1 / len(each)), rtol=1e-4)
 
+    member = groups[0].members[0]
+    plain = growth(member.fresh, member.prompts(8))
+    for target in (2 * plain, 1 + (plain - 1) / 2):  # grown toys grow as the model does
+        factor = matching_scale(member, target)
+        assert (factor < 1) == (target > plain)
+        assert growth(member.scaled(factor), member.prompts(8)) == pytest.approx(target, rel=1e-2)
 
-def test_the_first_token_that_all_share_counts_as_bos(folder, done):
-    assert np.nanmin(done[1]["ape"].toy_target) == 1
-    assert np.nanmin(done[1]["bee"].toy_target) == 0
-
-
-def test_ablations_have_one_seed_and_matched_toys_all(done):
-    found = done[1]["ape"].toy_elasticity.sel(training="retrieval").isel(toy_prompt=0, point=-1)
-    assert np.isfinite(found.sel(variant="matched")).all()
-    assert np.isfinite(found.sel(variant="no residual")).sum() == 1
-
-
-def test_windows_cut_model_and_toys_off_alike(done):
-    ds = done[1]["bee"]
-    reach = BLOCKS * (families.WINDOW - 1)
-    assert (ds.model_sensitivity.sel(state="pretrained", seed=0)[:, : LENGTH - 1 - reach] == 0).all()
-    of_toys = ds.toy_elasticity.sel(variant="matched", training="retrieval")
-    assert (of_toys[..., -1] > 0).all()
+    told: list[tuple[float, float]] = []
+    measured(model, tokens, groups[:2], seeds=1, bootstrap=0, progress=lambda *now: told.append(now))
+    assert told == sorted(told)
+    assert told[-1][0] == pytest.approx(told[-1][1])
 
 
 def test_what_is_not_admitted_is_nan_and_said(done):
@@ -160,19 +162,6 @@ def test_what_is_not_admitted_is_nan_and_said(done):
     assert refused["matched, retrieval"] == {}
     assert np.isnan(ds.toy_leakage_total.sel(training="in-context")).all()
     assert np.isfinite(ds.toy_leakage_total.sel(variant="matched", training="retrieval"))
-
-
-def test_grown_toys_grow_as_the_model_does(folder):
-    model = load(str(folder / "ape"))
-    tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
-    maker = Matching(SETTINGS, "cpu")
-    member = maker.toys([planned(model, tokens, maker)], folder / "grown", None)[0][0].members[0]
-    maker.finish(folder / "grown")
-    plain = growth(member.fresh, member.prompts(8))
-    for target in (2 * plain, 1 + (plain - 1) / 2):
-        factor = matching_scale(member, target)
-        assert (factor < 1) == (target > plain)
-        assert growth(member.scaled(factor), member.prompts(8)) == pytest.approx(target, rel=1e-2)
 
 
 # ------------------------------------------------------------------------------------------- agreement, from the result
@@ -214,17 +203,12 @@ def test_theory_that_knows_the_model_agrees_and_changes_with_the_result(done):
     assert not np.allclose(found.agreement_error.sel(where), ds.agreement_error.sel(where))
 
 
-def test_fresh_weights_are_held_against_fresh_toys_alone(done):
-    ds = done[1]["ape"]
-    assert "retrieval toy" not in others_of(ds, "init")
-    assert {"retrieval toy", "toy init", "model at init", "no residual, in-context toy"} <= set(
-        others_of(ds, "pretrained")
-    )
-    assert math.isnan(float(ds.agreement_error.sel(curve="sensitivity", state="init", other="retrieval toy")))
-
-
 def test_curves_that_were_not_measured_are_none(done):
     ds = done[1]["ape"]
+    assert "retrieval toy" not in others_of(ds, "init")  # fresh weights are held against fresh toys alone
+    others = {"retrieval toy", "toy init", "model at init", "no residual, in-context toy"}
+    assert others <= set(others_of(ds, "pretrained"))
+    assert math.isnan(float(ds.agreement_error.sel(curve="sensitivity", state="init", other="retrieval toy")))
     assert samples(ds, "sensitivity", ("no residual", "grown"), "init") is None
     assert samples(ds, "alpha", ("theory", "kernel"), "init") is None
     assert samples(ds.drop_vars("theory_kernel"), "sensitivity", ("theory", "kernel"), "init") is None
@@ -233,48 +217,34 @@ def test_curves_that_were_not_measured_are_none(done):
     assert found.shape == (1, PROMPTS, LENGTH)
 
 
-def test_swap_change_is_the_log_ratio_of_the_profiles(done):
-    ds = done[1]["ape"]
-    before = np.log(ds.model_elasticity.sel(state="pretrained").values[0].astype(float)).mean(0)[1:]
-    after = np.log(ds.model_swapped.sel(state="pretrained").values[0].astype(float))[1:]
-    assert swap_change(ds, "model", {"state": "pretrained"}) == pytest.approx(
-        np.sqrt(np.mean((after - before) ** 2)), rel=1e-5
-    )
+def test_swap_change_is_the_log_ratio_of_the_profiles(done, committed):
+    ds, older = done[1]["ape"], committed["tiny-llama"]
+    before = np.log(ds.model_elasticity.sel(state="pretrained").values[0].astype(float)).mean(0)
+    of_older = np.log(np.mean(older.model_sensitivity.sel(state="pretrained").values[0].astype(float) ** 2, axis=0)) / 2
+    for one, log in ((ds, before), (older, of_older)):  # older results compare root mean squares
+        change = (np.log(one.model_swapped.sel(state="pretrained").values[0].astype(float)) - log)[1:]
+        found = swap_change(one, "model", {"state": "pretrained"})
+        assert found == pytest.approx(np.sqrt(np.mean(change**2)), rel=1e-5)
     assert math.isnan(swap_change(ds, "toy", {"variant": "no residual", "training": "grown"}))
 
 
-def test_swapped_profiles_are_means_of_elasticities(folder, done):
-    model = load(str(folder / "ape"))
-    tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
-    each = jacobian(swapped(model, "mean"), tokens).elasticity.values
-    found = done[1]["ape"].model_swapped.sel(state="pretrained", seed=0)
-    np.testing.assert_allclose(found, np.prod(each, axis=0) ** (1 / PROMPTS), rtol=1e-4)
-
-
 def test_members_are_averaged_and_seeds_resampled():
-    """Two seeds of two members each: the jackknife's ends from what each seed gives alone."""
-    value, low, high = over_seeds(_mean, np.array([1.0, 3.0, np.nan, 6.0, np.inf, 2.0]), [0, 0, 0, 1, 1, 1])
-    assert value == 3
-    assert high - value == pytest.approx(12.706 * abs(2 - 4) / 2, rel=1e-4)
-    assert value - low == pytest.approx(high - value)
-    assert all(math.isnan(end) for end in over_seeds(_mean, np.array([np.nan]), [0]))
-    assert [float(end) for end in over_seeds(_mean, np.array([2.0, 4.0]), [0, 0])][:1] == [3]
-    assert math.isnan(over_seeds(_mean, np.array([2.0, 4.0]), [0, 0])[1])
-
-
-def test_shares_of_members_are_those_of_their_sum():
-    parts = np.array([[2.0, -1.0], [4.0, 1.0], [np.nan, np.nan]])
-    value, _, high = over_seeds(_shares, parts, [0, 1, 2])
-    np.testing.assert_allclose(value, [1, 0])
-    np.testing.assert_allclose(high - value, 12.706 * abs(2 - 0.8) / 2, rtol=1e-4)
+    """The jackknife's ends from what each of two seeds gives alone; what is not finite does not count."""
+    for estimate, values, seeds, whole, apart in (
+        (_mean, [1.0, 3.0, np.nan, 6.0, np.inf, 2.0], [0, 0, 0, 1, 1, 1], 3, 2 - 4),
+        (_shares, [[2.0, -1.0], [4.0, 1.0], [np.nan, np.nan]], [0, 1, 2], [1, 0], 2 - 0.8),
+        (_removed, [[1.0, 0.5], [3.0, 0.5], [np.nan, 1.0]], [0, 1, 1], 0.75, 0.5 - 5 / 6),
+    ):
+        value, low, high = over_seeds(estimate, np.array(values), seeds)
+        np.testing.assert_allclose(value, whole, atol=1e-12)
+        np.testing.assert_allclose(high - value, 12.706 * abs(apart) / 2, rtol=1e-4)
+        np.testing.assert_allclose(value - low, high - value)
+    assert np.isnan(over_seeds(_mean, np.array([np.nan]), [0])).all()
+    single = over_seeds(_mean, np.array([2.0, 4.0]), [0, 0])
+    assert single[0] == 3
+    assert np.isnan(single[1])
     assert np.isnan(over_seeds(_shares, np.array([[-1.0, 0.5]]), [0])[0]).all()
     assert over_seeds(_shares, np.full((1, 2), np.nan), [0])[0].shape == (2,)
-
-
-def test_removal_is_of_the_sum_over_members():
-    value, _, high = over_seeds(_removed, np.array([[1.0, 0.5], [3.0, 0.5], [np.nan, 1.0]]), [0, 1, 1])
-    assert value == 0.75
-    assert high - value == pytest.approx(12.706 * abs(0.5 - 5 / 6) / 2, rel=1e-4)
     assert math.isnan(over_seeds(_removed, np.array([[-1.0, 0.5], [0.5, 0.2]]), [0, 1])[0])
 
 
@@ -302,13 +272,10 @@ def test_report_is_made_from_results_alone(done):
     assert {row[1] for row in attention.rows} >= {"model, init", "model, pretrained", "matched toy, retrieval"}
     assert any("key-value heads" in line for line in report.lines)
 
-
-def test_toys_that_do_their_task_are_compared(done):
     ds = done[1]["ape"].copy(deep=True)
-    ds["toy_accuracy"].loc[{"variant": "matched", "training": "in-context"}] = np.where(
-        np.isnan(ds.toy_accuracy.sel(variant="matched", training="in-context")), np.nan, 0.9
-    )
-    assert toys_learnt(ds, "matched", "in-context") == "trained"
+    accuracy = ds["toy_accuracy"].loc[{"variant": "matched", "training": "in-context"}]
+    ds["toy_accuracy"].loc[accuracy.coords] = np.where(np.isnan(accuracy), np.nan, 0.9)
+    assert toys_learnt(ds, "matched", "in-context") == "trained"  # and are compared
     rows = match_report({"ape": ds}).tables[0].rows
     assert [row[3] == "-" for row in rows if row[2] == "in-context toy"] == [False]
 
@@ -329,21 +296,6 @@ def test_committed_table_is_that_of_the_committed_results(committed):
     assert "in-context toy (not trained)" in written
 
 
-def test_older_results_compare_root_mean_squares_before_and_after_the_swap(committed):
-    ds = committed["tiny-llama"]
-    before = np.mean(ds.model_sensitivity.sel(state="pretrained").values[0].astype(float) ** 2, axis=0) ** 0.5
-    logs = np.log(ds.model_swapped.sel(state="pretrained").values[0] / before)[1:]
-    assert swap_change(ds, "model", {"state": "pretrained"}) == pytest.approx(np.sqrt(np.mean(logs**2)), rel=1e-5)
-
-
-def test_files_are_written_once_all_is_done(done):
-    out = done[0]
-    names = ["match-ape.nc", "match-bee.nc", "match.md", "match.png", "match.svg"]
-    assert sorted(path.name for path in out.iterdir()) == names
-    assert (out / "match.png").stat().st_size < 300_000
-    assert "Which ingredient makes which feature" in (out / "match.md").read_text(encoding="utf-8")
-
-
 def test_figure_draws_one_model_with_few_variants(done):
     ds = done[1]["bee"].sel(variant=["matched"])
     figure = probes.match_figure(ds)
@@ -353,9 +305,6 @@ def test_figure_draws_one_model_with_few_variants(done):
     drawn = max(lines, key=lambda line: len(np.atleast_1d(line.get_xdata())))
     assert len(np.atleast_1d(drawn.get_xdata())) == LENGTH
     assert len(probes.match_figure(done[1]).axes) == 7 * 3
-
-
-def test_other_results_are_not_drawn():
     with pytest.raises(InputError, match="headwater match"):
         probes.match_figure(xr.Dataset(attrs={"model": "ape"}))
 
@@ -363,20 +312,12 @@ def test_other_results_are_not_drawn():
 # ------------------------------------------------------------------------------------------- interruption, bad input
 
 
-class Stop(Exception):
-    """Pulls the plug."""
-
-
 def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeypatch):
-    def advance(running: str, step: float, total: float) -> None:
-        if running == "bee":
-            raise Stop
-
     monkeypatch.setattr("probes.figures.match.match_figure", lambda results, path: None)  # drawn in other tests
     whole = run(folder, tmp_path / "whole", "bee", settings=FEW, seeds=1)["bee"]
     out = tmp_path / "parts"
     with pytest.raises(Stop):
-        run(folder, out, "ape", "bee", settings=FEW, seeds=1, advance=advance)
+        run(folder, out, "ape", "bee", settings=FEW, seeds=1, advance=stopping_at("bee"))
     before = kept.result(out, "match", "ape")
     with pytest.raises(InputError, match="other seeds"):
         run(folder, out, "ape", "bee", settings=FEW, seeds=2)
@@ -391,33 +332,11 @@ def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeyp
     assert not list(out.glob(".unfinished*"))
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"seeds": 0}, "seeds=0"),
-        ({"prompts": 3}, "prompts=3"),
-        ({"length": 5}, "length=5"),
-        ({"bootstrap": -1}, "bootstrap=-1"),
-        ({"text": "nothing.txt"}, "nothing.txt"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path, given, said):
-    trained: list[Any] = []
-    with pytest.raises(InputError, match=said):
-        run(folder, tmp_path, "ape", advance=lambda *now: trained.append(now), **given)
-    assert not trained
-
-
-def test_progress_reaches_its_end(folder):
-    model = load(str(folder / "ape"))
-    tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
-    maker = Matching(FEW, "cpu")
-    groups = maker.toys([planned(model, tokens, maker)], folder / "progress", None)[0]
-    maker.finish(folder / "progress")
-    told: list[tuple[float, float]] = []
-    measured(model, tokens, groups, seeds=1, bootstrap=0, progress=lambda *now: told.append(now))
-    assert told == sorted(told)
-    assert told[-1][0] == pytest.approx(told[-1][1])
+def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path):
+    for name, value in (("seeds", 0), ("prompts", 3), ("length", 5), ("bootstrap", -1), ("text", "nothing.txt")):
+        said = value if name == "text" else f"{name}={value}"
+        with pytest.raises(InputError, match=said):
+            run(folder, tmp_path, "ape", advance=never, **{name: value})
 
 
 def test_command_measures_in_the_quick_setting(folder, tmp_path, monkeypatch, capsys):

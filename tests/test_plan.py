@@ -14,7 +14,6 @@ import pytest
 import probes
 from probes.errors import InputError
 from probes.models.memory import Sizes, paced
-from probes.run.memory import available, out_of_memory
 from probes.studies.plan import PROBES, Plan, jacobian_passes, operations, plan
 
 memory = importlib.import_module("probes.models.memory")
@@ -26,14 +25,10 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("probe", PROBES)
-def test_more_positions_take_more_memory(model, probe):
+def test_memory_grows_with_positions_and_not_with_prompts(model, probe):
     short, long = (plan(model, 8, length, probe) for length in (64, 256))
     assert 0 < short.memory < long.memory
     assert short.weights == sum(p.numel() * p.element_size() for p in model._model.parameters())
-
-
-@pytest.mark.parametrize("probe", PROBES)
-def test_memory_does_not_grow_with_prompts(model, probe):
     many, more = (plan(model, prompts, 128, probe).memory for prompts in (1000, 10_000))
     assert more <= 1.1 * many
 
@@ -45,11 +40,8 @@ def test_options_that_take_more(model):
     assert bytes_of("sinks", keys="all") > bytes_of("sinks")
     assert bytes_of("sinks", reacts="mean") > bytes_of("sinks")
     assert bytes_of("jacobian", chunk=64) > bytes_of("jacobian", chunk=1)
-
-
-def test_fresh_weights_are_a_second_copy(model):
     alone, twice = (plan(model, 16, 64, "leakage", fresh=fresh) for fresh in (0, 16))
-    assert twice.memory == alone.memory + alone.weights
+    assert twice.memory == alone.memory + alone.weights  # fresh weights are a second copy
     assert plan(model, 16, 64, "leakage").memory == twice.memory
 
 
@@ -80,36 +72,6 @@ def test_blocks_are_kept_where_there_is_room(model, monkeypatch):
         monkeypatch.setattr(memory, "available", lambda device, free=free: free)
         assert paced(model, length).keep is kept
     assert paced(model, length).chunk == memory.CPU_ROWS // length
-
-
-@pytest.mark.slow
-def test_what_is_available_follows_the_limit_of_the_process():
-    script = """
-import resource, torch
-from probes.models.memory import available
-before = available(torch.device("cpu"))
-size = int(next(x for x in open("/proc/self/status") if x.startswith("VmSize")).split()[1]) * 1024
-resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), size + (64 << 20)))
-print(before, available(torch.device("cpu")))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
-    before, after = map(int, done.stdout.split())
-    assert after <= 64 << 20 < before
-    assert available(probes.load("tiny-llama").device) > 0
-
-
-@pytest.mark.parametrize(
-    ("error", "is_one"),
-    [
-        (MemoryError(), True),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: tried"), True),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
-        (RuntimeError("shapes do not match"), False),
-        (KeyboardInterrupt(), False),
-    ],
-)
-def test_which_errors_say_that_memory_ran_out(error, is_one):
-    assert out_of_memory(error) is is_one
 
 
 @pytest.mark.slow

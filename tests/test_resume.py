@@ -1,4 +1,4 @@
-"""Pieces: kept, read back, whole or not there; and probes that end the same wherever they stop."""
+"""Pieces and units: kept, read back, refused, removed; and probes that end the same wherever they stop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import kept
@@ -13,11 +14,15 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from kept import listed, never
 
 import probes
 from probes.errors import InputError
+from probes.results.dataset import made_with, save
 from probes.run import resume
 from probes.run.resume import BLOCK, Pieces, Store, Stores, each, groups, keeping, store_files, within
+from probes.run.unfinished import Unfinished
+from probes.studies.runner import kept_units
 
 KEY_OF_TESTS = {"kind": "mine", "key": {"a": 1}}
 
@@ -41,12 +46,10 @@ def values(pieces: Pieces) -> list[tuple[int, bytes]]:
     return [(int(piece["square"]), piece["row"].tobytes()) for piece in pieces]
 
 
-def test_without_a_file_pieces_stay_in_memory():
-    assert values(each("x", 4, squares())) == values(Pieces([squares()(n) for n in range(4)]))
-
-
 def test_what_was_kept_is_not_measured_again(tmp_path):
     path, made = tmp_path / "unit", []
+    path.with_name("unit-0.sqlite").touch()  # which a kill left empty
+    assert Stores(path).key("") is None
     with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
         each("x", 5, squares(limit=3, made=made))
     assert made == [0, 1, 2]
@@ -55,6 +58,7 @@ def test_what_was_kept_is_not_measured_again(tmp_path):
         found = each("x", 5, squares(made=made))
         assert values(found) == values(each("x", 5, squares()))  # a second stage of that name is another one
     assert made == [0, 1, 2, 3, 4]
+    assert values(found) == values(each("x", 5, squares()))  # without a file pieces stay in memory
     assert [piece["row"].shape for piece in found] == [(2, n + 1) for n in range(5)]
     assert found[0]["square"].shape == ()
     assert found.stacked("square").tolist() == [0, 1, 4, 9, 16]
@@ -115,16 +119,6 @@ def die_in_the_transaction_of(piece: int, step: int) -> None:
     each("x", 5, measure)
 
 
-def test_a_damaged_file_is_named(tmp_path):
-    path = tmp_path / "unit"
-    with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
-        each("x", 5, squares(limit=4))
-    (file,) = store_files(path)
-    file.write_bytes(b"nothing of ours" * 100)
-    with pytest.raises(InputError, match=r"unit-0\.sqlite' cannot be read \(file is not a database\); delete it"):
-        Stores(path).key("")
-
-
 def test_large_arrays_are_kept_in_blocks(tmp_path, monkeypatch):
     assert BLOCK < 10**9
     monkeypatch.setattr("probes.run.resume.BLOCK", 100)
@@ -149,15 +143,6 @@ def test_one_array_of_every_piece_is_read_without_the_others(tmp_path, monkeypat
     monkeypatch.setattr(Store, "piece", lambda self, *names: real(self, *names) if len(names) == 3 else None)
     assert found.stacked("square").tolist() == [0, 1, 4, 9, 16]
     assert found.stacked("empty").shape == (5, 0, 2)
-
-
-def test_a_file_that_a_kill_left_empty_belongs_to_nothing(tmp_path):
-    path = tmp_path / "unit"
-    path.with_name("unit-0.sqlite").touch()
-    assert Stores(path).key("") is None
-    with keeping(path, KEY_OF_TESTS):
-        each("x", 1, squares())
-    assert Stores(path).key("") == KEY_OF_TESTS
 
 
 def test_files_of_more_processes_are_read_and_left(tmp_path):
@@ -193,11 +178,146 @@ except InputError as error:
     assert file.stat().st_size <= 40000
 
 
-@pytest.mark.parametrize(("count", "first", "pieces"), [(1, 1, 1), (64, 1, 64), (65, 2, 33), (1000, 16, 63)])
-def test_groups_cover_all_prompts_in_order(count, first, pieces):
-    found = groups(count)
-    assert [n for group in found for n in group] == list(range(count))
-    assert (len(found[0]), len(found)) == (first, pieces)
+def test_groups_cover_all_prompts_in_order():
+    for count, first, pieces in ((1, 1, 1), (64, 1, 64), (65, 2, 33), (1000, 16, 63)):
+        found = groups(count)
+        assert [n for group in found for n in group] == list(range(count))
+        assert (len(found[0]), len(found)) == (first, pieces)
+
+
+# ------------------------------------------------------------------------------------------------------------- units
+
+KEY: dict[str, Any] = {"weights": "abc", "tokens_sha256": "123", "text": None, "seed": 0, "lags": (1, 2)}
+
+
+def made(value: float = 1.0) -> xr.Dataset:
+    return xr.Dataset({"x": ("layer", np.full(3, value))}, attrs=made_with())
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Unfinished:
+    unfinished = kept_units(tmp_path, "mine")
+    unfinished.unit("ape one", KEY, made)
+    return unfinished
+
+
+def test_a_unit_is_measured_once_and_read_back(tmp_path, begun):
+    assert kept.units(begun.folder) == {"ape one": True}
+    heard = []
+    again = kept_units(tmp_path, "mine").unit("ape one", KEY, never, advance=lambda *step: heard.append(step))
+    xr.testing.assert_identical(again.drop_attrs(), made().drop_attrs())
+    assert set(again.attrs) == set(made().attrs)
+    assert heard == [("ape one", 1.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"weights": "abd", "lags": (1,)}, "weights, lags"),
+        ({"tokens_sha256": "124"}, "tokens_sha256"),
+        ({"tokens_sha256": "124", "text": "a.txt"}, "text"),  # what says why the tokens differ
+        ({"tokens_sha256": "124", "seed": 1}, "seed"),
+        ({"seed": 1}, "seed"),
+        ({"bands": [(9, 31)]}, "bands"),  # an option that was not given then
+    ],
+)
+def test_another_key_is_refused_by_what_differs(tmp_path, begun, changes, says):
+    with pytest.raises(InputError) as raised:
+        begun.unit("ape one", KEY | changes, never)
+    message = str(raised.value)
+    assert message.startswith(f"'{tmp_path}' holds an unfinished study with other {says}; ")
+    assert f"delete '{tmp_path / 'unfinished'}'" in message
+    assert "\n" not in message
+
+
+def test_what_makes_no_difference_goes_on(begun):
+    now = {name: value for name, value in KEY.items() if name != "lags"}
+    with pytest.raises(InputError, match="with other lags;"):  # an option no longer given
+        begun.check("ape one", now)
+    begun.check("ape one", now, without=("lags",))
+    begun.check("ape one", KEY | {"text": "moved.txt"})  # the same prompts
+    begun.check("ape one", KEY | {"weights": "not known yet"}, without=("weights",))
+    begun.check("ape two", {})  # not there
+
+
+def test_damaged_and_older_files_are_named(tmp_path, begun):
+    begun._stores.close()
+    (begun.folder / "mine-0.sqlite").write_bytes(b"nothing" * 1000)
+    with pytest.raises(InputError, match=r"mine-0\.sqlite' cannot be read \(file is not a database\); delete it"):
+        begun.unit("ape one", KEY, never)
+    for name in ("ape-one.nc", "ape-one.part12"):
+        save(made(), begun.folder / name)
+        with pytest.raises(InputError, match="is unfinished work of an older version; remove"):
+            kept_units(tmp_path, "mine")
+        (begun.folder / name).unlink()
+
+
+def test_pieces_go_when_their_unit_is_done(tmp_path):
+    unfinished = kept_units(tmp_path, "mine")
+
+    def in_pieces() -> xr.Dataset:
+        found = each("x", 3, lambda n: {"y": np.array(float(n))})
+        return made(float(found.stacked("y").sum()))
+
+    def in_pieces_until_stopped() -> xr.Dataset:
+        each("x", 3, lambda n: {"y": np.array([0.0, 1.0][n])})
+        return made()
+
+    with pytest.raises(IndexError):
+        unfinished.unit("ape", KEY, in_pieces_until_stopped)
+    assert (unfinished.has("ape"), unfinished.done("ape")) == (True, False)
+    assert unfinished.going_on(["ape"]) == f"going on with '{unfinished.folder}': 0 of 1 are done, ape begun"
+    assert kept.units(tmp_path) == {"ape": False}
+    assert float(unfinished.unit("ape", KEY, in_pieces)["x"][0]) == 3.0
+    (file,) = kept.files(tmp_path)
+    assert kept.pieces(file) == ["result"]
+
+
+def test_clear_removes_its_own_kind_alone(tmp_path, begun):
+    other = kept_units(tmp_path, "other")
+    other.unit("bee", KEY, made)
+    (tmp_path / "unfinished" / "notes.txt").touch()
+    (tmp_path / "unfinished" / "mine-1.sqlite-journal").touch()
+    (tmp_path / "unfinished" / "mine-1.sqlite").touch()  # killed before it wrote anything
+    kept_units(tmp_path, "mine").clear()  # an older run's, whose labels are not known
+    assert sorted(path.name for path in begun.folder.iterdir()) == ["notes.txt", "other-0.sqlite"]
+    other.clear()
+    assert [path.name for path in begun.folder.iterdir()] == ["notes.txt"]
+    (begun.folder / "notes.txt").unlink()
+    other.clear()
+    assert not begun.folder.exists()
+    other.clear()
+
+
+def test_one_line_says_what_is_there(begun):
+    assert begun.going_on(["bee"]) is None
+    line = begun.going_on(["ape one", "ape two"])
+    assert line == f"going on with '{begun.folder}': 1 of 2 are done (ape one)"
+    for number in range(7):
+        begun.unit(str(number), KEY, made)
+    line = begun.going_on(["ape one", "bee", *map(str, range(7))])
+    assert line is not None
+    assert line.endswith(": 8 of 9 are done (ape one, 0, 1, 2, 3, 4 and 2 more)")
+
+
+def test_folders_that_cannot_be_are_refused_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError, match="is no folder"):
+        kept_units(tmp_path / "file" / "out", "mine")
+    for name in ("loop", "dangling", "a" * 300, "loop/below"):
+        with pytest.raises(InputError, match="cannot write to") as raised:
+            kept_units(tmp_path / name, "mine")
+        assert "\n" not in str(raised.value)
+    if Path("/proc/self").exists():  # permissions of the superuser do not tell
+        with pytest.raises(InputError, match="cannot write to '/proc/nothing/out"):
+            kept_units("/proc/nothing/out", "mine")
+    assert listed(tmp_path) == ["dangling", "file", "loop"]
+    (tmp_path / "c" / "unfinished").mkdir(parents=True)
+    for name in ("a/b", "c"):
+        kept_units(tmp_path / name, "mine")  # trying leaves nothing behind and takes nothing away
+    assert listed(tmp_path) == ["c", "c/unfinished", "dangling", "file", "loop"]
 
 
 # ------------------------------------------------------------------------------------------------------------ probes
@@ -217,20 +337,19 @@ def longer() -> tuple[Any, torch.Tensor]:
 
 
 def measure(name: str, model: Any, tokens: torch.Tensor, progress: Any) -> Any:
-    probe = getattr(importlib.import_module("probes"), name.partition(" ")[0], None)
-    options: dict[str, Any] = {
-        "jacobian": {"method": "sketch", "products": 40},
-        "jacobian auto": {"method": "sketch", "products": "auto", "relative_error": 0.02, "pathway": "all", "chunk": 9},
-        "sinks": {"reacts": "mean"},
-        "trajectory": {"starts": 4},
-        "leakage": {"bootstrap": 5},
-        "bos_swap": {"bootstrap": 5, "products": 20},
-        "second_moment": {},
+    module, options = {
+        "jacobian": ("measures.jacobian", {"method": "sketch", "products": 40}),
+        "jacobian auto": (
+            "measures.jacobian",
+            {"method": "sketch", "products": "auto", "relative_error": 0.02, "pathway": "all", "chunk": 9},
+        ),
+        "sinks": ("measures.sinks", {"reacts": "mean"}),
+        "trajectory": ("measures.trajectory", {"starts": 4}),
+        "leakage": ("measures.leakage", {"bootstrap": 5}),
+        "bos_swap": ("measures.bos_swap", {"bootstrap": 5, "products": 20}),
+        "second_moment": ("theory.kernel", {}),
     }[name]
-    if name in ("leakage", "bos_swap", "second_moment"):
-        module = "theory.kernel" if name == "second_moment" else f"measures.{name}"
-        probe = getattr(importlib.import_module(f"probes.{module}"), name)
-    assert probe is not None
+    probe = getattr(importlib.import_module(f"probes.{module}"), name.partition(" ")[0])
     return probe(model, tokens, progress=progress, **options)
 
 
@@ -333,15 +452,16 @@ def test_memory_that_runs_out_between_rounds_begins_the_prompts_round_anew(longe
     monkeypatch.setattr(prompt, "pull", small)
     found = measure("jacobian auto", model, tokens[:2], None)
     assert seen[4] > 3 >= seen[-1]
-    for name in ("sensitivity", "stderr"):
-        torch.testing.assert_close(*(torch.from_numpy(ds[name].values) for ds in (found, expected)), rtol=1e-4, atol=0)
-    assert found["products"].values.tolist() == expected["products"].values.tolist()
+    close_to(found, expected)
 
 
 def test_memory_that_runs_out_halves_the_chunk_and_the_numbers_stay(prompted, monkeypatch):
-    model, tokens = prompted
+    model, tokens = prompted[0], prompted[1][:1]
     linear = importlib.import_module("probes.models.linear")
-    expected = measure("jacobian", model, tokens[:1], None)
+    expected = measure("jacobian", model, tokens, None)
+    with monkeypatch.context() as patch:  # blocks made again for every chunk
+        patch.setattr(importlib.import_module("probes.models.memory"), "KEPT_SHARE", 0.0)
+        xr.testing.assert_equal(measure("jacobian", model, tokens, None), expected)
     real, seen = linear.LinearizedBlock.vjp, []
 
     def small(self: Any, cotangent: Any, first: Any = None, *, frozen: bool = False) -> Any:
@@ -351,24 +471,19 @@ def test_memory_that_runs_out_halves_the_chunk_and_the_numbers_stay(prompted, mo
         return real(self, cotangent, first, frozen=frozen)
 
     monkeypatch.setattr(linear.LinearizedBlock, "vjp", small)
-    found = measure("jacobian", model, tokens[:1], None)
+    found = measure("jacobian", model, tokens, None)
     assert min(seen) <= 5 < max(seen)
-    for name in ("sensitivity", "stderr"):
-        torch.testing.assert_close(*(torch.from_numpy(ds[name].values) for ds in (found, expected)), rtol=1e-4, atol=0)
-    assert found["products"].values.tolist() == expected["products"].values.tolist()
+    close_to(found, expected)
 
     def nothing(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
     monkeypatch.setattr(linear.LinearizedBlock, "vjp", nothing)
     with pytest.raises(InputError, match="a prompt of 24 positions of 'tiny-llama' does not fit into memory"):
-        measure("jacobian", model, tokens[:1], None)
+        measure("jacobian", model, tokens, None)
 
 
-def test_blocks_made_again_for_every_chunk_give_the_same_numbers(prompted, monkeypatch):
-    model, tokens = prompted
-    kept = measure("jacobian", model, tokens[:1], None)
-    monkeypatch.setattr(importlib.import_module("probes.models.memory"), "KEPT_SHARE", 0.0)
-    made_again = measure("jacobian", model, tokens[:1], None)
-    for name in kept.data_vars:
-        np.testing.assert_array_equal(kept[name].values, made_again[name].values)
+def close_to(found: xr.Dataset, expected: xr.Dataset) -> None:
+    for name in ("sensitivity", "stderr"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4)
+    assert found["products"].values.tolist() == expected["products"].values.tolist()

@@ -20,9 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 
 import probes
-from probes.errors import InputError
 from probes.models.fused import query_blocks
-from probes.run.memory import MOST_PARTS, Retry, in_parts, share_of, shares
+from probes.run.memory import MOST_PARTS, Retry, in_parts, out_of_memory, share_of, shares
 from probes.run.resume import keeping
 from probes.theory.kernel import second_moment
 
@@ -119,17 +118,6 @@ def test_streams_of_a_long_prompt_are_looked_at_in_pieces(monkeypatch):
     assert found.equals(whole)  # nothing is summed here
 
 
-def test_progress_goes_back_and_arrives(monkeypatch):
-    model = probes.load(families.model("llama"))
-    tokens = torch.randint(3, model.spec.vocabulary, (2, LENGTH))
-    said: list[tuple[float, float]] = []
-    with Memory(4 * 4 * LENGTH**2 - 1) as memory:
-        probes.sinks(model, tokens, keys="all", progress=lambda done, total: said.append((done, total)))
-    assert memory.refused == 1
-    assert said[-1] == (2.0, 2.0)
-    assert len(said) == 2 * model.spec.blocks  # the first attempt ended before its first block was done
-
-
 def test_pieces_that_were_kept_before_memory_ran_out_are_kept(tmp_path):
     model = probes.load(families.model("llama"))
     tokens = torch.randint(3, model.spec.vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(1))
@@ -141,40 +129,23 @@ def test_pieces_that_were_kept_before_memory_ran_out_are_kept(tmp_path):
 
     with pytest.raises(KeyboardInterrupt), keeping(tmp_path / "sinks", {}):
         probes.sinks(model, tokens, keys="all", progress=stop)
+    said: list[tuple[float, float]] = []
     with Memory(4 * 4 * LENGTH**2 - 1) as memory, keeping(tmp_path / "sinks", {}):
-        found = probes.sinks(model, tokens, keys="all")
+        found = probes.sinks(model, tokens, keys="all", progress=lambda *step: said.append(step))
     assert memory.refused == 1
+    assert said[-1] == (2.0, 2.0)
+    assert len(said) == 2 * model.spec.blocks  # the first attempt ended before its first block was done
     np.testing.assert_array_equal(found.alpha[:1], whole.alpha[:1])
     held_against(found, whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "numbers"), [("sinks, all keys", families.WIDTH), ("theory, scores", 128)])
-def test_below_the_smallest_blocks_one_line_says_what_to_do(name, numbers):
-    model = probes.load(families.model("llama"))
-    tokens = torch.randint(3, model.spec.vocabulary, (1, 128))
-    with (
-        Memory(4 * 128 * numbers - 1) as memory,  # no stream fits, or no kernel of all pairs of positions
-        pytest.raises(InputError, match=r"prompt of 128 positions of .* give a shorter length, dtype bfloat16"),
-    ):
-        PROBES[name](model, tokens)
-    assert 1 << (memory.refused - 1) == MOST_PARTS
+def test_other_errors_pass_and_what_an_attempt_had_made_is_gone_before_the_next():
+    calls: list[int] = []
+    held: list[weakref.ref[Tensor]] = []
 
-
-def test_other_errors_pass():
-    calls = []
-
-    def work() -> None:
+    def fail() -> None:
         calls.append(1)
         raise RuntimeError("shapes do not match")
-
-    with pytest.raises(RuntimeError, match="shapes do not match"):
-        Retry("a prompt of 8 positions of 'tiny'")(work)
-    assert len(calls) == 1
-
-
-def test_what_an_attempt_had_made_is_gone_before_the_next():
-    held: list[weakref.ref[Tensor]] = []
 
     def work() -> bool:
         if held:
@@ -183,7 +154,18 @@ def test_what_an_attempt_had_made_is_gone_before_the_next():
         held.append(weakref.ref(made))
         raise MemoryError
 
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        Retry("a prompt of 8 positions of 'tiny'")(fail)
+    assert len(calls) == 1
     assert Retry("a prompt of 8 positions of 'tiny'")(work)
+
+
+def test_which_errors_say_that_memory_ran_out():
+    cpu = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: tried"
+    for error in (MemoryError(), RuntimeError(cpu), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")):
+        assert out_of_memory(error)
+    for error in (RuntimeError("shapes do not match"), KeyboardInterrupt()):
+        assert not out_of_memory(error)
 
 
 @pytest.mark.slow
@@ -193,7 +175,7 @@ def test_a_limit_of_the_system():
 import json, resource, torch, probes
 from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
-from probes.run.memory import Retry
+from probes.run.memory import Retry, available
 torch.manual_seed(0)
 config = LlamaConfig(vocab_size=100, hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=32)
 model = probes.load(LlamaForCausalLM(config).eval())
@@ -204,11 +186,13 @@ def noted(retry, *args):
     rooms.append(retry)
 Retry.__init__ = noted
 whole = probes.sinks(model, tokens, keys="all", reacts="mean")
+before = available(torch.device("cpu"))
 size = int(next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmSize")).split()[1]) << 10
 parts, said = [], ""
 for room in (64, 16, 2):
     resource.setrlimit(resource.RLIMIT_AS, (size + (room << 20), resource.RLIM_INFINITY))
     rooms.clear()
+    assert available(torch.device("cpu")) <= room << 20 < before
     try:
         found = probes.sinks(model, tokens, keys="all", reacts="mean")
         assert all(abs(found[name].values - whole[name].values).max() < 1e-5 for name in ("alpha", "reacts", "reads"))
@@ -226,7 +210,8 @@ print(json.dumps([parts, said]))
     assert enough == 1
     assert 1 < little < MOST_PARTS
     assert least == MOST_PARTS
-    assert "a prompt of 1024 positions" in said
+    assert "prompt of 1024 positions of" in said
+    assert "give a shorter length, dtype bfloat16" in said
 
 
 def test_shares_are_everything_once():
