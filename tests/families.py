@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from transformers import (
 VOCABULARY, WIDTH, BLOCKS, HEADS, KV_HEADS, HEAD_DIM = 128, 64, 3, 4, 2, 16
 WINDOW = 8
 MAX_LENGTH = 128
+Bos: TypeAlias = Literal["prepended", "dedicated", "end", "none"]
 SPREAD = 0.2  # of what is added to biases and norm weights
 
 _COMMON: dict[str, Any] = {
@@ -48,19 +49,8 @@ _COMMON: dict[str, Any] = {
 _GROUPED: dict[str, Any] = _COMMON | {"num_key_value_heads": KV_HEADS}
 
 
-def _gpt2() -> PreTrainedConfig:
-    return GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=WIDTH,
-        n_layer=BLOCKS,
-        n_head=HEADS,
-        n_inner=96,
-        n_positions=MAX_LENGTH,
-        initializer_range=0.5,
-        bos_token_id=1,
-        eos_token_id=1,
-    )
-
+GPT2: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": BLOCKS, "n_head": HEADS}
+GPT2 |= {"n_inner": 96, "n_positions": MAX_LENGTH, "initializer_range": 0.5, "bos_token_id": 1, "eos_token_id": 1}
 
 FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_GROUPED),
@@ -76,7 +66,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         attn_logit_softcapping=5.0,
         final_logit_softcapping=3.0,
     ),
-    "gpt2": _gpt2,
+    "gpt2": lambda: GPT2Config(**GPT2),
     "gpt_neox": lambda: GPTNeoXConfig(**_COMMON),
 }
 
@@ -98,7 +88,17 @@ def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch
     return made.to(dtype).eval()
 
 
-def tokenizer(bos: Literal["prepended", "dedicated", "end", "none"] = "prepended") -> PreTrainedTokenizerFast:
+def blocks(model: Any) -> Any:
+    """The list of blocks of any family's model."""
+    return next(child for child in model.get_decoder().children() if isinstance(child, torch.nn.ModuleList))
+
+
+def attention(block: Any) -> Any:
+    """A block's attention."""
+    return next(getattr(block, name) for name in ("self_attn", "attn", "attention") if hasattr(block, name))
+
+
+def tokenizer(bos: Bos = "prepended") -> PreTrainedTokenizerFast:
     """Words "w3" to "w127" have the ids 3 to 127; 0 begins texts, 1 ends them, 2 stands for everything else.
 
     `bos`: "prepended" as in Llama, "dedicated" but not put first by itself, "end" the end token under another name as in
@@ -113,7 +113,7 @@ def tokenizer(bos: Literal["prepended", "dedicated", "end", "none"] = "prepended
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=begin, eos_token="</s>", unk_token="<unk>")
 
 
-def checkpoints(folder: Path, **found: tuple[str, Literal["prepended", "dedicated", "end", "none"]]) -> Path:
+def checkpoints(folder: Path, **found: tuple[str, Bos]) -> Path:
     """Models of these families with tokenizers of these kinds, saved under their names, and a text that they can read."""
     for name, (family, bos) in found.items():
         model(family).save_pretrained(folder / name)

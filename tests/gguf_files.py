@@ -19,10 +19,7 @@ import probes
 from probes.errors import InputError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt2")
-BYTES = [chr(code) for code in range(33, 127)] + [
-    "Ġ",
-    "Ċ",
-]  # printable ASCII, space and newline, as byte-level BPE has them
+BYTES = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # printable ASCII, space and newline, as byte-level BPE has them
 MERGES = ("t h", "th e", "Ġ the", "i n", "a n", "1 2", "Ġ a")
 WHOLE = "wxyz"  # a token that no merges lead to
 TOKENS = ["<s>", "</s>", "<unk>", *BYTES, *(merge.replace(" ", "") for merge in MERGES), WHOLE]
@@ -31,6 +28,11 @@ CONTROL, NORMAL, UNUSED = 3, 1, 5  # the format's kinds of tokens
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 REMOVED: Any = object()
 IDS = torch.arange(3, 103)[None]  # far enough for slow rotations to show
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_CACHE", str(tmp_path / "cache"))
 
 
 def original(name: str, **changed: Any) -> PreTrainedModel:
@@ -121,7 +123,8 @@ def _as_stored(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
 
 def _keys(config: Any) -> dict[str, Any]:
     """The architecture's keys that llama.cpp writes for this family."""
-    norm = "layer_norm_epsilon" if config.model_type == "gpt2" else "layer_norm_rms_epsilon"
+    kind = config.model_type
+    norm = "layer_norm_epsilon" if kind == "gpt2" else "layer_norm_rms_epsilon"
     found = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -130,32 +133,27 @@ def _keys(config: Any) -> dict[str, Any]:
         "attention.head_count": config.num_attention_heads,
         f"attention.{norm}": float(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon),
     }
-    if config.model_type == "gpt2":
+    if kind == "gpt2":
         return found
     found["attention.head_count_kv"] = config.num_key_value_heads
     found["rope.freq_base"] = float(config.rope_parameters["rope_theta"])
-    if config.model_type in ("qwen3", "gemma2"):
+    if kind in ("qwen3", "gemma2"):
         found |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
-    if config.model_type in ("mistral", "gemma2"):
+    if kind in ("mistral", "gemma2"):
         found["attention.sliding_window"] = config.sliding_window
-    if config.model_type in ("llama", "mistral"):
+    if kind in ("llama", "mistral"):
         found |= {"vocab_size": config.vocab_size, "rope.dimension_count": config.head_dim}
-    if config.model_type == "gemma2":
-        found |= {
-            f"{part}_logit_softcapping": getattr(config, f"{part}_logit_softcapping") for part in ("attn", "final")
-        }
-    return found
+    caps = ("attn_logit_softcapping", "final_logit_softcapping") if kind == "gemma2" else ()
+    return found | {cap: getattr(config, cap) for cap in caps}
 
 
 def _byte_level(name: str) -> dict[str, Any]:
-    kinds = [CONTROL] * 3 + [NORMAL] * (families.VOCABULARY - 3)
+    kinds = [CONTROL if n < 3 else UNUSED if "extra" in token else NORMAL for n, token in enumerate(TOKENS)]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": {"gpt2": "gpt-2"}.get(name, "qwen2"),
         "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.token_type": [
-            kind if "extra" not in token else UNUSED for kind, token in zip(kinds, TOKENS, strict=True)
-        ],
+        "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.merges": list(MERGES),
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
@@ -192,13 +190,9 @@ def read(path: Path | str, **options: Any) -> Any:
     return probes.load(path, **options)
 
 
-def stream(seen: Any) -> torch.Tensor:
-    return seen.residual(seen.embed(IDS)).detach()
-
-
 def same(a: Any, b: Any) -> bool:
     """Up to the rounding of numbers that a file keeps in float32, such as the norms' epsilon."""
-    a, b = stream(a), stream(b)
+    a, b = (seen.residual(seen.embed(IDS)).detach() for seen in (a, b))
     return bool((a - b).abs().max() <= 1e-4 * b.abs().max())
 
 
@@ -221,13 +215,5 @@ def one_line(error: InputError) -> str:
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
+    adds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adds.get(type(value), writer.add_array)(key, value)  # type: ignore[operator]

@@ -32,15 +32,11 @@ ANSWERED = [*ASKED, message("assistant", 6)]
 LONG = [message("user", *range(10, 40))]
 
 
-def talking() -> Any:
+@pytest.fixture(scope="module")
+def model() -> Any:
     tokenizer = families.tokenizer()
     tokenizer.chat_template = TEMPLATE
     return probes.load(families.model("llama"), tokenizer=tokenizer)
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return talking()
 
 
 def test_what_a_chat_may_be(tmp_path):
@@ -101,15 +97,11 @@ def test_bad_chats_are_refused(model, chat, says, unchecked):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("content", ["{", "7", '"w3"', "[[1]]", b"\xff\xfe", "[" * 100_000])
-def test_bad_files_are_refused(tmp_path, content):
-    file = tmp_path / "chat.json"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InputError, match=r"chat\.json' (cannot be read|holds no|is no list)"):
-        conversations(str(file))
-
-
-def test_models_and_options_that_do_not_go_with_a_chat(model):
+def test_files_models_and_options_that_do_not_go_with_a_chat(model, tmp_path):
+    for content in (b"{", b"7", b'"w3"', b"[[1]]", b"\xff\xfe", b"[" * 100_000):
+        (tmp_path / "chat.json").write_bytes(content)
+        with pytest.raises(InputError, match=r"chat\.json' (cannot be read|holds no|is no list)"):
+            conversations(str(tmp_path / "chat.json"))
     with pytest.raises(InputError, match="in-memory llama has no chat template; give plain text instead"):
         prompts(probes.load(families.model("llama"), tokenizer=families.tokenizer()), chat="w3")
     wrong: list[dict[str, Any]] = [{"text": "t.txt"}, {"dataset": "a/b"}, {"first": "bos"}, {"first": 3}]
@@ -132,13 +124,11 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model "ape" that talks, and files of conversations."""
     made = tmp_path_factory.mktemp("talking")
     families.model("llama").save_pretrained(made / "ape")
-    tokenizer = families.tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(made / "ape")
+    model.tokenizer.save_pretrained(made / "ape")
     held = [[message("user", *range(3 + n, 20 + 2 * n))] for n in range(5)]
     (made / "several.json").write_text(json.dumps(held), encoding="utf-8")
     (made / "one.json").write_text(json.dumps(held[0]), encoding="utf-8")
@@ -153,18 +143,19 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(raised.value.code or 0)
 
 
+SOURCES = ["--chat", "--text", "--dataset"]  # inspect, the seventh, has no --dataset
 SLOW = ("leakage", "bos-swap", "theory")
 
 
 @pytest.mark.parametrize(
     "command", [pytest.param(command, marks=pytest.mark.slow) if command in SLOW else command for command in SMALL]
 )
-def test_every_command_takes_a_chat(folder, tmp_path, monkeypatch, capfd, command):
+def test_every_command_takes_a_chat(model, folder, tmp_path, monkeypatch, capfd, command):
     chat = folder / ("one.json" if command == "inspect" else "several.json")
     words = [command, str(folder / "ape"), "--chat", str(chat), *SMALL[command].split()]
     assert call(monkeypatch, *words, "--device", "cpu", "--out", str(tmp_path)) == 0
     ds = probes.load_result(tmp_path / f"{command}.nc")
-    begun = draw(talking(), n=1 if command == "inspect" else 5, length=99, chat=chat)
+    begun = draw(model, n=1 if command == "inspect" else 5, length=99, chat=chat)
     assert ds["tokens"].values.tolist() == begun.tokens.tolist()
     assert (ds.attrs["first_policy"], ds.attrs["first_id"]) == ("chat template", 0)
     said = capfd.readouterr().err
@@ -179,11 +170,8 @@ def test_a_question_is_a_single_prompt(folder, tmp_path, monkeypatch, capfd):
     assert probes.load_result(tmp_path / "sinks.nc")["tokens"].values.tolist() == [[0, 3, 4, 5, 6, 7, 1, 0, 99]]
 
 
-@pytest.mark.parametrize("command", [*SMALL, "match", "report"])
-@pytest.mark.parametrize("option", ["--chat", "--text", "--dataset"])
+@pytest.mark.parametrize(("command", "option"), list(zip([*SMALL, "match", "report"], 3 * SOURCES, strict=True)))
 def test_a_file_that_is_not_there_is_refused_before_a_model_is_read(tmp_path, monkeypatch, capfd, command, option):
-    if (command, option) == ("inspect", "--dataset"):
-        return
     read: list[str] = []
     monkeypatch.setattr("probes.models.load.find", lambda source, *_: read.append(source))
     (tmp_path / "ape").mkdir()

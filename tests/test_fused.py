@@ -96,130 +96,30 @@ def same(found: Tensor | None, expected: Tensor, noise: float) -> None:
 # -------------------------------------------------------------------------------------------------------- attend
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 40])  # below, at and above the window
-def test_output_and_log_sum_exp(kind, length, dtype, monkeypatch):
-    monkeypatch.setattr(fused, "BAND", 16)  # bands of 16: one, or three with the last one short
-    monkeypatch.setattr(fused.query_blocks, "__kwdefaults__", {"numbers": 300})
-    given = drawn(length, dtype=dtype, **KINDS[kind])
+def attended(given: Attention) -> None:
+    """Output, log-sum-exp, logits and pattern, all of the queries or some, against the twin's."""
     logits, noise = logits_of(given), rounding(given)
     plain, full = attend(given), attend(given, normalizer=True)
     assert plain.normalizer is None
     assert full.query is given.query
-    assert full.output is not None
     assert full.normalizer is not None
     same(full.normalizer, logits.logsumexp(-1), noise)
-    assert full.normalizer.dtype == torch.promote_types(dtype, torch.float32)
+    assert full.normalizer.dtype == torch.promote_types(given.query.dtype, torch.float32)
     # bfloat16: weights are rounded to 8 bits before they meet the values, and so is the sum.
-    slack = 2**-6 if dtype == torch.bfloat16 else noise * HEAD
+    slack = 2**-6 if given.query.dtype == torch.bfloat16 else noise * HEAD
     for found in (plain.output, full.output):
         assert found is not None
-        assert found.dtype == dtype
+        assert found.dtype == given.query.dtype
         same(found, logits.softmax(-1) @ given.value.double(), slack)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("length", "window"),
-    [
-        (500, 8),  # a single band, shorter than BAND
-        (1100, 8),  # three bands, far above the window
-        (1300, 600),  # windows above BAND: bands as wide as the window
-        (600, 599),
-        (600, 600),  # the window hides nothing
-        (600, 5000),
-    ],
-)
-def test_windows_in_bands_of_their_real_width(length, window, dtype):
-    assert fused.BAND == 512
-    given = drawn(length, prompts=1, heads=1, dtype=dtype, window=window)
-    logits, noise = logits_of(given), rounding(given)
-    found = attend(given, normalizer=True)
-    same(found.normalizer, logits.logsumexp(-1), noise)
-    slack = 2**-6 if dtype == torch.bfloat16 else noise * HEAD
-    same(found.output, logits.softmax(-1) @ given.value.double(), slack)
-
-
-def test_every_other_dtype_gets_a_log_sum_exp():
-    given = drawn(20, dtype=torch.float16)  # no kernel on the CPU gives one
-    found = attend(given, normalizer=True)
-    same(found.normalizer, logits_of(given).logsumexp(-1), rounding(given))
-
-
-@pytest.mark.parametrize("kind", ["causal", "window"])
-def test_memory_in_any_order(kind):
-    """The operators underneath take the last dimension for dense; edits may return anything."""
-    given = drawn(24, dtype=torch.float32, **KINDS[kind])
-    expected = attend(given, normalizer=True)
-    assert expected.output is not None
-    assert expected.normalizer is not None
-
-    def turned(x: Tensor) -> Tensor:
-        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-    for name in ("query", "key", "value"):
-        found = attend(replace(given, **{name: turned(getattr(given, name))}), normalizer=True)
-        same(found.output, expected.output, 1e-6)  # the same numbers, the same sums
-        same(found.normalizer, expected.normalizer, 1e-6)
-    ones = replace(given, value=given.value.new_ones(1).expand_as(given.value))
-    same(attend(ones, normalizer=True).output, torch.ones(given.value.shape), 1e-6)
-
-
-def test_logits_near_a_hundred():
-    """Nothing overflows, and errors are what float32 makes of such logits: eps |s| of a weight."""
-    given = drawn(40, dtype=torch.float32, spread=6.0)
-    logits = logits_of(given)
-    assert logits[logits.isfinite()].abs().max() > 100
-    found = attend(given, normalizer=True)
-    same(found.normalizer, logits.logsumexp(-1), rounding(given))
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("normalizer", [False, True])
-def test_gradients_are_the_plain_pattern_s(kind, normalizer, monkeypatch):
-    monkeypatch.setattr(fused, "BAND", 16)
+def test_output_log_sum_exp_logits_and_patterns(kind, dtype, monkeypatch):
+    monkeypatch.setattr(fused, "BAND", 16)  # bands of 16: one, or three with the last one short
     monkeypatch.setattr(fused.query_blocks, "__kwdefaults__", {"numbers": 300})
-    made = drawn(40, prompts=1, **KINDS[kind])
-    generator = torch.Generator().manual_seed(3)
-    weight = torch.randn(made.value.shape, generator=generator, dtype=torch.float64)
-    row = torch.randn(made.value.shape[:-1], generator=generator, dtype=torch.float64) * normalizer
-    leaves = [x.clone().requires_grad_() for x in (made.query, made.key, made.value)]
-    given = replace(made, query=leaves[0], key=leaves[1], value=leaves[2])
-    found = attend(given, normalizer=normalizer)
-    assert found.output is not None
-    total = (found.output * weight).sum()
-    if normalizer:
-        assert found.normalizer is not None
-        total = total + (found.normalizer * row).sum()
-    gradients = torch.autograd.grad(total, leaves)
-
-    logits = twin_logits(leaves[0], leaves[1], made)
-    twin = ((logits.softmax(-1) @ leaves[2]) * weight).sum() + (logits.logsumexp(-1) * row).sum()
-    for gradient, expected in zip(gradients, torch.autograd.grad(twin, leaves), strict=True):
-        assert expected.abs().max() > 0.1
-        torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-11)  # float64 in another order
-
-
-def test_one_of_three_may_want_gradients():
-    given = drawn(12, prompts=1)
-    value = given.value.clone().requires_grad_()
-    found = attend(replace(given, value=value), normalizer=True)
-    assert found.output is not None
-    (gradient,) = torch.autograd.grad(found.output.sum(), value)
-    torch.testing.assert_close(gradient, logits_of(given).softmax(-1).sum(-2)[..., None].expand_as(gradient))
-    with torch.no_grad():
-        plain = attend(replace(given, value=value), normalizer=True)
-    assert plain.output is not None
-    assert not plain.output.requires_grad
-
-
-# ------------------------------------------------------------------------------------------------- patterns
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_and_patterns_of_attention(kind, dtype):
+    for length in (1, 7, 8, 9, 40):  # below, at and above the window
+        attended(drawn(length, dtype=dtype, **KINDS[kind]))
     given = drawn(20, dtype=dtype, **KINDS[kind])
     expected, noise = logits_of(given), rounding(given)
     same(given.logits(), expected, noise)
@@ -232,6 +132,70 @@ def test_logits_and_patterns_of_attention(kind, dtype):
         same(given.logits(start, stop), expected[:, :, start:stop, first:last], noise)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_windows_in_bands_of_their_real_width_and_logits_near_a_hundred(dtype):
+    assert fused.BAND == 512
+    # A single band; three, far above the window; windows above BAND; windows that hide one key, or nothing.
+    for length, window in ((500, 8), (1100, 8), (1300, 600), (600, 599), (600, 600), (600, 5000)):
+        attended(drawn(length, prompts=1, heads=1, dtype=dtype, window=window))
+    given = drawn(40, dtype=torch.float32, spread=6.0)  # nothing overflows; errors are eps |s| of a weight
+    assert logits_of(given).nan_to_num(0, neginf=0).abs().max() > 100
+    same(attend(given, normalizer=True).normalizer, logits_of(given).logsumexp(-1), rounding(given))
+    given = drawn(20, dtype=torch.float16)  # no kernel on the CPU gives a log-sum-exp
+    same(attend(given, normalizer=True).normalizer, logits_of(given).logsumexp(-1), rounding(given))
+
+
+@pytest.mark.parametrize("kind", ["causal", "window"])
+def test_memory_in_any_order(kind):
+    """The operators underneath take the last dimension for dense; edits may return anything."""
+    given = drawn(24, dtype=torch.float32, **KINDS[kind])
+    expected: Any = attend(given, normalizer=True)
+
+    def turned(x: Tensor) -> Tensor:
+        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+    for name in ("query", "key", "value"):
+        found = attend(replace(given, **{name: turned(getattr(given, name))}), normalizer=True)
+        same(found.output, expected.output, 1e-6)  # the same numbers, the same sums
+        same(found.normalizer, expected.normalizer, 1e-6)
+    ones = replace(given, value=given.value.new_ones(1).expand_as(given.value))
+    same(attend(ones, normalizer=True).output, torch.ones(given.value.shape), 1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_the_plain_pattern_s(kind, monkeypatch):
+    monkeypatch.setattr(fused, "BAND", 16)
+    monkeypatch.setattr(fused.query_blocks, "__kwdefaults__", {"numbers": 300})
+    made = drawn(40, prompts=1, **KINDS[kind])
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(made.value.shape, generator=generator, dtype=torch.float64)
+    row = torch.randn(made.value.shape[:-1], generator=generator, dtype=torch.float64)
+    leaves = [x.clone().requires_grad_() for x in (made.query, made.key, made.value)]
+    given, logits = replace(made, query=leaves[0], key=leaves[1], value=leaves[2]), twin_logits(*leaves[:2], made)
+    plain, full = ((logits.softmax(-1) @ leaves[2]) * weight).sum(), (logits.logsumexp(-1) * row).sum()
+    for normalizer in (False, True):
+        found: Any = attend(given, normalizer=normalizer)
+        total = (found.output * weight).sum() + ((found.normalizer * row).sum() if normalizer else 0)
+        twin = torch.autograd.grad(plain + full * normalizer, leaves, retain_graph=True)
+        for gradient, expected in zip(torch.autograd.grad(total, leaves), twin, strict=True):
+            assert expected.abs().max() > 0.1
+            torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-11)  # float64 in another order
+
+
+def test_one_of_three_may_want_gradients():
+    given = drawn(12, prompts=1)
+    value = given.value.clone().requires_grad_()
+    found: Any = attend(replace(given, value=value), normalizer=True)
+    (gradient,) = torch.autograd.grad(found.output.sum(), value)
+    torch.testing.assert_close(gradient, logits_of(given).softmax(-1).sum(-2)[..., None].expand_as(gradient))
+    with torch.no_grad():
+        plain: Any = attend(replace(given, value=value), normalizer=True)
+    assert not plain.output.requires_grad
+
+
+# ------------------------------------------------------------------------------------------------- patterns
+
+
 @pytest.mark.parametrize("window", [None, 4])
 def test_slopes_alone_are_the_patterns_without_content(window):
     """ALiBi's sign, order of heads and decay are those of the theory of random models."""
@@ -239,8 +203,7 @@ def test_slopes_alone_are_the_patterns_without_content(window):
     blank = replace(given, query=torch.zeros_like(given.query))
     decay = contentless_patterns(30, window, SLOPES)
     torch.testing.assert_close(blank.pattern()[0], decay, rtol=1e-12, atol=0)
-    found = attend(blank, normalizer=True)
-    assert found.output is not None
+    found: Any = attend(blank, normalizer=True)
     torch.testing.assert_close(found.output[0], decay @ given.value[0], rtol=1e-12, atol=1e-14)
     assert not torch.allclose(decay[0], decay[1])
 
@@ -251,19 +214,13 @@ def test_slopes_alone_are_the_patterns_without_content(window):
 def test_a_prefix_of_one_key_is_the_causal_mask_bit_for_bit():
     """So is a window as long as the prompt; and what stands behind a prefix is the causal kernel's."""
     given = drawn(40, dtype=torch.float32)
-    expected = attend(given, normalizer=True)
-    assert expected.output is not None
-    assert expected.normalizer is not None
+    expected: Any = attend(given, normalizer=True)
     for other in ({"prefix": 1}, {"window": 40}, {"window": 40, "prefix": 1}):
-        found = attend(replace(given, **other), normalizer=True)
-        assert found.output is not None
-        assert found.normalizer is not None
+        found: Any = attend(replace(given, **other), normalizer=True)
         assert torch.equal(found.output, expected.output)
         assert torch.equal(found.normalizer, expected.normalizer)
         assert torch.equal(replace(given, **other).pattern(), given.pattern())
-    behind = attend(replace(given, prefix=9), normalizer=True)
-    assert behind.output is not None
-    assert behind.normalizer is not None
+    behind: Any = attend(replace(given, prefix=9), normalizer=True)
     assert torch.equal(behind.output[..., 9:, :], expected.output[..., 9:, :])
     assert torch.equal(behind.normalizer[..., 9:], expected.normalizer[..., 9:])
     assert not torch.allclose(behind.output[..., :8, :], expected.output[..., :8, :])
@@ -271,24 +228,16 @@ def test_a_prefix_of_one_key_is_the_causal_mask_bit_for_bit():
 
 @pytest.mark.parametrize("prefix", [None, 1, 20, 149, 1000])
 @pytest.mark.parametrize("window", [None, 8, 100])
-@pytest.mark.parametrize("numbers", [1, 7, 500, 4000, 10**9])
-def test_blocks_of_queries_fill_their_budget_and_no_more(numbers, window, prefix):
+def test_blocks_of_queries_fill_their_budget_and_no_more(window, prefix):
     given = drawn(150, window=window, prefix=prefix)
-    found = list(query_blocks(given, numbers=numbers))
-    assert [start for start, _ in found] == [0, *(stop for _, stop in found[:-1])]
-    assert found[-1][1] == 150
-
-    def size(start: int, stop: int) -> int:
-        logits = given.logits(start, stop)
-        return logits.numel()
-
-    for start, stop in found:
-        assert size(start, stop) <= numbers or stop == start + 1
-        assert stop == 150 or size(start, stop + 1) > numbers
-    if numbers == 1:
-        assert len(found) == 150
-    if numbers == 10**9:
-        assert len(found) == 1
+    for numbers, expected in ((1, 150), (7, None), (500, None), (4000, None), (10**9, 1)):
+        found = list(query_blocks(given, numbers=numbers))
+        assert [start for start, _ in found] == [0, *(stop for _, stop in found[:-1])]
+        assert found[-1][1] == 150
+        assert expected in (None, len(found))
+        for start, stop in found:
+            assert given.logits(start, stop).numel() <= numbers or stop == start + 1
+            assert stop == 150 or given.logits(start, stop + 1).numel() > numbers
 
 
 class Largest(TorchDispatchMode):
@@ -326,8 +275,7 @@ def test_nothing_is_as_large_as_one_head_s_pattern(kind):
 def test_kernels_on_a_gpu(length, window, dtype, head):
     given = drawn(length, head=head, dtype=dtype, window=window)
     there = replace(given, **{name: getattr(given, name).cuda() for name in ("query", "key", "value")})
-    found = attend(there, normalizer=True)
-    assert found.normalizer is not None
+    found: Any = attend(there, normalizer=True)
     assert found.normalizer.shape == given.query.shape[:-1]
     logits = logits_of(given)
     # Float32 products go through three of TF32 there, and sums in another order: a few bits more.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import families
@@ -14,7 +13,7 @@ import gguf_files
 import numpy as np
 import pytest
 import torch
-from gguf_files import REMOVED, cut, llama3_factors, read, refused, same, write
+from gguf_files import REMOVED, cut, llama3_factors, own_cache, read, refused, same, write  # noqa: F401
 
 import probes
 from probes.errors import InputError
@@ -22,16 +21,6 @@ from probes.models.gguf.config import config_of
 from probes.models.gguf.header import read_header
 
 HEADS = {"num_key_value_heads": families.HEADS}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADWATER_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
 
 
 # --------------------------------------------------------------------------------------------------- the same model
@@ -44,12 +33,7 @@ def test_float32_is_the_model_itself(name, tmp_path):
     for backend in ("transformers", "transformer_lens"):
         seen = read(path, backend=backend)
         assert same(seen, own)
-        assert seen.spec.family == name
-        assert (seen.spec.windows, seen.spec.head_dim, seen.spec.max_length) == (
-            own.spec.windows,
-            own.spec.head_dim,
-            own.spec.max_length,
-        )
+        assert replace(seen.spec, initializer_range=0.5) == own.spec
         if name != "gemma2":
             assert seen.identity.weights == own.identity.weights
     if name == "gemma2":  # its norms are stored with 1 added, and so rounded once
@@ -83,21 +67,11 @@ def test_half_precision_is_exactly_what_is_stored(kind, tmp_path):
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.copy_(parameter.to(dtype))
-    assert (
-        probes.load(write(tmp_path / "tiny.gguf", model, kind=kind)).identity.weights
-        == probes.load(model).identity.weights
-    )
-
-
-def test_dtype_is_as_asked(tiny):
-    model = gguf_files.original("llama")
-    assert probes.load(tiny).dtype == torch.float32
-    for dtype in (torch.float64, torch.bfloat16):
-        name: Any = str(dtype).removeprefix("torch.")
-        seen, own = probes.load(tiny, dtype=name), probes.load(gguf_files.original("llama"), dtype=name)
-        assert seen.dtype == dtype
+    path = write(tmp_path / "tiny.gguf", model, kind=kind)
+    for asked in ("float32", "float64", "bfloat16"):
+        seen, own = probes.load(path, dtype=asked), probes.load(model, dtype=asked)
+        assert str(seen.dtype) == f"torch.{asked}"
         assert seen.identity.weights == own.identity.weights
-    assert model.dtype == torch.float32
 
 
 # ------------------------------------------------------------------------------------------------------------ traps
@@ -117,7 +91,9 @@ def test_rope_freqs_are_applied(original, kind, tmp_path):
     assert same(probes.load(write(tmp_path / "ones.gguf", plain, tensors=ones)), probes.load(plain))
 
 
-@pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
+
+
 @pytest.mark.parametrize(
     ("rope", "keys"),
     [
@@ -126,18 +102,13 @@ def test_rope_freqs_are_applied(original, kind, tmp_path):
         ({"rope_type": "default"}, {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}),
         (
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-            {
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": 4.0,
-                "rope.scaling.original_context_length": 32,
-                "rope.scaling.finetuned": True,
-            },
+            YARN | {"rope.scaling.finetuned": True},
         ),
     ],
 )
-def test_scaled_rotations_are_applied(rope, keys, backend, tmp_path):
+def test_scaled_rotations_are_applied(rope, keys, tmp_path):
     model = gguf_files.original("qwen2", rope_parameters={"rope_theta": 10_000.0, **rope})
-    seen = read(write(tmp_path / "tiny.gguf", model, keys=keys), backend=backend)
+    seen = read(write(tmp_path / "tiny.gguf", model, keys=keys))
     assert same(seen, probes.load(model))
     unscaled = probes.load(gguf_files.original("qwen2"))
     assert same(seen, unscaled) == (rope["rope_type"] == "default")
@@ -187,14 +158,7 @@ def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
     ("name", "changed", "says"),
     [
         ("llama", {"keys": {"rope.scaling.type": "longrope"}}, "rope.scaling.type=longrope; linear and yarn"),
-        (
-            "llama",
-            {
-                "keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0},
-                "tensors": {"rope_freqs.weight": np.ones(8)},
-            },
-            "scales its rotations twice",
-        ),
+        ("llama", {"keys": YARN, "tensors": {"rope_freqs.weight": np.ones(8)}}, "scales its rotations twice"),
         ("llama", {"tensors": {"rope_freqs.weight": np.ones(5)}}, "has 5 values in rope_freqs.weight"),
         ("llama", {"tensors": {"rope_freqs.weight": -np.ones(8)}}, "no factors of 8 rotations"),
         ("qwen2", {"tensors": {"rope_freqs.weight": np.ones(8)}}, "no place for (rope_freqs.weight)"),
@@ -202,11 +166,7 @@ def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
         ("gpt2", {"keys": {"attention.sliding_window": 16}}, "gpt2.attention.sliding_window=16"),
         ("llama", {"keys": {"rope.dimension_count": 8}}, "llama.rope.dimension_count=8"),
         ("qwen3", {"keys": {"attention.value_length": 8}}, "qwen3.attention.value_length=8"),
-        (
-            "llama",
-            {"keys": {"attention.key_length": 32, "rope.dimension_count": 32}},
-            "attn_q.weight in the shape [64, 64]",
-        ),
+        ("llama", {"keys": {"attention.key_length": 32, "rope.dimension_count": 32}}, "attn_q.weight in the shape"),
         ("llama", {"keys": {"attention.head_count": 5, "rope.dimension_count": REMOVED}}, "cannot share"),
         ("llama", {"keys": {"expert_count": 8}}, "llama.expert_count=8; headwater does not know"),
         ("llama", {"keys": {"attention.scale": 0.5}}, "llama.attention.scale=0.5; headwater does not know"),
@@ -242,8 +202,7 @@ def test_what_cannot_be_followed_is_refused(name, changed, says, tmp_path):
 
 
 def test_other_architectures_are_refused_by_name(tmp_path):
-    for name in ("gemma", "gpt_neox"):
-        number = {"gemma": "gemma", "gpt_neox": "gptneox"}[name]
+    for number in ("gemma", "gptneox"):
         writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", number)
         writer.add_tensor("token_embd.weight", np.ones((4, 4), np.float32))
         writer.write_header_to_file()
@@ -272,7 +231,7 @@ def test_other_architectures_are_refused_by_name(tmp_path):
 def test_bos_is_what_the_file_puts_first(keys, bos, tmp_path):
     path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"), keys=keys)
     (tmp_path / "text.txt").write_text("the thin ant in the wind " * 20)
-    for backend in ("transformers", "transformer_lens"):
+    for backend in ("transformers", "transformer_lens") if not keys else ("transformers",):
         seen = read(path, backend=backend)
         assert seen.bos == bos
         assert seen.reinitialized(0).bos == bos
@@ -280,26 +239,18 @@ def test_bos_is_what_the_file_puts_first(keys, bos, tmp_path):
         assert (tokens[:, 0] == 0).all() == (bos == 0)
         assert (probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt", first=0)[:, 0] == 0).all()
         if bos is None:
-            says = (
-                "no BOS token"
-                if "tokenizer.ggml.bos_token_id" in keys
-                else "'<s>' first; use --first none, or --first 0"
-            )
+            unknown = "tokenizer.ggml.bos_token_id" in keys
+            says = "no BOS token" if unknown else "'<s>' first; use --first none, or --first 0"
             with pytest.raises(InputError, match=says):
                 probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt", first="bos")
 
 
 def test_words_are_split_and_merged_as_the_file_says(tmp_path):
     model = gguf_files.original("llama")
-    wanted = {
-        "gpt-2": (["Ġthe", "Ġa", "w", "x", "y", "z"], ["12"]),
-        "smollm": (["Ġthe", "Ġa", "w", "x", "y", "z"], ["1", "2"]),
-        "qwen2": (["Ġthe", "Ġa", "w", "x", "y", "z"], ["1", "2"]),
-        "llama-bpe": (["Ġthe", "Ġa", "w", "x", "y", "z"], ["12"]),
-    }
-    for rules, (words, digits) in wanted.items():
+    wanted = {"gpt-2": ["12"], "smollm": ["1", "2"], "qwen2": ["1", "2"], "llama-bpe": ["12"]}
+    for rules, digits in wanted.items():
         seen = read(write(tmp_path / "tiny.gguf", model, keys={"tokenizer.ggml.pre": rules}))
-        assert cut(seen, " the awxyz") == words
+        assert cut(seen, " the awxyz") == ["Ġthe", "Ġa", "w", "x", "y", "z"]
         assert cut(seen, "12") == digits
         assert cut(seen, "wxyz") == (["wxyz"] if rules == "llama-bpe" else ["w", "x", "y", "z"])
         assert len(seen.tokenizer) == families.VOCABULARY  # no special tokens beyond the vocabulary

@@ -33,26 +33,21 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_model_in_memory_does_as_its_view(name):
+def test_a_model_in_memory_does_as_its_view_and_anything_else_is_one_line(name):
     model = families.model("llama")
     np.testing.assert_array_equal(SMALL[name](model), SMALL[name](probes.load(model)))
+    for wrong in ("tiny-lama", 7, None, torch.nn.Linear(2, 2)):
+        with pytest.raises(InputError, match=r"model 'tiny-lama' is neither bundled|cannot load a \w+; give a name"):
+            SMALL[name](wrong)
 
 
 def test_a_name_and_a_folder_do(tmp_path):
-    families.model("llama").save_pretrained(tmp_path / "ape")
-    families.tokenizer().save_pretrained(tmp_path / "ape")
+    families.checkpoints(tmp_path, ape=("llama", "prepended"))
     view = probes.load(tmp_path / "ape", device="cpu")
     found = probes.sinks(str(tmp_path / "ape"), TOKENS, pictures=0)
     np.testing.assert_allclose(found["alpha"], probes.sinks(view, TOKENS, pictures=0)["alpha"], rtol=1e-5)
     assert found.attrs["model"] == "ape"
     assert torch.equal(probes.prompts("tiny-llama", n=2, length=9), probes.prompts(model="tiny-llama", n=2, length=9))  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("wrong", ["tiny-lama", 7, None, torch.nn.Linear(2, 2)])
-def test_anything_else_is_one_line(name, wrong):
-    with pytest.raises(InputError, match=r"model 'tiny-lama' is neither bundled|cannot load a \w+; give a name"):
-        SMALL[name](wrong)
 
 
 def test_models_without_a_tokenizer_and_calls_without_a_model():

@@ -1,4 +1,6 @@
-"""Rules of initialization: what they mean, what is drawn by them, what theory makes of them, where results name them."""
+"""Fresh weights: what rules of initialization mean, what is drawn by them and from which sources, what theory takes of them,
+and where results name them.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ import families
 import numpy as np
 import pytest
 import torch
+from families import BLOCKS, FAMILIES
 from test_theory import config as wide_config
 from test_theory import deviation, distinct
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, GPTNeoXConfig
 
 import probes
 from probes import Initialization, InputError, born, fresh
@@ -22,7 +25,8 @@ from probes.figures.jacobian import caption
 from probes.models.fresh import initialization_of
 from probes.models.huggingface import HuggingFaceView
 from probes.models.initialization import ASSUMED, KINDS, PUBLISHED
-from probes.models.view import View, weights_hash
+from probes.models.load import CHECKPOINTS
+from probes.models.view import Birth, Norm, Parts, View, weights_hash
 from probes.results.dataset import combine
 from probes.studies.study import Settings, described, study
 from probes.theory.kernel import second_moment, second_moment_from_config
@@ -34,10 +38,22 @@ DRAWN = 0.036
 # Each kind has its own, so that none can be taken for another.
 ODD = {kind: 0.03 * 1.3**n for n, kind in enumerate(KINDS)}
 TOKENS = torch.arange(5, 25)[None]
+IDS = torch.arange(families.VOCABULARY - 1)[None, : families.MAX_LENGTH - 1]
 
 
 def odd(**others: float) -> Initialization:
     return Initialization("odd", "given", "these tests", **(ODD | others))
+
+
+def every_part(seen: View) -> list[Parts]:
+    found = [seen.parts(layer) for layer in range(seen.spec.blocks)]
+    assert all(found)
+    return found  # type: ignore[return-value]
+
+
+def norms(parts: Parts) -> list[Norm]:
+    optional = (parts.q_norm, parts.k_norm, parts.post_attention_norm, parts.post_mlp_norm)
+    return [parts.attention_norm, parts.mlp_norm, *(norm for norm in optional if norm is not None)]
 
 
 def matrices(seen: View) -> dict[str, torch.Tensor]:
@@ -49,49 +65,90 @@ def matrices(seen: View) -> dict[str, torch.Tensor]:
         found["unembedding"] = model.get_output_embeddings().weight
     if seen._family.learned is not None:
         found["positions"] = getattr(model.get_decoder(), seen._family.learned).weight
-    parts = [seen.parts(layer) for layer in range(seen.spec.blocks)]
     for kind in ("q", "k", "v", "o", "gate", "up", "down"):
-        linear = [getattr(one, kind) for one in parts]
+        linear = [getattr(one, kind) for one in every_part(seen)]
         if linear[0] is not None:
             found[kind] = torch.stack([one.weight for one in linear])
     return {kind: weight.detach() for kind, weight in found.items()}
 
 
+def same(a: Birth, b: Birth) -> None:
+    for field in Birth.__dataclass_fields__:
+        one, other = getattr(a, field), getattr(b, field)
+        assert type(one) is type(other) if field == "activation" else one == other, field
+
+
 # ----------------------------------------------------------------------------------------------------------- what is drawn
 
 
-@pytest.mark.parametrize("name", families.FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
-    made = families.FAMILIES[name]()
+    made = FAMILIES[name]()
     drawn, plain = fresh(made, 3, initialization=odd()), fresh(made, 3)
-    own = initialization_of(made)
+    own, birth = initialization_of(made), born(made, initialization=odd())
     found, before = matrices(drawn), matrices(plain)
     parameters, originals = (list(one._model.parameters()) for one in (drawn, plain))  # type: ignore[attr-defined]
     there = sum(weight.numel() for weight in parameters if weight.ndim > 1)
     assert sum(weight.numel() for weight in found.values()) == there  # none was forgotten
     for kind, weight in found.items():
         assert float(weight.std()) == pytest.approx(ODD[kind], rel=DRAWN), kind
+        assert float(weight.mean().abs()) < 5 * ODD[kind] / weight.numel() ** 0.5
         # The seed's own noise, in the rule's scale; float32.
         torch.testing.assert_close(weight, before[kind] * (ODD[kind] / getattr(own, kind)), rtol=1e-6, atol=0)
     for one, other in zip(parameters, originals, strict=True):
         assert one.ndim > 1 or torch.equal(one, other)  # biases and norms
+    # And all of this is what theory takes:
+    assert (birth.spec, birth.initialization) == (drawn.spec, "odd")
+    for kind in ("v", "o", "gate", "up", "down"):
+        assert getattr(birth, kind) == (ODD[kind] if kind in found else None)
+    for parts in every_part(drawn):
+        for linear in (parts.q, parts.k, parts.v, parts.o, parts.gate, parts.up, parts.down):
+            assert linear is None or linear.bias is None or not linear.bias.any()
+        for norm in norms(parts):
+            assert (norm.weight == 1).all()
+            assert norm.bias is None or not norm.bias.any()
+            assert (norm.kind, norm.eps) == (birth.norm, birth.eps)
+        assert parts.parallel == birth.parallel
+        assert (parts.post_attention_norm is not None, parts.post_mlp_norm is not None) == (birth.post_norm,) * 2
+        assert parts.down.weight.shape[1] == birth.features
+        grid = torch.linspace(-6, 6, 301)
+        assert torch.equal(birth.activation(grid), parts.activation(grid))
+    # The embeddings as block 0 reads them; where positions are learned, the same token differs by position.
+    assert float(drawn.embed(IDS).std()) == pytest.approx((birth.embedding**2 + birth.positions**2) ** 0.5, rel=DRAWN)
+    scaled = families.WIDTH**0.5 if name in ("gemma", "gemma2") else 1.0
+    assert birth.embedding == pytest.approx(ODD["embedding"] * scaled)
+    repeated = drawn.embed(torch.full_like(IDS, 7))[0]
+    assert float((repeated - repeated.mean(0)).std()) == pytest.approx(birth.positions, rel=DRAWN, abs=1e-7)
+    assert birth.positions == (ODD["positions"] if name == "gpt2" else 0)
+    again = born(drawn)  # a fresh view knows its rule
+    assert replace(again, activation=torch.relu) == replace(birth, activation=torch.relu)
+    assert born(drawn, initialization="config").v == own.v
 
 
-@pytest.mark.parametrize("name", families.FAMILIES)
-def test_the_configurations_own_rule_is_what_transformers_draws(name):
-    made = families.FAMILIES[name]()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_configuration_s_own_rule_is_what_transformers_draws(name):
+    made = FAMILIES[name]()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         expected = weights_hash(AutoModelForCausalLM.from_config(made, dtype=torch.float32).parameters())
-    assert fresh(made, 2).identity.weights == expected
-    assert fresh(made, 2, initialization="config").identity.weights == expected
-    assert fresh(made, 2, initialization=initialization_of(made)).identity.weights == expected
-    assert fresh(made, 2, initialization=0.3).identity.weights != expected
+    before = torch.get_rng_state()
+    for rule in ({}, {"initialization": "config"}, {"initialization": initialization_of(made)}):
+        seen = fresh(made, 2, **rule)
+        assert seen.identity.weights == expected
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (seen.device.type, seen.dtype, seen.tokenizer, seen.identity.condition) == (
+        "cpu",
+        torch.float32,
+        None,
+        "init",
+    )
+    for other in (fresh(made, 2, initialization=0.3), fresh(made, 5), fresh(made, 2, positional=False)):
+        assert (other.identity.weights != expected) or (other.identity.condition == "init-nope") == (name != "gpt2")
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
 def test_both_backends_and_all_ways_to_ask_draw_the_same(name):
-    made = families.FAMILIES[name]()
+    made = FAMILIES[name]()
     model = families.build(made)
     ours, theirs = probes.load(model), probes.load(model, "transformer_lens")
     rule: dict[str, Any] = {"initialization": "smollm2-135m"}
@@ -103,15 +160,44 @@ def test_both_backends_and_all_ways_to_ask_draw_the_same(name):
     np.testing.assert_allclose(*profiles, rtol=1e-4)  # float32, two engines
     swapped = probes.swapped(ours, "zero").reinitialized(1, **rule)
     assert swapped.identity.initialization == drawn[0].identity.initialization
-    bare = theirs.reinitialized(1, positional=False, **rule)
-    assert bare.identity.weights == ours.reinitialized(1, positional=False, **rule).identity.weights
+    bare = [one.reinitialized(1, positional=False, **rule) for one in (ours, theirs)]
+    bare.append(fresh(made, 1, positional=False, **rule))
+    assert len({one.identity.weights for one in bare}) == 1
 
 
-def test_a_uniform_deviation_is_the_same_as_a_configuration_with_that_range():
-    made = families.FAMILIES["llama"]()
-    for given in ("0.05", "1/20", 0.05):
-        one = matrices(fresh(made, 4, initialization=given))
-        other = matrices(fresh(made.to_dict() | {"initializer_range": 0.05}, 4))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_residual_scale_is_on_what_writes_to_the_stream_alone(name):
+    made = FAMILIES[name]()
+    plain, scaled = fresh(made, 2), fresh(made, 2, residual_scale=0.5)
+    before, after = matrices(plain), matrices(scaled)
+    for kind, weight in before.items():
+        assert torch.equal(after[kind], (0.5 if kind in ("o", "down") else 1) * weight), kind
+    # Through the model: a smaller part of the last stream is new.
+    x = plain.embed(IDS)
+    first, second = ((seen.residual(x) - x).norm() / x.norm() for seen in (plain, scaled))
+    assert second < 0.9 * first if not born(made).post_norm else torch.isclose(first, second, rtol=0.05)
+
+
+def test_what_a_configuration_changes():
+    for parallel in (True, False):
+        made: Any = GPTNeoXConfig(**families._COMMON, use_parallel_residual=parallel)
+        assert born(made).parallel == every_part(fresh(made))[0].parallel == parallel
+    made = FAMILIES["gemma2"]()
+    made.hidden_activation = "relu"
+    grid = torch.linspace(-1, 1, 5)
+    assert torch.equal(born(made).activation(grid), grid.clamp_min(0))
+    assert torch.equal(every_part(fresh(made))[0].activation(grid), grid.clamp_min(0))
+    deep = GPT2Config(vocab_size=64, n_embd=64, n_layer=8, n_head=4, initializer_range=0.1, bos_token_id=1)
+    birth = born(deep)  # GPT-2 writes to the stream more quietly the deeper it is
+    assert birth.o == birth.down == pytest.approx(0.1 / math.sqrt(16))
+    assert birth.v == birth.up == birth.embedding == birth.positions == 0.1
+    assert birth.features == 4 * 64  # unless n_inner says otherwise
+    wide = fresh(FAMILIES["llama"]().to_dict() | {"num_hidden_layers": 5, "initializer_range": 0.1})
+    assert wide.spec.blocks == 5
+    assert float(every_part(wide)[4].up.weight.detach().std()) == pytest.approx(0.1, rel=DRAWN)
+    for given in ("0.1", "1/10", 0.1):
+        one = matrices(fresh(FAMILIES["llama"](), initialization=given))
+        other = matrices(fresh(FAMILIES["llama"]().to_dict() | {"initializer_range": 0.1}))
         for kind, weight in one.items():
             torch.testing.assert_close(weight, other[kind], rtol=1e-6, atol=0)  # float32
 
@@ -142,17 +228,14 @@ def test_published_rules():
     published, own = (initialization_of(made, rule) for rule in ("gpt2", "config"))
     for kind in KINDS:
         assert getattr(published, kind) == pytest.approx(0.01 if kind == "positions" else getattr(own, kind)), kind
-
-
-def test_a_rule_of_another_model_may_be_asked_for_and_keeps_its_name():
-    made = families.FAMILIES["qwen2"]()
-    rule = initialization_of(made, "smollm2-135m")
-    assert rule.down == 1 / 24 / math.sqrt(2 * families.BLOCKS)
+    # A rule may be asked for on another model, and keeps its name.
+    rule = initialization_of(FAMILIES["qwen2"](), "smollm2-135m")
+    assert rule.down == 1 / 24 / math.sqrt(2 * BLOCKS)
     assert str(rule).startswith("smollm2-135m (published: huggingface/smollm, config_smollm2_135M.yaml")
 
 
-def test_what_rules_are_called(tmp_path):
-    made = families.FAMILIES["llama"]()  # 0.5
+def test_what_rules_are_called():
+    made = FAMILIES["llama"]()  # 0.5
     assert str(initialization_of(made)) == "initializer_range 0.5 of the config"
     assert str(initialization_of(made, "1/24")) == "uniform 1/24"
     assert str(initialization_of(made, 0.03)) == "uniform 0.03"
@@ -160,83 +243,147 @@ def test_what_rules_are_called(tmp_path):
     told = wide_config("llama", width=64, blocks=1)
     assert str(initialization_of(told)) == "initializer_range 0.02 of the config, also transformers' default"
     depth = "initializer_range 0.5 of the config; output and down projections divided by sqrt(2L)"
-    assert str(initialization_of(families.FAMILIES["gpt2"]())) == depth
-
-
-def unsaid(tmp_path: Path) -> Path:
-    """A checkpoint whose config.json holds no initializer range."""
-    folder = tmp_path / "unsaid"
-    families.build(wide_config("llama", width=32, blocks=1)).save_pretrained(folder)
-    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    del fields["initializer_range"]
-    (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    return folder
+    assert str(initialization_of(FAMILIES["gpt2"]())) == depth
 
 
 def test_a_default_that_nobody_published_is_named_as_one(tmp_path):
-    folder = unsaid(tmp_path)
+    model = families.build(wide_config("llama", width=32, blocks=1))
+    model.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    del fields["initializer_range"]
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     said = "initializer_range 0.02, transformers' default: the config names none"
-    view = probes.load(folder)
-    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    for drawn in (view.reinitialized(0), fresh(folder), fresh(described), fresh(json.loads(view.identity.config))):
+    view = probes.load(tmp_path)
+    for drawn in (view.reinitialized(0), fresh(tmp_path), fresh(fields), fresh(json.loads(view.identity.config))):
         assert drawn.identity.initialization == said
-    for source in (view, folder, described, fresh(folder)):
+    for source in (view, tmp_path, fields, fresh(tmp_path)):
         assert born(source).initialization == said
     assert view.identity.initialization is None
     # Somebody who sets it has said so.
     stated = json.loads(view.identity.config) | {"initializer_range": 0.1}
     assert stated[ASSUMED]
     assert fresh(stated).identity.initialization == "initializer_range 0.1 of the config"
-    model = families.build(wide_config("llama", width=32, blocks=1))
     model.config.initializer_range = 0.0  # transformers then draws as if nothing were said
     assert probes.load(model).reinitialized(0).identity.initialization == said
 
 
+NO_RULE = "is no rule; give config, a deviation as 0.02 or 1/24, or a published rule (" + ", ".join(PUBLISHED)
+NO_DEVIATION = "from 1e-06 to 10, as 0.02 or 1/24"
+
+
 @pytest.mark.parametrize(
-    "rule", ["smollm2", "SmolLM2-135M", "", "default", "0.02x", "1/2/3", "1/", "1/0", True, "0,02"]
+    ("rule", "says"),
+    [
+        *((rule, NO_RULE) for rule in ("smollm2", "SmolLM2-135M", "", "0.02x", "1/2/3", "1/", "1/0", True)),
+        *((rule, NO_DEVIATION) for rule in ("0", "-1/24", "nan", "inf", "1e-12", "1e3", 0.0, -1)),
+    ],
 )
-def test_unknown_rules_are_refused_with_the_list_of_them(rule, unchecked):
+def test_unusable_rules_are_refused(rule, says, unchecked):
     for function in (fresh, born, lambda c, initialization: Settings(initialization=initialization)):
         with pytest.raises(InputError) as raised:
-            function(families.FAMILIES["llama"](), initialization=rule)
+            function(FAMILIES["llama"](), initialization=rule)
         message = str(raised.value)
         assert "\n" not in message
-        assert (
-            f"initialization '{rule}' is no rule; give config, a deviation as 0.02 or 1/24, or a published" in message
-        )
-        assert all(name in message for name in PUBLISHED)
-
-
-@pytest.mark.parametrize("rule", ["0", "-0.02", "-1/24", "nan", "inf", "1e-12", "1e3", 0.0, float("nan"), -1])
-def test_numbers_that_are_no_deviations_are_refused(rule):
-    with pytest.raises(InputError, match=r"'uniform .* has deviation .* from 1e-06 to 10, as 0.02 or 1/24") as caught:
-        fresh(families.FAMILIES["llama"](), initialization=rule)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_rule_of_ones_own_is_held_to_the_same():
+        assert message.startswith(f"initialization '{'' if says == NO_RULE else 'uniform '}{rule}' ")
+        assert says in message
     with pytest.raises(InputError, match=r"'odd' has deviation -1 \(gate\)"):
         odd(gate=-1.0)
+    with pytest.raises(InputError, match="changes nothing in a Birth"):
+        born(born(FAMILIES["llama"]()), initialization="0.02")
+
+
+# ----------------------------------------------------------------------------------------------------------------- sources
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_source_says_the_same(name, tmp_path):
+    made, folder = FAMILIES[name](), tmp_path / "small"
+    model = families.build(made)
+    model.save_pretrained(folder)
+    before, expected = made.to_dict(), born(made)
+    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    lone = tmp_path / "anything.json"
+    lone.write_text(json.dumps(described), encoding="utf-8")
+    for source in (before, described, folder, str(folder), folder / "config.json", str(lone), fresh(made)):
+        same(born(source), expected)
+    same(born(probes.load(model, "transformer_lens")), expected)
+    fresh(described, 1)
+    assert made.to_dict() == before
+    assert described == json.loads(lone.read_text(encoding="utf-8"))
+
+
+def test_names(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # bundled names work from anywhere
+    for name in probes.bundled():
+        birth = born(name)
+        assert birth.spec == probes.load(name, device="cpu").spec
+        same(born(CHECKPOINTS / name), birth)
+    assert fresh("tiny-llama").identity.name == "tiny-llama"
+    assert fresh(CHECKPOINTS / "tiny-qwen2").identity.name == "tiny-qwen2"
+    assert fresh(FAMILIES["llama"]()).identity.name == "in-memory llama"
+    assert fresh("tiny-llama", 3).identity.weights == probes.load("tiny-llama").reinitialized(3).identity.weights
+    made = {"model_type": "gpt2", "n_layer": 1, "n_embd": 24, "n_head": 2, "vocab_size": 50, "their_own_note": 1}
+    (tmp_path / "config.json").write_text(json.dumps(made), encoding="utf-8")
+    assert born(tmp_path).spec.blocks == 1  # fields that a file has from elsewhere do no harm
+
+
+def refused(source: Any) -> str:
+    messages = set()
+    for function in (born, fresh):
+        with pytest.raises(InputError) as caught:
+            function(source)
+        messages.add(str(caught.value))
+    (message,) = messages
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"{", "cannot be read (JSONDecodeError)"),
+        (b"\xff\xfe\x00", "cannot be read (UnicodeDecodeError)"),
+        (b"[1, 2]", "cannot read a list as a config"),
+        (b"{}", "names no model_type"),
+        (b'{"model_type": 3}', "names no model_type"),
+        (b'{"model_type": "bloom"}', "model type 'bloom' is not supported; supported families: llama, mistral"),
+        (b'{"model_type": "no-such-type"}', "model type 'no-such-type' is not supported"),
+    ],
+)
+def test_spoilt_files_and_what_is_no_configuration_are_refused(text, says, tmp_path):
+    for source in (tmp_path, tmp_path / "config.json", str(tmp_path / "none"), "", "tiny-lama", "owner/name"):
+        message = refused(source)
+        assert f"config '{source}' cannot be read (" in message
+        assert "tiny-llama" in message
+    (tmp_path / "config.json").write_bytes(text)
+    for source in (tmp_path, tmp_path / "config.json"):
+        assert says in refused(source)
+    for thing in (3, None, [1, 2], torch.nn.Linear(2, 2)):
+        assert f"cannot read a {type(thing).__name__} as a config" in refused(thing)
+    bloom = BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)
+    assert "model type 'bloom' is not supported" in refused(bloom)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "gpt2", "n_embd": 256, "n_layer": 2}, "no model can be made of this gpt2 config .*divisible"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "the llama config is refused by transformers"),
+        ({"model_type": "gpt2", "n_layers": 4}, "a gpt2 config has no field 'n_layers'; check its spelling"),
+        ({"model_type": "llama", "n_layer": 4}, "a llama config has no field 'n_layer'"),
+        ({"model_type": "gpt2", "n_layer": 0}, "num_hidden_layers=0; give at least 1"),
+        ({"model_type": "llama", "num_key_value_heads": 3}, "32 query heads cannot share 3 key heads evenly"),
+        ({"model_type": "gpt2", "initializer_range": -0.02}, "initializer_range=-0.02; give a positive number"),
+        ({"model_type": "gpt2", "activation_function": "gleu"}, "activation 'gleu' is none of transformers'"),
+    ],
+)
+def test_configurations_of_which_no_model_can_be_made(config, says):
+    with pytest.raises(InputError, match=says) as raised:
+        fresh(config)
+    assert "\n" not in str(raised.value)
 
 
 # --------------------------------------------------------------------------------------------------------------- theory
-
-
-@pytest.mark.parametrize("name", families.FAMILIES)
-def test_what_theory_takes_is_what_was_drawn(name):
-    made = families.FAMILIES[name]()
-    birth, drawn = born(made, initialization=odd()), fresh(made, 3, initialization=odd())
-    found = matrices(drawn)
-    for kind in ("v", "o", "gate", "up", "down"):
-        expected = getattr(birth, kind)
-        assert (expected is None) == (kind not in found)
-        assert expected is None or float(found[kind].std()) == pytest.approx(expected, rel=DRAWN)
-    embedded = drawn.embed(TOKENS)[0]
-    assert float(embedded.std()) == pytest.approx((birth.embedding**2 + birth.positions**2) ** 0.5, rel=DRAWN)
-    again = born(drawn)  # a fresh view knows its rule
-    assert replace(again, activation=torch.relu) == replace(birth, activation=torch.relu)
-    assert born(drawn, initialization="config").v == initialization_of(made).v
-    assert birth.initialization == "odd"
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -253,24 +400,8 @@ def test_theory_predicts_models_drawn_by_a_rule_of_many_deviations(name):
     assert deviation(alone.sensitivity.values, measured) < 0.06
     assert deviation(second_moment_from_config(made, length).sensitivity.values, measured) > 0.2
     assert alone.attrs["initialization"] == "odd"
-    np.testing.assert_array_equal(
-        second_moment_from_config(drawn[0][0], length).sensitivity.values, alone.sensitivity.values
-    )
-
-
-def test_the_score_path_feels_queries_and_keys():
-    made, length = wide_config("llama", width=128, blocks=4), 40
-    rule = odd(embedding=0.05, q=0.12, k=0.06, v=0.06, o=0.03, gate=0.06, up=0.06, down=0.03)  # logits of order one
-    seen, tokens = fresh(made, 0, initialization=rule), distinct(length, 0)
-    measured = probes.jacobian(seen, tokens).sensitivity.values[0]
-    scores = second_moment(seen, tokens, attention="measured", score_path=True).sensitivity.values[0]
-    assert deviation(scores, measured) < 0.06
-    assert deviation(second_moment(seen, tokens, attention="measured").sensitivity.values[0], measured) > 0.1
-
-
-def test_a_birth_has_its_rule_already():
-    with pytest.raises(InputError, match="changes nothing in a Birth"):
-        born(born(families.FAMILIES["llama"]()), initialization="0.02")
+    again = second_moment_from_config(drawn[0][0], length)
+    np.testing.assert_array_equal(again.sensitivity.values, alone.sensitivity.values)
 
 
 # -------------------------------------------------------------------------------------------------------------- results
@@ -289,16 +420,12 @@ def test_results_say_what_fresh_weights_were_drawn_from():
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint") / "ape"
-    families.model("llama").save_pretrained(folder)
-    families.tokenizer("prepended").save_pretrained(folder)
-    (folder / "text.txt").write_text(" ".join(f"w{3 + 7 * n % 120}" for n in range(300)), encoding="utf-8")
-    return folder
+    return families.checkpoints(tmp_path_factory.mktemp("checkpoint"), ape=("llama", "prepended")) / "ape"
 
 
 def settings(checkpoint: Path, **changes: Any) -> Settings:
     small: dict[str, Any] = {"seeds": 1, "prompts": 1, "length": 12, "products": 8}
-    small |= {"text": str(checkpoint / "text.txt"), "initialization": "smollm2-135m"}
+    small |= {"text": str(checkpoint.parent / "text.txt"), "initialization": "smollm2-135m"}
     return Settings(**small | changes)
 
 
@@ -321,23 +448,16 @@ def test_a_study_draws_by_the_rule_and_its_figure_and_table_say_so(checkpoint, t
     assert "fresh weights: smollm2-135m" in picture
 
 
-class Stop(Exception):
-    """Pulls the plug."""
-
-
-def test_an_unfinished_study_by_another_rule_is_refused(checkpoint, tmp_path):
+def test_a_study_by_another_rule_or_with_no_use_for_one_is_refused(checkpoint, tmp_path):
     def advance(running: str, done: float, total: float) -> None:
         if running == "ape init 0":
-            raise Stop
+            raise KeyboardInterrupt
 
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         study([str(checkpoint)], tmp_path, settings(checkpoint), advance=advance)
     for other in ("config", "1/24"):
         with pytest.raises(InputError, match="unfinished study with other initialization;"):
             study([str(checkpoint)], tmp_path, settings(checkpoint, initialization=other))
-
-
-def test_a_rule_that_nothing_is_drawn_by_is_refused(checkpoint):
     trained: Any = {"conditions": ("pretrained",)}
     with pytest.raises(InputError, match="initialization 'smollm2-135m' has no use without fresh weights; add init"):
         settings(checkpoint, **trained)

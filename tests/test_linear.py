@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from probes.models import linear
 from probes.models.huggingface import HuggingFaceView
 from probes.models.linear import AutogradBlock, LinearizedBlock
-from probes.models.view import Norm, Trace
+from probes.models.view import Trace
 
 LENGTH = 12  # longer than the window of 8
 BANDS = [3, 5, 128]  # ends inside a band, on its edge with another remainder, one band for all
@@ -79,7 +79,7 @@ def test_output_and_slope_are_the_twins_for_several_prompts_rows_and_bands(name,
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
-def test_jvp_is_the_adjoint_of_the_twins_derivative(name, monkeypatch):
+def test_jvp_is_the_adjoint_of_vjp(name, monkeypatch):
     view, trace = traced(name, prompts=2)
     tangent, cotangent = randn(3, 2, LENGTH, families.WIDTH, seed=1), randn(2, 2, LENGTH, families.WIDTH, seed=2)
     for layer, band in ((0, 5), (1, 128)):
@@ -115,25 +115,20 @@ def test_own_jvp_is_what_reaches_one_position_by_its_own_path_and_through_attent
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
-def test_both_engines_give_the_explicit_jacobian_of_the_models_own_block(name):
+def test_both_engines_linearize_the_models_own_block(name):
     view, trace = traced(name, prompts=1)
+    cotangent, tangent = randn(4, 1, LENGTH, families.WIDTH), randn(3, 1, LENGTH, families.WIDTH, seed=7)
     for layer in range(families.BLOCKS):
-        after = trace.residual[layer + 1]
         own, made = AutogradBlock(trace.blocks[layer], trace.residual[layer]), linearized(view, trace, layer)
-        assert error(made.output, after) < OWN[name]
-        cotangent = randn(4, 1, LENGTH, families.WIDTH)
+        assert error(made.output, trace.residual[layer + 1]) < OWN[name]
         assert error(made.vjp(cotangent), own.vjp(cotangent)) < OWN[name]
-    own, made = AutogradBlock(trace.blocks[-1], trace.residual[-2]), linearized(view, trace, families.BLOCKS - 1)
-    stream = trace.residual[-2].clone().requires_grad_()
-    output = trace.blocks[-1](stream)[0, -2]
-    explicit = torch.stack([torch.autograd.grad(o, stream, retain_graph=True)[0] for o in output])
-    identity = torch.eye(families.WIDTH, dtype=torch.float64)[:, None, None]
-    assert error(own.vjp(identity, first=LENGTH - 2), explicit) < ROUNDING
-    assert error(made.vjp(identity, first=LENGTH - 2), explicit) < OWN[name]
+        rows = cotangent[:, :, :2]
+        assert error(made.vjp(rows, first=LENGTH - 2), own.vjp(rows, first=LENGTH - 2)) < OWN[name]
     # A central difference is off by the square of its step times a third derivative, large at these weights.
-    tangent = randn(3, 1, LENGTH, families.WIDTH, seed=7)
     assert error(own.jvp(tangent), made.jvp(tangent)) < 3e-2
     assert not own.jvp(torch.zeros_like(tangent)).any()
+    with pytest.raises(ValueError, match="one by one"):
+        AutogradBlock(trace.blocks[0], trace.residual[0].expand(2, -1, -1)).vjp(cotangent)
 
 
 def test_patterns_keep_their_digits_at_logits_of_a_thousand():
@@ -151,40 +146,10 @@ def test_patterns_keep_their_digits_at_logits_of_a_thousand():
     assert error(*gradients) < 5e-5
 
 
-def test_autograd_refuses_several_prompts():
-    _, trace = traced("llama", prompts=2)
-    with pytest.raises(ValueError, match="one by one"):
-        AutogradBlock(trace.blocks[0], trace.residual[0]).vjp(randn(1, 2, LENGTH, families.WIDTH))
-
-
-# ------------------------------------------------------------------------------------------------------- pieces
-
-
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("rows", [slice(None), slice(3, 5)])
-def test_norms_derivative_is_autograds(kind, rows):
-    norm = Norm(kind, randn(7, seed=1), randn(7, seed=2) if kind == "layer" else None, 1e-3)
-    stream, cotangent = randn(2, 6, 7, seed=3).requires_grad_(), randn(4, 2, 6, 7, seed=4)[:, :, rows]
-    output = reference.normalized(norm, stream)
-    made = linear.Normalized(norm, stream.detach())
-    assert error(made.output, output.detach()) < 1e-14
-    for got, given in zip(made.pullback(cotangent, rows), cotangent, strict=True):
-        (expected,) = torch.autograd.grad(output[:, rows], stream, given, retain_graph=True)
-        assert error(got, expected[:, rows]) < 1e-13
-
-
-@pytest.mark.parametrize("rotated", [8, 4])  # all of a head's width, and half of it (GPT-NeoX)
-def test_rotation_is_the_twins_and_back_is_its_transpose(rotated):
-    x, y = randn(5, 8, seed=1), randn(5, 8, seed=2)
-    cos, sin = randn(5, rotated, seed=3), randn(5, rotated, seed=4)
-    turned = linear.rotate(x, cos, sin)
-    assert error(turned, reference.rotated(x, cos, sin)) < 1e-14
-    matrices = torch.stack([reference.rotated(row.expand(5, 8), cos, sin) for row in torch.eye(8, dtype=x.dtype)], -1)
-    assert error(linear.rotate(y, cos, sin, back=True), torch.einsum("pij,pi->pj", matrices, y)) < 1e-14
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2", "gpt_neox"])
-@pytest.mark.parametrize("band", [5, 128])
+@pytest.mark.parametrize(
+    ("name", "band"),
+    [("llama", 128), ("mistral", 5), ("gemma2", 128), ("gpt2", 5), ("gpt_neox", 128), ("mistral", 128)],
+)
 def test_flops_are_those_performed(name, band, monkeypatch):
     monkeypatch.setattr(linear, "QUERY_BAND", band)
     length = 20

@@ -54,19 +54,16 @@ def divided(name: str) -> HuggingFaceView:
     return made
 
 
-def names_in(model: nn.Module) -> tuple[str, str, list[str]]:
-    """(the list of blocks, the head, what else there is): modules of a causal language model."""
-    root, body = next(iter(model.named_children()))
-    children = dict(body.named_children())
-    blocks = next(name for name, child in children.items() if isinstance(child, nn.ModuleList))
-    head = next(name for name, _ in model.named_children() if name != root)
-    return f"{root}.{blocks}", head, [f"{root}.{name}" for name in children if name != blocks]
-
-
 def map_of(model: nn.Module, places: list[Any], rest: Any, head: Any) -> dict[str, Any]:
-    blocks, last, others = names_in(model)
-    of_blocks = {f"{blocks}.{at}": place for at, place in enumerate(places)}
-    return of_blocks | {last: head} | dict.fromkeys(others, rest)
+    """A map of a causal language model: places by block, one for what else the decoder has, and the head's."""
+    (root, body), (last, _) = model.named_children()
+    found = {last: head}
+    for name, child in body.named_children():
+        if isinstance(child, nn.ModuleList):
+            found |= {f"{root}.{name}.{at}": place for at, place in enumerate(places)}
+        else:
+            found[f"{root}.{name}"] = rest
+    return found
 
 
 def dispatch(model: Any, places: Mapping[str, Any], main: Any = "cpu", folder: Path | None = None) -> Any:
@@ -131,22 +128,25 @@ def facts(view: View) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("family", "rest"), [*((family, "cpu") for family in FAMILIES), ("gpt2", "disk"), ("gemma2", "disk")]
-)
-def test_family_on_disk_is_the_family(family, rest, tmp_path):
-    expected = facts(probes.load(families.model(family)))
-    view = probes.load(on_disk(family, tmp_path, rest=rest))
-    found = facts(view)
-    assert view.offloaded
-    for name, value in expected.items():
-        assert same(value, found[name]), name
-    assert all(part is not None for part in found["parts"])
+def on_one_device(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return devices.lies_on(value) == torch.device("cpu:1")
+    if isinstance(value, tuple):
+        return all(map(on_one_device, value))
+    return not hasattr(value, "__dataclass_fields__") or on_one_device(tuple(vars(value).values()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_family_over_several_devices_is_the_family_and_seen_on_one(family):
-    expected = facts(probes.load(families.model(family)))
+def test_family_on_disk_or_over_several_devices_is_the_family(family, tmp_path):
+    whole = probes.load(families.model(family))
+    expected = facts(whole)
+    for rest in ("cpu", "disk") if family in ("gpt2", "gemma2") else ("cpu",):
+        view = probes.load(on_disk(family, tmp_path / rest, rest=rest))
+        found = facts(view)
+        assert view.offloaded
+        for name, value in expected.items():
+            assert same(value, found[name]), name
+        assert all(part is not None for part in found["parts"])
     with devices.NamedDevices():
         model = families.model(family)
         head = "cpu:1" if model.all_tied_weights_keys else "cpu:2"
@@ -155,19 +155,11 @@ def test_family_over_several_devices_is_the_family_and_seen_on_one(family):
         assert view.offloaded
         found = facts(view)
         kernel = probes.jacobian(view, IDS[:1], engine="parts").sensitivity
-
-    def places(value: Any) -> set[torch.device]:
-        if isinstance(value, Tensor):
-            return {devices.lies_on(value)}
-        if isinstance(value, tuple):
-            return {place for x in value for place in places(x)}
-        return places(tuple(vars(value).values())) if hasattr(value, "__dataclass_fields__") else set()
-
-    assert places(tuple(found.values())) == {torch.device("cpu:1")}
+    assert on_one_device(tuple(found.values()))
     for name, value in expected.items():
         if name != "identity":
             assert same(value, found[name]), name
-    assert kernel.equals(probes.jacobian(probes.load(families.model(family)), IDS[:1], engine="parts").sensitivity)
+    assert kernel.equals(probes.jacobian(whole, IDS[:1], engine="parts").sensitivity)
 
 
 def test_named_devices_tell_operands_apart():
@@ -186,12 +178,12 @@ PROBES: dict[str, Callable[[Any], xr.Dataset]] = {
     "jacobian, sketch, all blocks": lambda view: probes.jacobian(
         view, TEXT, method="sketch", products=12, from_layer="all", readout="normed"
     ),
-    "jacobian, scalar, logits": lambda view: probes.jacobian(view, TEXT, method="scalar", readout="logits"),
     "jacobian, score by autograd": lambda view: probes.jacobian(
         view, TEXT[:1, :8], method="sketch", products=12, engine="autograd", pathway="score"
     ),
     "jacobian, value": lambda view: probes.jacobian(view, TEXT, method="sketch", products=12, pathway="value"),
     "theory": lambda view: probes.theory.second_moment(view, TEXT[:2], attention="measured", score_path=True),
+    "jacobian, scalar, logits": lambda view: probes.jacobian(view, TEXT, method="scalar", readout="logits"),
     "sinks": lambda view: probes.sinks(view, TEXT, reacts="mean", pictures=2),
     "trajectory": lambda view: probes.trajectory(view, TEXT, starts=4),
     # Without fresh weights, which an offloaded model has none of unless it is asked.
@@ -235,25 +227,16 @@ def test_weights_are_the_same_to_provenance_before_and_after_passes(name):
     assert again.identity.weights == whole().identity.weights
 
 
-def test_policy_with_too_little_memory_leaves_weights_on_disk(tmp_path):
-    view = probes.load("tiny-llama", device_map="auto", max_memory={"cpu": "2MiB"}, offload_folder=tmp_path / "off")
-    assert "disk" in view._model.hf_device_map.values()  # type: ignore[attr-defined]
-    assert view.identity == whole().identity
-    assert same(view.residual(view.embed(TEXT)), whole().residual(whole().embed(TEXT)))
-
-
-def test_policy_with_room_enough_splits_nothing():
-    view = probes.load("tiny-llama", device_map="auto", max_memory={"cpu": 1 << 30})
-    assert isinstance(view, HuggingFaceView)
-    assert not split.is_split(view._model)
-    assert not view.offloaded
-    assert view.identity == whole().identity
-
-
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_dtype_of_offloaded_weights(dtype):
-    expected = probes.load("tiny-llama", dtype=dtype, device="cpu")
-    view = probes.load("tiny-llama", dtype=dtype, device_map=MAPS["some blocks"])
+def test_policies_and_dtypes(tmp_path):
+    small, large = {"cpu": "2MiB"}, {"cpu": 1 << 30}
+    for memory, disk in ((small, True), (large, False)):
+        view: Any = probes.load("tiny-llama", device_map="auto", max_memory=memory, offload_folder=tmp_path / "off")
+        assert split.is_split(view._model) == view.offloaded == disk
+        assert not disk or "disk" in view._model.hf_device_map.values()
+        assert view.identity == whole().identity
+        assert same(view.residual(view.embed(TEXT)), whole().residual(whole().embed(TEXT)))
+    expected = probes.load("tiny-llama", dtype="bfloat16", device="cpu")
+    view = probes.load("tiny-llama", dtype="bfloat16", device_map=MAPS["some blocks"])
     assert view.identity == expected.identity
     assert same(view.residual(view.embed(TEXT)), expected.residual(expected.embed(TEXT)))
 
@@ -288,15 +271,12 @@ def test_bad_placement_is_refused_in_one_line(options, message, tmp_path, monkey
     assert "\n" not in str(caught.value)
 
 
-def test_tied_weights_on_two_devices_are_refused():
+def test_tied_weights_on_two_devices_are_refused_and_entries_within_entries_taken_apart():
     tied, apart = families.model("gpt2"), families.model("gpt_neox")
     with pytest.raises(InputError, match="are one weight"):
         split.disjoint({"transformer": "cuda:0", "lm_head": "disk"}, tied)
     assert split.disjoint({"transformer": "disk", "lm_head": "disk"}, tied)["lm_head"] == "disk"
-    assert split.disjoint({"gpt_neox": "cuda:0", names_in(apart)[1]: "disk"}, apart)
-
-
-def test_entries_within_entries_are_taken_apart():
+    assert split.disjoint({"gpt_neox": "cuda:0", [name for name, _ in apart.named_children()][-1]: "disk"}, apart)
     model = families.model("llama")
     found = split.disjoint({"": "cpu", "model.layers": "disk", "model.layers.1.mlp": "cpu"}, model)
     assert found["model.layers.0"] == found["model.layers.1.self_attn"] == "disk"
@@ -332,11 +312,7 @@ def state(model: nn.Module) -> dict[str, Any]:
     """What accelerate and PyTorch keep on every module, by identity."""
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
-        kept = {
-            key: id(value)
-            for key, value in vars(module).items()
-            if key in ("forward", "_old_forward", "_hf_hook", "to")
-        }
+        kept = [id(vars(module).get(key)) for key in ("forward", "_old_forward", "_hf_hook", "to")]
         own = {key: (id(value), None if value is None else value.device) for key, value in module._parameters.items()}
         inner = [sorted((key, repr(value)[:80]) for key, value in vars(hook).items()) for hook in split.hooks(module)]
         found[name] = (kept, own, inner, len(module._forward_hooks), len(module._forward_pre_hooks))
@@ -344,12 +320,12 @@ def state(model: nn.Module) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_model_stays_as_it_was(how, tmp_path):
+def test_model_stays_as_it_was_and_its_copy_runs_on_its_own_modules(how, tmp_path):
     model: Any = offloaded(tmp_path, how)
     with torch.no_grad():
         before = model(IDS).logits
     expected, places = state(model), dict(getattr(model, "hf_device_map", {}))
-    view = probes.load(model)
+    view: Any = probes.load(model)
     facts(view)
     with pytest.raises(ZeroDivisionError):
         view.residual(view.embed(IDS), edits=[Edit("query", 1, lambda query: query / (1 // 0))])
@@ -358,21 +334,15 @@ def test_model_stays_as_it_was(how, tmp_path):
     assert dict(getattr(model, "hf_device_map", {})) == places
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, before)
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_copy_runs_on_its_own_modules(how, tmp_path):
-    model = offloaded(tmp_path, how)
-    copied = HuggingFaceView(model)._model
-    theirs = {id(module) for module in model.modules()}
+    copied, own = view._model, set()
+    theirs = {id(thing) for module in model.modules() for thing in (module, *split.hooks(module))}
     for module in copied.modules():
-        assert id(module) not in theirs
+        own |= {id(module), *map(id, split.hooks(module))}
         if "_hf_hook" in vars(module):
             assert vars(module)["forward"].args == (module,)
             assert vars(module)["_old_forward"].__self__ is module
+    assert own.isdisjoint(theirs)
     assert not {"to", "cuda"} & set(vars(copied))  # accelerate's were bound to the caller's model
-    own = {id(hook) for module in copied.modules() for hook in split.hooks(module)}
-    assert own.isdisjoint(id(hook) for module in model.modules() for hook in split.hooks(module))
 
 
 def held() -> int:
@@ -441,9 +411,6 @@ def test_what_would_move_a_split_model_is_refused(options, message, tmp_path):
     with pytest.raises(InputError, match=message):
         probes.load(model, **options)
     assert probes.load(model, device="cpu", dtype="float32").device == torch.device("cpu")  # where it is already
-
-
-def test_device_map_of_a_view_is_refused():
     with pytest.raises(InputError, match="device_map=auto changes nothing in a view"):
         probes.load(whole(), device_map="auto")
 
@@ -452,14 +419,6 @@ def test_hooks_that_move_weights_in_place_are_refused():
     model, _ = accelerate.cpu_offload_with_hook(families.model("llama"), "cpu")
     with pytest.raises(InputError, match="hook 'CpuOffload'"):
         probes.load(model)
-
-
-def test_model_without_weights_is_refused():
-    with torch.device("meta"):
-        model = families.FAMILIES["llama"]()
-        bare = type(families.model("llama"))(model)
-    with pytest.raises(InputError, match="has no weights"):
-        probes.load(bare)
 
 
 def test_not_finite_weights_on_disk_are_named(tmp_path):
@@ -478,25 +437,9 @@ def test_command_line_splits_a_folder(tmp_path, monkeypatch):
     shutil.copytree(CHECKPOINTS / "tiny-llama", "checkpoint")
     seen: list[Any] = []
     load = probes.load
-    monkeypatch.setattr(
-        "probes.studies.runner.load", lambda *args, **more: seen.append(load(*args, **more)) or seen[-1]
-    )
-    where = ["--device-map", "auto", "--max-memory", "cpu=2MiB", "--offload-folder", "off"]
-    given = [
-        "leakage",
-        "checkpoint",
-        "--prompts",
-        "4",
-        "--length",
-        "16",
-        "--bands",
-        "9-12",
-        "--bootstrap",
-        "0",
-        "--out",
-        "out",
-    ]
-    result = CliRunner().invoke(app, [*given, *where])
+    monkeypatch.setattr("probes.studies.runner.load", lambda *a, **more: seen.append(load(*a, **more)) or seen[-1])
+    where = "--device-map auto --max-memory cpu=2MiB --offload-folder off --out out"
+    result = CliRunner().invoke(app, f"leakage checkpoint --prompts 4 --length 16 --bands 9-12 --bootstrap 0 {where}")
     assert result.exit_code == 0, result.output
     assert [view.offloaded for view in seen] == [True]
     found = probes.load_result("out/leakage.nc")

@@ -1,4 +1,4 @@
-"""Documents from files, folders, datasets and the standard library."""
+"""Documents from files, folders, datasets, the standard library, and those that come with the package."""
 
 import gc
 import json
@@ -13,8 +13,16 @@ import pyarrow.parquet
 import pytest
 
 import probes
-from probes.data.documents import Document, read_documents, split_heldout, stdlib_documents, stdlib_name, stream_dataset
-from probes.data.prompts import prompts
+from probes.data.documents import (
+    BUNDLED,
+    Document,
+    read_documents,
+    split_heldout,
+    stdlib_documents,
+    stdlib_name,
+    stream_dataset,
+)
+from probes.data.prompts import check_source, draw, prompts
 from probes.errors import InputError
 
 
@@ -27,20 +35,14 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def test_text_file_is_one_document_named_by_its_file(tmp_path):
-    file = write(tmp_path / "a.txt", "first line\nsecond – line\n")
+def test_files_and_folders_are_read_in_name_order(tmp_path):
+    file = write(tmp_path / "sub" / "a.txt", "first line\nsecond – line\n")
     assert read_documents(file) == [Document("a.txt", "first line\nsecond – line\n")]
-
-
-def test_folder_is_read_in_name_order_and_only_text_files(tmp_path):
     write(tmp_path / "b.md", "b")
-    write(tmp_path / "sub" / "a.txt", "a")
     write(tmp_path / "a.py", "pass")
     write(tmp_path / "image.png", b"\x89PNG\0")
-    assert read_documents(tmp_path) == [Document("a.py", "pass"), Document("b.md", "b"), Document("sub/a.txt", "a")]
-
-
-def test_json_lines_give_names_and_skip_blank_lines(tmp_path):
+    names = [document.name for document in read_documents(tmp_path)]
+    assert names == ["a.py", "b.md", "sub/a.txt"]
     lines = [{"name": "one", "text": "eins"}, {"text": "zwei\u2028still zwei"}]
     text = "\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n"
     file = write(tmp_path / "docs.jsonl", text)
@@ -56,25 +58,21 @@ def test_json_lines_give_names_and_skip_blank_lines(tmp_path):
         ("rows.jsonl", '{"text": "a"}\n{"body": "b"}\n', "line 2"),
         ("broken.jsonl", '{"text": "a"\n', "line 1"),
         ("list.jsonl", "[1]\n", "line 1"),
+        ("nowhere", None, "nowhere' does not exist"),
+        ("", None, "' holds no text files"),
     ],
 )
-def test_unusable_file_is_refused_by_name(tmp_path, name, content, says):
-    file = write(tmp_path / name, content)
+def test_unusable_text_is_refused_by_name(tmp_path, name, content, says):
+    write(tmp_path / "x.bin", b"1")
+    if content is not None:
+        write(tmp_path / name, content)
     with pytest.raises(InputError) as raised:
-        read_documents(file)
+        read_documents(tmp_path / name)
     assert name in str(raised.value)
     assert says in str(raised.value)
 
 
-def test_missing_path_and_folder_without_text_are_refused(tmp_path):
-    with pytest.raises(InputError, match="nowhere' does not exist"):
-        read_documents(tmp_path / "nowhere")
-    write(tmp_path / "data" / "x.bin", b"1")
-    with pytest.raises(InputError, match=r"data' holds no text files"):
-        read_documents(tmp_path / "data")
-
-
-def test_datasets_are_read_from_local_parquet_jsonl_and_folders(tmp_path):
+def test_datasets_are_read_from_local_files_and_folders(tmp_path):
     (tmp_path / "folder").mkdir()
     table = pyarrow.table({"text": ["one", "two"], "id": [1, 2]})
     for file in (tmp_path / "rows.parquet", tmp_path / "folder" / "rows.parquet"):
@@ -82,8 +80,23 @@ def test_datasets_are_read_from_local_parquet_jsonl_and_folders(tmp_path):
     lines = write(tmp_path / "rows.jsonl", '{"body": "one"}\n{"body": "two"}\n')
     for name, column in ((tmp_path / "rows.parquet", "text"), (tmp_path / "folder", "text"), (lines, "body")):
         documents = list(stream_dataset(str(name), column=column))
-        assert [document.text for document in documents] == ["one", "two"]
-        assert [document.name for document in documents] == [f"{name}[0]", f"{name}[1]"]
+        assert documents == [Document(f"{name}[0]", "one"), Document(f"{name}[1]", "two")]
+    file = write(tmp_path / "rows.csv", 'text,id\n"one, with a comma",1\ntwo,2\n,3\n')
+    stream = stream_dataset(str(file))  # with its empty cells
+    assert [next(stream).text for _ in range(2)] == ["one, with a comma", "two"]
+    with pytest.raises(InputError, match=r"rows\.csv\[2\]' has no text in column 'text', but a NoneType"):
+        next(stream)
+    other = write(tmp_path / "rows.xml", "<x/>")
+    for name, options, says in (
+        (lines, {}, r"no column 'text'; .*'body'"),
+        (lines, {"split": "nope", "column": "body"}, r"rows\.jsonl' cannot be streamed .*split"),
+        (file, {"split": "nope"}, r"rows\.csv' cannot be streamed .*split"),
+        (file, {"column": "id"}, r"rows\.csv\[0\]' has no text in column 'id', but a"),
+        ("nobody/nothing", {}, r"nobody/nothing' cannot be streamed .*network"),
+        (other, {}, r"rows\.xml' is none of \.parquet"),
+    ):
+        with pytest.raises(InputError, match=says):
+            list(stream_dataset(str(name), **options))
 
 
 @pytest.mark.slow
@@ -116,31 +129,6 @@ def test_files_are_closed_where_reading_stops(tmp_path, suffix):
     assert not [str(one.message) for one in caught if issubclass(one.category, ResourceWarning)]
 
 
-def test_csv_files_are_read_with_their_empty_cells(tmp_path):
-    file = write(tmp_path / "rows.csv", 'text,id\n"one, with a comma",1\ntwo,2\n,3\n')
-    stream = stream_dataset(str(file))
-    assert [next(stream).text for _ in range(2)] == ["one, with a comma", "two"]
-    with pytest.raises(InputError, match=r"rows\.csv\[2\]' has no text in column 'text', but a NoneType"):
-        next(stream)
-    with pytest.raises(InputError, match=r"'rows\.csv\[0\]'|has no text in column 'id', but a int"):
-        list(stream_dataset(str(file), column="id"))
-    with pytest.raises(InputError, match=r"rows\.csv' cannot be streamed .*split"):
-        list(stream_dataset(str(file), split="nope"))
-
-
-def test_unusable_dataset_is_refused_by_name(tmp_path):
-    lines = write(tmp_path / "rows.jsonl", '{"body": "one"}\n')
-    with pytest.raises(InputError, match=r"no column 'text'; .*'body'"):
-        list(stream_dataset(str(lines)))
-    with pytest.raises(InputError, match=r"rows\.jsonl' cannot be streamed .*split"):
-        list(stream_dataset(str(lines), split="nope", column="body"))
-    with pytest.raises(InputError, match=r"nobody/nothing' cannot be streamed .*network"):
-        list(stream_dataset("nobody/nothing"))
-    other = write(tmp_path / "rows.xml", "<x/>")
-    with pytest.raises(InputError, match=r"rows\.xml' is none of \.parquet"):
-        list(stream_dataset(str(other)))
-
-
 @pytest.mark.slow
 def test_stdlib_is_source_of_this_interpreter_without_tests_and_tables():
     documents = stdlib_documents()
@@ -161,11 +149,26 @@ def test_heldout_split_is_disjoint_complete_and_independent_of_order():
     assert "long" not in {document.name for document in heldout}  # more than a fifth of what is held out
     assert [d for d in documents if d in training] == training
     assert set(split_heldout(documents[::-1], characters=1000)[1]) == set(heldout)
-
-
-def test_heldout_split_grows_by_adding_documents_not_by_exchanging_them():
     documents = [Document(f"d{i}", "x" * 10) for i in range(100)]
     small, large = (set(split_heldout(documents, characters=size)[1]) for size in (100, 300))
-    assert len(small) == 10
-    assert len(large) == 30
-    assert small < large
+    assert (len(small), len(large)) == (10, 30)
+    assert small < large  # it grows by adding documents, not by exchanging them
+
+
+def test_bundled_texts_are_a_hundred_long_documents_each_with_their_licences(tmp_path, monkeypatch):
+    for name in ("prose", "code"):
+        documents = read_documents(BUNDLED[name])
+        assert len({document.name for document in documents}) == 100
+        assert min(len(document.text) for document in documents) >= 10_000
+        assert max(len(document.text) for document in documents) <= 20_000
+    folder = BUNDLED["prose"].parent
+    assert sum(file.stat().st_size for file in BUNDLED.values()) < 4e6
+    said = (folder / "README.md").read_text(encoding="utf-8") + (folder / "LICENSES.txt").read_text(encoding="utf-8")
+    sources = "datasets-sotu, datasets-moby-dick, networkx 3.4.2, Django 5.2, SQLAlchemy 2.0.40, SymPy 1.13.3"
+    assert all(source in said for source in sources.split(", "))
+    monkeypatch.chdir(tmp_path)
+    Path("prose").write_text("word " * 200, encoding="utf-8")
+    check_source(text="prose")
+    model = probes.load("tiny-llama")
+    for given, source in (("prose", "bundled prose"), ("./prose", "text './prose'")):  # a file by its path
+        assert draw(model, n=1, length=16, text=given).attributes["text_source"] == source

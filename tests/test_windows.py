@@ -25,7 +25,6 @@ from probes.data.windows import (
     _slices,
     _starts,
     cut,
-    overlap,
     skip_some,
     tokenize,
 )
@@ -66,27 +65,15 @@ def test_windows_lie_in_one_document_and_halves_share_none(sizes, n, length, see
         assert not set(places[:half]) & set(places[half:])
 
 
-def test_documents_take_turns():
+def test_documents_take_turns_and_places_side_by_side_are_uniform():
     places = cut(read_of([50, 50, 12, 50, 50, 50]), 14, 10, np.random.default_rng(0), "this")[1]
     assert places == [0, 1, 2, 0, 1, 2, 0, 3, 4, 5, 3, 4, 5, 3]
-
-
-def test_places_side_by_side_are_uniform():
-    """All placements of 2 windows of 3 in 8 tokens: starts a < b with b >= a + 3 and b <= 5, in either order."""
+    # All placements of 2 windows of 3 in 8 tokens: starts a < b with b >= a + 3 and b <= 5, in either order.
     random = np.random.default_rng(0)
     seen = Counter(tuple(_starts(8, 3, 2, random).tolist()) for _ in range(6000))
     every = {(a, b) for a in range(6) for b in range(6) if abs(a - b) >= 3}
     assert set(seen) == every
     assert all(abs(count - 500) < 5 * 500**0.5 for count in seen.values())
-
-
-def test_overlap_is_the_share_of_tokens_that_stand_in_two_windows():
-    random = np.random.default_rng(0)
-    for n, length, offsets in ((1, 5, 1), (2, 5, 3), (7, 4, 7), (9, 11, 60), (30, 8, 500)):
-        starts = random.choice(offsets, size=n, replace=False)
-        seen = Counter(start + i for start in starts.tolist() for i in range(length))
-        assert overlap(starts, length) == pytest.approx(sum(c for c in seen.values() if c > 1) / (n * length))
-    assert overlap(np.array([0, 5, 10]), 5) == 0.0
 
 
 def test_prompts_carry_their_document(model, tmp_path):
@@ -144,7 +131,7 @@ def test_skipping_loses_no_document():
     assert len(list(islice(skip_some(endless, np.random.default_rng(1)), 3))) == 3
 
 
-def test_a_long_document_is_read_from_a_random_place_where_a_word_begins():
+def test_a_long_document_is_read_from_a_random_place_where_a_word_begins(model, tmp_path):
     text = " ".join(WORDS * 1000)
     starts = set()
     for seed in range(8):
@@ -156,12 +143,8 @@ def test_a_long_document_is_read_from_a_random_place_where_a_word_begins():
     assert len(starts) > 1
     assert _passage(text, characters=len(text), random=np.random.default_rng(0)) == text
     assert len(_passage("字" * 5000, characters=400, random=np.random.default_rng(0))) == 400
-
-
-def test_a_long_text_is_not_tokenized_whole(model, tmp_path):
-    file = tmp_path / "long.txt"
+    file, lengths = tmp_path / "long.txt", []
     file.write_text("x" * 200_000)  # x is a token
-    lengths = []
 
     def counting(text, **options):
         lengths.append(len(text))
