@@ -1,9 +1,10 @@
 """Slow obvious twins: each written from its formula, in plain Python or float64, to test the fast code against."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ def bigram_loss(training: list[int], held: list[int], *, length: int, vocabulary
     for k in (1, 3, 10, 30, 100):
         total = 0.0
         for a, b in pairs:
-            together = sum(x == a and y == b for x, y in pairwise(training))
+            together = sum(x == a and y == b for x, y in itertools.pairwise(training))
             alone = sum(x == a for x in training[:-1])
             unigram = (sum(y == b for y in training) + 1) / (len(training) + vocabulary)
             total -= math.log((together + k * unigram) / (alone + k))
@@ -64,12 +65,20 @@ def ranks(values: list[float]) -> list[float]:
 
 def normalized(norm: Norm, x: Tensor) -> Tensor:
     """weight * (x - mean) / rms + bias, one row at a time; the mean for LayerNorm alone."""
-    rows = []
-    for row in x.reshape(-1, x.shape[-1]):
-        centred = row - row.sum() / len(row) if norm.kind == "layer" else row
-        row = norm.weight * centred / torch.sqrt((centred**2).sum() / len(row) + norm.eps)
-        rows.append(row if norm.bias is None else row + norm.bias)
-    return torch.stack(rows).view_as(x)
+    rows = [norm.weight * centred(norm, row) / rms(norm, row) for row in x.reshape(-1, x.shape[-1])]
+    return torch.stack(rows if norm.bias is None else [row + norm.bias for row in rows]).view_as(x)
+
+
+def centred(norm: Norm, row: Tensor) -> Tensor:
+    return row - row.sum() / len(row) if norm.kind == "layer" else row
+
+
+def rms(norm: Norm, row: Tensor) -> Tensor:
+    return torch.sqrt((centred(norm, row) ** 2).sum() / len(row) + norm.eps)
+
+
+def affine(linear: Linear, x: Tensor) -> Tensor:
+    return x @ linear.weight.T + (0 if linear.bias is None else linear.bias)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -97,9 +106,6 @@ def block(
     `attended` is what attention reads, the stream unless given: so that its derivative can be had apart from the rest.
     With `frozen` the attention weights are numbers that have no derivative.
     """
-
-    def affine(linear: Linear, x: Tensor) -> Tensor:
-        return x @ linear.weight.T + (0 if linear.bias is None else linear.bias)
 
     def rms_or_as_is(norm: Norm | None, x: Tensor) -> Tensor:
         return x if norm is None else normalized(norm, x)
@@ -160,18 +166,6 @@ def pathway_norms(
     return {pathway: jacobian.pow(2).sum((0, 2)).sqrt() for pathway, jacobian in found.items()}
 
 
-def linear_stack_norms(mixing: Tensor, weight: Tensor, blocks: int) -> Tensor:
-    """||J_j||_F of x_i -> x_i + sum_j mixing_ij W x_j, `blocks` times: J_j = sum_k C(L, k) (mixing^k)_{T-1, j} W^k."""
-    norms = []
-    for j in range(len(mixing)):
-        matrix = torch.zeros_like(weight)
-        for k in range(blocks + 1):
-            paths = torch.linalg.matrix_power(mixing, k)[-1, j]
-            matrix += math.comb(blocks, k) * paths * torch.linalg.matrix_power(weight, k)
-        norms.append(torch.linalg.matrix_norm(matrix))
-    return torch.stack(norms)
-
-
 # ---------------------------------------------------------------------------------- the theory's step (theory, moments)
 
 
@@ -194,20 +188,11 @@ def second_moment_step(
     heads = parts.q.weight.shape[0] // c
     groups = parts.q.weight.shape[0] // parts.k.weight.shape[0]
 
-    def rms(norm: Norm, x: Tensor) -> Tensor:
-        centred = x - x.mean() if norm.kind == "layer" else x
-        return torch.sqrt((centred**2).mean() + norm.eps)
-
     def projector(norm: Norm, x: Tensor) -> Tensor:
         """P, for one row of a stream (or of one head's queries)."""
-        size = len(x)
-        centred = x - x.mean() if norm.kind == "layer" else x
-        unit = centred / rms(norm, x)
-        left = torch.eye(size, dtype=x.dtype) - torch.outer(unit, unit) / size
-        return left - torch.ones(size, size, dtype=x.dtype) / size if norm.kind == "layer" else left
-
-    def affine(linear: Linear, x: Tensor) -> Tensor:
-        return linear.weight @ x if linear.bias is None else linear.weight @ x + linear.bias
+        unit = centred(norm, x) / rms(norm, x)
+        left = torch.eye(len(x), dtype=x.dtype) - torch.outer(unit, unit) / len(x)
+        return left - 1 / len(x) if norm.kind == "layer" else left
 
     def turn(position: int) -> Tensor:
         """R, as a matrix."""
@@ -261,15 +246,12 @@ def second_moment_step(
     n1 = [normalized(norm, x) for x in stream]
     projectors, sizes = [projector(norm, x) for x in stream], [rms(norm, x) for x in stream]
     turns = [turn(position) for position in range(length)]
-    post = [torch.ones((), dtype=stream.dtype)] * length
-    weight = torch.ones(d, dtype=stream.dtype)
+    post, weight = torch.ones(length, dtype=stream.dtype), torch.ones(d, dtype=stream.dtype)
     if parts.post_attention_norm is not None:
-        added = attention_output(parts, stream, rotary, branch=True)
-        post, weight = [rms(parts.post_attention_norm, x) for x in added], parts.post_attention_norm.weight
-    spread = torch.zeros_like(gram)
-    through = torch.zeros_like(radial)
-    g = torch.stack([torch.stack([g[i, k] / (post[i] * post[k]) for k in range(length)]) for i in range(length)])
-    s = torch.stack([s[i] / post[i] ** 2 for i in range(length)])
+        added, weight = attention_output(parts, stream, rotary, branch=True), parts.post_attention_norm.weight
+        post = torch.stack([rms(parts.post_attention_norm, x) for x in added])
+    spread, through = torch.zeros_like(gram), torch.zeros_like(radial)
+    g, s = g / torch.outer(post, post), s / post**2
     joint = torch.zeros(d, d, dtype=stream.dtype)
     pattern = torch.zeros_like(gram)
     for head in range(heads):
@@ -375,8 +357,7 @@ def sinks(
 ) -> dict[str, Tensor]:
     """Sink metrics and reading of position 0, entry by entry: patterns, keys, values by prompt and block, W_O by block."""
     prompts, blocks, heads, length = len(patterns), len(weights), len(weights[0]), patterns[0][0].shape[-1]
-    alpha = torch.zeros(prompts, blocks, heads, len(chosen), dtype=torch.float64)
-    over, found = torch.zeros(blocks, heads, len(chosen), dtype=torch.float64), {}
+    by_key = sinks_of_keys(patterns, windows, None, threshold=threshold, tau=tau)
     names = ("attends", "reads", "reads_along", "value_norm", "key_norm", "written_norm")
     found = {n: torch.zeros(blocks, heads, *[2] * n.endswith("norm"), dtype=torch.float64) for n in names}
     for l in range(blocks):  # noqa: E741
@@ -389,10 +370,6 @@ def sinks(
             for p in range(prompts):
                 a, k, v = (x[p][l][h].double() for x in (patterns, keys, values))
                 written = v @ weights[l][h].double()
-                for n, key in enumerate(chosen):
-                    alpha[p, l, h, n] = sum(a[i, key].item() for i in range(key, length)) / (length - key)
-                    seeing = [i for i in range(key, length) if i - key < reach]
-                    over[l, h, n] += sum(a[i, key].item() > tau for i in seeing) / len(seeing) / prompts
                 for i in range(1, min(length, reach)):
                     one, all_of_it = a[i, 0] * written[0], a[i] @ written
                     weight_sum += a[i, 0].item()
@@ -409,15 +386,16 @@ def sinks(
             for name, both in norms.items():
                 for place in range(2):
                     found[name][l, h, place] = sum(both[place]) / len(both[place])
-    sink = (alpha > threshold).double()
-    found |= {"alpha": alpha, "over_tau": over, "over_tau_of_model": over.mean((0, 1))}
-    return found | {"sink_rate": sink.mean((0, 2)), "sink_rate_of_model": sink.mean((0, 1, 2))}
+    alpha, over, rate = (by_key[name][..., list(chosen)] for name in ("alpha", "over_tau", "sink_rate"))
+    of_model = {"over_tau_of_model": over.mean((0, 1)), "sink_rate_of_model": rate.mean(0)}
+    return found | {"alpha": alpha, "over_tau": over, "sink_rate": rate} | of_model
 
 
-def uniform_alpha(length: int, key: int, window: int | None) -> float:
+@cache
+def uniform_alpha(length: int, key: int, window: int | None, prefix: int | None = None) -> float:
     """alpha of a key where every query spreads its attention evenly over what it sees."""
-    seen = [min(i + 1, window or length) for i in range(length)]
-    return sum(1 / seen[i] for i in range(key, length) if i - key < (window or length)) / (length - key)
+    seen = [sum(looks_at(i, j, window, prefix) for j in range(length)) for i in range(length)]
+    return sum(1 / seen[i] for i in range(key, length) if looks_at(i, key, window, prefix)) / (length - key)
 
 
 def written_beside(
@@ -451,20 +429,80 @@ def reaction(before: Tensor, after: Tensor, window: int | None) -> tuple[float, 
     return sum(moved) / len(moved), sum(among) / len(among)
 
 
-# -------------------------------------------------------------------------------------- attention (attention, models.fused)
+# -------------------------------------------------------------------------------------------------------- leakage
 
 
-def attention_logits(
-    query: Tensor,
-    key: Tensor,
-    scale: float,
-    *,
-    softcap: float | None = None,
-    window: int | None = None,
-    slopes: Tensor | None = None,
-) -> Tensor:
-    """Logits [B, H, T, T] of q, k [B, H, T, c], one query at a time; minus infinity where it does not look."""
-    return masked_logits(query, key, scale, softcap=softcap, window=window, slopes=slopes)
+def _leakage_of_half(logits: Tensor, half: range, queries: range, lags: Sequence[int]) -> dict[str, list[list[float]]]:
+    """Means over the prompts of a half by name, [lag][query]; the names are those of science.md."""
+    size, length = len(half), logits.shape[-1]
+    mean = {
+        (i, j): sum(float(logits[n, i, j]) for n in half) / size
+        for i in range(length)
+        for j in range(i + 1)
+        if math.isfinite(float(logits[half[0], i, j]))
+    }
+    by_lag: dict[int, list[float]] = {}
+    for (i, j), value in mean.items():
+        if j > 0:
+            by_lag.setdefault(i - j, []).append(value)
+    t = {lag: sum(values) / len(values) for lag, values in by_lag.items()}
+    for lag in range(max(t) + 1, length):
+        t[lag] = t[max(by_lag)]
+
+    def own(n: int, i: int, j: int) -> float:
+        return float(logits[n, i, j])
+
+    def toeplitz(n: int, i: int, j: int) -> float:
+        return own(n, i, j) - mean[i, j] + t[i - j]
+
+    # Position 0's mean logit without position in any stream: a constant of the band, or t(i) and a constant.
+    sees = [i for i in queries if (i, 0) in mean]
+    plain = {}
+    for b in (0, 1):
+        away = [mean[i, 0] - b * t[i] for i in sees]
+        level = sum(away) / max(1, len(away))
+        plain[b] = (sum((x - level) ** 2 for x in away), {i: b * t[i] + level for i in sees})
+    steady = min(plain.values(), key=lambda found: found[0])[1]
+
+    def constant(n: int, i: int, j: int) -> float:
+        return own(n, i, j) - mean[i, j] + steady[i]
+
+    def log_sums(sink: Callable[..., float], others: Callable[..., float]) -> dict[tuple[int, int], float]:
+        """Log-sum-exps of every prompt and query, of logits of position 0 and of all others."""
+        return {
+            (n, i): math.log(
+                sum(math.exp((sink if j == 0 else others)(n, i, j)) for j in range(i + 1) if (i, j) in mean)
+            )
+            for n in half
+            for i in queries
+        }
+
+    z, m = log_sums(own, own), log_sums(toeplitz, toeplitz)
+    k, c = log_sums(own, toeplitz), log_sums(constant, toeplitz)
+    mean_z, mean_m, mean_k, mean_c = ({i: sum(x[n, i] for n in half) / size for i in queries} for x in (z, m, k, c))
+    level_z, level_m = (sum(x.values()) / len(x) for x in (mean_z, mean_m))
+    found: dict[str, list[list[float]]] = {}
+    for lag in lags:
+        rows: dict[str, list[float]] = {}
+        for i in queries:
+            s, mask = mean[i, i - lag], mean_m[i] - level_m
+            weights = dict.fromkeys(("both", "w_mask", "w_residual", "t_residual", "neither"), 0.0)
+            for n in half:
+                logit, plain_one = own(n, i, i - lag) - z[n, i], toeplitz(n, i, i - lag) - m[n, i]
+                weights["both"] += math.exp(logit) / size
+                weights["w_mask"] += math.exp(plain_one) / size
+                weights["w_residual"] += math.exp(logit + mean_z[i] - level_z) / size
+                weights["t_residual"] += math.exp(logit + mask) / size
+                weights["neither"] += math.exp(plain_one + mask) / size
+            values = {"S": s, "M": mean_m[i], "D": mean_z[i] - mean_m[i], "l": s - mean_z[i]}
+            values |= {"X+": s - mean_z[i] + mean_m[i], "K": mean_k[i] - mean_m[i], "R": mean_z[i] - mean_k[i]}
+            values |= {"X": s - mean_z[i] + mean_c[i], "M+": mean_c[i]}
+            values |= {"C": mean_c[i] - mean_m[i], "V": mean_k[i] - mean_c[i]}
+            for name, value in (values | weights).items():
+                rows.setdefault(name, []).append(value)
+        for name, row in rows.items():
+            found.setdefault(name, []).append(row)
+    return found
 
 
 def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[str, float]:
@@ -472,81 +510,10 @@ def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[
 
     Every mean, Toeplitz average and log-sum-exp is written out; the two halves of the prompts are taken apart first.
     """
-    count, length = len(logits), logits.shape[-1]
-    queries = range(first, last + 1)
-    quantities: list[dict[str, list[list[float]]]] = []
-    for half in (range(count // 2), range(count // 2, count)):
-        size = len(half)
-        mean = {
-            (i, j): sum(float(logits[n, i, j]) for n in half) / size
-            for i in range(length)
-            for j in range(i + 1)
-            if math.isfinite(float(logits[half[0], i, j]))
-        }
-        by_lag: dict[int, list[float]] = {}
-        for (i, j), value in mean.items():
-            if j > 0:
-                by_lag.setdefault(i - j, []).append(value)
-        t = {lag: sum(values) / len(values) for lag, values in by_lag.items()}
-        for lag in range(max(t) + 1, length):
-            t[lag] = t[max(by_lag)]
-
-        def made(n: int, i: int, j: int, mean: dict = mean, t: dict = t) -> float:
-            return float(logits[n, i, j]) - mean[i, j] + t[i - j]
-
-        def log_sum(values: list[float]) -> float:
-            return math.log(sum(math.exp(value) for value in values))
-
-        seen = {i: [j for j in range(i + 1) if (i, j) in mean] for i in queries}
-        z = {(n, i): log_sum([float(logits[n, i, j]) for j in seen[i]]) for n in half for i in queries}
-        m = {(n, i): log_sum([made(n, i, j) for j in seen[i]]) for n in half for i in queries}
-        k = {
-            (n, i): log_sum([float(logits[n, i, j]) if j == 0 else made(n, i, j) for j in seen[i]])
-            for n in half
-            for i in queries
-        }
-        # Position 0's mean logit without position in any stream: a constant of the band, or t(i) and a constant.
-        sees = [i for i in queries if (i, 0) in mean]
-        plain = {}
-        for b in (0, 1):
-            away = [mean[i, 0] - b * t[i] for i in sees]
-            level = sum(away) / max(1, len(away))
-            plain[b] = (sum((x - level) ** 2 for x in away), {i: b * t[i] + level for i in sees})
-        steady = min(plain.values(), key=lambda found: found[0])[1]
-        c = {
-            (n, i): log_sum(
-                [float(logits[n, i, j]) - mean[i, j] + steady[i] if j == 0 else made(n, i, j) for j in seen[i]]
-            )
-            for n in half
-            for i in queries
-        }
-        mean_z = {i: sum(z[n, i] for n in half) / size for i in queries}
-        mean_m = {i: sum(m[n, i] for n in half) / size for i in queries}
-        level_z, level_m = (sum(x.values()) / len(x) for x in (mean_z, mean_m))
-        found: dict[str, list[list[float]]] = {}
-        for lag in lags:
-            rows: dict[str, list[float]] = {}
-            for i in queries:
-                s = mean[i, i - lag]
-                mean_k, mean_c = (sum(x[n, i] for n in half) / size for x in (k, c))
-                weights: dict[str, float] = dict.fromkeys(
-                    ("both", "w_mask", "w_residual", "t_residual", "neither"), 0.0
-                )
-                for n in half:
-                    own, toeplitz = float(logits[n, i, i - lag]), made(n, i, i - lag)
-                    weights["both"] += math.exp(own - z[n, i]) / size
-                    weights["w_mask"] += math.exp(toeplitz - m[n, i]) / size
-                    weights["w_residual"] += math.exp(own - z[n, i] + mean_z[i] - level_z) / size
-                    weights["t_residual"] += math.exp(own - z[n, i] + mean_m[i] - level_m) / size
-                    weights["neither"] += math.exp(toeplitz - m[n, i] + mean_m[i] - level_m) / size
-                values = {"S": s, "M": mean_m[i], "D": mean_z[i] - mean_m[i], "l": s - mean_z[i]}
-                values |= {"X+": s - mean_z[i] + mean_m[i], "K": mean_k - mean_m[i], "R": mean_z[i] - mean_k}
-                values |= {"X": s - mean_z[i] + mean_c, "M+": mean_c, "C": mean_c - mean_m[i], "V": mean_k - mean_c}
-                for name, value in (values | weights).items():
-                    rows.setdefault(name, []).append(value)
-            for name, row in rows.items():
-                found.setdefault(name, []).append(row)
-        quantities.append(found)
+    count, queries = len(logits), range(first, last + 1)
+    quantities = [
+        _leakage_of_half(logits, half, queries, lags) for half in (range(count // 2), range(count // 2, count))
+    ]
 
     def covariance(x: str, y: str) -> float:
         total = 0.0
@@ -654,7 +621,7 @@ def masked_logits(
     slopes: Tensor | None = None,
     prefix: int | None = None,
 ) -> Tensor:
-    """As `attention_logits`, under any mask: every row in full, then hidden entry by entry."""
+    """Logits [B, H, T, T] of q, k [B, H, T, c], every row in full, then minus infinity entry by entry where hidden."""
     prompts, heads, length, _ = query.shape
     every = []
     for b in range(prompts):
@@ -672,6 +639,9 @@ def masked_logits(
     return torch.stack(every).view(prompts, heads, length, length)
 
 
+attention_logits = masked_logits  # without a prefix
+
+
 def sinks_of_keys(
     patterns: Sequence[Sequence[Tensor]],
     windows: Sequence[int | None],
@@ -683,20 +653,16 @@ def sinks_of_keys(
     """alpha [prompt, layer, head, key] over queries i >= k, over_tau over all that see k, and what uniform patterns have."""
     prompts, blocks, (heads, length, _) = len(patterns), len(windows), patterns[0][0].shape
     alpha = torch.zeros(prompts, blocks, heads, length, dtype=torch.float64)
-    over, uniform = torch.zeros(blocks, heads, length).double(), torch.zeros(blocks, length).double()
-    for l, window in enumerate(windows):  # noqa: E741
+    over = torch.zeros(blocks, heads, length).double()
+    for p, layer, h in itertools.product(range(prompts), range(blocks), range(heads)):
+        a = patterns[p][layer][h].tolist()
         for k in range(length):
-            seeing = [i for i in range(length) if looks_at(i, k, window, prefix)]
-            for i in seeing:
-                if i >= k:
-                    uniform[l, k] += 1 / sum(looks_at(i, j, window, prefix) for j in range(length)) / (length - k)
-            for p in range(prompts):
-                for h in range(heads):
-                    a = patterns[p][l][h]
-                    alpha[p, l, h, k] = sum(float(a[i, k]) for i in range(k, length)) / (length - k)
-                    over[l, h, k] += sum(float(a[i, k]) > tau for i in seeing) / len(seeing) / prompts
+            seeing = [i for i in range(length) if looks_at(i, k, windows[layer], prefix)]
+            alpha[p, layer, h, k] = sum(row[k] for row in a[k:]) / (length - k)
+            over[layer, h, k] += sum(a[i][k] > tau for i in seeing) / len(seeing) / prompts
     rate = (alpha > threshold).double().mean((0, 2))
-    return {"alpha": alpha, "over_tau": over, "sink_rate": rate, "uniform": uniform}
+    uniform = [[uniform_alpha(length, k, window, prefix) for k in range(length)] for window in windows]
+    return {"alpha": alpha, "over_tau": over, "sink_rate": rate, "uniform": torch.tensor(uniform).double()}
 
 
 # ---------------------------------------------------------------------------------------------- toys (toy.model, toy.view)

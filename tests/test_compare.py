@@ -11,10 +11,10 @@ import families
 import numpy as np
 import pytest
 import torch
+from measured import refused
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from probes.errors import InputError
 from probes.measures.agreement import agreement, averaged, fractions, portrait, shape, taken_at, usual_lags
 from probes.measures.bos_swap import bos_swap
 from probes.measures.jacobian import jacobian
@@ -52,12 +52,10 @@ def toy(**switches: Any) -> Toy:
 
 
 def test_portrait_has_what_the_probes_give(model, whole):
-    exact = jacobian(model, TOKENS[:3])
-    np.testing.assert_allclose(whole.sensitivity, exact.sensitivity, rtol=EXACT)
-    without = jacobian(swapped(model, "mean"), TOKENS[:3])
-    np.testing.assert_allclose(whole.sensitivity_swapped, without.sensitivity, rtol=EXACT)
-    np.testing.assert_allclose(whole.elasticity, exact.elasticity, rtol=EXACT)
-    np.testing.assert_allclose(whole.elasticity_swapped, without.elasticity, rtol=EXACT)
+    for end, view in (("", model), ("_swapped", swapped(model, "mean"))):
+        exact = jacobian(view, TOKENS[:3])
+        np.testing.assert_allclose(whole[f"sensitivity{end}"], exact.sensitivity, rtol=EXACT)
+        np.testing.assert_allclose(whole[f"elasticity{end}"], exact.elasticity, rtol=EXACT)
     seen = sinks(model, TOKENS[:3], keys="all", per_prompt=True, reacts="mean")
     np.testing.assert_allclose(whole.alpha, seen.alpha.mean(("layer", "head")), rtol=EXACT)
     np.testing.assert_allclose(whole.sink_rate.mean("prompt"), seen.sink_rate_of_model, atol=EXACT)
@@ -85,16 +83,17 @@ def test_wide_models_are_sketched_and_narrow_ones_exact(whole):
     assert json.loads(whole.attrs["options"])["method"] == "exact"
     config = families.FAMILIES["llama"]()
     config.hidden_size, config.head_dim = 72, 18
-    wide = portrait(load(families.build(config)), TOKENS, prompts=1, bootstrap=0)
+    told: list[float] = []
+    made, progress = load(families.build(config)), lambda done, total: told.append(done / total)
+    wide = portrait(made, TOKENS, prompts=1, bootstrap=0, progress=progress)
     assert json.loads(wide.attrs["options"])["method"] == "sketch"
-
-
-def test_without_resamples_there_are_no_ends(model):
-    ds = portrait(model, TOKENS, prompts=1, bootstrap=0)
-    assert np.isfinite(ds.leakage_source).all()
-    assert np.isnan(ds.leakage_source_low).all()
-    assert np.isfinite(ds.leakage_total)
-    assert np.isnan(ds.leakage_total_high)
+    for name in ("leakage_source", "leakage_total"):  # without resamples there are no ends
+        assert np.isfinite(wide[name]).all()
+        assert np.isnan(wide[f"{name}_low"]).all()
+        assert np.isnan(wide[f"{name}_high"]).all()
+    assert told == sorted(told)
+    assert told[-1] == 1
+    assert len(told) > 2
 
 
 @pytest.mark.parametrize(
@@ -102,21 +101,16 @@ def test_without_resamples_there_are_no_ends(model):
     [
         ({"mask": "full"}, "prefix"),
         ({"mask": "window", "window": 1}, "no lag fits"),
+        ({}, "depends on the position"),
     ],
 )
-def test_what_a_mask_does_not_admit_is_nan_and_said(switches, why):
-    ds = portrait(toy(**switches), TOKENS, prompts=2, bootstrap=5)
+def test_what_a_mask_or_prompts_do_not_admit_is_nan_and_said(switches, why):
+    ds = portrait(toy(**switches), TOKENS, prompts=2, bootstrap=5, stationary=bool(switches))
     assert why in json.loads(ds.attrs["refused"])["leakage"]
     for name in ("leakage_total", "leakage_share", "removed"):
         assert np.isnan(ds[name]).all()
     assert np.isfinite(ds.sensitivity).all()
     assert np.isfinite(ds.alpha).all()
-
-
-def test_leakage_is_not_asked_of_prompts_whose_content_depends_on_position(model):
-    ds = portrait(model, TOKENS, prompts=1, bootstrap=5, stationary=False)
-    assert "depends on the position" in json.loads(ds.attrs["refused"])["leakage"]
-    assert np.isnan(ds.leakage_total)
 
 
 def test_lags_fit_prompts_and_windows(model):
@@ -126,37 +120,21 @@ def test_lags_fit_prompts_and_windows(model):
     assert usual_lags(model, 4) == ()
 
 
-def test_progress_ends_at_one(model):
-    told: list[float] = []
-    portrait(model, TOKENS, prompts=1, bootstrap=0, progress=lambda done, total: told.append(done / total))
-    assert told == sorted(told)
-    assert told[-1] == 1
-    assert len(told) > 2
-
-
 # ------------------------------------------------------------------------------------------------------ two curves
-
-
-def test_fractions_run_from_first_to_last_position():
-    np.testing.assert_array_equal(fractions(5), [0, 0.25, 0.5, 0.75, 1])
 
 
 def test_curves_are_interpolated_in_the_logarithm():
     fine = np.exp(np.linspace(0, 3, 33))  # straight in the logarithm: interpolation is exact
     np.testing.assert_allclose(taken_at(fine, 7), np.exp(np.linspace(0, 3, 7)))
     np.testing.assert_array_equal(taken_at(fine, 33), fine)
-
-
-def test_beside_a_zero_the_nearer_position_counts():
+    np.testing.assert_array_equal(fractions(5), [0, 0.25, 0.5, 0.75, 1])
+    # Beside a zero the nearer position counts.
     curve = np.array([0.0, 0.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0])  # points at 0, 7/4, 7/2, 21/4, 7
     np.testing.assert_allclose(taken_at(curve, 5), [0, 4, 4, 4, 4])
     np.testing.assert_allclose(taken_at(curve, 6)[:2], [0, 0])  # at 1.4, nearer to the zero
-
-
-@pytest.mark.parametrize("points", [1, 9])
-def test_points_that_are_not_there_are_refused(points):
-    with pytest.raises(InputError, match=f"points={points}"):
-        taken_at(np.ones(8), points)
+    for points in (1, 9):
+        with refused(f"points={points}"):
+            taken_at(np.ones(8), points)
 
 
 def test_average_is_geometric_and_of_squares_the_rms_over_prompts():
@@ -171,21 +149,6 @@ def sampled(curve: np.ndarray, *, seeds: int = 2, prompts: int = 6, noise: float
 
 
 U = 1 + 3 * np.linspace(-1, 1, 129) ** 2
-
-
-def test_same_shape_agrees_at_other_lengths_and_scales():
-    found = agreement(sampled(U), 7 * sampled(U[::8], seed=1))
-    assert found.spearman > 0.8
-    assert found.error < 0.15
-    assert found.apart == 0
-    assert found.spearman_low <= found.spearman <= found.spearman_high
-    assert found.error_low <= found.error_high
-
-
-def test_opposite_shape_does_not():
-    found = agreement(sampled(U), sampled(1 / U[::8], seed=1))
-    assert found.spearman_high < -0.5
-    assert found.error_low > 0.5
 
 
 def spread(without: list[float]) -> float:
@@ -223,22 +186,33 @@ def test_intervals_leave_out_documents_of_the_model_and_seeds_of_toys(squares):
     np.testing.assert_allclose((found.error_low, found.error, found.error_high), expected)
 
 
-def test_paired_curves_leave_out_the_same_prompts():
-    one = sampled(U[::8], noise=0.5)
-    other = one[:1] * sampled(np.ones(17), seeds=1, noise=0.1, seed=1)
-    found = agreement(one, other, paired=True)
-    without = [alike(np.delete(one, n, 1), np.delete(other, n, 1), squares=False)[1] for n in range(6)]
-    assert math.log(found.error_high / found.error) == pytest.approx(spread(without))
-    assert math.log(found.error / found.error_low) == pytest.approx(spread(without))
-
-
 def test_a_curve_is_held_and_a_single_run_has_no_interval():
     one, curve = sampled(U[::8], noise=0.5), U[None, None, ::8] + np.linspace(0, 3, 17)
     without = [alike(np.delete(one, n, 1), curve, squares=False)[1] for n in range(6)]
     found = agreement(one, curve)
     assert math.log(found.error_high / found.error) == pytest.approx(spread(without))
+    # Paired curves leave out the same prompts.
+    other = one[:1] * sampled(np.ones(17), seeds=1, noise=0.1, seed=1)
+    found = agreement(one, other, paired=True)
+    without = [alike(np.delete(one, n, 1), np.delete(other, n, 1), squares=False)[1] for n in range(6)]
+    assert math.log(found.error_high / found.error) == pytest.approx(spread(without))
+    assert math.log(found.error / found.error_low) == pytest.approx(spread(without))
     assert math.isnan(agreement(one, sampled(U[::8], seeds=1)).error_low)
     assert math.isnan(agreement(one[:, :1], curve).spearman_high)
+
+
+def test_shapes_agree_at_other_lengths_and_scales_or_do_not():
+    found = agreement(sampled(U), 7 * sampled(U[::8], seed=1))
+    assert found.spearman > 0.8
+    assert found.error < 0.15
+    assert found.apart == 0
+    opposite = agreement(sampled(U), sampled(1 / U[::8], seed=1))
+    assert opposite.spearman_high < -0.5
+    assert opposite.error_low > 0.5
+    flat = agreement(np.ones((1, 2, 9)), sampled(U[::16]))
+    assert math.isnan(flat.spearman)
+    assert math.isnan(flat.spearman_low)
+    assert flat.error > 0
 
 
 def test_zeros_agree_and_reaches_that_differ_are_counted():
@@ -256,17 +230,10 @@ def test_curves_that_cannot_be_compared_are_refused(unchecked):
         (-good, "negative"),
         (np.where(good > 3, np.nan, good), "not finite"),
     ):
-        with pytest.raises(InputError, match=said):
+        with refused(said):
             agreement(good, bad)
-    with pytest.raises(InputError, match="6 and 5 prompts"):
+    with refused("6 and 5 prompts"):
         agreement(good, good[:, :5], paired=True)
-
-
-def test_a_flat_curve_has_no_rank_correlation():
-    found = agreement(np.ones((1, 2, 9)), sampled(U[::16]))
-    assert math.isnan(found.spearman)
-    assert math.isnan(found.spearman_low)
-    assert found.error > 0
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -300,5 +267,5 @@ def test_shape_of_a_cut_off_middle_is_infinite():
     found = shape(sampled(curve, noise=0), bootstrap=5)
     assert math.isinf(found.recency[0])
     assert math.isnan(found.primacy[0])
-    with pytest.raises(InputError, match="7 positions"):
+    with refused("7 positions"):
         shape(sampled(U[:7]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +28,23 @@ BANDS = ((4, 7), (8, 15))
 # the CPU's, and products may be rounded to TF32's ten bits: relative to the largest value of each variable.
 CUDA_TWICE, CUDA_CPU = 1e-5, 2e-2
 
+SKETCH: dict[str, Any] = {"method": "sketch", "products": 8}
+LEAKS: dict[str, Any] = {"bands": BANDS, "lags": (1, 2), "bootstrap": 9}
 MEASURES: dict[str, Callable[[View, torch.Tensor], xr.Dataset]] = {
-    "jacobian, exact": lambda view, tokens: probes.jacobian(view, tokens),
-    "jacobian, sketch": lambda view, tokens: probes.jacobian(view, tokens, method="sketch", products=8, seed=3),
-    "jacobian, autograd": lambda view, tokens: probes.jacobian(
-        view, tokens, method="sketch", products=8, engine="autograd"
-    ),
-    "jacobian, until it is precise": lambda view, tokens: probes.jacobian(
-        view, tokens, method="sketch", products="auto", relative_error=0.3
-    ),
-    "jacobian, pathways": lambda view, tokens: probes.jacobian(
-        view, tokens, method="sketch", products=8, pathway="all", from_layer="all"
-    ),
-    "jacobian, scalar": lambda view, tokens: probes.jacobian(view, tokens, method="scalar", readout="logits"),
-    "second moment": lambda view, tokens: second_moment(view, tokens, attention="measured", score_path=True),
-    "sinks": lambda view, tokens: probes.sinks(view, tokens, reacts="random", pictures=2),
-    "trajectory": lambda view, tokens: probes.trajectory(view, tokens, starts=8, seed=5),
-    "leakage": lambda view, tokens: probes.leakage(view, tokens, bands=BANDS, lags=(1, 2), bootstrap=9, seed=2),
-    "bos swap": lambda view, tokens: probes.bos_swap(
-        view, tokens, replacement="random", bands=BANDS, lags=(1, 2), bootstrap=9, profile_prompts=2, products=8
-    ),
+    "jacobian, exact": probes.jacobian,
+    "jacobian, sketch": partial(probes.jacobian, **SKETCH, seed=3),
+    "jacobian, autograd": partial(probes.jacobian, **SKETCH, engine="autograd"),
+    "jacobian, until it is precise": partial(probes.jacobian, method="sketch", products="auto", relative_error=0.3),
+    "jacobian, pathways": partial(probes.jacobian, **SKETCH, pathway="all", from_layer="all"),
+    "jacobian, scalar": partial(probes.jacobian, method="scalar", readout="logits"),
+    "second moment": partial(second_moment, attention="measured", score_path=True),
+    "sinks": partial(probes.sinks, reacts="random", pictures=2),
+    "trajectory": partial(probes.trajectory, starts=8, seed=5),
+    "leakage": partial(probes.leakage, **LEAKS, seed=2),
+    "bos swap": partial(probes.bos_swap, **LEAKS, replacement="random", profile_prompts=2, products=8),
     "inspect": lambda view, tokens: probes.inspect(view, " ".join(f"w{n}" for n in range(3, 20)), seeds=2, products=8),
 }
+BRIDGED = ("jacobian, sketch",)
 VARYING = ("created",)  # attributes that say when
 
 
@@ -69,21 +65,15 @@ def disturb() -> None:
     np.random.random(10)  # noqa: NPY002
 
 
-@pytest.mark.parametrize("name", MEASURES)
-def test_the_same_probe_twice_gives_the_same_bits(name):
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "transformers") for name in MEASURES), *((name, "transformer_lens") for name in BRIDGED)],
+)
+def test_the_same_probe_twice_gives_the_same_bits(name, backend):
     made = []
     for _ in range(2):
-        view = probes.load(families.model("llama"), tokenizer=families.tokenizer())
+        view = probes.load(families.model("llama"), backend, tokenizer=families.tokenizer())
         made.append(without_time(MEASURES[name](view, tokens())))
-        disturb()
-    xr.testing.assert_identical(*made)
-
-
-def test_a_bridge_gives_the_same_bits_twice():
-    made = []
-    for _ in range(2):
-        view = probes.load(families.model("llama"), "transformer_lens", tokenizer=families.tokenizer())
-        made.append(without_time(probes.jacobian(view, tokens(), method="sketch", products=8)))
         disturb()
     xr.testing.assert_identical(*made)
 
@@ -133,13 +123,6 @@ def furthest(first: xr.Dataset, second: xr.Dataset) -> dict[str, float]:
         scale = np.abs(a[np.isfinite(a)]).max(initial=1e-30)
         found[str(name)] = float(np.nanmax(np.abs(a - b), initial=0.0) / scale)
     return found
-
-
-def test_the_measure_of_difference_sees_one():
-    ds = xr.Dataset({"x": ("a", [1.0, 2.0]), "n": ("a", [1, 2])})
-    assert furthest(ds, ds) == {"x": 0.0}
-    assert furthest(ds, ds + 0.2)["x"] == pytest.approx(0.1)
-    assert furthest(ds, ds.where(ds.x > 1))["x"] == np.inf
 
 
 @pytest.mark.gpu

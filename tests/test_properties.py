@@ -42,7 +42,7 @@ ONE = TOKENS[:1]
 READOUTS = ("residual", "normed", "logits")
 SAME = 1e-9  # float64, sums in another order
 ROUNDED = (
-    1e-5  # where norms see other numbers: transformers computes an RMSNorm in float32, and two blocks amplify that
+    1e-5  # where norms see other numbers: an RMSNorm of transformers computes in float32, and two blocks amplify that
 )
 bounded = settings(max_examples=5, derandomize=True, deadline=None, database=None)
 
@@ -113,12 +113,6 @@ def test_heads_in_another_order_give_results_in_that_order(order):
     for name in ("alpha", "attends", "reads", "reads_along", "reacts", "value_norm", "key_norm", "over_tau"):
         close(after[name].values, before[name].isel(head=heads).values)
     close(after["sink_rate"].values, before["sink_rate"].values)
-
-
-@bounded
-@given(heads_in_another_order)
-def test_leakage_follows_the_heads(order):
-    model, heads = with_heads(order)
     given_: dict[str, Any] = {"bands": ((3, 5), (6, 9)), "lags": (1, 2), "bootstrap": 0}
     before, after = (probes.leakage(probes.load(m, device="cpu"), TOKENS, **given_) for m in (original(), model))
     for name in ("log_form", "log_source", "weight_form"):
@@ -147,8 +141,7 @@ def turned(basis: Tensor) -> Any:
     return changed(original(), change)
 
 
-@pytest.mark.parametrize("permuted", [False, True])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("seed", "permuted"), [(0, False), (1, True)])
 def test_another_basis_of_the_residual_stream_changes_nothing(seed, permuted):
     order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(seed))
     model = turned(torch.eye(WIDTH, dtype=torch.float64)[order] if permuted else rotation(WIDTH, seed))
@@ -157,42 +150,21 @@ def test_another_basis_of_the_residual_stream_changes_nothing(seed, permuted):
         close(sensitivity(model, **options), sensitivity(original(), **options), ROUNDED)
 
 
-@pytest.mark.slow
-@bounded
-@given(st.permutations(range(WORDS)))
-def test_tokens_under_other_names_are_the_same_tokens(names):
-    def change(model: Any) -> None:
-        for table in (model.model.embed_tokens, model.lm_head):
-            table.weight[torch.tensor(names)] = table.weight.clone()
-
-    model = changed(original(), change)
-    for readout in READOUTS:
-        expected = sensitivity(original(), TOKENS[:2], readout=readout)
-        close(sensitivity(model, torch.tensor(names)[TOKENS[:2]], readout=readout), expected, 1e-9)
-
-
 # -------------------------------------------------------------------------------------------------------- causality
 
 
 @bounded
-@given(st.integers(0, LENGTH - 1))
-def test_nothing_comes_from_later_positions(query):
+@given(st.integers(0, LENGTH - 1), st.integers(0, 100))
+def test_nothing_comes_from_later_positions(query, seed):
     found = sensitivity(original(), query=query, pathway="all")  # [pathway, prompt, position]
     assert np.all(found[..., query + 1 :] == 0)
     assert np.all(found[0, ..., : query + 1] > 0)
+    other = ONE.clone()
+    other[:, query + 1 :] = torch.randint(WORDS, (1, LENGTH - query - 1), generator=torch.Generator().manual_seed(seed))
+    assert np.array_equal(sensitivity(original(), other, query=query, pathway="all"), found)
 
 
-@bounded
-@given(st.integers(1, LENGTH - 2), st.integers(0, 100))
-def test_later_tokens_change_nothing_about_earlier_queries(query, seed):
-    other = TOKENS[:2].clone()
-    other[:, query + 1 :] = torch.randint(WORDS, (2, LENGTH - query - 1), generator=torch.Generator().manual_seed(seed))
-    expected = sensitivity(original(), TOKENS[:2], query=query)
-    assert np.array_equal(sensitivity(original(), other, query=query), expected)
-
-
-@pytest.mark.parametrize("window", [1, 2, WINDOW])
-@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize(("window", "blocks"), [(1, 2), (2, 1), (WINDOW, 2)])
 def test_a_window_reaches_back_so_far_and_no_further(window, blocks):
     config = MistralConfig(**SMALL | {"num_hidden_layers": blocks, "sliding_window": window})
     found = sensitivity(families.build(config, dtype=torch.float64))[0]
@@ -221,15 +193,6 @@ def scaled(model: Any, **factors: float) -> Any:
 def test_blocks_that_write_nothing_pass_on_what_they_read():
     found = sensitivity(scaled(original(), o_proj=0.0, down_proj=0.0), TOKENS)
     assert np.array_equal(found, np.eye(LENGTH)[[-1] * len(TOKENS)])
-
-
-@pytest.mark.slow
-@bounded
-@given(factors)
-def test_readouts_grow_with_the_weights_that_read_out(factor):
-    for readout, name in (("normed", "norm"), ("logits", "lm_head"), ("logits", "norm")):
-        expected = factor * sensitivity(original(), readout=readout)
-        close(sensitivity(scaled(original(), **{name: factor}), readout=readout), expected, ROUNDED)
 
 
 @bounded

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,11 @@ import numpy as np
 import pytest
 import reference
 import torch
+from measured import EVERY, SOME, STORIES, TEXT, close, drawn_tokens, known_model, known_tokens, recorded, refused, view
 from torch import Tensor
-from transformers import LlamaConfig, MistralConfig
+from transformers import MistralConfig
 
 import probes
-from probes.errors import InputError
 from probes.measures.roles import ATTENDS, COLUMNS, PLACES, READS, HeadRow, cells, ranked
 from probes.measures.sink_sums import uniform_alpha
 from probes.measures.sinks import RULES, parse_keys
@@ -31,15 +29,11 @@ from probes.results.dataset import load, save
 
 sinks: Any = inspect.unwrap(checked_sinks)  # as users call it: no type checks ahead of our own messages
 
-STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
-BUNDLED = ("tiny-llama", "tiny-llama-ntk", "tiny-mistral-window", "tiny-qwen2")
-BACKENDS = ("transformers", "transformer_lens")
-EVERY = [(name, backend) for name in families.FAMILIES for backend in BACKENDS]
 LENGTH = 12  # longer than the windows
 KEYS = (3, 0, 11)  # neither sorted nor beginning with 0; the last one has a single query
+TOKENS = drawn_tokens()
 BOTH = ("alpha", "sink_rate", "sink_rate_of_model", "over_tau", "over_tau_of_model")
 HEADS = ("attends", "reads", "reads_along")
-GROUPED: Any = families._GROUPED
 NORMS = ("value_norm", "key_norm", "written_norm")
 
 # Float64 against float64: sums in another order.
@@ -47,34 +41,6 @@ SAME = 1e-10
 # Float32: s_ij are up to 60 with weights this wide, each by two kernels that sum in another order. Sizes are quotients of
 # sums over all queries, their errors relative.
 ALPHA, SIZES = 1e-5, 1e-4
-
-
-def some_tokens(prompts: int = 3, length: int = LENGTH, seed: int = 5) -> Tensor:
-    return torch.randint(families.VOCABULARY, (prompts, length), generator=torch.Generator().manual_seed(seed))
-
-
-TOKENS = some_tokens()
-
-
-@cache
-def view(name: str, backend: Any = "transformers", dtype: Any = "float32") -> View:
-    return probes.load(families.model(name), backend, device="cpu", dtype=dtype)
-
-
-def recorded(model: View, tokens: Tensor) -> list[dict[str, list[Tensor]]]:
-    """By prompt, each run alone: patterns, keys and values by block, of queries and keys taken to float64."""
-    found = []
-    for prompt in tokens:
-        trace = model.trace(model.embed(prompt[None]), attention=True)
-        exact = [replace(a, query=a.query.double(), key=a.key.double()) for a in trace.attention]
-        found.append(
-            {
-                "patterns": [a.pattern()[0] for a in exact],
-                "keys": [a.key[0] for a in exact],
-                "values": [a.value[0].double() for a in exact],
-            }
-        )
-    return found
 
 
 def expected(model: View, tokens: Tensor, chosen: Sequence[int], threshold: float = 0.3, tau: float = 0.2) -> Any:
@@ -86,10 +52,6 @@ def expected(model: View, tokens: Tensor, chosen: Sequence[int], threshold: floa
     )
 
 
-def close(got: Any, truth: Any, rtol: float, atol: float = 0.0) -> None:
-    np.testing.assert_allclose(np.asarray(got), np.asarray(truth), rtol=rtol, atol=atol)
-
-
 # ------------------------------------------------------------------------------------------- against full patterns
 
 
@@ -97,13 +59,16 @@ def close(got: Any, truth: Any, rtol: float, atol: float = 0.0) -> None:
 def test_everything_equals_full_patterns_in_float64(name):
     model = view(name, dtype="float64")
     truth = expected(model, TOKENS, KEYS)
-    found = sinks(model, TOKENS, keys=KEYS)
+    found, every = sinks(model, TOKENS, keys=KEYS), sinks(model, TOKENS, keys="all")
     for variable in (*BOTH, *HEADS, *NORMS):
         close(found[variable], truth[variable], SAME, 1e-13)
+        own = every[variable].isel(key=list(KEYS)) if "key" in every[variable].dims else every[variable]
+        close(own, found[variable].mean("prompt") if variable == "alpha" else found[variable], 0, 1e-12)
+    assert (every.alpha.dims, every.sizes["key"]) == (("layer", "head", "key"), LENGTH)
     assert 0 < float(found.sink_rate.mean()) < 1  # there is something to count
 
 
-@pytest.mark.parametrize(("name", "backend"), EVERY)
+@pytest.mark.parametrize(("name", "backend"), SOME)
 def test_both_backends_in_float32(name, backend):
     model = view(name, backend)
     chosen = tuple(range(LENGTH))
@@ -118,25 +83,13 @@ def test_both_backends_in_float32(name, backend):
         close(found[variable], truth[variable], 0, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
-@pytest.mark.parametrize("length", [2, 3, 40])
+@pytest.mark.parametrize(("name", "length"), [("llama", 2), ("gemma2", 3), ("gpt2", 40), ("gemma2", 40)])
 def test_other_lengths(name, length):
-    model, tokens = view(name, dtype="float64"), some_tokens(2, length)
+    model, tokens = view(name, dtype="float64"), drawn_tokens(2, length)
     truth, found = expected(model, tokens, range(min(8, length))), sinks(model, tokens)
     assert found.key.values.tolist() == list(range(min(8, length)))
     for variable in (*BOTH, *HEADS, *NORMS):
         close(found[variable], truth[variable], SAME, 1e-13)
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2"])
-def test_all_keys_are_each_key(name):
-    model, tokens = view(name, dtype="float64"), some_tokens(2, 40)
-    one, all_of_them = sinks(model, tokens, keys=tuple(range(40)), per_prompt=False), sinks(model, tokens, keys="all")
-    assert all_of_them.sizes["key"] == 40
-    assert all_of_them.alpha.dims == ("layer", "head", "key")
-    close(all_of_them.alpha, one.alpha, 0, 1e-12)
-    for variable in (*BOTH[1:], *HEADS, *NORMS, "uniform", "selected"):
-        close(all_of_them[variable], one[variable], 0, 1e-12)
 
 
 def test_means_over_prompts():
@@ -164,23 +117,13 @@ def test_thresholds_are_strict():
 
 
 def test_a_window_of_one_sees_no_other():
-    config = MistralConfig(**GROUPED | {"sliding_window": 1})
+    config = MistralConfig(**families._GROUPED | {"sliding_window": 1})
     found = sinks(probes.load(families.build(config), device="cpu"), TOKENS, keys=(0, 5))
     close(found.alpha[..., 0], 1 / LENGTH, 1e-5)
     close(found.over_tau, 1, 0)
     assert np.isnan(found.attends).all()
     assert not found.selected.any()
     assert [cell for row in ranked(found, 1) for cell in cells(row)][2:5] == ["ignores?", "-", "-"]
-
-
-def test_windows_leave_position_0_behind():
-    model, tokens = view("mistral", dtype="float64"), some_tokens(1, 100)
-    found = sinks(model, tokens, keys=(0, 50, 99))
-    short = sinks(model, tokens[:, : families.WINDOW], keys=(0,))
-    for variable in HEADS:  # of the queries that see it
-        close(found[variable], short[variable], 1e-9)
-    close(found.over_tau[..., 0], short.over_tau[..., 0], 1e-9)
-    close(found.alpha[..., 0] * 100, short.alpha[..., 0] * families.WINDOW, 1e-9)
 
 
 # ----------------------------------------------------------------------------------------------- uniform attention
@@ -193,69 +136,19 @@ def test_uniform_baseline():
     for window in (None, 1, 8, 500):
         truth = [reference.uniform_alpha(40, key, window) for key in range(40)]
         close(uniform_alpha(40, range(40), window), truth, 1e-12)
-    found = sinks(view("gemma2"), some_tokens(1, 40), keys=(0, 3, 30))
+    found = sinks(view("gemma2"), drawn_tokens(1, 40), keys=(0, 3, 30))
     assert found.uniform.dims == ("layer", "key")
     for layer, window in enumerate(view("gemma2").spec.windows):
         close(found.uniform[layer], [reference.uniform_alpha(40, key, window) for key in (0, 3, 30)], 1e-12)
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
-def test_uniform_attention_is_the_baseline(name):
-    original: Any = families.model(name)
+    original: Any = families.model("gemma2")
     with torch.no_grad():
         for block in original.get_decoder().layers:
             block.self_attn.q_proj.weight.zero_()
-    found = sinks(HuggingFaceView(original), some_tokens(2, 40), keys="all")
+    found = sinks(HuggingFaceView(original), drawn_tokens(2, 40), keys="all")
     close(found.alpha - found.uniform, 0, 0, 1e-6)
 
 
 # ------------------------------------------------------------------------------------------------- known answers
-
-SINK, TEXT = 0, 1  # ids
-
-
-def known_model(*, sink_value: Sequence[float], text_value: Sequence[float], sharp: float = 0.0) -> HuggingFaceView:
-    """One head, one block, no positions: v is a given vector for the sink's token and for all others.
-
-    The logit of every query on the sink's token exceeds the others' by `sharp`; at 0 attention is uniform. W_O triples
-    the first value dimension.
-    """
-    config = LlamaConfig(
-        vocab_size=4,
-        hidden_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        intermediate_size=4,
-        max_position_embeddings=256,
-        rms_norm_eps=1e-30,
-        tie_word_embeddings=False,
-    )
-    view = probes.fresh(config, positional=False)
-    assert isinstance(view, HuggingFaceView)
-    parts = view.parts(0)
-    assert parts is not None
-    assert parts.attention_norm.weight.tolist() == [1] * 4
-    with torch.no_grad():
-        table = view._model.get_input_embeddings().weight
-        table.copy_(torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 1.0, 0, 0], [0, 1.0, 0, 0]]))
-        # The norm makes both vectors 2 long, in their own directions.
-        parts.v.weight.zero_()
-        parts.v.weight[:, 0] = torch.tensor(sink_value) / 2
-        parts.v.weight[:, 1] = torch.tensor(text_value) / 2
-        parts.q.weight.zero_()
-        parts.q.weight[0, :] = 0.5 * torch.tensor([1.0, 1, 0, 0])  # 1 for every token
-        parts.k.weight.zero_()
-        parts.k.weight[0, 0] = sharp / 2 / parts.scale
-        parts.o.weight.copy_(torch.diag(torch.tensor([3.0, 1, 1, 1])))
-    return view
-
-
-def known_tokens(length: int) -> Tensor:
-    tokens = torch.full((2, length), TEXT)
-    tokens[:, 0] = SINK
-    tokens[1, 1:] = 2
-    return tokens
 
 
 @pytest.mark.parametrize("length", [2, 64])
@@ -317,7 +210,14 @@ def test_sizes_are_those_behind_w_o():
 
 @pytest.mark.parametrize(
     ("name", "replacement"),
-    [*((name, "zero") for name in families.FAMILIES), ("mistral", "mean"), ("gpt2", "random"), ("gemma2", 7)],
+    [
+        ("llama", "zero"),
+        ("qwen3", "zero"),
+        ("mistral", "mean"),
+        ("gpt2", "random"),
+        ("gemma2", 7),
+        ("gpt_neox", "zero"),
+    ],
 )
 def test_reactions_equal_full_patterns(name, replacement):
     model = view(name, dtype="float64")
@@ -345,17 +245,6 @@ def test_reactions_leave_the_rest_as_it_is():
         close(beside[variable], alone[variable], 1e-5, 1e-7)
 
 
-@pytest.mark.parametrize(("name", "backend"), [("llama", "transformers"), ("gemma2", "transformer_lens")])
-def test_the_same_token_changes_nothing(name, backend):
-    tokens = TOKENS.clone()
-    tokens[:, 0] = 9
-    found = sinks(view(name, backend), tokens, reacts=9)
-    # Two prompts of a batch may lie on other sides of a kernel's edge; else it is exactly zero.
-    assert float(found.reacts.max()) < 1e-4
-    assert float(found.reacts_among_others.max()) < 1e-4
-    assert not found.selected.sel(rule="reacts").any()
-
-
 def test_reactions_of_known_size():
     """Uniform over the others, A_i0 = e^s / (e^s + i): a plain token at position 0 makes all of it 1 / (i + 1)."""
     model = known_model(sink_value=[0, 1, 0, 0], text_value=[0, 0, 1, 0], sharp=3.0)
@@ -365,28 +254,21 @@ def test_reactions_of_known_size():
     assert found.reacts.item() == pytest.approx(moved.mean(), rel=1e-4)
     assert found.reacts_among_others.item() == pytest.approx(0, abs=1e-6)
     assert found.selected.sel(rule="reacts").item() == 1
-
-
-def test_reactions_behind_a_sink_that_takes_everything():
-    """Weights on the others underflow in float32; among them nothing is moved, and all there is moves to them."""
+    # Behind a sink that takes everything: weights on the others underflow in float32, and all there is moves to them.
     model = known_model(sink_value=[0, 1, 0, 0], text_value=[0, 0, 1, 0], sharp=300.0)
-    found = sinks(model, known_tokens(10), reacts=TEXT)
-    i = np.arange(2, 10)
+    found, i = sinks(model, known_tokens(10), reacts=TEXT), np.arange(2, 10)
     assert found.reacts.item() == pytest.approx(np.mean(i / 2 / (i + 1)), rel=1e-4)
     assert found.reacts_among_others.item() == pytest.approx(0, abs=1e-6)
-
-
-def test_too_short_for_a_reaction():
-    found = sinks(view("llama"), some_tokens(2, 2), reacts="zero")
-    assert np.isnan(found.reacts).all()
-    assert not found.selected.sel(rule="reacts").any()
+    short = sinks(view("llama"), drawn_tokens(2, 2), reacts="zero")
+    assert np.isnan(short.reacts).all()
+    assert not short.selected.sel(rule="reacts").any()
 
 
 # ------------------------------------------------------------------------------------------------ pictures, ranking
 
 
 def test_pictures_are_patterns_of_the_highest_scores():
-    model, tokens = view("gemma2"), some_tokens(2, 40)
+    model, tokens = view("gemma2"), drawn_tokens(2, 40)
     found = sinks(model, tokens, keys=(0,), pictures=5)
     assert found.pattern.dims == ("picture", "picture_query", "picture_key")
     patterns = recorded(model, tokens[:1])[0]["patterns"]
@@ -396,17 +278,11 @@ def test_pictures_are_patterns_of_the_highest_scores():
         close(picture, patterns[layer][head], 0, 1e-5)
     assert sinks(model, tokens, pictures=100).sizes["picture"] == families.BLOCKS * families.HEADS
     assert "pattern" not in sinks(model, tokens)
-    assert sinks(view("gpt_neox"), some_tokens(1, 128), pictures=1).pattern.shape == (1, 128, 128)
-
-
-def test_a_picture_is_of_the_first_positions():
     model = probes.load("tiny-llama", device="cpu")
     tokens = probes.prompts(model, n=1, length=200)
-    drawn = sinks(model, tokens, pictures=1)
-    assert drawn.pattern.shape == (1, 128, 128)
-    whole = recorded(model, tokens)[0]["patterns"]
-    layer, head = int(drawn.picture_layer[0]), int(drawn.picture_head[0])
-    close(drawn.pattern[0], whole[layer][head][:128, :128], 0, 1e-5)
+    drawn = sinks(model, tokens, pictures=1)  # of the first positions
+    whole = recorded(model, tokens)[0]["patterns"][int(drawn.picture_layer[0])][int(drawn.picture_head[0])]
+    close(drawn.pattern[0], whole[:128, :128], 0, 1e-5)
 
 
 def test_ranking():
@@ -453,21 +329,14 @@ def test_keys_are_read(text, keys):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no positions"),
-        ("some", "no positions"),
-        ("-1", "no positions"),
-        ("0,", "no positions"),
-        ("1-2-3", "no positions"),
-        ("0.5", "no positions"),
-        ("²", "no positions"),
-        ("All", "no positions"),
+        *((text, "no positions") for text in ("", "some", "-1", "0,", "1-2-3", "0.5", "²", "All")),
         ("7-0", "run backwards; give 0-7"),
         ("0-3,2", "key 2 is given twice"),
         ("0-99999999999", "more than any prompt"),
     ],
 )
 def test_keys_that_cannot_be_read(text, says):
-    with pytest.raises(InputError, match=says):
+    with refused(says):
         parse_keys(text)
 
 
@@ -475,6 +344,7 @@ def test_keys_that_cannot_be_read(text, says):
     ("options", "says"),
     [
         ({"keys": (0, LENGTH)}, "key 12 is outside the prompts; positions run from 0 to 11"),
+        ({"keys": parse_keys("0-12")}, "key 12 is outside"),  # asked for, they are not cut
         ({"keys": (-1,)}, "key -1 is outside"),
         ({"keys": (0, 0)}, "key 0 is given twice"),
         ({"keys": ()}, "keys are empty"),
@@ -494,29 +364,22 @@ def test_keys_that_cannot_be_read(text, says):
     ],
 )
 def test_what_cannot_be_asked(options, says, unchecked):
-    with pytest.raises(InputError, match=says) as caught:
+    with refused(says):
         sinks(view("llama"), TOKENS, **options)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_what_cannot_be_measured(unchecked):
-    with pytest.raises(InputError, match="token id 200 is outside"):
+    with refused("token id 200 is outside"):
         sinks(view("llama"), torch.full((1, 4), 200))
     broken: Any = families.model("llama")
     with torch.no_grad():
         broken.get_decoder().layers[1].self_attn.k_proj.weight[0] = float("nan")
-    with pytest.raises(InputError, match="not finite"):
+    with refused("not finite"):
         sinks(HuggingFaceView(broken), TOKENS)
-    with pytest.raises(InputError, match="no reads; give one of sinks"):
+    with refused("no reads; give one of sinks"):
         ranked(sinks(view("llama"), TOKENS).drop_vars("reads"))
-    with pytest.raises(InputError, match="n=-1"):
+    with refused("n=-1"):
         ranked(sinks(view("llama"), TOKENS), -1)
-
-
-def test_the_default_keys_are_as_many_as_there_are():
-    assert sinks(view("llama"), some_tokens(1, 5)).key.values.tolist() == list(range(5))
-    with pytest.raises(InputError, match="key 5 is outside"):  # asked for, they are not cut
-        sinks(view("llama"), some_tokens(1, 5), keys=parse_keys("0-7"))
 
 
 # ----------------------------------------------------------------------------------------------------- as a result
@@ -524,7 +387,10 @@ def test_the_default_keys_are_as_many_as_there_are():
 
 def test_result(tmp_path):
     model = view("gemma2")
-    found = sinks(model, TOKENS, keys=(0, 2), reacts=7, pictures=2, tau=0.1)
+    seen: list[tuple[float, float]] = []
+    found = sinks(model, TOKENS, keys=(0, 2), reacts=7, pictures=2, tau=0.1, progress=lambda *at: seen.append(at))
+    assert [done for done, _ in seen] == pytest.approx(np.arange(1, 10) / families.BLOCKS)
+    assert seen[-1] == (3.0, 3.0)
     for name, variable in found.data_vars.items():
         assert variable.attrs["units"], name
         assert variable.attrs["long_name"], name
@@ -540,38 +406,10 @@ def test_result(tmp_path):
     np.testing.assert_equal(ranked(load(tmp_path / "sinks.nc")), ranked(found))
 
 
-def test_the_model_is_left_as_it_was():
-    original = families.model("gemma2")
-    model = HuggingFaceView(original)
-    weights, before = model.identity.weights, model.residual(model.embed(TOKENS)).detach()
-    sinks(model, TOKENS, reacts="random", pictures=2, keys="all")
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in original.modules())
-    assert HuggingFaceView(original).identity.weights == weights
-    assert torch.equal(model.residual(model.embed(TOKENS)), before)
-    assert not any(p.grad is not None for p in original.parameters())
-
-
-@pytest.mark.parametrize("options", [{}, {"keys": "all", "per_prompt": True}, {"reacts": "random"}])
-def test_a_prompt_does_not_depend_on_its_company(options):
-    model = view("mistral")
-    together, alone = sinks(model, TOKENS, **options), sinks(model, TOKENS[1:2], **options)
-    assert np.array_equal(together.alpha[1], alone.alpha[0])
-    each = [sinks(model, TOKENS[n : n + 1], **options) for n in range(len(TOKENS))]
-    for variable in ("sink_rate", "over_tau", "attends", *NORMS, *["reacts"] * ("reacts" in options)):
-        close(together[variable], np.mean([one[variable].values for one in each], axis=0), 1e-9, 1e-15)
-
-
-def test_progress_reaches_its_end():
-    seen: list[tuple[float, float]] = []
-    sinks(view("llama"), TOKENS, progress=lambda *at: seen.append(at))
-    assert [done for done, _ in seen] == pytest.approx(np.arange(1, 10) / families.BLOCKS)
-    assert seen[-1] == (3.0, 3.0)
-
-
 # ------------------------------------------------------------------------------------------------- trained models
 
 
-@pytest.mark.parametrize("name", [*BUNDLED, STORIES])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-llama-ntk", "tiny-mistral-window", "tiny-qwen2", STORIES])
 def test_trained_models(name):
     if isinstance(name, Path) and not name.is_dir():
         pytest.skip("the checkpoint stories260K is not here")
@@ -583,21 +421,16 @@ def test_trained_models(name):
     assert 0 < float(found.reacts.min()) < float(found.reacts.max()) < 1
     if model.bos is not None:  # far above uniform attention
         assert float(found.alpha.sel(key=0).mean("prompt").max()) > 2 * float(found.uniform.sel(key=0).max())
-
-
-@pytest.mark.parametrize("name", BUNDLED)
-def test_bfloat16(name):
-    """The model itself rounds to 8 bits at every step: weights of attention agree to a few hundredths at worst."""
-    exact, coarse = (probes.load(name, device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16"))
-    tokens = probes.prompts(exact, n=2, length=96)
-    truth, found = sinks(exact, tokens, reacts="mean"), sinks(coarse, tokens, reacts="mean")
-    close(found.alpha, truth.alpha, 0, 2e-2)
+    # In bfloat16 the model rounds to 8 bits at every step: weights of attention agree to a few hundredths at worst.
+    coarse = probes.load(name, device="cpu", dtype="bfloat16")
+    rough = sinks(coarse, tokens, reacts="mean")
+    close(rough.alpha, found.alpha, 0, 2e-2)
     for variable in ("attends", "reads", "reads_along", "reacts"):
-        close(found[variable], truth[variable], 0, 3e-2)
+        close(rough[variable], found[variable], 0, 3e-2)
     for variable in NORMS:
-        close(found[variable], truth[variable], 3e-2)
+        close(rough[variable], found[variable], 3e-2)
     # Against its own queries and keys, rounded once, there is only float32's rounding left.
-    close(found.alpha, expected(coarse, tokens, range(8))["alpha"], 0, 1e-4)
+    close(rough.alpha, expected(coarse, tokens, range(8))["alpha"], 0, 1e-4)
 
 
 @pytest.mark.gpu

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 import math
 import statistics
-from contextlib import AbstractContextManager
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import families
@@ -17,11 +13,11 @@ import numpy as np
 import pytest
 import reference
 import torch
-from families import BLOCKS, FAMILIES, VOCABULARY, WIDTH
+from families import BLOCKS, VOCABULARY, WIDTH
+from measured import EVERY, STORIES, drawn_tokens, refused, view
 from torch import Tensor
 
 import probes
-from probes import InputError
 from probes.measures.trajectory import COLUMNS, PLACES, RULES, cells, rows
 from probes.measures.trajectory import trajectory as checked_trajectory
 from probes.models.huggingface import HuggingFaceView
@@ -29,37 +25,17 @@ from probes.models.swap import swapped
 from probes.models.view import Edit
 from probes.results.dataset import combine, load, save
 
-STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 trajectory: Any = inspect.unwrap(checked_trajectory)  # as users call it: no type checks ahead of our own messages
-BACKENDS = ("transformers", "transformer_lens")
 LENGTH = 12  # longer than the windows
 BOS = 0  # an id that is false as a truth value
 
 
 def some_tokens(prompts: int = 3, length: int = LENGTH, first: int | None = BOS) -> Tensor:
-    tokens = torch.randint(3, VOCABULARY, (prompts, length), generator=torch.Generator().manual_seed(5))
-    if first is not None:
-        tokens[:, 0] = first
-    return tokens
-
-
-@cache
-def _original(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    return families.model(name, dtype=dtype)
-
-
-def original(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A copy for each caller: tests may change what they get."""
-    return copy.deepcopy(_original(name, dtype))
+    return drawn_tokens(prompts, length, least=3, first=first)
 
 
 def fresh(name: str) -> Any:
     return families.model(name)
-
-
-@cache
-def view(name: str, backend: Any = "transformers", bos: Any = "prepended", dtype: torch.dtype = torch.float32) -> Any:
-    return probes.load(original(name, dtype), backend, tokenizer=families.tokenizer(bos))
 
 
 def streams(model: Any, tokens: Tensor) -> Tensor:
@@ -71,8 +47,7 @@ def streams(model: Any, tokens: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- independence
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "backend"), EVERY)
 def test_nothing_after_position_0_reaches_it(name, backend):
     found = trajectory(view(name, backend), some_tokens(), starts=4)
     assert found["first"].values.tolist() == ["bos", "text"]
@@ -90,21 +65,12 @@ def test_a_model_that_looks_ahead_is_found(prompts):
             ahead = Edit("value", 1, lambda value: value + value.mean(2, keepdim=True))
             return super().residual(embeddings, edits=(*edits, ahead))
 
-    model = Ahead(original("llama"), tokenizer=families.tokenizer())
+    model = Ahead(fresh("llama"), tokenizer=families.tokenizer())
     found = trajectory(model, some_tokens(prompts), starts=4)
     for name in ("later_difference", "alone_difference"):
         values = found[name].values
         assert (values[:, :2] == 0).all() if name == "later_difference" else (values[:, :2] < 1e-5).all()
         assert (values[:, 2:] > 1e-2).all()
-
-
-@pytest.mark.parametrize("name", probes.bundled())
-def test_position_0_is_closed_on_bundled_models(name):
-    model = probes.load(name, device="cpu")
-    found = trajectory(model, probes.prompts(model, n=3, length=48), starts=8)
-    assert (found.later_difference.values == 0).all()
-    assert (found.alone_difference.values < 1e-5).all()
-    assert found["first"].values.tolist() == (["text"] if model.bos is None else ["bos", "text"])
 
 
 # ------------------------------------------------------------------------------------------ norms and single entries
@@ -133,22 +99,6 @@ def test_norms_and_largest_dimensions_are_those_of_the_streams(name):
             assert at.top_dimension.values.tolist() == order
             np.testing.assert_allclose(at.top_value, expected[:, layer, 0].mean(0)[order], rtol=1e-4, atol=1e-6)
             np.testing.assert_allclose(at.top_ratio, magnitudes[order] / median, rtol=2e-3)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-def test_counts_of_large_dimensions_are_those_of_the_streams(name):
-    model, tokens = view(name), some_tokens(4)
-    found = trajectory(model, tokens, starts=4).sel(first="bos")
-    some = 0
-    for layer in range(BLOCKS + 1):
-        values = streams(model, tokens)[:, layer].tolist()
-        for rule, (least, medians) in RULES.items():
-            at = found.sel(layer=layer, rule=rule)
-            _, first, others = reference.massive_dimensions(values, least, medians)
-            assert (at.massive.item(), at.massive_others.item()) == (first, others)
-            some += first + others
-    assert found.sizes["rule"] == 4
-    assert some == 0  # nothing is massive in random models; see the next test for what is
 
 
 def test_counts_of_a_constructed_stream():
@@ -195,7 +145,7 @@ def test_absolute_rule_asks_for_both_thresholds():
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "gpt2"])
 def test_cosines_are_those_of_every_pair(name):
-    model = view(name, dtype=torch.float64)
+    model = view(name, dtype="float64")
     found = trajectory(model, some_tokens(), starts=7, seed=3)
     ids = json.loads(found.attrs["start_ids"])
     assert len(set(ids)) == 7
@@ -216,18 +166,6 @@ def test_cosines_are_those_of_every_pair(name):
                 np.testing.assert_allclose(found.cosine_with_bos[layer], sum(with_bos) / 7, atol=1e-12)
 
 
-def test_equal_paths_have_cosine_one():
-    model = fresh("llama")
-    with torch.no_grad():
-        weight = model.get_input_embeddings().weight
-        weight[:] = weight[5].clone()
-    found = trajectory(probes.load(model, tokenizer=families.tokenizer()), some_tokens(), starts=10)
-    for name in ("cosine", "cosine_low", "cosine_high"):
-        np.testing.assert_allclose(found[name].sel(place=PLACES[0]), 1, atol=1e-5)
-    np.testing.assert_allclose(found.cosine_with_bos, 1, atol=1e-5)
-    assert float(found.cosine.sel(place=PLACES[1])[0]) == pytest.approx(1)
-
-
 def test_seed_decides_the_starts():
     model, tokens = view("llama"), some_tokens()
     found = [trajectory(model, tokens, starts=5, seed=seed) for seed in (0, 0, 1)]
@@ -235,14 +173,9 @@ def test_seed_decides_the_starts():
     assert ids[0] == ids[1] != ids[2]
     assert found[0].cosine.equals(found[1].cosine)
     assert not found[0].cosine.equals(found[2].cosine)
-    every = trajectory(
-        model, tokens, starts=VOCABULARY - 3
-    )  # without BOS, end of text and what stands for unknown words
+    every = trajectory(model, tokens, starts=VOCABULARY - 3)  # all but BOS, end of text and unknown words
     assert sorted(json.loads(every.attrs["start_ids"])) == list(range(3, VOCABULARY))
-
-
-def test_starts_are_of_the_prompts_where_these_have_enough():
-    model, tokens = view("llama"), some_tokens()
+    # They are of the prompts where these have enough.
     there = sorted(set(tokens.unique().tolist()) - {BOS})
     found = trajectory(model, tokens, starts=len(there))
     assert sorted(json.loads(found.attrs["start_ids"])) == there
@@ -292,14 +225,10 @@ def test_without_bos_there_is_no_control():
     assert trajectory(model, some_tokens(first=17), starts=4)["first"].values.tolist() == ["id"]
     assert trajectory(model, some_tokens(prompts=1, first=17), starts=4)["first"].values.tolist() == ["text"]
     assert [row.control for row in rows(found)] == pytest.approx([math.nan] * (BLOCKS + 1), nan_ok=True)
-
-
-def test_prompts_without_bos_are_taken_as_they_are():
-    model, tokens = view("llama"), some_tokens()
-    tokens[1, 0] = 9
-    found = trajectory(model, tokens, starts=4)
-    assert found["first"].values.tolist() == ["text"]
-    assert found.place.values.tolist() == list(PLACES)
+    mixed = some_tokens()
+    mixed[1, 0] = 9
+    found = trajectory(view("llama"), mixed, starts=4)  # prompts without BOS are taken as they are
+    assert (found["first"].values.tolist(), found.place.values.tolist()) == (["text"], list(PLACES))
     assert not np.isnan(found.norm).any()
 
 
@@ -325,10 +254,6 @@ def test_result_is_complete(tmp_path):
     fresh = trajectory(model.reinitialized(0), tokens, starts=4).assign_attrs(seed=0)
     both = combine([found.assign_attrs(seed=0), fresh])
     assert both.cosine.dims == ("condition", "seed", "place", "layer")
-
-
-def test_table_has_a_row_for_every_first_and_layer():
-    found = trajectory(view("llama"), some_tokens(), starts=4)
     made = rows(found)
     assert [(row.first, row.layer) for row in made] == [(f, n) for f in ("bos", "text") for n in range(BLOCKS + 1)]
     assert made[1].norm_first == found.norm_first.sel(first="bos", layer=1)
@@ -339,38 +264,20 @@ def test_table_has_a_row_for_every_first_and_layer():
     assert all(len(list(cells(row))) == len(COLUMNS) for row in made)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_bfloat16_follows_float32(name):
-    tokens = some_tokens()
-    exact, rough = (trajectory(view(name, dtype=d), tokens, starts=8) for d in (torch.float32, torch.bfloat16))
+def test_bfloat16_follows_float32():
+    name, tokens = "gemma2", some_tokens()
+    exact, rough = (trajectory(view(name, dtype=dtype), tokens, starts=8) for dtype in ("float32", "bfloat16"))
     assert (rough.later_difference.values == 0).all()
     for name in ("norm_first", "norm_others", "median_magnitude"):
         np.testing.assert_allclose(rough[name], exact[name], rtol=0.1)  # wide weights, three digits
     np.testing.assert_allclose(rough.cosine, exact.cosine, atol=0.05)
 
 
-def test_nothing_is_left_on_the_model():
-    made = fresh("gpt2")
-    before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
-    model: Any = probes.load(made, tokenizer=families.tokenizer())
-    trajectory(model, some_tokens(), starts=4)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
-    for module in (*made.modules(), *model._model.modules()):
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
-    assert not any(parameter.grad is not None for parameter in made.parameters())
-
-
-def refused(*words: str) -> AbstractContextManager[Any]:
-    return pytest.raises(InputError, match=".*".join(words))
-
-
 def test_bad_input_is_refused():
     model, tokens = view("llama"), some_tokens()
-    with refused("starts=1 ", "give 2 to 125"):
-        trajectory(model, tokens, starts=1)
-    with refused("starts=126 ", "give 2 to 125"):
-        trajectory(model, tokens, starts=126)
+    for starts in (1, 126):
+        with refused(f"starts={starts} ", "give 2 to 125"):
+            trajectory(model, tokens, starts=starts)
     with refused("seed=-1"):
         trajectory(model, tokens, seed=-1)
     with refused("int32"):
@@ -392,12 +299,16 @@ def test_prompts_that_begin_with_the_config_s_bos_want_a_tokenizer():
     trajectory(model, tokens[:, 1:], starts=8)  # nothing to say
 
 
-def test_stories_converge_more_than_they_start():
-    if not STORIES.is_dir():
+@pytest.mark.parametrize("name", [*probes.bundled(), STORIES])
+def test_trained_models(name):
+    if name == STORIES and not STORIES.is_dir():
         pytest.skip("the checkpoint stories260K is not here")
-    model = probes.load(STORIES, device="cpu")
-    found = trajectory(model, probes.prompts(model, n=4, length=64))
-    cosine = found.cosine.sel(place=PLACES[0])
-    assert cosine[-1] > cosine[0] + 0.2
-    assert (found.norm_first.sel(first="bos")[1:] > found.norm_others.sel(first="bos")[1:]).all()
-    assert (found.later_difference == 0).all()
+    model = probes.load(name, device="cpu")
+    found = trajectory(model, probes.prompts(model, n=3, length=48))
+    assert (found.later_difference.values == 0).all()
+    assert (found.alone_difference.values < 1e-5).all()
+    assert found["first"].values.tolist() == (["text"] if model.bos is None else ["bos", "text"])
+    if name == STORIES:
+        cosine = found.cosine.sel(place=PLACES[0])
+        assert cosine[-1] > cosine[0] + 0.2
+        assert (found.norm_first.sel(first="bos")[1:] > found.norm_others.sel(first="bos")[1:]).all()

@@ -1,0 +1,119 @@
+"""What tests of the measurements share: prompts, views of every family, twins of what heads do, heads of known answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+import probes
+from probes.errors import InputError
+from probes.models.huggingface import HuggingFaceView
+from probes.models.view import View
+
+STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
+BACKENDS = ("transformers", "transformer_lens")
+EVERY = [(name, backend) for name in families.FAMILIES for backend in BACKENDS]
+# Every family but in one backend, and two families in both.
+SOME = [
+    *((name, BACKENDS[n % 2]) for n, name in enumerate(families.FAMILIES)),
+    ("llama", BACKENDS[1]),
+    ("gpt2", BACKENDS[1]),
+]
+LAYER_NORM = ("gpt2", "gpt_neox")  # the others' RMS norms compute in float32, even in float64 models
+
+
+def drawn_tokens(
+    prompts: int = 3, length: int = 12, *, least: int = 0, first: int | None = None, seed: int = 5
+) -> Tensor:
+    """Random ids from `least` on, longer than the windows; `first` at position 0 if given."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(least, families.VOCABULARY, (prompts, length), generator=generator)
+    if first is not None:
+        tokens[:, 0] = first
+    return tokens
+
+
+@cache
+def view(name: str, backend: Any = "transformers", dtype: str = "float32", bos: Any = "prepended") -> Any:
+    """Not to be changed: several tests have the same."""
+    made = families.model(name, dtype=getattr(torch, dtype))
+    return probes.load(made, backend, tokenizer=families.tokenizer(bos), device="cpu")
+
+
+def close(got: Any, truth: Any, rtol: float, atol: float = 0.0) -> None:
+    np.testing.assert_allclose(np.asarray(got), np.asarray(truth), rtol=rtol, atol=atol)
+
+
+def refused(*words: str) -> Any:
+    """An error of one line with these words in this order."""
+    return pytest.raises(InputError, match=r"\A[^\n]*" + "[^\n]*".join(words) + r"[^\n]*\Z")
+
+
+def recorded(model: View, tokens: Tensor) -> list[dict[str, list[Tensor]]]:
+    """By prompt, each run alone: patterns, keys and values by block, of queries and keys taken to float64."""
+    found = []
+    for prompt in tokens:
+        trace = model.trace(model.embed(prompt[None]), attention=True)
+        exact = [replace(a, query=a.query.double(), key=a.key.double()) for a in trace.attention]
+        patterns, keys = [a.pattern()[0] for a in exact], [a.key[0] for a in exact]
+        found.append({"patterns": patterns, "keys": keys, "values": [a.value[0].double() for a in exact]})
+    return found
+
+
+# ------------------------------------------------------------------------------------------- a head of known answer
+
+SINK, TEXT = 0, 1  # ids
+
+
+def known_model(*, sink_value: Sequence[float], text_value: Sequence[float], sharp: float = 0.0) -> HuggingFaceView:
+    """One head, one block, no positions: v is a given vector for the sink's token and for all others.
+
+    The logit of every query on the sink's token exceeds the others' by `sharp`; at 0 attention is uniform. W_O triples
+    the first value dimension.
+    """
+    config = LlamaConfig(
+        vocab_size=4,
+        hidden_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        intermediate_size=4,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-30,
+        tie_word_embeddings=False,
+    )
+    view = probes.fresh(config, positional=False)
+    assert isinstance(view, HuggingFaceView)
+    parts = view.parts(0)
+    assert parts is not None
+    assert parts.attention_norm.weight.tolist() == [1] * 4
+    with torch.no_grad():
+        table = view._model.get_input_embeddings().weight
+        table.copy_(torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 1.0, 0, 0], [0, 1.0, 0, 0]]))
+        # The norm makes both vectors 2 long, in their own directions.
+        parts.v.weight.zero_()
+        parts.v.weight[:, 0] = torch.tensor(sink_value) / 2
+        parts.v.weight[:, 1] = torch.tensor(text_value) / 2
+        parts.q.weight.zero_()
+        parts.q.weight[0, :] = 0.5 * torch.tensor([1.0, 1, 0, 0])  # 1 for every token
+        parts.k.weight.zero_()
+        parts.k.weight[0, 0] = sharp / 2 / parts.scale
+        parts.o.weight.copy_(torch.diag(torch.tensor([3.0, 1, 1, 1])))
+    return view
+
+
+def known_tokens(length: int) -> Tensor:
+    tokens = torch.full((2, length), TEXT)
+    tokens[:, 0] = SINK
+    tokens[1, 1:] = 2
+    return tokens
