@@ -5,49 +5,33 @@ No supported family has them yet, so that blocks are made here from their parts.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import reference
 import torch
+from blocks import random_parts
 from torch import Tensor
 
 from probes.models.linear import LinearizedBlock
-from probes.models.view import Birth, Linear, Norm, Parts, Spec, contentless_patterns
+from probes.models.load import born
+from probes.models.view import Parts, contentless_patterns
 from probes.results.curves import relative_error
 from probes.theory.block import MeasuredBlock, Moments
 from probes.theory.kernel import second_moment_from_config
 
-WIDTH, HEADS, HEAD, FEATURES, EPS = 128, 4, 32, 384, 1e-6
+WIDTH, HEADS, FEATURES = 128, 4, 384
 SLOPES = (0.5, 0.25, 0.125, 0.0625)
 
 
 def parts(seed: int, sigma: float, *, window: int | None = None, kv: int = HEADS) -> Parts:
+    slopes = torch.tensor(SLOPES, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-
-    def linear(rows: int, columns: int) -> Linear:
-        return Linear(sigma * torch.randn(rows, columns, generator=generator, dtype=torch.float64), None)
-
-    norm = Norm("rms", torch.ones(WIDTH, dtype=torch.float64), None, EPS)
-    return Parts(
-        attention_norm=norm,
-        mlp_norm=norm,
-        q=linear(HEADS * HEAD, WIDTH),
-        k=linear(kv * HEAD, WIDTH),
-        v=linear(kv * HEAD, WIDTH),
-        o=linear(WIDTH, HEADS * HEAD),
-        gate=linear(FEATURES, WIDTH),
-        up=linear(FEATURES, WIDTH),
-        down=linear(WIDTH, FEATURES),
-        activation=torch.nn.functional.silu,
-        head_dim=HEAD,
-        scale=HEAD**-0.5,
-        window=window,
-        slopes=torch.tensor(SLOPES, dtype=torch.float64),
-    )
+    return random_parts(generator, WIDTH, FEATURES, sigma=sigma, kv=kv, window=window, slopes=slopes)
 
 
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("kv", [HEADS, 2])
+@pytest.mark.parametrize(("window", "kv"), [(None, HEADS), (4, 2)])
 def test_output_and_derivative_are_the_twins(window, kv, monkeypatch):
     monkeypatch.setattr("probes.models.linear.QUERY_BAND", 5)  # several bands, the last one short
     made = parts(0, 0.2, window=window, kv=kv)
@@ -55,9 +39,8 @@ def test_output_and_derivative_are_the_twins(window, kv, monkeypatch):
     block = LinearizedBlock(made, stream.detach()[None], None)
     for frozen in (False, True):
         twin = reference.block(made, stream, None, frozen=frozen)
-        assert float((block.output[0] - twin).detach().abs().max()) < 1e-11 * float(
-            twin.detach().abs().max()
-        )  # float64 in another order
+        # float64 in another order
+        assert float((block.output[0] - twin).detach().abs().max()) < 1e-11 * float(twin.detach().abs().max())
         cotangent = torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
         (expected,) = torch.autograd.grad(twin, stream, cotangent)
         found = block.vjp(cotangent[None, None], frozen=frozen)[0, 0]
@@ -103,34 +86,10 @@ def test_the_kernel_predicts_the_exact_norm(window, sigma):
     blocks, length, seeds = 6, 32, 6  # at width 128 single models are several percent off their mean
     runs = [exact_and_predicted(seed, sigma, blocks=blocks, length=length, window=window) for seed in range(seeds)]
     mean = {name: torch.stack([run[name] for run in runs]).mean(0).numpy() for name in runs[0]}
-    spec = Spec(
-        family="alibi",
-        blocks=blocks,
-        heads=HEADS,
-        kv_heads=HEADS,
-        head_dim=HEAD,
-        width=WIDTH,
-        vocabulary=1,
-        positional=("none",) * blocks,
-        windows=(window,) * blocks,
-        max_length=None,
-        initializer_range=sigma,
-    )
-    birth = Birth(
-        spec=spec,
-        embedding=sigma,
-        positions=0.0,
-        v=sigma,
-        o=sigma,
-        gate=sigma,
-        up=sigma,
-        down=sigma,
-        features=FEATURES,
-        activation=torch.nn.functional.silu,
-        norm="rms",
-        eps=EPS,
-        slopes=SLOPES,
-    )
+    config = {"model_type": "llama", "hidden_size": WIDTH, "num_hidden_layers": blocks, "num_attention_heads": HEADS}
+    config |= {"intermediate_size": FEATURES, "initializer_range": sigma, "vocab_size": 8}
+    birth = born(config)
+    birth = replace(birth, spec=replace(birth.spec, windows=(window,) * blocks), slopes=SLOPES)
     mean["config"] = second_moment_from_config(birth, length)["sensitivity"].values
     errors = {name: relative_error(mean[name], mean["exact"]) for name in ("uniform", "score path", "config")}
     assert errors["score path"] < 0.05

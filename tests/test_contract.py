@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import call
 from typer.main import get_command
 
 from probes.cli.command import command, option
-from probes.cli.main import app, main
+from probes.cli.main import app
 from probes.cli.options import Options, Running, Source, Target
 from probes.cli.training import Pretraining
 
@@ -27,14 +28,6 @@ OWN = {
 }
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    """The exit code of `headwater ARGUMENTS`."""
-    monkeypatch.setattr("sys.argv", ["headwater", *arguments])
-    with pytest.raises(SystemExit) as raised:
-        main()
-    return raised.value.code
-
-
 def options(name: str) -> dict[str, Any]:
     """The options and arguments of a command by name."""
     return {one.name: one for one in PROGRAM.commands[name].params if one.name != "help"}
@@ -43,12 +36,18 @@ def options(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", PROGRAM.commands)
 def test_help_ends_with_commands_that_parse(monkeypatch, capsys, name):
     monkeypatch.setenv("COLUMNS", "120")
+    assert call(monkeypatch, "--help") == 0
+    assert f" {name} " in capsys.readouterr().out
     for asked in ("--help", "-h"):
         assert call(monkeypatch, name, asked) == 0
         shown = capsys.readouterr().out
         assert f"Usage: headwater {name} " in shown
         examples = shown[shown.index("Examples:") :]
         assert re.findall(r"headwater (\S+)", examples) == [name] * examples.count("headwater ") != []
+    assert PROGRAM.commands[name].help
+    for one in options(name).values():
+        assert one.help, f"{name} {one.name} has no help"
+        assert one.help[-1] in ".…", f"{name} {one.name}: {one.help}"
 
 
 @pytest.mark.parametrize("name", PROGRAM.commands)
@@ -60,14 +59,6 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(monkeypatch, capfd, name)
     assert "--bogus" in shown.err
     assert shown.err.endswith(f"(given: headwater {name} --bogus); see headwater {name} --help\n")
     assert shown.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("name", PROGRAM.commands)
-def test_every_option_has_a_sentence_of_help(name):
-    assert PROGRAM.commands[name].help
-    for one in options(name).values():
-        assert one.help, f"{name} {one.name} has no help"
-        assert one.help[-1] in ".…", f"{name} {one.name}: {one.help}"
 
 
 @pytest.mark.parametrize("group", [Target, Source, Running])
@@ -96,16 +87,11 @@ def test_no_option_of_a_group_is_lost(group):
 
 
 def test_options_that_are_handed_on_otherwise():
-    spread = Running(device_map="auto", max_memory="0=20GiB, cpu=8GiB", offload_folder=Path("off")).values()[
-        "split_over"
-    ]
-    assert spread == {"device_map": "auto", "max_memory": {0: "20GiB", "cpu": "8GiB"}, "offload_folder": Path("off")}
-    assert Source(text=Path("a/b"), first="7").values() | {"prompts": 1} == {
-        **vars(Source()),
-        "prompts": 1,
-        "text": "a/b",
-        "first": 7,
-    }
+    spread = Running(device_map="auto", max_memory="0=20GiB, cpu=8GiB", offload_folder=Path("off")).values()
+    memory = {0: "20GiB", "cpu": "8GiB"}
+    assert spread["split_over"] == {"device_map": "auto", "max_memory": memory, "offload_folder": Path("off")}
+    read = {"prompts": 1, "text": "a/b", "first": 7}
+    assert Source(prompts=1, text=Path("a/b"), first="7").values() == vars(Source()) | read
 
 
 # ------------------------------------------------------------------------------------------------------- the decorator
@@ -133,12 +119,8 @@ def test_a_dataclass_becomes_options_in_its_place():
         seen.append((first, group, last))
 
     shown = inspect.signature(study).parameters
-    assert {name: one.default for name, one in shown.items()} == {
-        "first": None,
-        "name": inspect.Parameter.empty,
-        "size": 4,
-        "last": 2,
-    }
+    defaults = {"first": None, "name": inspect.Parameter.empty, "size": 4, "last": 2}
+    assert {name: one.default for name, one in shown.items()} == defaults
     info = shown["size"].annotation.__metadata__[0]
     assert (info.help, info.max, shown["size"].annotation.__origin__) == ("How large.", 9, int)
     study(first="a", size=5, name="b", last=6)

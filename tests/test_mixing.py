@@ -35,44 +35,37 @@ SLACK = 1 + 1e-12  # rounding of sums and products of positive float64 numbers, 
 # -------------------------------------------------------------------------------------------- slow twins, from formulas
 
 
-def exact_row(length: int, alpha: float, windows: list[int | None], query: int) -> list[Fraction]:
-    """Row `query` of N(top) ... N(lowest) from whole matrices of fractions."""
-    share = Fraction(alpha)  # a float is a fraction, too: exactly the number the fast code is given
-    eye = [[Fraction(i == j) for j in range(length)] for i in range(length)]
-    product = eye
-    for window in windows:  # lowest block first: each next one comes from the left
+def row_twin(length: int, alpha: float, windows: list[int | None], query: int, *, exact: bool = True) -> np.ndarray:
+    """Row `query` of N(top) ... N(lowest) from whole matrices, of fractions or in float64."""
+    share = Fraction(alpha) if exact else alpha  # a float is a fraction, too: exactly the number the fast code is given
+    i, j = np.indices((length, length)).astype(object if exact else float)
+    row = share * 0 + (j[0] == query % length)
+    for window in reversed(windows):
         width = length if window is None else window
-        block = [
-            [(1 - share) * eye[i][j] + (share / min(i + 1, width) if i - width < j <= i else 0) for j in range(length)]
-            for i in range(length)
-        ]
-        product = [
-            [sum((block[i][k] * product[k][j] for k in range(length)), Fraction(0)) for j in range(length)]
-            for i in range(length)
-        ]
-    return product[query]
+        row = row @ ((1 - share) * (i == j) + share * ((j <= i) & (i < j + width)) / np.minimum(i + 1, width))
+    return row.astype(float)
 
 
 def density_twin(x: float, blocks: int, alpha: float) -> float:
     """The continuous part of the limit, term by term."""
-    return sum(
-        math.comb(blocks, k)
-        * (1 - alpha) ** (blocks - k)
-        * alpha**k
-        * math.log(1 / x) ** (k - 1)
-        / math.factorial(k - 1)
-        for k in range(1, blocks + 1)
-    )
+
+    def term(k: int) -> float:
+        chance = math.comb(blocks, k) * (1 - alpha) ** (blocks - k) * alpha**k
+        return chance * math.log(1 / x) ** (k - 1) / math.factorial(k - 1)
+
+    return sum(map(term, range(1, blocks + 1)))
 
 
 def softmax_patterns(logits: np.ndarray, loss: np.ndarray) -> np.ndarray:
     """Causal softmax of logits [layer, query, key], less a loss by distance [distance]."""
-    length = logits.shape[-1]
-    patterns = np.zeros_like(logits)
-    for layer, i in itertools.product(range(len(logits)), range(length)):
-        weights = [math.exp(logits[layer, i, j] - loss[i - j]) for j in range(i + 1)]
-        patterns[layer, i, : i + 1] = np.array(weights) / sum(weights)
-    return patterns
+    weights = np.exp(logits) * falling(loss)
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def falling(loss: np.ndarray) -> np.ndarray:
+    """e^{-loss(i-j)} on and below the diagonal."""
+    i, j = np.indices((len(loss), len(loss)))
+    return np.where(j <= i, np.exp(-loss[i - j]), 0.0)
 
 
 def random_patterns(mask: np.ndarray, layers: int, seed: int) -> np.ndarray:
@@ -88,70 +81,33 @@ def at_or_above(products: np.ndarray) -> np.ndarray:
 
 def decays(loss: np.ndarray, layers: int) -> np.ndarray:
     """Last row, by distance, of the product of `layers` equal matrices e^{-loss(i-j)}, not normalized."""
-    length = len(loss)
-    matrix = np.array([[math.exp(-loss[i - j]) if j <= i else 0.0 for j in range(length)] for i in range(length)])
-    return np.linalg.matrix_power(matrix, layers)[-1, ::-1]
+    return np.linalg.matrix_power(falling(loss), layers)[-1, ::-1]
 
 
 # ---------------------------------------------------------------------------------------------------- uniform attention
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.125, 0.3, 0.9, 1.0])
-@pytest.mark.parametrize(
-    ("length", "blocks", "window", "query"),
-    [
-        (1, 3, None, -1),
-        (8, 0, None, -1),
-        (9, 1, None, -1),
-        (8, 5, None, -1),
-        (8, 4, None, 4),
-        (8, 4, None, -3),
-        (9, 3, 2, -1),
-        (9, 3, 3, 6),
-        (7, 4, 20, -1),
-        (9, 3, [2, None, 4], -1),
-        (9, 3, [4, None, 2], -1),
-        (8, 4, [None, 3, None, 1], 5),
-    ],
-)
-def test_cesaro_row_is_a_row_of_the_power(length, blocks, window, query, alpha):
-    windows = window if isinstance(window, list) else [window] * blocks
-    expected = np.array(exact_row(length, alpha, windows, query), dtype=np.float64)
-    # Only relative errors: an entry that is exactly zero has to be exactly zero.
-    np.testing.assert_allclose(
-        cesaro_row(length, blocks, alpha=alpha, window=window, query=query), expected, rtol=1e-13
-    )
-
-
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_cesaro_row_of_any_model(data):
-    length = data.draw(st.integers(1, 6))
-    windows = data.draw(st.lists(st.none() | st.integers(1, 8), max_size=3))
+def test_cesaro_row_is_a_row_of_the_product(data):
+    length = data.draw(st.integers(1, 8))
+    window = st.none() | st.integers(1, 9)
+    blocks = data.draw(st.integers(0, 4))
+    windows = data.draw(window | st.lists(window, min_size=blocks, max_size=blocks))
     query = data.draw(st.integers(-length, length - 1))
-    alpha = data.draw(st.floats(0.01, 1))
-    found = cesaro_row(length, len(windows), alpha=alpha, window=windows, query=query)
-    np.testing.assert_allclose(found, np.array(exact_row(length, alpha, windows, query), dtype=float), rtol=1e-13)
+    alpha = data.draw(st.sampled_from([0.0, 1.0]) | st.floats(0.01, 1))
+    found = cesaro_row(length, blocks, alpha=alpha, window=windows, query=query)
+    listed = windows if isinstance(windows, list) else [windows] * blocks
+    # Only relative errors: an entry that is exactly zero has to be exactly zero.
+    np.testing.assert_allclose(found, row_twin(length, alpha, listed, query), rtol=1e-13)
     assert found.sum() == pytest.approx(1, abs=1e-14)
 
 
-def test_order_of_windows_matters_and_the_first_is_the_lowest():
-    # The top block takes half of the query to the position before it, the bottom one spreads that; and vice versa.
-    np.testing.assert_allclose(cesaro_row(4, 2, window=[None, 2]), [7 / 24, 7 / 24, 7 / 24, 1 / 8])
-    np.testing.assert_allclose(cesaro_row(4, 2, window=[2, None]), [1 / 4 + 1 / 8, 1 / 4, 1 / 4, 1 / 8])
-
-
-@pytest.mark.parametrize("window", [None, 40, [None, 7, 30, 1] * 6])
-@pytest.mark.parametrize("alpha", [0.3, 1.0])
+@pytest.mark.parametrize(("window", "alpha"), [(None, 1.0), (40, 0.3), ([None, 7, 30, 1] * 6, 1.0)])
 def test_small_entries_of_a_deep_row_keep_their_digits(window, alpha):
     length, blocks = 300, 24
     windows = window if isinstance(window, list) else [window] * blocks
-    row = np.zeros(length)
-    row[-1] = 1
-    back = np.arange(length)[:, None] - np.arange(length)
-    for width in reversed(windows):
-        seen = (back >= 0) & (back < (width or length))
-        row = row @ ((1 - alpha) * np.eye(length) + alpha * seen / seen.sum(axis=1, keepdims=True))
+    row = row_twin(length, alpha, windows, -1, exact=False)
     found = cesaro_row(length, blocks, alpha=alpha, window=window)
     np.testing.assert_allclose(found, row, rtol=1e-12)
     if alpha == 1:
@@ -159,14 +115,13 @@ def test_small_entries_of_a_deep_row_keep_their_digits(window, alpha):
 
 
 def test_cesaro_row_of_known_values():
-    np.testing.assert_allclose(cesaro_row(5, 1), np.full(5, 1 / 5))
     harmonic = [sum(1 / (i + 1) for i in range(j, 6)) / 6 for j in range(6)]
     np.testing.assert_allclose(cesaro_row(6, 2), harmonic)
     assert cesaro_row(100, 6)[-1] == pytest.approx(100.0**-6)
     assert cesaro_row(100, 6, alpha=0.25)[-1] == pytest.approx((0.75 + 0.25 / 100) ** 6)
-    assert cesaro_row(9, 4, alpha=0.0).tolist() == np.eye(9)[8].tolist()
-    assert cesaro_row(9, 4, window=1).tolist() == np.eye(9)[8].tolist()
-    assert cesaro_row(9, 4, query=0).tolist() == np.eye(9)[0].tolist()
+    # The top block takes half of the query to the position before it, the bottom one spreads that; and vice versa.
+    np.testing.assert_allclose(cesaro_row(4, 2, window=[None, 2]), [7 / 24, 7 / 24, 7 / 24, 1 / 8])
+    np.testing.assert_allclose(cesaro_row(4, 2, window=[2, None]), [1 / 4 + 1 / 8, 1 / 4, 1 / 4, 1 / 8])
 
 
 def test_nothing_comes_from_beyond_the_windows():
@@ -174,46 +129,33 @@ def test_nothing_comes_from_beyond_the_windows():
     assert np.flatnonzero(row).tolist() == list(range(40 - (4 + 8 + 1), 41))
 
 
-@pytest.mark.parametrize(("blocks", "alpha"), [(1, 1.0), (2, 1.0), (5, 1.0), (1, 0.4), (4, 0.3), (12, 0.8)])
+@pytest.mark.parametrize(("blocks", "alpha"), [(1, 1.0), (5, 1.0), (12, 0.8)])
 def test_density_is_its_sum_of_terms(blocks, alpha):
     x = np.array([[1e-9, 0.01, 0.3], [0.5, 0.999, 1.0]])
     expected = np.array([[density_twin(value, blocks, alpha) for value in row] for row in x])
     np.testing.assert_allclose(cesaro_density(x, blocks, alpha=alpha), expected, rtol=1e-11)
 
 
-def test_density_of_deep_models_at_hand():
-    assert cesaro_density(math.exp(-1), 64) == pytest.approx(math.exp(-math.lgamma(64)))
+def test_density_of_known_values():
     assert cesaro_density(math.exp(-20), 64) == pytest.approx(math.exp(63 * math.log(20) - math.lgamma(64)))
-
-
-def test_density_at_the_ends():
     assert cesaro_density([0.0, 1.0], 1).tolist() == [1, 1]
     assert cesaro_density([0.0, 1.0], 3).tolist() == [math.inf, 0]
     assert cesaro_density([0.0, 0.5, 1.0], 3, alpha=0.0).tolist() == [0, 0, 0]
-    ends = cesaro_density([0.0, 1.0], 3, alpha=0.25)
-    assert ends[0] == math.inf
-    assert ends[1] == pytest.approx(3 * 0.75**2 * 0.25)  # exactly one block of three has averaged
-    np.testing.assert_allclose(cesaro_density([0.0, 1.0], 1, alpha=0.25), [0.25, 0.25])
+    # Without residuals there is nothing at the query; with them one block of three has averaged.
+    assert cesaro_density([0.0, 1.0], 3, alpha=0.25) == pytest.approx([math.inf, 3 * 0.75**2 * 0.25])
+    assert [cesaro_point_mass(*of) for of in ((3, 0.5), (2, 1.0), (7, 0.0))] == [1 / 8, 0, 1]
 
 
-def test_point_mass():
-    assert cesaro_point_mass(3, 0.5) == 1 / 8
-    assert cesaro_point_mass(2, 1.0) == 0
-    assert cesaro_point_mass(7, 0.0) == 1
-
-
-@pytest.mark.parametrize(("blocks", "alpha"), [(1, 1.0), (2, 1.0), (6, 1.0), (1, 0.3), (4, 0.6), (12, 0.2)])
+@pytest.mark.parametrize(("blocks", "alpha"), [(1, 1.0), (6, 1.0), (4, 0.6)])
 def test_bins_are_integrals_of_the_density(blocks, alpha):
     length = 10
     bins = cesaro_bins(length, blocks, alpha=alpha)
+    # By ln 1/x = u: the density is infinite at the beginning.
+    edges = [200, *(math.log(length / j) for j in range(1, length + 1))]
     expected = [
-        # The first bin by ln 1/x = u: its density is infinite at the beginning.
-        quad(lambda u: density_twin(math.exp(-u), blocks, alpha) * math.exp(-u), math.log(length), 200, epsrel=1e-11)[0]
+        quad(lambda u: density_twin(math.exp(-u), blocks, alpha) * math.exp(-u), low, high, epsabs=0, epsrel=1e-11)[0]
+        for high, low in itertools.pairwise(edges)
     ]
-    for j in range(1, length):
-        expected.append(
-            quad(lambda x: float(cesaro_density(x, blocks, alpha=alpha)), j / length, (j + 1) / length, epsabs=0)[0]
-        )
     expected[-1] += (1 - alpha) ** blocks
     np.testing.assert_allclose(bins, expected, rtol=1e-9)
 
@@ -227,8 +169,6 @@ def test_bins_sum_to_one(length, blocks, alpha):
 
 
 def test_bins_of_known_values():
-    np.testing.assert_allclose(cesaro_bins(5, 1), np.full(5, 1 / 5))
-    np.testing.assert_allclose(cesaro_bins(4, 3, alpha=0.0), [0, 0, 0, 1])
     # The integral of ln(1/x) is x + x ln(1/x).
     below = [0, *(b + b * math.log(1 / b) for b in (0.25, 0.5, 0.75, 1))]
     np.testing.assert_allclose(cesaro_bins(4, 2), np.diff(below))
@@ -237,31 +177,12 @@ def test_bins_of_known_values():
     assert math.log(cesaro_bins(1024, 24)[-1]) == pytest.approx(log, abs=24 / 1024)
 
 
-@pytest.mark.parametrize(("blocks", "alpha"), [(1, 1.0), (3, 1.0), (4, 0.5), (8, 0.3)])
-def test_rows_of_long_texts_approach_the_limit(blocks, alpha):
-    off = []
-    for length in (100, 1000, 10000):
-        row, bins = cesaro_row(length, blocks, alpha=alpha), cesaro_bins(length, blocks, alpha=alpha)
-        off.append(np.abs(np.cumsum(row) - np.cumsum(bins)).max())
-    if blocks == 1:
-        assert max(off) < 1e-12  # one averaging is uniform on tokens as it is on the interval
-    else:
-        assert off[1] < off[0] / 3
-        assert off[2] < off[1] / 3
-        assert off[2] < 1e-3
-
-
-def test_samples_of_the_density_miss_the_mass_of_a_deep_model():
-    length, blocks = 1024, 24
-    places = (np.arange(length) + 0.5) / length
-    samples = cesaro_density(places, blocks).sum() / length
-    assert samples < 1e-5  # of a mass of 1
-    assert cesaro_bins(length, blocks)[0] > 0.999999
-    # Half of the mass is below e^-23.67: no text has tokens there.
-    middle = quad(lambda u: u**23 / math.factorial(23) * math.exp(-u), 23.67, 400)[0]
-    assert middle == pytest.approx(0.5, abs=1e-3)
-    # A shallow model is fine, as far as its infinite beginning allows.
-    assert cesaro_density(places, 2).sum() / length == pytest.approx(1, abs=1e-3)
+def test_rows_of_long_texts_approach_the_limit():
+    rows = {length: cesaro_row(length, 8, alpha=0.3) for length in (100, 1000, 10000)}
+    bins = {length: cesaro_bins(length, 8, alpha=0.3) for length in rows}
+    off = [np.abs(np.cumsum(rows[length]) - np.cumsum(bins[length])).max() for length in rows]
+    assert off[1] < off[0] / 3
+    assert off[2] < min(off[1] / 3, 1e-3)
 
 
 # -------------------------------------------------------------------------------------------------------- fitting alpha
@@ -270,11 +191,8 @@ def test_samples_of_the_density_miss_the_mass_of_a_deep_model():
 @pytest.mark.parametrize(
     ("blocks", "alpha", "window", "scale"),
     [
-        (1, 0.5, None, 3e-7),
         (4, 1e-3, None, 1.0),
-        (4, 0.97, None, 2e5),
-        (12, 0.3, None, 2e5),
-        (24, 0.05, None, 1.0),
+        (12, 0.97, None, 2e5),
         (24, 0.6, None, 3e-7),
         (4, 0.4, 9, 2e5),
         (6, 0.8, [5, None, 7, 7, None, 12], 1.0),
@@ -294,17 +212,11 @@ def test_fit_of_another_query():
     found = fit_alpha(profile, 5, query=-20)
     assert found.alpha == pytest.approx(0.35, rel=1e-6)
     assert not found.curve[31:].any()
+    assert fit_alpha(cesaro_row(40, 3), 3).alpha == 1  # no residuals
 
 
-def test_fit_may_find_no_residuals():
-    found = fit_alpha(cesaro_row(40, 3), 3)
-    assert found.alpha == 1
-    assert found.error == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_fit_of_a_noisy_curve_is_the_best_there_is(seed):
-    noise = np.exp(0.3 * np.random.default_rng(seed).standard_normal(60))
+def test_fit_of_a_noisy_curve_is_the_best_there_is():
+    noise = np.exp(0.3 * np.random.default_rng(0).standard_normal(60))
     profile = noise * cesaro_row(60, 6, alpha=0.4)
     found = fit_alpha(profile, 6)
 
@@ -364,6 +276,9 @@ def test_rollout_is_every_partial_product():
         np.testing.assert_allclose(found[t], plain, atol=1e-14)
         np.testing.assert_allclose(residual[t], mixed, atol=1e-14)
     np.testing.assert_array_equal(rollout(patterns, alpha=1.0), found)
+    rounded = rollout(patterns.astype(np.float32))
+    assert rounded.dtype == np.float64
+    np.testing.assert_allclose(rounded, found, atol=1e-6)
 
 
 def test_rollout_of_uniform_attention_is_the_cesaro_row():
@@ -374,17 +289,9 @@ def test_rollout_of_uniform_attention_is_the_cesaro_row():
     np.testing.assert_allclose(found[1, 5], cesaro_row(7, 2, alpha=0.4, window=[3, None], query=5))
 
 
-def test_rollout_takes_float32_with_its_rounding():
-    patterns = random_patterns(visible(6), 3, seed=1)
-    found = rollout(patterns.astype(np.float32))
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, rollout(patterns), atol=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_causal_mass_goes_to_the_first_token_at_least_as_fast_as_the_bound(seed):
+def test_causal_mass_goes_to_the_first_token_at_least_as_fast_as_the_bound():
     length, layers = 9, 60
-    patterns = random_patterns(visible(length), layers, seed)
+    patterns = random_patterns(visible(length), layers, 0)
     eps = float(patterns[:, visible(length)].min())
     mass = at_or_above(rollout(patterns))
     bound = causal_bound(length, layers, eps)
@@ -405,12 +312,11 @@ def test_causal_bound_is_attained():
         np.testing.assert_allclose(mass[:, j, j], bound[:, j], rtol=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("length", "window"), [(6, 2), (6, 3), (7, 4), (5, 5), (5, 9)])
-def test_mass_under_a_window_goes_to_the_first_token(length, window, seed):
+def test_mass_under_a_window_goes_to_the_first_token(length, window):
     layers = 400
     mask = visible(length, window=window)
-    patterns = random_patterns(mask, layers, seed)
+    patterns = random_patterns(mask, layers, window)
     eps = float(patterns[:, mask].min())
     mass = at_or_above(rollout(patterns))
     bound = window_bound(length, layers, eps, window)
@@ -429,21 +335,11 @@ def test_window_bound_waits_for_the_crossing():
     assert window_bound(1, 3, 0.5, 4).tolist() == [[1], [1], [1]]
 
 
-def test_a_window_is_slower_than_its_crossing_forgets():
-    # A bound with a step fewer per crossing would be wrong: nothing gets from the end to the beginning in one step.
-    lazy = np.eye(4) * 0.5 + np.eye(4, k=-1) * 0.5
-    lazy[0, 0] = 1
-    mass = at_or_above(rollout(np.stack([lazy] * 3)))[:, 3, 1]
-    assert mass.tolist() == [1, 1, 1 - 0.5**3]
-    assert window_bound(4, 3, 0.5, 2)[:, 1].tolist() == [1, 1, 1 - 0.5**3]
-
-
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("prefix", [1, 3, 8])
-def test_mass_under_a_prefix_mask_goes_to_the_prefix(prefix, seed):
+def test_mass_under_a_prefix_mask_goes_to_the_prefix(prefix):
     length, layers = 8, 40
     mask = visible(length, prefix=prefix)
-    patterns = random_patterns(mask, layers, seed)
+    patterns = random_patterns(mask, layers, prefix)
     eps = float(patterns[:, mask].min())
     products = rollout(patterns)
     found = prefix_bounds(length, layers, eps, prefix)
@@ -461,13 +357,11 @@ def test_mass_under_a_prefix_mask_goes_to_the_prefix(prefix, seed):
 # ------------------------------------------------------------------------------------------------------- decay and RoPE
 
 
-@pytest.mark.parametrize("t", range(4))
-def test_paths_are_counted(t):
-    for x in range(6):
+def test_paths_are_counted():
+    for t, x in itertools.product(range(4), range(6)):
         stops = itertools.product(range(x + 1), repeat=t)  # the positions after each step but the last
         count = sum(all(a >= b for a, b in itertools.pairwise((x, *path, 0))) for path in stops)
-        assert decay_rollout(x, t, 0.0) == pytest.approx(count, rel=1e-12)
-        assert rope_rollout(x, t, 1.0, 0.0) == pytest.approx(count, rel=1e-12)
+        assert decay_rollout(x, t, 0.0) == rope_rollout(x, t, 1.0, 0.0) == pytest.approx(count, rel=1e-12)
 
 
 def test_curves_of_the_theorems():
@@ -477,40 +371,33 @@ def test_curves_of_the_theorems():
     np.testing.assert_allclose(rope_rollout(x, 7, 0.3, 0.05), ways * np.exp(-0.3 * 0.05**2 * x**2), rtol=1e-11)
     np.testing.assert_array_equal(rope_rollout(x, 7, 0.3, -0.05), rope_rollout(x, 7, 0.3, 0.05))
     assert decay_rollout(10**6, 200, 0.0) == math.inf  # of the order of 10^825
-
-
-@pytest.mark.parametrize(("m", "t"), [(0.0, 3), (0.05, 0), (0.3, 4), (1.2, 6)])
-def test_curve_of_the_decay_mask_is_the_product_of_the_decays(m, t):
     x = np.arange(25)
-    np.testing.assert_allclose(decay_rollout(x, t, m), decays(m * x, t + 1), rtol=1e-11)
+    np.testing.assert_allclose(decay_rollout(x, 4, 0.3), decays(0.3 * x, 5), rtol=1e-11)
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    ("m", "t", "B"), [(0.0, 3, 0.2), (0.0, 1, 0.0), (0.2, 0, 1.0), (0.2, 3, 0.3), (1.0, 5, 0.5), (3.0, 2, 2.0)]
+    ("t", "B", "m", "turning"),  # a decay m per token, or c and theta of RoPE
+    [
+        (3, 0.2, 0.0, None),
+        (1, 0.0, 0.0, None),
+        (0, 1.0, 0.2, None),
+        (5, 0.5, 1.0, None),
+        (2, 2.0, 3.0, None),
+        (2, 0.2, 0.0, (1.0, 0.0)),
+        (0, 1.0, 0.0, (1.0, 0.1)),
+        (3, 0.3, 0.0, (2.0, 0.2)),
+        (5, 0.5, 0.0, (1.0, 1.0)),
+    ],
 )
-def test_decay_bounds_hold(m, t, B, seed):
+def test_bounds_hold(t, B, m, turning):
     length = 14
-    logits = np.random.default_rng(seed).uniform(-B, B, (t + 1, length, length))
-    product = rollout(softmax_patterns(logits, m * np.arange(length)))[-1]
-    found = decay_bounds(length, t, m, B)
+    x = np.arange(length)
+    loss = m * x if turning is None else turning[0] * turning[1] ** 2 * x**2
+    logits = np.random.default_rng(0).uniform(-B, B, (t + 1, length, length))
+    product = rollout(softmax_patterns(logits, loss))[-1]
+    found = decay_bounds(length, t, m, B) if turning is None else rope_bounds(length, t, *turning, B)
     for i in range(length):
         entries = product[i, i::-1]  # by distance
-        assert np.all(found.low[: i + 1] <= entries * SLACK)
-        assert np.all(entries <= found.high[: i + 1] * SLACK)
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    ("c", "theta", "t", "B"), [(1.0, 0.0, 2, 0.2), (1.0, 0.1, 0, 1.0), (2.0, 0.2, 3, 0.3), (1.0, 1.0, 5, 0.5)]
-)
-def test_rope_bounds_hold(c, theta, t, B, seed):
-    length = 14
-    logits = np.random.default_rng(seed).uniform(-B, B, (t + 1, length, length))
-    product = rollout(softmax_patterns(logits, c * theta**2 * np.arange(length) ** 2))[-1]
-    found = rope_bounds(length, t, c, theta, B)
-    for i in range(length):
-        entries = product[i, i::-1]
         assert np.all(found.low[: i + 1] <= entries * SLACK)
         assert np.all(entries <= found.high[: i + 1] * SLACK)
 
@@ -538,18 +425,7 @@ def test_bounds_of_wild_logits_are_trivial_not_errors():
     assert np.all(found.high == 1)
 
 
-def test_the_theorems_curve_for_rope_is_no_upper_bound_up_to_a_constant():
-    # Several small turns lose less than a large one: what the curve leaves out grows with the square of the distance.
-    x = np.arange(30)
-    loss = 0.05 * x**2
-    beyond = np.log(decays(loss, 3) / rope_rollout(x, 2, 0.05, 1.0))
-    assert np.all(np.diff(beyond) > 0)
-    assert beyond[-1] > 0.9 * 0.05 * 29**2 * 2 / 3 - math.log(31 * 30 / 2)
-    assert np.all(beyond <= 0.05 * x**2 * 2 / 3 + 1e-12)
-
-
-@pytest.mark.parametrize("m", [0.11, 0.3, 0.9, 2.1])
-@pytest.mark.parametrize("t", [0, 1, 3, 8])
+@pytest.mark.parametrize(("t", "m"), [(0, 0.11), (1, 0.9), (3, 2.1), (8, 0.3)])
 def test_decay_peak_is_where_the_product_of_the_decays_peaks(t, m):
     peak = decay_peak(t, m)
     assert peak == pytest.approx(t / (math.exp(m) - 1), rel=1e-12)
@@ -583,17 +459,6 @@ def test_rope_peak_is_where_the_curve_peaks(t, c, theta, length):
     assert type(at) is int
 
 
-def test_rope_peak_moves_as_the_theorem_says():
-    by_layer = [rope_peak(t, 1.0, 0.1, 500) for t in range(0, 40, 4)]
-    assert by_layer[0] == 0
-    assert all(a < b for a, b in itertools.pairwise(by_layer))
-    by_turn = [rope_peak(10, 1.0, theta, 500) for theta in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)]
-    assert all(a > b for a, b in itertools.pairwise(by_turn))
-    assert by_turn[-1] == 0
-    assert rope_peak(10, 1.0, 0.0, 500) == 499
-    assert rope_peak(10, 1.0, 0.01, 50) == 49
-
-
 @pytest.mark.parametrize(("t", "theta"), [(0, 0.2), (2, 0.2), (5, 0.1), (8, 0.3)])
 def test_products_of_rope_decays_peak_there_or_further_back(t, theta):
     exact = int(np.argmax(decays(theta**2 * np.arange(80) ** 2, t + 1)))
@@ -612,22 +477,15 @@ ROWS = np.full((2, 3, 3), 1 / 3)
         (lambda: cesaro_row(0, 2), "length is 0; give at least 1"),
         (lambda: cesaro_row(5, -1), "blocks is -1; give at least 0"),
         (lambda: cesaro_row(5, 2, alpha=1.5), "alpha is 1.5; give a share of attention from 0 to 1"),
-        (lambda: cesaro_row(5, 2, alpha=math.nan), "alpha is nan; give"),
         (lambda: cesaro_row(5, 2, window=0), "window is 0; give at least 1"),
         (lambda: cesaro_row(5, 2, window=[3, -1]), "window is -1; give at least 1"),
         (lambda: cesaro_row(5, 2, window=[3]), "there are 1 windows for 2 blocks"),
         (lambda: cesaro_row(5, 2, query=5), "query is 5 for 5 tokens; give from -5 to 4"),
-        (lambda: cesaro_row(5, 2, query=-6), "query is -6 for 5 tokens"),
         (lambda: cesaro_density([0.5, 1.25], 2), "x is 1.25; give fractions of the text"),
-        (lambda: cesaro_density(math.nan, 2), "x is nan; give fractions of the text"),
         (lambda: cesaro_density(0.5, 0), "blocks is 0; give at least 1"),
-        (lambda: cesaro_density(0.5, 2, alpha=-0.5), "alpha is -0.5; give"),
         (lambda: cesaro_point_mass(0, 0.5), "blocks is 0; give at least 1"),
-        (lambda: cesaro_point_mass(2, 2.0), "alpha is 2.0; give"),
         (lambda: cesaro_bins(0, 2), "length is 0; give at least 1"),
-        (lambda: cesaro_bins(5, 0), "blocks is 0; give at least 1"),
         (lambda: fit_alpha(np.ones((2, 5)), 2), "the profile has shape [2, 5]; give one dimension"),
-        (lambda: fit_alpha([], 2), "the profile has shape [0]; give one dimension"),
         (lambda: fit_alpha([1.0, -2.0, 1.0, 1.0], 2), "the value -2.0 at position 1"),
         (lambda: fit_alpha([1.0, 1.0, math.inf, 1.0], 2), "the value inf at position 2"),
         (lambda: fit_alpha([0.0, 0.0, 1.0, 1.0], 2), "both positive at 2 positions; give a profile with at least 3"),
@@ -638,46 +496,33 @@ ROWS = np.full((2, 3, 3), 1 / 3)
         (lambda: visible(4, prefix=5), "prefix is 5 for 4 tokens; give from 1 to 4"),
         (lambda: visible(4, window=2, prefix=1), "a window of 2 and a prefix of 1 are both given; give one of them"),
         (lambda: rollout(ROWS[:, :2]), "patterns have shape [2, 2, 3]; give [layer, query, key]"),
+        (lambda: rollout(ROWS[0]), "patterns have shape [3, 3]; give [layer, query, key]"),
         (lambda: rollout(ROWS[:0]), "patterns have shape [0, 3, 3]; give [layer, query, key]"),
         (lambda: rollout(ROWS * [[[1]], [[1.001]]]), "row 0 of layer 1 has entries from 0.333667 and sum 1.001"),
         (lambda: rollout(ROWS + [[0.0], [0], [1]] * np.array([-1, 1, 0])), "row 2 of layer 0 has entries from -0.66"),
-        (lambda: rollout(ROWS * math.nan), "row 0 of layer 0 has entries from nan"),
         (lambda: rollout(ROWS, alpha=1.1), "alpha is 1.1; give"),
+        (lambda: rollout(ROWS * math.nan), "row 0 of layer 0 has entries from nan"),
         (lambda: causal_bound(0, 1, 0.1), "length is 0; give at least 1"),
         (lambda: causal_bound(4, 0, 0.1), "layers is 0; give at least 1"),
         (lambda: causal_bound(4, 1, 0.0), "eps is 0.0; give the smallest visible entry, above 0 and at most 1/4"),
-        (lambda: causal_bound(4, 1, 0.26), "eps is 0.26; give the smallest visible entry"),
         (lambda: window_bound(4, 1, 0.1, 1), "window is 1; give at least 2"),
         (lambda: window_bound(9, 1, 0.4, 3), "eps is 0.4; give the smallest visible entry, above 0 and at most 1/3"),
-        (lambda: window_bound(9, 0, 0.1, 3), "layers is 0; give at least 1"),
         (lambda: prefix_bounds(4, 1, 0.1, 0), "prefix is 0 for 4 tokens; give from 1 to 4"),
-        (lambda: prefix_bounds(4, 1, 0.3, 2), "eps is 0.3; give the smallest visible entry"),
         (lambda: decay_rollout([1, -2], 3, 0.1), "distance is -2.0; give tokens, 0 or more"),
-        (lambda: decay_rollout(1, -1, 0.1), "t is -1; give at least 0"),
         (lambda: decay_rollout(1, 3, -0.1), "m is -0.1; give a finite number, 0 or more"),
         (lambda: decay_bounds(0, 3, 0.1, 0.5), "length is 0; give at least 1"),
         (lambda: decay_bounds(4, -1, 0.1, 0.5), "t is -1; give at least 0"),
         (lambda: decay_bounds(4, 3, math.inf, 0.5), "m is inf; give a finite number"),
-        (lambda: decay_bounds(4, 3, 0.1, -0.5), "B is -0.5; give a finite number, 0 or more"),
         (lambda: decay_peak(-1, 0.1), "t is -1; give at least 0"),
-        (lambda: decay_peak(1, math.nan), "m is nan; give a finite number"),
         (lambda: rope_rollout(math.inf, 3, 1.0, 0.1), "distance is inf; give tokens"),
         (lambda: rope_rollout(1, 3, -1.0, 0.1), "c is -1.0; give a finite number, 0 or more"),
         (lambda: rope_rollout(1, 3, 1.0, math.nan), "theta is nan; give finite radians per token"),
-        (lambda: rope_bounds(4, -1, 1.0, 0.1, 0.5), "t is -1; give at least 0"),
         (lambda: rope_bounds(0, 3, 1.0, 0.1, 0.5), "length is 0; give at least 1"),
         (lambda: rope_bounds(4, 3, 1.0, 0.1, math.inf), "B is inf; give a finite number"),
         (lambda: rope_peak(-1, 1.0, 0.1, 5), "t is -1; give at least 0"),
         (lambda: rope_peak(1, 1.0, 0.1, 0), "length is 0; give at least 1"),
-        (lambda: rope_peak(1, 1.0, math.inf, 5), "theta is inf; give finite radians per token"),
     ],
 )
-def test_bad_input_is_named(call, message):
+def test_bad_input_is_named(call, message, unchecked):
     with pytest.raises(InputError, match=re.escape(message)):
         call()
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_rollout_refuses_a_single_matrix():
-    with pytest.raises(InputError, match=r"patterns have shape \[3, 3\]; give \[layer, query, key\]"):
-        rollout(ROWS[0])

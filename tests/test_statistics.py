@@ -30,13 +30,11 @@ def clustered(documents: int, each: int, random: np.random.Generator) -> np.ndar
     return (U * np.exp(noise)).reshape(documents * each, LENGTH)
 
 
-@pytest.mark.parametrize(
-    ("documents", "each"), [(16, 2), *(pytest.param(*s, marks=pytest.mark.slow) for s in ((8, 2), (16, 1), (32, 4)))]
-)
+@pytest.mark.parametrize(("documents", "each"), [(16, 2), pytest.param(8, 2, marks=pytest.mark.slow)])
 def test_intervals_of_primacy_cover_and_are_no_wider_than_they_need(documents, each):
     random, truth = np.random.default_rng(documents), math.log(ushape(U).primacy)
     number = np.repeat(np.arange(documents), each)
-    found = np.array([jackknifed(log_primacy, clustered(documents, each, random), number)[:3] for _ in range(1000)])
+    found = np.array([jackknifed(log_primacy, clustered(documents, each, random), number)[:3] for _ in range(500)])
     value, low, high = found.T
     assert 0.92 <= np.mean((low <= truth) & (truth <= high)) <= 0.98
     assert np.median(high - low) <= 1.3 * np.subtract(*np.percentile(value, (97.5, 2.5)))
@@ -44,7 +42,7 @@ def test_intervals_of_primacy_cover_and_are_no_wider_than_they_need(documents, e
 
 def test_prompts_as_units_would_be_too_sure():
     random, truth = np.random.default_rng(0), math.log(ushape(U).primacy)
-    found = np.array([jackknifed(log_primacy, clustered(8, 8, random), np.arange(64))[:3] for _ in range(200)])
+    found = np.array([jackknifed(log_primacy, clustered(8, 8, random), np.arange(64))[:3] for _ in range(60)])
     assert np.mean((found[:, 1] <= truth) & (truth <= found[:, 2])) < 0.85
 
 
@@ -58,13 +56,10 @@ def test_documents_are_drawn_whole_within_halves():
     assert (drawn[1:, [0, 2, 3]].sum(1) == 3).all()  # as many documents as the half has
     assert (drawn[1:, [4, 5]].sum(1) == 2).all()
     assert (drawn[1:, 0] != drawn[1:, 2]).any()
-
-
-def test_a_half_of_one_document_has_its_prompts_drawn():
-    drawn = resampling(4, 50, 0, None, ["a"] * 4)
-    assert (drawn[1:].sum(1) == 4).all()
-    assert (drawn[1:] != 1).any()
-    np.testing.assert_array_equal(drawn, resampling(4, 50, 0))
+    one = resampling(4, 50, 0, None, ["a"] * 4)  # prompts are drawn where there is one document
+    assert (one[1:].sum(1) == 4).all()
+    assert (one[1:] != 1).any()
+    np.testing.assert_array_equal(one, resampling(4, 50, 0))
 
 
 def test_units_are_documents_where_the_result_says():

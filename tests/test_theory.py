@@ -16,6 +16,7 @@ import pytest
 import reference
 import torch
 import transformers
+from blocks import random_parts
 from scipy.integrate import dblquad
 from torch import Tensor
 from torch.nn import functional
@@ -25,7 +26,7 @@ from probes import InputError, theory
 from probes.models.huggingface import HuggingFaceView
 from probes.models.linear import LinearizedBlock
 from probes.models.load import fresh
-from probes.models.view import Linear, Norm, Parts, Trace, View
+from probes.models.view import Parts, Trace, View
 from probes.theory.block import MeasuredBlock, Moments, gaussian_moments, spread_uniformly
 
 second_moment: Any = theory.second_moment
@@ -138,9 +139,7 @@ def test_a_whole_models_profile_is_the_twins_from_every_block(name, kind):
         close(alone.sensitivity, every.sensitivity[:, layer], 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("readout", ["normed", "logits"])
-@pytest.mark.parametrize("name", ["gemma2", "gpt2"])
+@pytest.mark.parametrize(("name", "readout"), [("gemma2", "logits"), ("gpt2", "normed")])
 def test_other_readouts_are_the_twins(name, readout):
     got = second_moment(view(name), some_tokens(), readout=readout, attention="measured", score_path=True)
     close(got.sensitivity[0], twins_profiles(name, "measured, scores", readout)[0], 1e-5)
@@ -148,32 +147,7 @@ def test_other_readouts_are_the_twins(name, readout):
 
 # --------------------------------------------------------------------------- one step, against draws: none of its formulas
 
-DRAW_WIDTH, DRAW_HEADS, DRAW_KV, DRAW_FEATURES, DRAW_LENGTH, DRAWS = 40, 4, 2, 60, 6, 200
-
-
-def drawn(generator: torch.Generator, logits: float, spread: float, gated: bool) -> Parts:
-    """A block with independent normal weights: sequential, gated and RMSNorm, or parallel, plain and LayerNorm."""
-    width, features, c = DRAW_WIDTH, DRAW_FEATURES, DRAW_WIDTH // DRAW_HEADS
-
-    def linear(outputs: int, inputs: int, sigma: float) -> Linear:
-        return Linear(sigma * torch.randn(outputs, inputs, generator=generator, dtype=torch.float64), None)
-
-    norm = Norm("rms" if gated else "layer", torch.ones(width, dtype=torch.float64), None, 1e-6)
-    return Parts(
-        attention_norm=norm,
-        mlp_norm=norm,
-        q=linear(width, width, logits),
-        k=linear(DRAW_KV * c, width, logits),
-        v=linear(DRAW_KV * c, width, spread),
-        o=linear(width, width, spread),
-        gate=linear(features, width, spread) if gated else None,
-        up=linear(features, width, spread),
-        down=linear(width, features, spread),
-        activation=functional.silu,
-        head_dim=c,
-        scale=c**-0.5,
-        parallel=not gated,
-    )
+DRAW_WIDTH, DRAW_FEATURES, DRAW_LENGTH, DRAWS = 40, 60, 6, 200
 
 
 def over_draws(
@@ -192,7 +166,8 @@ def over_draws(
     grams: dict[str, list[Tensor]] = {kind: [] for kind in ("pulled", *kinds)}
     radials: dict[str, list[Tensor]] = {kind: [] for kind in ("pulled", *kinds)}
     for _ in range(DRAWS):
-        block = LinearizedBlock(drawn(generator, logits, spread, gated), stream[None], None)
+        parts = random_parts(generator, width, DRAW_FEATURES, logits=logits, sigma=spread, gated=gated)
+        block = LinearizedBlock(parts, stream[None], None)
         normal = torch.randn(length, width, width, generator=generator, dtype=torch.float64) / width**0.5
         cotangent = torch.einsum("ti,ikd->tkd", mixing, normal)
         gram = mixing @ mixing.T
@@ -238,19 +213,14 @@ def test_the_expectation_over_draws_with_uniform_patterns(gated):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gated", [True, False])
-def test_the_expectation_over_draws_through_values_whatever_the_patterns(gated):
-    found = over_draws(0.25, "measured", "uniform", gated=gated, frozen=True)
-    assert off_by(found, "measured")[0] < LEFT_OUT
-    assert off_by(found, "uniform")[0] > 3 * LEFT_OUT  # another answer at logits of order one
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gated", [True, False])
-def test_the_expectation_over_draws_through_scores(gated):
-    # The diagonal is what is promised: off it, the score path's gain is left out.
-    found = over_draws(0.25, "measured, scores", "measured", gated=gated)
-    assert off_by(found, "measured, scores")[1] < LEFT_OUT
-    assert off_by(found, "measured")[1] > 3 * LEFT_OUT
+def test_the_expectation_over_draws_at_logits_of_order_one(gated):
+    through_values = over_draws(0.25, "measured", "uniform", gated=gated, frozen=True)
+    assert off_by(through_values, "measured")[0] < LEFT_OUT
+    assert off_by(through_values, "uniform")[0] > 3 * LEFT_OUT
+    # Of the score path the diagonal is what is promised: off it, the gain is left out.
+    through_all = over_draws(0.25, "measured, scores", "measured", gated=gated)
+    assert off_by(through_all, "measured, scores")[1] < LEFT_OUT
+    assert off_by(through_all, "measured")[1] > 3 * LEFT_OUT
 
 
 @pytest.mark.slow
@@ -265,23 +235,21 @@ def test_the_expectation_over_draws_of_cotangents_that_lean_towards_the_stream()
 # ----------------------------------------------------------------------------------------------------- pieces
 
 
-@pytest.mark.parametrize("window", [None, 1, 2, 3, 7, 12, 13, 40])
+@pytest.mark.parametrize("window", [None, 1, 3, 12, 40])
 def test_uniform_spreading_is_the_dense_product(window):
     length = 12
-    rows = randn(length, length)
-    gram = rows @ rows.T
+    rows, lone = randn(length, length), torch.zeros(length, length, dtype=torch.float64)
+    lone[-1, -1] = 1
     pattern = torch.zeros(length, length, dtype=torch.float64)
     for i in range(length):
         first = 0 if window is None else max(0, i - window + 1)
         pattern[i, first : i + 1] = 1 / (i + 1 - first)
-    assert error(spread_uniformly(gram, window), pattern.T @ gram @ pattern) < 1e-14
-    assert (
-        error(spread_uniformly(gram.float(), window).double(), pattern.T @ gram @ pattern) < 1e-6
-    )  # float32 in and out
-    lone = torch.zeros_like(gram)
-    lone[-1, -1] = 1
-    expected = pattern.T @ lone @ pattern
-    assert torch.equal(spread_uniformly(lone, window) == 0, expected == 0)  # exactly where nothing arrives
+    for gram in (rows @ rows.T, lone):
+        expected = pattern.T @ gram @ pattern
+        found = spread_uniformly(gram, window)
+        assert error(found, expected) < 1e-14
+        assert torch.equal(found == 0, expected == 0)  # exactly where nothing arrives
+        assert error(spread_uniformly(gram.float(), window).double(), expected) < 1e-6  # float32 in and out
 
 
 CORRELATED = torch.tensor([[1.0, 0.3, -0.6], [0.3, 0.5, 0.1], [-0.6, 0.1, 2.0]], dtype=torch.float64)
@@ -303,37 +271,24 @@ def test_moments_in_closed_form():
     assert error(slopes, 4 * s * rho) < 1e-12
 
 
-def test_moments_of_a_kink_converge_slowly():
-    # The arc-cosine kernels. Forty terms of a kink's series leave 1e-3, a hundred and twenty nodes at its slope's jump
-    # another 1 %: no supported family has one, but GPT-2 configurations may ask for it.
-    rho, s = correlations(), SPREADS[:, None] * SPREADS[None, :]
-    values, slopes = gaussian_moments(functional.relu, SPREADS, CORRELATED)
-    angle = torch.arccos(rho.clamp(-1, 1))
-    assert error(values, s / (2 * math.pi) * (torch.sqrt(1 - rho.clamp(-1, 1) ** 2) + (math.pi - angle) * rho)) < 2e-3
-    off = ~torch.eye(3, dtype=torch.bool)
-    expected = (math.pi - angle) / (2 * math.pi)
-    assert error(slopes[off], expected[off]) < 1e-2
-    assert error(slopes, expected) < 0.1  # at correlation one the series of a jump converges as 1 / sqrt(terms)
+def silu_slope(x: float) -> float:
+    return (1 + math.exp(-x) * (1 + x)) / (1 + math.exp(-x)) ** 2
+
+
+def gelu_slope(x: float) -> float:
+    return 0.5 * math.erfc(-x / 2**0.5) + x * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
 @pytest.mark.parametrize(
-    ("function", "slope"),
+    ("named", "function", "slope"),
     [
-        (math.tanh, lambda x: 1 / math.cosh(x) ** 2),
-        (
-            lambda x: x / (1 + math.exp(-x)),
-            lambda x: (1 + math.exp(-x) * (1 + x)) / (1 + math.exp(-x)) ** 2,
-        ),
-        (
-            lambda x: x * 0.5 * math.erfc(-x / 2**0.5),
-            lambda x: 0.5 * math.erfc(-x / 2**0.5) + x * math.exp(-x * x / 2) / math.sqrt(2 * math.pi),
-        ),
+        (torch.tanh, math.tanh, lambda x: 1 / math.cosh(x) ** 2),
+        (functional.silu, lambda x: x / (1 + math.exp(-x)), silu_slope),
+        (functional.gelu, lambda x: x * 0.5 * math.erfc(-x / 2**0.5), gelu_slope),
     ],
-    ids=["tanh", "silu", "gelu"],
 )
-def test_moments_are_those_of_a_plane_integral(function, slope, request):
-    named = {"tanh": torch.tanh, "silu": functional.silu, "gelu": functional.gelu}
-    got = gaussian_moments(named[request.node.callspec.id], SPREADS, CORRELATED)
+def test_moments_are_those_of_a_plane_integral(named, function, slope):
+    got = gaussian_moments(named, SPREADS, CORRELATED)
     rho = correlations()
     for i, k in ((0, 1), (0, 2), (1, 2)):
         r = float(rho[i, k])
@@ -352,53 +307,19 @@ def test_moments_are_those_of_a_plane_integral(function, slope, request):
 
 # ------------------------------------------------------------------------------------------------- fresh models, measured
 
-FRESH: dict[str, Callable[..., Any]] = {
-    "qwen2": transformers.Qwen2Config,
-    "llama": transformers.LlamaConfig,
-    "mistral": lambda **common: transformers.MistralConfig(
-        **common, sliding_window=common["max_position_embeddings"] // 8
-    ),
-    "gpt2": lambda **common: transformers.GPT2Config(
-        vocab_size=common["vocab_size"],
-        n_embd=common["hidden_size"],
-        n_layer=common["num_hidden_layers"],
-        n_head=common["num_attention_heads"],
-        n_inner=common["intermediate_size"],
-        n_positions=common["max_position_embeddings"],
-        initializer_range=common["initializer_range"],
-        bos_token_id=1,
-        eos_token_id=1,
-    ),
-    "gpt_neox": lambda num_key_value_heads, **common: transformers.GPTNeoXConfig(**common),
-    "qwen3": lambda **common: transformers.Qwen3Config(
-        **common, head_dim=common["hidden_size"] // common["num_attention_heads"]
-    ),
-    "gemma": lambda **common: transformers.GemmaConfig(
-        **common, head_dim=common["hidden_size"] // common["num_attention_heads"]
-    ),
-    "gemma2": lambda **common: transformers.Gemma2Config(
-        **common,
-        head_dim=common["hidden_size"] // common["num_attention_heads"],
-        sliding_window=common["max_position_embeddings"] // 8,
-    ),
-}
 
-
-def config(name: str, *, width: int = 256, blocks: int = 12, sigma: float = 0.02) -> Any:
-    """Four heads of queries, two of keys; vocabulary 1024."""
-    return FRESH[name](
-        vocab_size=1024,
-        hidden_size=width,
-        num_hidden_layers=blocks,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=3 * width,
-        max_position_embeddings=256,
-        initializer_range=sigma,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=None,
-    )
+def config(name: str, *, width: int = 128, blocks: int = 6, sigma: float = 0.02) -> Any:
+    """Four heads of queries, two of keys; vocabulary 1024, 256 positions, windows of 32."""
+    if name == "gpt2":
+        sizes = {"n_embd": width, "n_layer": blocks, "n_head": 4, "n_inner": 3 * width, "n_positions": 256}
+    else:
+        sizes = {"hidden_size": width, "num_hidden_layers": blocks, "num_attention_heads": 4}
+        sizes |= {"intermediate_size": 3 * width, "max_position_embeddings": 256, "pad_token_id": None}
+        sizes |= {"num_key_value_heads": 2} if name != "gpt_neox" else {}
+        sizes |= {"head_dim": width // 4} if name in ("qwen3", "gemma", "gemma2") else {}
+        sizes |= {"sliding_window": 32} if name in ("mistral", "gemma2") else {}
+    common = {"vocab_size": 1024, "initializer_range": sigma, "bos_token_id": 0, "eos_token_id": 1}
+    return transformers.AutoConfig.for_model(name, **common, **sizes)
 
 
 def distinct(length: int, seed: int) -> Tensor:
@@ -431,97 +352,53 @@ def deviation(predicted: Any, measured: np.ndarray) -> float:
     return float(np.abs(predicted[seen] / measured[seen] - 1).mean())
 
 
-# Small enough for every run: O(1/d) is twice that at width 256.
-@pytest.mark.parametrize("name", ["qwen2", "llama", "mistral", "gpt2"])
-def test_small_fresh_models_are_predicted(name):
-    made = config(name, width=128, blocks=6)
+# O(1/d) is at width 128, small enough for every run, twice that at 256.
+@pytest.mark.parametrize(
+    ("name", "width", "blocks", "off"),
+    [
+        *((name, 128, 6, 0.04) for name in ("qwen2", "llama", "mistral", "gpt2")),
+        *(pytest.param(name, 256, 12, 0.025, marks=pytest.mark.slow) for name in ("mistral", "gpt2")),
+    ],
+)
+def test_fresh_models_are_predicted(name, width, blocks, off):
+    made = config(name, width=width, blocks=blocks)
     measured, uniform, scores = measured_and_predicted(made, 48, UNIFORM, SCORES)
     from_config = second_moment_from_config(made, 48).sensitivity.values
-    assert deviation(uniform, measured) < 0.04
-    assert deviation(scores, measured) < 0.04
-    assert deviation(from_config, measured) < 0.1
-
-
-@pytest.mark.parametrize("name", ["gpt_neox", "qwen3", "gemma", "gemma2"])
-def test_small_fresh_models_of_other_families_are_predicted_with_scores(name):
-    measured, scores = measured_and_predicted(config(name, width=128, blocks=6), 48, SCORES)
-    assert deviation(scores, measured) < 0.06
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2", "llama", "mistral", "gpt2"])
-def test_fresh_models_are_predicted(name):
-    made = config(name)
-    measured, uniform = measured_and_predicted(made, 40, UNIFORM)
-    from_config = second_moment_from_config(made, 40).sensitivity.values
-    assert deviation(uniform, measured) < 0.025  # 5 % is promised
+    assert deviation(uniform, measured) < off
+    assert deviation(scores, measured) < off
     # Two draws differ from their expectation by 3 to 7 %, one by 4 to 15 %: weights, not the theory. The mean over
     # twelve is met within 1 to 2 %.
     assert deviation(from_config, measured) < 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3", "gemma", "gemma2"])
 def test_fresh_models_of_other_families_are_predicted_with_scores(name):
-    measured, values, scores = measured_and_predicted(config(name, blocks=6), 40, VALUES, SCORES)
-    assert deviation(scores, measured) < 0.05
-    if name == "qwen3":  # normed queries and keys make logits of order one at birth, whatever the weights' size
-        assert deviation(values, measured) > 0.15
+    measured, values, scores = measured_and_predicted(config(name), 48, VALUES, SCORES)
+    assert deviation(scores, measured) < 0.06
+    if (
+        name == "qwen3"
+    ):  # normed queries and keys make logits of order one at initialization, whatever the weights' size
+        assert deviation(values, measured) > 0.1
 
 
-def test_small_normed_queries_and_keys_need_the_score_path_at_birth():
-    measured, values = measured_and_predicted(config("qwen3", width=128, blocks=6), 48, VALUES)
-    assert deviation(values, measured) > 0.1
-
-
-# d sigma^2 = 0.1 to 1.6: the score path is what wide weights need, and enough.
+# d sigma^2 = 0.4 and 1.6: the score path is what wide weights need, and enough.
 @pytest.mark.slow
-@pytest.mark.parametrize("sigma", [0.02, 0.04, 0.06, 0.08])
-def test_wide_weights_need_the_score_path(sigma):
-    made = config("qwen2", blocks=6, sigma=sigma)
-    measured, values, scores = measured_and_predicted(made, 32, VALUES, SCORES, seeds=4 if sigma == 0.08 else 2)
+@pytest.mark.parametrize(("sigma", "seeds"), [(0.04, 2), (0.08, 4)])
+def test_wide_weights_need_the_score_path(sigma, seeds):
+    made = config("qwen2", width=256, sigma=sigma)
+    measured, values, scores = measured_and_predicted(made, 32, VALUES, SCORES, seeds=seeds)
     assert deviation(scores, measured) < 0.05
     if sigma == 0.08:
         assert deviation(values, measured) > 0.3
-
-
-@pytest.mark.slow
-def test_a_small_model_with_wide_weights_needs_the_score_path():
-    made = config("qwen2", width=128, blocks=6, sigma=0.113)  # d sigma^2 = 1.6
-    measured, values, scores = measured_and_predicted(made, 32, VALUES, SCORES, seeds=4)
-    assert deviation(scores, measured) < 0.07
-    assert deviation(values, measured) > 0.3
-
-
-@pytest.mark.slow
-def test_a_wide_model_is_predicted():
-    # d sigma^2 = 0.36 at transformers' 0.02 and this width: a tenth of the last positions' sensitivity is the score path's.
-    made = config("qwen2", width=896, blocks=3)
-    how = {"method": "sketch", "products": 96}
-    measured, uniform, scores = measured_and_predicted(made, 32, UNIFORM, SCORES, **how)
-    from_config = second_moment_from_config(made, 32).sensitivity.values
-    assert deviation(scores, measured) < 0.03  # two sketches' own error is 1 to 2 %
-    assert deviation(uniform, measured) < 0.12
-    assert deviation(from_config, measured) < 0.12
-
-
-@pytest.mark.parametrize("readout", ["normed", "logits"])
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_other_readouts_of_fresh_models_are_predicted(name, readout):
-    def predict(seen: View, tokens: Tensor) -> Any:
-        return second_moment(seen, tokens, attention="measured", score_path=True, readout=readout)
-
-    measured, predicted = measured_and_predicted(config(name, width=128, blocks=4), 32, predict, readout=readout)
-    assert deviation(predicted, measured) < 0.08
 
 
 # --------------------------------------------------------------------------------------------- from the configuration
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mistral", "gpt2", "gpt_neox", "gemma2"])
+@pytest.mark.parametrize("name", ["gpt_neox", "gemma2"])
 def test_a_configurations_prediction_is_the_mean_over_fresh_weights(name):
-    made, length = config(name, width=128, blocks=4), 48
+    made, length = config(name, blocks=4), 48
     drawn = [second_moment(fresh(made, seed), distinct(length, seed)).sensitivity.values[0] for seed in range(16)]
     got = second_moment_from_config(made, length)
     # One draw is off by 5 to 15 %, the mean of sixteen by 1 to 3 %. Gemma-2's norms divide by a branch's rms, which
@@ -531,7 +408,7 @@ def test_a_configurations_prediction_is_the_mean_over_fresh_weights(name):
 
 @pytest.mark.slow
 def test_repeated_tokens_are_told_apart_from_new_ones():
-    made, length, seeds = config("qwen2", width=128, blocks=6), 48, 6
+    made, length, seeds = config("qwen2"), 48, 6
     tokens = torch.randint(4, (1, length), generator=torch.Generator().manual_seed(0))
     measured = np.mean([probes.jacobian(fresh(made, n), tokens).sensitivity.values[0] for n in range(seeds)], 0)
     new = second_moment_from_config(made, length).sensitivity.values
@@ -541,7 +418,7 @@ def test_repeated_tokens_are_told_apart_from_new_ones():
 
 
 def test_only_which_tokens_are_equal_matters():
-    made = config("qwen2", width=128, blocks=3)
+    made = config("qwen2", blocks=3)
     tokens = torch.tensor([[5, 9, 5, 7, 9, 1], [2, 3, 4, 5, 6, 7]])
     got = second_moment_from_config(made, tokens=tokens)
     assert got.sensitivity.dims == ("prompt", "position")
@@ -552,37 +429,31 @@ def test_only_which_tokens_are_equal_matters():
     assert (got.sensitivity[0] != got.sensitivity[1]).all()
 
 
-def test_a_configurations_result_says_what_made_it():
-    got = second_moment_from_config(config("mistral", blocks=2), 7)
-    assert got.sensitivity.dims == ("position",)
-    assert got.sizes["position"] == 7
-    options = json.loads(got.attrs["options"])
-    assert (options["measurement"], options["length"]) == ("second_moment_from_config", 7)
-    assert options["spec"]["windows"] == [32, 32]
-    assert got.attrs["headwater"]
-    assert got.sensitivity.attrs["long_name"]
-
-
 def test_every_source_of_a_configuration_gives_the_same():
-    made = config("llama", width=128, blocks=2)
+    made = config("llama", blocks=2)
     expected = second_moment_from_config(made, 9).sensitivity
     for source in (made.to_dict(), fresh(made)):
         close(second_moment_from_config(source, 9).sensitivity, expected, 0)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "says"),
     [
         ({}, "length=None is no number of positions; give at least 1, or tokens"),
+        ({"length": 7.5}, "length=7.5 is no number of positions"),
         ({"length": 0}, "length=0 is no number of positions"),
-        ({"length": -3}, "length=-3 is no number of positions"),
+        ({"length": 2000}, "2000 positions are more than the 1024 that are learned"),
         ({"length": 5, "tokens": some_tokens(length=6)}, "length=5 and prompts of 6 tokens differ; leave length out"),
+        ({"tokens": torch.zeros(4, dtype=torch.int64)}, r"tokens are no ids \[prompt, position\]"),
+        ({"tokens": torch.zeros(1, 4)}, r"tokens are no ids \[prompt, position\]"),
+        ({"tokens": [[1, 2]]}, r"tokens are no ids \[prompt, position\]"),
+        ({"length": 12, "adding": "both"}, "adding 'both' does not exist"),
     ],
 )
-def test_lengths_that_make_no_sense_are_refused(given, message, unchecked):
-    with pytest.raises(InputError, match=message) as caught:
-        second_moment_from_config(config("llama", blocks=1), **given)
-    assert "\n" not in str(caught.value)
+def test_what_a_configuration_cannot_have_is_refused(given, says):
+    plain = inspect.unwrap(second_moment_from_config)  # without the types' own check
+    with pytest.raises(InputError, match=says):
+        plain({"model_type": "gpt2", "n_layer": 1}, **given)
 
 
 # --------------------------------------------------------------------------------------------------------- conduct
@@ -612,16 +483,15 @@ def test_a_query_before_the_end_is_that_of_the_shorter_prompt():
             close(got.sensitivity[:, : at + 1], alone.sensitivity, 1e-6)  # float32, sums in another order
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_prompts_do_not_know_of_each_other(kind):
-    seen, tokens = view("qwen3"), some_tokens(3)
+def test_prompts_do_not_know_of_each_other():
+    seen, tokens, kind = view("qwen3"), some_tokens(3), "measured, scores"
     got = second_moment(seen, tokens, **options(kind))
     assert got.tokens.values.tolist() == tokens.tolist()
     for n in range(3):
         close(got.sensitivity[n], second_moment(seen, tokens[n : n + 1], **options(kind)).sensitivity[0], 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["uniform", "measured, scores"])
 def test_dtypes_agree_on_a_pretrained_model(kind):
     models = {dtype: probes.load("tiny-qwen2", dtype=dtype, device="cpu") for dtype in ("float64", "float32")}
     tokens = probes.prompts(models["float64"], n=1, length=24)
@@ -641,28 +511,20 @@ def test_the_result_says_what_made_it():
     assert told == expected
     every = second_moment(view("llama"), some_tokens(2), from_layer="all")
     assert every.layer.values.tolist() == list(range(families.BLOCKS))
+    got = second_moment_from_config(config("mistral", blocks=2), 7)
+    assert got.sensitivity.dims == ("position",)
+    assert got.sizes["position"] == 7
+    told = json.loads(got.attrs["options"])
+    assert (told["measurement"], told["length"]) == ("second_moment_from_config", 7)
+    assert told["spec"]["windows"] == [32, 32]
+    assert got.attrs["headwater"]
+    assert got.sensitivity.attrs["long_name"]
 
 
 def test_progress_counts_blocks():
     calls: list[tuple[float, float]] = []
     second_moment(view("llama"), some_tokens(2), from_layer=1, progress=lambda done, total: calls.append((done, total)))
     assert calls == [(n, 4) for n in range(1, 5)]  # two prompts, two blocks
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_model_given_stays_as_it_is(kind):
-    model = families.model("qwen3").train()
-
-    def state() -> Any:
-        hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()]
-        weights = {key: value.numpy().tobytes() for key, value in model.state_dict().items()}
-        flags = [(p.requires_grad, p.grad is None) for p in model.parameters()]
-        return hooks, weights, flags, model.training, model.config._attn_implementation, torch.get_rng_state().tolist()
-
-    before = state()
-    second_moment(HuggingFaceView(model), some_tokens(), **options(kind))
-    assert state() == before
-    assert torch.is_grad_enabled()
 
 
 def refused(seen: View, **given: Any) -> str:
@@ -704,29 +566,9 @@ def test_a_block_that_does_something_else_than_its_parts_is_refused(monkeypatch)
     assert "block 1 of 'in-memory llama' does not do what its parts say" in refused(seen)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"length": 7.5}, "length=7.5 is no number of positions"),
-        ({"length": 0}, "length=0 is no number of positions"),
-        ({"length": 2000}, "2000 positions are more than the 1024 that are learned"),
-        ({"tokens": torch.zeros(4, dtype=torch.int64)}, r"tokens are no ids \[prompt, position\]"),
-        ({"tokens": torch.zeros(1, 4)}, r"tokens are no ids \[prompt, position\]"),
-        ({"tokens": [[1, 2]]}, r"tokens are no ids \[prompt, position\]"),
-    ],
-)
-def test_lengths_and_tokens_a_configuration_cannot_have(given, says):
-    plain = inspect.unwrap(second_moment_from_config)  # without the types' own check
-    with pytest.raises(InputError, match=says):
-        plain({"model_type": "gpt2", "n_layer": 1}, **given)
-
-
 def test_amplitudes_differ_from_powers_where_paths_meet_alone():
-    config = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
-    config |= {"vocab_size": 50, "num_hidden_layers": 1}
-
     def both(blocks: int) -> list[np.ndarray]:
-        made = config | {"num_hidden_layers": blocks}
+        made = config("llama", width=32, blocks=blocks)
         return [second_moment_from_config(made, 12, adding=a)["sensitivity"].values for a in ("powers", "amplitudes")]
 
     powers, amplitudes = both(1)
@@ -735,5 +577,3 @@ def test_amplitudes_differ_from_powers_where_paths_meet_alone():
     assert ratio[-1] > 1.001 * ratio[0]  # where attention joins the stream
     powers, amplitudes = both(3)
     assert np.all(amplitudes >= powers)  # no cross term of a path is negative
-    with pytest.raises(InputError, match="adding"):
-        inspect.unwrap(second_moment_from_config)(config, 12, adding="both")
