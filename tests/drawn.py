@@ -1,4 +1,4 @@
-"""Results as the attention probes make them, of random numbers and any size, and what figures of them hold."""
+"""Results as the probes make them, of random numbers and any size, and what figures of them hold."""
 
 from __future__ import annotations
 
@@ -22,6 +22,18 @@ LAYERS, HEADS, LENGTH = 3, 4, 64  # unless told
 def made(variables: dict[str, tuple[Any, ...]], coords: dict[str, Any], **attrs: Any) -> xr.Dataset:
     tokens = torch.zeros(4, LENGTH, dtype=torch.int64)
     return dataset(variables, tokens=tokens, coords=coords, attrs={"model": "owner/tiny", "dtype": "float32", **attrs})
+
+
+def result(condition: str, seed: int, *, length: int = LENGTH, zeros: int = 0) -> xr.Dataset:
+    """One run of `jacobian`; sensitivity is 0 at the first `zeros` positions, as behind a window."""
+    random = np.random.default_rng([seed, len(condition)])
+    x = np.linspace(0, 1, length)
+    sensitivity = (0.02 + np.exp(-20 * x) + 3 * np.exp(-40 * (1 - x))) * random.uniform(0.8, 1.25, (4, length))
+    sensitivity[:, :zeros] = 0
+    dims, options = ("prompt", "position"), {"method": "sketch", "products": 32}
+    variables = {"sensitivity": (dims, sensitivity), "stderr": (dims, 0.1 * sensitivity)}
+    weights = f"{condition} {seed}"
+    return made(variables, {}, condition=condition, seed=seed, weights=weights, options=options)
 
 
 def sinks_result(*, layers: int = LAYERS, heads: int = HEADS, pictures: int = 3, keys: int = 8) -> xr.Dataset:
@@ -160,8 +172,8 @@ DRAWN: list[tuple[Callable[..., Figure], Callable[[], xr.Dataset], str]] = [
 
 
 def labelled(figure: Figure, label: str) -> Axes:
-    (found,) = [axes for axes in figure.axes if axes.get_ylabel() == label]
-    return found
+    """The panel, or the first one, of a row."""
+    return next(axes for axes in figure.axes if axes.get_ylabel() == label)
 
 
 def drawn(axes: Axes, **look: str) -> list[np.ndarray]:
@@ -177,3 +189,9 @@ def ends_of(lines: Any) -> np.ndarray:
 
 def text_of(figure: Figure) -> str:
     return str(figure.get_supxlabel()).replace("\n", " ")
+
+
+def legends_of(figure: Figure) -> set[str]:
+    """Texts of all legends, in panels and beside them."""
+    inside = [legend for axes in figure.axes if (legend := axes.get_legend()) is not None]
+    return {text.get_text() for legend in (*figure.legends, *inside) for text in legend.get_texts()}

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from test_plots import result
-from test_plots_attention import leakage_result, several
+from drawn import leakage_result, result, several
 
 from probes.claims.claim import Claim
 from probes.report.answer import Naming, _changed, _ends, leading, over, sentences

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+import probes
+
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
@@ -28,12 +30,8 @@ def module(name):
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", ["run", "page", "plots", "estimators", "theory", "costs"])
-def test_scripts_import_without_running(name):
-    assert module(name).__doc__
-
-
-def test_every_case_has_jobs_of_each_kind_with_labels_of_their_own():
+def test_scripts_import_without_running_and_every_case_has_jobs_with_labels_of_their_own():
+    assert all(module(name).__doc__ for name in ("page", "plots", "estimators", "theory", "costs"))
     run, harness = module("run"), module("harness")
     for quick, device in ((False, "cpu"), (True, "cpu"), (False, "cuda")):
         settings = harness.Settings(device=device, quick=quick)
@@ -56,21 +54,21 @@ def test_exponent_of_a_power_law_is_exact_and_its_interval_covers_under_noise():
     assert 0.91 < inside / 300 < 0.99  # 95 %, three standard errors of 1.3 % each way
     assert exponent([1, 2], [1.0, 8.0]).value == pytest.approx(3)
     assert exponent([1, 2], [1.0, 8.0]).high == np.inf
+    for x, y in (([1], [1.0]), ([1, 2], [0.0, 1.0])):
+        with pytest.raises(ValueError, match="no exponent"):
+            exponent(x, y)
 
 
-@pytest.mark.parametrize(("x", "y"), [([1], [1.0]), ([1, 2], [0.0, 1.0])])
-def test_exponent_refuses_what_has_none(x, y):
-    with pytest.raises(ValueError, match="no exponent"):
-        module("harness").exponent(x, y)
-
-
-def test_ratios_are_those_of_rounds_not_of_medians():
+def test_ratios_are_those_of_rounds_not_of_medians_and_tables_hold_them():
     harness = module("harness")
     # The machine was four times slower in the second round; the ratio of every round is 2.
     assert harness.ratios([2.0, 8.0, 2.0], [1.0, 4.0, 1.0]) == [2.0, 2.0, 2.0]
     assert harness.spread([2.0, 8.0, 3.0], ".1f") == "3.0 (2.5 to 5.5)"
     assert harness.spread([2.0, 4.0], ".1f") == "3.0"
     assert harness.spread([12345.0]) == "12,345"
+    assert harness.table(["a", "b"], [["1", "2"]]) == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]
+    with pytest.raises(ValueError, match="does not fit"):
+        harness.table(["a", "b"], [["1"]])
 
 
 def test_turns_alternate_and_a_long_first_round_counts(monkeypatch):
@@ -86,13 +84,6 @@ def test_turns_alternate_and_a_long_first_round_counts(monkeypatch):
     assert found == {"a": [20.0], "b": [30.0]}
     machine.turns(calls, rounds=3, device="cpu", first=long)
     assert order == ["a", "b"] * 2
-
-
-def test_table_refuses_a_row_of_another_width():
-    table = module("harness").table
-    assert table(["a", "b"], [["1", "2"]]) == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]
-    with pytest.raises(ValueError, match="does not fit"):
-        table(["a", "b"], [["1"]])
 
 
 def test_rows_are_taken_up_again_on_the_same_machine_only(tmp_path):
@@ -202,22 +193,18 @@ def test_operations_and_bytes_are_counted():
     assert counted.flops == 2 * 2 * (8 * 9 // 2) * (4 + 4)
 
 
-@pytest.mark.parametrize("name", ["exact", "sketch", "sinks", "sinks all", "trajectory", "leakage"])
-def test_every_probe_runs_under_the_counter(name):
-    import probes
-
+def test_every_probe_runs_under_the_counter():
     models, scaling, work = module("models"), module("scaling"), module("work")
     view = probes.load(models.llama(96, 2, 48, heads=3))
-    with work.Counting() as counted:
-        assert scaling.probe(name, view, models.random_tokens(4, 48))().sizes
     weights = 2 * (4 + 3 * 11 / 4) * 96**2  # of two blocks
-    assert counted.flops > 4 * 48 * 2 * weights  # more than a pass
-    assert counted.bytes > 0
+    for name in scaling.PROBES:
+        with work.Counting() as counted:
+            assert scaling.probe(name, view, models.random_tokens(4, 48))().sizes
+        assert counted.flops > 4 * 48 * 2 * weights  # more than a pass
+        assert counted.bytes > 0
 
 
 def test_the_other_ways_to_the_jacobian_give_our_numbers():
-    import probes
-
     models, jacobian = module("models"), module("jacobian")
     model = models.llama(48, 2, 12, heads=2)
     view, tokens = probes.load(model), models.random_tokens(1, 12)
@@ -227,16 +214,16 @@ def test_the_other_ways_to_the_jacobian_give_our_numbers():
         assert torch.allclose(calls[name](), truth, rtol=1e-4), name  # float32
 
 
-@pytest.mark.parametrize("name", ["sinks", "sinks all", "eager", "hooks", "cache"])
-def test_all_contenders_end_with_one_alpha(name):
+def test_all_contenders_end_with_one_alpha():
     models, attention = module("models"), module("attention")
     model = models.llama(48, 2, 24, heads=2)
     tokens = models.random_tokens(1, 24)
     with torch.no_grad():
-        found = attention.contender(name, model)(tokens)
         patterns = attention.contender("eager", model)(tokens)
-    assert found.shape == (2, 2, attention.KEYS)
-    assert torch.allclose(found.double(), patterns.double(), atol=1e-6)  # float32
+        assert patterns.shape == (2, 2, attention.KEYS)
+        for name in ("sinks", "sinks all", "hooks", "cache"):
+            found = attention.contender(name, model)(tokens)
+            assert torch.allclose(found.double(), patterns.double(), atol=1e-6), name  # float32
 
 
 def test_page_says_what_was_not_run_and_draws_from_rows_alone(tmp_path):

@@ -1,4 +1,4 @@
-"""Figures: what is drawn is what the results hold, and files are whole, small and the same every time."""
+"""Figures of sensitivity: what is drawn is what the results hold; files are whole, small and the same every time."""
 
 from __future__ import annotations
 
@@ -9,40 +9,32 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 import numpy as np
 import pytest
-import torch
 import xarray as xr
+from drawn import bos_result, drawn, ends_of, leakage_result, legends_of, result, several, text_of
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
 from probes.errors import InputError
-from probes.figures import BLACK, BLUE, CONDITIONS, DECADES, VERMILLION, jacobian_figure, save_figure, theory_figure
-from probes.figures.style import STYLE, legend_columns
-from probes.results.curves import band, profiles
-from probes.results.dataset import combine, dataset
+from probes.figures import (
+    BLACK,
+    BLUE,
+    CONDITIONS,
+    DECADES,
+    VERMILLION,
+    jacobian_figure,
+    overview_figure,
+    save_figure,
+    theory_figure,
+)
+from probes.figures.overview import MOST, ROWS
+from probes.figures.palette import ORANGE
+from probes.figures.style import LARGEST, STYLE, coinciding, legend_columns, numeral, points, thinned
+from probes.results.curves import band, profiles, smooth_between
+from probes.results.dataset import combine
 from probes.results.profiles import mean_profiles
-
-
-def result(condition: str, seed: int, *, length: int = 64, zeros: int = 0) -> xr.Dataset:
-    random = np.random.default_rng([seed, len(condition)])
-    x = np.linspace(0, 1, length)
-    sensitivity = (0.02 + np.exp(-20 * x) + 3 * np.exp(-40 * (1 - x))) * random.uniform(0.8, 1.25, (4, length))
-    sensitivity[:, :zeros] = 0
-    dims = ("prompt", "position")
-    return dataset(
-        {"sensitivity": (dims, sensitivity), "stderr": (dims, 0.1 * sensitivity)},
-        tokens=torch.zeros(4, length, dtype=torch.int64),
-        attrs={
-            "model": "owner/tiny",
-            "condition": condition,
-            "seed": seed,
-            "weights": f"{condition} {seed}",
-            "dtype": "float32",
-            "options": {"method": "sketch", "products": 32},
-        },
-    )
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +42,22 @@ def combined() -> xr.Dataset:
     return combine([result("pretrained", 0), *(result("init", s) for s in range(3)), result("init-nope", 0)])
 
 
-def lines_of(axes: Axes, color: str) -> list[np.ndarray]:
-    """The curves (not the dots at their ends) of a colour."""
-    return [np.asarray(line.get_ydata()) for line in curves_in(axes) if line.get_color() == color]
+@pytest.fixture(scope="module")
+def told(combined) -> xr.Dataset:
+    """The same with theories."""
+    curve = combined["sensitivity"] * 1.1
+    fitted = ("condition", "position"), np.ones((3, 64))
+    return combined.assign(theory_score_path=curve, theory_cesaro=fitted, theory_config=2 * curve)
 
 
 def curves_in(axes: Axes) -> list[Line2D]:
+    """Without the dots at their ends."""
     return [line for line in axes.lines if line.get_marker() == "None"]
+
+
+def lines_of(axes: Axes, color: str, *, dashed: bool = False) -> list[np.ndarray]:
+    lines = [line for line in curves_in(axes) if line.get_color() == color and line.is_dashed() >= dashed]
+    return [np.asarray(line.get_ydata()) for line in lines]
 
 
 def band_of(axes: Axes, color: str) -> np.ndarray:
@@ -65,13 +66,13 @@ def band_of(axes: Axes, color: str) -> np.ndarray:
     return np.asarray(area.get_paths()[0].vertices)[:, 1]
 
 
-def texts_of(figure: Figure) -> str:
-    legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    return " | ".join([*legends, figure.get_supxlabel(), *(axes.get_title() for axes in figure.axes)])
+# --------------------------------------------------------------------------------------------------------- sensitivity
 
 
 def test_lines_and_bands_are_those_of_the_results(combined):
+    before = dict(matplotlib.rcParams)
     axes = jacobian_figure(combined).axes[0]
+    assert dict(matplotlib.rcParams) == before
     found = mean_profiles(combined)
     np.testing.assert_allclose(lines_of(axes, VERMILLION), [found["pretrained"][0].mean])
     expected = band([run.mean for run in found["init"]])
@@ -79,25 +80,28 @@ def test_lines_and_bands_are_those_of_the_results(combined):
     assert band_of(axes, BLUE).max() == pytest.approx(expected.high.max())
     assert band_of(axes, BLUE).min() == pytest.approx(expected.low.min())
     single = found["pretrained"][0]
-    assert band_of(axes, VERMILLION).max() == pytest.approx(
-        (single.mean * np.exp(2 * single.stderr / single.mean)).max()
-    )
+    widest = (single.mean * np.exp(2 * single.stderr / single.mean)).max()
+    assert band_of(axes, VERMILLION).max() == pytest.approx(widest)
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     assert len(dots) == 3
     assert all(np.array_equal(line.get_xdata(), [0, 1]) for line in dots)
     assert axes.get_yscale() == "log"
 
 
-def test_text_says_what_is_shown(combined):
-    text = texts_of(jacobian_figure(combined)).replace("\n", " ")
-    for part in ("tiny", "T = 64", "4 prompts", "sketch, 32 products", "float32", "pretrained", "init (3 seeds)"):
-        assert part in text
-    assert "owner" not in text
-    assert "no positional" in text
-    assert "no positional" not in texts_of(jacobian_figure(result("pretrained", 0)))
+def test_text_says_what_is_shown_and_names_an_unusual_place(combined):
+    figure = jacobian_figure(combined)
+    said = text_of(figure)
+    assert figure.axes[0].get_title() == "tiny"
+    assert all(part in said for part in ("T = 64", "4 prompts", "sketch, 32 products", "float32"))
+    assert {"pretrained", "init (3 seeds)", "init, no positional encoding"} == legends_of(figure)
+    assert {"pretrained"} == legends_of(jacobian_figure(result("pretrained", 0)))
+    assert not any(word in said for word in ("readout", "path", "query", "block"))
+    options = {"method": "exact", "readout": "logits", "pathway": "value", "query": 5, "from_layer": 2}
+    moved = text_of(jacobian_figure(combined.assign_attrs(options=json.dumps(options))))
+    assert all(words in moved for words in ("readout: logits", "value path", "query at 5", "from block 2"))
 
 
-@pytest.mark.parametrize(("models", "rows", "columns"), [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 2, 2), (5, 2, 3)])
+@pytest.mark.parametrize(("models", "rows", "columns"), [(2, 1, 2), (4, 2, 2), (5, 2, 3)])
 def test_one_panel_per_model_on_shared_axes(combined, models, rows, columns):
     figure = jacobian_figure({f"model {i}": combined for i in range(models)})
     shown = [axes for axes in figure.axes if axes.get_visible()]
@@ -108,65 +112,73 @@ def test_one_panel_per_model_on_shared_axes(combined, models, rows, columns):
     assert len({axes.get_ylim() for axes in shown}) == 1
 
 
-def test_an_unusual_place_is_named(combined):
-    usual = str(jacobian_figure(combined).get_supxlabel()).replace("\n", " ")
-    assert not any(word in usual for word in ("readout", "path", "query", "block"))
-    options = {"method": "exact", "readout": "logits", "pathway": "value", "query": 5, "from_layer": 2}
-    moved = combined.assign_attrs(options=json.dumps(options))
-    text = str(jacobian_figure(moved).get_supxlabel()).replace("\n", " ")
-    for words in ("readout: logits", "value path", "query at 5", "from block 2"):
-        assert words in text
+def test_theories_are_drawn_beside_what_they_predict(combined, told):
+    figure = jacobian_figure(told)
+    for condition, color in (("init", BLACK), ("pretrained", VERMILLION)):
+        expected = band([p.mean for p in mean_profiles(told, "theory_score_path")[condition]]).centre
+        assert any(np.allclose(one, expected) for one in lines_of(figure.axes[0], color, dashed=True))
+    names = {"second-moment kernel, predicted", "second-moment kernel of the trained weights"}
+    assert names <= legends_of(figure)
+    plain, more = (jacobian_figure(ds, overlay=True).axes[0] for ds in (combined, told))
+    assert len(curves_in(plain)) == len(curves_in(more))
 
 
-def test_theories_are_drawn_beside_what_they_predict(combined):
-    curve = combined["sensitivity"] * 1.1
-    fitted = ("condition", "position"), np.ones((3, 64))
-    with_theory = combined.assign(theory_score_path=curve, theory_cesaro=fitted, theory_config=2 * curve)
-    figure = jacobian_figure(with_theory)
-    expected = band([p.mean for p in mean_profiles(with_theory, "theory_score_path")["init"]]).centre
-    drawn = [np.asarray(line.get_ydata()) for line in lines_of_theory(figure.axes[0], BLACK)]
-    assert any(np.allclose(one, expected) for one in drawn)
-    baseline = band([p.mean for p in mean_profiles(with_theory, "theory_score_path")["pretrained"]]).centre
-    drawn = [np.asarray(line.get_ydata()) for line in lines_of_theory(figure.axes[0], VERMILLION)]
-    assert any(np.allclose(one, baseline) for one in drawn)
-    labels = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    assert "second-moment kernel, predicted" in labels
-    assert "second-moment kernel of the trained weights" in labels
-    assert len(curves_in(jacobian_figure(with_theory, overlay=True).axes[0])) == len(
-        curves_in(jacobian_figure(combined, overlay=True).axes[0])
-    )
-
-
-def test_the_figure_of_theories(combined, tmp_path):
-    curve = combined["sensitivity"] * 1.1
-    fitted = ("condition", "position"), np.ones((3, 64))
-    with_theory = combined.assign(theory_score_path=curve, theory_cesaro=fitted)
-    figure = theory_figure({"one": with_theory, "two": with_theory}, path=tmp_path / "theory")
+def test_the_figure_of_theories(combined, told, tmp_path):
+    figure = theory_figure({"one": told, "two": told}, path=tmp_path / "theory")
     rows = {axes.get_ylabel(): axes for axes in figure.axes if axes.get_ylabel()}
-    told, below = rows["predicted / measured"], rows["measured / kernel"]
     init = [p.mean for p in profiles(combined)["init"]]
-    kernel = band([p.mean for p in profiles(with_theory, "theory_score_path")["init"]]).centre
+    kernel = band([p.mean for p in profiles(told, "theory_score_path")["init"]]).centre
     ratio = band([mean / kernel for mean in init]).centre
-    assert any(np.allclose(one, ratio) for one in lines_of(below, BLUE))
-    measured = band(init).centre
-    assert any(np.allclose(one, kernel / measured) for one in lines_of(told, BLACK))
-    assert (tmp_path / "theory.png").stat().st_size < 300_000
-    with pytest.raises(InputError, match="no theories in the results to draw"):
-        theory_figure(combined)
-
-
-def lines_of_theory(axes: Axes, color: str) -> list[Line2D]:
-    return [line for line in curves_in(axes) if line.get_color() == color and line.is_dashed()]
+    assert any(np.allclose(one, ratio) for one in lines_of(rows["measured / kernel"], BLUE))
+    predicted = lines_of(rows["predicted / measured"], BLACK)
+    assert any(np.allclose(one, kernel / band(init).centre) for one in predicted)
+    assert (tmp_path / "theory.png").stat().st_size < LARGEST
 
 
 def test_overlay_draws_all_models_in_one_panel(combined):
     figure = jacobian_figure({"one": combined, "two": combined}, overlay=True)
-    assert len(figure.axes) == 1
-    curves = curves_in(figure.axes[0])
+    (axes,) = figure.axes
+    curves = curves_in(axes)
     assert len(curves) == 6
     assert len({line.get_color() for line in curves}) == 2
     assert len({str(line.get_linestyle()) for line in curves if line.get_color() == curves[0].get_color()}) == 3
-    assert {"one", "two", "pretrained", "init"} <= {t.get_text() for t in figure.legends[0].get_texts()}
+    assert {"one", "two", "pretrained", "init"} <= legends_of(figure)
+
+
+def test_zeros_are_left_out_and_the_axis_stays_readable():
+    faded = result("pretrained", 0, zeros=20)
+    faded["sensitivity"][:, 20] = 1e-12
+    axes = jacobian_figure(faded).axes[0]
+    (line,) = lines_of(axes, VERMILLION)
+    assert np.isnan(line[:20]).all()
+    assert not np.isnan(line[20:]).any()
+    low, high = axes.get_ylim()
+    assert high / low == pytest.approx(10**DECADES)
+    assert len(axes.get_yticks()) >= 3
+    faded["sensitivity"][:] = np.linspace(1.1, 4, 64)  # a narrow range still has labels
+    axes = jacobian_figure(faded).axes[0]
+    low, high = axes.get_ylim()
+    labels = {axes.yaxis.get_major_formatter()(tick) for tick in axes.get_yticks() if low <= tick <= high}
+    assert {"2", "3"} <= labels
+
+
+def test_nothing_to_draw_is_refused(combined, tmp_path):
+    with pytest.raises(InputError, match="no results to draw"):
+        jacobian_figure({})
+    with pytest.raises(InputError, match="'silent' has no sensitivity above zero"):
+        jacobian_figure({"silent": result("pretrained", 0, zeros=64)})
+    with pytest.raises(InputError, match="has no sensitivity above zero"):
+        jacobian_figure(xr.Dataset({"leakage": ("lag", [1.0])}))
+    with pytest.raises(InputError, match="no theories in the results to draw"):
+        theory_figure(combined)
+    with pytest.raises(InputError, match="no results of jacobian to draw"):
+        overview_figure({}, {}, {})
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot write"):
+        jacobian_figure(result("pretrained", 0), path=tmp_path / "file" / "figure")
+
+
+# -------------------------------------------------------------------------------------------------- layout and files
 
 
 @pytest.mark.slow
@@ -187,15 +199,10 @@ def test_texts_lie_inside_the_figure_and_clear_of_the_data(combined):
             assert not caption.overlaps(outside)
 
 
-@pytest.mark.parametrize("width", [6.2, 7.0, 10.3])
-@pytest.mark.parametrize("count", range(1, 8))
+@pytest.mark.parametrize(("count", "width"), [(1, 6.2), (2, 7.0), (3, 10.3), (4, 6.2), (5, 7.0), (6, 10.3), (7, 6.2)])
 def test_legends_are_as_wide_as_there_is_room(width, count):
-    labels = [
-        "pretrained",
-        "init (3 seeds)",
-        "second-moment kernel, predicted",
-        "second-moment kernel of the trained weights",
-    ]
+    kernels = ["second-moment kernel, predicted", "second-moment kernel of the trained weights"]
+    labels = ["pretrained", "init (3 seeds)", *kernels]
     handles = [Line2D([], [], label=label) for label in (labels * 2)[:count]]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, 3), layout="constrained")
@@ -206,27 +213,6 @@ def test_legends_are_as_wide_as_there_is_room(width, count):
     assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
 
 
-def test_zeros_are_left_out_and_the_axis_stays_readable():
-    faded = result("pretrained", 0, zeros=20)
-    faded["sensitivity"][:, 20] = 1e-12
-    axes = jacobian_figure(faded).axes[0]
-    (line,) = lines_of(axes, VERMILLION)
-    assert np.isnan(line[:20]).all()
-    assert not np.isnan(line[20:]).any()
-    low, high = axes.get_ylim()
-    assert high / low == pytest.approx(10**DECADES)
-    assert len(axes.get_yticks()) >= 3
-
-
-def test_a_narrow_range_still_has_labels():
-    flat = result("pretrained", 0)
-    flat["sensitivity"][:] = np.linspace(1.1, 4, 64)
-    axes = jacobian_figure(flat).axes[0]
-    low, high = axes.get_ylim()
-    labels = [axes.yaxis.get_major_formatter()(tick) for tick in axes.get_yticks() if low <= tick <= high]
-    assert {"2", "3"} <= set(labels)
-
-
 @pytest.mark.slow
 def test_saved_files_are_whole_small_and_the_same_every_time(combined, tmp_path):
     models = {f"qwen2.{i}": combined for i in range(4)}
@@ -234,7 +220,7 @@ def test_saved_files_are_whole_small_and_the_same_every_time(combined, tmp_path)
     folder = tmp_path / "new"
     assert sorted(os.listdir(folder)) == ["fig1.5.png", "fig1.5.svg"]
     png, svg = folder / "fig1.5.png", folder / "fig1.5.svg"
-    assert png.stat().st_size < 300_000
+    assert png.stat().st_size < LARGEST
     assert imread(png).shape[1] > 1000
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     again = save_figure(jacobian_figure(models), tmp_path / "again.v2")
@@ -243,25 +229,142 @@ def test_saved_files_are_whole_small_and_the_same_every_time(combined, tmp_path)
     assert again[1].read_bytes() == svg.read_bytes()
 
 
-def test_drawing_leaves_matplotlib_as_it_was(combined):
-    before = dict(matplotlib.rcParams)
-    jacobian_figure(combined)
-    assert dict(matplotlib.rcParams) == before
+def test_curves_are_compared_in_every_panel_they_are_in():
+    figure = Figure()
+    first, second = figure.subplots(1, 2, sharey=True)
+    x = np.arange(100)
+    for cell, shift in ((first, 0.0), (second, 5.0)):
+        cell.plot(x, x, label="a")
+        cell.plot(x, np.where(x == 7, 90.0, x + 0.1), label="b")  # a single place apart
+        cell.plot(x, x + shift, label="c")
+    handles = [Line2D([], [], label=name) for name in "abc"]
+    assert coinciding([first, second], handles) == ["*"]
+    assert [handle.get_label() for handle in handles] == ["a*", "b*", "c"]
+    alone = [Line2D([], [], label=name) for name in "xy"]
+    assert coinciding([first, second], alone) == []
+
+
+def test_ticks_are_read_as_numbers():
+    said = {0.01: "0.01", 0.0: "0", 2e4: "20,000", 1e5: "$10^{5}$", 2e-5: r"$2\cdot 10^{-5}$", -0.1: "−0.1"}
+    assert {value: numeral(value) for value in said} == said
+
+
+def test_thinned_curves_keep_the_first_positions_and_all_of_the_mean():
+    x, y = np.arange(5000), np.random.default_rng(0).normal(size=(2, 5000))
+    places, means = thinned(x, y, most=64, exact=16)
+    assert places.size <= 64
+    assert (np.diff(places) > 0).all()
+    np.testing.assert_array_equal(places[:16], x[:16])
+    np.testing.assert_array_equal(means[:, :16], y[:, :16])
+    whole = thinned(x, np.ones(5000), most=64, exact=16)[1]
+    np.testing.assert_array_equal(whole, np.ones_like(places))
+    y[0, 4999] = np.nan
+    assert np.isfinite(thinned(x, y)[1]).all()
+    np.testing.assert_array_equal(thinned(x[:50], y[:, :50])[1], y[:, :50])
+
+
+def test_intervals_that_say_nothing_are_left_out_and_their_values_are_pale():
+    axes = Figure().add_subplot()
+    x, values = np.arange(3.0), np.array([0.5, 0.2, np.nan])
+    low, high = np.array([0.4, -9.0, 0.0]), np.array([0.6, 9.0, 1.0])
+    points(axes, x, values, (low, high), color=BLUE, limits=(0.0, 1.0))
+    (certain,) = axes.collections
+    assert ends_of(certain)[..., 1].tolist() == [[0.4, 0.6]]
+    assert [one.tolist() for one in drawn(axes, marker="o")] == [[0.5], [0.2]]
+    assert [line.get_alpha() for line in axes.lines] == [1.0, 0.35]
+
+
+def test_only_what_is_too_large_is_saved_smaller(tmp_path):
+    figure = Figure(figsize=(2, 2))
+    cell = figure.add_subplot()
+    cell.plot([0, 1], [0, 0.123456], color=VERMILLION)
+    png, svg = save_figure(figure, tmp_path / "small")
+    assert imread(png).shape == (340, 340, 4)
+    assert "<!--" in svg.read_text(encoding="utf-8")
+    cell.imshow(np.random.default_rng(0).uniform(size=(99, 99, 3)), extent=(0, 1, 0, 1), alpha=0.5, zorder=0)
+    png, svg = save_figure(figure, tmp_path / "large", largest=20_000)
+    assert "<!--" not in svg.read_text(encoding="utf-8")
+    pixels = imread(png)[..., :3]
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) <= 256
+    for color in ("#ffffff", VERMILLION):  # the paper is white, and rare colours are not replaced by others
+        assert (np.abs(pixels - to_rgb(color)).max(-1) < 1 / 255).any()
+    assert (pixels[:5] == 1).all()
 
 
 def test_colours_differ_in_lightness_or_line_for_those_who_see_none():
     looks = {(style.color, str(style.line)) for style in CONDITIONS.values()}
-    assert len(looks) == len(CONDITIONS)
-    assert len({style.color for style in CONDITIONS.values()}) == len(CONDITIONS)
+    assert len(looks) == len({style.color for style in CONDITIONS.values()}) == len(CONDITIONS)
 
 
-def test_nothing_to_draw_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no results to draw"):
-        jacobian_figure({})
-    with pytest.raises(InputError, match="'silent' has no sensitivity above zero"):
-        jacobian_figure({"silent": result("pretrained", 0, zeros=64)})
-    with pytest.raises(InputError, match="has no sensitivity above zero"):
-        jacobian_figure(xr.Dataset({"leakage": ("lag", [1.0])}))
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot write"):
-        jacobian_figure(result("pretrained", 0), path=tmp_path / "file" / "figure")
+# ------------------------------------------------------------------------------------------- the report's first picture
+
+SOURCES = {"mask": 0.4, "residual": -0.1, "spread": 0.0}
+
+
+@pytest.fixture(scope="module")
+def leakage() -> xr.Dataset:
+    made = leakage_result()
+    values = np.array([[one, 9.0] for one in SOURCES.values()])  # the later band is not drawn
+    for end, by in (("", 0), ("_low", -0.03), ("_high", 0.03)):
+        made[f"log_source_of_model{end}"] = ("source", "band"), values + by
+    return made
+
+
+def panels_of(figure: Figure, names: int) -> tuple[list[Axes], list[Axes]]:
+    """(the upper row, the lower row)."""
+    shown = [axes for axes in figure.axes if axes.axison]
+    return shown[:names], shown[names:]
+
+
+def marks(cell: Axes) -> dict[float, tuple[float, str, str]]:
+    """Height, colour and filling of the marks of a lower panel, by place."""
+    dots = [line for line in cell.lines if line.get_marker() == "o"]
+    looks = [(to_hex(line.get_color()), to_hex(line.get_markerfacecolor())) for line in dots]
+    at = [np.asarray(line.get_xydata(), dtype=float)[0].tolist() for line in dots]
+    return {x: (y, *look) for (x, y), look in zip(at, looks, strict=True)}
+
+
+def test_overview_has_the_profiles_and_where_there_is_one_the_prediction(combined, told):
+    for ds in (combined, told):
+        (above,), _ = panels_of(overview_figure({"ape": ds}, {}, {}), 1)
+        found = mean_profiles(ds)
+        lines = {line.get_color(): np.asarray(line.get_ydata()) for line in above.lines if len(line.get_xdata()) > 2}  # pyright: ignore
+        np.testing.assert_allclose(lines[BLUE], band([run.mean for run in found["init"]]).centre)
+        np.testing.assert_allclose(lines[VERMILLION], smooth_between(found["pretrained"][0].mean))
+        assert above.get_yscale() == "log"
+        predicted = band([run.mean for run in mean_profiles(told, "theory_score_path")["init"]]).centre
+        drawn_so = [np.allclose(line, predicted) for line in lines_of(above, BLACK, dashed=True) if len(line) > 2]
+        assert any(drawn_so) == (ds is told)
+
+
+def test_sources_and_swap_are_those_of_the_results(combined, leakage):
+    for swap in (bos_result(), several("mean", 17)):
+        first = bos_result()
+        _, (below,) = panels_of(overview_figure({"ape": combined}, {"ape": leakage}, {"ape": swap}), 1)
+        found = marks(below)
+        total = float(leakage["log_form_of_model"].sel(part="total", band="9-31"))
+        ends = [float(first[f"residual_{when}_of_model"][0]) for when in ("before", "after")]
+        heights = [SOURCES["mask"], SOURCES["residual"], total, *ends]
+        assert [found[place][0] for place in range(len(ROWS))] == pytest.approx(heights)
+        assert [found[place][1] for place in range(len(ROWS))] == [color.lower() for _, _, color, _ in ROWS]
+        assert found[3][2] == ORANGE.lower()
+        assert found[4][2] == "#ffffff"
+
+
+def test_overview_says_what_was_not_measured_and_what_is_left_out(combined, leakage, tmp_path):
+    figure = overview_figure({"ape": combined, "bee": combined}, {"ape": leakage}, {}, path=tmp_path / "overview.png")
+    _, (ape, bee) = panels_of(figure, 2)
+    assert set(marks(ape)) == {0, 1, 2}
+    assert marks(bee) == {}
+    assert [text.get_text() for text in bee.texts] == ["not measured"]
+    assert not ape.texts
+    assert all(0 < (tmp_path / f"overview.{end}").stat().st_size < LARGEST for end in ("png", "svg"))
+    many = {f"model {n}": combined for n in range(MOST + 2)}
+    figure = overview_figure(many, dict.fromkeys(many, leakage), {"model 0": several(17, "mean")})
+    measured = ("above: T = 64, 4 prompts", "queries 9-31, T = 64, 4 prompts", "swapped for: 17")
+    assert all(part in text_of(figure) for part in (*measured, f"the first {MOST} of {MOST + 2} models"))
+    assert sum(axes.get_title() != "" for axes in figure.axes) == MOST
+    cut = combine([result("pretrained", 0, zeros=20), result("init", 0, zeros=20)])  # behind a window
+    (above,), _ = panels_of(overview_figure({"ape": cut}, {}, {}), 1)
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in above.lines])
+    assert np.all(np.isnan(values) | (values > 0))

@@ -1,9 +1,9 @@
-"""Figures of the attention probes: what is drawn is what the results hold; other probes' results are refused."""
+"""Figures of the attention probes, of 3 blocks as of 80: what is drawn is what the results hold, and can be seen."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from drawn import (
     ends_of,
     labelled,
     leakage_result,
+    legends_of,
     several,
     sinks_result,
     text_of,
@@ -23,7 +24,8 @@ from drawn import (
     with_roles,
 )
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
@@ -32,14 +34,27 @@ import probes
 from probes.errors import InputError
 from probes.figures import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
 from probes.figures.bos import HIGHEST, PUBLISHED
+from probes.figures.draw import in_view
 from probes.figures.leakage import SHARES
 from probes.figures.palette import GREY, ORANGE, PARTS, SOURCES
+from probes.figures.sinks import GROUPS
 from probes.figures.steady import steady
-from probes.figures.style import LARGEST, points, save_figure, thinned
+from probes.figures.style import LARGEST
 from probes.measures.bos_swap import bos_swap
 from probes.measures.leakage import leakage
 from probes.measures.sinks import sinks
 from probes.measures.trajectory import trajectory
+
+SIZES = {"small": (6, 4), "middle": (30, 9), "large": (80, 64)}  # blocks, heads
+
+
+def results_of(size: str) -> dict[Any, xr.Dataset]:
+    """A result for each figure."""
+    blocks, heads = SIZES[size]
+    sizes = {"layers": blocks, "heads": heads}
+    made = (sinks_result(**sizes), trajectory_result(layers=blocks), leakage_result(**sizes), bos_result(**sizes))
+    return dict(zip((draw for draw, *_ in DRAWN), made, strict=True))
+
 
 # ------------------------------------------------------------------------------------------------------- all of them
 
@@ -59,33 +74,58 @@ def test_results_of_another_probe_are_refused(draw, result, command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("draw", "result", "command"), DRAWN)
-def test_one_column_per_model_says_what_it_rests_on(draw, result, command, tmp_path):
+def test_one_column_per_model_says_what_it_rests_on_and_files_stay_small(draw, result, command, tmp_path):
     before = result()
     figure = draw({"one": before, "two": before}, path=tmp_path / command)
     xr.testing.assert_identical(before, result())
-    titles = [axes.get_title() for axes in figure.axes if axes.get_title() in ("one", "two")]
-    assert titles == ["one", "two"]
-    for part in ("T = 64", "4 prompts", "float32"):
-        assert part in text_of(figure)
-    png, svg = tmp_path / f"{command}.png", tmp_path / f"{command}.svg"
-    assert png.stat().st_size < LARGEST
-    assert svg.stat().st_size < LARGEST
-    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
-    assert imread(png).shape[1] > 900
+    assert [axes.get_title() for axes in figure.axes if axes.get_title() in ("one", "two")] == ["one", "two"]
+    assert all(part in text_of(figure) for part in ("T = 64", "4 prompts", "float32"))
+    assert ElementTree.parse(tmp_path / f"{command}.svg").getroot().tag.endswith("svg")
+    assert imread(tmp_path / f"{command}.png").shape[1] > 900
+    draw(results_of("large")[draw], path=tmp_path / "large")
+    for file in tmp_path.iterdir():
+        assert file.stat().st_size < LARGEST, file.name
+
+
+def shown_ticks(axes: Axes) -> list[list[Any]]:
+    """Boxes of the labels that are drawn, by axis."""
+    found = []
+    for axis, (low, high) in ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim()))):
+        ticks = [tick for tick in axis.get_major_ticks() if tick.label1.get_visible() and tick.label1.get_text()]
+        found.append([tick.label1.get_window_extent() for tick in ticks if low <= tick.get_loc() <= high])
+    return found
 
 
 @pytest.mark.slow
-def test_texts_lie_inside_and_clear_of_each_other():
-    for draw, result, _ in DRAWN:
-        figure = draw({name: result() for name in ("one", "two")})
+@pytest.mark.parametrize("draw", [draw for draw, *_ in DRAWN])
+def test_labels_lie_inside_and_clear_of_each_other(draw):
+    small, large = (results_of(size)[draw] for size in ("small", "middle"))
+    for models in ({"one": large}, {"six": small, "thirty": large, "again": large, "last": small}):
+        figure: Figure = draw(models)
         figure.draw_without_rendering()
         (caption,) = [text.get_window_extent() for text in figure.texts]
-        for axes in figure.axes:
-            box = axes.get_tightbbox()
-            assert box is not None
+        panels = [axes for axes in figure.axes if axes.axison or axes.get_legend()]
+        boxes = [caption, *(box for axes in panels if (box := axes.get_tightbbox()) is not None)]
+        for number, box in enumerate(boxes):
             assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
             assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
-            assert not caption.overlaps(box)
+            assert not any(box.overlaps(other) for other in boxes[:number])
+        for labels in (labels for axes in panels if axes.axison for labels in shown_ticks(axes)):
+            assert not any(one.overlaps(other) for one, other in pairwise(labels))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["middle", "large"])
+def test_everything_drawn_is_within_its_axes(size):
+    for draw, ds in results_of(size).items():
+        figure: Figure = draw(ds)
+        figure.draw_without_rendering()
+        for axes in (axes for axes in figure.axes if axes.axison):
+            limits = np.sort([axes.get_xlim(), axes.get_ylim()])
+            for line in (line for line in axes.lines if line.get_transform() == axes.transData):
+                at = np.asarray(line.get_xydata(), dtype=float)
+                at = at[np.isfinite(at).all(1)]
+                assert np.all((limits[:, 0] <= at) & (at <= limits[:, 1])), axes.get_ylabel()
 
 
 @pytest.mark.slow
@@ -102,9 +142,7 @@ def test_results_as_the_probes_make_them():
     for draw, ds in found.items():
         figure = draw(ds)
         assert figure.axes[0].get_title() == "tiny-llama"
-    legend = labelled(bos_figure(found[bos_figure]), "share removed").figure.axes
-    texts = {text.get_text() for axes in legend if (made := axes.get_legend()) for text in made.get_texts()}
-    assert "token 5" in texts
+    assert "token 5" in legends_of(bos_figure(found[bos_figure]))
     bare = leakage(model, tokens, lags=(1, 2), bootstrap=0)
     assert not labelled(leakage_figure(bare), "leakage (nat²)").collections[1:]  # noise alone, no intervals
 
@@ -112,38 +150,57 @@ def test_results_as_the_probes_make_them():
 # ------------------------------------------------------------------------------------------------------------- sinks
 
 
+def outlined(heads: Axes) -> dict[str, set[tuple[int, ...]]]:
+    """(block, head) of the outlined cells, by colour."""
+    found = {}
+    for patch in heads.patches:
+        corners = np.asarray(patch.get_path().vertices).reshape(-1, 5, 2)
+        assert (np.ptp(corners, axis=1) < 1).all()  # around one cell each
+        found[to_hex(patch.get_edgecolor())] = {(round(y), round(x)) for x, y in corners[:, [0, 2]].mean(1)}
+    return found
+
+
 def test_heads_are_outlined_by_role():
     ds = with_roles(sinks_result())
     figure = sinks_figure(ds)
     heads = labelled(figure, "block")
-    found = {to_hex(patch.get_edgecolor()): np.asarray(patch.get_path().vertices) for patch in heads.patches}
-    for role, color in (("reads", VERMILLION), ("parks", GREEN)):
-        corners = found[color.lower()].reshape(-1, 5, 2)
-        places = {(round(y), round(x)) for x, y in corners[:, [0, 2]].mean(1)}
-        assert places == set(map(tuple, np.argwhere(ds["has_role"].sel(role=role).values).tolist()))
-        assert places
-    counts = [int(ds["has_role"].sel(role=role).sum()) for role in ("reads", "parks", "reacts")]
-    assert heads.get_xlabel() == f"head\n{counts[0]} read, {counts[1]} park, {counts[2]} react"
+    having = {
+        role: set(map(tuple, np.argwhere(ds["has_role"].sel(role=role).values).tolist())) for role in ds["role"].values
+    }
+    assert outlined(heads) == {VERMILLION.lower(): having["reads"], GREEN.lower(): having["parks"]}
+    counts = [len(having[role]) for role in ("reads", "parks", "reacts")]
+    assert min(counts) > 0
+    assert heads.get_xlabel() == "head\n{} read, {} park, {} react".format(*counts)
     assert "takes from 0 more than 0.1 of the stream" in text_of(figure)
     assert "sink-reading" not in text_of(figure)
 
 
-def test_heads_that_read_the_sink_are_outlined():
+def test_heads_that_read_the_sink_are_outlined_in_older_results():
     ds = sinks_result()
     figure = sinks_figure(ds)
     heads = labelled(figure, "block")
     np.testing.assert_allclose(np.asarray(heads.images[0].get_array()), ds["attends"].values)
-    (outlined,) = heads.patches
-    corners = np.asarray(outlined.get_path().vertices).reshape(-1, 5, 2)
-    places = {(round(y), round(x)) for x, y in corners[:, [0, 2]].mean(1)}
-    assert places == set(map(tuple, np.argwhere(ds["selected"].sel(rule="sink-reading").values).tolist()))
+    places = set(map(tuple, np.argwhere(ds["selected"].sel(rule="sink-reading").values).tolist()))
+    assert outlined(heads) == {VERMILLION.lower(): places}
     assert places
-    assert to_hex(outlined.get_edgecolor()) == VERMILLION.lower()
-    assert (np.ptp(corners, axis=1) < 1).all()  # around one cell each
     written = [text.get_text() for text in heads.texts]
     assert written == [f"{value:.2f}".removeprefix("0") for value in ds["attends"].values.ravel()]
     assert heads.get_xlabel() == f"head\n{len(places)} of 12 sink-reading"
     assert "weight on 0 > 0.3 and output read from 0 > 0.35" in text_of(figure)
+
+
+def test_heads_of_many_have_dots_that_leave_the_heat_map_to_be_seen():
+    old, new = sinks_result(layers=30, heads=9), with_roles(sinks_result(layers=30, heads=9))
+    reading = {VERMILLION: old["selected"].sel(rule="sink-reading")}
+    roles = {color: new["has_role"].sel(role=role) for role, color in (("reads", VERMILLION), ("parks", GREEN))}
+    for ds, having in ((old, reading), (new, roles)):
+        heads = labelled(sinks_figure(ds), "block")
+        assert not heads.patches
+        for color, where in having.items():
+            (dots,) = [line for line in heads.lines if line.get_color() == color]
+            np.testing.assert_array_equal(np.asarray(dots.get_xydata())[:, ::-1], np.argwhere(where.values))
+            height = heads.get_window_extent().height / 30
+            assert dots.get_markersize() * heads.get_figure().dpi / 72 < 0.6 * height  # pyright: ignore
 
 
 def test_weights_on_keys_and_shares_of_sinks():
@@ -165,33 +222,32 @@ def test_weights_on_keys_and_shares_of_sinks():
     np.testing.assert_allclose(drawn(again, linestyle="-"), ds["alpha"].mean(("prompt", "head")).values)
 
 
+def test_norms_of_many_heads_are_medians_of_groups():
+    ds = sinks_result(layers=30, heads=9)
+    figure = sinks_figure(ds)
+    cell = labelled(figure, "norm, 0 / rest")
+    (written,) = drawn(cell, color=GREEN)
+    norms = ds["written_norm"]
+    ratio = (norms.sel(place="sink") / norms.sel(place="rest")).values.ravel()
+    order = np.argsort(ds["attends"].values.ravel())
+    np.testing.assert_allclose(written, [np.median(ratio[group]) for group in np.array_split(order, GROUPS)])
+    assert sum(len(line.get_xdata()) for line in cell.lines) < 50  # pyright: ignore[reportArgumentType]
+    assert "norms of over 64 heads: medians and quartiles of 10 equal groups" in text_of(figure)
+    assert "medians" not in text_of(sinks_figure(sinks_result()))
+
+
 def test_pictures_are_the_patterns_and_named():
     ds = sinks_result()
     figure = sinks_figure(ds)
-    pictures = [axes for axes in figure.axes[0].figure.findobj(Axes) if axes.get_title() in ("0.3", "1.2", "2.1")]
+    pictures = [axes for axes in figure.findobj(Axes) if axes.get_title() in ("0.3", "1.2", "2.1")]
     assert len(pictures) == 3
     for n, picture in enumerate(pictures):
         np.testing.assert_allclose(np.asarray(picture.images[0].get_array()), ds["pattern"].values[n])
     assert "pictures" not in text_of(sinks_figure(sinks_result(pictures=0)))
-
-
-@pytest.mark.slow
-def test_large_models_and_many_keys_stay_small_and_exact(tmp_path):
-    ds = sinks_result(layers=24, heads=14, keys=1000)
-    figure = sinks_figure({"one": ds, "two": ds, "three": ds}, path=tmp_path / "large")
-    assert (tmp_path / "large.png").stat().st_size < LARGEST
-    assert (tmp_path / "large.svg").stat().st_size < LARGEST
-    root = ElementTree.parse(tmp_path / "large.svg").getroot()
-    assert any("two" in "".join(element.itertext()) for element in root.iter() if element.tag.endswith("text"))
-    assert not labelled_first(figure, "block").texts  # no values in so many cells
-    pixels = imread(tmp_path / "large.png")[..., :3]
-    for color in ("#ffffff", VERMILLION):  # the paper is white, and rare colours are not replaced by others
-        assert (np.abs(pixels - to_rgb(color)).max(-1) < 1 / 255).any()
-    assert (pixels[:5] == 1).all()
-
-
-def labelled_first(figure: Figure, label: str) -> Axes:
-    return next(axes for axes in figure.axes if axes.get_ylabel() == label)
+    for length in (48, 128):
+        few = ds.isel(picture_query=slice(length), picture_key=slice(length))
+        assert f"first {length} positions" in text_of(sinks_figure(few))
+        assert f"first {min(length, 64)} positions" in text_of(sinks_figure({"one": few, "two": few}))
 
 
 # -------------------------------------------------------------------------------------------------------- trajectory
@@ -222,11 +278,30 @@ def test_the_stream_at_position_0_is_drawn_with_and_without_bos():
 def test_models_without_bos_have_no_control():
     ds = trajectory_result().isel(first=[1], place=[0])
     ds["cosine_with_bos"] = ds["cosine_with_bos"] * np.nan
-    figure = trajectory_figure({"none": ds})
-    legends = [axes.get_legend() for axes in figure.axes]
-    texts = {text.get_text() for legend in legends if legend for text in legend.get_texts()}
-    assert "text at position 0" in texts
-    assert not any("BOS" in text for text in texts)
+    said = legends_of(trajectory_figure({"none": ds}))
+    assert "text at position 0" in said
+    assert not any("BOS" in text for text in said)
+
+
+def test_low_values_of_a_stream_are_not_cut_off():
+    ds = trajectory_result()
+    ds["norm_first"][:, 0] = 1e-3
+    ds["norm_first"][:, -1] = 1e5
+    low, high = labelled(trajectory_figure(ds), r"norm $\|h\|_2$").get_ylim()
+    assert low < 1e-3 < 1e5 < high
+
+
+def test_curves_that_coincide_are_said_to():
+    ds = trajectory_result(layers=30)
+    assert "coincide" not in text_of(trajectory_figure(ds))
+    ds["norm_others"][1] = ds["norm_others"][0] * 1.001
+    figure = trajectory_figure(ds)
+    assert "*: curves that coincide" in text_of(figure)
+    expected = {"BOS, elsewhere*", "text, elsewhere*", "BOS at position 0", "text at position 0"}
+    assert expected <= legends_of(figure)
+    both = labelled(figure, r"norm $\|h\|_2$").lines
+    widths = {str(line.get_label()): line.get_linewidth() for line in both}
+    assert widths["BOS, elsewhere"] > widths["text, elsewhere"]  # the upper one leaves the lower one to be seen
 
 
 # ----------------------------------------------------------------------------------------------------------- leakage
@@ -294,6 +369,32 @@ def test_shares_are_drawn_where_the_table_prints_them():
         np.testing.assert_allclose(drawn(cell, color=BLUE, marker="o"), [[0.5]])
 
 
+def test_many_blocks_are_lines_in_bands():
+    ds = leakage_result(layers=30)
+    figure = leakage_figure(ds)
+    cell = labelled(figure, "leakage (weight²)")
+    for line, source in zip(cell.lines, ds["source"].values, strict=False):
+        values = ds["weight_source_by_block"].isel(band=0).sel(source=source).values
+        np.testing.assert_allclose(np.asarray(line.get_ydata()), values)
+    bands = [area for area in cell.collections if isinstance(area, PolyCollection)]
+    assert [to_hex(area.get_facecolor()[0]) for area in bands] == [c.lower() for c in (BLUE, VERMILLION, GREEN)]  # pyright: ignore
+    bars = [bar for bar in labelled(figure, "parts (nat²)").patches if isinstance(bar, Rectangle)]
+    assert len(bars) == 30 * len(PARTS)
+    assert {bar.get_width() for bar in bars} == {1.0}  # no gaps
+
+
+def test_a_block_far_beyond_the_others_is_named_and_leaves_them_visible():
+    """Qwen2.5's first block has a weight form of 1e234: its key biases make logits of hundreds."""
+    values = xr.DataArray(np.ones((2, 20)), dims=("part", "layer"), coords={"layer": range(20)})
+    cell = Figure().add_subplot()
+    in_view(cell, values)
+    assert not cell.texts
+    values[:, 3] = -6e233
+    in_view(cell, values)
+    assert cell.texts[0].get_text() == "beyond the axis: block 3 (1.2e+234)"
+    assert cell.get_ylim() == pytest.approx((-2.2, 2.2))
+
+
 # --------------------------------------------------------------------------------------------------------------- bos
 
 
@@ -309,16 +410,10 @@ def test_every_replacement_has_its_colour():
     change = labelled(figure, r"change of $\alpha_0$")
     expected = (ds["alpha_after"] - ds["alpha_before"]).sel(replacement="zero").values.ravel()
     np.testing.assert_allclose(drawn(change, color=VERMILLION), [expected])
-    legends = [axes.get_legend() for axes in figure.axes]
-    texts = {text.get_text() for legend in legends if legend for text in legend.get_texts()}
-    assert {"mean", "zero", "token 7", "before", "[Ruscio], early"} <= texts
-
-
-def test_one_replacement_is_drawn_as_one_of_several():
-    single, (one,) = bos_result("zero"), [several("zero")]
+    assert {"mean", "zero", "token 7", "before", "[Ruscio], early"} <= legends_of(figure)
+    alone, of_several = bos_figure(bos_result("zero")), bos_figure(several("zero"))
     for label in ("share removed", r"change of $\alpha_0$", "change of loss (nat)"):
-        first, second = (labelled(bos_figure(ds), label) for ds in (single, one))
-        np.testing.assert_equal(drawn(first), drawn(second))
+        np.testing.assert_equal(drawn(labelled(alone, label)), drawn(labelled(of_several, label)))
 
 
 def test_loss_and_sensitivity_before_and_after():
@@ -338,37 +433,11 @@ def test_loss_and_sensitivity_before_and_after():
     assert sensitivity.get_ylim()[1] < 1e3
 
 
-# ------------------------------------------------------------------------------------------------------------- style
-
-
-def test_thinned_curves_keep_the_first_positions_and_all_of_the_mean():
-    x, y = np.arange(5000), np.random.default_rng(0).normal(size=(2, 5000))
-    places, means = thinned(x, y, most=64, exact=16)
-    assert places.size <= 64
-    assert (np.diff(places) > 0).all()
-    np.testing.assert_array_equal(places[:16], x[:16])
-    np.testing.assert_array_equal(means[:, :16], y[:, :16])
-    whole = thinned(x, np.ones(5000), most=64, exact=16)[1]
-    np.testing.assert_array_equal(whole, np.ones_like(places))
-    y[0, 4999] = np.nan
-    assert np.isfinite(thinned(x, y)[1]).all()
-    np.testing.assert_array_equal(thinned(x[:50], y[:, :50])[1], y[:, :50])
-
-
-def test_intervals_that_say_nothing_are_left_out_and_their_values_are_pale():
-    axes = Figure().add_subplot()
-    x, values = np.arange(3.0), np.array([0.5, 0.2, np.nan])
-    low, high = np.array([0.4, -9.0, 0.0]), np.array([0.6, 9.0, 1.0])
-    points(axes, x, values, (low, high), color=BLUE, limits=(0.0, 1.0))
-    (certain,) = axes.collections
-    assert ends_of(certain)[..., 1].tolist() == [[0.4, 0.6]]
-    assert [one.tolist() for one in drawn(axes, marker="o")] == [[0.5], [0.2]]
-    assert [line.get_alpha() for line in axes.lines] == [1.0, 0.35]
-
-
-def test_small_figures_are_saved_as_they_are(tmp_path: Path):
-    figure = Figure(figsize=(2, 2))
-    figure.add_subplot().plot([0, 1], [0, 0.123456])
-    png, svg = save_figure(figure, tmp_path / "small")
-    assert imread(png).shape == (340, 340, 4)
-    assert "<!--" in svg.read_text(encoding="utf-8")
+def test_changes_of_many_blocks_are_medians_in_bands():
+    swapped = several("mean", "zero", layers=30, heads=9)
+    figure = bos_figure(swapped)
+    cell = labelled(figure, r"change of $\alpha_0$")
+    change = (swapped["alpha_after"] - swapped["alpha_before"]).sel(replacement="zero")
+    np.testing.assert_allclose(drawn(cell, color=VERMILLION), [change.median("head").values])
+    assert "median and all of the heads" in text_of(figure)
+    assert "a dot per head" not in text_of(figure)

@@ -47,23 +47,17 @@ def test_steps_are_commands_with_results_of_their_own():
         commands[command].make_context(command, arguments)  # raises for an option or a value that does not exist
 
 
-@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0])
-def test_noise_is_uniform_within_half_a_step(kind):
-    random = np.random.default_rng(0)
+def test_noise_is_uniform_within_half_a_step_and_what_is_not_quantized_stays():
+    noisy, random = tool("noise").noisy, np.random.default_rng(0)
     weights = random.normal(size=(64, 256)).astype(np.float32)
-    data = quantize(weights, kind)
-    noisy = tool("noise").noisy(data, kind, random)
-    values = dequantize(data, kind).reshape(-1, 32)
-    step = np.array([np.diff(np.unique(block)).min() for block in values])[:, None]
-    moved = (noisy.reshape(-1, 32) - values) / step
-    assert 0.48 < np.abs(moved).max() < 0.51  # values are multiples of the step, up to float16
-    assert abs(moved.std() - 12**-0.5) < 0.005
-
-
-def test_what_is_not_quantized_stays():
-    weights = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
-    found = tool("noise").noisy(weights, GGMLQuantizationType.F32, np.random.default_rng(1))
-    np.testing.assert_array_equal(found, weights)
+    for kind in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0):
+        data = quantize(weights, kind)
+        values = dequantize(data, kind).reshape(-1, 32)
+        step = np.array([np.diff(np.unique(block)).min() for block in values])[:, None]
+        moved = (noisy(data, kind, random).reshape(-1, 32) - values) / step
+        assert 0.48 < np.abs(moved).max() < 0.51  # values are multiples of the step, up to float16
+        assert abs(moved.std() - 12**-0.5) < 0.005
+    np.testing.assert_array_equal(noisy(weights, GGMLQuantizationType.F32, random), weights)
 
 
 TREE = {
