@@ -1,4 +1,4 @@
-"""Where the U-shape at initialization holds: measured profiles of fresh models over a map of configurations, with theory beside them.
+"""Where the U-shape at initialization holds: profiles of fresh models over a map of configurations, beside theory.
 
 What decides is d sigma^2, width times the square of the initializer range: about the standard deviation of the attention
 logits of a fresh model, and with it how far patterns are from uniform and how much flows through queries and keys instead
