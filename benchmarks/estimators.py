@@ -23,7 +23,8 @@ from machine import describe
 
 import probes
 from probes.errors import InputError
-from probes.models.pullback import Apart, Pacing, Prompt
+from probes.models.memory import paced
+from probes.models.pullback import Apart, Prompt
 from probes.models.view import View
 from probes.results.curves import rms_log_error, spearman
 from probes.run.files import atomic
@@ -35,8 +36,8 @@ AUTO = 0.02  # the relative error that products="auto" is asked for
 def jacobians(model: View, ids: torch.Tensor) -> np.ndarray:
     """Every J_j of one prompt, [position, output direction, d], in the model's dtype."""
     length, width = ids.shape[1], model.spec.width
-    pace = Pacing.of(model, length, 0, None)
-    prompt = Prompt(model, ids, "residual", [0], Apart.of(model, 0, "auto"), pace, check=True)
+    pace = paced(model, length)
+    prompt = Prompt(model, ids, "residual", [0], Apart(model, 0, "auto"), pace, check=True)
     found = np.empty((length, width, width), dtype=np.float32)
     with prompt.linearized():
         for rows in torch.arange(width).split(pace.chunk):

@@ -71,6 +71,9 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 
 
+DIFFERENT = ("llama", "gemma2", "gpt2", "gpt_neox")  # that differ most in their modules
+
+
 def model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model of the family with weights that depend on the seed alone, in evaluation mode; drawn in float32."""
     return build(FAMILIES[name](), seed=seed, dtype=dtype)

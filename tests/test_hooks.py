@@ -14,7 +14,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from families import BLOCKS, FAMILIES, VOCABULARY, attention, blocks
+from families import BLOCKS, DIFFERENT, FAMILIES, VOCABULARY, attention, blocks
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -40,7 +40,7 @@ def halved(module: nn.Module, args: Any, output: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------- observers
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_a_model_that_was_asked_for_its_states_and_patterns_is_measured_as_before(name):
     model = families.model(name)
     model.set_attn_implementation("eager")
@@ -220,7 +220,7 @@ def tell(model: Any, **told: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_attention_refuses_what_it_does_not_know_by_name(name):
     for told, says in (
         ({"s_aux": torch.zeros(4)}, r"\w*Attention gives its attention 's_aux', which probes do not know"),
@@ -318,7 +318,7 @@ def check(seen: Any, model: Any, base: Any) -> None:
 @pytest.mark.slow
 @ignored
 @outdated
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_adapters_count_and_stay_as_they_are(name):
     layers = LAYERS.get(name, ["q_proj", "v_proj", "o_proj", "down_proj"])
     model = adapted(families.model(name), target_modules=layers)

@@ -386,34 +386,27 @@ def use(seen: Any) -> None:
     assert torch.equal(seen.residual(embeddings), first)
 
 
-@pytest.mark.parametrize(("name", "backend"), EVERY)
-def test_the_caller_s_model_stays_as_it_is(name, backend):
-    model = families.model(name).train()
+@pytest.mark.parametrize("name", families.DIFFERENT)
+def test_the_caller_s_model_and_bridge_stay_as_they_are(name):
+    model, bridge = families.model(name).train(), boot(families.model(name), name)
     model.set_attn_implementation("eager")
     next(model.parameters()).requires_grad_(False)
-    tokenizer = families.tokenizer("end")
-    before = state(model)
-    known = (tokenizer.special_tokens_map, len(tokenizer), tokenizer.padding_side, tokenizer("w5").input_ids)
-    seen = probes.load(model, backend, tokenizer=tokenizer)
-    use(seen)
-    assert state(model) == before
-    assert (tokenizer.special_tokens_map, len(tokenizer), tokenizer.padding_side, tokenizer("w5").input_ids) == known
-    assert seen.tokenizer is tokenizer
-
-
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "gpt_neox"])
-def test_a_bridge_given_stays_as_it_is(name):
-    bridge: Any = boot(families.model(name), name)
     bridge.blocks[1].hook_in.add_hook(lambda tensor, hook: None)
-    before = state(bridge)
-    seen, narrow = probes.load(bridge, tokenizer=families.tokenizer()), probes.load(bridge, dtype="bfloat16")
+    tokenizer = families.tokenizer("end")
+    before = state(model), state(bridge)
+    known = (tokenizer.special_tokens_map, len(tokenizer), tokenizer.padding_side, tokenizer("w5").input_ids)
+    own, lens = (probes.load(model, backend, tokenizer=tokenizer) for backend in BACKENDS)
+    seen = probes.load(bridge, tokenizer=tokenizer)
+    for one in (own, lens, seen):
+        use(one)
+        assert one.tokenizer is tokenizer
     assert isinstance(seen, LensView)
-    use(seen)
+    assert close(seen.residual(own.embed(IDS)), own.residual(own.embed(IDS)))
+    narrow = probes.load(bridge, dtype="bfloat16")
     assert narrow.residual(narrow.embed(IDS)).dtype == torch.bfloat16
     assert (seen.identity.backend, narrow.identity.dtype) == ("transformer_lens", "bfloat16")
-    assert state(bridge) == before
-    own = view(name, "transformers")
-    assert close(seen.residual(own.embed(IDS)), own.residual(own.embed(IDS)))
+    assert (state(model), state(bridge)) == before
+    assert (tokenizer.special_tokens_map, len(tokenizer), tokenizer.padding_side, tokenizer("w5").input_ids) == known
 
 
 def test_a_bridge_s_hooks_are_measured_with_and_its_folded_weights_refused():

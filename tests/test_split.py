@@ -208,8 +208,7 @@ def test_probe_gives_the_same(probe):
     xr.testing.assert_identical(found.drop_attrs(deep=False), of_whole(probe).drop_attrs(deep=False))
 
 
-@pytest.mark.parametrize("name", ["everything", "within a block"])
-@pytest.mark.parametrize("probe", ["jacobian, scalar, logits", "sinks"])
+@pytest.mark.parametrize(("probe", "name"), [("jacobian, scalar, logits", "everything"), ("sinks", "within a block")])
 def test_other_maps_give_the_same(probe, name):
     found = PROBES[probe](divided(name))
     xr.testing.assert_identical(found.drop_attrs(deep=False), of_whole(probe).drop_attrs(deep=False))
@@ -451,11 +450,12 @@ def test_command_line_splits_a_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", ["jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "inspect"])
 def test_every_command_takes_the_options(command):
-    given = [command, "tiny-llama", "--device-map", "auto", *(["--prompt", "a text"] if command == "inspect" else [])]
-    result = CliRunner().invoke(app, [*given, "--max-memory", "77=1GiB"])
-    assert "max_memory names '77', which is not there" in str(result.exception)
-    result = CliRunner().invoke(app, [*given, "--max-memory", "7"])
-    assert "max-memory '7' is not a list of DEVICE=SIZE" in str(result.exception)
+    given = f"{command} tiny-llama --device-map auto {'--prompt text' if command == 'inspect' else ''} --max-memory "
+    for memory, says in (
+        ("77=1GiB", "max_memory names '77', which is not there"),
+        ("7", "is not a list of DEVICE=SIZE"),
+    ):
+        assert says in str(CliRunner().invoke(app, given + memory).exception)
 
 
 # ------------------------------------------------------------------------------------------------ real devices

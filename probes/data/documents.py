@@ -126,14 +126,13 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
 
     try:
         reader = dataset_reader(name)
-        if reader is not None:
-            with _quiet():
-                rows = datasets.load_dataset(reader, data_files=name, split=split, streaming=True)
-            rows = _csv_rows(name) if reader == "csv" else rows
-        else:
-            name, _, config = name.partition(":")
-            with _quiet():
-                rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+        name, config = (name, None) if reader else name.partition(":")[::2]
+        where: dict[str, Any] = (
+            {"path": reader, "data_files": name} if reader else {"path": name, "name": config or None}
+        )
+        with _quiet():
+            rows = datasets.load_dataset(**where, split=split, streaming=True)
+        rows = _csv_rows(name) if reader == "csv" else rows
         with closing(_quietly(rows)) as read:
             for number, row in enumerate(read):
                 if column not in row:
@@ -208,11 +207,9 @@ def stdlib_documents() -> list[Document]:
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).parts
         top = parts[0].removesuffix(".py")
-        if top not in sys.stdlib_module_names or top.startswith(_STDLIB_LEFT_OUT):
-            continue
-        if any(part in ("test", "tests") for part in parts):
-            continue
-        documents.append(Document("/".join(parts), file.read_text(encoding="utf-8", errors="replace")))
+        kept = top in sys.stdlib_module_names and not top.startswith(_STDLIB_LEFT_OUT)
+        if kept and not {"test", "tests"} & set(parts):
+            documents.append(Document("/".join(parts), file.read_text(encoding="utf-8", errors="replace")))
     return documents
 
 

@@ -174,10 +174,25 @@ def first_policy(model: View, first: FirstToken | int) -> dict[str, str | int]:
     Raises:
         InputError: the first-token policy cannot be followed on this model.
     """
-    first_id = _first_id(model, first)
-    if first_id is None:
+    if isinstance(first, int) and not isinstance(first, bool):
+        check_id(model, first, "first token id")
+        return {"first_policy": "id", "first_id": first}
+    if isinstance(first, bool):
+        raise InputError(f"first={first} is no token id; give auto, bos, none or a token id")
+    if first not in ("auto", "bos", "none"):
+        raise InputError(f"first token '{first}' is unknown; give auto, bos, none or a token id")
+    if first == "none" or (first == "auto" and model.bos is None):
         return {"first_policy": "none"}
-    return {"first_policy": "id" if isinstance(first, int) else "bos", "first_id": first_id}
+    if model.bos is None:
+        tokenizer, name = model.tokenizer, model.identity.name
+        token = getattr(tokenizer, "bos_token_id", None)
+        if tokenizer is None or token is None:
+            raise InputError(f"first=bos, but {name} has no BOS token; use --first none or a token id")
+        raise InputError(
+            f"first=bos, but the tokenizer of {name} never puts '{tokenizer.bos_token}' first; "
+            f"use --first none, or --first {token}"
+        )
+    return {"first_policy": "bos", "first_id": model.bos}  # which may be 0
 
 
 def check_highest(model: View, highest: int) -> None:
@@ -205,31 +220,6 @@ def parse_first(value: str) -> FirstToken | int:
         return int(value)
     except ValueError:
         raise InputError(f"first token '{value}' is unknown; give auto, bos, none or a token id") from None
-
-
-def _first_id(model: View, first: FirstToken | int) -> int | None:
-    """The id at position 0, or None for text. Ids are compared with None, never by truth: a BOS may have id 0."""
-    if isinstance(first, bool):
-        raise InputError(f"first={first} is no token id; give auto, bos, none or a token id")
-    if isinstance(first, int):
-        check_id(model, first, "first token id")
-        return first
-    if first == "none":
-        return None
-    if first == "auto":
-        return model.bos
-    if first == "bos":
-        if model.bos is None:
-            tokenizer, name = model.tokenizer, model.identity.name
-            token = getattr(tokenizer, "bos_token_id", None)
-            if tokenizer is None or token is None:
-                raise InputError(f"first=bos, but {name} has no BOS token; use --first none or a token id")
-            raise InputError(
-                f"first=bos, but the tokenizer of {name} never puts '{tokenizer.bos_token}' first; "
-                f"use --first none, or --first {token}"
-            )
-        return model.bos
-    raise InputError(f"first token '{first}' is unknown; give auto, bos, none or a token id")
 
 
 def _windows(
@@ -289,13 +279,8 @@ def _openings(model: View, chat: Chat, *, n: int, length: int) -> Drawn:
     attributes: dict[str, str | int | float] = {"text_source": named(chat), "first_policy": "chat template"}
     if (tokens[:, 0] == tokens[0, 0]).all():
         attributes["first_id"] = int(tokens[0, 0])
-    if (count, common) == (n, length):
-        return Drawn(tokens, attributes, ())
-    return Drawn(
-        tokens,
-        attributes,
-        (
-            f"{model.identity.name}: {named(chat)} gives {count} prompt{'s' * (count > 1)} of {common} tokens, "
-            f"instead of {n} of {length}; more or longer conversations give more",
-        ),
+    fewer = (
+        f"{model.identity.name}: {named(chat)} gives {count} prompt{'s' * (count > 1)} of {common} tokens, "
+        f"instead of {n} of {length}; more or longer conversations give more"
     )
+    return Drawn(tokens, attributes, () if (count, common) == (n, length) else (fewer,))

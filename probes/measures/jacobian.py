@@ -39,7 +39,8 @@ from torch import Tensor
 from ..errors import InputError, check_choice
 from ..models.checks import check_place
 from ..models.given import takes_model
-from ..models.pullback import Apart, Engine, Pacing, Pathway, Prompt, Readout
+from ..models.memory import paced
+from ..models.pullback import Apart, Engine, Pathway, Prompt, Readout
 from ..models.view import View
 from ..results.dataset import dataset, provenance
 from ..results.variables import Variable, labelled
@@ -123,12 +124,12 @@ def jacobian(
     check_choice("pathway", pathway, (*PATHWAYS, "all"))
     budget = _budget(method, products, relative_error, chunk)
     width, length = model.spec.width, tokens.shape[1]
-    apart = Apart.of(model, layers[0], engine)
+    apart = Apart(model, layers[0], engine)
     if apart.obstacle is not None:
         warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=3)
     # No query that leads to the readout sees what follows.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
-    pace, report = Pacing.of(model, end, apart.lowest, chunk), Report(progress)
+    pace, report = paced(model, end, apart.lowest, chunk), Report(progress)
 
     def prompt(n: int, check: bool) -> Prompt:
         ids = tokens[n : n + 1, :end]

@@ -76,14 +76,11 @@ def check_weights(folder: Path) -> None:
     for name in BLOCKS:
         if (value := fields.get(name)) is not None and value > len(tensors):
             raise InputError(f"{CONFIG} has {name}={value}, and the files hold {len(tensors)} tensors in all")
-    for name in WIDTHS:
-        if (value := fields.get(name)) is not None and value > largest:
-            raise InputError(f"{CONFIG} has {name}={value}, and no tensor in the files is larger than {largest}")
-    heads, size = fields.get("num_attention_heads"), fields.get("head_dim")
-    if heads and size and heads * size > largest:
-        raise InputError(
-            f"{CONFIG} has {heads} heads of head_dim={size}, and no tensor in the files is larger than {largest}"
-        )
+    sizes = {f"{name}={fields[name]}": fields[name] for name in WIDTHS if fields.get(name) is not None}
+    heads, size = fields.get("num_attention_heads") or 0, fields.get("head_dim") or 0
+    for what, value in (sizes | {f"{heads} heads of head_dim={size}": heads * size}).items():
+        if value > largest:
+            raise InputError(f"{CONFIG} has {what}, and no tensor in the files is larger than {largest}")
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -137,9 +134,9 @@ def _tensors(file: Path) -> list[Tensor]:
             for name, tensor in header.items()
             if name != "__metadata__"
         ]
-    except OSError as error:
-        raise InputError(f"{file.name} cannot be read ({error.strerror})") from None
     except InputError:
         raise
+    except OSError as error:
+        raise InputError(f"{file.name} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError, OverflowError):
         raise InputError(f"{file.name} has a damaged header") from None

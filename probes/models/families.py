@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,9 +18,8 @@ from .view import Linear, Norm, Parts, PositionalEncoding, Spec
 
 
 def _rms(module: Any, *, plus_one: bool = False) -> Norm:
-    eps = getattr(module, "variance_epsilon", None)
-    weight = module.weight
-    return Norm("rms", weight + 1 if plus_one else weight, None, module.eps if eps is None else eps)
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    return Norm("rms", module.weight + 1 if plus_one else module.weight, None, eps)
 
 
 def _layer_norm(module: nn.LayerNorm) -> Norm:
@@ -30,31 +30,18 @@ def _linear(module: Any) -> Linear:
     return Linear(module.weight, module.bias)
 
 
-def _llama_parts(block: Any, *, plus_one: bool = False, **more: Any) -> Parts:
+def _llama_parts(block: Any, *, plus_one: bool = False, **others: Any) -> Parts:
+    """Of Llama, and of families that differ from it in the fields given."""
     attention, mlp = block.self_attn, block.mlp
-    return Parts(
-        attention_norm=_rms(block.input_layernorm, plus_one=plus_one),
-        mlp_norm=more.pop("mlp_norm", None) or _rms(block.post_attention_layernorm, plus_one=plus_one),
-        q=_linear(attention.q_proj),
-        k=_linear(attention.k_proj),
-        v=_linear(attention.v_proj),
-        o=_linear(attention.o_proj),
-        gate=_linear(mlp.gate_proj),
-        up=_linear(mlp.up_proj),
-        down=_linear(mlp.down_proj),
-        activation=mlp.act_fn,
-        head_dim=attention.head_dim,
-        scale=attention.scaling,
-        **more,
-    )
+    found = {name: _linear(getattr(attention, f"{name}_proj")) for name in "qkvo"}
+    found |= {name: _linear(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")}
+    found |= {"activation": mlp.act_fn, "head_dim": attention.head_dim, "scale": attention.scaling}
+    norms = {"attention_norm": block.input_layernorm, "mlp_norm": block.post_attention_layernorm}
+    return Parts(**{name: _rms(norm, plus_one=plus_one) for name, norm in norms.items()} | found | others)
 
 
 def _qwen3_parts(block: Any) -> Parts:
     return _llama_parts(block, q_norm=_rms(block.self_attn.q_norm), k_norm=_rms(block.self_attn.k_norm))
-
-
-def _gemma_parts(block: Any) -> Parts:
-    return _llama_parts(block, plus_one=True)
 
 
 def _gemma2_parts(block: Any) -> Parts:
@@ -93,17 +80,18 @@ def _gpt2_parts(block: Any) -> Parts:
 
 def _gpt_neox_parts(block: Any) -> Parts:
     attention, mlp = block.attention, block.mlp
-    fused = attention.query_key_value
-    # Rows are grouped by head: c of q, c of k, c of v, then the next head.
-    weight = fused.weight.unflatten(0, (-1, 3, attention.head_size))
-    bias = None if fused.bias is None else fused.bias.unflatten(0, (-1, 3, attention.head_size))
-    q, k, v = (Linear(weight[:, i].flatten(0, 1), None if bias is None else bias[:, i].flatten()) for i in range(3))
+    bias = attention.query_key_value.bias
+    biases = (
+        {} if bias is None else dict(zip("qkv", bias.unflatten(0, (-1, 3, attention.head_size)).unbind(1), strict=True))
+    )
+    linear = {
+        name: Linear(weight.flatten(0, 1), biases[name].flatten() if biases else None)
+        for name, weight in _gpt_neox_fused(block).items()
+    }
     return Parts(
+        **linear,
         attention_norm=_layer_norm(block.input_layernorm),
         mlp_norm=_layer_norm(block.post_attention_layernorm),
-        q=q,
-        k=k,
-        v=v,
         o=_linear(attention.dense),
         gate=None,
         up=_linear(mlp.dense_h_to_4h),
@@ -116,27 +104,19 @@ def _gpt_neox_parts(block: Any) -> Parts:
 
 
 def _gpt_neox_fused(block: Any) -> dict[str, Tensor]:
+    # Rows are grouped by head: c of q, c of k, c of v, then the next head.
     fused = block.attention.query_key_value.weight.unflatten(0, (-1, 3, block.attention.head_size))
     return dict(zip("qkv", fused.unbind(1), strict=True))
 
 
-def _gemma2_born(config: Any) -> dict[str, Any]:
-    return {"activation": config.hidden_activation, "post_norm": True}
-
-
-def _gpt_neox_born(config: Any) -> dict[str, Any]:
+def _gpt_neox_drawn(config: Any) -> dict[str, Any]:
     plain = {"gate": None, "norm": "layer", "eps": config.layer_norm_eps}
     return plain | {"parallel": config.use_parallel_residual}
 
 
-def _gpt2_born(config: Any) -> dict[str, Any]:
-    return {
-        "gate": None,
-        "norm": "layer",
-        "eps": config.layer_norm_epsilon,
-        "features": config.n_inner or 4 * config.n_embd,
-        "activation": config.activation_function,
-    }
+def _gpt2_drawn(config: Any) -> dict[str, Any]:
+    plain = {"gate": None, "norm": "layer", "eps": config.layer_norm_epsilon}
+    return plain | {"features": config.n_inner or 4 * config.n_embd, "activation": config.activation_function}
 
 
 @dataclass(frozen=True)
@@ -151,7 +131,7 @@ class Family:
     output: str = "o_proj"  # of the attention
     positional: PositionalEncoding = "rope"
     learned: str | None = None  # the embedding of absolute positions
-    born: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the fields of `Birth` differ from Llama's
+    drawn: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the fields of `Birth` differ from Llama's
     depth_scaled: bool = False  # transformers draws output and down projections more narrowly the deeper the model is
     root_scaled: bool = False  # embeddings are multiplied by sqrt(d) in the forward pass
     fused: Callable[[Any], dict[str, Tensor]] = lambda block: {}  # a block's matrices of which `parts` has copies
@@ -163,16 +143,32 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "mistral": Family("MistralDecoderLayer", _llama_parts),
         "qwen2": Family("Qwen2DecoderLayer", _llama_parts),
         "qwen3": Family("Qwen3DecoderLayer", _qwen3_parts),
-        "gemma": Family("GemmaDecoderLayer", _gemma_parts, root_scaled=True),
-        "gemma2": Family("Gemma2DecoderLayer", _gemma2_parts, born=_gemma2_born, root_scaled=True),
-        "gpt2": Family("GPT2Block", _gpt2_parts, "h", "ln_f", "attn", "c_proj", "learned", "wpe", _gpt2_born, True),
+        "gemma": Family("GemmaDecoderLayer", partial(_llama_parts, plus_one=True), root_scaled=True),
+        "gemma2": Family(
+            "Gemma2DecoderLayer",
+            _gemma2_parts,
+            drawn=lambda config: {"activation": config.hidden_activation, "post_norm": True},
+            root_scaled=True,
+        ),
+        "gpt2": Family(
+            "GPT2Block",
+            _gpt2_parts,
+            blocks="h",
+            final_norm="ln_f",
+            attention="attn",
+            output="c_proj",
+            positional="learned",
+            learned="wpe",
+            drawn=_gpt2_drawn,
+            depth_scaled=True,
+        ),
         "gpt_neox": Family(
             "GPTNeoXLayer",
             _gpt_neox_parts,
             final_norm="final_layer_norm",
             attention="attention",
             output="dense",
-            born=_gpt_neox_born,
+            drawn=_gpt_neox_drawn,
             fused=_gpt_neox_fused,
         ),
     }
@@ -180,16 +176,15 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
 
 
 def family_of(config: Any) -> Family:
-    """The table's row for a configuration.
+    """The table's row for a configuration, or for a model type.
 
     Raises:
         InputError: the model type is not in the table.
     """
-    if config.model_type not in FAMILIES:
-        raise InputError(
-            f"model type '{config.model_type}' is not supported; supported families: {', '.join(FAMILIES)}"
-        )
-    return FAMILIES[config.model_type]
+    kind = config if isinstance(config, str) else config.model_type
+    if kind not in FAMILIES:
+        raise InputError(f"model type '{kind}' is not supported; supported families: {', '.join(FAMILIES)}")
+    return FAMILIES[kind]
 
 
 def spec_of(config: Any) -> Spec:

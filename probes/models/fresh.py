@@ -23,13 +23,11 @@ def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
         InputError: no such rule.
     """
     blocks, width = config.num_hidden_layers, config.hidden_size
-
-    def own() -> Initialization:
-        default = AutoConfig.for_model(config.model_type).initializer_range
-        scheme = {"assumed": getattr(config, ASSUMED, False), "depth_scaled": family_of(config).depth_scaled}
-        return of_config(config.initializer_range, default, blocks, width, **scheme)
-
-    return resolve(rule, blocks, width, own)
+    if rule != CONFIG:
+        return resolve(rule, blocks, width)
+    default = AutoConfig.for_model(config.model_type).initializer_range
+    scheme = {"assumed": getattr(config, ASSUMED, False), "depth_scaled": family_of(config).depth_scaled}
+    return of_config(config.initializer_range, default, blocks, width, **scheme)
 
 
 def check_sizes(config: Any) -> None:
@@ -40,8 +38,7 @@ def check_sizes(config: Any) -> None:
             that transformers does not have.
     """
     family_of(config)
-    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
-    for name in sizes:
+    for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size"):
         value = getattr(config, name, None)
         if value is not None and value < 1:
             raise InputError(f"the config has {name}={value}; give at least 1")
@@ -71,7 +68,7 @@ def _structure(config: Any) -> dict[str, Any]:
     """The fields of `Birth` that are no deviations, nor its spec; the activation by name."""
     found: dict[str, Any] = {"norm": "rms", "features": getattr(config, "intermediate_size", None)}
     found |= {"eps": getattr(config, "rms_norm_eps", None), "activation": getattr(config, "hidden_act", None)}
-    return found | family_of(config).born(config)
+    return found | family_of(config).drawn(config)
 
 
 def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: bool = True) -> PreTrainedModel:
@@ -89,19 +86,16 @@ def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: boo
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _rescale(model, rule)
-    if positional:
-        return model
-    family = family_of(config)
-    decoder = model.get_decoder()
-    if family.learned is not None:
-        nn.init.zeros_(getattr(decoder, family.learned).weight)
-        return model
+    family, decoder = family_of(config), model.get_decoder()
 
     def unrotated(module: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         cos, sin = output
         return torch.sqrt(cos**2 + sin**2), torch.zeros_like(sin)
 
-    decoder.rotary_emb.register_forward_hook(unrotated)
+    if not positional and family.learned is not None:
+        nn.init.zeros_(getattr(decoder, family.learned).weight)
+    elif not positional:
+        decoder.rotary_emb.register_forward_hook(unrotated)
     return model
 
 

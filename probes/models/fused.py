@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from .view import Attention, Edit, Spec, sees
 
 BAND = 512  # least queries per band of a sliding window; below, calls cost more than the keys outside the window
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
+Given: TypeAlias = tuple[Tensor, Tensor | None]  # output, and the log-sum-exp where the kernel gives it
 # What transformers tells an attention function beside queries, keys and values. These three say what is computed:
 TOLD = ("scaling", "softcap", "sliding_window")
 # Of these any other value would change the result:
@@ -83,7 +84,7 @@ def _kernel(
     normalizer: bool,
     *,
     full: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> Given:
     """(output, log-sum-exp or None where no kernel gives it here); causal unless `full` or a boolean mask is given."""
     causal = mask is None and not full and query.shape[-2] > 1
     # The operators do not check the last stride, as the function that chooses among them does; an edit may give any.
@@ -100,9 +101,7 @@ def _kernel(
     return output, None
 
 
-def _cuda_kernel(
-    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor | None]:
+def _cuda_kernel(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, causal: bool, scale: float) -> Given:
     length = query.shape[-2]
     half = query.dtype in (torch.float16, torch.bfloat16)
     if half and added is None and torch.backends.cuda.flash_sdp_enabled() and query.shape[-1] <= 256:
@@ -118,53 +117,50 @@ def _cuda_kernel(
     return found[0], found[1][..., :length]
 
 
-def _banded(attention: Attention, normalizer: bool) -> tuple[Tensor, Tensor | None]:
+def _banded(attention: Attention, normalizer: bool) -> Given:
     """A sliding window, bands of queries against the keys they can see: T (band + window) logits instead of T T."""
     assert attention.window is not None
     length = attention.query.shape[-2]
     band = max(attention.window, BAND)
-    outputs, normalizers = [], []
+    found = []
     for start in range(0, length, band):
-        stop = min(start + band, length)
-        first = attention.first_key(start)
+        stop, first = min(start + band, length), attention.first_key(start)
         queries = torch.arange(start, stop, device=attention.query.device)[:, None]
         keys = torch.arange(first, stop, device=attention.query.device)[None, :]
-        seen = sees(queries, keys, attention.window)
         key, value = attention.key[..., first:stop, :], attention.value[..., first:stop, :]
-        query = attention.query[..., start:stop, :]
-        output, log_z = _kernel(query, key, value, seen, attention.scale, normalizer)
-        outputs.append(output)
-        normalizers.append(log_z)
-    found = [log_z for log_z in normalizers if log_z is not None]
-    return torch.cat(outputs, -2), torch.cat(found, -1) if len(found) == len(normalizers) else None
+        seen, query = sees(queries, keys, attention.window), attention.query[..., start:stop, :]
+        found.append(_kernel(query, key, value, seen, attention.scale, normalizer))
+    return _joined(found)
 
 
-def _prefixed(attention: Attention, prefix: int, normalizer: bool) -> tuple[Tensor, Tensor | None]:
+def _prefixed(attention: Attention, prefix: int, normalizer: bool) -> Given:
     """Queries within the prefix see all of it and nothing else; for those behind it the mask is the causal one.
 
     The causal kernel runs over all queries, since none begins in the middle; what it gives within the prefix is dropped.
     """
-    query, key, value = (x[..., :prefix, :] for x in (attention.query, attention.key, attention.value))
-    output, log_z = _kernel(query, key, value, None, attention.scale, normalizer, full=True)
+    whole = attention.query, attention.key, attention.value
+    within = _kernel(*(x[..., :prefix, :] for x in whole), None, attention.scale, normalizer, full=True)
     if prefix >= attention.query.shape[-2]:
-        return output, log_z
-    rest, log_z_rest = _kernel(attention.query, attention.key, attention.value, None, attention.scale, normalizer)
-    output = torch.cat([output, rest[..., prefix:, :]], -2)
-    if log_z is None or log_z_rest is None:
-        return output, None
-    return output, torch.cat([log_z, log_z_rest[..., prefix:]], -1)
+        return within
+    output, log_z = _kernel(*whole, None, attention.scale, normalizer)
+    return _joined([within, (output[..., prefix:, :], None if log_z is None else log_z[..., prefix:])])
 
 
-def _written_out(attention: Attention) -> tuple[Tensor, Tensor]:
+def _written_out(attention: Attention) -> Given:
     """What no fused kernel knows (soft-caps, slopes, a window behind a prefix), block of queries by block."""
-    outputs, normalizers = [], []
+    found: list[Given] = []
     for start, stop in query_blocks(attention):
         logits = attention.logits(start, stop)
         log_z = logits.logsumexp(-1)
         value = attention.value[..., attention.first_key(start) : attention.last_key(stop), :]
-        outputs.append((logits - log_z[..., None]).exp().to(value.dtype) @ value)
-        normalizers.append(log_z)
-    return torch.cat(outputs, -2), torch.cat(normalizers, -1)
+        found.append(((logits - log_z[..., None]).exp().to(value.dtype) @ value, log_z))
+    return _joined(found)
+
+
+def _joined(found: Sequence[Given]) -> Given:
+    """What was given for one stretch of queries after another; no log-sum-exp where some stretch has none."""
+    outputs, normalizers = zip(*found, strict=True)
+    return torch.cat(outputs, -2), torch.cat(normalizers, -1) if all(z is not None for z in normalizers) else None
 
 
 def check_edits(edits: Sequence[Edit], spec: Spec) -> None:

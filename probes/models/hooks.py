@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -35,6 +34,8 @@ ADAPTERS = ("_active_adapter", "_disable_adapters", "merged_adapters")  # what a
 
 def hooks_on(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """(kind, function) of every hook that may change what the module computes or its derivative."""
+    if not any(vars(module)[where] for where in KINDS):
+        return
     # What a hook point of TransformerLens gives PyTorch is wrapped; it knows what its user gave.
     handles = [*getattr(module, "fwd_hooks", ()), *getattr(module, "bwd_hooks", ())]
     given = {handle.hook.id: handle.user_hook for handle in handles}
@@ -76,43 +77,23 @@ def named(function: Any) -> str:
     return f"{getattr(function, '__module__', None)}.{name}"
 
 
-@dataclass(frozen=True)
-class _Noted:
-    """One module of the caller's model as it was, under its name there."""
+class _Noted(NamedTuple):
+    """One module of the caller's model as it was."""
 
-    name: str
     module: weakref.ref[nn.Module]
-    mark: tuple[Any, ...]
-    hooks: tuple[tuple[str, Any], ...]
-    rest: dict[str, Any]
+    hooks: list[tuple[str, Any]]
+    forward: Any
+    adapters: list[str]
+    weights: list[tuple[Any, ...]]
 
     @classmethod
-    def of(cls, name: str, module: nn.Module, shared: bool) -> _Noted:
-        rest = {
-            "forward pass": own_forward(module),
-            "adapters": [str(vars(module).get(key)) for key in ADAPTERS],
-            "weights": _weights(module, shared),
-        }
-        return cls(name, weakref.ref(module), _mark(module, shared), tuple(hooks_on(module)), rest)
-
-
-def _weights(module: nn.Module, shared: bool) -> list[Any]:
-    if "_hf_hook" in vars(module):  # accelerate makes new ones in every pass
-        return []
-    found = [weight for weight in vars(module)["_parameters"].values() if weight is not None]
-    return [(id(weight), weight.dtype, weight.device, 0 if shared else version(weight)) for weight in found]
-
-
-def _mark(module: nn.Module, shared: bool) -> tuple[Any, ...]:
-    """A cheap mark, taken before every pass, that differs whenever something compared differs."""
-    own = vars(module)
-    return (
-        [tuple(own[where]) for where in KINDS],
-        [id(child) for child in own["_modules"].values()],
-        own.get("forward"),
-        [str(own[key]) for key in ADAPTERS if key in own],
-        _weights(module, shared) if own["_parameters"] else [],
-    )
+    def of(cls, module: nn.Module, shared: bool) -> _Noted:
+        own = vars(module)
+        # accelerate makes new parameters in every pass
+        held = () if "_hf_hook" in own else [weight for weight in own["_parameters"].values() if weight is not None]
+        weights = [(id(weight), weight.dtype, weight.device, 0 if shared else version(weight)) for weight in held]
+        adapters = [str(own[key]) for key in ADAPTERS if key in own]
+        return cls(weakref.ref(module), list(hooks_on(module)), own_forward(module), adapters, weights)
 
 
 class Origin:
@@ -125,10 +106,10 @@ class Origin:
 
     def __init__(self, model: nn.Module, *, shared: bool) -> None:
         self._model, self._shared = weakref.ref(model), shared
-        self._noted = self._now(model)
+        self._before = self._noted(model)
 
-    def _now(self, model: nn.Module) -> list[_Noted]:
-        return [_Noted.of(name, module, self._shared) for name, module in model.named_modules()]
+    def _noted(self, model: nn.Module) -> dict[str, _Noted]:
+        return {name: _Noted.of(module, self._shared) for name, module in model.named_modules()}
 
     def check(self) -> None:
         """Refuse a model that has changed in a way the view's copy does not follow.
@@ -137,26 +118,18 @@ class Origin:
             InputError: a hook, a forward pass or a module was put there or taken away, or weights were replaced.
         """
         model = self._model()
-        if model is None or all(self._same(noted) for noted in self._noted):
-            return
-        now = self._now(model)
-        before, after = ({noted.name: noted for noted in some} for some in (self._noted, now))
-        for name in before | after:
-            found = _difference(name, before.get(name), after.get(name))
+        now = self._before if model is None else self._noted(model)
+        for name in () if now == self._before else self._before | now:
+            found = _difference(name, self._before.get(name), now.get(name))
             if found:
                 raise InputError(
                     f"the {type(model).__name__} was changed after it was loaded ({found}), and its view does not follow; "
                     "load it again"
                 )
-        self._noted = now  # observers were set
-
-    def _same(self, noted: _Noted) -> bool:
-        module = noted.module()
-        return module is not None and _mark(module, self._shared) == noted.mark
 
 
 def _difference(name: str, before: _Noted | None, after: _Noted | None) -> str | None:
-    if before is None or after is None or before.module() is not after.module():
+    if before is None or after is None or before.module != after.module:
         return f"{'new' if before is None else 'removed' if after is None else 'replaced'} module {name}"
     place = f"on its {name}" if name else "on it"
     for word, some, others in (("new", after.hooks, before.hooks), ("removed", before.hooks, after.hooks)):
@@ -165,7 +138,10 @@ def _difference(name: str, before: _Noted | None, after: _Noted | None) -> str |
                 return f"{word} {kind} '{named(function)}' {place}"
     if before.hooks != after.hooks:
         return f"hooks in another order {place}"
-    return next((f"other {what} {place}" for what, value in after.rest.items() if value != before.rest[what]), None)
+    for what in ("forward", "adapters", "weights"):
+        if getattr(before, what) != getattr(after, what):
+            return f"other {'forward pass' if what == 'forward' else what} {place}"
+    return None
 
 
 def version(weight: Tensor) -> int:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +32,7 @@ from .fused import check_edits
 from .hooks import Origin, obstacle, own_forward, version
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening
-from .view import Attention, Edit, Identity, Parts, Site, Spec, Trace, Watcher, weights_hash
+from .view import Attention, Edit, Identity, Parts, Site, Trace, Watcher, weights_hash
 from .wrappers import unwrap_within
 
 # The watcher of each view: a view may run passes inside the watcher of another.
@@ -71,6 +71,21 @@ class _Reached(Exception):
     """Ends a forward pass early, once what was wanted has been seen."""
 
 
+@dataclass(frozen=True)
+class Described:
+    """What a view is told about its model, for the model's provenance; the tokenizer is optional.
+
+    Without a tokenizer prompts must be given as token ids.
+    """
+
+    tokenizer: Any | None = None
+    name: str | None = None
+    revision: str | None = None
+    weights_file: str | None = None
+    condition: str = "pretrained"  # "init" or "init-nope" with fresh weights
+    initialization: Initialization | None = None  # what fresh weights were drawn from
+
+
 class HuggingFaceView:
     """`View` over a transformers causal language model of a family in `families.FAMILIES`.
 
@@ -79,10 +94,7 @@ class HuggingFaceView:
 
     Args:
         model: left as it is; this view works on a shadow.
-        tokenizer: optional; without it prompts must be given as token ids.
-        name, revision, weights_file: for provenance, as in `Identity`.
-        condition: "pretrained", "init" or "init-nope".
-        initialization: what fresh weights were drawn from.
+        described: the fields of `Described`.
 
     Raises:
         InputError: the family is not supported, or accelerate's hooks on the model change its weights in place.
@@ -90,43 +102,19 @@ class HuggingFaceView:
 
     backend = "transformers"
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        tokenizer: Any | None = None,
-        name: str | None = None,
-        revision: str | None = None,
-        weights_file: str | None = None,
-        condition: str = "pretrained",
-        initialization: Initialization | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, **described: Any) -> None:
         family_of(model.config)
-        described = {"name": name, "revision": revision, "weights_file": weights_file, "condition": condition}
-        self._wrap(shadow(model), model.config, tokenizer, initialization=initialization, **described)
+        self._wrap(shadow(model), model.config, Described(**described))
         self._model.set_attn_implementation(ATTENTION)
 
-    def _wrap(
-        self,
-        model: Any,
-        config: Any,
-        tokenizer: Any,
-        *,
-        name: str | None = None,
-        revision: str | None = None,
-        weights_file: str | None = None,
-        condition: str = "pretrained",
-        initialization: Initialization | None = None,
-    ) -> None:
-        self._model = model.eval()
+    def _wrap(self, model: Any, config: Any, described: Described) -> None:
+        self._model, self._described = model.eval(), described
         self._family = family_of(config)
         self._decoder: Any = model.get_decoder()
         self._blocks: nn.ModuleList = getattr(self._decoder, self._family.blocks)
         self._final_norm: nn.Module = getattr(self._decoder, self._family.final_norm)
-        self._name = name or config.name_or_path or f"in-memory {config.model_type}"
-        self._revision, self._weights_file, self._condition = revision, weights_file, condition
-        self.initialization = initialization
-        self.tokenizer = tokenizer
+        self._name = described.name or config.name_or_path or f"in-memory {config.model_type}"
+        self.initialization, self.tokenizer = described.initialization, described.tokenizer
         self.origin: Origin | None = None  # the caller's model, where there is one
         self._identified: tuple[tuple[int, ...], Identity] | None = None
         self.spec = spec_of(config)
@@ -150,15 +138,15 @@ class HuggingFaceView:
             described.pop(key, None)
         return Identity(
             name=self._name,
-            revision=self._revision,
-            condition=self._condition,
+            revision=self._described.revision,
+            condition=self._described.condition,
             weights=weights_hash(self._weights()),
             config=json.dumps(described, sort_keys=True, default=str),
             backend=self.backend,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
             initialization=None if self.initialization is None else str(self.initialization),
-            weights_file=self._weights_file,
+            weights_file=self._described.weights_file,
         )
 
     @property
@@ -198,10 +186,8 @@ class HuggingFaceView:
 
         handle = self._blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), suppress(_Reached):
                 self._decoder(input_ids=tokens.to(self.device), use_cache=False)
-        except _Reached:
-            pass
         finally:
             handle.remove()
         return seen.value(self.spec.family).to(self.device)
@@ -225,9 +211,8 @@ class HuggingFaceView:
         with self._passing(embeddings, edits, sites if attention else None) as (calls, last):
             self._forward(embeddings)
         streams, blocks, rotary = [], [], []
-        for layer in range(self.spec.blocks):
-            args, kwargs = calls[layer]
-            stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs, self.device)
+        for layer, call in enumerate(calls):
+            stream, block, rotation = _recorded_block(self._blocks[layer], *call.fired[-1], self.device)
             streams.append(stream)
             blocks.append(self._listened(layer, block, [edit for edit in edits if edit.layer == layer]))
             rotary.append(rotation)
@@ -261,25 +246,26 @@ class HuggingFaceView:
     @contextmanager
     def _passing(
         self, embeddings: Tensor, edits: Sequence[Edit], sites: list[Site[Attention]] | None, *, record: bool = True
-    ) -> Iterator[tuple[list[Any], Site[Tensor]]]:
+    ) -> Iterator[tuple[list[Site[Any]], Site[Tensor]]]:
         """Hooks for one pass: inject at block 0, apply edits, record every block's call, attention at `sites`, the end.
 
         Without `record` only that a block was called is kept, not its stream.
         """
         self._check_origin()
-        calls: list[Any] = [None] * self.spec.blocks
-        last: Site[Tensor] = Site("final residual", self.spec.blocks)
         check_edits(edits, self.spec)
-        changes = [[e for e in edits if e.site == "residual" and e.layer == at] for at in range(self.spec.blocks)]
+        calls: list[Site[Any]] = [Site("residual", layer) for layer in range(self.spec.blocks)]
+        last: Site[Tensor] = Site("final residual", self.spec.blocks)
 
         def before(layer: int) -> Callable[..., Any]:
+            changes = [edit for edit in edits if (edit.site, edit.layer) == ("residual", layer)]
+
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 stream = embeddings if layer == 0 else _hidden(args, kwargs)
-                for edit in changes[layer]:
+                for edit in changes:
                     stream = edit.function(stream.to(self.device))
-                args, kwargs = _with_hidden(stream, args, kwargs)
-                calls[layer] = (args, kwargs) if record else True
-                return args, kwargs
+                call = _with_hidden(stream, args, kwargs)
+                calls[layer].fired[:] = [call if record else None]
+                return call
 
             return hook
 
@@ -291,8 +277,8 @@ class HuggingFaceView:
         try:
             with self._attending(sites, edits, range(self.spec.blocks)):
                 yield calls, last
-            for layer, call in enumerate(calls):
-                Site("residual", layer, [] if call is None else [call]).value(self.spec.family)
+            for call in calls:
+                call.value(self.spec.family)
         finally:
             for handle in handles:
                 handle.remove()
@@ -305,34 +291,37 @@ class HuggingFaceView:
         finally:
             _watchers.reset(token)
 
-    def _watcher(self) -> Watcher | None:
-        return _watchers.get().get(id(self))
-
     @contextmanager
     def _attending(
         self, sites: list[Site[Attention]] | None, edits: Sequence[Edit], layers: Sequence[int]
     ) -> Iterator[None]:
         """Listen to the attention of `layers`: record it at `sites`, apply edits, call the watcher if there is one."""
-        changed, watcher = [edit for edit in edits if edit.site != "residual"], self._watcher()
-        if sites is None and not changed and watcher is None:
+        listener = Listening(edits, sites, _watchers.get().get(id(self)), self.device)
+        if not (listener.heard or listener.edits):
             yield
             return
-        modules = {id(getattr(self._blocks[layer], self._family.attention)): layer for layer in layers}
-        heard = Listening(modules, changed, sites, watcher, self.device)
-        token = listening.set(heard)
+        with self._connected(listener, layers):
+            yield
+        listener.check(layers, self.spec.family)
+
+    @contextmanager
+    def _connected(self, listener: Listening, layers: Sequence[int]) -> Iterator[None]:
+        """Inside, the attention of `layers` is heard by the listener."""
+        listener.modules = {id(getattr(self._blocks[layer], self._family.attention)): layer for layer in layers}
+        token = listening.set(listener)
         try:
             yield
         finally:
             listening.reset(token)
-        for layer in layers if watcher is not None else ():
-            Site("attention", layer, [True] if layer in heard.fired else []).value(self.spec.family)
-        for edit in changed:  # an edit that never ran must not look like one without effect
-            if edit.layer not in heard.fired:
-                Site(edit.site, edit.layer).value(self.spec.family)
 
+    @torch.no_grad()
     def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
         self._check_origin()
-        return _columns_of(self._output_projection(layer), self.spec, self.device, self.dtype)
+        # As the module itself computes it, adapters and other storage included.
+        heads, projection = (self.spec.heads, self.spec.head_dim), self._output_projection(layer)
+        ones = torch.eye(heads[0] * heads[1], device=self.device, dtype=self.dtype)[None]  # [1, H c, H c]
+        nothing = projection(torch.zeros_like(ones[:, :1]))
+        return (projection(ones) - nothing)[0].unflatten(0, heads).to(self.device)
 
     def _output_projection(self, layer: int) -> nn.Module:
         return getattr(getattr(self._blocks[layer], self._family.attention), self._family.output)
@@ -359,26 +348,12 @@ class HuggingFaceView:
         rule = initialization_of(self._model.config, initialization)
         model = cast(fresh_model(self._model.config, seed, rule, positional=positional), self.dtype)
         model = split.dispatched(model, self._model) if self._split else model.to(self.device)
-        return type(self)(model, **self._twin(rule, positional))
+        condition = "init" if positional else "init-nope"
+        own = {"tokenizer": self.tokenizer, "name": self._name, "condition": condition, "initialization": rule}
+        return self._twin(model, vars(self._described) | own)
 
-    def _twin(self, rule: Initialization, positional: bool) -> dict[str, Any]:
-        """What describes this model with fresh weights."""
-        return {
-            "tokenizer": self.tokenizer,
-            "name": self._name,
-            "revision": self._revision,
-            "weights_file": self._weights_file,
-            "condition": "init" if positional else "init-nope",
-            "initialization": rule,
-        }
-
-
-@torch.no_grad()
-def _columns_of(projection: nn.Module, spec: Spec, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A projection's matrix by head, [H, c, d], as the module itself computes it, adapters and other storage included."""
-    ones = torch.eye(spec.heads * spec.head_dim, device=device, dtype=dtype)[None]  # [1, H c, H c]
-    nothing = projection(torch.zeros_like(ones[:, :1]))
-    return (projection(ones) - nothing)[0].unflatten(0, (spec.heads, spec.head_dim)).to(device)
+    def _twin(self, model: Any, described: dict[str, Any]) -> HuggingFaceView:
+        return type(self)(model, **described)
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

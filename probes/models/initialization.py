@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ..errors import InputError
 
@@ -75,11 +75,6 @@ Rule: TypeAlias = str | int | float | Initialization
 Scheme: TypeAlias = Callable[[int, int], dict[str, float]]  # (blocks, width) -> deviation by kind
 
 
-def uniform(sigma: float) -> Scheme:
-    """One deviation for every matrix."""
-    return lambda blocks, width: dict.fromkeys(KINDS, sigma)
-
-
 def by_depth(sigma: float, **others: float) -> Scheme:
     """One deviation, but what writes to the residual stream, twice per block, is divided by sqrt(2L): GPT-2's scheme."""
 
@@ -96,8 +91,7 @@ def _small_and_wang(blocks: int, width: int) -> dict[str, float]:
     return dict.fromkeys(KINDS, math.sqrt(2 / (5 * width))) | {"o": into_stream, "down": into_stream}
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """A rule that a model's makers published, and where."""
 
     source: str
@@ -113,7 +107,10 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
         "smollm2-135m": Published(_SMOLLM2.format("135M"), by_depth(1 / 24)),
         "smollm2-360m": Published(_SMOLLM2.format("360M"), by_depth(0.03227)),
         "smollm2-1.7b": Published(_SMOLLM2.format("1B"), by_depth(0.02)),
-        "qwen2.5": Published("Qwen/Qwen2.5-0.5B, config.json; the training program is not public", uniform(0.02)),
+        "qwen2.5": Published(
+            "Qwen/Qwen2.5-0.5B, config.json; the training program is not public",
+            lambda blocks, width: dict.fromkeys(KINDS, 0.02),
+        ),
         # 1/sqrt(2L) is in the paper (Radford et al. 2019, section 2.3), the rest in the program.
         "gpt2": Published("openai/gpt-2, src/model.py, and the paper", by_depth(0.02, positions=0.01)),
         "pythia": Published("EleutherAI/pythia, models/*.yml; EleutherAI/gpt-neox, init_functions.py", _small_and_wang),
@@ -121,20 +118,18 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
 )
 
 
-def resolve(rule: Rule, blocks: int, width: int, own: Callable[[], Initialization]) -> Initialization:
-    """What a rule means for a model of that depth and width; `own` is asked for what "config" means.
+def resolve(rule: Rule, blocks: int, width: int) -> Initialization:
+    """What a rule means for a model of that depth and width, unless it is "config" (see `of_config`).
 
     Raises:
         InputError: no such rule, or a number that is no usable deviation.
     """
     if isinstance(rule, Initialization):
         return rule
-    if rule == CONFIG:
-        return own()
-    found = PUBLISHED.get(rule) if isinstance(rule, str) else None
-    if found is not None:
-        return Initialization(str(rule), "published", found.source, **found.scheme(blocks, width))
-    return Initialization(f"uniform {rule}", "given", "the caller", **uniform(_number(rule))(blocks, width))
+    if isinstance(rule, str) and rule in PUBLISHED:
+        source, scheme = PUBLISHED[rule]
+        return Initialization(rule, "published", source, **scheme(blocks, width))
+    return Initialization(f"uniform {rule}", "given", "the caller", **dict.fromkeys(KINDS, _number(rule)))
 
 
 def check_rule(rule: Rule) -> None:
@@ -143,7 +138,8 @@ def check_rule(rule: Rule) -> None:
     Raises:
         InputError: as `resolve` does.
     """
-    resolve(rule, 1, 1, lambda: Initialization(CONFIG, "config", "", **uniform(1.0)(1, 1)))
+    if rule != CONFIG:
+        resolve(rule, 1, 1)
 
 
 def of_config(
@@ -156,16 +152,16 @@ def of_config(
         default: the library's.
         blocks, width: of the model.
         assumed: the configuration's file says nothing, so that `given` is the library's.
-        depth_scaled: the family's scheme is that of `by_depth` (GPT-2), not that of `uniform`.
+        depth_scaled: the family's scheme is that of `by_depth` (GPT-2), not one deviation for all.
     """
     sigma = given or default
     published_nowhere = sigma == default and (assumed or not given)
     own = " of the config" + (", also transformers' default" if sigma == default else "")
     source = ", transformers' default: the config names none" if published_nowhere else own
     scaled = "; output and down projections divided by sqrt(2L)" if depth_scaled else ""
-    scheme = by_depth(sigma) if depth_scaled else uniform(sigma)
+    deviations = by_depth(sigma)(blocks, width) if depth_scaled else dict.fromkeys(KINDS, sigma)
     standing = "default" if published_nowhere else "config"
-    return Initialization(CONFIG, standing, f"initializer_range {sigma:g}{source}{scaled}", **scheme(blocks, width))
+    return Initialization(CONFIG, standing, f"initializer_range {sigma:g}{source}{scaled}", **deviations)
 
 
 def _number(rule: object) -> float:

@@ -23,13 +23,11 @@ from transformers import AutoTokenizer
 
 from ..errors import InputError
 from .families import family_of
-from .fresh import fresh_model, initialization_of
-from .huggingface import HuggingFaceView, cast, shadow
-from .initialization import CONFIG, Rule
+from .huggingface import Described, HuggingFaceView, shadow
+from .listening import Listening
 from .split import is_split
-from .view import Attention, Edit, Parts, Site
+from .view import Attention, Parts, Site
 
-_SEEN = torch.empty(0)  # in the place of what was seen and is no longer needed
 ROTATION = "_apply_rotary_pos_emb"  # the method by which bridges of fused projections rotate queries and keys
 
 
@@ -47,13 +45,7 @@ class LensView(HuggingFaceView):
 
     backend = "transformer_lens"
 
-    def __init__(
-        self,
-        bridge: TransformerBridge,
-        *,
-        tokenizer: Any | None = None,
-        **described: Any,
-    ) -> None:
+    def __init__(self, bridge: TransformerBridge, *, tokenizer: Any | None = None, **described: Any) -> None:
         config = bridge.original_model.config
         family_of(config)
         if getattr(bridge, "compatibility_mode", False):
@@ -64,7 +56,7 @@ class LensView(HuggingFaceView):
         refuse_split(bridge)
         self._bridge, self._lens_tokenizer = shadow(bridge), tokenizer is None
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
-        self._wrap(self._bridge.original_model, config, tokenizer, **described)
+        self._wrap(self._bridge.original_model, config, Described(tokenizer, **described))
 
     def _weights(self) -> Iterable[Tensor]:
         """Without a bridge's copies of fused projections, as long as they are copies: as transformers has the weights."""
@@ -87,11 +79,8 @@ class LensView(HuggingFaceView):
         """None: it is not a caller's doing that blocks stay whole."""
         return None
 
-    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> LensView:
-        rule = initialization_of(self._model.config, initialization)
-        model: Any = fresh_model(self._model.config, seed, rule, positional=positional)
-        booted = boot(cast(model.to(self.device), self.dtype), self._name)
-        twin = type(self)(booted, **self._twin(rule, positional))
+    def _twin(self, model: Any, described: dict[str, Any]) -> LensView:
+        twin = type(self)(boot(model, self._name), **described)
         twin._lens_tokenizer = self._lens_tokenizer
         return twin
 
@@ -105,30 +94,21 @@ class LensView(HuggingFaceView):
             return None
 
     @contextmanager
-    def _attending(
-        self, sites: list[Site[Attention]] | None, edits: Sequence[Edit], layers: Sequence[int]
-    ) -> Iterator[None]:
+    def _connected(self, listener: Listening, layers: Sequence[int]) -> Iterator[None]:
         """Hook points instead of an attention function: after rotation where there is one, else after projection."""
-        changed, watcher = [edit for edit in edits if edit.site != "residual"], self._watcher()
-        if sites is None and not changed and watcher is None:
-            yield
-            return
         seen: list[dict[str, Tensor]] = [{} for _ in self._blocks]
 
-        def receive(layer: int, name: str, tensor: Tensor) -> Tensor:  # [B, H, T, c]
-            for edit in changed:
-                if (edit.layer, edit.site) == (layer, name):
-                    tensor = edit.function(tensor)
-            seen[layer][name] = tensor
+        def receive(layer: int, site: str, tensor: Tensor) -> Tensor:  # [B, H, T, c]
+            seen[layer][site] = tensor = listener.edited(layer, site, tensor)
             return tensor
 
-        def heads_first(layer: int, name: str) -> Callable[..., Tensor]:
-            return lambda module, args, output: receive(layer, name, output)
+        def heads_first(layer: int, site: str) -> Callable[..., Tensor]:
+            return lambda module, args, output: receive(layer, site, output)
 
-        def projected(layer: int, name: str, heads: int) -> Callable[..., Tensor]:  # [B, T, H * c] or [B, T, H, c]
+        def projected(layer: int, site: str, heads: int) -> Callable[..., Tensor]:  # [B, T, H * c] or [B, T, H, c]
             def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
                 split = output.unflatten(-1, (heads, -1)) if output.ndim == 3 else output
-                return receive(layer, name, split.transpose(1, 2)).transpose(1, 2).reshape(output.shape)
+                return receive(layer, site, split.transpose(1, 2)).transpose(1, 2).reshape(output.shape)
 
             return hook
 
@@ -141,27 +121,22 @@ class LensView(HuggingFaceView):
 
         def attended(layer: int) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
-                attention = self._lens_attention(layer, seen[layer])
-                if sites is not None:
-                    sites[layer].fired.append(attention)
-                if watcher is not None:
-                    watcher(layer, attention)
-                if not changed:  # not needed any more: the next block's take their place
-                    seen[layer] = dict.fromkeys(seen[layer], _SEEN)
+                listener.attended(layer, self._lens_attention(layer, seen[layer]))
+                seen[layer].clear()  # not needed any more: the next block's take their place
 
             return hook
 
-        spec, ends = self.spec, ExitStack()
-        watched = layers if sites is not None or watcher is not None else sorted({edit.layer for edit in changed})
-        with ends:
+        edited = {(edit.layer, edit.site) for edit in listener.edits}
+        watched = layers if listener.heard else sorted({layer for layer, _ in edited})
+        with ExitStack() as ends:
             for layer in watched:
                 attention: Any = self._blocks[layer].attn
-                hooks = {attention.v.hook_out: projected(layer, "value", spec.kv_heads)}
-                if (layer, "output") in {(edit.layer, edit.site) for edit in changed}:
-                    hooks[attention.o.hook_in] = projected(layer, "output", spec.heads)
+                hooks = {attention.v.hook_out: projected(layer, "value", self.spec.kv_heads)}
+                if (layer, "output") in edited:
+                    hooks[attention.o.hook_in] = projected(layer, "output", self.spec.heads)
                 if self._family.positional != "rope":
-                    hooks[attention.q.hook_out] = projected(layer, "query", spec.heads)
-                    hooks[attention.k.hook_out] = projected(layer, "key", spec.kv_heads)
+                    hooks[attention.q.hook_out] = projected(layer, "query", self.spec.heads)
+                    hooks[attention.k.hook_out] = projected(layer, "key", self.spec.kv_heads)
                 elif hasattr(attention, ROTATION):  # fused projections: hook_rot_q and hook_rot_k exist, but never fire
                     setattr(attention, ROTATION, rotating(layer, getattr(attention, ROTATION)))
                     ends.callback(delattr, attention, ROTATION)
@@ -173,19 +148,17 @@ class LensView(HuggingFaceView):
                 ends.callback(attention.register_forward_hook(attended(layer)).remove)
             yield
             for layer in watched:
-                self._check_seen(layer, seen[layer])
-            for edit in changed:
-                Site(edit.site, edit.layer, [True] if edit.site in seen[edit.layer] else []).value(self.spec.family)
+                self._check_seen(layer, {site for at, site in listener.fired if at == layer})
 
-    def _check_seen(self, layer: int, found: dict[str, Tensor]) -> None:
-        for name in ("query", "key", "value"):
-            Site(name, layer, [True] if name in found else []).value(self.spec.family)
+    def _check_seen(self, layer: int, found: Iterable[str]) -> None:
+        for site in ("query", "key", "value"):
+            Site(site, layer, [True] if site in found else []).value(self.spec.family)
 
     def _lens_attention(self, layer: int, found: dict[str, Tensor]) -> Attention:
         self._check_seen(layer, found)
         original: Any = self._blocks[layer].attn.original_component  # type: ignore[union-attr]
         scale = getattr(original, "scaling", None)
-        query, key, value = (found[name].detach() for name in ("query", "key", "value"))
+        query, key, value = (found[site].detach() for site in ("query", "key", "value"))
         groups = query.shape[1] // key.shape[1]
         return Attention(
             query=query,

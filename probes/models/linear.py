@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..run.memory import share_of
 from .pointwise import Normalized, close, rotate, value_and_slope
-from .view import Linear, Parts
+from .view import Linear, Norm, Parts
 
 # Queries per band: bounds memory at B H band K T numbers, and skips what lies above the diagonal for T much above it.
 QUERY_BAND = 64
@@ -82,6 +82,11 @@ def _affine(linear: Linear, x: Tensor) -> Tensor:
     return torch.nn.functional.linear(x, linear.weight, linear.bias)
 
 
+def _normed(norm: Norm | None, x: Tensor) -> tuple[Normalized | None, Tensor]:
+    made = None if norm is None else Normalized(norm, x)
+    return made, x if made is None else made.output
+
+
 class LinearizedBlock:
     """A block's derivative from its parts. `output` is the block's own output, to be held against the recorded one.
 
@@ -104,21 +109,18 @@ class LinearizedBlock:
         def split(linear: Linear) -> Tensor:  # [B, heads, T, c]
             return _affine(linear, n1).unflatten(-1, (-1, parts.head_dim)).transpose(1, 2)
 
-        q, k, self.value = split(parts.q), split(parts.k), split(parts.v)
-        self.q_norm = None if parts.q_norm is None else Normalized(parts.q_norm, q)
-        self.k_norm = None if parts.k_norm is None else Normalized(parts.k_norm, k)
-        q = q if self.q_norm is None else self.q_norm.output
-        k = k if self.k_norm is None else self.k_norm.output
+        (self.q_norm, q), (self.k_norm, k) = (
+            _normed(parts.q_norm, split(parts.q)),
+            _normed(parts.k_norm, split(parts.k)),
+        )
+        self.value = split(parts.v)
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
         self.query, self.key = q * parts.scale, k  # the scale rides on the query from here on
         self.groups = q.shape[1] // k.shape[1]
         self.mixed = mixed = self._attend()  # [B, H, T, c]
         branch = _affine(parts.o, mixed.transpose(1, 2).flatten(2))
-        self.post_attention = None
-        if parts.post_attention_norm is not None:
-            self.post_attention = Normalized(parts.post_attention_norm, branch)
-            branch = self.post_attention.output
+        self.post_attention, branch = _normed(parts.post_attention_norm, branch)
         self.middle = middle = stream + branch  # after attention
         self.mlp_norm = Normalized(parts.mlp_norm, stream if parts.parallel else middle)
         n2 = self.mlp_norm.output
@@ -131,11 +133,7 @@ class LinearizedBlock:
             hidden, slope = value_and_slope(parts.activation, gate)
             self.slopes = (slope * up, hidden)  # derivatives of hidden * up by gate and by up
             hidden = hidden * up
-        branch = _affine(parts.down, hidden)
-        self.post_mlp = None
-        if parts.post_mlp_norm is not None:
-            self.post_mlp = Normalized(parts.post_mlp_norm, branch)
-            branch = self.post_mlp.output
+        self.post_mlp, branch = _normed(parts.post_mlp_norm, _affine(parts.down, hidden))
         self.output = middle + branch
 
     def gives(self, after: Tensor) -> bool:
@@ -304,19 +302,18 @@ class LinearizedBlock:
         kv, n_rows = heads // self.groups, rows.stop - rows.start
         dq, dk, dv = d_qkv.unflatten(-1, (-1, c)).transpose(2, 3).split([heads, kv, kv], 2)  # [K, B, heads, S, c]
         dq = dq[..., slice(rows.start, rows.stop) if positions is None else positions == rows.start, :]
+        at = slice(None) if positions is None else positions
         if self.q_norm is not None and self.k_norm is not None:
-            at = slice(None) if positions is None else positions
             dq = self.q_norm.pushed(dq, (slice(None), rows)) * self.q_norm.weight
             dk = self.k_norm.pushed(dk, (slice(None), at)) * self.k_norm.weight
         if self.rotary is not None:
             cos, sin = self.rotary
-            at = slice(None) if positions is None else positions
             dq, dk = rotate(dq, cos[rows], sin[rows]), rotate(dk, cos[at], sin[at])
         dq = (dq * self.parts.scale).unflatten(2, (kv, self.groups)).permute(1, 2, 3, 4, 0, 5)  # [B, G, g, rows, K, c]
         dk, dv = dk.permute(1, 2, 3, 0, 4), dv.permute(1, 2, 3, 0, 4)  # [B, G, S, K, c]
         made = dq.new_empty(batch, kv, self.groups, n_rows, count, c)
         for queries, keys in self._bands(length, rows.start, n_rows):
-            at = slice(queries.start - rows.start, queries.stop - rows.start)
+            band = slice(queries.start - rows.start, queries.stop - rows.start)
             n, m = queries.stop - queries.start, keys.stop - keys.start
             logits, slope = self._logits(queries, keys)
             pattern = logits.softmax(-1)  # [B, G, g, n, m]
@@ -327,7 +324,7 @@ class LinearizedBlock:
             out = weights @ dv[:, :, some].flatten(3)
             out = out.view(batch, kv, self.groups, n, count, c)
             if not frozen:
-                rise = dq[..., at, :, :].reshape(batch, kv, -1, c) @ self.key[:, :, keys].transpose(-1, -2)
+                rise = dq[..., band, :, :].reshape(batch, kv, -1, c) @ self.key[:, :, keys].transpose(-1, -2)
                 rise = rise.view(batch, kv, self.groups, n, count, m)
                 query = self._grouped(self.query)[..., queries, :].reshape(batch, kv, -1, c)
                 keyed = query @ dk[:, :, some].permute(0, 1, 4, 3, 2).flatten(3)  # [B, G, g n, K S]
@@ -336,7 +333,7 @@ class LinearizedBlock:
                 mixed = self._grouped(self.mixed)[..., queries, None, :]
                 out -= rise.sum(-1, keepdim=True) * mixed
                 out += (rise.view(batch, kv, -1, m) @ self.value[:, :, keys]).view_as(out)
-            made[..., at, :, :] = out
+            made[..., band, :, :] = out
         return made.permute(4, 0, 3, 1, 2, 5).flatten(3)
 
     def _to_inputs(self, cotangent: Tensor, rows: slice, frozen: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,8 +1,8 @@
-"""The attention function that transformers calls in a view's shadow, and the pass of a view that listens to it."""
+"""The attention function that transformers calls in a view's shadow, and the pass of a view that listens to attention."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -18,53 +18,48 @@ ATTENTION = "headwater"  # the name under which our attention function is regist
 
 
 class Listening:
-    """One view's pass: its edits are applied, its attention is recorded, and its watcher is told."""
+    """One view's pass: its edits are applied, its attention is recorded at `sites`, and its watcher is told."""
 
     def __init__(
-        self,
-        modules: Mapping[int, int],
-        edits: Sequence[Edit],
-        sites: list[Site[Attention]] | None,
-        watcher: Watcher | None,
-        device: torch.device,
+        self, edits: Sequence[Edit], sites: list[Site[Attention]] | None, watcher: Watcher | None, device: torch.device
     ) -> None:
-        self._modules, self._edits, self._sites, self._watcher = modules, edits, sites, watcher
+        self.edits = [edit for edit in edits if edit.site != "residual"]
+        self.sites, self.watcher = sites, watcher
+        self.fired: set[tuple[int, str]] = set()
+        self.modules: Mapping[int, int] = {}  # blocks by the id of their attention
         self._device = device  # where edits and the watcher find the tensors
-        self.watched = watcher is not None  # then the log-sum-exp is wanted
-        self.fired: set[int] = set()
 
-    def receive(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        layer = self._modules.get(id(module))
-        if layer is None:  # another view's pass, run by an edit or a watcher of this one
-            return query, key, value
-        self.fired.add(layer)
-        for edit in self._edits:
-            if edit.layer == layer:
-                query, key, value = (
-                    edit.function(tensor.to(self._device)).to(tensor.device) if edit.site == name else tensor
-                    for name, tensor in (("query", query), ("key", key), ("value", value))
-                )
-        return query, key, value
+    @property
+    def heard(self) -> bool:
+        """Whether anything is to be heard of every block."""
+        return self.sites is not None or self.watcher is not None
 
-    def attended(self, module: nn.Module, attention: Attention) -> Tensor:
-        layer, output = self._modules.get(id(module)), attention.output
-        assert output is not None
-        if layer is None:
-            return output
-        if self._sites is not None:
-            self._sites[layer].fired.append(brought(attention.detached(), self._device))
-        if self._watcher is not None:
-            self._watcher(layer, brought(attention.detached(), self._device))
-        for edit in self._edits:
-            if (edit.layer, edit.site) == (layer, "output"):
-                output = edit.function(output.to(self._device)).to(output.device)
-        return output
+    def edited(self, layer: int, site: str, tensor: Tensor) -> Tensor:
+        """What stands at that site after its edits."""
+        self.fired.add((layer, site))
+        for edit in self.edits:
+            if (edit.layer, edit.site) == (layer, site):
+                tensor = edit.function(tensor.to(self._device)).to(tensor.device)
+        return tensor
 
+    def attended(self, layer: int, attention: Attention) -> None:
+        self.fired.add((layer, "attention"))
+        tensors = {name: x.detach().to(self._device) for name, x in vars(attention).items() if isinstance(x, Tensor)}
+        attention = replace(attention, **tensors)
+        if self.sites is not None:
+            self.sites[layer].fired.append(attention)
+        if self.watcher is not None:
+            self.watcher(layer, attention)
 
-def brought(attention: Attention, device: torch.device) -> Attention:
-    """The same on that device."""
-    moved = {name: x.to(device) for name, x in vars(attention).items() if isinstance(x, Tensor)}
-    return replace(attention, **moved)
+    def check(self, layers: Iterable[int], family: str) -> None:
+        """Check that the watcher was told of every layer, and that no edit looks as if it had no effect.
+
+        Raises:
+            RuntimeError: a site did not fire, naming the block and the site.
+        """
+        watched = [] if self.watcher is None else [(layer, "attention") for layer in layers]
+        for layer, site in (*watched, *((edit.layer, edit.site) for edit in self.edits)):
+            Site(site, layer, [True] if (layer, site) in self.fired else []).value(family)
 
 
 listening: ContextVar[Listening | None] = ContextVar("headwater_attention_listener", default=None)
@@ -80,8 +75,10 @@ def _attention_forward(
     """
     check_told(module, attention_mask, kwargs)
     heard = listening.get()
-    if heard is not None:
-        query, key, value = heard.receive(module, query, key, value)
+    layer = None if heard is None else heard.modules.get(id(module))  # None: another view's pass within this one
+    if heard is not None and layer is not None:
+        query, key = heard.edited(layer, "query", query), heard.edited(layer, "key", key)
+        value = heard.edited(layer, "value", value)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -94,9 +91,12 @@ def _attention_forward(
         softcap=kwargs.get("softcap"),
         window=kwargs.get("sliding_window"),
     )
-    attention = attend(given, normalizer=heard is not None and heard.watched)
-    output = attention.output if heard is None else heard.attended(module, attention)
+    attention = attend(given, normalizer=heard is not None and heard.watcher is not None)
+    output = attention.output
     assert output is not None
+    if heard is not None and layer is not None:
+        heard.attended(layer, attention)
+        output = heard.edited(layer, "output", output)
     return output.transpose(1, 2).contiguous(), None
 
 

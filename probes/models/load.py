@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -72,14 +71,14 @@ def load(
             contradicts its config.json; an option has an unknown value, or comes with a view; a device map has an unknown
             module or device or leaves weights out, or a split model would have to be moved.
     """
-    from .split import Placement
+    from .split import placement
 
     if backend not in ("transformers", "transformer_lens"):
         raise InputError(f"backend '{backend}' does not exist; use transformers or transformer_lens")
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype '{dtype}' does not exist; use auto, {', '.join(DTYPES)}")
-    placement = Placement.of(device_map, max_memory, offload_folder)
-    if placement is not None:
+    split = placement(device_map, max_memory, offload_folder)
+    if split is not None:
         if backend == "transformer_lens":
             raise InputError(f"device_map={device_map!s:.60} goes with backend transformers; leave one of the two out")
         if device != "auto":
@@ -88,9 +87,9 @@ def load(
     if isinstance(tokenizer, (str, os.PathLike)) and not isinstance(source, View):
         tokenizer = read_tokenizer(tokenizer)
     if isinstance(source, (str, os.PathLike)):
-        reading = Reading(dtype, trust_remote_code, placement, config, tokenizer)
+        reading = Reading(dtype, trust_remote_code, split, config, tokenizer)
         found = find(os.fspath(source), revision, reading)
-        if placement is None:
+        if split is None:
             found.model.to(place or _usual_device())
         return _view(found, backend, own=True)
     if isinstance(source, View):
@@ -101,7 +100,7 @@ def load(
                     f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out"
                 )
         return source
-    if placement is not None:
+    if split is not None:
         raise InputError(
             f"device_map={device_map!s:.60} goes with a name or folder; split a model in memory by accelerate.dispatch_model"
         )
@@ -195,7 +194,6 @@ def _configuration(config: Any) -> Any:
     from .huggingface import HuggingFaceView
 
     if isinstance(config, PreTrainedConfig):
-        family_of(config)
         made = config
     elif isinstance(config, HuggingFaceView):
         made = _from_fields(json.loads(config.identity.config), strict=False)
@@ -229,7 +227,7 @@ def _from_fields(fields: Any, *, strict: bool) -> Any:
     kind = fields.get("model_type")
     if not isinstance(kind, str):
         raise InputError("the config names no model_type; give a transformers config.json")
-    family_of(SimpleNamespace(model_type=kind))
+    family_of(kind)
     try:
         made = AutoConfig.for_model(**fields)
         plain = AutoConfig.for_model(kind)
@@ -245,14 +243,12 @@ def _from_fields(fields: Any, *, strict: bool) -> Any:
 
 
 def _device(device: str) -> torch.device | None:
-    if device == "auto":
-        return None
+    from .split import UNUSABLE, reached
+
     try:
-        probe = torch.zeros(1, device=device)
-        probe.item()  # there, working, and holding values ("meta" holds none)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        return None if device == "auto" else reached(device)
+    except UNUSABLE as error:
         raise InputError(f"device '{device}' cannot be used ({reason(error)}); give cpu, cuda or auto") from None
-    return probe.device  # with its index: "cuda" is where a model on "cuda:0" is
 
 
 def _usual_device() -> str:
@@ -275,61 +271,42 @@ def _from_memory(
     from .wrappers import has_adapters, unwrapped
 
     source = given = unwrapped(source)
-    is_bridge = type(source).__name__ == "TransformerBridge"
+    kind, is_bridge = type(source).__name__, type(source).__name__ == "TransformerBridge"
     if not is_bridge and not isinstance(source, PreTrainedModel):
         raise InputError(
-            f"cannot load a {type(source).__name__}; "
-            "give a name, a folder, a transformers model, a TransformerBridge or a view"
+            f"cannot load a {kind}; give a name, a folder, a transformers model, a TransformerBridge or a view"
         )
-    if is_bridge and backend != "transformer_lens":
-        backend = "transformer_lens"  # a bridge is what TransformerLens runs, whatever the default says
-    wanted = DTYPES.get(dtype)
-    parameter = next(source.parameters())
+    wanted, parameter = DTYPES.get(dtype), next(source.parameters())
     if not all(weight.there for weight in weights(source)):
-        raise InputError(f"the {type(source).__name__} has no weights (device meta); load them before it is measured")
-    if backend == "transformer_lens":
-        from .lens import refuse_split
+        raise InputError(f"the {kind} has no weights (device meta); load them before it is measured")
+    # A bridge is what TransformerLens runs, whatever the default says.
+    lens = is_bridge or backend == "transformer_lens"
+    if lens:
+        from .lens import LensView, refuse_split
 
         refuse_split(source)
-    elif is_split(source):
-        view = _split_already(source, place, wanted, tokenizer, revision)
-        view.origin = Origin(given, shared=True)
-        return view
+    whole = not is_split(source)
     moves = (place is not None and place != parameter.device) or (wanted is not None and wanted != parameter.dtype)
-    if moves:
+    if moves and whole:
         source = copy.deepcopy(source)
         source.to(place or parameter.device)
         cast(source, wanted or parameter.dtype)
-    check_finite(source, type(source).__name__)
+    check_finite(source, kind)
     if is_bridge:
-        from .lens import LensView
-
-        bridge: Any = source
-        view = LensView(bridge, tokenizer=tokenizer, revision=revision)
+        view = LensView(source, tokenizer=tokenizer, revision=revision)
     else:
-        view = _view(Found(source, tokenizer, _name_of(source), revision), backend, own=moves)
-    # Bridges of fused projections hold copies of them, and layers with adapters have weights of their own in the view.
-    copied = moves or has_adapters(given) or (backend == "transformer_lens" and not is_bridge)
-    view.origin = Origin(given, shared=not copied)
-    return view
-
-
-def _split_already(
-    source: Any, place: torch.device | None, dtype: torch.dtype | None, tokenizer: Any, revision: str | None
-) -> HuggingFaceView:
-    check_finite(source, type(source).__name__)
-    view = _view(Found(source, tokenizer, _name_of(source), revision), "transformers", own=False)
-    for wanted, found, option in ((place, view.device, "device"), (dtype, view.dtype, "dtype")):
-        if wanted is not None and wanted != found:
+        name = source.config.name_or_path or f"in-memory {source.config.model_type}"
+        view = _view(Found(source, tokenizer, name, revision), backend, own=moves)
+    for asked, found, option in ((place, view.device, "device"), (wanted, view.dtype, "dtype")):
+        if asked is not None and asked != found:
             raise InputError(
-                f"{option} '{wanted}' would move a {type(source).__name__} that accelerate has split; "
+                f"{option} '{asked}' would move a {kind} that accelerate has split; "
                 "leave it out, or load the checkpoint's folder"
             )
+    # Bridges of fused projections hold copies of them, and layers with adapters have weights of their own in the view.
+    copied = moves or has_adapters(given) or (lens and not is_bridge)
+    view.origin = Origin(given, shared=not (copied and whole))
     return view
-
-
-def _name_of(model: Any) -> str:
-    return model.config.name_or_path or f"in-memory {model.config.model_type}"
 
 
 def _view(found: Found, backend: Backend, *, own: bool) -> HuggingFaceView:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..run.memory import available
+from ..errors import InputError
+from ..run.memory import available, out_of_memory
 from .linear import QUERY_BAND
 from .view import View
 
@@ -19,12 +20,31 @@ KEPT_SHARE = 0.5  # of the memory there is, for a prompt's blocks; above it they
 CHUNK_SHARE = 0.25  # of a GPU's, for the directions on their way
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pace:
-    """Directions at once, and whether a prompt's linearized blocks are kept."""
+    """Directions at once, and whether a prompt's linearized blocks are kept or made again for every chunk.
+
+    Making them again is gradient checkpointing: the streams between blocks are what is kept.
+    """
 
     chunk: int
     keep: bool
+
+    def slow_down(self, error: Exception, model: View, length: int) -> None:
+        """Take less memory from now on.
+
+        Raises:
+            InputError: less is not possible.
+            RuntimeError: the error, where it was no lack of memory.
+        """
+        if not out_of_memory(error):
+            raise error
+        if self.chunk == 1 and not self.keep:
+            raise InputError(
+                f"a prompt of {length} positions of '{model.identity.name}' does not fit into memory, a product at a time; "
+                "give a shorter length, dtype bfloat16, or a device map"
+            ) from None
+        self.chunk, self.keep = max(1, self.chunk // 2), False
 
 
 @dataclass(frozen=True)
@@ -37,11 +57,9 @@ class Sizes:
     keys: int  # G c
     features: int
     gated: bool
-    parallel: bool
     blocks: int
     itemsize: int
     apart: bool  # whether the blocks can be taken apart
-    softcap: bool
     wide: bool  # norms per head (q and k)
     post_norm: bool
 
@@ -56,11 +74,9 @@ class Sizes:
             keys=spec.kv_heads * spec.head_dim,
             features=4 * spec.width if parts is None else parts.down.weight.shape[1],
             gated=parts is None or parts.gate is not None,
-            parallel=parts is not None and parts.parallel,
             blocks=spec.blocks,
             itemsize=model.dtype.itemsize,
             apart=parts is not None,
-            softcap=parts is not None and parts.softcap is not None,
             wide=parts is not None and parts.q_norm is not None,
             post_norm=parts is not None and parts.post_attention_norm is not None,
         )
@@ -103,16 +119,17 @@ class Sizes:
         return (3 * self.width + attention) * length * self.itemsize
 
 
-def paced(model: View, length: int, lowest: int = 0) -> Pace:
-    """How a Jacobian of a prompt of `length` positions is taken: full-rate products on a CPU, bounded memory on a GPU."""
-    sizes = Sizes.of(model)
-    free = available(model.device)
-    blocks = sizes.blocks - lowest
-    keep = not model.offloaded and blocks * sizes.linearized(length) <= KEPT_SHARE * free
-    if model.device.type != "cuda":
-        return Pace(max(1, CPU_ROWS // length), keep)
-    chunk = int(CHUNK_SHARE * free) // (sizes.product(length) if sizes.apart else 1 << 28)
-    return Pace(max(1, min(sizes.width, chunk)), keep)
+def paced(model: View, length: int, lowest: int = 0, chunk: int | None = None) -> Pace:
+    """How a Jacobian of a prompt of `length` positions is taken: full-rate products on a CPU, bounded memory on a GPU.
+
+    `chunk` directions at once where that is given.
+    """
+    sizes, free = Sizes.of(model), available(model.device)
+    keep = not model.offloaded and (sizes.blocks - lowest) * sizes.linearized(length) <= KEPT_SHARE * free
+    fitting = CPU_ROWS // length
+    if model.device.type == "cuda":
+        fitting = min(sizes.width, int(CHUNK_SHARE * free) // (sizes.product(length) if sizes.apart else 1 << 28))
+    return Pace(chunk or max(1, fitting), keep)
 
 
 def weights_of(model: View) -> int:

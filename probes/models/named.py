@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -50,7 +50,7 @@ class Reading:
 
     dtype: DType = "auto"
     trust: bool = False
-    placement: Any = None
+    split: Mapping[str, Any] | None = None  # as `split.placement` gives it
     config: Any = None
     tokenizer: Any = None
 
@@ -157,18 +157,17 @@ def _from_gguf(path: Path, name: str, how: Reading) -> Found:
     from .gguf.file import converted
 
     header = read_header(path)
-    beside = [path.parent] if any((path.parent / file).is_file() for file in TOKENIZER_FILES) else []
+    beside = any((path.parent / file).is_file() for file in TOKENIZER_FILES)
     provenance = header.provenance()
-    lower = how.dtype == "bfloat16"  # float64 holds the float32 that comes out of a file exactly
     with (
         _quiet(),
         converted(
             header,
             provenance,
             given=config_fields(path if how.config is None else how.config),
-            dtype=torch.bfloat16 if lower else torch.float32,
+            dtype=torch.bfloat16 if how.dtype == "bfloat16" else torch.float32,  # which float64 holds exactly
             tokenizer=how.tokenizer is None and not beside,
-            lasting=how.placement is not None,
+            lasting=how.split is not None,
         ) as folder,
     ):
         model, tokenizer = _read(str(folder), None, how, name)
@@ -214,11 +213,11 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Any:
     Raises:
         InputError: there is none that can be read.
     """
-    with _quiet():
-        try:
+    try:
+        with _quiet():
             return _tokenizer(os.fspath(path))
-        except Exception as error:  # tokenizers and transformers raise whatever they run into
-            raise InputError(f"the tokenizer in '{path}' cannot be read ({reason(error)}); give its folder") from None
+    except Exception as error:  # tokenizers and transformers raise whatever they run into
+        raise InputError(f"the tokenizer in '{path}' cannot be read ({reason(error)}); give its folder") from None
 
 
 def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) -> Found:
@@ -232,26 +231,10 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
         instead = f"its file {files[0]} itself" if files else "a checkpoint in transformers' format"
         raise InputError(f"folder '{folder}' has no config.json; give {instead}")
     if not list(folder.glob("*.safetensors")):
-        others = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt"))
-        reason = f"only {others[0]}, which may run code when read" if others else "no weights"
-        raise InputError(f"folder '{folder}' holds {reason}; convert the weights to *.safetensors")
-    _check_config(folder, name)
-    model, tokenizer = _read(str(folder), None, how, name)
-    return Found(model, tokenizer, name, revision)
-
-
-def _check_config(folder: Path, name: str) -> None:
-    """Refuse what can be refused from config.json alone, in words that name the field, before transformers does."""
-    try:
-        fields = read_object(folder / CONFIG)
-        kind = fields.get("model_type")
-        if not isinstance(kind, str):
-            raise InputError(f"config.json has model_type={json.dumps(kind)[:40]}; a family's name belongs there")
-        if "auto_map" not in fields:  # a family of its own: transformers asks for the permission to run its code
-            family_of(SimpleNamespace(model_type=kind))
-        check_fields(fields)
-    except InputError as error:
-        raise InputError(f"model '{name}' cannot be loaded: {error}") from None
+        others = [path.name for kind in ("*.bin", "*.pt") for path in sorted(folder.glob(kind))]
+        what = f"only {others[0]}, which may run code when read" if others else "no weights"
+        raise InputError(f"folder '{folder}' holds {what}; convert the weights to *.safetensors")
+    return Found(*_read(str(folder), None, how, name), name, revision)
 
 
 def _from_hub(source: str, revision: str | None, how: Reading) -> Found:
@@ -271,9 +254,8 @@ def _from_hub(source: str, revision: str | None, how: Reading) -> Found:
     except RepositoryNotFoundError:
         raise InputError(f"'{source}' is not on the hub, or private; check the name, or log in") from None
     except Exception as error:  # whatever the network does
-        reason = type(error).__name__
         raise InputError(
-            f"'{source}' is not in the local cache and the hub cannot be reached ({reason}); "
+            f"'{source}' is not in the local cache and the hub cannot be reached ({type(error).__name__}); "
             "check the network, or give a folder"
         ) from None
     model, tokenizer = _read(source, revision, how, source)
@@ -283,21 +265,25 @@ def _from_hub(source: str, revision: str | None, how: Reading) -> Found:
 def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
+    from .split import disjoint
+
     given: dict[str, Any] = {"revision": revision} if revision is not None else {}
-
-    def structure() -> Any:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
-
+    folder = Path(path) if Path(path).is_dir() else None
     with _quiet():
         try:
+            if folder is not None:  # refused from config.json alone, in words that name the field
+                _check_config(read_object(folder / CONFIG))
             config = AutoConfig.from_pretrained(path, trust_remote_code=how.trust, **given)
             family_of(config)
             if "initializer_range" not in PreTrainedConfig.get_config_dict(path, **given)[0]:
                 setattr(config, ASSUMED, True)
-            if Path(path).is_dir():
-                check_weights(Path(path))
-            where = {} if how.placement is None else how.placement.arguments(structure)
+            if folder is not None:
+                check_weights(folder)
+            where = dict(how.split or {})
+            if isinstance(where.get("device_map"), Mapping):
+                with torch.device("meta"):
+                    structure = AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
+                where["device_map"] = disjoint(where["device_map"], structure)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=config,
@@ -319,18 +305,12 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
                     "read it, then call probes.load with trust_remote_code=True"
                 ) from None
             raise InputError(f"model '{name}' cannot be loaded ({reason(error)}); check its files") from None
-        wrong = [*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])]
-        if wrong:
-            raise InputError(
-                f"model '{name}' lacks {len(wrong)} of its weights, or has them in another shape ({sorted(wrong)[0]}); "
-                "the files do not fit the config"
-            )
+        wrong = sorted([*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])])
         unread = _unread(model, loading["unexpected_keys"])
-        if unread:
-            raise InputError(
-                f"model '{name}' has {len(unread)} weights that its config has no place for ({unread[0]}); "
-                "the files do not fit the config"
-            )
+        if wrong or unread:
+            found = f"has {len(unread)} weights that its config has no place for ({unread[0]})" if unread else ""
+            lacks = f"lacks {len(wrong)} of its weights, or has them in another shape ({wrong[0]})" if wrong else ""
+            raise InputError(f"model '{name}' {lacks or found}; the files do not fit the config")
         check_finite(model, name)
         if how.tokenizer is not None:
             return model, how.tokenizer
@@ -339,6 +319,15 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
         except Exception:  # a model can be probed without: prompts are then given as ids, and `prompts` says so
             tokenizer = None
     return model, tokenizer
+
+
+def _check_config(fields: Mapping[str, Any]) -> None:
+    kind = fields.get("model_type")
+    if not isinstance(kind, str):
+        raise InputError(f"config.json has model_type={json.dumps(kind)[:40]}; a family's name belongs there")
+    if "auto_map" not in fields:  # a family of its own: transformers asks for the permission to run its code
+        family_of(kind)
+    check_fields(fields)
 
 
 def _tokenizer(path: str, **given: Any) -> Any:

@@ -1,14 +1,12 @@
 """One prompt, taken apart for products with its Jacobian: what `jacobian` pulls back and pushes forward.
 
-`Apart` holds a model's blocks taken apart, `Pacing` how many directions go through at once, `Prompt` the recorded pass of
-one prompt and its linearized blocks.
+`Apart` holds a model's blocks taken apart, `Prompt` the recorded pass of one prompt and its linearized blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -16,9 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import InputError
-from ..run.memory import out_of_memory
 from .linear import AutogradBlock, Folded, LinearizedBlock, flops, own_flops
-from .memory import paced
+from .memory import Pace
 from .pointwise import close
 from .view import Edit, Parts, Trace, View, obstacle
 
@@ -39,53 +36,41 @@ OWN_POSITIONS = 8  # at which tangents enter a block's attention in `own_path`: 
 SLOPE_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 3e-1, torch.float64: 1e-3, torch.float16: 1e-1}
 
 
-@dataclass
 class Apart:
     """The model's blocks from `lowest` on, taken apart where that is wanted and possible; one for all prompts.
 
-    A block that the first prompt's check rejects has its parts removed here, and so for the others, too.
+    A block that the first prompt's check rejects has its parts removed here, and so for the others, too. `obstacle` says
+    what a caller put on a block that keeps engine "auto" from taking it apart.
+
+    Raises:
+        InputError: engine "parts" does not know some block.
     """
 
-    model: View
-    lowest: int
-    engine: Engine
-    known: dict[int, bool]  # whether a block can be taken apart
-    obstacle: str | None = None  # what a caller put on a block that keeps engine "auto" from taking it apart
-    _parts: dict[int, Parts] = field(default_factory=dict)
-    _folded: dict[int, Folded] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, model: View, lowest: int, engine: Engine) -> Apart:
-        made = cls(model, lowest, engine, {})
-        for layer in range(lowest, model.spec.blocks):
-            parts = None if engine == "autograd" else model.parts(layer)
-            made.known[layer] = parts is not None
-            if engine != "autograd" and parts is None and made.obstacle is None:
-                found = obstacle(model, layer)
-                made.obstacle = None if found is None else f"block {layer} ({found})"
-            if parts is not None and made.held:
-                made._parts[layer] = parts
-        if engine == "parts" and not all(made.known.values()):
+    def __init__(self, model: View, lowest: int, engine: Engine) -> None:
+        self.model, self.lowest, self.engine = model, lowest, engine
+        self.obstacle: str | None = None
+        # None: this block's parts are not held, since its weights are fetched from elsewhere
+        self._parts: dict[int, Parts | None] = {}
+        self._folded: dict[int, Folded] = {}
+        for layer in range(lowest, model.spec.blocks) if engine != "autograd" else ():
+            parts = model.parts(layer)
+            if parts is not None:
+                self._parts[layer] = None if model.offloaded else parts
+            elif self.obstacle is None and (found := obstacle(model, layer)) is not None:
+                self.obstacle = f"block {layer} ({found})"
+        if engine == "parts" and len(self._parts) < model.spec.blocks - lowest:
             raise InputError(
                 f"engine 'parts' does not know the blocks of '{model.identity.name}' "
-                f"({made.obstacle or model.identity.backend}); use engine 'auto' or 'autograd'"
+                f"({self.obstacle or model.identity.backend}); use engine 'auto' or 'autograd'"
             )
-        return made
-
-    @property
-    def held(self) -> bool:
-        """Whether all blocks' parts are held; not those of a model that is fetched block by block from elsewhere."""
-        return not self.model.offloaded
 
     def parts(self, layer: int) -> Parts | None:
         """The block's parts, or None where it is not known or was rejected."""
-        if not self.known[layer]:
-            return None
-        return self._parts[layer] if self.held else self.model.parts(layer)
+        return self._parts.get(layer) or (self.model.parts(layer) if layer in self._parts else None)
 
     def folded(self, layer: int, parts: Parts) -> Folded:
         """Its matrices as `LinearizedBlock` wants them."""
-        if not self.held:
+        if self.model.offloaded:
             return Folded.of(parts)
         if layer not in self._folded:
             self._folded[layer] = Folded.of(parts)
@@ -93,41 +78,8 @@ class Apart:
 
     def reject(self, layer: int) -> None:
         """The block does something else than its parts say."""
-        self.known[layer] = False
         self._parts.pop(layer, None)
         self._folded.pop(layer, None)
-
-
-@dataclass
-class Pacing:
-    """How many directions go through at once, and whether a prompt's blocks are kept or made again for every chunk.
-
-    Making them again is gradient checkpointing: the streams between blocks are what is kept.
-    """
-
-    chunk: int
-    keep: bool
-
-    @classmethod
-    def of(cls, model: View, length: int, lowest: int, chunk: int | None) -> Pacing:
-        planned = paced(model, length, lowest)
-        return cls(chunk or planned.chunk, planned.keep)
-
-    def slow_down(self, error: Exception, model: View, length: int) -> None:
-        """Take less memory from now on.
-
-        Raises:
-            InputError: less is not possible.
-            RuntimeError: the error, where it was no lack of memory.
-        """
-        if not out_of_memory(error):
-            raise error
-        if self.chunk == 1 and not self.keep:
-            raise InputError(
-                f"a prompt of {length} positions of '{model.identity.name}' does not fit into memory, a product at a time; "
-                "give a shorter length, dtype bfloat16, or a device map"
-            ) from None
-        self.chunk, self.keep = max(1, self.chunk // 2), False
 
 
 class Prompt:
@@ -140,7 +92,7 @@ class Prompt:
         readout: Readout,
         layers: list[int],
         apart: Apart,
-        pace: Pacing,
+        pace: Pace,
         *,
         check: bool,
         pathway: Pathway = "total",
@@ -177,13 +129,15 @@ class Prompt:
             self._top = readout_rows(self.model, self._trace.residual[-1][0, self.query], self.readout)
         return self._top
 
+    def _read_out(self, stream: Tensor) -> Tensor:
+        output = stream if self.readout == "residual" else self.model.norm(stream)
+        return self.model.unembed(output) if self.readout == "logits" else output
+
     @torch.no_grad()
     def scales(self) -> Float[Tensor, "layer three"]:
         """Mean squares for each source layer: its stream at positions 1 to the query, and at 0; the readout, per d."""
         assert self._trace is not None
-        stream = self._trace.residual[-1][0, self.query]
-        output = stream if self.readout == "residual" else self.model.norm(stream)
-        output = self.model.unembed(output) if self.readout == "logits" else output
+        output = self._read_out(self._trace.residual[-1][0, self.query])
         of_output = output.double().pow(2).sum().cpu() / self.model.spec.width
         found = []
         for layer in self.layers:
@@ -196,9 +150,7 @@ class Prompt:
         assert self._trace is not None
         residual = self._trace.residual[-1][0, self.query].detach().clone().requires_grad_()
         with torch.enable_grad():
-            output = residual if self.readout == "residual" else self.model.norm(residual)
-            output = self.model.unembed(output) if self.readout == "logits" else output
-            (gradient,) = torch.autograd.grad(output.sum(), residual)
+            (gradient,) = torch.autograd.grad(self._read_out(residual).sum(), residual)
         return gradient[None]
 
     def block(self, layer: int) -> LinearizedBlock | AutogradBlock:

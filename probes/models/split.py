@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -117,12 +117,12 @@ class Weight:
             ) from None
 
 
-def weights(model: nn.Module) -> Iterator[Weight]:
-    """Every parameter of the model, under each of its names where it has several; no values are read yet."""
-    yield from _weights(model, "", None)
+def weights(module: nn.Module, prefix: str = "", holder: tuple[Any, int] | None = None) -> Iterator[Weight]:
+    """Every parameter of a model, under each of its names where it has several; no values are read yet.
 
-
-def _weights(module: nn.Module, prefix: str, holder: tuple[Any, int] | None) -> Iterator[Weight]:
+    `prefix` and `holder` (what keeps the values of offloaded weights, and how much of a name it leaves out) are those of
+    modules within it.
+    """
     for hook in hooks(module):
         if hook.offload and hook.weights_map is not None:
             holder = (hook.weights_map, len(prefix))  # whose keys begin below this module
@@ -133,7 +133,7 @@ def _weights(module: nn.Module, prefix: str, holder: tuple[Any, int] | None) -> 
             yield Weight(name, parameter, (holder[0], name[holder[1] :]) if offloaded and holder else None)
     for key, child in module._modules.items():
         if child is not None:
-            yield from _weights(child, f"{prefix}{key}.", holder)
+            yield from weights(child, f"{prefix}{key}.", holder)
 
 
 def distinct(model: nn.Module) -> Iterator[Tensor]:
@@ -220,20 +220,18 @@ def dispatched(model: Any, like: Any) -> Any:
         places = {name: places[""] for name, _ in model.named_children()}
     folder = None
     if "disk" in places.values():
-        given = next((keeper for keeper in map(_folder, _loaders(like)) if keeper is not None), None)
+        given = next((found for loader in _loaders(like) if (found := _folder(loader)) is not None), None)
         folder = tempfile.mkdtemp(prefix="headwater-offload-", dir=given)
     try:
         with quiet():
-            dispatch_model(
-                model, places, main, offload_dir=folder, skip_keys=getattr(like, "_skip_keys_device_placement", None)
-            )
+            skip = getattr(like, "_skip_keys_device_placement", None)
+            dispatch_model(model, places, main, offload_dir=folder, skip_keys=skip)
     finally:
-        if folder is not None:
-            reader = next(_loaders(model), None)
-            if reader is None:
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
-                weakref.finalize(reader, shutil.rmtree, folder, ignore_errors=True)
+        reader = next(_loaders(model), None)
+        if folder is not None and reader is not None:
+            weakref.finalize(reader, shutil.rmtree, folder, ignore_errors=True)
+        elif folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
     return model
 
 
@@ -241,24 +239,23 @@ def _leaves(model: nn.Module) -> dict[str, Any]:
     """A map for a model that was offloaded as a whole, without one."""
     places: dict[str, Any] = {}
     for name, module in model.named_modules():
-        offloading = [hook for hook in hooks(module) if hook.offload]
-        if offloading:
-            places[name] = "cpu" if _folder(_loader(offloading[0])) is None else "disk"
+        loader = next(_own_loaders(module), None)
+        if loader is not None:
+            places[name] = "cpu" if _folder(loader) is None else "disk"
         elif any(parameter is not None for parameter in module._parameters.values()):
             places[name] = str(execution_device(module))
     return places
 
 
-def _loader(hook: AlignDevicesHook) -> Any:
-    """What a hook reads offloaded weights from; all hooks of a model have the same one, each with its own prefix."""
-    return getattr(hook.weights_map, "dataset", hook.weights_map)
+def _own_loaders(module: nn.Module) -> Iterator[Any]:
+    """What a module's hooks read offloaded weights from; those of a model read the same, each with its own prefix."""
+    for hook in hooks(module):
+        if hook.offload and hook.weights_map is not None:
+            yield getattr(hook.weights_map, "dataset", hook.weights_map)
 
 
 def _loaders(model: nn.Module) -> Iterator[Any]:
-    for module in model.modules():
-        for hook in hooks(module):
-            if hook.offload and hook.weights_map is not None:
-                yield _loader(hook)
+    return (loader for module in model.modules() for loader in _own_loaders(module))
 
 
 def _folder(loader: Any) -> str | None:
@@ -266,55 +263,33 @@ def _folder(loader: Any) -> str | None:
     return os.fspath(folder) if folder is not None and os.path.isdir(folder) else None
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where a caller wants a model: `device_map`, `max_memory`, `offload_folder` as accelerate has them."""
+def placement(device_map: Any, max_memory: Any, offload_folder: Any) -> dict[str, Any] | None:
+    """Where a caller wants a model, as transformers takes it, once `disjoint` has seen a map; None for nothing.
 
-    device_map: str | Mapping[str, str]  # of a mapping, devices by name, "cpu" and "disk" among them
-    max_memory: Mapping[int | str, int] | None  # bytes
-    offload_folder: str | None
-
-    @classmethod
-    def of(cls, device_map: Any, max_memory: Any, offload_folder: Any) -> Placement | None:
-        """What was asked for, or None for nothing.
-
-        Raises:
-            InputError: an unknown policy or device, a size that is none, or options that do not go together.
-        """
-        folder = None if offload_folder is None else os.fspath(offload_folder)
-        if device_map is None:
-            for option, value in (("max_memory", max_memory), ("offload_folder", folder)):
-                if value is not None:
-                    raise InputError(f"{option}={value!s:.60} goes with a device_map; give one, as 'auto'")
-            return None
-        if isinstance(device_map, Mapping):
-            if max_memory is not None:
-                raise InputError(
-                    f"max_memory={max_memory!s:.60} changes nothing where device_map names the devices; leave it out"
-                )
-            if not device_map:
-                raise InputError("device_map={} names no module; give 'auto', or a device for every module")
-            return cls({str(name): _place(name, device) for name, device in device_map.items()}, None, folder)
-        if device_map not in POLICIES:
+    Raises:
+        InputError: an unknown policy or device, a size that is none, or options that do not go together.
+    """
+    given = {"max_memory": max_memory, "offload_folder": None if offload_folder is None else os.fspath(offload_folder)}
+    given = {option: value for option, value in given.items() if value is not None}
+    if device_map is None:
+        for option, value in given.items():
+            raise InputError(f"{option}={value!s:.60} goes with a device_map; give one, as 'auto'")
+        return None
+    if isinstance(device_map, Mapping):
+        if max_memory is not None:
             raise InputError(
-                f"device_map '{device_map}' does not exist; use {', '.join(POLICIES)} or a dict from modules to devices"
-                " (for a single device give device)"
+                f"max_memory={max_memory!s:.60} changes nothing where device_map names the devices; leave it out"
             )
-        return cls(device_map, None if max_memory is None else _sizes(max_memory), folder)
-
-    def arguments(self, structure: Callable[[], nn.Module]) -> dict[str, Any]:
-        """The same for transformers; `structure` makes the model without weights, and is asked only for a mapping.
-
-        Raises:
-            InputError: the mapping names no module of the model, or leaves one out.
-        """
-        named = self.device_map
-        found: dict[str, Any] = {"device_map": named if isinstance(named, str) else disjoint(named, structure())}
-        if self.max_memory is not None:
-            found["max_memory"] = dict(self.max_memory)
-        if self.offload_folder is not None:
-            found["offload_folder"] = self.offload_folder
-        return found
+        if not device_map:
+            raise InputError("device_map={} names no module; give 'auto', or a device for every module")
+        return given | {"device_map": {str(name): _place(name, device) for name, device in device_map.items()}}
+    if device_map not in POLICIES:
+        raise InputError(
+            f"device_map '{device_map}' does not exist; use {', '.join(POLICIES)} or a dict from modules to devices"
+            " (for a single device give device)"
+        )
+    sizes = {} if max_memory is None else {"max_memory": _sizes(max_memory)}
+    return given | {"device_map": device_map} | sizes
 
 
 def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
@@ -326,8 +301,8 @@ def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
     names = {name for name, _ in model.named_modules()}
     for name in device_map:
         if name not in names:
-            known = [key for key in names if key and key.count(".") < 2]
-            raise InputError(f"device_map names '{name}', no module of this model; it has {', '.join(sorted(known))}")
+            known = sorted(key for key in names if key and key.count(".") < 2)
+            raise InputError(f"device_map names '{name}', no module of this model; it has {', '.join(known)}")
     found: dict[str, str] = {}
 
     def put(name: str, module: nn.Module, device: str | None) -> None:
@@ -352,17 +327,23 @@ def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
     return found
 
 
+UNUSABLE = (RuntimeError, AssertionError, NotImplementedError, TypeError)  # what `reached` raises
+
+
+def reached(device: Any) -> torch.device:
+    """A device with its index ("cuda" is where a model on "cuda:0" is), once it holds values, as "meta" does not."""
+    probe = torch.zeros(1, device=torch.device(device))
+    probe.item()
+    return probe.device
+
+
 def _place(name: Any, device: Any) -> str:
-    if device == "disk":
-        return "disk"
     try:
-        probe = torch.zeros(1, device=torch.device(device))
-        probe.item()  # there, working, and holding values
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        return "disk" if device == "disk" else str(reached(device))
+    except UNUSABLE as error:
         raise InputError(
             f"device_map puts '{name}' on '{device}', which cannot be used ({reason(error)}); give cpu, cuda:0 or disk"
         ) from None
-    return str(probe.device)
 
 
 def _sizes(max_memory: Any) -> dict[int | str, int]:

@@ -60,8 +60,7 @@ class Swapped:
         if self.replacement == "zero":
             return torch.zeros_like(own)
         if self.replacement == "mean":
-            if self._mean is None:
-                self._mean = mean_embedding(self.original)
+            self._mean = mean_embedding(self.original) if self._mean is None else self._mean
             return self._mean.to(own)
         # The same direction for every prompt and batch: the other prompts of a batch make no difference.
         generator = torch.Generator().manual_seed(self.replacement_seed)
@@ -116,9 +115,8 @@ def check_replacement(model: View, replacement: Any) -> Replacement:
         return replacement
     if isinstance(replacement, bool) or not isinstance(replacement, Integral):
         raise InputError(f"replacement '{replacement}' is unknown; give {CHOICES}")
-    found = int(replacement)
-    check_id(model, found, "replacement id")
-    return found
+    check_id(model, int(replacement), "replacement id")
+    return int(replacement)
 
 
 def mean_embedding(model: View) -> Float[Tensor, " d"]:

@@ -23,24 +23,25 @@ from .header import Header
 
 ROPE_FACTORS = "rope_freqs.weight"  # what each rotation's frequency is divided by
 # Keys that change nothing at these values, and those that change nothing at any.
-NEUTRAL = MappingProxyType(
-    {
-        "expert_count": 0,
-        "expert_used_count": 0,
-        "attention.causal": True,
-        "use_parallel_residual": False,
-        "rope.scaling.attn_factor": 1.0,
-        "rope.scaling.yarn_log_multiplier": 0.0,
-        "rope.scaling.yarn_ext_factor": 1.0,
-        "rope.scaling.yarn_attn_factor": 1.0,
-    }
-)
+NEUTRAL = {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.causal": True,
+    "use_parallel_residual": False,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+}
 IDLE = ("rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout")
 ROUNDING = 1e-5  # relative: a file keeps numbers in float32 that a config writes in decimals
 # The rest of Llama 3.1's and 3.2's RoPE scaling, of which a file keeps what comes out
-LLAMA3 = MappingProxyType(
-    {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 GEMMA2_27B = 46  # blocks: the one Gemma-2 whose logits are scaled by its width per head, not by the head's own
 GEMMA2_WINDOW, GEMMA2_SOFTCAP, GEMMA2_FINAL_SOFTCAP = 4096, 50.0, 30.0  # of all Gemma-2, where the file does not say
 LARGEST = 2**31 - 1  # of a size
@@ -144,13 +145,11 @@ def _common(stated: _Stated) -> dict[str, Any]:
         raise stated.wrong("embedding_length", f"embeddings have {width:,} entries")
     if stated.whole("block_count") > len(header.tensors):
         raise stated.wrong("block_count", f"there are {len(header.tensors)} tensors in all")
-    ids = {name: header.values.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKENS.items()}
-    return {f"{name}_token_id": value if isinstance(value, int) else None for name, value in ids.items()} | {
-        "vocab_size": rows
-    }
+    ids = {name: header.values.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKENS}
+    return {"vocab_size": rows} | {name: value if isinstance(value, int) else None for name, value in ids.items()}
 
 
-TOKENS = MappingProxyType({"bos": "bos", "eos": "eos", "pad": "padding"})
+TOKENS = (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding"))
 
 
 def _rotary(stated: _Stated) -> dict[str, Any]:
@@ -198,11 +197,10 @@ def _rope(stated: _Stated, head_dim: int) -> dict[str, Any]:
 
 def _by_frequency(stated: _Stated, usual: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Llama 3's scaling, of which the file keeps what each frequency is divided by."""
-    header = stated.header
-    factors = header.numbers(ROPE_FACTORS)
-    if len(factors) != head_dim // 2 or not all(0 < factor < math.inf for factor in factors):
-        raise header.refuse(
-            f"has {len(factors)} values in {ROPE_FACTORS} that are no factors of {head_dim // 2} rotations"
+    factors, count = stated.header.numbers(ROPE_FACTORS), head_dim // 2
+    if len(factors) != count or not all(0 < factor < math.inf for factor in factors):
+        raise stated.header.refuse(
+            f"has {len(factors)} values in {ROPE_FACTORS} that are no factors of {count} rotations"
         )
     if set(factors) == {1.0}:
         return usual
@@ -220,10 +218,10 @@ def _frequencies(rope: Mapping[str, Any], head_dim: int, factors: Any = 1.0) -> 
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, rope_parameters=dict(rope))
     if rope["rope_type"] == "default":
         steps = torch.arange(0, head_dim, 2) / head_dim
         return torch.cat([rope["rope_theta"] ** -steps / torch.tensor(factors), torch.ones(1)])
+    config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, rope_parameters=dict(rope))
     found, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
     return torch.cat([found, torch.tensor([float(scale)])])
 
@@ -276,7 +274,7 @@ def _gpt2(stated: _Stated) -> dict[str, Any]:
     }
 
 
-ARCHITECTURES: MappingProxyType[str, Callable[[_Stated], dict[str, Any]]] = MappingProxyType(
+ARCHITECTURES: Mapping[str, Callable[[_Stated], dict[str, Any]]] = MappingProxyType(
     {"llama": _llama, "mistral": _llama, "qwen2": _qwen, "qwen3": _qwen, "gemma2": _gemma2, "gpt2": _gpt2}
 )
 
@@ -314,24 +312,20 @@ def _agreeing(stated: _Stated, implied: Any, given: Mapping[str, Any]) -> Any:
 
 
 OF_OTHER_FILES = ("quantization_config", "auto_map")  # of the weights that config.json was written for
-SIZES: Mapping[str, str] = MappingProxyType(
-    {
-        "block_count": "blocks",
-        "embedding_length": "width",
-        "attention.head_count": "heads",
-        "attention.head_count_kv": "kv_heads",
-        "attention.key_length": "head_dim",
-        "vocab_size": "vocabulary",
-    }
-)
-NUMBERS: Mapping[str, str] = MappingProxyType(
-    {
-        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-        "attention.layer_norm_epsilon": "layer_norm_epsilon",
-        "attn_logit_softcapping": "attn_logit_softcapping",
-        "final_logit_softcapping": "final_logit_softcapping",
-    }
-)
+SIZES = {  # fields of a spec by what the file calls them
+    "block_count": "blocks",
+    "embedding_length": "width",
+    "attention.head_count": "heads",
+    "attention.head_count_kv": "kv_heads",
+    "attention.key_length": "head_dim",
+    "vocab_size": "vocabulary",
+}
+NUMBERS = {  # and of a configuration
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 
 
 def _close(a: Any, b: Any) -> bool:

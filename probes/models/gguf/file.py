@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from .. import cache
 from ..checkpoint import CONFIG, WEIGHTS
 from .config import config_of
 from .header import Header
-from .tensors import check_tensors, read_tensors
+from .tensors import checked_names, read_tensors
 from .tokenizer import tokenizer_of
 
 LAYOUT = 1  # of the folders written here; to be raised with whatever changes what is in them
@@ -60,41 +61,29 @@ def converted(
     if folder is not None:
         yield folder
         return
-    check_tensors(header, config)
-    content = _Content(header, config, dtype, tokenizer)
-    folder = cache.keep(name, content.write)
-    if folder is not None:
-        del content  # a model is read from the folder next: not both at once
-        yield folder
-        return
-    if lasting:
+    names = checked_names(header, config)
+    own = tokenizer_of(header) if tokenizer else None
+    tensors = read_tensors(header, config, names, dtype)
+
+    def write(folder: Path) -> None:
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        config.to_json_file(folder / CONFIG, use_diff=False)
+        if own is not None:
+            own.save_pretrained(folder)
+
+    folder = cache.keep(name, write)
+    if folder is None and lasting:
         raise header.refuse(
             f"is dequantized to disk for a device map, and {cache.cache_folder()} cannot be written; set HEADWATER_CACHE"
         )
-    with tempfile.TemporaryDirectory(prefix="headwater-") as temporary:
+    with nullcontext(folder) if folder is not None else tempfile.TemporaryDirectory(prefix="headwater-") as place:
         try:
-            content.write(Path(temporary))
+            if folder is None:
+                write(Path(place))
         except OSError as error:
             reason = error.strerror or error
             raise header.refuse(
                 f"cannot be dequantized to disk ({reason}); set HEADWATER_CACHE to a larger one"
             ) from None
-        del content
-        yield Path(temporary)
-
-
-class _Content:
-    """What the folder holds, read when it is first written."""
-
-    def __init__(self, header: Header, config: Any, dtype: torch.dtype, tokenizer: bool) -> None:
-        self._config = config
-        self._tokenizer = tokenizer_of(header) if tokenizer else None
-        self._tensors = read_tensors(header, config, dtype)
-
-    def write(self, folder: Path) -> None:
-        from safetensors.torch import save_file
-
-        save_file(self._tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        self._config.to_json_file(folder / CONFIG, use_diff=False)
-        if self._tokenizer is not None:
-            self._tokenizer.save_pretrained(folder)
+        tensors.clear()  # a model is read from the folder next: not both at once
+        yield Path(place)

@@ -206,8 +206,8 @@ class _Reading:
         if count > LONGEST_ARRAY:
             raise self._damaged(f"a list of {count:,} entries")
         if kind in _NUMBERS:
-            form = _NUMBERS[kind]
-            return list(struct.unpack(f"<{count}{form[1]}", self._take(count * struct.calcsize(form))))
+            form = f"<{count}{_NUMBERS[kind][1]}"
+            return list(struct.unpack(form, self._take(struct.calcsize(form))))
         self._fits(count, 8 if kind == _STRING else 1, "entries of a list")
         return [self._value(kind, within=True) for _ in range(count)]
 

@@ -74,8 +74,12 @@ def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> A
         digit = {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated", "invert": False}
         built["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digit, built["pre_tokenizer"]]}
     if kind == SENTENCEPIECE and not header.values.get("tokenizer.ggml.add_space_prefix", True):
-        _without_prefix(built)
-    built["post_processor"] = _template(special["bos"] if puts_bos_first(header) else None, tokens)
+        # No space in front of texts, and none taken away in decoding
+        if (built["pre_tokenizer"] or {}).get("type") == "Metaspace":
+            built["pre_tokenizer"]["prepend_scheme"] = "never"
+        if (built["decoder"] or {}).get("type") == "Sequence":
+            built["decoder"]["decoders"] = [one for one in built["decoder"]["decoders"] if one["type"] != "Strip"]
+    built["post_processor"] = _template(special["bos"] if puts_bos_first(header.values) else None, tokens)
     template = header.values.get("tokenizer.chat_template")
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(built)),
@@ -84,13 +88,11 @@ def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> A
     )
 
 
-def puts_bos_first(header: Header) -> bool:
+def puts_bos_first(values: Mapping[str, Any]) -> bool:
     """Whether the model was trained with BOS in front, as far as the file says; else as llama.cpp takes it."""
-    said = header.values.get("tokenizer.ggml.add_bos_token")
-    if isinstance(said, bool):
-        return said
-    sentencepiece = header.values.get("tokenizer.ggml.model") == SENTENCEPIECE
-    return sentencepiece or header.values.get("tokenizer.ggml.pre") in WHOLE_WORDS
+    said = values.get("tokenizer.ggml.add_bos_token")
+    usual = values.get("tokenizer.ggml.model") == SENTENCEPIECE or values.get("tokenizer.ggml.pre") in WHOLE_WORDS
+    return said if isinstance(said, bool) else usual
 
 
 def _special(header: Header, tokens: list[str], key: str) -> str | None:
@@ -100,15 +102,6 @@ def _special(header: Header, tokens: list[str], key: str) -> str | None:
     if not isinstance(found, int) or not 0 <= found < len(tokens):
         raise ValueError(f"{key}_token_id={found!s:.40} is none of {len(tokens)} tokens")
     return tokens[found]
-
-
-def _without_prefix(built: dict[str, Any]) -> None:
-    """No space in front of texts, and none taken away in decoding."""
-    if (built["pre_tokenizer"] or {}).get("type") == "Metaspace":
-        built["pre_tokenizer"]["prepend_scheme"] = "never"
-    decoder = built["decoder"]
-    if decoder and decoder["type"] == "Sequence":
-        decoder["decoders"] = [one for one in decoder["decoders"] if one["type"] != "Strip"]
 
 
 def _template(bos: str | None, tokens: list[str]) -> Mapping[str, Any]:
