@@ -1,4 +1,4 @@
-"""What `probes.studies.plan` says before a measurement begins, against what the measurement takes at its peak of memory.
+"""The memory that a measure says it takes before it begins (its function `memory`), against the peak that it takes.
 
 Every run is a process of its own that is warm: the model is loaded, its weights are hashed, the probe has run on a short
 prompt. Then the estimate is made and the probe run; memory is the peak above the level between the two. The same run's peak
@@ -18,20 +18,20 @@ from models import SIGMA, VOCABULARY, llama, qwen, random_tokens
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import probes
-from probes.studies.plan import plan
+from probes.measures import jacobian, leakage, sinks, trajectory
 
 TITLE = "The planner's estimates"
 PROMISED = 0.25  # of the measured peak
 SHORT = 32
 RUNS = 3  # processes for each row
-# By name: the probe, its options as `probes.studies.plan` and the probe take them, what is called.
-CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Any]]] = {
-    "jacobian, exact": ("jacobian", {"method": "exact"}, probes.jacobian),
-    "jacobian, sketch of 24": ("jacobian", {"method": "sketch", "products": 24}, probes.jacobian),
-    "sinks": ("sinks", {}, probes.sinks),
-    'sinks, keys="all"': ("sinks", {"keys": "all"}, probes.sinks),
-    "trajectory": ("trajectory", {}, probes.trajectory),
-    "leakage": ("leakage", {"bootstrap": 100}, probes.leakage),
+# By name: the probe, its options as it and its `memory` take them, and both.
+CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Any], Callable[..., int]]] = {
+    "jacobian, exact": ("jacobian", {"method": "exact"}, probes.jacobian, jacobian.memory),
+    "jacobian, sketch of 24": ("jacobian", {"method": "sketch", "products": 24}, probes.jacobian, jacobian.memory),
+    "sinks": ("sinks", {}, probes.sinks, sinks.memory),
+    'sinks, keys="all"': ("sinks", {"keys": "all"}, probes.sinks, sinks.memory),
+    "trajectory": ("trajectory", {}, probes.trajectory, trajectory.memory),
+    "leakage": ("leakage", {"bootstrap": 100}, probes.leakage, leakage.memory),
 }
 
 
@@ -65,7 +65,7 @@ def jobs(settings: Settings) -> list[Job]:
         sizes = {"jacobian": ((1, 512),), "sinks": ((1, 4096),), "trajectory": ((2, 2048),), "leakage": ((16, 512),)}
     found = []
     for shape, made in shapes.items():
-        for name, (probe, _, _) in CALLS.items():
+        for name, (probe, *_) in CALLS.items():
             if name == "jacobian, exact" and ("width" not in made or settings.cuda):
                 continue  # minutes, and no other memory than the sketch's
             for prompts, length in sizes.get(probe, ()):
@@ -85,17 +85,17 @@ def _model(point: dict[str, Any], device: str) -> Any:
 
 
 def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
-    """Rows with planned and measured bytes and seconds."""
-    probe, options, call = CALLS[job.name]
+    """Rows with planned and measured bytes."""
+    _, options, call, memory_of = CALLS[job.name]
     for label, point in job.points.items():
         view: Any = probes.load(_model(point, settings.device))
         prompts, length = point["prompts"], point["length"]
         call(view, random_tokens(prompts, SHORT, device=settings.device), **options)
-        planned: Any = plan(view, prompts, length, probe, **options)  # type: ignore[arg-type]
+        planned = memory_of(view, prompts, length, **options)
         tokens = random_tokens(prompts, length, device=settings.device)
         memory = Memory(settings.device)
         call(view, tokens, **options)
-        yield label, {"planned": planned.memory, "above": memory.above()}
+        yield label, {"planned": planned, "above": memory.above()}
 
 
 def section(rows: Rows, settings: Settings) -> Section:

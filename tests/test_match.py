@@ -42,7 +42,7 @@ from probes.studies.match import (
     over_seeds,
     planned,
 )
-from probes.studies.matched import match_report, swap_change
+from probes.studies.match_report import match_report, swap_change
 from toy.matching import QUICK, Matching, Settings
 
 pytestmark = pytest.mark.slow
@@ -313,7 +313,7 @@ def test_figure_draws_one_model_with_few_variants(done):
 
 
 def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("probes.figures.match.match_figure", lambda results, path: None)  # drawn in other tests
+    monkeypatch.setattr("probes.studies.match.match_figure", lambda results, path: None)  # drawn in other tests
     whole = run(folder, tmp_path / "whole", "bee", settings=FEW, seeds=1)["bee"]
     out = tmp_path / "parts"
     with pytest.raises(Stop):

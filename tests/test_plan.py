@@ -1,4 +1,4 @@
-"""Estimates made before a measurement: what they follow, what they refuse, and a peak they are held against."""
+"""Memory counted before a measurement: what it follows, how it is said, and a peak it is held against."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 import probes
-from probes.errors import InputError
-from probes.models.memory import Sizes, paced
-from probes.studies.plan import PROBES, Plan, jacobian_passes, operations, plan
-
-memory = importlib.import_module("probes.models.memory")
+from probes.models import memory
+from probes.models.memory import Sizes, paced, weights_of
+from probes.studies.runner import planned
+from probes.theory import kernel
 
 
 @pytest.fixture(scope="module")
@@ -24,45 +23,34 @@ def model() -> Any:
     return probes.load("tiny-llama")
 
 
-@pytest.mark.parametrize("probe", PROBES)
-def test_memory_grows_with_positions_and_not_with_prompts(model, probe):
-    short, long = (plan(model, 8, length, probe) for length in (64, 256))
-    assert 0 < short.memory < long.memory
-    assert short.weights == sum(p.numel() * p.element_size() for p in model._model.parameters())
-    many, more = (plan(model, prompts, 128, probe).memory for prompts in (1000, 10_000))
+def bytes_of(measure: str, *given: Any, **options: Any) -> int:
+    return importlib.import_module(f"probes.measures.{measure}").memory(*given, **options)
+
+
+@pytest.mark.parametrize("measure", ["jacobian", "sinks", "trajectory", "leakage", "bos_swap"])
+def test_memory_grows_with_positions_and_not_with_prompts(model, measure):
+    assert 0 < bytes_of(measure, model, 8, 64) < bytes_of(measure, model, 8, 256)
+    many, more = (bytes_of(measure, model, prompts, 128) for prompts in (1000, 10_000))
     assert more <= 1.1 * many
 
 
 def test_options_that_take_more(model):
-    def bytes_of(probe: Any, **options: Any) -> int:
-        return plan(model, 4, 256, probe, **options).memory
-
-    assert bytes_of("sinks", keys="all") > bytes_of("sinks")
-    assert bytes_of("sinks", reacts="mean") > bytes_of("sinks")
-    assert bytes_of("jacobian", chunk=64) > bytes_of("jacobian", chunk=1)
-    alone, twice = (plan(model, 16, 64, "leakage", fresh=fresh) for fresh in (0, 16))
-    assert twice.memory == alone.memory + alone.weights  # fresh weights are a second copy
-    assert plan(model, 16, 64, "leakage").memory == twice.memory
-
-
-def test_what_models_and_runs_are_weighed_by(model):
-    assert operations(model, 256) > 2 * operations(model, 128)  # attention is quadratic
-    passes = [jacobian_passes(64, given) for given in ({"method": "scalar"}, {"products": 8}, {"method": "exact"})]
-    assert passes == sorted(passes)
-    assert jacobian_passes(64, {"products": 8, "pathway": "all"}) > 1.9 * passes[1]
+    assert 0 < kernel.memory(model, 64) < kernel.memory(model, 256)
+    at = (model, 4, 256)
+    assert bytes_of("sinks", *at, keys="all") > bytes_of("sinks", *at)
+    assert bytes_of("sinks", *at, reacts="mean") > bytes_of("sinks", *at)
+    assert bytes_of("sinks", *at, effect="all") > bytes_of("sinks", *at)
+    assert bytes_of("jacobian", *at, chunk=64) > bytes_of("jacobian", *at, chunk=1)
+    assert bytes_of("jacobian", *at, pathway="all") > bytes_of("jacobian", *at)
+    alone, twice = (bytes_of("leakage", model, 16, 64, fresh=fresh) for fresh in (0, 16))
+    assert twice == alone + weights_of(model) == bytes_of("leakage", model, 16, 64)  # fresh weights are a second copy
+    assert weights_of(model) == sum(p.numel() * p.element_size() for p in model._model.parameters())
 
 
-def test_a_probe_that_does_not_exist(model, unchecked):
-    with pytest.raises(InputError, match="probe 'lens' does not exist; use jacobian, theory"):
-        plan(model, 1, 8, "lens")  # type: ignore[arg-type]
-
-
-def test_what_is_said():
-    made = Plan("jacobian", 3 << 20, 5 << 30, chunk=1, keep=False)
-    assert made.line("ape") == (
-        "ape: about 3 MiB above the model's 5.0 GiB, 1 direction at once, blocks made again for each"
-    )
-    assert Plan("sinks", 100, 100).line("ape") == "ape: about 1 MiB above the model's 1 MiB"
+def test_what_is_said(model, monkeypatch):
+    assert planned("ape", model, 100, ", one at once") == "ape: about 1 MiB above the model's 4 MiB, one at once"
+    monkeypatch.setattr("probes.studies.runner.weights_of", lambda model: 5 << 30)
+    assert planned("ape", model, 3 << 20) == "ape: about 3 MiB above the model's 5.0 GiB"
 
 
 def test_blocks_are_kept_where_there_is_room(model, monkeypatch):
@@ -81,7 +69,7 @@ def test_a_peak_is_near_its_estimate():
 import ctypes, json, torch, probes
 from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
-from probes.studies.plan import plan
+from probes.measures.jacobian import memory
 torch.manual_seed(0)
 config = LlamaConfig(vocab_size=100, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4)
 model = probes.load(LlamaForCausalLM(config).eval())
@@ -89,7 +77,7 @@ tokens = torch.randint(100, (1, 1024))
 def status(name):
     return int(next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name)).split()[1])
 probes.jacobian(model, tokens[:, :16], method="scalar")
-planned = plan(model, 1, 1024, "jacobian", method="exact").memory
+planned = memory(model, 1, 1024, method="exact")
 ctypes.CDLL(None).malloc_trim(0)
 Path("/proc/self/clear_refs").write_text("5")
 level = status("VmRSS")

@@ -119,6 +119,21 @@ def die_in_the_transaction_of(piece: int, step: int) -> None:
     each("x", 5, measure)
 
 
+def test_a_flipped_bit_is_noticed(tmp_path):
+    path = tmp_path / "unit"
+    with keeping(path, KEY_OF_TESTS):
+        each("x", 3, squares())
+    (file,) = store_files(path)
+    kept.rows(file, "UPDATE arrays SET content = CAST(X'01' || substr(content, 2) AS BLOB) WHERE piece = '1/x/1'")
+    with keeping(path, KEY_OF_TESTS):
+        found = each("x", 3, never)
+        assert int(found[2]["square"]) == 4
+        with pytest.raises(
+            InputError, match=r"unit-0\.sqlite' is damaged \(row of .* is not as it was .*\); delete it"
+        ):
+            found.stacked("row")
+
+
 def test_large_arrays_are_kept_in_blocks(tmp_path, monkeypatch):
     assert BLOCK < 10**9
     monkeypatch.setattr("probes.run.resume.BLOCK", 100)

@@ -61,7 +61,7 @@ class _Bars(Course):
         self.shown.start()
         left = self.left
         said = f"{duration(left)} left" if left else ""
-        if len(self.sizes) > 1:
+        if len(self.units) > 1:
             self._show(ALL, self.done, 1.0, said)
             said = ""
         for other in self.tasks.keys() - {ALL, label}:

@@ -313,8 +313,8 @@ def inspect(
     from ..measures.reading import parse_prompt
     from ..models.load import load
     from ..results.dataset import save
-    from ..run.files import require_writable, together
-    from ..studies.reading import Reading
+    from ..run.files import require_writable
+    from ..studies.reading import read as study
     from ..studies.runner import require_free
 
     read_as, chat = parse_prompt(prompt, text, chat, ids)
@@ -322,12 +322,12 @@ def inspect(
     require_writable(out)
     require_free(files)
     view = load(model, running.backend, device=running.device, dtype=running.dtype, **running.split_over())
-    reading = Reading(out)
-    with progress() as advance:
-        result = reading.read(view, read_as, advance=advance, chat=chat, **inspection.values())
-    with together():
+
+    def write(result: Any) -> None:
         write_page(result, files[0], top=inspection.top)
         save(result, files[1])
-    reading.finish()
+
+    with progress() as advance:
+        result = study(view, read_as, out, write, advance=advance, chat=chat, **inspection.values())
     print_inspection(result, top=inspection.top)
     print_written(files)

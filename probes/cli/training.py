@@ -74,7 +74,7 @@ def match(target: Target, matching: Matching, source: Source, running: Running) 
     from toy.matching import Matching as Maker
 
     from ..studies.match import NAME, match
-    from ..studies.matched import match_report
+    from ..studies.match_report import match_report
     from ..studies.runner import written_files
 
     maker = Maker(QUICK if matching.quick else Settings(), running.device)

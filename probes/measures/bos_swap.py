@@ -53,7 +53,8 @@ from ..run.reporting import Progress, Report, part
 from ..run.resume import Piece, each, within
 from .forms import resampling, splits
 from .jacobian import PRODUCTS, jacobian
-from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check
+from .jacobian import memory as of_jacobian
+from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check, held
 from .sinks import THRESHOLD, sinks
 
 PROFILE_PROMPTS = 4
@@ -377,3 +378,8 @@ class _Stages:
         """All is done."""
         if self.progress is not None:
             self.progress(1.0, 1.0)
+
+
+def memory(model: View, prompts: int, length: int, **options: Any) -> int:
+    """Bytes above the loaded model at the peak, about: of leakage or of the profile; options as of `bos_swap`."""
+    return max(held(model, prompts, length, **options), of_jacobian(model, prompts, length, **options))

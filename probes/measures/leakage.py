@@ -97,15 +97,18 @@ from ..errors import InputError
 from ..models.checks import check_tokens
 from ..models.given import takes_model
 from ..models.initialization import CONFIG, Rule
+from ..models.memory import KEPT_FREE, Sizes, weights_of
 from ..models.view import View
 from ..results.curves import estimate
 from ..results.dataset import dataset, provenance
 from ..results.variables import Variable, with_ends
 from ..run import processes
+from ..run.memory import available
 from ..run.reporting import Progress
+from ..run.spool import GPU_SHARE, HELD
 from . import nulls
-from .forms import resampling, splits
-from .samples import LEAST_PROMPTS, Band
+from .forms import NUMBERS_AT_ONCE, OF_LAGS, OF_QUERIES, resampling, splits
+from .samples import LEAST_PROMPTS, TOKENS_AT_ONCE, Band, blocks_of
 
 LAGS = tuple(range(1, 9))
 EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
@@ -369,3 +372,41 @@ def parse_bands(text: str) -> tuple[Band, ...]:
         InputError: it is no list of ranges.
     """
     return tuple(read_ranges(text, "bands", "9-31,32-63"))
+
+
+KEPT_IN_STAGES = 2.4  # as `KEPT_FREE`, of stages that make tensors of many sizes
+
+
+def memory(model: View, prompts: int, length: int, **options: Any) -> int:
+    """Bytes above the loaded model at the peak, about; options as of `leakage`.
+
+    That is what three spools hold, and the most that a pass, a chunk's logits or the resamples take beside them. With fresh
+    weights it is taken once more, beside a second copy of the weights, which goes first.
+    """
+    found = held(model, prompts, length, **options)
+    fresh = nulls.fresh_prompts(model, options.get("fresh"), prompts)
+    return max(found, weights_of(model) + held(model, fresh, length, **options)) if fresh else found
+
+
+def held(model: View, prompts: int, length: int, **options: Any) -> int:
+    """As `memory`, without fresh weights."""
+    sizes, lags = Sizes.of(model), options.get("lags")
+    count = len(lags) if isinstance(lags, (tuple, list)) else len(LAGS)
+    everything, half = prompts * length, -(-prompts // 2)
+    kept = available(model.device) // GPU_SHARE if model.device.type == "cuda" else HELD
+    samples = (
+        8 * sizes.heads * (count + 6)
+    )  # a position's: logits at the lags, three log Z, two parts, the means by lag
+    pairs = (2 * sizes.queries + sizes.heads) * sizes.itemsize
+    spools = sum(min(kept, everything * row) for row in (sizes.width * sizes.itemsize, pairs, samples))
+    chunk = min(max(1, TOKENS_AT_ONCE // length), half)
+    # The logits of a half's prompts, as far as they are held; of a chunk's block seven, as it is, in doubles, turned round
+    # and with its rows shifted; what is read.
+    blocks, whole = blocks_of([chunk] * (half // chunk) + [half % chunk] * (half % chunk > 0), sizes.heads, 1, length)
+    block = 4 * chunk * sizes.heads * max(end - start for start, end in blocks) * length
+    logits = chunk * length * (pairs + samples) + 7 * block + (half * block // chunk if whole else block)
+    # Rows of the quantities that are drawn from, of prompts or resamples: made, joined and made even.
+    draws = 1 + int(options.get("bootstrap", 400))
+    row = 2 * max(1, length // 2) * (len(OF_LAGS) * count + len(OF_QUERIES)) * sizes.heads
+    drawn = 3 * 8 * min(NUMBERS_AT_ONCE, min(half, draws) * row) + 2 * draws * prompts
+    return round(KEPT_IN_STAGES * (spools + max(sizes.passing(chunk * length) / KEPT_FREE, logits, drawn)))

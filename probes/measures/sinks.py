@@ -60,6 +60,7 @@ from ..data.positions import read_ranges
 from ..errors import InputError
 from ..models.checks import check_tokens
 from ..models.given import takes_model
+from ..models.memory import Sizes
 from ..models.swap import swapped
 from ..models.view import Attention, Edit, View
 from ..results.dataset import dataset, provenance
@@ -68,8 +69,8 @@ from ..run.memory import Retry
 from ..run.reporting import Progress, Report
 from ..run.resume import Piece, each, groups
 from .attention import pattern_blocks, run_watched
+from .effect import LOGITS_AT_ONCE, ROWS, check_effect, effects, passes_in_all
 from .effect import PROMPTS as EFFECT_PROMPTS
-from .effect import check_effect, effects, passes_in_all
 from .roles import LIMITS, PLACES, ROLES, RULES, assigned, best, estimates, selected
 from .sink_sums import Sums
 
@@ -370,3 +371,15 @@ def _check_distinct(keys: Sequence[int]) -> None:
 def _check_share(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
         raise InputError(f"{name}={value} is no share of attention; give a number from 0 to below 1")
+
+
+def memory(model: View, prompts: int, length: int, **options: Any) -> int:
+    """Bytes above the loaded model at the peak, about; options as of `sinks`."""
+    sizes = Sizes.of(model)
+    every, twice = options.get("keys") == "all", options.get("reacts") is not None
+    found = sizes.passing(length) * (1 + twice) + sizes.patterns(length) * max(every, twice)
+    if passes_in_all(model, prompts, **options):  # a block's heads at once, all streams, logits and their logarithms
+        rows = min(sizes.heads, max(1, ROWS // length))
+        streams = (2 * sizes.blocks + rows) * length * sizes.width * sizes.itemsize
+        found = max(found, sizes.passing(length) * rows + streams + 4 * 8 * LOGITS_AT_ONCE)
+    return found

@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..models.checks import check_tokens
 from ..models.given import takes_model
+from ..models.memory import KEPT_FREE, Sizes
 from ..models.view import Edit, View
 from ..results.curves import three_digits
 from ..results.dataset import dataset, provenance
@@ -420,3 +421,9 @@ def _passing(model: View, tokens: Int[Tensor, "1 position"], look: Callable[[int
 
     edits = [Edit("residual", layer, seen(layer)) for layer in range(model.spec.blocks)]
     look(model.spec.blocks, model.residual(model.embed(tokens), edits=edits)[0])
+
+
+def memory(model: View, prompts: int, length: int, **_: Any) -> int:
+    """Bytes above the loaded model at the peak, about: a pass, magnitudes with their places, histograms."""
+    sizes = Sizes.of(model)
+    return sizes.passing(length) + round(KEPT_FREE * (32 * length * sizes.width + (8 << BITS) * (sizes.blocks + 1)))

@@ -12,12 +12,14 @@ from typing import Any
 
 from ..errors import InputError
 from ..run.memory import available, out_of_memory
+from .fused import BLOCK_NUMBERS
 from .linear import QUERY_BAND
 from .view import View
 
 CPU_ROWS = 4096  # rows of a matrix product; fewer would remake patterns for too few directions from T = 1,024 on
 KEPT_SHARE = 0.5  # of the memory there is, for a prompt's blocks; above it they are made again for every chunk
 CHUNK_SHARE = 0.25  # of a GPU's, for the directions on their way
+KEPT_FREE = 1.3  # resident against living bytes: what the allocator keeps of tensors that are gone, as measured
 
 
 @dataclass
@@ -117,6 +119,17 @@ class Sizes:
         band = 2 * self.heads * min(QUERY_BAND, length)
         attention = self.features + self.first + 2 * self.queries + 2 * projected + band
         return (3 * self.width + attention) * length * self.itemsize
+
+    def passing(self, length: int) -> int:
+        """Bytes of a pass without gradients: streams before and after, and the wider of attention and feed-forward."""
+        attention = 2 * (self.queries + 2 * self.keys) + 3 * self.queries
+        feed = (3 if self.gated else 2) * self.features
+        return round(KEPT_FREE * (5 * self.width + max(attention, feed)) * length * self.itemsize)
+
+    def patterns(self, length: int) -> int:
+        """Bytes of a block of queries' patterns, of which three are alive."""
+        rows = max(1, min(length, BLOCK_NUMBERS // (self.heads * length)))
+        return round(KEPT_FREE * 3 * 4 * self.heads * rows * length)
 
 
 def paced(model: View, length: int, lowest: int = 0, chunk: int | None = None) -> Pace:

@@ -20,79 +20,51 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import xarray as xr
-from torch import Tensor
 
-from ..data.prompts import FirstToken
 from ..data.prompts import draw as drawn
 from ..errors import InputError
 from ..measures.jacobian import PRODUCTS
 from ..measures.leakage import LAGS, usual_bands
 from ..measures.sinks import FIRST_KEYS
 from ..models.initialization import CONFIG, Rule, check_rule
-from ..models.load import Backend, DType, born
+from ..models.load import born
 from ..models.view import View
 from ..results.collected import Collected, collect
 from ..results.dataset import QUICK, recorded, save, tokens_hash
 from ..results.tables import write_report
 from ..results.ushape import SHORTEST
 from ..run.files import file_name, remove_cut_short, require_writable, write_table
-from ..run.progress import Advance, Within, announce
-from ..studies.plan import PASSES, operations
-from ..studies.runner import HASH, Loading, Subject, holding, subjects
-from ..studies.study import (
-    AGREEMENT_COLUMNS,
-    FIGURES,
-    Settings,
-    agreement_cells,
-    agreements,
-    described,
-    run_size,
-    study,
-)
+from ..run.progress import Advance, Within
+from ..studies.runner import HASH, Given, Results, Subject, Told, holding, subjects
+from ..studies.study import AGREEMENT_COLUMNS, FIGURES, Settings, agreement_cells, agreements, described, study
 from ..studies.survey import PROBES, survey
 from .cards import pretrained_weights
 
-Told: TypeAlias = Callable[[str], object]
-Results: TypeAlias = Mapping[str, xr.Dataset]
 Between: TypeAlias = Callable[[Sequence[str]], object]
 
 SCRATCH = ".measuring"  # of the report's folder: studies under way; `collect` does not look into hidden folders
 FILES = ("index", "claims", "overview")  # of the page
+CHEAPEST = (
+    "sinks",
+    "trajectory",
+    "scalar",
+    "leakage",
+    "theory",
+    "bos-swap",
+    "jacobian",
+)  # first, by passes as they are declared
 SWAPS = ("mean", "zero", "random")  # what is put at position 0
 # Of a quick report: prompts by study, and options of any study; intervals get as wide as they get.
-QUICK_PROMPTS = {
-    "scalar": 1,
-    "trajectory": 4,
-    "sinks": 8,
-    "theory": 1,
-    "jacobian": 4,
-    "leakage": 16,
-    "bos-swap": 4,
-}
+QUICK_PROMPTS = {"scalar": 1, "trajectory": 4, "sinks": 8, "theory": 1, "jacobian": 4, "leakage": 16, "bos-swap": 4}
 QUICK_PRODUCTS = 8
 QUICK_OPTIONS = {"starts": 8, "replacement": ["mean"], "profile_prompts": 1, "products": QUICK_PRODUCTS}
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where prompts come from and how models are run, the same for all studies."""
+@dataclass(frozen=True, kw_only=True)
+class Source(Given):
+    """Where prompts and models come from, for all studies; how many prompts each takes it says itself."""
 
-    text: str | None = None
-    dataset: str | None = None
-    split: str = "train"
-    column: str = "text"
-    chat: str | None = None
-    first: FirstToken | int = "auto"
-    seed: int = 0
-    backend: Backend = "transformers"
-    device: str = "auto"
-    dtype: DType = "auto"
     initialization: Rule = CONFIG
-
-    def chosen(self) -> dict[str, Any]:
-        """As `probes.prompts` takes it."""
-        names = ("text", "dataset", "split", "column", "chat", "first", "seed")
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -111,15 +83,10 @@ class Study:
         """Whether the study measures fresh weights, too."""
         return self.settings is not None and "init" in self.settings.conditions
 
-    @property
-    def by_parts(self) -> bool:
-        """Whether the study takes models apart, which only transformers' modules let it do."""
-        return self.kind == "theory"
-
-    @property
-    def by_prompt(self) -> bool:
-        """Whether one prompt is finished before the next begins."""
-        return self.settings is not None or self.kind == "sinks"
+    def asked(self, source: Source, count: int | None, length: int) -> Source:
+        """The study's own prompts, and what runs the models: only transformers' modules can be taken apart."""
+        backend = "transformers" if self.kind == "theory" else source.backend
+        return replace(source, prompts=self.prompts if count is None else count, length=length, backend=backend)
 
 
 def shortened(one: Study) -> Study:
@@ -136,26 +103,16 @@ def shortened(one: Study) -> Study:
 def studies(seed: int = 0) -> tuple[Study, ...]:
     """All studies of a report."""
     theory = Settings(theories=("uniform", "values", "score_path", "config"), by_path=True)
+    lags = {"lags": LAGS, "bootstrap": 400, "seed": seed}
+    swap = {"replacement": list(SWAPS), **lags, "profile_prompts": 4, "products": PRODUCTS}
     return (
         Study("scalar", "jacobian", 16, settings=Settings(method="scalar", conditions=("pretrained",))),
         Study("trajectory", "trajectory", 32, options={"starts": 64, "seed": seed}),
         Study("sinks", "sinks", 32, options={"threshold": 0.3, "tau": 0.2, "reacts": "mean", "pictures": 3}),
         Study("theory", "theory", 2, settings=theory),
         Study("jacobian", "jacobian", 16, settings=Settings()),
-        Study("leakage", "leakage", 256, options={"lags": LAGS, "bootstrap": 400, "seed": seed}),
-        Study(
-            "bos-swap",
-            "bos-swap",
-            128,
-            options={
-                "replacement": list(SWAPS),
-                "lags": LAGS,
-                "bootstrap": 400,
-                "seed": seed,
-                "profile_prompts": 4,
-                "products": PRODUCTS,
-            },
-        ),
+        Study("leakage", "leakage", 256, options=lags),
+        Study("bos-swap", "bos-swap", 128, options=swap),
     )
 
 
@@ -188,7 +145,7 @@ def measure(
         chosen: studies; all of them if not given.
         advance: hears (what is running, done, in all).
         told: hears in one line each what is going to be measured, what was kept, taken up or refused and, where `advance`
-            knows it, how long all of it takes.
+            knows it, how long each study takes.
         between: hears, with what was refused so far, of each study of the first model and of each further model as
             soon as its figures are drawn, while there is more to measure.
 
@@ -208,48 +165,38 @@ def measure(
     for folder, name in [*((out, name) for name in FILES), *((out / one.kind, one.file) for one in chosen)]:
         remove_cut_short(folder, name)  # by a kill while they were written
     before = collect(out) if out.is_dir() else Collected(out)
-    loading = Loading(source.backend, source.device, source.dtype)
-    most = count if count is not None else max(one.prompts for one in chosen)
-    found = subjects(models, loading, {"n": most, "length": length, **source.chosen()}, _nothing)
-    sizes = {one.kind: {"prompts": count if count is not None else one.prompts, "length": length} for one in chosen}
+    asked = {one.kind: one.asked(source, count, length) for one in chosen}
+    most = replace(source, prompts=max(one.prompts for one in asked.values()), length=length)
+    # Studies check for themselves, each when its turn comes: what one refuses, another may measure.
+    found = subjects(models, source.loading(), most, lambda *_: None)
     refused: list[str] = []
     todo: list[list[Study]] = []  # by subject
     stale = {one.kind for one in chosen if not (out / one.kind / f"{one.file}.png").is_file()}  # figures and tables
     for subject in found:
         model = subject.model()
-        there = [
-            one.kind for one in chosen if not fresh and _kept(one, model, subject.name, before, sizes[one.kind], source)
-        ]
-        work = {
-            one.kind: _size(one, model, subject.tokens[: sizes[one.kind]["prompts"]])
-            for one in chosen
-            if one.kind not in there
-        }
-        left = sorted((one for one in chosen if one.kind in work), key=lambda one: work[one.kind])
-        announce(advance, {_whole(one, subject): work[one.kind] for one in left})
+        there = [one for one in chosen if not fresh and _kept(one, model, subject.name, before, asked[one.kind])]
+        left = sorted((one for one in chosen if one not in there), key=lambda one: CHEAPEST.index(one.kind))
         del model
         if there:
-            said(f"{subject.name}: kept {', '.join(there)}, made with the same options (--fresh measures again)")
+            kinds = ", ".join(one.kind for one in there)
+            said(f"{subject.name}: kept {kinds}, made with the same options (--fresh measures again)")
         if left:
-            said(
-                f"{subject.name}: {QUICK + ' ' if quick else ''}studies to come: {', '.join(one.kind for one in left)}"
-            )
+            kinds = ", ".join(one.kind for one in left)
+            said(f"{subject.name}: {QUICK + ' ' if quick else ''}studies to come: {kinds}")
         todo.append(left)
     for number, (subject, own) in enumerate(zip(found, todo, strict=True)):
-        with holding(loading, subject.source, subject.model()) if own else nullcontext():
+        with holding(source.loading(), subject.source, subject.model()) if own else nullcontext():
             for one in own:
                 try:
-                    _measure(one, subject, out, before, sizes[one.kind], source, advance, said)
+                    _measure(one, subject, out, before, asked[one.kind], advance, said)
                 except InputError as error:
-                    announce(advance, {_whole(one, subject): 0.0})
                     refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
                     said(refused[-1])
                     continue
                 draw(out, [one.kind])
                 stale.discard(one.kind)
                 last = one is own[-1]
-                more = not last or any(todo[number + 1 :])
-                if between is not None and more and (number == 0 or last):
+                if between is not None and ((number == 0 and not last) or (last and any(todo[number + 1 :]))):
                     between(refused)
     if len(refused) == len(found) * len(chosen):
         raise InputError(f"nothing could be measured; the first reason: {refused[0]}")
@@ -277,19 +224,8 @@ def draw(out: Path, kinds: Sequence[str]) -> None:
             write_table(folder / "theory.md", title, lines, AGREEMENT_COLUMNS, rows)
 
 
-def _nothing(*_: Any) -> None:
-    """Studies check for themselves, each when its turn comes: what one refuses, another may measure."""
-
-
 def _measure(
-    one: Study,
-    subject: Subject,
-    out: Path,
-    before: Collected,
-    size: Mapping[str, int],
-    source: Source,
-    advance: Advance | None,
-    told: Told,
+    one: Study, subject: Subject, out: Path, before: Collected, asked: Source, advance: Advance | None, told: Told
 ) -> None:
     """One study of one model, in a folder of its own until it is done; an older result of the same model then goes.
 
@@ -304,29 +240,17 @@ def _measure(
         (ds,) = results.values()
         save(ds.assign_attrs({QUICK: 1}) if quick else ds, file)
 
-    running: dict[str, Any] = {"device": source.device, "dtype": source.dtype}
-    prompts = size["prompts"] if one.by_prompt else None
-    running["advance"] = Within(advance, one.kind, _whole(one, subject), prompts=prompts, told=told)
-    running |= {"told": told, "write": write}
+    # Of these, one prompt is finished before the next begins.
+    prompts = asked.prompts if one.settings is not None or one.kind == "sinks" else None
+    running = {"told": told, "write": write, "advance": Within(advance, one.kind, prompts=prompts, told=told)}
     if one.settings is not None:
-        settings = replace(one.settings, **size, **source.chosen())
-        if one.fresh:
-            settings = replace(settings, initialization=source.initialization)
+        rule = {"initialization": asked.initialization} if one.fresh else {}
+        settings = replace(one.settings, **asked.chosen(), **rule)
         name: Literal["jacobian", "theory"] = "theory" if one.file == "theory" else "jacobian"
-        backend = "transformers" if one.by_parts else source.backend
-        study([subject.source], scratch, settings, name=name, backend=backend, **running)
+        study([subject.source], scratch, settings, name=name, **running, **vars(asked.loading()))
     else:
-        options = dict(one.options or {})
-        survey(
-            [subject.source],
-            scratch,
-            PROBES[one.kind],
-            options=options,
-            backend=source.backend,
-            **size,
-            **source.chosen(),
-            **running,
-        )
+        given = {**asked.chosen(), **vars(asked.loading())}
+        survey([subject.source], scratch, PROBES[one.kind], options=one.options, **running, **given)
     older = before.files.get((one.kind, subject.name), file)
     if older != file:
         older.unlink(missing_ok=True)
@@ -336,19 +260,7 @@ def _measure(
             folder.rmdir()
 
 
-def _whole(one: Study, subject: Subject) -> str:
-    return f"{one.kind}: {subject.name}"
-
-
-def _size(one: Study, model: View, tokens: Tensor) -> float:
-    """Operations that a study takes, about: what studies are weighed by."""
-    if one.settings is not None:
-        return len(one.settings.runs()) * run_size(model, one.settings, tokens)
-    units = 1 + len((one.options or {}).get("replacement", ()))  # what they share is one more
-    return units * len(tokens) * operations(model, tokens.shape[1]) * PASSES[one.kind]
-
-
-def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[str, int], source: Source) -> bool:
+def _kept(one: Study, model: View, name: str, before: Collected, asked: Source) -> bool:
     """Whether there is a result made with the same options, on the same weights and tokens, by the same version.
 
     A quick study is content with a full one of the same text and length, of as many prompts or more; not the other way.
@@ -358,24 +270,19 @@ def _kept(one: Study, model: View, name: str, before: Collected, size: Mapping[s
         return False
     if one.full is not None and QUICK not in ds.attrs:
         count = ds.sizes.get("prompt", 0)
-        return count >= size["prompts"] and _kept(one.full, model, name, before, {**size, "prompts": count}, source)
-    tokens = drawn(model, n=size["prompts"], length=size["length"], **source.chosen()).tokens
-    backend = "transformers" if one.by_parts else source.backend
-    same = {
-        "headwater": version("headwater"),
-        "backend": backend,
-        "dtype": model.identity.dtype,
-        HASH: tokens_hash(tokens),
-    }
+        return count >= asked.prompts and _kept(one.full, model, name, before, replace(asked, prompts=count))
+    tokens = drawn(model, **asked.asked()).tokens
+    dtype, hashed = model.identity.dtype, tokens_hash(tokens)
+    same = {"headwater": version("headwater"), "backend": asked.backend, "dtype": dtype, HASH: hashed}
     if any(recorded(ds, key) != [value] for key, value in same.items()):
         return False
     if model.identity.weights not in pretrained_weights(ds) or not _complete(one, ds):
         return False
     if one.fresh:
-        rules, rule = recorded(ds, "initialization"), source.initialization
+        rules, rule = recorded(ds, "initialization"), asked.initialization
         if rules != [born(model, initialization=rule).initialization] and (rules or rule != CONFIG):
             return False  # results that do not say are from before there were other rules
-    wanted = json.loads(json.dumps(_options(one, tokens.shape[1], source.seed)))
+    wanted = json.loads(json.dumps(_options(one, tokens.shape[1], asked.seed)))
     made = [json.loads(options) for options in recorded(ds, "options")]
     return bool(made) and all(options.get(key) == value for options in made for key, value in wanted.items())
 

@@ -35,7 +35,7 @@ from ..results.collected import Collected
 from ..results.curves import band, profiles, rms_log_error, spearman
 from ..results.dataset import quickly
 from ..results.tables import Table, number
-from ..studies.matched import match_report
+from ..studies.match_report import match_report
 from ..studies.reports import bos_report, leakage_report, sinks_report, trajectory_report
 from ..studies.study import AGREEMENT_COLUMNS, COLUMNS, agreement_cells, agreements, cells, described, summarize
 from . import charts, toy_charts

@@ -10,13 +10,13 @@ Nothing is shared without `join`: a script that has a process group of its own m
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import timedelta
 from typing import Any
 
 PATIENCE = timedelta(days=7)  # a process may wait for another's share; one that dies is noticed by the launcher
 
+_dist: Any = None  # torch.distributed, once there is a group
 _group: Any = None
 _begun = False
 
@@ -28,44 +28,34 @@ def launched() -> int:
 
 def join() -> None:
     """Meet the launcher's other processes; nothing to do where there are none."""
-    global _group
+    global _dist, _group
     if launched() == 1 or _group is not None:
         return
-    import torch.distributed as dist
+    import torch.distributed as _dist
 
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=PATIENCE)
-        _group = dist.group.WORLD
+    if not _dist.is_initialized():
+        _dist.init_process_group("gloo", timeout=PATIENCE)
+        _group = _dist.group.WORLD
     else:  # somebody's own group, perhaps of a backend that knows no CPU tensors
-        _group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        _group = _dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def leave() -> None:
     """Part from the others."""
     global _group
     if _group is not None:
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
+        _dist.destroy_process_group()
         _group = None
 
 
 def count() -> int:
     """How many processes share the work."""
-    if _group is None:
-        return 1
-    import torch.distributed as dist
-
-    return dist.get_world_size(_group)
+    return 1 if _group is None else _dist.get_world_size(_group)
 
 
 def number() -> int:
     """Which of them this one is, from 0."""
-    if _group is None:
-        return 0
-    import torch.distributed as dist
-
-    return dist.get_rank(_group)
+    return 0 if _group is None else _dist.get_rank(_group)
 
 
 def first() -> bool:
@@ -92,51 +82,27 @@ def begun() -> bool:
 def wait() -> None:
     """Until every process has come here."""
     if _group is not None:
-        import torch.distributed as dist
-
-        dist.barrier(_group)
+        _dist.barrier(_group)
 
 
-def gathered(content: bytes) -> list[bytes]:
+def gathered(value: Any) -> list[Any]:
     """What each process has, in the order of their numbers, in every process."""
-    if _group is None:
-        return [content]
-    import torch
-    import torch.distributed as dist
-
-    own = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count())]
-    dist.all_gather(sizes, torch.tensor([len(own)]), group=_group)
-    longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(own)] = own
-    found = [torch.empty_like(padded) for _ in range(count())]
-    dist.all_gather(found, padded, group=_group)
-    return [bytes(one[: int(size)].numpy()) for one, size in zip(found, sizes, strict=True)]
+    found = [value] * count()
+    if _group is not None:
+        _dist.all_gather_object(found, value, group=_group)
+    return found
 
 
 def agreed(value: Any) -> Any:
-    """The first process's value, plain data, in every process."""
-    return value if _group is None else json.loads(gathered(json.dumps(value).encode())[0])
+    """The first process's value in every process."""
+    return gathered(value)[0]
 
 
 def handed(tensor: Any, to: int) -> list[Any] | None:
-    """Tensors [prompt, ...] of all processes, in the order of their numbers, in process `to`; None in the others."""
+    """Tensors of all processes, in the order of their numbers, in process `to`; None in the others."""
     if _group is None:
         return [tensor]
-    import torch
-    import torch.distributed as dist
-
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count())]
-    dist.all_gather(sizes, torch.tensor([len(tensor)]), group=_group)
-    longest = max(int(size) for size in sizes)
-    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)  # `contiguous` leaves strides of empty ones
-    own = plain.view(torch.uint8)  # gloo does not know all types
-    padded = torch.zeros(longest, *own.shape[1:], dtype=torch.uint8)
-    padded[: len(own)] = own
-    found = [torch.empty_like(padded) for _ in range(count())] if number() == to else None
-    dist.gather(padded, found, dst=dist.get_global_rank(_group, to), group=_group)
-    if found is None:
-        return None
-    parts = (one[: int(size)] for one, size in zip(found, sizes, strict=True))
-    return [part.contiguous().view(tensor.dtype).to(tensor.device) for part in parts]
+    found: list[Any] | None = [None] * count() if number() == to else None
+    own = tensor.cpu().clone()  # with a slice, all that it is a slice of would be sent
+    _dist.gather_object(own, found, dst=_dist.get_global_rank(_group, to), group=_group)
+    return None if found is None else [part.to(tensor.device) for part in found]

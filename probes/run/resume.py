@@ -26,6 +26,7 @@ import math
 import re
 import sqlite3
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -35,8 +36,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from safetensors.numpy import load as unpacked
-from safetensors.numpy import save as packed
 
 from ..errors import InputError
 from . import processes
@@ -50,11 +49,11 @@ MOST = 64  # pieces of grouped prompts
 BLOCK = 1 << 28  # bytes per row: SQLite's own limit is 10^9
 SLACK = 1 << 16  # bytes that a transaction takes beside its arrays, more than enough
 PATIENCE = 600  # seconds to wait while another process has the file locked
-# `content` stands last, so that names are read without it.
+# `content` stands last, so that names are read without it. `crc` is its checksum: a disk may flip a bit.
 TABLES = (
     "CREATE TABLE IF NOT EXISTS units (label, key, PRIMARY KEY (label))",
     "CREATE TABLE IF NOT EXISTS arrays "
-    "(label, piece, name, block, dtype, shape, content, PRIMARY KEY (label, piece, name, block))",
+    "(label, piece, name, block, dtype, shape, crc, content, PRIMARY KEY (label, piece, name, block))",
 )
 
 
@@ -72,27 +71,30 @@ class Store:
     def read(self, query: str, *values: Any) -> list[Any]:
         """Rows; none where the file or its tables are not there."""
         try:
-            if not self.path.is_file():
-                return []
-            made = self._connection().execute("SELECT 1 FROM sqlite_master WHERE name = 'arrays'").fetchone()
-            return self._connection().execute(query, values).fetchall() if made else []
+            return self._connection().execute(query, values).fetchall() if self.path.is_file() else []
         except sqlite3.Error as error:
+            if str(error).startswith("no such table"):
+                return []
             raise InputError(f"'{self.path}' cannot be read ({error}); delete it") from None
 
     def piece(self, label: str, piece: str, only: str | None = None) -> Piece:
-        """The arrays of a piece, or the one of a name."""
-        found: dict[str, list[Any]] = {}
-        query = (
-            "SELECT name, dtype, shape, content FROM arrays WHERE label = ? AND piece = ? AND name = coalesce(?, name)"
-        )
-        for name, *row in self.read(f"{query} ORDER BY rowid", label, piece, only):
-            found.setdefault(name, []).append(row)
-        return {
-            name: np.frombuffer(b"".join(row[2] or b"" for row in rows), rows[0][0])
-            .reshape(json.loads(rows[0][1]))
-            .copy()
-            for name, rows in found.items()
-        }
+        """The arrays of a piece, or the one of a name.
+
+        Raises:
+            InputError: one is not as it was written.
+        """
+        found: Piece = {}
+        blocks: dict[str, list[bytes]] = {}
+        query = "SELECT name, dtype, shape, crc, content FROM arrays WHERE label = ? AND piece = ?"
+        query += " AND name = coalesce(?, name) ORDER BY rowid"
+        for name, dtype, shape, crc, content in self.read(query, label, piece, only):
+            content = content or b""  # as SQLite gives an empty one back
+            if zlib.crc32(content) != crc:
+                raise InputError(f"'{self.path}' is damaged ({name} of {label} is not as it was written); delete it")
+            blocks.setdefault(name, []).append(content)
+            if sum(map(len, blocks[name])) == np.dtype(dtype).itemsize * math.prod(json.loads(shape)):
+                found[name] = np.frombuffer(bytearray().join(blocks[name]), dtype).reshape(json.loads(shape))
+        return found
 
     def write(self, label: str, key: str, piece: str, arrays: Piece) -> None:
         """Add a piece of a unit in one transaction; after a failure the file is as it was."""
@@ -102,14 +104,15 @@ class Store:
             plain = content.reshape(-1).view(np.uint8).data
             kind = (content.dtype.str, json.dumps(content.shape))
             for block, start in enumerate(range(0, max(1, len(plain)), BLOCK)):
-                rows.append((label, piece, name, block, *kind, plain[start : start + BLOCK]))
+                part = plain[start : start + BLOCK]
+                rows.append((label, piece, name, block, *kind, zlib.crc32(part), part))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._connection() as connection:
                 for table in TABLES:
                     connection.execute(table)
                 connection.execute("INSERT OR IGNORE INTO units VALUES (?, ?)", (label, key))
-                connection.executemany("INSERT OR REPLACE INTO arrays VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                connection.executemany("INSERT OR REPLACE INTO arrays VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         except (sqlite3.Error, OSError) as error:
             reason = self._reason(error, sum(len(row[-1]) for row in rows))
             raise InputError(
@@ -173,13 +176,13 @@ class Stores:
         query = "SELECT DISTINCT piece FROM arrays WHERE label = ?"
         return {name: store for store in self for (name,) in store.read(query, label)}
 
-    def readers(self, label: str, names: Sequence[str], where: Mapping[str, Store] | None = None) -> list[Reader]:
-        """Readers of pieces, in the order of their names; `where` they are is looked up unless given.
+    def readers(self, label: str, names: Sequence[str]) -> list[Reader]:
+        """Readers of pieces, in the order of their names.
 
         Raises:
             InputError: one of them is not there.
         """
-        where = self.where(label) if where is None else where
+        where = self.where(label)
         if not set(names) <= set(where):
             raise InputError(f"'{self.path.parent}' is not seen by all processes; give a folder that all of them share")
         return [partial(where[name].piece, label, name) for name in names]
@@ -201,33 +204,12 @@ class Kept:
     """The pieces of the unit that is in work."""
 
     def __init__(self, stores: Stores, label: str, key: Mapping[str, Any]) -> None:
-        self.stores, self._label, self._key = stores, label, json.dumps(dict(key), default=str)
+        self.stores, self.label, self.key = stores, label, json.dumps(dict(key), default=str)
         # Stages so far, by scope: those of one name are told apart by their order.
-        self._called: Counter[str] = Counter()
+        self.called: Counter[str] = Counter()
         # Work is divided by what was there when all processes looked, before any of them adds to it.
-        self._before = stores.where(label)
+        self.before = set(stores.where(label))
         processes.wait()
-        self._own: set[str] = set()
-
-    def stage(self, name: str) -> str:
-        """The prefix of a stage's names."""
-        scope = _scope.get()
-        self._called[scope] += 1
-        return f"{scope}{self._called[scope]}/{name}/"
-
-    def missing(self, names: Sequence[str]) -> list[int]:
-        """Numbers of those that were not there at the beginning: the same in all processes."""
-        return [n for n, name in enumerate(names) if name not in self._before]
-
-    def append(self, name: str, piece: Piece) -> None:
-        """Keep a piece in this process's file."""
-        self.stores.own.write(self._label, self._key, name, piece)
-        self._own.add(name)
-
-    def find(self, names: Sequence[str]) -> list[Reader]:
-        """Readers of the pieces, in the order of their names."""
-        known = self._before | dict.fromkeys(self._own, self.stores.own)
-        return self.stores.readers(self._label, names, known if set(names) <= set(known) else None)
 
 
 _kept: ContextVar[Kept | None] = ContextVar("headwater_kept", default=None)
@@ -320,14 +302,15 @@ def shared(stage: str, count: int, measure: Callable[[Sequence[Sequence[int]]], 
     processes.begin()
     if kept is None:
         return exchanged(dict(measure([range(r, count, len(everybody)) for r in everybody])))
-    prefix = kept.stage(stage)
-    names = [f"{prefix}{n}" for n in range(count)]
+    scope = _scope.get()
+    kept.called[scope] += 1
+    names = [f"{scope}{kept.called[scope]}/{stage}/{n}" for n in range(count)]
     # Divided anew, so that all have something to do, however many processes there were before.
-    missing = kept.missing(names)
+    missing = [n for n, name in enumerate(names) if name not in kept.before]
     for n, piece in measure([missing[r :: len(everybody)] for r in everybody]):
-        kept.append(names[n], piece)
+        kept.stores.own.write(kept.label, kept.key, names[n], piece)
     processes.wait()
-    return Pieces(kept.find(names))
+    return Pieces(kept.stores.readers(kept.label, names))
 
 
 @contextmanager
@@ -355,15 +338,7 @@ def exchanged(own: Mapping[int, Piece]) -> Pieces:
     `own.…` arrays are in the pieces of this process alone.
     """
     found = dict(own)
-    if processes.count() > 1:
-        mine = {
-            f"{n}/{name}": np.asarray(x, order="C")
-            for n, piece in own.items()
-            for name, x in piece.items()
-            if not name.startswith(OWN)
-        }
-        for content in processes.gathered(packed(mine)):
-            for name, array in unpacked(content).items():
-                n, _, called = name.partition("/")
-                found.setdefault(int(n), {})[called] = array
+    mine = {n: {name: x for name, x in piece.items() if not name.startswith(OWN)} for n, piece in own.items()}
+    for theirs in processes.gathered(mine):
+        found = theirs | found
     return Pieces([found[n] for n in range(len(found))])

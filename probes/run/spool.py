@@ -42,8 +42,8 @@ class Spool(MutableMapping[Hashable, Tensor]):
 
     def __init__(self, held: int = HELD, folder: Path | None = None) -> None:
         self._folder = folder or kept_folder() or Path(tempfile.gettempdir())
-        self._memory: dict[Hashable, Tensor] = {}
-        self._places: dict[Hashable, tuple[int, Tensor]] = {}  # where in the file, and an empty tensor of that kind
+        # A tensor, or where in the file it is and an empty one of that kind.
+        self._entries: dict[Hashable, Tensor | tuple[int, Tensor]] = {}
         self._free = self._held = held
         self._file: Any = None
         self._end = 0
@@ -54,44 +54,42 @@ class Spool(MutableMapping[Hashable, Tensor]):
         return cls(available(device) // GPU_SHARE if device.type == "cuda" else HELD)
 
     def __setitem__(self, name: Hashable, tensor: Tensor) -> None:
-        tensor = tensor.detach().contiguous()
-        size, (start, kind) = tensor.nbytes, self._places.get(name, (-1, None))
-        if kind is None or (kind.shape, kind.dtype) != (tensor.shape, tensor.dtype):
-            self.pop(name, None)
+        tensor, entry = tensor.detach().contiguous(), self._entries.get(name)
+        size, kind = tensor.nbytes, (tensor.shape, tensor.dtype)
+        self._free += entry.nbytes if isinstance(entry, Tensor) else 0
+        if not isinstance(entry, tuple) or (entry[1].shape, entry[1].dtype) != kind:
             if size <= self._free:
                 self._free -= size
                 # A slice would keep all that it is a slice of.
-                self._memory[name] = tensor.clone() if tensor.untyped_storage().nbytes() > size else tensor
+                self._entries[name] = tensor.clone() if tensor.untyped_storage().nbytes() > size else tensor
                 return
-            start = self._reserve(size)
             # The shape, type and device of a tensor in no memory: the strides are all zero.
-            self._places[name] = start, torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
-        self._mapped(start, size).copy_(tensor.reshape(-1).view(torch.uint8))
+            empty = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+            self._entries[name] = entry = self._reserve(size), empty
+        self._mapped(entry[0], size).copy_(tensor.reshape(-1).view(torch.uint8))
 
     def __getitem__(self, name: Hashable) -> Tensor:
-        if name in self._memory:
-            return self._memory[name]
-        start, kind = self._places[name]
+        entry = self._entries[name]
+        if isinstance(entry, Tensor):
+            return entry
+        start, kind = entry
         tensor = torch.empty(kind.shape, dtype=kind.dtype)
         tensor.view(-1).view(torch.uint8).copy_(self._mapped(start, kind.numel() * kind.itemsize))
         return tensor.to(kind.device)
 
     def __delitem__(self, name: Hashable) -> None:
-        if name in self._memory:
-            self._free += self._memory.pop(name).nbytes
-        else:
-            del self._places[name]
+        entry = self._entries.pop(name)
+        self._free += entry.nbytes if isinstance(entry, Tensor) else 0
 
     def __iter__(self) -> Iterator[Hashable]:
-        yield from (*self._memory, *self._places)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._memory) + len(self._places)
+        return len(self._entries)
 
     def clear(self) -> None:
         """Nothing is in it any more, and the file is empty."""
-        self._memory.clear()
-        self._places.clear()
+        self._entries.clear()
         self._free, self._end = self._held, 0
         if self._file is not None:
             self._file.truncate(0)

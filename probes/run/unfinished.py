@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from . import processes
-from .files import remove_cut_short, require_writable
+from .files import remove_cut_short, require_writable, together
 from .progress import Advance
 from .resume import RESULT, Stores, keeping, store_files
 
@@ -123,6 +123,13 @@ class Unfinished(Generic[Result]):
             for other in self._stores:
                 other.forget(label)
         return made
+
+    def finish(self, write: Callable[[], object]) -> None:
+        """Write what came of all units, in one process and all of it or nothing; then the units go."""
+        if processes.first():
+            with together():
+                write()
+        self.clear()
 
     def clear(self) -> None:
         """Remove all units of this kind, those of an older number of seeds, too; other files stay."""

@@ -5,14 +5,14 @@ logits of a fresh model, and with it how far patterns are from uniform and how m
 of values (`theory.py`). The map moves it from 0.05 to 2 and, one at a time, everything else: depth, prompt length, width at
 equal d sigma^2, residual scale, rotation, sliding windows; and it holds the usual models' own configurations.
 
-Every place is measured on its own and kept as a file, so that the map can be interrupted and gone on with.
+Every place is a unit of its own (`probes.run.unfinished`), so that an interrupted map resumes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,10 @@ from ..models.load import fresh
 from ..results.curves import mean_profile
 from ..results.dataset import dataset, made_with, save
 from ..results.theory_map import BLOCKS, CURVES, FACTOR
-from ..run.files import together
 from ..run.progress import Advance
 from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment, second_moment_from_config
-from .runner import kept_units, require_free
+from .runner import Told, kept_units, require_free
 
 Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
 
@@ -92,46 +91,38 @@ class Place:
         return f"{changed[self.group]}, d sigma^2 {self.strength:g}"
 
 
-def _model(name: str, width: int, blocks: int, length: int, config: Mapping[str, Any]) -> Place:
-    sizes = ("n_embd", "n_layer") if config["model_type"] == "gpt2" else ("hidden_size", "num_hidden_layers")
-    described = json.dumps({**dict(zip(sizes, (width, blocks), strict=True)), **config})
-    return Place("model", width * 0.02**2, width, blocks, length, name=name, config=described)
-
-
 # Configurations as published; the 7B one with fewer blocks than its 32, which would not fit.
-MODELS = (
-    _model("GPT-2", 768, 12, 256, {"model_type": "gpt2", "n_head": 12}),
-    _model(
-        "Qwen2.5-0.5B",
-        896,
-        24,
-        256,
-        {
-            "model_type": "qwen2",
-            "vocab_size": 151936,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "intermediate_size": 4864,
-            "max_position_embeddings": 32768,
-            "rope_theta": 1e6,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": True,
-        },
-    ),
-    _model(
-        "Llama-7B width",
-        4096,
-        4,
-        128,
-        {
-            "model_type": "llama",
-            "vocab_size": 32000,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "intermediate_size": 11008,
-            "max_position_embeddings": 4096,
-        },
-    ),
+_GPT2 = {"model_type": "gpt2", "n_head": 12, "n_embd": 768, "n_layer": 12}
+_QWEN = {
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+_LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+}
+MODELS = tuple(
+    Place("model", width * 0.02**2, width, blocks, length, name=name, config=json.dumps(config))
+    for name, width, blocks, length, config in (
+        ("GPT-2", 768, 12, 256, _GPT2),
+        ("Qwen2.5-0.5B", 896, 24, 256, _QWEN),
+        ("Llama-7B width", 4096, 4, 128, _LLAMA),
+    )
 )
 
 
@@ -156,9 +147,9 @@ def atlas(
     *,
     seeds: int = 2,
     products: int = PRODUCTS,
-    advance: Advance | None = None,
-    told: Callable[[str], object] | None = None,
-    finish: Callable[[xr.Dataset], object] | None = None,
+    advance: Advance = lambda label, done, total: None,
+    told: Told | None = None,
+    finish: Callable[[xr.Dataset], object] = lambda result: None,
 ) -> xr.Dataset:
     """Measure every place and its theories; write `map.nc`; return it.
 
@@ -168,7 +159,7 @@ def atlas(
         seeds: fresh models per place, each with its own prompt of random tokens.
         products: of the sketch, per prompt.
         advance: called before every place, with ("map", places done, places in all).
-        told: called with one line where places of an interrupted map are gone on with.
+        told: called with one line where places of an interrupted map are there.
         finish: called with the result before the places' own files are removed: an interruption in it costs nothing.
 
     Returns:
@@ -181,33 +172,30 @@ def atlas(
     Raises:
         InputError: no places, a folder that cannot be written to, or an unfinished map with other seeds or products in it.
     """
-    out = Path(out)
-    unfinished = kept_units(out, "map")
     if not chosen:
         raise InputError("no places on the map; give at least one")
     if seeds < 1:
         raise InputError(f"seeds={seeds} leaves no fresh model; give at least 1")
+    out = Path(out)
+    unfinished = kept_units(out, "map")
     require_free([out / f"map.{ending}" for ending in ("nc", "png", "svg", "md")])
     keys = {place.label(): asdict(place) | {"seeds": seeds, "products": products} for place in chosen}
     for label, key in keys.items():
         unfinished.check(label, key)
-    found = unfinished.going_on(list(keys))
-    if told is not None and found is not None:
-        told(found)
+    if told is not None and (line := unfinished.going_on(list(keys))):
+        told(line)
     measured = []
-    for number, place in enumerate(chosen):
-        if advance is not None:
-            advance("map", float(number), float(len(chosen)))
-        label = place.label()
-        measured.append(unfinished.unit(label, keys[label], partial(_measure, place, seeds, products)))
+    for place, (label, key) in zip(chosen, keys.items(), strict=True):
+        advance("map", float(len(measured)), float(len(chosen)))
+        measured.append(unfinished.unit(label, key, partial(_measure, place, seeds, products)))
     result = _join(chosen, measured, seeds, products)
-    with together():
+
+    def write() -> None:
         save(result, out / "map.nc")
-        if finish is not None:
-            finish(result)
-    unfinished.clear()
-    if advance is not None:
-        advance("map", float(len(chosen)), float(len(chosen)))
+        finish(result)
+
+    unfinished.finish(write)
+    advance("map", float(len(chosen)), float(len(chosen)))
     return result
 
 

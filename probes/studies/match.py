@@ -8,7 +8,7 @@ One result per model. Its dimensions:
   `training`: "init", "grown", "retrieval", "in-context"; `toy_seed`; `toy_prompt`; `point`, a toy's
   positions, with `point_fraction`.
   "grown" are fresh matched toys whose embeddings are scaled so that the stream grows through the blocks as it does in the
-  fresh model (`toy_scale`, the factor): how much branches weigh against the stream decides the shape at birth.
+  fresh model (`toy_scale`, the factor): how much branches weigh against the stream decides the shape at initialization.
 - `member`: single toys of a variant and training, one for each seed and position asked for.
 
 Its variables, all with long_name and units, NaN where there is nothing:
@@ -39,85 +39,52 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
-from ..data.prompts import FirstToken
 from ..errors import InputError
+from ..figures.match import match_figure
 from ..measures.agreement import BOOTSTRAP, PROMPTS, fractions, portrait
 from ..measures.bos_swap import removed
 from ..measures.leakage import LEAST_PROMPTS, SOURCES
+from ..measures.matched import judged
 from ..models.initialization import CONFIG, Rule, check_rule
-from ..models.load import Backend, DType
 from ..models.view import Spec, View
 from ..results.curves import mean_profile
 from ..results.dataset import dataset, provenance
 from ..results.profiles import typical
 from ..results.statistics import jackknife
+from ..results.tables import write_report
 from ..results.ushape import SHORTEST
-from ..run.files import together
 from ..run.progress import Advance
 from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment
-from .runner import Loading, Study, Subject, Tell, Unit, run, write_results
+from .match_report import match_report
+from .runner import Given, Results, Study, Subject, Tell, Told, Unit, run, write_results
 
 NAME = "match"
 STATES = ("init", "pretrained")
 TRAININGS = ("init", "grown", "retrieval", "in-context")
-TOY_PROMPTS = 64  # of leakage in toys; of theirs, like the model's, `compare.PROMPTS` for everything else
-SCALARS = ("leakage_total", "removed", "reacts")
+TOY_PROMPTS = 64  # of leakage in toys; of theirs, like the model's, `agreement.PROMPTS` for everything else
+CURVES = ("elasticity", "alpha", "sink_rate")
+SCALARS = ("leakage_total", "removed", "reacts", "leakage_share")
+ENDS = ("", "_low", "_high")
 TOYS = ".unfinished-toys"
 SCALES = (1e-3, 1e3)  # of a fresh toy's embeddings
 HALVINGS = 16  # to a fifth of a thousandth of the factor
 
-
-@runtime_checkable
-class Member(Protocol):
-    """One trained toy, as `toy.matching.Member`."""
-
-    @property
-    def view(self) -> View: ...
-
-    @property
-    def fresh(self) -> View: ...
-
-    @property
-    def prompts(self) -> Callable[[int], Tensor]: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def target(self) -> int | None: ...
-
-    @property
-    def loss(self) -> float: ...
-
-    @property
-    def accuracy(self) -> float: ...
-
-    def scaled(self, factor: float) -> View: ...
+Row: TypeAlias = Mapping[str, np.ndarray]  # what is known of one model, or of the toys of a variant and training
+Variables: TypeAlias = dict[str, tuple[Any, ...]]
 
 
-@runtime_checkable
-class Group(Protocol):
-    """The toys of one variant and task, as `toy.matching.Group`."""
-
-    @property
-    def variant(self) -> str: ...
-
-    @property
-    def task(self) -> str: ...
-
-    @property
-    def members(self) -> Sequence[Member]: ...
-
-    @property
-    def key(self) -> str: ...
+# As in `toy.matching`. Of a toy: `view`, `fresh`, `scaled(factor)`, `prompts(count)`, `seed`, `target`, `loss`, `accuracy`;
+# of a group: `variant`, `task`, `members`, `key`, which equal groups share.
+Member: TypeAlias = Any
+Group: TypeAlias = Any
 
 
 @runtime_checkable
@@ -140,64 +107,48 @@ def match(
     maker: Maker,
     *,
     quick: bool = False,
-    prompts: int = 128,
-    length: int = 256,
     seeds: int = 2,
     initialization: Rule = CONFIG,
     bootstrap: int = BOOTSTRAP,
-    text: str | None = None,
-    dataset: str | None = None,
-    split: str = "train",
-    column: str = "text",
-    chat: str | None = None,
-    first: FirstToken | int = "auto",
-    seed: int = 0,
-    backend: Backend = "transformers",
-    device: str = "auto",
-    dtype: DType = "auto",
     advance: Advance | None = None,
-    told: Callable[[str], object] | None = None,
-) -> dict[str, xr.Dataset]:
+    told: Told | None = None,
+    **given: Any,
+) -> Results:
     """Measure every model beside toys that match it; write results, figure and table, return the results by model name.
 
     Writes `match.nc` for one model or `match-MODEL.nc` for each of several, `match.png`, `match.svg` and `match.md`, all of
-    it at the end. What was trained and measured before an interruption is taken up again.
+    it at the end. After an interruption it resumes with what was trained and measured before.
 
     Args:
         sources: models, as `probes.load` takes them.
         out: folder.
         maker: of toys, a `Maker`.
         quick: marks the results of a small setting.
-        prompts: windows of text for leakage; the first 8 of them for everything else. The arguments up to `seed` are those
-            of `probes.prompts`.
-        length: positions per prompt.
         seeds: fresh models per model.
         initialization: what their weights are drawn from, as in `probes.fresh`.
         bootstrap: resamples for the intervals of a model's leakage and of troughs.
-        backend: who runs the models; as `device` and `dtype`, see `probes.load`.
         advance: hears (what is running, done, in all).
         told: hears in one line which models are done already.
+        given: fields of `Given`: which prompts, 128 if not given, and how models are loaded. All prompts are for leakage,
+            the first 8 for everything else.
 
     Raises:
         InputError: bad input, found before anything is trained, or unfinished work with other settings in `out`.
     """
-    out = Path(out)
+    out, asked = Path(out), Given(**{"prompts": 128, **given})
     if seeds < 1:
         raise InputError(f"seeds={seeds} leaves no fresh model; give at least 1")
     check_rule(initialization)
     if bootstrap < 0:
         raise InputError(f"bootstrap={bootstrap} is no number of resamples; give 0 or more")
-    if prompts < LEAST_PROMPTS:
-        raise InputError(f"prompts={prompts} are too few for leakage; give at least {LEAST_PROMPTS}")
-    if length < SHORTEST:
-        raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
-    source = dict(text=text, dataset=dataset, split=split, column=column, chat=chat, first=first, seed=seed)
-    options = dict(prompts=prompts, length=length, seeds=seeds, initialization=initialization, bootstrap=bootstrap)
-    options |= {**source, "toys": maker.described, "quick": quick}
-    plans: dict[str, Any] = {}
-    trained: dict[str, Sequence[Group]] = {}
+    if asked.prompts < LEAST_PROMPTS:
+        raise InputError(f"prompts={asked.prompts} are too few for leakage; give at least {LEAST_PROMPTS}")
+    if asked.length < SHORTEST:
+        raise InputError(f"length={asked.length} leaves no middle to compare with; give at least {SHORTEST}")
+    options: dict[str, Any] = {"seeds": seeds, "initialization": initialization, "bootstrap": bootstrap}
+    toys, plans, trained = maker.described, dict[str, Any](), dict[str, Sequence[Group]]()
     cache: dict[str, tuple[xr.Dataset, ...]] = {}
-    judged: dict[str, xr.Dataset] = {}
+    results: Results = {}
 
     def check(model: View, name: str, tokens: Tensor) -> None:
         if len(tokens) < LEAST_PROMPTS or tokens.shape[1] < SHORTEST:
@@ -210,38 +161,23 @@ def match(
         trained.update((one.name, own) for one, own in zip(models, groups, strict=True))
 
     def measure(model: View, one: Subject, tell: Tell) -> xr.Dataset:
-        sizes: dict[str, Any] = {"seeds": seeds, "initialization": initialization, "bootstrap": bootstrap, "seed": seed}
-        given: dict[str, Any] = {"documents": one.drawn.documents, "cache": cache, "progress": tell}
-        made = measured(model, one.tokens, trained[one.name], **sizes, **given)
-        notes, toys = json.dumps(list(plans[one.name].notes)), json.dumps(maker.described)
-        return made.assign_attrs(notes=notes, toys=toys, quick=int(quick))
+        beside: dict[str, Any] = {"documents": one.drawn.documents, "cache": cache, "progress": tell}
+        made = measured(model, one.tokens, trained[one.name], seed=asked.seed, **options, **beside)
+        notes = json.dumps(list(plans[one.name].notes))
+        return made.assign_attrs(notes=notes, toys=json.dumps(toys), quick=int(quick))
 
-    study = Study(
-        NAME,
-        lambda model, name, tokens: [Unit(name, options, measure)],
-        lambda results: judged.update(write(results, out, bootstrap=bootstrap)),
-        check=check,
-        prepare=prepare,
-        files=[f"{NAME}.md"],
-    )
-    asked = {"n": prompts, "length": length, **source}
-    run(study, sources, out, asked, Loading(backend, device, dtype), advance=advance, told=told)
+    def write(found: Results) -> None:
+        results.update((name, judged(ds, bootstrap=bootstrap)) for name, ds in found.items())
+        write_results(results, out, NAME, match_figure)
+        write_report(match_report(results), out / f"{NAME}.md")
+
+    def units(model: View, name: str, tokens: Tensor) -> list[Unit]:
+        return [Unit(name, {**asked.chosen(), **options, "toys": toys, "quick": quick}, measure)]
+
+    study = Study(NAME, units, write, check=check, prepare=prepare, files=[f"{NAME}.md"])
+    run(study, sources, out, asked, asked.loading(), advance=advance, told=told)
     maker.finish(out / TOYS)
-    return judged
-
-
-def write(results: Mapping[str, xr.Dataset], out: Path, *, bootstrap: int = BOOTSTRAP) -> dict[str, xr.Dataset]:
-    """Write results with what `judged` adds, figure and table; returns them so."""
-    from ..figures.match import match_figure
-    from ..measures.matched import judged
-    from ..results.tables import write_report
-    from .matched import match_report
-
-    whole = {name: judged(ds, bootstrap=bootstrap) for name, ds in results.items()}
-    with together():
-        write_results(whole, out, NAME, match_figure)
-        write_report(match_report(whole), out / f"{NAME}.md")
-    return whole
+    return results
 
 
 def planned(model: View, tokens: Tensor, maker: Maker) -> Any:
@@ -265,15 +201,19 @@ def measured(
     cache: dict[str, tuple[xr.Dataset, ...]] | None = None,
     progress: Callable[[float, float], None] = lambda done, total: None,
 ) -> xr.Dataset:
-    """A model and its toys, measured; the layout is the module's text."""
+    """A model and its toys, measured; the layout is the module's text. `cache` holds toys that several models share."""
     cache = {} if cache is None else cache
-    total = float(1 + seeds + sum(len(group.members) / 10 for group in groups))
-    done = 0.0
+    done, total = 0.0, 1 + seeds + sum(len(group.members) / 10 for group in groups if group.key not in cache)
 
     def step(more: float) -> None:
         nonlocal done
         done += more
         progress(done, total)
+
+    def of_toy(member: Member, view: View, *, stationary: bool = True, share: float = 0.0) -> xr.Dataset:
+        made = portrait(view, member.prompts(TOY_PROMPTS), stationary=stationary, bootstrap=0, seed=seed)
+        step(share)
+        return made
 
     views = {("init", n): model.reinitialized(n, initialization=initialization) for n in range(seeds)}
     views |= {("pretrained", 0): model}
@@ -285,82 +225,60 @@ def measured(
         if apart:
             kernels[place] = second_moment(view, few, attention="measured", score_path=True)["sensitivity"].values
         step(1.0)
-    variables = _of_model(model, portraits, kernels, seeds)
 
-    fresh: dict[tuple[str, str], list[tuple[int, xr.Dataset]]] = {}
+    toys: dict[tuple[str, str], Sequence[xr.Dataset]] = {}
+    runs: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     scales: list[float] = []
-    toys: dict[tuple[str, str], list[xr.Dataset]] = {}
     for group in groups:
+        variant, members, retrieval = group.variant, group.members, group.task == "retrieval"
+        newborn = {member.seed: member for member in members} if retrieval else {}
         if group.key not in cache:
-            found = []
-            for member in group.members:
-                found.append(
-                    portrait(
-                        member.view,
-                        member.prompts(TOY_PROMPTS),
-                        stationary=group.task == "retrieval",
-                        bootstrap=0,
-                        seed=seed,
-                    )
-                )
-                step(0.1)
-            cache[group.key] = tuple(found)
-        else:
-            step(0.1 * len(group.members))
-        toys[group.variant, group.task] = list(cache[group.key])
-        if group.task == "retrieval":
-            fresh_key = f"fresh {group.key}"
-            newborn = {member.seed: member for member in group.members}
-            if fresh_key not in cache:
-                cache[fresh_key] = tuple(
-                    portrait(member.fresh, member.prompts(TOY_PROMPTS), bootstrap=0, seed=seed)
-                    for member in newborn.values()
-                )
-            fresh[group.variant, "init"] = list(zip(newborn, cache[fresh_key], strict=True))
-            if group.variant == groups[0].variant:
-                target = float(np.mean([growth(views["init", n], few) for n in range(seeds)]))
-                for member in newborn.values():
-                    factor = matching_scale(member, target)
-                    scales.append(factor)
-                    drawn = portrait(member.scaled(factor), member.prompts(TOY_PROMPTS), bootstrap=0, seed=seed)
-                    fresh.setdefault((group.variant, "grown"), []).append((member.seed, drawn))
-    variables |= _of_toys(groups, fresh, toys)
-    said = {"long_name": "factor on the embeddings of toys that grow as the model does, geometric mean", "units": "1"}
-    variables["toy_scale"] = ((), np.exp(np.log(scales).mean()), said)
-    points = next(iter(toys.values()))[0].sizes["position"]
-    variants = list(dict.fromkeys(group.variant for group in groups))
-    return dataset(
-        variables,
-        tokens=None,
-        coords={
-            "state": list(STATES),
-            "seed": range(seeds),
-            "variant": variants,
-            "training": list(TRAININGS),
-            "source": list(SOURCES),
-            "position": range(tokens.shape[1]),
-            "fraction": (("position",), fractions(tokens.shape[1])),
-            "point": range(points),
-            "point_fraction": (("point",), fractions(points)),
+            cache[group.key] = tuple(of_toy(one, one.view, stationary=retrieval, share=0.1) for one in members)
+            cache[f"fresh {group.key}"] = tuple(of_toy(one, one.fresh) for one in newborn.values())
+        toys[variant, group.task] = cache[group.key]
+        runs[variant, group.task] = _of_runs([member.seed for member in members], cache[group.key]) | {
+            "loss": np.array([member.loss for member in members]),
+            "accuracy": np.array([member.accuracy for member in members]),
+            "target": np.array([np.nan if member.target is None else member.target for member in members]),
         }
-        | ({} if documents is None else {"document": (("prompt",), list(documents[:PROMPTS]))}),
-        attrs=provenance(
-            model, tokens, prompts=len(tokens), length=tokens.shape[1], seeds=seeds, bootstrap=bootstrap, seed=seed
-        )
-        | {
-            "measurement": NAME,
-            "initialization": views["init", 0].identity.initialization or "",
-            "few_prompts": len(few),
-            "band": portraits["pretrained", 0].attrs["band"],
-            "lags": portraits["pretrained", 0].attrs["lags"],
-            "refused": portraits["pretrained", 0].attrs["refused"],
-            "toy_band": toys[variants[0], "retrieval"][0].attrs["band"],
-            "toy_lags": toys[variants[0], "retrieval"][0].attrs["lags"],
-            "toy_refused": json.dumps(
-                {f"{v}, {t}": json.loads(str(many[0].attrs["refused"])) for (v, t), many in toys.items()}
-            ),
-        },
-    )
+        if retrieval:
+            runs[variant, "init"] = _of_runs(list(newborn), cache[f"fresh {group.key}"])
+        if retrieval and variant == groups[0].variant:
+            target = float(np.mean([growth(views["init", n], few) for n in range(seeds)]))
+            scales = [matching_scale(member, target) for member in newborn.values()]
+            grown = [of_toy(one, one.scaled(x)) for one, x in zip(newborn.values(), scales, strict=True)]
+            runs[variant, "grown"] = _of_runs(list(newborn), grown)
+
+    variants = list(dict.fromkeys(group.variant for group in groups))
+    uniform = {group.variant: toys[group.variant, group.task][0]["uniform"].values for group in groups}
+    own, of_toys = portraits["pretrained", 0], toys[variants[0], "retrieval"][0]
+    length, points = tokens.shape[1], of_toys.sizes["position"]
+    said = {"long_name": "factor on the embeddings of toys that grow as the model does, geometric mean", "units": "1"}
+    variables = _of_model(model, portraits, kernels, seeds) | _of_toys(variants, runs, uniform)
+    variables["toy_scale"] = ((), np.exp(np.log(scales).mean()), said)
+    coords: dict[str, Any] = {
+        "state": list(STATES),
+        "seed": range(seeds),
+        "variant": variants,
+        "training": list(TRAININGS),
+        "source": list(SOURCES),
+        "position": range(length),
+        "fraction": (("position",), fractions(length)),
+        "point": range(points),
+        "point_fraction": (("point",), fractions(points)),
+    }
+    coords |= {} if documents is None else {"document": (("prompt",), list(documents[:PROMPTS]))}
+    options = {"prompts": len(tokens), "length": length, "seeds": seeds, "bootstrap": bootstrap, "seed": seed}
+    refused = {f"{v}, {t}": json.loads(str(many[0].attrs["refused"])) for (v, t), many in toys.items()}
+    attrs = {
+        "measurement": NAME,
+        "initialization": views["init", 0].identity.initialization or "",
+        "few_prompts": len(few),
+        **{name: own.attrs[name] for name in ("band", "lags", "refused")},
+        **{f"toy_{name}": of_toys.attrs[name] for name in ("band", "lags")},
+        "toy_refused": json.dumps(refused),
+    }
+    return dataset(variables, coords=coords, attrs=provenance(model, tokens, **options) | attrs)
 
 
 @torch.no_grad()
@@ -400,7 +318,33 @@ SAID = {
 
 
 def _described(name: str, of: str) -> dict[str, str]:
+    if name.endswith(ENDS[1:]):
+        name, _, end = name.rpartition("_")
+        of = f"{of}, {end} end of the 95 % interval"
+    if name == "swapped":
+        name, of = "elasticity", f"{of}, position 0 swapped, geometric mean over prompts"
     return {"long_name": f"{SAID[name]}, {of}", "units": "nat^2" if name == "leakage_total" else "1"}
+
+
+def _filled(sizes: Sequence[int], values: Mapping[tuple[int, ...], np.ndarray], dtype: Any) -> np.ndarray:
+    """Values by their place in an array [*sizes, ...]; NaN where there is none, and behind shorter ones."""
+    longest = np.max([value.shape for value in values.values()], axis=0).astype(int)
+    found = np.full((*sizes, *longest), np.nan, dtype)
+    for place, value in values.items():
+        found[(*place, *map(slice, value.shape))] = value
+    return found
+
+
+def _laid_out(
+    rows: Mapping[tuple[int, ...], Row], sizes: Sequence[int], dims: Mapping[str, tuple[str, ...]], of: str
+) -> Variables:
+    """The variables of rows by their place, in the order of `dims`, which holds the dimensions of each."""
+    found: Variables = {}
+    for name, own in dims.items():
+        values = {place: row[name] for place, row in rows.items()}
+        exact = of == "toys" and name not in (*CURVES, "swapped")
+        found[name] = own, _filled(sizes, values, np.float64 if exact else np.float32), _described(name, of)
+    return found
 
 
 def _of_model(
@@ -408,131 +352,74 @@ def _of_model(
     portraits: Mapping[tuple[str, int], xr.Dataset],
     kernels: Mapping[tuple[str, int], np.ndarray],
     seeds: int,
-) -> dict[str, tuple[Any, ...]]:
-    variables: dict[str, tuple[Any, ...]] = {}
-    one = portraits["pretrained", 0]
-
-    def gathered(values: Mapping[tuple[str, int], np.ndarray]) -> np.ndarray:
-        found = np.full((len(STATES), seeds, *next(iter(values.values())).shape), np.nan, np.float32)
-        for (state, n), value in values.items():
-            found[STATES.index(state), n] = value
-        return found
-
-    for name in ("sensitivity", "elasticity", "alpha", "sink_rate"):
-        values = gathered({place: ds[name].values for place, ds in portraits.items()})
-        variables[f"model_{name}"] = (("state", "seed", "prompt", "position"), values, _described(name, "the model"))
-    swapped = {place: typical(ds["elasticity_swapped"].values) for place, ds in portraits.items()}
-    variables["model_swapped"] = (
-        ("state", "seed", "position"),
-        gathered(swapped),
-        _described("elasticity", "the model, position 0 swapped, geometric mean over prompts"),
-    )
-    variables["model_uniform"] = (("position",), one["uniform"].values, _described("alpha", "uniform attention"))
-    for name in (*SCALARS, "leakage_share"):
-        dims = ("state", "seed", "source") if name == "leakage_share" else ("state", "seed")
-        for end in ("", "_low", "_high"):
-            if f"{name}{end}" in one:
-                values = gathered({place: ds[f"{name}{end}"].values for place, ds in portraits.items()})
-                variables[f"model_{name}{end}"] = (dims, values, _described(name, f"the model{_end(end)}"))
+) -> Variables:
+    one, at, sizes = portraits["pretrained", 0], ("state", "seed"), (len(STATES), seeds)
+    numbers = [f"{name}{end}" for name in SCALARS for end in ENDS if f"{name}{end}" in one]
+    dims = {name: (*at, "prompt", "position") for name in ("sensitivity", *CURVES)} | {"swapped": (*at, "position")}
+    dims |= {name: (*at, "source") if "share" in name else at for name in numbers}
+    rows = {
+        (STATES.index(state), n): {"swapped": typical(ds["elasticity_swapped"].values)}
+        | {name: ds[name].values for name in dims if name != "swapped"}
+        for (state, n), ds in portraits.items()
+    }
+    found = {f"model_{name}": variable for name, variable in _laid_out(rows, sizes, dims, "the model").items()}
+    found["model_uniform"] = (("position",), one["uniform"].values, _described("alpha", "uniform attention"))
     if kernels:
-        variables["theory_kernel"] = (
-            ("state", "seed", "prompt", "position"),
-            gathered(kernels),
-            {"long_name": "second-moment kernel, measured patterns, score path", "units": "1"},
-        )
-    length = one.sizes["position"]
-    curves, alphas = np.full((len(STATES), length), np.nan, np.float32), np.full(len(STATES), np.nan)
+        values = {(STATES.index(state), n): value for (state, n), value in kernels.items()}
+        said = {"long_name": "second-moment kernel, measured patterns, score path", "units": "1"}
+        found["theory_kernel"] = ((*at, "prompt", "position"), _filled(sizes, values, np.float32), said)
+    curves, alphas = np.full((len(STATES), one.sizes["position"]), np.nan, np.float32), np.full(len(STATES), np.nan)
     for n, state in enumerate(STATES):
         means = [mean_profile(ds["sensitivity"].values).mean for (of, _), ds in portraits.items() if of == state]
         mean = np.sqrt(np.mean(np.square(means), 0))
         if np.count_nonzero(mean) >= SHORTEST:
             fit = fit_alpha(mean, model.spec.blocks, window=model.spec.windows)
             curves[n], alphas[n] = fit.curve, fit.alpha
-    variables["theory_cesaro"] = (("state", "position"), curves, {"long_name": "N^L, fitted", "units": "1"})
-    variables["theory_alpha"] = (("state",), alphas, {"long_name": "alpha of N^L", "units": "1"})
-    return variables
+    found["theory_cesaro"] = (("state", "position"), curves, {"long_name": "N^L, fitted", "units": "1"})
+    found["theory_alpha"] = (("state",), alphas, {"long_name": "alpha of N^L", "units": "1"})
+    return found
+
+
+def _of_runs(seeds: Sequence[int], found: Sequence[xr.Dataset]) -> dict[str, np.ndarray]:
+    """What portraits of toys say together: curves of every seed, numbers with their intervals over seeds."""
+
+    def stack(name: str, number: int) -> np.ndarray:
+        return np.stack([ds[name].values for n, ds in zip(seeds, found, strict=True) if n == number])
+
+    numbers = sorted(set(seeds))
+    row = {name: np.stack([stack(name, number).mean(0) for number in numbers]) for name in ("alpha", "sink_rate")}
+    each = [stack("elasticity", number).swapaxes(0, 1) for number in numbers]  # prompt, run, point
+    row["elasticity"] = np.stack([np.stack([typical(prompt) for prompt in one]) for one in each])
+    row["swapped"] = np.stack([typical(stack("elasticity_swapped", number)) for number in numbers])
+    streams = np.array([[float(ds[name]) for name in ("residual", "residual_swapped")] for ds in found])
+    for name, estimate, values in (
+        *((name, _mean, np.array([ds[name].values for ds in found])) for name in ("leakage_total", "reacts")),
+        ("removed", _removed, streams),
+        ("leakage_share", _shares, np.array([ds["leakage_source"].values for ds in found])),
+    ):
+        row |= dict(zip((f"{name}{end}" for end in ENDS), over_seeds(estimate, values, seeds), strict=True))
+    return row
 
 
 def _of_toys(
-    groups: Sequence[Group],
-    fresh: Mapping[tuple[str, str], Sequence[tuple[int, xr.Dataset]]],
-    toys: Mapping[tuple[str, str], Sequence[xr.Dataset]],
-) -> dict[str, tuple[Any, ...]]:
-    variants = list(dict.fromkeys(group.variant for group in groups))
-    most = max(len(group.members) for group in groups)
-    seeds = max(len({member.seed for member in group.members}) for group in groups)
-    any_one = next(iter(toys.values()))[0]
-    size = (len(variants), len(TRAININGS))
-    sizes = (any_one.sizes["prompt"], any_one.sizes["position"])
-    curves = {
-        name: np.full((*size, seeds, *sizes), np.nan, np.float32) for name in ("elasticity", "alpha", "sink_rate")
-    }
-    swapped = np.full((*size, seeds, sizes[1]), np.nan, np.float32)
-    uniform = np.full((len(variants), sizes[1]), np.nan)
-    scalars = {
-        f"{name}{end}": np.full((*size, *((len(SOURCES),) if name == "leakage_share" else ())), np.nan)
-        for name in (*SCALARS, "leakage_share")
-        for end in ("", "_low", "_high")
-    }
-    singles = {name: np.full((*size, most), np.nan) for name in ("loss", "accuracy", "target")}
-
-    def put(variant: str, training: str, numbers: Sequence[int], found: Sequence[xr.Dataset]) -> None:
-        at = (variants.index(variant), TRAININGS.index(training))
-        order = sorted(set(numbers))
-        for place, number in enumerate(order):
-            own = [ds for n, ds in zip(numbers, found, strict=True) if n == number]
-            together = {name: np.stack([ds[name].values for ds in own]) for name in (*curves, "elasticity_swapped")}
-            by_prompt = together["elasticity"].swapaxes(0, 1)
-            curves["elasticity"][(*at, place)] = np.stack([typical(one) for one in by_prompt])
-            swapped[(*at, place)] = typical(together["elasticity_swapped"])
-            for name in ("alpha", "sink_rate"):
-                curves[name][(*at, place)] = together[name].mean(0)
-        uniform[at[0]] = found[0]["uniform"].values
-        single = {name: np.array([ds[name].values for ds in found]) for name in ("leakage_total", "reacts")}
-        streams = np.array([[float(ds[name]) for name in ("residual", "residual_swapped")] for ds in found])
-        parts = np.array([ds["leakage_source"].values for ds in found])
-        for name, estimate, values in (
-            *((name, _mean, values) for name, values in single.items()),
-            ("removed", _removed, streams),
-            ("leakage_share", _shares, parts),
-        ):
-            for end, value in zip(("", "_low", "_high"), over_seeds(estimate, values, numbers), strict=True):
-                scalars[f"{name}{end}"][at] = value
-
-    for (variant, training), newborn in fresh.items():
-        put(variant, training, [number for number, _ in newborn], [ds for _, ds in newborn])
-    for group in groups:
-        put(group.variant, group.task, [member.seed for member in group.members], toys[group.variant, group.task])
-        at = (variants.index(group.variant), TRAININGS.index(group.task))
-        for n, member in enumerate(group.members):
-            singles["loss"][(*at, n)], singles["accuracy"][(*at, n)] = member.loss, member.accuracy
-            singles["target"][(*at, n)] = np.nan if member.target is None else member.target
-    dims = ("variant", "training")
-    variables: dict[str, tuple[Any, ...]] = {
-        f"toy_{name}": ((*dims, "toy_seed", "toy_prompt", "point"), values, _described(name, "toys"))
-        for name, values in curves.items()
-    }
-    variables["toy_swapped"] = (
-        (*dims, "toy_seed", "point"),
-        swapped,
-        _described("elasticity", "toys, position 0 swapped, geometric mean over prompts"),
-    )
-    variables["toy_uniform"] = (
-        ("variant", "point"),
-        uniform,
-        _described("alpha", "uniform attention under toys' masks"),
-    )
-    for name, values in scalars.items():
-        bare = name.removesuffix("_low").removesuffix("_high")
-        of = (*dims, "source") if bare == "leakage_share" else dims
-        variables[f"toy_{name}"] = (of, values, _described(bare, f"toys{_end(name.removeprefix(bare))}"))
+    variants: Sequence[str], runs: Mapping[tuple[str, str], Row], uniform: Mapping[str, np.ndarray]
+) -> Variables:
+    at, sizes = ("variant", "training"), (len(variants), len(TRAININGS))
+    dims = {name: (*at, "toy_seed", "toy_prompt", "point") for name in CURVES} | {"swapped": (*at, "toy_seed", "point")}
+    dims |= {f"{name}{end}": (*at, "source") if "share" in name else at for name in SCALARS for end in ENDS}
+    rows = {(variants.index(variant), TRAININGS.index(training)): row for (variant, training), row in runs.items()}
+    found = {f"toy_{name}": variable for name, variable in _laid_out(rows, sizes, dims, "toys").items()}
+    values = np.stack([uniform[variant] for variant in variants]).astype(np.float64)
+    found["toy_uniform"] = (("variant", "point"), values, _described("alpha", "uniform attention under toys' masks"))
     for name, said, units in (
         ("loss", "loss at the end of training", "nat"),
         ("accuracy", "accuracy on unseen sequences", "1"),
         ("target", "position asked for", "1"),
     ):
-        variables[f"toy_{name}"] = ((*dims, "member"), singles[name], {"long_name": said, "units": units})
-    return variables
+        each = {place: row[name] for place, row in rows.items() if name in row}
+        attrs = {"long_name": said, "units": units}
+        found[f"toy_{name}"] = ((*at, "member"), _filled(sizes, each, np.float64), attrs)
+    return found
 
 
 def over_seeds(
@@ -560,7 +447,3 @@ def _shares(parts: np.ndarray) -> np.ndarray:
     """Of parts [member, source]: each source's share of the sum over members; a single toy's may be next to nothing."""
     whole = parts.sum()
     return parts.sum(0) / whole if whole > 0 else np.full(parts.shape[1], np.nan)
-
-
-def _end(end: str) -> str:
-    return f", {end[1:]} end of the 95 % interval" if end else ""

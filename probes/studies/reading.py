@@ -1,7 +1,8 @@
-"""The study behind `headwater inspect`: one text, read by one model, taken up again where it was interrupted."""
+"""The study behind `headwater inspect`: one text, read by one model, resumed where it was interrupted."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +16,34 @@ from ..run.progress import Advance
 from .runner import kept_units, measured_on
 
 
-class Reading:
-    """A text being inspected; what is done of it waits in the output's folder until `finish`.
+def read(
+    model: View,
+    prompt: Any,
+    out: str | Path,
+    write: Callable[[xr.Dataset], object],
+    *,
+    chat: Chat | None = None,
+    advance: Advance = lambda label, done, total: None,
+    **options: Any,
+) -> xr.Dataset:
+    """`probes.inspect(model, prompt, chat=chat, **options)`, or what is missing of it in the folder; `write` writes it.
 
     Raises:
-        InputError: the folder cannot be written to.
+        InputError: as `probes.inspect` does, the folder cannot be written to, or another text or other options were begun in
+            it.
     """
+    unfinished, label = kept_units(out, "inspect"), f"{model.identity.name} inspect"
+    # Its letters as ids: the hash tells texts apart.
+    letters = torch.tensor(
+        [[ord(letter) for letter in str(prompt if chat is None else conversations(chat))]], dtype=torch.int64
+    )
 
-    def __init__(self, out: str | Path) -> None:
-        self._unfinished = kept_units(out, "inspect")
+    def progress(done: float | int, total: float | int) -> None:
+        advance(label, float(done), float(total))
 
-    def read(
-        self, model: View, prompt: Any, *, chat: Chat | None = None, advance: Advance | None = None, **options: Any
-    ) -> xr.Dataset:
-        """`probes.inspect(model, prompt, chat=chat, **options)`, or what is missing of it.
+    def measure() -> xr.Dataset:
+        return inspect(model, prompt, chat=chat, progress=progress, **options)
 
-        Raises:
-            InputError: as `probes.inspect` does, or another text or other options were begun in this folder.
-        """
-        label = f"{model.identity.name} inspect"
-        # Its letters as ids: the hash tells texts apart.
-        said = str(prompt if chat is None else conversations(chat))
-        letters = torch.tensor([[ord(letter) for letter in said]], dtype=torch.int64)
-        key = measured_on(model, letters) | options
-
-        def measure() -> xr.Dataset:
-            def progress(done: float | int, total: float | int) -> None:
-                if advance is not None:
-                    advance(label, float(done), float(total))
-
-            return inspect(model, prompt, chat=chat, progress=progress, **options)
-
-        return self._unfinished.unit(label, key, measure)
-
-    def finish(self) -> None:
-        """All is written down."""
-        self._unfinished.clear()
+    result = unfinished.unit(label, measured_on(model, letters) | options, measure)
+    unfinished.finish(lambda: write(result))
+    return result

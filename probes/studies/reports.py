@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -22,18 +21,13 @@ from ..measures.trajectory import COLUMNS as BLOCK_COLUMNS
 from ..measures.trajectory import cells as block_cells
 from ..measures.trajectory import rows
 from ..results.curves import estimate, relative_error, spearman
-from ..results.dataset import quickly
+from ..results.dataset import options_of, quickly
 from ..results.tables import Report, Table, estimated, number, ranges
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
-Rows: TypeAlias = list[list[str]]
 
 KEYS_SHOWN = 8
 MILLION = 1_000_000  # squared weights are tiny: in millionths their tables are narrow enough to read
-
-
-def _options(ds: xr.Dataset) -> dict[str, Any]:
-    return json.loads(str(ds.attrs["options"]))
 
 
 def _measured(results: Results) -> str:
@@ -56,7 +50,7 @@ def sinks_report(results: Results, *, top: int = 10) -> Report:
     if top < 0:
         raise InputError(f"top={top} heads cannot be listed; give 0 or more")
     ds = next(iter(results.values()))
-    options = _options(ds)
+    options = options_of(ds)
     reacts = "not measured" if options["reacts"] is None else f"with replacement '{options['reacts']}' at position 0"
     rates, heads, lines = [], [], []
     for name, ds in results.items():
@@ -129,7 +123,7 @@ def trajectory_report(results: Results) -> Report:
                 f"{number(course[-1], '.3f')} before the final norm, {_together(course)}"
             )
     described = (
-        f"{_measured(results)}, {_options(next(iter(results.values())))['starts']} starts. "
+        f"{_measured(results)}, {options_of(next(iter(results.values())))['starts']} starts. "
         "Layer l is the stream that block l reads, the last one what the final norm reads; |h_0| and others: medians of "
         "the norm at position 0 and elsewhere; massive: dimensions above 100 and 1,000 medians [Sun]; > 30: above 30 "
         "medians; dimension: the one of the largest magnitude; cosine: mean over pairs of starts at position 0, and "
@@ -173,7 +167,6 @@ def leakage_report(results: Results) -> Report:
     In the log form first with position 0's constant logit on the mask's side, then as part of the residual stream.
     """
     early_band = str(next(iter(results.values()))["band"].values[0])
-    early = {name: ds.isel(band=0) for name, ds in results.items()}
     described = (
         f"{_measured(results)}. Log form in squared nats, weight form in millionths of squared weights, the mask taken "
         "as all of the denominator or as its number of terms alone; 95 % bootstrap intervals over documents. Nulls: the "
@@ -186,71 +179,54 @@ def leakage_report(results: Results) -> Report:
         f"V(X), how far the residual stream alone moves log-weights. Blocks: band {early_band}, means over heads; noise: "
         "what an uncorrected variance would have added."
     )
-    by_band, by_block = partial(_table, results, "band"), partial(_table, early, "layer")
-    sources = {
-        "steady": ("Sources, log form, the constant sink taken out of the residual stream", "mask and constant sink"),
-        "log": ("Sources, log form, the constant sink left in", "mask"),
-    }
-    component, own = "residual component", "What moves denominators beside the number of keys, log form"
-    tables = [
-        by_band("Total beside its nulls, log form", ("total", *NULLS), _totals),
-        *(
-            by_band(title, (mask, "residual", component), partial(_sources, form))
-            for form, (title, mask) in sources.items()
-        ),
-        by_band(own, OWN_TERMS, _intervals(*(f"{term}_of_model" for term in OWN_TERMS.values()))),
-        by_band("Sources, weight form", ("mask as", "total", *SOURCES), _weights),
-        by_block("Blocks, log form", (*PARTS, "noise"), _log_parts),
-        by_block(
-            "Blocks, residual component",
-            (component, "constant sink left in"),
-            _intervals(*(f"{form}_stream_by_block" for form in COMPONENTS)),
-        ),
-        by_block("Blocks, weight form", ("total", *SOURCES), _weight_parts),
-    ]
+    tables = [*_by_band(results), *_by_block(results)]
     lines = [line for form in COMPONENTS for line in _order(results, form)]
     lines += [f"{name}: {line}" for name, ds in results.items() for line in _null(ds)]
     return Report("Leakage of absolute position into attention patterns", described, tables, lines)
 
 
-def _table(results: Results, dim: str, title: str, columns: Iterable[str], cells: Callable[..., Rows]) -> Table:
-    """What `cells(ds, DIM=PLACE)` says of every result at every place along a dimension, behind the names of both."""
-    places = [(name, ds, place) for name, ds in results.items() for place in ds[dim].values.tolist()]
-    rows = [[name, str(place), *row] for name, ds, place in places for row in cells(ds, **{dim: place})]
-    return Table(title, ("model", "block" if dim == "layer" else dim, *columns), rows)
+def _by_band(results: Results) -> list[Table]:
+    """Totals and sources of every model in every band."""
+    totals, steady, left_in, own, weights = ([] for _ in range(5))
+    for name, band, ds in ((name, str(band), one) for name, one in results.items() for band in one["band"].values):
+        head, say = [name, band], partial(estimated, ds, band=band)
+        totals.append([*head, say("log_form_of_model", part="total"), *(say(f"null_{null}") for null in NULLS)])
+        for form, found in (("steady", steady), ("log", left_in)):
+            found.append([*head, *_shares(ds, form, band), say(f"{form}_stream_of_model")])
+        own.append([*head, *(say(f"{term}_of_model") for term in OWN_TERMS.values())])
+        for form, mask in (("weight", "denominator"), ("terms", "terms")):
+            total = say(f"{form}_form_of_model", scale=MILLION, cell="both")
+            weights.append([*head, mask, total, *_shares(ds, form, band)])
+    at, sources, last = ("model", "band"), "Sources, log form, the constant sink", ("residual", "residual component")
+    return [
+        Table("Total beside its nulls, log form", (*at, "total", *NULLS.values()), totals),
+        Table(f"{sources} taken out of the residual stream", (*at, "mask and constant sink", *last), steady),
+        Table(f"{sources} left in", (*at, "mask", *last), left_in),
+        Table("What moves denominators beside the number of keys, log form", (*at, *OWN_TERMS), own),
+        Table("Sources, weight form", (*at, "mask as", "total", *SOURCES), weights),
+    ]
 
 
-def _intervals(*names: str) -> Callable[..., Rows]:
-    return lambda ds, **at: [[estimated(ds, name, **at) for name in names]]
+def _by_block(results: Results) -> list[Table]:
+    """Parts block by block, in the first band."""
+    logs, components, weights = [], [], []
+    for name, layer, ds in ((name, layer, one) for name, one in results.items() for layer in one["layer"].values):
+        head, at = [name, str(layer)], ds.isel(band=0).sel(layer=layer)
+        parts = map(number, at["log_form_by_block"].sel(part=list(PARTS)))
+        logs.append([*head, *parts, number(at["log_noise_by_block"], ".2g")])
+        components.append([*head, *(estimated(at, f"{form}_stream_by_block") for form in COMPONENTS)])
+        sources = at["weight_source_by_block"].sel(source=list(SOURCES))
+        found = (at["weight_form_by_block"].sel(cell="both"), *sources)
+        weights.append([*head, *(number(MILLION * one) for one in found)])
+    at = ("model", "block")
+    return [
+        Table("Blocks, log form", (*at, *PARTS, "noise"), logs),
+        Table("Blocks, residual component", (*at, "residual component", "constant sink left in"), components),
+        Table("Blocks, weight form", (*at, "total", *SOURCES), weights),
+    ]
 
 
-def _totals(ds: xr.Dataset, band: str) -> Rows:
-    nulls = (estimated(ds, f"null_{null}", band=band) for null in ("uniform", "fresh", "shuffled"))
-    return [[estimated(ds, "log_form_of_model", part="total", band=band), *nulls]]
-
-
-def _sources(form: str, ds: xr.Dataset, band: str) -> Rows:
-    return [[*_shares(ds, form, band), estimated(ds, f"{form}_stream_of_model", band=band)]]
-
-
-def _weights(ds: xr.Dataset, band: str) -> Rows:
-    total = partial(estimated, scale=MILLION, cell="both", band=band)
-    names = (("weight", "denominator"), ("terms", "terms"))
-    return [[mask, total(ds, f"{form}_form_of_model"), *_shares(ds, form, band)] for form, mask in names]
-
-
-def _log_parts(ds: xr.Dataset, layer: int) -> Rows:
-    parts = (number(ds["log_form_by_block"].sel(part=part, layer=layer)) for part in PARTS)
-    return [[*parts, number(ds["log_noise_by_block"].sel(layer=layer), ".2g")]]
-
-
-def _weight_parts(ds: xr.Dataset, layer: int) -> Rows:
-    sources = (ds["weight_source_by_block"].sel(source=source, layer=layer) for source in SOURCES)
-    total = ds["weight_form_by_block"].sel(cell="both", layer=layer)
-    return [[number(MILLION * one) for one in (total, *sources)]]
-
-
-NULLS = ("uniform attention", "fresh weights", "shuffled labels")
+NULLS = {"uniform": "uniform attention", "fresh": "fresh weights", "shuffled": "shuffled labels"}
 OWN_TERMS = {
     "position 0's constant": "sink_constant",
     "its varying part": "sink_varying",
@@ -378,7 +354,7 @@ def _effects(ds: xr.Dataset) -> list[str]:
 
 def _by_replacement(ds: xr.Dataset) -> list[tuple[str, xr.Dataset]]:
     if "replacement" not in ds.dims:
-        return [(str(ds.attrs.get("replacement", _options(ds)["replacement"])), ds)]
+        return [(str(ds.attrs.get("replacement", options_of(ds)["replacement"])), ds)]
     return [(str(value), ds.sel(replacement=value)) for value in ds["replacement"].values]
 
 

@@ -2,7 +2,7 @@
 
 A study is a declaration (`Study`): its name, the units of a model, what becomes of them. `run` does the rest. A unit is what
 is measured in one go: a model under one condition, or with one replacement at position 0. Units that are done wait in
-`OUT/unfinished` (`probes.run.resume`) until all of them are; the same command then reads them and resumes.
+`OUT/unfinished` (`probes.run.unfinished`) until all of them are; the same command then reads them and resumes.
 
 A unit's key says what it was measured with. Where it holds the options that chose the prompts, the hash of the prompts
 decides whether these are the same (a text may have moved), and the options only say why not.
@@ -13,19 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import xarray as xr
 from torch import Tensor
 
-from ..data.prompts import Drawn, check_source, draw
+from ..data.prompts import Drawn, FirstToken, check_source, draw
 from ..errors import InputError
 from ..models.load import Backend, DType, load
+from ..models.memory import weights_of
 from ..models.view import View
 from ..results.dataset import from_bytes, provenance, save, to_bytes
-from ..run import processes
 from ..run.files import file_name, together
 from ..run.progress import Advance, announce
 from ..run.unfinished import Unfinished
@@ -35,16 +35,17 @@ Told: TypeAlias = Callable[[str], object]
 
 CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "chat", "first")
 HASH = "tokens_sha256"
+MIB, GIB = 1 << 20, 1 << 30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Loading:
     """How models are loaded, as in `probes.load`."""
 
     backend: Backend = "transformers"
     device: str = "auto"
     dtype: DType = "auto"
-    split: Mapping[str, Any] | None = None  # device_map, max_memory, offload_folder, for models larger than one device
+    split_over: Mapping[str, Any] | None = None  # device_map, max_memory, offload_folder: more than one device
 
     def load(self, source: str) -> View:
         """The model; the one at hand where it is (`holding`).
@@ -54,7 +55,7 @@ class Loading:
         """
         if (held := _held.get()) is not None and held[:2] == (self, source):
             return held[2]
-        return load(source, self.backend, device=self.device, dtype=self.dtype, **self.split or {})
+        return load(source, self.backend, device=self.device, dtype=self.dtype, **self.split_over or {})
 
 
 _held: ContextVar[tuple[Loading, str, View] | None] = ContextVar("headwater_held", default=None)
@@ -68,6 +69,39 @@ def holding(loading: Loading, source: str, model: View) -> Iterator[None]:
         yield
     finally:
         _held.reset(token)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """Which prompts are drawn, as in `probes.prompts`: so many windows of `length` tokens of a text."""
+
+    prompts: int = 32
+    length: int = 256
+    text: str | None = None
+    dataset: str | None = None
+    split: str = "train"
+    column: str = "text"
+    chat: str | None = None
+    first: FirstToken | int = "auto"
+    seed: int = 0
+
+    def chosen(self) -> dict[str, Any]:
+        """All of it by name, a part of a unit's key."""
+        return {name: getattr(self, name) for name in (*CHOOSING, "seed")}
+
+    def asked(self) -> dict[str, Any]:
+        """As `prompts.draw` takes it."""
+        chosen = self.chosen()
+        return {"n": chosen.pop("prompts"), **chosen}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Prompts, Loading):
+    """What the commands of all studies take: prompts, and how models are loaded."""
+
+    def loading(self) -> Loading:
+        """How models are loaded, alone."""
+        return Loading(**{one.name: getattr(self, one.name) for one in fields(Loading)})
 
 
 @dataclass(frozen=True)
@@ -112,14 +146,13 @@ class Tell(Protocol):
 class Unit:
     """What is measured in one go.
 
-    `key` is what beside model and prompts the result depends on; `size` the operations it takes, about, by which units are
-    weighed; `weights` makes the model that is measured of the one that was loaded, where it is another.
+    `key` is what beside model and prompts the result depends on; `weights` makes the model that is measured of the one that
+    was loaded, where it is another.
     """
 
     label: str
     key: Mapping[str, Any]
     measure: Callable[[View, Subject, Tell], xr.Dataset]
-    size: float = 0.0
     weights: Callable[[View], View] | None = None
 
 
@@ -134,7 +167,6 @@ class Study:
         check: raises what the study has against a model and prompts.
         joined: one result of a model's units; there is one unit unless given.
         line: says in one line what a model will take.
-        parts: sizes of what is measured beside the units that are left, by label.
         prepare: hears of all models before the first is measured.
         files: written beside results and figure.
     """
@@ -145,7 +177,6 @@ class Study:
     check: Callable[[View, str, Tensor], object] = lambda model, name, tokens: None
     joined: Callable[[View, Sequence[xr.Dataset]], xr.Dataset] = lambda model, units: units[0]
     line: Callable[[View, Subject], str] | None = None
-    parts: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda left: {}
     prepare: Callable[[Sequence[Subject]], object] = lambda models: None
     files: Sequence[str] = ()
 
@@ -154,7 +185,7 @@ def run(
     study: Study,
     sources: Sequence[str],
     out: Path,
-    asked: Mapping[str, Any],
+    asked: Prompts,
     loading: Loading,
     *,
     advance: Advance | None = None,
@@ -166,7 +197,7 @@ def run(
         study: what is measured.
         sources: models, as `probes.load` takes them.
         out: folder.
-        asked: arguments of `prompts.draw`.
+        asked: which prompts.
         loading: how models are loaded.
         advance: hears (what is running, done, in all).
         told: hears in one line which units are there already, and for every model what it will take.
@@ -176,24 +207,23 @@ def run(
     """
     said = told or (lambda line: None)
     unfinished = kept_units(out, study.name)
-    sizes: dict[str, float] = {}
+    labels: list[str] = []
 
     def check(model: View, name: str, tokens: Tensor) -> None:
         study.check(model, name, tokens)
         for unit in study.units(model, name, tokens):
-            sizes[unit.label] = unit.size
+            labels.append(unit.label)
             if unfinished.has(unit.label):  # fresh weights follow from the seed; they are not made for this
                 key = {**measured_on(model, tokens), **unit.key}
                 unfinished.check(unit.label, key, without=("weights",) if unit.weights else ())
 
     models = subjects(sources, loading, asked, check, told)
     require_free(written_files([one.name for one in models], out, study.name, *study.files))
-    if found := unfinished.going_on(list(sizes)):
+    if found := unfinished.going_on(labels):
         said(found)
     study.prepare(models)
-    left = {label: size for label, size in sizes.items() if not unfinished.done(label)}
-    if any(sizes.values()):
-        announce(advance, {**left, **study.parts(left)})
+    left = [label for label in labels if not unfinished.done(label)]
+    announce(advance, left)
     results: Results = {}
     for one in models:
         model = one.model()
@@ -201,10 +231,7 @@ def run(
         if study.line is not None and any(unit.label in left for unit in units):
             said(study.line(model, one))
         results[one.name] = study.joined(model, [_unit(unit, model, one, unfinished, advance) for unit in units])
-    if processes.first():
-        with together():
-            study.write(results)
-    unfinished.clear()
+    unfinished.finish(lambda: study.write(results))
     return results
 
 
@@ -221,6 +248,12 @@ def _unit(
         return subject.described(unit.measure(measured, subject, tell))
 
     return unfinished.unit(unit.label, {**measured_on(measured, subject.tokens), **unit.key}, measure, advance=advance)
+
+
+def planned(name: str, model: View, memory: int, how: str = "") -> str:
+    """What a model will take, in one line for the terminal: so many bytes of memory above its weights'."""
+    sizes = (f"{x / GIB:.1f} GiB" if x >= GIB else f"{max(1, round(x / MIB))} MiB" for x in (memory, weights_of(model)))
+    return f"{name}: about {next(sizes)} above the model's {next(sizes)}{how}"
 
 
 def kept_units(out: str | Path, kind: str) -> Unfinished[xr.Dataset]:
@@ -249,26 +282,28 @@ def _telling(changed: list[str], key: Mapping[str, Any]) -> list[str]:
 def subjects(
     sources: Sequence[str],
     loading: Loading,
-    asked: Mapping[str, Any],
+    asked: Prompts,
     check: Callable[[View, str, Tensor], object],
-    told: Callable[[str], object] | None = None,
+    told: Told | None = None,
 ) -> list[Subject]:
     """Every model with its prompts, after everything that can be refused was: nothing is measured before.
 
-    `asked` are the arguments of `prompts.draw`; `check(model, name, tokens)` raises what a measurement has against a model;
-    `told` hears what there is to say about prompts.
+    `check(model, name, tokens)` raises what a measurement has against a model; `told` hears what there is to say about
+    prompts.
 
     Raises:
         InputError: no model, one that cannot be loaded, prompted or measured, or two of one name.
     """
     if not sources:
         raise InputError("no model given; name one, as tiny-llama")
-    check_source(**asked)
+    check_source(**asked.asked())
     found = []
     for source in sources:
         model = loading.load(source)
-        name = _name(model, source)
-        drawn = draw(model, **asked)
+        name, revision = model.identity.name, model.identity.revision
+        if "@" in source and revision is not None:  # a hub id has the commit as its revision, which names no curve
+            name = f"{name}@{source.rpartition('@')[2]}"
+        drawn = draw(model, **asked.asked())
         check(model, name, drawn.tokens)
         found.append(Subject(source, name, drawn, loading, model if len(sources) == 1 else None))
     named: dict[str, str] = {}
@@ -282,12 +317,6 @@ def subjects(
         for line in (line for one in found for line in one.drawn.remarks):
             told(line)
     return found
-
-
-def _name(model: View, source: str) -> str:
-    name, revision = model.identity.name, model.identity.revision
-    given = "@" in source and revision is not None  # a hub id has the commit as its revision, which names no curve
-    return f"{name}@{source.rpartition('@')[2]}" if given else name
 
 
 def result_files(models: Collection[str], out: Path, name: str) -> list[Path]:

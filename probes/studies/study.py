@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +18,11 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
-from ..data.prompts import FirstToken
 from ..errors import InputError
 from ..figures import jacobian_figure, theory_figure
-from ..measures.jacobian import Method, Pathway, Readout, jacobian
+from ..measures.jacobian import Method, Pathway, Readout, jacobian, memory
 from ..models.initialization import CONFIG, Rule, check_rule
-from ..models.load import DType
+from ..models.memory import paced
 from ..models.view import View
 from ..results.curves import band, profiles, relative_error, rms_log_error, spearman
 from ..results.dataset import combine, drawn_from, options_of, quickly
@@ -31,37 +31,43 @@ from ..results.statistics import Interval
 from ..results.tables import interval, number
 from ..results.ushape import SHORTEST, UShape, ushape
 from ..run.progress import Advance
+from ..theory import kernel
 from ..theory.cesaro import fit_alpha
-from ..theory.kernel import second_moment, second_moment_from_config
-from .plan import KERNEL_PASSES, Plan, jacobian_passes, operations, plan
-from .runner import CHOOSING, Loading, Results, Study, Subject, Tell, Unit, Untouched, run, write_results
+from ..theory.kernel import second_moment_from_config
+from .runner import (
+    CHOOSING,
+    Loading,
+    Prompts,
+    Results,
+    Study,
+    Subject,
+    Tell,
+    Told,
+    Unit,
+    Untouched,
+    planned,
+    run,
+    write_results,
+)
 
 Condition = Literal["init", "pretrained"]
 Theory = Literal["uniform", "values", "score_path", "config"]
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(Prompts):
     """What is measured on every model; most fields are options of `headwater jacobian`."""
 
     conditions: tuple[Condition, ...] = ("init", "pretrained")
     no_rope: bool = False
     seeds: int = 3
     prompts: int = 16
-    length: int = 256
     method: Method = "sketch"
     products: int | Literal["auto"] | None = None
     relative_error: float = 0.02
     readout: Readout = "residual"
     query: int = -1
     from_layer: int = 0
-    text: str | None = None
-    dataset: str | None = None
-    split: str = "train"
-    column: str = "text"
-    chat: str | None = None
-    first: FirstToken | int = "auto"
-    seed: int = 0
     pathway: Pathway = "total"
     theories: tuple[Theory, ...] | None = None  # None: what belongs to the pathway, for models that can be taken apart
     by_path: bool = False  # measure the value and the score path, too
@@ -93,21 +99,11 @@ class Settings:
         if self.no_rope and "init" not in self.conditions:
             raise InputError("--no-rope repeats the init condition, which is not among the conditions; add init")
 
-    def source(self) -> dict[str, Any]:
-        """Where prompts come from, as `prompts` takes it."""
-        names = ("text", "dataset", "split", "column", "chat", "first", "seed")
-        return {name: getattr(self, name) for name in names}
-
     def runs(self) -> list[tuple[str, int | None]]:
         """(condition, seed of the fresh weights) in the order they are measured."""
-        fresh: list[tuple[str, int | None]] = (
-            [("init", seed) for seed in range(self.seeds)] if "init" in self.conditions else []
-        )
-        without: list[tuple[str, int | None]] = (
-            [("init-nope", seed) for seed in range(self.seeds)] if self.no_rope else []
-        )
+        fresh = [*(["init"] if "init" in self.conditions else []), *(["init-nope"] if self.no_rope else [])]
         trained: list[tuple[str, int | None]] = [("pretrained", None)] if "pretrained" in self.conditions else []
-        return trained + fresh + without
+        return trained + [(condition, seed) for condition in fresh for seed in range(self.seeds)]
 
 
 @dataclass(frozen=True)
@@ -128,22 +124,19 @@ def study(
     settings: Settings = Settings(),
     *,
     name: Literal["jacobian", "theory"] = "jacobian",
-    backend: Literal["transformers", "transformer_lens"] = "transformers",
-    device: str = "auto",
-    dtype: DType = "auto",
-    split_over: Mapping[str, Any] | None = None,
     advance: Advance | None = None,
-    told: Callable[[str], object] | None = None,
-    finish: Callable[[dict[str, xr.Dataset]], object] | None = None,
-    write: Callable[[dict[str, xr.Dataset]], object] | None = None,
-) -> dict[str, xr.Dataset]:
+    told: Told | None = None,
+    finish: Callable[[Results], object] = lambda results: None,
+    write: Callable[[Results], object] | None = None,
+    **loading: Any,
+) -> Results:
     """Measure every model under every condition, write results and the figure, return the results by model name.
 
     Writes `NAME.nc` for one model or `NAME-MODEL.nc` for each of several, `NAME.png` and `NAME.svg`, where NAME is the
     figure's; all of it at the end. `advance(label, done, total)` hears of products done, `told` in one line which runs
     are there from a study that was interrupted, and for every model what it will take. `finish` is called with the
     results while they are written, in one process, and may write more beside them; `write` writes them instead, and no
-    figure is made. `split_over` holds `device_map`, `max_memory`, `offload_folder`, as `probes.load` takes them.
+    figure is made. `loading` has fields of `Loading`.
 
     Raises:
         InputError: bad input, or an unfinished study with other settings in `out` (the message says which).
@@ -159,47 +152,31 @@ def study(
                 f"it has blocks 0 to {model.spec.blocks - 1}"
             )
         with suppress(Untouched.Reached):
-            _measure(Untouched(model), tokens, settings, None)
+            _profile(Untouched(model), tokens, settings)
 
     def write_all(results: Results) -> None:
-        if write is None:
-            write_results(results, out, name, FIGURES[name])
-        else:
-            write(results)
-        if finish is not None:
-            finish(results)
+        (write or partial(write_results, out=out, name=name, figure=FIGURES[name]))(results)
+        finish(results)
 
     declared = Study(
         name,
-        lambda model, called, tokens: [_unit(model, called, run, settings, tokens) for run in settings.runs()],
+        lambda model, called, tokens: [_unit(called, run, settings) for run in settings.runs()],
         write_all,
         check=check,
         joined=lambda model, runs: _with_fits(combine(runs), model),
-        line=lambda model, one: estimate(model, settings, name, one.tokens).line(one.name),
+        line=lambda model, one: _line(model, one, settings, name),
     )
-    asked = {"n": settings.prompts, "length": settings.length, **settings.source()}
-    return run(declared, sources, out, asked, Loading(backend, device, dtype, split_over), advance=advance, told=told)
+    return run(declared, sources, out, settings, Loading(**loading), advance=advance, told=told)
 
 
-def estimate(model: View, settings: Settings, name: Literal["jacobian", "theory"], tokens: Tensor) -> Plan:
-    """What this study will take on these prompts."""
-    return plan(model, len(tokens), tokens.shape[1], name, **_planned(settings))
-
-
-def run_size(model: View, settings: Settings, tokens: Tensor) -> float:
-    """Operations that one run takes, about: what runs are weighed by."""
-    return len(tokens) * operations(model, tokens.shape[1]) * sum(_passes(model, settings).values())
-
-
-def _planned(settings: Settings) -> dict[str, Any]:
+def _line(model: View, one: Subject, settings: Settings, name: str) -> str:
+    count, length = one.tokens.shape
     pathway = "all" if settings.by_path else settings.pathway
-    return {"method": settings.method, "products": settings.products, "pathway": pathway}
-
-
-def _passes(model: View, settings: Settings) -> dict[str, float]:
-    """Forward passes per prompt, about: of the Jacobian, and of each theory beside it."""
-    theories = {name: KERNEL_PASSES[name] for name in _theories(model, settings)}
-    return {"jacobian": jacobian_passes(model.spec.width, _planned(settings))} | theories
+    taken = memory(model, count, length, method=settings.method, products=settings.products, pathway=pathway)
+    pace = paced(model, length)
+    how = f", {pace.chunk} direction{'s' * (pace.chunk > 1)} at once"
+    how += "" if pace.keep else ", blocks made again for each"
+    return planned(one.name, model, max(taken, kernel.memory(model, length)) if name == "theory" else taken, how)
 
 
 FIGURES = {"jacobian": jacobian_figure, "theory": theory_figure}
@@ -222,13 +199,12 @@ def _with_fits(result: xr.Dataset, model: View) -> xr.Dataset:
     return result
 
 
-def _unit(model: View, name: str, run: tuple[str, int | None], settings: Settings, tokens: Tensor) -> Unit:
+def _unit(name: str, run: tuple[str, int | None], settings: Settings) -> Unit:
     condition, seed = run
-    options = asdict(settings)
 
     def weights(model: View) -> View:
-        drawn: dict[str, Any] = {"positional": condition != "init-nope", "initialization": settings.initialization}
-        return model if seed is None else model.reinitialized(seed, **drawn)
+        positional, rule = condition != "init-nope", settings.initialization
+        return model if seed is None else model.reinitialized(seed, positional=positional, initialization=rule)
 
     def measure(model: View, subject: Subject, tell: Tell) -> xr.Dataset:
         result = _measure(model, subject.tokens, settings, tell)
@@ -236,54 +212,54 @@ def _unit(model: View, name: str, run: tuple[str, int | None], settings: Setting
 
     return Unit(
         f"{name} {condition}" + ("" if seed is None else f" {seed}"),
-        {option: options[option] for option in (*MEASURING, *CHOOSING)},
+        {option: getattr(settings, option) for option in (*MEASURING, *CHOOSING)},
         measure,
-        run_size(model, settings, tokens),
         None if seed is None else weights,
     )
 
 
-def _measure(
-    model: View, tokens: Tensor, settings: Settings, progress: Callable[[float, float], None] | None
+PLACE = ("readout", "query", "from_layer")
+
+
+def _profile(
+    model: View, tokens: Tensor, settings: Settings, progress: Callable[[float, float], None] | None = None
 ) -> xr.Dataset:
-    """The measurement of one model with its theories."""
-    place: dict[str, Any] = {name: getattr(settings, name) for name in ("readout", "query", "from_layer")}
-    chosen: dict[str, Any] = {
-        name: getattr(settings, name) for name in ("method", "products", "relative_error", "seed")
-    }
-    passes, products = {} if progress is None else _passes(model, settings), 1.0
-
-    def telling(part: str) -> Callable[[float, float], None] | None:
-        """The progress of a part of this as that of the whole, in products of the Jacobian."""
-        told, names = progress, list(passes)
-        if told is None:
-            return None
-
-        def tell(done: float, total: float) -> None:
-            nonlocal products
-            products = total if part == "jacobian" else products
-            before = sum(passes[name] for name in names[: names.index(part)]) + passes[part] * done / total
-            told(*(products / passes["jacobian"] * x for x in (before, sum(passes.values()))))
-
-        return tell
-
+    options = {name: getattr(settings, name) for name in ("method", "products", "relative_error", "seed", *PLACE)}
     pathway: Pathway = "all" if settings.by_path else settings.pathway
-    result = jacobian(model, tokens, pathway=pathway, progress=telling("jacobian"), **chosen, **place)
+    return jacobian(model, tokens, pathway=pathway, progress=progress, **options)
+
+
+def _measure(model: View, tokens: Tensor, settings: Settings, progress: Callable[[float, float], None]) -> xr.Dataset:
+    """The measurement of one model with its theories; progress is in products."""
+    theories, products, each = _theories(model, settings), 0.0, float(AS_PRODUCTS * len(tokens))
+
+    def counted(done: float, total: float) -> None:
+        nonlocal products
+        products = total
+        progress(done, total + each * len(theories))
+
+    result = _profile(model, tokens, settings, counted)
     if settings.by_path:
         apart = {path: result.sel(pathway=path, drop=True) for path in ("value", "score")}
         result = result.sel(pathway=settings.pathway, drop=True)
         for path, ds in apart.items():
             result[path] = ds["sensitivity"].assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
-    for name in _theories(model, settings):
-        predicted = (
-            second_moment_from_config(model, tokens=tokens, initialization=settings.initialization)
-            if name == "config"
-            else second_moment(model, tokens, **KERNELS[name], **place, progress=telling(name))
-        )
+    for before, name in enumerate(theories):
+
+        def share(done: float, total: float, before: int = before) -> None:
+            progress(products + each * (before + done / total), products + each * len(theories))
+
+        if name == "config":
+            predicted = second_moment_from_config(model, tokens=tokens, initialization=settings.initialization)
+        else:
+            place: dict[str, Any] = {name: getattr(settings, name) for name in PLACE}
+            predicted = kernel.second_moment(model, tokens, **KERNELS[name], **place, progress=share)
+        share(1.0, 1.0)
         result[f"theory_{name}"] = predicted["sensitivity"].astype(np.float32)
     return result
 
 
+AS_PRODUCTS = 4  # what a theory takes, about as long as so many of a prompt's products
 KERNELS: dict[str, dict[str, Any]] = {
     "uniform": {"attention": "uniform"},
     "values": {"attention": "measured"},

@@ -11,32 +11,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import xarray as xr
 from torch import Tensor
 
-from ..data.prompts import FirstToken
 from ..errors import InputError
 from ..figures.bos import bos_figure
 from ..figures.leakage import leakage_figure
 from ..figures.sinks import sinks_figure
 from ..figures.trajectory import trajectory_figure
-from ..measures.bos_swap import bos_swap, state
+from ..measures import bos_swap, leakage, sinks, trajectory
 from ..measures.effect import passes_in_all
-from ..measures.leakage import leakage
-from ..measures.sinks import sinks
-from ..measures.trajectory import trajectory
-from ..models.load import Backend, DType
 from ..models.view import View
 from ..results.dataset import options_of
 from ..results.tables import Report, write_report
 from ..run.progress import Advance
-from .plan import PASSES, operations, plan
-from .plan import PROBES as PLANNED
-from .plan import Name as Planned
 from .reports import bos_report, leakage_report, sinks_report, trajectory_report
-from .runner import Loading, Results, Study, Subject, Tell, Unit, Untouched, run, write_results
+from .runner import Given, Results, Study, Subject, Tell, Told, Unit, Untouched, planned, run, write_results
 
 Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap"]
 
@@ -49,6 +41,7 @@ class Probe:
     measure: Callable[..., xr.Dataset]
     figure: Callable[..., Any]
     report: Callable[..., Report]  # of results by model, with options of its own
+    memory: Callable[..., int] | None = None  # (model, prompts, length, **options) -> bytes, said beforehand
     along: str | None = None  # an option that may have several values: a unit each, and a dimension of the result
     # What those units have in common, measured once per model: an option of `measure` and the function that makes it, which
     # takes the same arguments but for `along`.
@@ -57,11 +50,18 @@ class Probe:
 
 
 PROBES: dict[str, Probe] = {
-    "sinks": Probe("sinks", sinks, sinks_figure, sinks_report, resamples=True),
-    "trajectory": Probe("trajectory", trajectory, trajectory_figure, trajectory_report),
-    "leakage": Probe("leakage", leakage, leakage_figure, leakage_report, resamples=True),
+    "sinks": Probe("sinks", sinks.sinks, sinks_figure, sinks_report, sinks.memory, resamples=True),
+    "trajectory": Probe("trajectory", trajectory.trajectory, trajectory_figure, trajectory_report, trajectory.memory),
+    "leakage": Probe("leakage", leakage.leakage, leakage_figure, leakage_report, leakage.memory, resamples=True),
     "bos-swap": Probe(
-        "bos-swap", bos_swap, bos_figure, bos_report, along="replacement", shared=("before", state), resamples=True
+        "bos-swap",
+        bos_swap.bos_swap,
+        bos_figure,
+        bos_report,
+        bos_swap.memory,
+        along="replacement",
+        shared=("before", bos_swap.state),
+        resamples=True,
     ),
 }
 
@@ -73,22 +73,10 @@ def survey(
     *,
     options: Mapping[str, Any] | None = None,
     reporting: Mapping[str, Any] | None = None,
-    prompts: int = 32,
-    length: int = 256,
-    text: str | None = None,
-    dataset: str | None = None,
-    split: str = "train",
-    column: str = "text",
-    chat: str | None = None,
-    first: FirstToken | int = "auto",
-    seed: int = 0,
-    backend: Backend = "transformers",
-    device: str = "auto",
-    dtype: DType = "auto",
-    split_over: Mapping[str, Any] | None = None,
     advance: Advance | None = None,
-    told: Callable[[str], object] | None = None,
+    told: Told | None = None,
     write: Callable[[Results], object] | None = None,
+    **given: Any,
 ) -> Results:
     """Run one probe on every model, write results, figure and table, return the results by model name.
 
@@ -102,93 +90,67 @@ def survey(
         options: of the probe, beside `progress`. "bos-swap" takes several replacements as a list; its results then have
             the leading dimension `replacement`, text, in that order.
         reporting: options of the table: `top` heads, for "sinks".
-        prompts: windows of text; the arguments up to `seed` are those of `probes.prompts`.
-        length: positions per prompt.
-        backend: who runs the models; as `device` and `dtype`, see `probes.load`.
-        split_over: `device_map`, `max_memory`, `offload_folder` of `probes.load`, for models larger than one device.
         advance: hears (what is running, done, in all).
         told: hears in one line which units are there already, and for every model what it will take.
         write: writes the results instead, in one process; neither figure nor table is made.
+        given: fields of `Given`: which prompts, and how models are loaded.
 
     Raises:
         InputError: bad input, found before anything is measured, or an unfinished survey with other settings in `out`.
     """
-    out, options = Path(out), dict(options or {})
+    out, asked = Path(out), Given(**given)
     chosen = PROBES[probe] if isinstance(probe, str) else probe
-    split_up = _units(chosen, options)
-    source = dict(text=text, dataset=dataset, split=split, column=column, chat=chat, first=first, seed=seed)
+    split_up = _units(chosen, dict(options or {}))
 
     def check(model: View, name: str, tokens: Tensor) -> None:
-        for given in split_up.values():
+        for own in split_up.values():
             with suppress(Untouched.Reached):
-                chosen.measure(Untouched(model), tokens, **given)
-
-    def label(model: str, value: str) -> str:
-        return " ".join(word for word in (model, chosen.name, value) if word)
+                chosen.measure(Untouched(model), tokens, **own)
 
     def units(model: View, name: str, tokens: Tensor) -> list[Unit]:
         common: dict[str, Any] = {}  # what the units share, measured with the first of them that is missing
 
-        def unit(value: str, given: Mapping[str, Any]) -> Unit:
-            def measure(model: View, subject: Subject, tell: Tell) -> xr.Dataset:
-                resampled = {"documents": subject.drawn.documents} if chosen.resamples else {}
-                if chosen.shared is not None and len(split_up) > 1 and not common:
-                    called, make = chosen.shared
-                    own = {option: x for option, x in given.items() if option != chosen.along}
-                    common[called] = make(
-                        model, subject.tokens, progress=partial(tell, part=called), **own, **resampled
-                    )
-                return chosen.measure(model, subject.tokens, progress=tell, **given, **resampled, **common)
+        def measure(own: Mapping[str, Any], model: View, subject: Subject, tell: Tell) -> xr.Dataset:
+            resampled = {"documents": subject.drawn.documents} if chosen.resamples else {}
+            if chosen.shared is not None and len(split_up) > 1 and not common:
+                called, make = chosen.shared
+                alike = {option: x for option, x in own.items() if option != chosen.along}
+                common[called] = make(model, subject.tokens, progress=partial(tell, part=called), **alike, **resampled)
+            return chosen.measure(model, subject.tokens, progress=tell, **own, **resampled, **common)
 
-            key = {"prompts": prompts, "length": length, **source, **given}
-            return Unit(label(name, value), key, measure, _size(chosen, model, tokens, given))
-
-        return [unit(value, given) for value, given in split_up.items()]
-
-    def parts(left: Mapping[str, float]) -> dict[str, float]:
-        if chosen.shared is None or len(split_up) == 1:
-            return {}
-        labels = [[at for value in split_up if (at := label(name, value)) in left] for name in names]
-        return {f"{own[0]} {chosen.shared[0]}": left[own[0]] for own in labels if own}  # about as large as a unit
-
-    def joined(model: View, units: Sequence[xr.Dataset]) -> xr.Dataset:
-        return units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units)
+        return [
+            Unit(f"{name} {chosen.name} {value}".rstrip(), {**asked.chosen(), **own}, partial(measure, own))
+            for value, own in split_up.items()
+        ]
 
     def line(model: View, one: Subject) -> str:
-        given, name = next(iter(split_up.values())), cast(Planned, chosen.name)
-        return plan(model, len(one.tokens), one.tokens.shape[1], name, **given).line(one.name)
+        assert chosen.memory is not None
+        count, length = one.tokens.shape
+        own = next(iter(split_up.values()))
+        passes = passes_in_all(model, count, **own) if chosen.name == "sinks" else 0
+        how = f", effects of heads as long as {passes:,.0f} forward passes" if passes else ""
+        return planned(one.name, model, chosen.memory(model, count, length, **own), how)
 
     def write_all(results: Results) -> None:
         write_results(results, out, chosen.name, chosen.figure)
         write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
 
-    names: list[str] = []
     study = Study(
         chosen.name,
         units,
         write or write_all,
         check=check,
-        joined=joined,
-        line=line if chosen.name in PLANNED else None,
-        parts=parts,
-        prepare=lambda models: names.extend(one.name for one in models),
+        joined=lambda model, units: units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units),
+        line=line if chosen.memory else None,
         files=[f"{chosen.name}.md"],
     )
-    asked = {"n": prompts, "length": length, **source}
-    return run(study, sources, out, asked, Loading(backend, device, dtype, split_over), advance=advance, told=told)
+    return run(study, sources, out, asked, asked.loading(), advance=advance, told=told)
 
 
-def _size(probe: Probe, model: View, tokens: Tensor, options: Mapping[str, Any]) -> float:
-    passes = len(tokens) * PASSES.get(probe.name, 1.0)
-    if probe.name == "sinks":
-        passes += passes_in_all(model, len(tokens), **options)
-    return passes * operations(model, tokens.shape[1])
-
-
-def _units(probe: Probe, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _units(probe: Probe, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Options of every unit by what tells it from the model's others: "" where there is one unit per model."""
     if probe.along is None or probe.along not in options:
-        return {"": dict(options)}
+        return {"": options}
     values = options[probe.along]
     values = list(values) if isinstance(values, (list, tuple)) else [values]
     names = [str(value) for value in values]
@@ -205,7 +167,5 @@ def _joined(dim: str, names: Sequence[str], units: Sequence[xr.Dataset]) -> xr.D
     joined = joined.assign_coords({dim: list(names)})
     if "tokens" in first:
         joined["tokens"] = first["tokens"]
-    options = options_of(first)
-    options[dim] = list(names)
     attrs = {name: value for name, value in first.attrs.items() if name != dim}
-    return joined.assign_attrs(attrs | {"options": json.dumps(options)})
+    return joined.assign_attrs(attrs | {"options": json.dumps(options_of(first) | {dim: list(names)})})

@@ -98,6 +98,7 @@ from ..models.given import takes_model
 from ..models.initialization import Rule
 from ..models.linear import Folded, LinearizedBlock
 from ..models.load import born
+from ..models.memory import Sizes
 from ..models.pullback import Readout, readout_rows
 from ..models.view import Parts, Trace, View, obstacle
 from ..results.dataset import attributes, dataset, made_with, provenance
@@ -292,3 +293,10 @@ def _top(model: View, trace: Trace, readout: Readout) -> Moments:
     residual = trace.residual[-1][0]
     dtype = torch.promote_types(residual.dtype, torch.float32)
     return Moments.at_readout(readout_rows(model, residual[-1], readout).to(dtype), residual.to(dtype))
+
+
+def memory(model: View, length: int) -> int:
+    """Bytes above the loaded model, about: a few T x T matrices in double precision, and every head's pattern."""
+    sizes = Sizes.of(model)
+    patterns = (2 * sizes.heads + 8) * length * length * 4 + 6 * length * length * 8
+    return sizes.blocks * sizes.folded() + (sizes.blocks + 1) * length * sizes.width * sizes.itemsize + patterns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 import numpy as np
 import xarray as xr
@@ -129,7 +130,7 @@ def _lines(results: Mapping[str, xr.Dataset]) -> Iterator[str]:
 
 
 def _best(ds: xr.Dataset) -> str:
-    """Who comes nearest to the profile, at birth and trained."""
+    """Who comes nearest to the profile, at initialization and trained."""
     said = []
     for state, label in (("init", "at init"), ("pretrained", "pretrained")):
         errors = ds["agreement_error"].sel(curve="sensitivity", state=state)
@@ -157,13 +158,10 @@ def _agreements(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
 
 
 def _attention(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
-    whose: list[tuple[str, str, dict[str, str]]] = [
-        (f"model, {state}", "model", {"state": str(state)}) for state in map(str, ds["state"].values)
-    ]
-    for variant in map(str, ds["variant"].values):
-        for training in map(str, ds["training"].values):
-            label = _named(ds, f"{variant} toy, {training}", (variant, training))
-            whose.append((label, "toy", {"variant": variant, "training": training}))
+    whose = [(f"model, {state}", "model", {"state": state}) for state in map(str, ds["state"].values)]
+    for of in product(map(str, ds["variant"].values), map(str, ds["training"].values)):
+        label = _named(ds, f"{of[0]} toy, {of[1]}", of)
+        whose.append((label, "toy", {"variant": of[0], "training": of[1]}))
     for label, kind, where in whose:
         point = "position" if kind == "model" else "point"
         alpha = ds[f"{kind}_alpha"].sel(where).isel({point: 0})
@@ -239,17 +237,10 @@ def _training(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
             least = int(np.nanargmin(accuracy))
             target = float(ds["toy_target"].sel(variant=variant, training=task).values[least])
             where = "" if math.isnan(target) else f" (position {target:.0f})"
-            yield [
-                name,
-                variant,
-                task,
-                str(int(known.sum())),
-                number(loss[known].mean(), ".2f"),
-                number(accuracy[known].mean(), ".2f"),
-                number(accuracy[least], ".2f") + where,
-                number(guess(ds, task), ".2f"),
-                toys_learnt(ds, variant, task) if task == "in-context" else "-",
-            ]
+            found = (loss[known].mean(), accuracy[known].mean(), accuracy[least], guess(ds, task))
+            mean, right, worst, guessed = (number(value, ".2f") for value in found)
+            learnt = toys_learnt(ds, variant, task) if task == "in-context" else "-"
+            yield [name, variant, task, str(int(known.sum())), mean, right, worst + where, guessed, learnt]
 
 
 def _named(ds: xr.Dataset, name: str, of: tuple[str, str]) -> str:
