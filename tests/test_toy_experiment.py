@@ -453,7 +453,7 @@ def test_a_killed_experiment_goes_on_to_the_result_of_an_unbroken_one(tmp_path):
     def command(*outs: str) -> list[str]:
         return [sys.executable, "-c", SAVES_OFTEN, *REAL, ",".join(str(tmp_path / out) for out in outs)]
 
-    unfinished = tmp_path / "out" / ".unfinished-retrieval" / "retrieval" / "group-0.safetensors"
+    unfinished = tmp_path / "out" / ".unfinished-retrieval" / "retrieval" / "training-0.sqlite"
     with subprocess.Popen(
         command("out"), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:

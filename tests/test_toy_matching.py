@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from toys import MATCHED as SMALL
 
 from probes.errors import InputError
 from probes.models.view import Spec
-from toy.matching import QUICK, TASKS, Matching, Settings, finish, model_steps, plan, toys
+from toy.matching import QUICK, Group, Matching, Plan, Settings
 from toy.model import Architecture, initial
 from toy.tasks import Copying
 from toy.train import Run, train
@@ -19,17 +19,21 @@ from toy.train import Run, train
 SPEC = Spec("llama", 3, 4, 4, 32, 128, 1000, ("rope",) * 3, (None,) * 3, 256, 0.02)
 
 
-def planned(spec: Spec = SPEC, *, settings: Settings = SMALL, **given: Any):
-    return plan(spec, **({"bos": True, "length": 256, "settings": settings} | given))
-
-
-def variants(*args: Any, **given: Any) -> dict[str, Any]:
-    return {variant.name: variant for variant in planned(*args, **given).variants}
+def planned(spec: Spec = SPEC, *, settings: Settings = SMALL, **given: Any) -> Plan:
+    return Matching(settings, "cpu").plan(spec, **({"bos": True, "length": 256} | given))
 
 
 def shapes(*args: Any, **given: Any) -> dict[str, Architecture]:
     """The architecture of each variant's retrieval toys."""
-    return {name: variant.architectures["retrieval"] for name, variant in variants(*args, **given).items()}
+    runs = planned(*args, **given).runs
+    return {name: own[0].architecture for (name, task), own in runs.items() if task == "retrieval"}
+
+
+def trained(*plans: Plan, settings: Settings = SMALL) -> tuple[list[list[Group]], float]:
+    """The plans' groups, and how many model-steps their training took."""
+    told: dict[str, float] = {}
+    found = Matching(settings, "cpu").toys(plans, None, lambda label, done, total: told.update({label: total}))
+    return found, sum(told.values())
 
 
 def test_matched_toys_share_what_position_can_come_from_and_ablations_lack_one_of_it():
@@ -44,7 +48,7 @@ def test_matched_toys_share_what_position_can_come_from_and_ablations_lack_one_o
     )
     assert matched.width == 16  # four heads of at least four dimensions
     assert matched.length == 9
-    assert variants(norm="layer")["matched"].architectures["in-context"].norm == "layer"
+    assert planned(norm="layer").runs["matched", "in-context"][0].architecture.norm == "layer"
     assert found == {
         "matched": matched,
         "no residual": replace(matched, residual=False),
@@ -85,19 +89,19 @@ def test_what_does_not_match_is_said():
 
 
 def test_runs_are_seeds_by_positions_asked_for():
-    length, found = SMALL.length, variants()
-    with_bos, without = (variants(bos=bos)["matched"].tasks["retrieval"] for bos in (True, False))
-    assert [task.target for task in with_bos] == SMALL.asked(True) == list(range(1, length))
-    assert [task.target for task in without] == SMALL.asked(False) == list(range(length))
+    length, runs = SMALL.length, planned().runs
+    plans = [planned(bos=bos).runs["matched", "retrieval"] for bos in (True, False)]
+    with_bos, without = ([cast(Copying, run.task) for run in own] for own in plans)
+    assert [task.target for task in with_bos] == 2 * SMALL.asked(True) == 2 * list(range(1, length))
+    assert [task.target for task in without] == 2 * SMALL.asked(False) == 2 * list(range(length))
     assert (with_bos[0].first, without[0].first) == (4, None)
     assert replace(SMALL, targets=3).asked(True) == [1, round(length / 2), length - 1]
     assert replace(SMALL, targets=99).asked(True) == list(range(1, length))
-    assert [run.task.target for run in found["matched"].runs("retrieval")] == 2 * list(range(1, 9))
-    assert len(found["no residual"].runs("retrieval")) == 8
-    assert [run.seed for run in found["matched"].runs("in-context")] == [0, 1]
+    assert len(runs["no residual", "retrieval"]) == 8
+    assert [run.seed for run in runs["matched", "in-context"]] == [0, 1]
     # All retrieval models of a shape train side by side.
-    assert len({run.architecture.shape for run in planned().runs("retrieval")}) == 1
-    assert model_steps([planned(settings=QUICK)]) < 0.05 * model_steps([planned(settings=Settings())])
+    assert len({run.architecture.shape for (_, task), own in runs.items() if task == "retrieval" for run in own}) == 1
+    assert len(planned(settings=QUICK).runs) == 2 < len(planned(settings=Settings()).runs)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +111,7 @@ def test_runs_are_seeds_by_positions_asked_for():
             (lambda name=name, value=value: replace(SMALL, **{name: value}), f"{name}={value}")
             for name, value in {"seeds": 0, "steps": 0, "items": 2, "burst": 3, "targets": -1}.items()
         ),
-        (lambda: toys([planned(), planned(settings=replace(SMALL, steps=4))]), "2 settings"),
-        (lambda: toys([]), "0 plans"),
+        (lambda: Matching(SMALL).toys([]), "0 runs of 3 steps are no training"),
         (lambda: planned(length=1), "length=1"),
     ],
 )
@@ -122,12 +125,14 @@ def test_what_cannot_be_matched_is_refused(make, said):
 
 @pytest.fixture(scope="module")
 def groups():
-    return toys([planned()])[0]
+    return trained(planned())[0][0]
 
 
 def test_groups_are_variants_by_tasks_of_what_training_alone_gives(groups):
     names = ["matched", "no residual", "no causal mask", "no positions"]
-    assert [(group.variant, group.task) for group in groups] == [(name, task) for name in names for task in TASKS]
+    assert [(group.variant, group.task) for group in groups] == [
+        (name, task) for name in names for task in ("retrieval", "in-context")
+    ]
     assert [member.target for member in groups[0].members] == 2 * list(range(1, 9))
     assert all(0 <= member.accuracy <= 1 for group in groups for member in group.members)
     member = groups[0].members[3]
@@ -157,32 +162,33 @@ def test_prompts_are_sequences_of_the_task(groups):
 
 def test_plans_share_what_they_have_in_common():
     one, other = planned(), planned(replace(SPEC, windows=(97,) * 3))
-    apart = sum(model_steps([each]) for each in (one, other))
-    assert model_steps([one, one]) == model_steps([one]) > 0
+    (first, second), steps = trained(one, other)
     # Both have the variant without mask, and what one calls matched the other calls "no window", of its first seed.
-    assert model_steps([one, other]) == apart - 2 * (8 * SMALL.steps + SMALL.in_context_steps)
-    small = replace(SMALL, ablations=False, seeds=1)
-    first, second = toys([planned(settings=small), planned(replace(SPEC, vocabulary=7), settings=small)])
-    assert first[0].key == second[0].key
-    assert first[0].key != first[1].key
+    assert steps == (5 + 6 - 2) * (8 * SMALL.steps + SMALL.in_context_steps)
+    keys = [{group.variant: group.key for group in groups} for groups in (first, second)]
+    assert {name for name in keys[0] if keys[0][name] == keys[1].get(name)} == {"no causal mask"}
+    again, half = trained(one, planned(replace(SPEC, vocabulary=7)))
+    assert half == 5 * (8 * SMALL.steps + SMALL.in_context_steps)
+    assert [group.key for group in again[0]] == [group.key for group in again[1]]
 
 
 def test_training_resumes_where_it_stopped(tmp_path):
     small, folder = replace(SMALL, ablations=False, seeds=1), tmp_path / "kept"
-    whole = toys([planned(settings=small)])
+    maker, plans = Matching(small, "cpu"), [planned(settings=small)]
+    whole = maker.toys(plans)
 
     def advance(label: str, done: float, total: float) -> None:
         if label == "toys: in-context":
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        toys([planned(settings=small)], folder=folder, advance=advance)
+        maker.toys(plans, folder, advance)
     told: list[tuple[str, float, float]] = []
-    found = Matching(small, "cpu").toys([planned(settings=small)], folder, lambda *now: told.append(now))
+    found = maker.toys(plans, folder, lambda *now: told.append(now))
     assert told[0] == ("toys: retrieval", 24.0, 24.0)  # all there
     for one, other in zip(whole[0], found[0], strict=True):
         assert [m.loss for m in one.members] == [m.loss for m in other.members]
-    finish(folder)
+    maker.finish(folder)
     assert not folder.exists()
 
 

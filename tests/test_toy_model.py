@@ -36,7 +36,7 @@ def in_columns(
 ) -> Tensor:
     """The narrow layout's logits [E, B, outputs]."""
     columns = narrow.one_hot(ids, a.vocabulary or 0).double()
-    return narrow.forward(a, weights, switches, columns, counts).transpose(1, 2)
+    return narrow.forward(a, weights, switches, columns, counts or [1] * len(ids)).transpose(1, 2)
 
 
 def close(found: Tensor, expected: Tensor, noise: float = EXACT) -> None:

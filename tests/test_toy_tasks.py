@@ -170,7 +170,8 @@ def test_a_sequence_is_put_together_as_the_formula_says(monkeypatch):
         items = inputs[::2] * math.sqrt(1 + task.eps**2) - task.eps * task.deviation * own
         classes = distance(items, WORLD.means).argmin(-1)
         given = (WORLD.means[classes], WORLD.labels, WORLD.label_of[classes], own * task.deviation)
-        wanted = reference.in_context_sequence(*(one.tolist() for one in given), task.eps)
+        means, labels, label_of, noises = (one.tolist() for one in given)
+        wanted = reference.in_context_sequence(means, labels, label_of, noises, task.eps)
         assert torch.allclose(inputs, torch.tensor(wanted), atol=1e-6)
 
 
