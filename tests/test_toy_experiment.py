@@ -572,7 +572,7 @@ def test_a_killed_experiment_goes_on_to_the_result_of_an_unbroken_one(tmp_path):
         folders = ",".join(str(tmp_path / out) for out in outs)
         return [sys.executable, "-c", SAVES_OFTEN, "toy", "retrieval", "--device", "cpu", *given, folders]
 
-    unfinished = tmp_path / "out" / ".unfinished-retrieval" / "retrieval" / "group-0.safetensors"
+    unfinished = tmp_path / "out" / ".unfinished-retrieval" / "retrieval" / "training-0.sqlite"
     silent = subprocess.DEVNULL
     with subprocess.Popen(command("out"), env=environment, stdout=silent, stderr=silent) as process:
         while process.poll() is None and not unfinished.exists():

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from probes.errors import InputError
 from probes.run.files import atomic, require_writable, system_error
+from probes.run.resume import Stores, remove
 
-from . import state
-from .state import State
+from .checks import refuse_older
 
-STATE = "state/state.safetensors"
+STATE = Path("state/pretrain")  # names the files of an unfinished run
+UNIT, PIECE, PROGRESS = "pretrain", "state", "progress"  # in them
 
 
 def check_folder(out: Path) -> None:
@@ -44,62 +47,55 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
         if (reason := system_error(error)) is None:
             raise
         raise InputError(f"cannot write '{folder}' ({reason}); choose a folder with room") from error
-    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    tied = getattr(model, "_tied_weights_keys", None) if model.config.tie_word_embeddings else None
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in model.state_dict().items()
-        if name not in tied
+        if name not in (tied or ())
     }
     with atomic(folder / "model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
 
 
-def read_log(file: Path, *, below: int) -> list[dict[str, Any]]:
-    """The log's rows of steps before `below`."""
-    if not file.exists():
-        return []
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if row["step"] < below]
-
-
-def write_log(file: Path, rows: list[dict[str, Any]]) -> None:
+def write_log(out: Path, rows: list[dict[str, Any]]) -> None:
     """Write the log, a line of JSON per row."""
-    with atomic(file) as temporary:
+    with atomic(out / "log.jsonl") as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def save_state(
-    out: Path, identity: Mapping[str, Any], step: int, seconds: float, tensors: Mapping[str, Tensor]
-) -> None:
-    """Keep what a killed run resumes from."""
-    state.save(out / STATE, State(dict(identity), step, seconds, dict(tensors)))
+def save_state(out: Path, identity: Mapping[str, Any], progress: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Keep what a killed run resumes from in place of what was kept before; `progress` is JSON."""
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    arrays[PROGRESS] = np.frombuffer(json.dumps(progress).encode(), np.uint8)
+    with closing(Stores(out / STATE)) as stores:
+        stores.own.write(UNIT, json.dumps(identity), PIECE, arrays)
 
 
-def load_state(out: Path, identity: Mapping[str, Any]) -> tuple[int, float, dict[str, Tensor]]:
-    """(step, seconds, tensors) of an unfinished run in `out`; (0, 0.0, {}) where there is none.
+def load_state(out: Path, identity: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]] | None:
+    """(progress, tensors) of an unfinished run in `out`; None where there is none.
 
     Raises:
-        InputError: the run there has another identity; the message names what differs.
+        InputError: the run there has another identity, which the message names, or is of an older version.
     """
-    found = state.load(out / STATE)
-    if found is None:
-        return 0, 0.0, {}
-    for part, value in identity.items():
-        previous = found.described[part]
-        if previous == value:
-            continue
-        changed = [part]
-        if isinstance(value, dict):
-            changed = sorted(k for k in {*value, *previous} if previous.get(k) != value.get(k))
-        raise InputError(
-            f"'{out}' holds an unfinished run with other {', '.join(changed)}; "
-            "give the same settings to continue it, or another folder"
-        )
-    return found.step, found.seconds, found.tensors
+    refuse_older((out / STATE).parent, "state.safetensors")
+    with closing(Stores(out / STATE)) as stores:
+        before = stores.key(UNIT)
+        if before is None:
+            return None
+        for part, value in identity.items():
+            if before[part] != value:
+                changed = [part]
+                if isinstance(value, dict):
+                    changed = sorted(k for k in {*value, *before[part]} if before[part].get(k) != value.get(k))
+                raise InputError(
+                    f"'{out}' holds an unfinished run with other {', '.join(changed)}; "
+                    "give the same settings to continue it, or another folder"
+                )
+        arrays = stores.where(UNIT)[PIECE].piece(UNIT, PIECE)
+    progress = json.loads(arrays.pop(PROGRESS).tobytes())
+    return progress, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def remove_state(out: Path) -> None:
     """Remove it and its folder."""
-    (out / STATE).unlink(missing_ok=True)
-    if (out / STATE).parent.exists():
-        (out / STATE).parent.rmdir()
+    remove(out / STATE)

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from probes.errors import InputError
+
+
+def refuse(reasons: Mapping[str, object]) -> None:
+    """Raise InputError with the first reason whose value is true."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise InputError(reason)
+
+
+def refuse_older(folder: Path, pattern: str) -> None:
+    """Raise InputError where an older version has left unfinished work in files of such names."""
+    for file in folder.glob(pattern):
+        raise InputError(f"'{file}' is unfinished work of an older version; remove '{folder}'")
 
 
 def at_least(name: str, value: float, least: float) -> None:
@@ -30,10 +44,12 @@ def above_zero(name: str, value: float) -> None:
 
 def seed_and_decay(seed: int, weight_decay: float) -> None:
     """Raise InputError where a training's seed or weight decay cannot be used."""
-    if not 0 <= weight_decay < math.inf:
-        raise InputError(f"weight_decay={weight_decay} is no decay; give 0 or more")
-    if not 0 <= seed < 2**32:
-        raise InputError(f"seed={seed} is out of range; give a whole number from 0 to {2**32 - 1}")
+    refuse(
+        {
+            f"weight_decay={weight_decay} is no decay; give 0 or more": not 0 <= weight_decay < math.inf,
+            f"seed={seed} is out of range; give a whole number from 0 to {2**32 - 1}": not 0 <= seed < 2**32,
+        }
+    )
 
 
 def usable_device(name: str) -> str:
@@ -43,8 +59,9 @@ def usable_device(name: str) -> str:
         InputError: another name, or CUDA where there is none.
     """
     there = torch.cuda.is_available()
-    if name not in ("auto", "cpu", "cuda"):
-        raise InputError(f"device '{name}' is unknown; give auto, cpu or cuda")
-    if name == "cuda" and not there:
-        raise InputError("device 'cuda' is not there; give cpu or auto")
+    reasons = {
+        f"device '{name}' is unknown; give auto, cpu or cuda": name not in ("auto", "cpu", "cuda"),
+        "device 'cuda' is not there; give cpu or auto": name == "cuda" and not there,
+    }
+    refuse(reasons)
     return ("cuda" if there else "cpu") if name == "auto" else name

@@ -18,13 +18,11 @@ PSEUDOCOUNTS = (1.0, 3.0, 10.0, 30.0, 100.0)  # k of the bigram model
 @torch.no_grad()
 def validation_loss(model: Any, windows: Windows, *, batch: int = 32) -> float:
     """Mean next-token loss in nats over the windows side by side."""
-    starts = windows.side_by_side()
-    device = next(model.parameters()).device
-    total = 0.0
+    starts, total = windows.side_by_side(), 0.0
     for at in range(0, len(starts), batch):
-        inputs, targets = windows.at(starts[at : at + batch])
-        logits = model(input_ids=inputs.to(device), use_cache=False).logits.float()
-        total += functional.cross_entropy(logits.flatten(0, 1), targets.to(device).flatten(), reduction="sum").item()
+        inputs, targets = (tokens.to(model.device) for tokens in windows.at(starts[at : at + batch]))
+        logits = model(input_ids=inputs, use_cache=False).logits.float()
+        total += functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
     return total / (len(starts) * windows.length)
 
 
@@ -50,11 +48,10 @@ def bigram_loss(training: Int[np.ndarray, " token"], heldout: Windows, vocabular
 @torch.no_grad()
 def position0_weights(model: Any, inputs: Int[Tensor, "window length"]) -> list[list[float]]:
     """Mean attention weight on position 0, [layer][head], over the queries after 0 that may look at it."""
-    device = next(model.parameters()).device
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")  # this is our own model, fresh from training, and it is set back
     try:
-        patterns = model(input_ids=inputs.to(device), use_cache=False, output_attentions=True).attentions
+        patterns = model(input_ids=inputs.to(model.device), use_cache=False, output_attentions=True).attentions
     finally:
         model.set_attn_implementation(before)
     window = getattr(model.config, "sliding_window", None) or inputs.shape[1]
@@ -65,9 +62,8 @@ def position0_weights(model: Any, inputs: Int[Tensor, "window length"]) -> list[
 def sample(model: Any, tokenizer: Any, *, length: int, seed: int, temperature: float = 0.7) -> str:
     """Text of `length` tokens drawn from the model, started from BOS (from EOS where there is none)."""
     generator = torch.Generator().manual_seed(seed)
-    device = next(model.parameters()).device
     ids = [tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id]
     for _ in range(length):
-        logits = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -1].float().cpu()
+        logits = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0, -1].float().cpu()
         ids.append(int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)))
     return tokenizer.decode(ids[1:])

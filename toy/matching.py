@@ -14,7 +14,7 @@ Models that need the same toys share them: equal runs are trained once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -25,17 +25,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from probes.errors import InputError
 from probes.models.view import Spec
+from probes.run.progress import Advance
 
-from .checks import at_least
+from .checks import at_least, usable_device
 from .model import Architecture, initial
 from .tasks import Copying, InContext
 from .train import Run, Trained, forget, logits, train
 from .view import Toy
 
 Task = Literal["retrieval", "in-context"]
-TASKS: tuple[Task, ...] = ("retrieval", "in-context")
 MATCHED = "matched"
 WIDTH = 32  # about; a multiple of the heads
 LEAST_HEAD = 4  # dimensions of a head: two wavelengths of RoPE
@@ -90,19 +89,8 @@ class Settings:
             return list(every)
         return sorted({round(float(x)) for x in np.linspace(every[0], every[-1], self.targets)})
 
-    def retrieval(self, target: int, bos: bool) -> Copying:
-        return Copying(self.vocabulary + bos, self.length, target, self.batch, bos)
-
     def in_context(self, width: int) -> InContext:
-        return InContext(
-            items=self.items,
-            width=width,
-            classes=self.classes,
-            labels=self.labels,
-            burst=self.burst,
-            eps=self.eps,
-            batch=self.batch,
-        )
+        return InContext(self.items, width, self.classes, self.labels, self.burst, self.eps, batch=self.batch)
 
     def described(self) -> dict[str, Any]:
         """All fields, for provenance."""
@@ -113,35 +101,15 @@ QUICK = Settings(seeds=1, ablations=False, items=4, width=16, steps=100, in_cont
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One kind of toy of a model: an architecture for each task, and the seeds it is trained with."""
-
-    name: str  # "matched", or what it lacks: "no residual", "no causal mask", "no positions", "no window"
-    architectures: dict[Task, Architecture]
-    tasks: dict[Task, tuple[Any, ...]]  # one for each model of a seed
-    seeds: tuple[int, ...]
-    learning_rates: dict[Task, float]
-
-    def runs(self, task: Task) -> list[Run]:
-        """All of a task, seed by seed, targets in order."""
-        return [
-            Run(self.architectures[task], one, seed=seed, learning_rate=self.learning_rates[task], schedule="cosine")
-            for seed in self.seeds
-            for one in self.tasks[task]
-        ]
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What is trained for one model; `notes` say in what the toys do not match it."""
+    """What is trained for one model: runs by variant and task, in order; `notes` say in what the toys do not match it.
 
-    variants: tuple[Variant, ...]
+    A variant is "matched", or named by what it lacks: "no residual", "no causal mask", "no positions", "no window". Runs go
+    seed by seed, targets in order.
+    """
+
+    runs: dict[tuple[str, Task], list[Run]]
     notes: tuple[str, ...]
-    bos: bool
-    settings: Settings
-
-    def runs(self, task: Task) -> list[Run]:
-        return [run for variant in self.variants for run in variant.runs(task)]
 
 
 @dataclass(frozen=True)
@@ -159,14 +127,10 @@ class Member:
 
     def scaled(self, factor: float) -> Toy:
         """The toy before training with all that enters block 0 multiplied: small factors let the blocks weigh more."""
-        run = self.run
-        weights = {
-            name: tensor * factor if name in ("embedding", "positions") else tensor
-            for name, tensor in initial(run.architecture, run.seed).items()
-        }
-        return Toy(
-            run.architecture, weights, name=f"{self.view.identity.name}, scaled", condition="init", bos=self.view.bos
-        )
+        a, name = self.run.architecture, f"{self.view.identity.name}, scaled"
+        weights = initial(a, self.run.seed)
+        weights |= {key: weights[key] * factor for key in ("embedding", "positions") if key in weights}
+        return Toy(a, weights, name=name, condition="init", bos=self.view.bos)
 
 
 @dataclass(frozen=True)
@@ -179,57 +143,96 @@ class Group:
     key: str  # equal for equal groups of other models
 
 
-def plan(
-    spec: Spec,
-    *,
-    bos: bool,
-    length: int,
-    norm: Literal["rms", "layer"] = "rms",
-    settings: Settings = Settings(),
-) -> Plan:
-    """The toys that match a model.
+@dataclass(frozen=True)
+class Matching:
+    """Plans and toys of one setting on one device: what a study of models is given, since it knows no toys itself."""
 
-    Args:
-        spec: the model's.
-        bos: whether BOS stands first in its prompts; retrieval sequences then have one, too.
-        length: positions of the model's prompts, which a window is a fraction of.
-        norm: kind of the model's norms.
-        settings: sizes and training.
+    settings: Settings = Settings()
+    device: str = "auto"  # as in `probes.load`
 
-    Raises:
-        InputError: the model's length is too short, or its depth is none.
-    """
-    at_least("length", length, 2)
-    window = _window(spec, length, settings.length)
-    head = max(LEAST_HEAD, 2 * round(settings.width / spec.heads / 2))
-    base = Architecture(
-        blocks=spec.blocks,
-        heads=spec.heads,
-        width=head * spec.heads,
-        length=settings.length,
-        vocabulary=settings.vocabulary + bos,
-        outputs=settings.vocabulary,
-        mask="causal" if window is None else "window",
-        window=window,
-        positional=spec.positional[0],
-        feed_forward=True,
-        norm=norm,
-    )
-    tasks: dict[Task, tuple[Any, ...]] = {
-        "retrieval": tuple(settings.retrieval(target, bos) for target in settings.asked(bos)),
-        "in-context": (settings.in_context(base.width),),
-    }
-    variants = tuple(
-        Variant(
-            name,
-            {"retrieval": found, "in-context": replace(found, vocabulary=None, outputs=settings.labels)},
-            tasks,
-            tuple(range(settings.seeds if name == MATCHED else settings.ablation_seeds)),
-            {"retrieval": settings.learning_rate, "in-context": settings.in_context_learning_rate},
+    @property
+    def described(self) -> dict[str, Any]:
+        return self.settings.described()
+
+    def plan(self, spec: Spec, *, bos: bool, length: int, norm: Literal["rms", "layer"] = "rms") -> Plan:
+        """The toys that match a model.
+
+        Args:
+            spec: the model's.
+            bos: whether BOS stands first in its prompts; retrieval sequences then have one, too.
+            length: positions of the model's prompts, which a window is a fraction of.
+            norm: kind of the model's norms.
+
+        Raises:
+            InputError: the model's length is too short, or its depth is none.
+        """
+        at_least("length", length, 2)
+        s, window = self.settings, _window(spec, length, self.settings.length)
+        head = max(LEAST_HEAD, 2 * round(s.width / spec.heads / 2))
+        base = Architecture(
+            blocks=spec.blocks,
+            heads=spec.heads,
+            width=head * spec.heads,
+            length=s.length,
+            vocabulary=s.vocabulary + bos,
+            outputs=s.vocabulary,
+            mask="causal" if window is None else "window",
+            window=window,
+            positional=spec.positional[0],
+            feed_forward=True,
+            norm=norm,
         )
-        for name, found in ({MATCHED: base} | (_ablated(base) if settings.ablations else {})).items()
-    )
-    return Plan(variants, tuple(_notes(spec)), bos, settings)
+        copying = [Copying(s.vocabulary + bos, s.length, target, s.batch, bos) for target in s.asked(bos)]
+        runs: dict[tuple[str, Task], list[Run]] = {}
+        for name, found in ({MATCHED: base} | (_ablated(base) if s.ablations else {})).items():
+            seeds = range(s.seeds if name == MATCHED else s.ablation_seeds)
+            vectors, task = replace(found, vocabulary=None, outputs=s.labels), s.in_context(base.width)
+            rates = {"schedule": "cosine", "learning_rate": s.learning_rate}
+            runs[name, "retrieval"] = [Run(found, one, seed, **rates) for seed in seeds for one in copying]
+            rates["learning_rate"] = s.in_context_learning_rate
+            runs[name, "in-context"] = [Run(vectors, task, seed, **rates) for seed in seeds]
+        return Plan(runs, _notes(spec))
+
+    def toys(
+        self, plans: Sequence[Plan], folder: str | Path | None = None, advance: Advance | None = None
+    ) -> list[list[Group]]:
+        """Train what the plans need, each distinct model once, and give every plan its groups, variants and tasks in order.
+
+        Args:
+            plans: made by this.
+            folder: where unfinished training is kept and resumed from; the caller removes it in the end (`finish`).
+            advance: called with (task, model-steps done, in all).
+
+        Raises:
+            InputError: as `train.train` does.
+        """
+        device = torch.device(usable_device("auto") if self.device == "auto" else self.device)
+        trained: dict[Run, Trained] = {}
+        for task, steps in (("retrieval", self.settings.steps), ("in-context", self.settings.in_context_steps)):
+            asked = (run for plan in plans for (_, of), runs in plan.runs.items() if of == task for run in runs)
+            runs = list(dict.fromkeys(asked))
+            done, total = 0, float(len(runs) * steps)
+
+            def count(more: int, task: str = task, total: float = total) -> None:
+                nonlocal done
+                done += more
+                if advance is not None:
+                    advance(f"toys: {task}", float(done), total)
+
+            within = None if folder is None else Path(folder) / task
+            found = train(runs, steps, device=device, folder=within, advance=count)
+            trained |= dict(zip(runs, found, strict=True))
+
+        @cache
+        def group(variant: str, task: Task, runs: tuple[Run, ...]) -> Group:
+            made = (_member(trained[run], f"{variant} {task}", self.settings.sequences, device) for run in runs)
+            return Group(variant, task, tuple(made), f"{variant} {task} {list(runs)!r}")
+
+        return [[group(*of, tuple(runs)) for of, runs in plan.runs.items()] for plan in plans]
+
+    def finish(self, folder: str | Path) -> None:
+        """Remove what `toys` kept of unfinished training."""
+        forget(folder)
 
 
 def _window(spec: Spec, length: int, toy_length: int) -> int | None:
@@ -253,112 +256,17 @@ def _ablated(base: Architecture) -> dict[str, Architecture]:
     return found
 
 
-def _notes(spec: Spec) -> Iterator[str]:
+def _notes(spec: Spec) -> tuple[str, ...]:
     """In what toys do not match the model."""
-    if len(set(spec.windows)) > 1:
-        yield "blocks with and without a window differ; the toys' masks are causal without one"
-    if spec.prefix is not None:
-        yield "every query sees a prefix; the toys' masks are causal"
-    if len(set(spec.positional)) > 1:
-        yield "blocks differ in their positional encoding; the toys have that of block 0 in all"
-    if spec.kv_heads != spec.heads:
-        yield f"{spec.heads} query heads share {spec.kv_heads} key-value heads; the toys' heads have their own"
-
-
-def model_steps(plans: Sequence[Plan]) -> int:
-    """Updates of single models that training takes, those that plans share counted once."""
-    return sum(len(_distinct(plans, task)) * _steps(plans, task) for task in TASKS)
-
-
-def toys(
-    plans: Sequence[Plan],
-    *,
-    folder: str | Path | None = None,
-    device: torch.device | str = "cpu",
-    advance: Callable[[str, float, float], None] | None = None,
-) -> list[list[Group]]:
-    """Train what the plans need, each distinct model once, and give every plan its groups, variants and tasks in order.
-
-    Args:
-        plans: of one setting.
-        folder: where unfinished training is kept and resumed from; the caller removes it in the end (`finish`).
-        device: where toys are trained; their views are on the CPU.
-        advance: called with (task, model-steps done, in all).
-
-    Raises:
-        InputError: no plans or plans of two settings; as `train.train` does.
-    """
-    if len({one.settings for one in plans}) != 1:
-        raise InputError(f"{len(plans)} plans have {len({one.settings for one in plans})} settings; give plans of one")
-    trained: dict[Run, Trained] = {}
-    for task in TASKS:
-        runs, steps = _distinct(plans, task), _steps(plans, task)
-        done, total = 0, float(len(runs) * steps)
-
-        def count(more: int, task: Task = task, total: float = total) -> None:
-            nonlocal done
-            done += more
-            if advance is not None:
-                advance(f"toys: {task}", float(done), total)
-
-        within = None if folder is None else Path(folder) / task
-        found = train(runs, steps, device=device, folder=within, advance=count)
-        trained |= dict(zip(runs, found, strict=True))
-    member = cache(lambda run, name: _member(trained[run], name, plans[0].settings.sequences, device))
-    group = cache(lambda variant, task, runs: _group(variant, task, runs, member))
-    return [
-        [group(variant.name, task, tuple(variant.runs(task))) for variant in one.variants for task in TASKS]
-        for one in plans
-    ]
-
-
-@dataclass(frozen=True)
-class Matching:
-    """Plans and toys of one setting on one device: what a study of models is given, since it knows no toys itself."""
-
-    settings: Settings = Settings()
-    device: str = "auto"  # as in `probes.load`
-
-    @property
-    def described(self) -> dict[str, Any]:
-        return self.settings.described()
-
-    def plan(self, spec: Spec, *, bos: bool, length: int, norm: Literal["rms", "layer"]) -> Plan:
-        """As `plan`."""
-        return plan(spec, bos=bos, length=length, norm=norm, settings=self.settings)
-
-    def toys(
-        self, plans: Sequence[Plan], folder: Path, advance: Callable[[str, float, float], None] | None
-    ) -> list[list[Group]]:
-        """As `toys`."""
-        usual = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(usual if self.device == "auto" else self.device)
-        return toys(plans, folder=folder, device=device, advance=advance)
-
-    def finish(self, folder: Path) -> None:
-        """As `finish`."""
-        finish(folder)
-
-
-def finish(folder: str | Path) -> None:
-    """Remove what `toys` kept of unfinished training."""
-    for task in TASKS:
-        forget(Path(folder) / task)
-    forget(folder)
-
-
-def _steps(plans: Sequence[Plan], task: Task) -> int:
-    settings = plans[0].settings
-    return settings.steps if task == "retrieval" else settings.in_context_steps
-
-
-def _distinct(plans: Sequence[Plan], task: Task) -> list[Run]:
-    return list(dict.fromkeys(run for one in plans for run in one.runs(task)))
-
-
-def _group(variant: str, task: Task, runs: tuple[Run, ...], member: Callable[[Run, str], Member]) -> Group:
-    members = tuple(member(run, f"{variant} {task}") for run in runs)
-    return Group(variant, task, members, f"{variant} {task} {list(runs)!r}")
+    shared = f"{spec.heads} query heads share {spec.kv_heads} key-value heads; the toys' heads have their own"
+    notes = {
+        "blocks with and without a window differ; the toys' masks are causal without one": len(set(spec.windows)) > 1,
+        "every query sees a prefix; the toys' masks are causal": spec.prefix is not None,
+        "blocks differ in their positional encoding; the toys have that of block 0 in all": len(set(spec.positional))
+        > 1,
+        shared: spec.kv_heads != spec.heads,
+    }
+    return tuple(note for note, holds in notes.items() if holds)
 
 
 def _member(trained: Trained, name: str, sequences: int, device: torch.device | str) -> Member:

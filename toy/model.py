@@ -20,19 +20,18 @@ Shapes in docstrings: E models, B sequences, T positions, d width, H heads, c he
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from probes.errors import InputError
 from probes.models.view import sees
 
-from .checks import at_least, one_of
+from .checks import at_least, one_of, refuse
 
 Mask = Literal["full", "causal", "window", "prefix"]
 PositionalSwitch = Literal["none", "learned", "sinusoidal", "rope", "decay"]
@@ -78,44 +77,44 @@ class Architecture:
     head: Head = "linear"
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "heads", "width", "length", "outputs"):
-            at_least(name, getattr(self, name), 1)
-        if self.vocabulary is not None:
-            at_least("vocabulary", self.vocabulary, 1)
-        for name, allowed in (
-            ("mask", Mask),
-            ("positional", PositionalSwitch),
-            ("norm", NormSwitch),
-            ("head", Head),
+        for name in (
+            "blocks",
+            "heads",
+            "width",
+            "length",
+            "outputs",
+            *(["vocabulary"] if self.vocabulary is not None else []),
         ):
-            one_of(name, getattr(self, name), allowed.__args__)
-        if self.width % self.heads:
-            raise InputError(f"{self.heads} heads do not divide a width of {self.width}; give a divisor of it")
-        if self.positional == "rope" and self.width // self.heads % 2:
-            raise InputError(
-                f"rope turns pairs, and a head of width {self.width // self.heads} is odd; give heads an even width"
-            )
-        if self.positional == "sinusoidal" and self.width % 2:
-            raise InputError(f"sinusoidal encoding fills pairs, and width {self.width} is odd; give an even width")
-        for name in ("window", "prefix"):
-            value = getattr(self, name)
-            if (value is not None) != (self.mask == name):
-                given = "none is given" if value is None else f"{name}={value} is given"
-                raise InputError(f"mask is '{self.mask}' and {given}; give {name}=N with mask='{name}', and only there")
-            if value is not None and not 1 <= value <= self.length:
-                raise InputError(f"{name}={value} does not fit {self.length} positions; give from 1 to {self.length}")
-        if (self.decay is not None) != (self.positional == "decay"):
-            raise InputError(
-                f"positional is '{self.positional}' and decay is {self.decay}; give decay=M with positional='decay', "
-                "and only there"
-            )
-        if self.decay is not None and not (math.isfinite(self.decay) and self.decay >= 0):
-            raise InputError(f"decay={self.decay} is no rate; give a finite number of nats per token, 0 or more")
-        if self.positional == "decay" and self.mask in ("full", "prefix"):
-            raise InputError(
-                f"decay is a loss per token of distance into the past, and mask '{self.mask}' shows later tokens; "
-                "give mask='causal' or 'window'"
-            )
+            at_least(name, getattr(self, name), 1)
+        for name, kind in {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}.items():
+            one_of(name, getattr(self, name), get_args(kind))
+        head = self.width // self.heads
+        reasons: dict[str, object] = {
+            f"{self.heads} heads do not divide a width of {self.width}; give a divisor of it": self.width % self.heads,
+            f"rope turns pairs, and a head of width {head} is odd; give heads an even width": (
+                self.positional == "rope" and head % 2
+            ),
+            f"sinusoidal encoding fills pairs, and width {self.width} is odd; give an even width": (
+                self.positional == "sinusoidal" and self.width % 2
+            ),
+        }
+        for name, value in (("window", self.window), ("prefix", self.prefix)):
+            given = "none is given" if value is None else f"{name}={value} is given"
+            alone = f"mask is '{self.mask}' and {given}; give {name}=N with mask='{name}', and only there"
+            fits = f"{name}={value} does not fit {self.length} positions; give from 1 to {self.length}"
+            reasons |= {alone: (value is not None) != (self.mask == name)}
+            reasons |= {fits: value is not None and not 1 <= value <= self.length}
+        decays = self.positional == "decay"
+        reasons |= {
+            f"positional is '{self.positional}' and decay is {self.decay}; give decay=M with positional='decay', "
+            "and only there": (self.decay is not None) != decays,
+            f"decay={self.decay} is no rate; give a finite number of nats per token, 0 or more": (
+                self.decay is not None and not 0 <= self.decay < math.inf
+            ),
+            f"decay is a loss per token of distance into the past, and mask '{self.mask}' shows later tokens; "
+            "give mask='causal' or 'window'": decays and self.mask in ("full", "prefix"),
+        }
+        refuse(reasons)
 
     @property
     def head_dim(self) -> int:
@@ -124,15 +123,8 @@ class Architecture:
     @property
     def shape(self) -> Architecture:
         """The same with every switch that changes no shape at its default: models of equal `shape` train in one batch."""
-        return replace(
-            self,
-            mask="causal",
-            window=None,
-            prefix=None,
-            positional="learned" if self.positional == "learned" else "none",
-            decay=None,
-            residual=True,
-        )
+        positional = "learned" if self.positional == "learned" else "none"
+        return replace(self, mask="causal", window=None, prefix=None, positional=positional, decay=None, residual=True)
 
     def described(self) -> dict[str, object]:
         """All fields, as they enter provenance and the fingerprints of checkpoints."""
@@ -147,14 +139,9 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     a, found = architecture, {}
 
-    def normal(name: str, *size: int) -> None:
-        found[name] = torch.randn(size, generator=generator)
-
     def matrix(name: str, inputs: int, outputs: int, *, bias: bool = False) -> None:
-        bound = inputs**-0.5
-        found[name] = (torch.rand(inputs, outputs, generator=generator) * 2 - 1) * bound
-        if bias:
-            found[f"{name}.bias"] = (torch.rand(outputs, generator=generator) * 2 - 1) * bound
+        for part, size in ((name, (inputs, outputs)), (f"{name}.bias", (outputs,)))[: 1 + bias]:
+            found[part] = (torch.rand(size, generator=generator) * 2 - 1) * inputs**-0.5
 
     def norm(name: str) -> None:
         if a.norm != "none":
@@ -163,9 +150,9 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
             found[f"{name}.bias"] = torch.zeros(a.width)
 
     if a.vocabulary is not None:
-        normal("embedding", a.vocabulary, a.width)
+        found["embedding"] = torch.randn(a.vocabulary, a.width, generator=generator)
     if a.positional == "learned":
-        normal("positions", a.length, a.width)
+        found["positions"] = torch.randn(a.length, a.width, generator=generator)
     for layer in range(a.blocks):
         norm(f"{layer}.attention_norm")
         for name in ("q", "k", "v", *(["o"] if a.output_projection else [])):
@@ -175,12 +162,9 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
             matrix(f"{layer}.up", a.width, FEED_FORWARD_FACTOR * a.width, bias=True)
             matrix(f"{layer}.down", FEED_FORWARD_FACTOR * a.width, a.width, bias=True)
     norm("norm")
-    if a.head == "mlp":
-        for n in range(HEAD_LAYERS):
-            matrix(f"head.{n}", a.width, a.width, bias=True)
-        matrix("unembedding", a.width, a.outputs, bias=True)
-    else:
-        matrix("unembedding", a.width, a.outputs)
+    for n in range(HEAD_LAYERS if a.head == "mlp" else 0):
+        matrix(f"head.{n}", a.width, a.width, bias=True)
+    matrix("unembedding", a.width, a.outputs, bias=a.head == "mlp")
     return found
 
 
@@ -202,17 +186,18 @@ class Switches:
     @classmethod
     def of(cls, architectures: Sequence[Architecture], device: torch.device | str = "cpu") -> Switches:
         """Of models side by side, which must have the same `shape`."""
-        rotates = any(a.positional == "rope" for a in architectures)
-        turned = [rotation(a) for a in architectures] if rotates else []
-        adds = any(a.positional == "sinusoidal" for a in architectures)
-        added = [sinusoids(a) * (a.positional == "sinusoidal") for a in architectures] if adds else []
-        return cls(
-            bias=torch.stack([logit_bias(a) for a in architectures])[:, None, None].to(device),
-            cos=torch.stack([cos for cos, _ in turned])[:, None, None].to(device) if rotates else None,
-            sin=torch.stack([sin for _, sin in turned])[:, None, None].to(device) if rotates else None,
-            added=torch.stack(added)[:, None].to(device) if adds else None,
-            keep=torch.tensor([float(a.residual) for a in architectures], device=device)[:, None, None, None],
-        )
+
+        def side_by_side(tensors: Iterable[Tensor]) -> Tensor:
+            return torch.stack(list(tensors))[:, None].to(device)
+
+        positional = {a.positional for a in architectures}
+        cos = sin = added = None
+        if "rope" in positional:
+            cos, sin = (side_by_side(part)[:, None] for part in zip(*map(rotation, architectures), strict=True))
+        if "sinusoidal" in positional:
+            added = side_by_side(sinusoids(a) * (a.positional == "sinusoidal") for a in architectures)
+        keep = torch.tensor([float(a.residual) for a in architectures], device=device)[:, None, None, None]
+        return cls(side_by_side(map(logit_bias, architectures))[:, None], cos, sin, added, keep)
 
 
 def logit_bias(architecture: Architecture) -> Float[Tensor, "query key"]:
@@ -322,21 +307,18 @@ def written(
     x = x * switches.keep + out
     if not architecture.feed_forward:
         return x
-    return x * switches.keep + feed_forward(weights, layer, normed(architecture, weights, f"{layer}.mlp_norm", x))
-
-
-def feed_forward(weights: Weights, layer: int, n: Float[Tensor, "model batch position d"]) -> Tensor:
-    """Width, four times the width with GELU, width."""
-    return affine(functional.gelu(affine(n, weights, f"{layer}.up")), weights, f"{layer}.down")
+    kept = x * switches.keep  # before the norm: the order of sums in the backward pass decides a gradient's last bits
+    inner = affine(normed(architecture, weights, f"{layer}.mlp_norm", x), weights, f"{layer}.up")
+    return kept + affine(functional.gelu(inner), weights, f"{layer}.down")
 
 
 def head(architecture: Architecture, weights: Weights, x: Float[Tensor, "model batch row d"]) -> Tensor:
     """Logits [E, B, row, outputs] of (normed) rows of the stream."""
-    if architecture.head == "mlp":
-        for n in range(HEAD_LAYERS):
-            x = affine(x, weights, f"head.{n}").relu()
-        return affine(x, weights, "unembedding")
-    return times(x, weights["unembedding"])
+    if architecture.head == "linear":
+        return times(x, weights["unembedding"])
+    for n in range(HEAD_LAYERS):
+        x = affine(x, weights, f"head.{n}").relu()
+    return affine(x, weights, "unembedding")
 
 
 def normed(architecture: Architecture, weights: Weights, name: str, x: Tensor) -> Float[Tensor, "model batch row d"]:

@@ -20,7 +20,7 @@ several heads. `WIDEST = 0` turns it off:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -50,17 +50,16 @@ def forward(
     weights: Weights,
     switches: Switches,
     inputs: Float[Tensor, "stream V position_batch"],
-    counts: Sequence[int] | None = None,
+    counts: Sequence[int],
 ) -> Float[Tensor, "model outputs batch"]:
     """The head's logits at the last position, the batch innermost; arguments as in `model.forward`, ids as columns.
 
-    The first `counts[0]` models read the first stream, the next `counts[1]` the second, and so on; equally many each if
-    None.
+    The first `counts[0]` models read the first stream, the next `counts[1]` the second, and so on.
     """
     a = architecture
     # Models that read the same take part in one product, their embeddings under one another.
     table = weights["embedding"].mT  # [E, d, V]
-    if counts is None or len(set(counts)) == 1:
+    if len(set(counts)) == 1:
         x = table.reshape(len(inputs), -1, table.shape[2]) @ inputs
     else:
         parts = zip(table.split(list(counts)), inputs, strict=True)
@@ -115,11 +114,11 @@ def _written(a: Architecture, weights: Weights, switches: Switches, layer: int, 
 
 
 def _head(a: Architecture, weights: Weights, x: Tensor) -> Tensor:
-    if a.head == "mlp":
-        for n in range(HEAD_LAYERS):
-            x = _affine(weights, f"head.{n}", x).relu()
-        return _affine(weights, "unembedding", x)
-    return _times(weights["unembedding"], x)
+    if a.head == "linear":
+        return _times(weights["unembedding"], x)
+    for n in range(HEAD_LAYERS):
+        x = _affine(weights, f"head.{n}", x).relu()
+    return _affine(weights, "unembedding", x)
 
 
 def _normed(a: Architecture, weights: Weights, name: str, x: Tensor) -> Tensor:
@@ -160,11 +159,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         ctx.seen = _seen(bias, q)
-        if ctx.seen is None:
-            out, pattern = _at_once(q, k, v, bias)
-            patterns = [pattern]
-        else:
-            out, patterns = _by_query(q, k, v, bias, ctx.seen)
+        out, patterns = _at_once(q, k, v, bias) if ctx.seen is None else _by_query(q, k, v, bias, ctx.seen)
         ctx.save_for_backward(q, k, v, out, *patterns)
         return out
 
@@ -174,9 +169,16 @@ class _Attend(torch.autograd.Function):
         slope = slopes[0].contiguous()
         # The softmax's own is A (dA - sum_j A dA), and sum_j A dA = sum_j A (slope v) = slope out.
         less = (slope * out).sum(2).neg_()  # [E, H, Q, B]
-        if ctx.seen is None:
-            return *_at_once_back(q, k, v, slope, less, *patterns), None
-        return *_by_query_back(q, k, v, slope, less, patterns), None
+        return *(_at_once_back if ctx.seen is None else _by_query_back)(q, k, v, slope, less, patterns), None
+
+
+def _sum_of_products(start: Tensor, xs: Iterable[Tensor], ys: Iterable[Tensor]) -> Tensor:
+    """start + x_0 y_0 + x_1 y_1 + ..., in one tensor and in this order."""
+    (x, y), *others = zip(xs, ys, strict=True)
+    total = torch.addcmul(start, x, y)
+    for x, y in others:
+        total.addcmul_(x, y)
+    return total
 
 
 def _seen(bias: Float[Tensor, "model 1 query key 1"], q: Tensor) -> list[int] | None:
@@ -187,25 +189,22 @@ def _seen(bias: Float[Tensor, "model 1 query key 1"], q: Tensor) -> list[int] | 
     return (shown * torch.arange(1, bias.shape[3] + 1)).amax(1).tolist()
 
 
-def _at_once(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(what is read, the pattern `[E, H, Q, T, B]`)."""
-    logits = torch.addcmul(bias, q[:, :, 0, :, None], k[:, :, 0, None])
-    for c in range(1, q.shape[2]):
-        logits.addcmul_(q[:, :, c, :, None], k[:, :, c, None])
+def _at_once(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """(what is read, the pattern `[E, H, Q, T, B]` alone)."""
+    logits = _sum_of_products(bias, q[..., None, :].unbind(2), k[:, :, :, None].unbind(2))
     pattern = logits.softmax(3)
     out = q.new_empty(q.shape)
     for c in range(v.shape[2]):
         torch.sum(torch.mul(pattern, v[:, :, c, None], out=logits), 3, out=out[:, :, c])
-    return out, pattern
+    return out, [pattern]
 
 
 def _at_once_back(
-    q: Tensor, k: Tensor, v: Tensor, slope: Tensor, less: Tensor, pattern: Tensor
+    q: Tensor, k: Tensor, v: Tensor, slope: Tensor, less: Tensor, patterns: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    by_logit = torch.addcmul(less[:, :, :, None], slope[:, :, 0, :, None], v[:, :, 0, None])
-    for c in range(1, q.shape[2]):
-        by_logit.addcmul_(slope[:, :, c, :, None], v[:, :, c, None])
-    by_logit.mul_(pattern)
+    (pattern,) = patterns
+    slopes, values = slope[..., None, :].unbind(2), v[:, :, :, None].unbind(2)
+    by_logit = _sum_of_products(less[:, :, :, None], slopes, values).mul_(pattern)
     to_q, to_k, to_v = (x.new_empty(x.shape) for x in (q, k, v))
     product = torch.empty_like(pattern)
     for c in range(q.shape[2]):
@@ -219,14 +218,11 @@ def _by_query(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, seen: Sequence[int]
 ) -> tuple[Tensor, list[Float[Tensor, "model head key batch"]]]:
     """(what is read, the pattern query by query)."""
-    asked, keys = _split(q), k.unbind(2)
+    asked, keys = _by_query_and_dimension(q), k.unbind(2)
     out, values = q.new_zeros(q.shape), v.unbind(3)  # values: by key, [E, H, c, B]
     patterns = []
     for i, n in enumerate(seen):
-        logits = torch.addcmul(bias[:, :, i, :n], asked[0][i], keys[0][:, :, :n])
-        for one, key in zip(asked[1:], keys[1:], strict=True):
-            logits.addcmul_(one[i], key[:, :, :n])
-        pattern = logits.softmax(2)
+        pattern = _sum_of_products(bias[:, :, i, :n], asked[i], [key[:, :, :n] for key in keys]).softmax(2)
         read = out[:, :, :, i]
         for weight, value in zip(pattern[:, :, None].unbind(3), values, strict=False):
             read.addcmul_(weight, value)
@@ -238,12 +234,10 @@ def _by_query_back(
     q: Tensor, k: Tensor, v: Tensor, slope: Tensor, less: Tensor, patterns: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     to_q, to_k, to_v = (x.new_zeros(x.shape) for x in (q, k, v))
-    by_out, values, keys = _split(slope), v.unbind(2), k.unbind(3)
+    by_out, values, keys = _by_query_and_dimension(slope), v.unbind(2), k.unbind(3)
     for i, pattern in enumerate(patterns):
         n = pattern.shape[2]
-        by_logit = torch.addcmul(less[:, :, i, None], by_out[0][i], values[0][:, :, :n])
-        for one, value in zip(by_out[1:], values[1:], strict=True):
-            by_logit.addcmul_(one[i], value[:, :, :n])
+        by_logit = _sum_of_products(less[:, :, i, None], by_out[i], [value[:, :, :n] for value in values])
         by_logit = by_logit.mul_(pattern)[:, :, None]
         to_v[:, :, :, :n].addcmul_(pattern[:, :, None], slope[:, :, :, i, None])
         to_k[:, :, :, :n].addcmul_(by_logit, q[:, :, :, i, None])
@@ -253,6 +247,6 @@ def _by_query_back(
     return to_q, to_k, to_v
 
 
-def _split(x: Float[Tensor, "model head c query batch"]) -> list[tuple[Tensor, ...]]:
-    """By dimension and query, [E, H, 1, B]."""
-    return [one[:, :, :, None].unbind(2) for one in x.unbind(2)]
+def _by_query_and_dimension(x: Float[Tensor, "model head c query batch"]) -> list[tuple[Tensor, ...]]:
+    """[E, H, 1, B] each."""
+    return [one[:, :, :, None].unbind(2) for one in x.unbind(3)]

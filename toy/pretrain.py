@@ -31,11 +31,11 @@ from probes.models.checkpoint import check_fields
 from probes.run.files import what_is, write_json
 
 from .card import write_card
-from .checkpoints import check_folder, load_state, read_log, remove_state, save_model, save_state, write_log
+from .checkpoints import check_folder, load_state, remove_state, save_model, save_state, write_log
 from .checks import above_zero, at_least, seed_and_decay, usable_device
 from .corpus import SMALLEST_VOCABULARY, Windows, find_text, hold_out, pack, train_tokenizer
 from .evaluation import bigram_loss, position0_weights, sample, validation_loss
-from .recipes import RECIPES, recipe_config
+from .recipes import RECIPES, Recipe, recipe_config
 
 LOG_EVERY = 10  # steps
 SAMPLE_TOKENS = 120
@@ -130,8 +130,7 @@ def pretrain(
             progress.update(task, completed=run.step)
             if run.step % save_every == 0 and run.step < options.steps:
                 run.save()
-    write_log(out / "log.jsonl", run.log)
-
+    write_log(out, run.log)
     report = {
         **run.identity,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -178,10 +177,9 @@ class _Training:
             betas=(0.9, 0.95),
             fused=True,
         )
-        self.step, self.seconds, tensors = load_state(out, identity)
-        if tensors:
-            self._restore(tensors)
-        self.log = read_log(out / "log.jsonl", below=self.step)
+        self.step, self.seconds, self.log = 0, 0.0, list[dict[str, Any]]()
+        if (found := load_state(out, identity)) is not None:
+            self._restore(*found)
 
     def one_step(self, forward: Any) -> float | None:
         """Update the weights once; `forward` is the model, maybe compiled. Returns the loss where it is logged.
@@ -217,19 +215,18 @@ class _Training:
         """Keep what a killed run resumes from."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            tensors[f"model.{name}"] = parameter.detach()
-            for key, value in self.optimizer.state[parameter].items():
-                tensors[f"optimizer.{key}.{name}"] = value
-        save_state(self.out, self.identity, self.step, self.seconds, tensors)
-        write_log(self.out / "log.jsonl", self.log)
+            for key, value in {"weight": parameter, **self.optimizer.state[parameter]}.items():
+                tensors[f"{key} {name}"] = value
+        save_state(self.out, self.identity, [self.step, self.seconds, self.log], tensors)
+        write_log(self.out, self.log)
 
     @torch.no_grad()
-    def _restore(self, tensors: dict[str, Tensor]) -> None:
+    def _restore(self, progress: Any, tensors: dict[str, Tensor]) -> None:
+        self.step, self.seconds, self.log = progress
         for name, parameter in self.model.named_parameters():
-            parameter.copy_(tensors[f"model.{name}"])
+            parameter.copy_(tensors[f"weight {name}"])
             self.optimizer.state[parameter] = {
-                key: tensors[f"optimizer.{key}.{name}"].to(parameter.device)
-                for key in ("step", "exp_avg", "exp_avg_sq")
+                key: tensors[f"{key} {name}"].to(parameter.device) for key in ("step", "exp_avg", "exp_avg_sq")
             }
 
 
@@ -320,13 +317,13 @@ def run(
         raise InputError(f"{given} given; give a recipe ({', '.join(RECIPES)}) or --config FILE")
     if recipe is not None and recipe not in RECIPES:
         raise InputError(f"recipe '{recipe}' is unknown; choose one of {', '.join(RECIPES)}")
-    row = RECIPES[recipe] if recipe is not None else None
-    options = Options(bos=bos if bos is not None else row is None or row.bos, **settings)
+    row = RECIPES[recipe] if recipe is not None else Recipe("", "")
+    options = Options(bos=row.bos if bos is None else bos, **settings)
     if keep_steps is None:
-        keep_steps = [step for step in (row.keep_steps if row else (0,)) if step < options.steps]
+        keep_steps = [step for step in row.keep_steps if step < options.steps]
     device = usable_device(device)
     check_folder(out)
-    built = recipe_config(row) if row is not None else _read_config(Path(str(config)))
+    built = recipe_config(row) if config is None else _read_config(Path(config))
     _check(built, options, keep_steps=keep_steps, save_every=save_every)
 
     documents, data = find_text(
@@ -344,7 +341,7 @@ def run(
         device=device,
         compile=compile,
     )
-    write_card(out, data=data, difference=row.difference if row else None, command=command)
+    write_card(out, data=data, difference=row.difference or None, command=command)
     return report
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -27,73 +27,43 @@ class Drawn(NamedTuple):
     hidden: Tensor  # [step, B, ...]; what a task needs to know the answers by
 
 
-class Task(Protocol):
-    """Something to train on; sequences are tokens of a `vocabulary`, or vectors of a `width`, and the other is None."""
+class Task:
+    """Something to train on; sequences are tokens of a `vocabulary`, or vectors of a `width`, and the other is None.
 
-    @property
-    def batch(self) -> int: ...  # sequences per step
+    Unless it says otherwise, a task has a stream of its own, no world, and answers that are drawn with the sequences.
+    """
 
-    @property
-    def length(self) -> int: ...  # positions of a sequence
-
-    @property
-    def vocabulary(self) -> int | None: ...
-
-    @property
-    def width(self) -> int | None: ...
-
-    @property
-    def outputs(self) -> int: ...  # answers that can be right
+    kind: ClassVar[str]
+    batch: Any  # sequences per step
+    length: Any  # positions of a sequence
+    outputs: Any  # answers that can be right
+    vocabulary: Any = None
+    width: Any = None
 
     @property
     def stream(self) -> Task:
         """The task that stands for all that draw the same sequences."""
-        ...
-
-    def world(self, seed: int, device: torch.device | str) -> Any:
-        """What stays as it is throughout training: class means, labels; None for tasks without."""
-        ...
-
-    def draw(self, world: Any, generator: torch.Generator, steps: int) -> Drawn:
-        """The sequences of `steps` steps, on the generator's device."""
-        ...
-
-    def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
-        """The class or token to be predicted at the last position."""
-        ...
-
-    def described(self) -> dict[str, Any]:
-        """All fields, for provenance and fingerprints."""
-        ...
-
-
-class _Usual:
-    """What a task has unless it says otherwise: a stream of its own, no world, answers drawn with the sequences."""
-
-    kind: ClassVar[str]
-
-    @property
-    def stream(self) -> Any:
         return self
 
     def world(self, seed: int, device: torch.device | str) -> Any:
+        """What stays as it is throughout training: class means, labels; None for tasks without."""
         return None
 
+    def draw(self, world: Any, generator: torch.Generator, steps: int) -> Drawn:
+        """The sequences of `steps` steps, on the generator's device."""
+        raise NotImplementedError
+
     def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
+        """The class or token to be predicted at the last position."""
         return drawn.hidden
 
     def described(self) -> dict[str, Any]:
+        """All fields, for provenance and fingerprints."""
         return {"task": self.kind} | asdict(cast(Any, self))
 
 
-class _OfTokens(_Usual):
-    @property
-    def width(self) -> None:
-        return None
-
-
 @dataclass(frozen=True)
-class Copying(_OfTokens):
+class Copying(Task):
     """Uniform random tokens; the answer is the one at position `target`, from 0 [Liu-7], or from the end if negative.
 
     -2 is the token before the last [Liu-4]. With `bos` the last id of the vocabulary stands first in every sequence and
@@ -111,9 +81,8 @@ class Copying(_OfTokens):
     bos: bool = False
 
     def __post_init__(self) -> None:
-        at_least("vocabulary", self.vocabulary, 3 if self.bos else 2)
-        at_least("length", self.length, 1)
-        at_least("batch", self.batch, 1)
+        for name, least in (("vocabulary", 3 if self.bos else 2), ("length", 1), ("batch", 1)):
+            at_least(name, getattr(self, name), least)
         if not -self.length <= self.target < self.length:
             raise InputError(
                 f"target={self.target} is no position of {self.length}; give from {-self.length} to {self.length - 1}"
@@ -155,7 +124,7 @@ class World(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InContext(_Usual):
+class InContext(Task):
     """In-context retrieval [Wu, section 5]: `items` pairs of an item and its class's label, then a query; predict its label.
 
     A sequence has items / burst classes, `burst` items of each in random order, 2 items + 1 vectors of length `width`. An
@@ -202,10 +171,6 @@ class InContext(_Usual):
         return 2 * self.items + 1
 
     @property
-    def vocabulary(self) -> None:
-        return None
-
-    @property
     def outputs(self) -> int:
         return self.labels
 
@@ -224,9 +189,7 @@ class InContext(_Usual):
         return World(means, labels, label_of, common)
 
     def draw(self, world: World, generator: torch.Generator, steps: int) -> Drawn:
-        chosen = self._classes(generator, (steps, self.batch))
-        at = self._asked(generator, (steps, self.batch))
-        asked = torch.cat([chosen, chosen.gather(-1, at)], -1)  # [steps, B, items + 1]
+        asked = self._drawn_classes(generator, (steps, self.batch))  # [steps, B, items + 1]
         inputs = self._sequences(world, self._vectors(world, world.means[asked], generator), world.label_of[asked])
         return Drawn(inputs, world.label_of[asked[..., -1]])
 
@@ -236,12 +199,9 @@ class InContext(_Usual):
         Classes and queries are drawn as in training; the view's table has every class's vector without noise. Labels are
         the ids after those of the classes.
         """
-        chosen = self._classes(generator, (n,))
-        asked = torch.cat([chosen, chosen.gather(-1, self._asked(generator, (n,)))], -1)
-        made = asked.new_empty(n, self.length)
-        made[:, 0::2] = asked
-        made[:, 1::2] = self.classes + world.label_of[chosen]
-        return made
+        asked = self._drawn_classes(generator, (n,))
+        labels = self.classes + world.label_of[asked]
+        return torch.stack([asked, labels], -1).flatten(1)[:, : self.length]
 
     def pairs(self, world: World, generator: torch.Generator, n: int, right: int, wrong: int) -> Drawn:
         """Test sequences of novel classes in which items `right` and `wrong` are one and the same vector.
@@ -305,6 +265,11 @@ class InContext(_Usual):
             if not 0 <= number < self.items:
                 raise InputError(f"item {number} is not there; give a number from 0 to {self.items - 1}")
 
+    def _drawn_classes(self, generator: torch.Generator, size: tuple[int, ...]) -> Int[Tensor, "*size item_and_1"]:
+        """The classes of the items, and that of the query."""
+        chosen = self._classes(generator, size)
+        return torch.cat([chosen, chosen.gather(-1, self._asked(generator, size))], -1)
+
     def _asked(self, generator: torch.Generator, size: tuple[int, ...]) -> Int[Tensor, "*size 1"]:
         """The item whose class the query has."""
         if self.biased is None:
@@ -334,14 +299,12 @@ class InContext(_Usual):
 
     def _sequences(self, world: World, items: Float[Tensor, "*n item d"], labels: Int[Tensor, "*n item"]) -> Tensor:
         """Item, its label, item, its label, ..., query; the last of `items` is the query."""
-        made = items.new_empty(*items.shape[:-2], self.length, self.width)
-        made[..., 0::2, :] = items
-        made[..., 1::2, :] = world.labels[labels[..., :-1]]
-        return made
+        pairs = torch.stack([items, world.labels[labels]], -2).flatten(-3, -2)
+        return pairs[..., : self.length, :].contiguous()
 
 
 @dataclass(frozen=True)
-class WhichFirst(_OfTokens):
+class WhichFirst(Task):
     """Which of two marked tokens stands first: the answer is 0 or 1, the marked token's own id.
 
     The two stand at random places before the last one; everywhere else are uniform random tokens of the other ids. A reader
@@ -353,18 +316,14 @@ class WhichFirst(_OfTokens):
     """
 
     kind = "which-first"
+    outputs = 2
     vocabulary: int = 10
     length: int = 10
     batch: int = 128
 
     def __post_init__(self) -> None:
-        at_least("vocabulary", self.vocabulary, 3)
-        at_least("length", self.length, 3)
-        at_least("batch", self.batch, 1)
-
-    @property
-    def outputs(self) -> int:
-        return 2
+        for name, least in (("vocabulary", 3), ("length", 3), ("batch", 1)):
+            at_least(name, getattr(self, name), least)
 
     def draw(self, world: None, generator: torch.Generator, steps: int) -> Drawn:
         size, device = (steps, self.batch), generator.device

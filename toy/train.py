@@ -18,10 +18,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -29,18 +32,19 @@ from torch.nn import functional
 
 from probes.errors import InputError
 from probes.run.files import require_writable
+from probes.run.resume import Stores, remove
 
-from . import narrow, state
-from .checks import above_zero, seed_and_decay
+from . import narrow
+from .checks import above_zero, refuse_older, seed_and_decay
 from .model import Architecture, Switches, Weights, forward, initial
-from .state import State
-from .tasks import Drawn, Task
+from .tasks import Task
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # torch's defaults, which the sources use
 DRAW = 1 << 22  # numbers of input drawn at a time and stream; a block of data is 16 MiB in float32
 STEPS_DRAWN = 64  # steps of a block at most
 TOGETHER = {"cpu": 1 << 20, "cuda": 1 << 28}  # numbers in the models' streams beyond which a group is split
 SAVE_SECONDS, TELL_SECONDS = 60.0, 0.2
+UNFINISHED, STATE = "training", "state"  # names of the files of unfinished work, and of what they hold of a group
 
 Schedule = Literal["constant", "cosine"]
 
@@ -76,7 +80,9 @@ class Run:
             raise InputError(f"outputs={model.outputs} are too few for {task.outputs} answers; give {task.outputs}")
 
     def described(self) -> dict[str, Any]:
-        return vars(self) | {"architecture": self.architecture.described(), "task": self.task.described()}
+        """All fields, those of architecture and task among them, which agree where their names do."""
+        own = {name: value for name, value in vars(self).items() if name not in ("architecture", "task")}
+        return own | self.architecture.described() | self.task.described()
 
 
 @dataclass
@@ -109,15 +115,15 @@ def train(
         device: where data are drawn and models trained.
         record: steps (numbers of updates done, 0 for fresh weights) at which the weights named in `recorded` are kept.
         recorded: names as in `model.initial`; those a model does not have are left out.
-        folder: where unfinished work is saved, every minute and at an interruption, and resumed from. The same call
-            then gives the very numbers of an uninterrupted one (on the same number of threads). The caller removes the
-            folder in the end (`forget`).
+        folder: where unfinished work is saved, every minute and at an interruption (`probes.run.resume`), and resumed
+            from. The same call then gives the very numbers of an uninterrupted one (on the same number of threads). The
+            caller removes the folder in the end (`forget`).
         together: models trained side by side at most; chosen by their size if None.
         advance: called now and then with the number of model-steps done since; the first call tells what was done before.
 
     Raises:
         InputError: no runs or steps; steps to record that are not made, or weights that no run has; `folder` holds the
-            work of other runs, or of another torch, named in the message, or cannot be read or written.
+            work of other runs, or of another torch or version, named in the message, or cannot be read or written.
     """
     if not runs or steps < 1:
         raise InputError(f"{len(runs)} runs of {steps} steps are no training; give at least one of each")
@@ -129,22 +135,20 @@ def train(
         raise InputError(f"no run has any of the weights {', '.join(recorded) or '()'}; give names of `initial`'s")
     if folder is not None:
         require_writable(folder)
+        refuse_older(Path(folder), "group-*.safetensors")
     found: dict[int, Trained] = {}
-    for number, members in enumerate(groups(runs, device, together)):
-        group = _Group([runs[i] for i in members], steps, torch.device(device), record, tuple(recorded))
-        file = None if folder is None else Path(folder) / f"group-{number}.safetensors"
-        group.go(file, advance or (lambda done: None))
-        found |= dict(zip(members, group.trained(), strict=True))
+    with nullcontext() if folder is None else closing(Stores(Path(folder) / UNFINISHED)) as stores:
+        for number, members in enumerate(groups(runs, device, together)):
+            group = _Group([runs[i] for i in members], steps, torch.device(device), record, recorded)
+            group.go(stores, f"group {number}", advance or (lambda done: None))
+            found |= dict(zip(members, group.trained(), strict=True))
     return [found[i] for i in range(len(runs))]
 
 
 def forget(folder: str | Path) -> None:
-    """Remove what `train` keeps of unfinished work, and what it left if it was killed while it saved."""
-    for pattern in ("group-*.safetensors", ".group-*.safetensors"):
-        for file in Path(folder).glob(pattern):
-            file.unlink()
-    if Path(folder).is_dir() and not any(Path(folder).iterdir()):
-        Path(folder).rmdir()
+    """Remove what `train` keeps of unfinished work in a folder and in those below it; other files stay."""
+    for path in (*Path(folder).glob("*"), Path(folder)):
+        remove(path / UNFINISHED)
 
 
 def groups(runs: Sequence[Run], device: torch.device | str = "cpu", together: int | None = None) -> list[list[int]]:
@@ -203,14 +207,13 @@ class _Streams:
         self.keys = list(dict.fromkeys((run.task.stream, run.seed) for run in runs))
         which = [self.keys.index((run.task.stream, run.seed)) for run in runs]
         self.which = torch.tensor(which, device=device)
-        # Models that read one stream stand side by side, as `groups` has them; their common input need not be copied then.
-        self.counts = [which.count(n) for n in range(len(self.keys))] if which == sorted(which) else None
+        # Models that read one stream stand side by side, as `groups` has them, and need no copies of it.
+        self.counts = [which.count(n) for n in range(len(self.keys))]
         self.worlds = [task.world(seed, device) for task, seed in self.keys]
-        first = runs[0]
-        numbers = first.task.batch * first.architecture.length
-        numbers *= first.architecture.width if first.architecture.vocabulary is None else 1
+        task = runs[0].task
+        numbers = task.batch * task.length * (task.width or 1)
         self.size = max(1, min(STEPS_DRAWN, DRAW // numbers))  # of a block, in steps
-        self.narrow = narrow.suits(first.architecture)
+        self.narrow = narrow.suits(runs[0].architecture)
         self.block, self.inputs, self.answers = -1, torch.empty(0), torch.empty(0)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
@@ -224,23 +227,20 @@ class _Streams:
         inputs = self.inputs[:, n]
         if self.narrow:
             inputs = narrow.one_hot(inputs, self.runs[0].architecture.vocabulary or 0)
-            return (inputs[self.which] if self.counts is None else inputs), self.answers[:, n]
-        # One stream of vectors is read by all as it is; ids index every model's own table.
-        shared = len(self.keys) == 1 and inputs.dtype != torch.long
-        if not shared and len(self.keys) < len(self.runs):
+        elif len(self.keys) < len(self.runs) and (len(self.keys) > 1 or inputs.dtype == torch.long):
+            # One stream of vectors is read by all as it is; ids index every model's own table.
             inputs = inputs[self.which]
         return inputs, self.answers[:, n]
 
     def _draw(self, block: int) -> None:
-        drawn: list[Drawn] = []
-        for (task, seed), world in zip(self.keys, self.worlds, strict=True):
-            generator = torch.Generator(self.device).manual_seed(seed_of(seed, block))
-            drawn.append(task.draw(world, generator, self.size))
         self.block = block
+        drawn = [
+            task.draw(world, torch.Generator(self.device).manual_seed(seed_of(seed, block)), self.size)
+            for (task, seed), world in zip(self.keys, self.worlds, strict=True)
+        ]
         self.inputs = torch.stack([one.inputs for one in drawn])
-        self.answers = torch.stack(
-            [run.task.answers(drawn[i]) for run, i in zip(self.runs, self.which.tolist(), strict=True)]
-        )
+        answers = [run.task.answers(drawn[i]) for run, i in zip(self.runs, self.which.tolist(), strict=True)]
+        self.answers = torch.stack(answers)
 
 
 class _Group:
@@ -249,26 +249,27 @@ class _Group:
     def __init__(
         self, runs: Sequence[Run], steps: int, device: torch.device, record: Sequence[int], names: Sequence[str]
     ) -> None:
-        self.runs, self.steps, self.device, self.record, self.names = runs, steps, device, record, names
+        self.runs, self.steps, self.device, self.record = runs, steps, device, record
         self.architecture = runs[0].architecture
         fresh = stacked([initial(run.architecture, run.seed) for run in runs])
         self.sizes = {name: tensor.shape for name, tensor in fresh.items()}
         self.flat = torch.cat([tensor.flatten(1) for tensor in fresh.values()], 1).to(device)
         self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.losses = torch.zeros(steps, len(runs), device=device)
-        self.kept: dict[int, dict[str, Tensor]] = {}
+        self.kept = {name: torch.zeros(len(record), *size) for name, size in self.sizes.items() if name in names}
         self.step, self.seconds = 0, 0.0
         self.rate = torch.tensor([[run.learning_rate] for run in runs], device=device)
         self.decay = torch.tensor([[run.weight_decay] for run in runs], device=device)
         self.falls = torch.tensor([[run.schedule == "cosine"] for run in runs], device=device)
-        self.described = {
+        described = {
             "torch": torch.__version__,  # another one may draw other data: half of each would be neither's result
             "steps": steps,
-            "record": list(record),
-            "recorded": list(names),
+            "record": record,
+            "recorded": names,
             "device": device.type,
             "runs": [run.described() for run in runs],
         }
+        self.key = json.loads(json.dumps(described))  # which has lists for tuples
         self.whole = True  # false while weights, moments and step do not belong together
         self._keep()
 
@@ -281,21 +282,25 @@ class _Group:
             at += numbers
         return found
 
-    def go(self, file: Path | None, advance: Callable[[int], None]) -> None:
-        """Train to the end from wherever the state in `file` is."""
-        if file is not None:
-            self._resume(file)
+    def go(self, stores: Stores | None, label: str, advance: Callable[[int], None]) -> None:
+        """Train to the end from wherever the state in `stores` is."""
+        if stores is not None:
+            self._resume(stores, label)
+        save = partial(self._save, stores, label) if stores is not None else lambda: None
         advance(self.step * len(self.runs))
         if self.step == self.steps:
             return
         try:
-            self._loop(file, advance)
+            done = self._loop(save, advance)
         except KeyboardInterrupt:
-            if file is not None and self.whole:  # else the state of a minute ago stays
-                self._save(file)
+            if self.whole:  # else the state of a minute ago stays
+                save()
             raise
+        save()
+        advance(done)
 
-    def _loop(self, file: Path | None, advance: Callable[[int], None]) -> None:
+    def _loop(self, save: Callable[[], None], advance: Callable[[int], None]) -> int:
+        """Every step that is left; returns how many model-steps `advance` has not heard of."""
         leaves = {name: view.detach().requires_grad_() for name, view in self.weights().items()}
         switches = Switches.of([run.architecture for run in self.runs], self.device)
         streams = _Streams(self.runs, self.device)
@@ -314,12 +319,10 @@ class _Group:
             if now - told > TELL_SECONDS:
                 advance(done)
                 told, done = now, 0
-            if file is not None and now - saved > SAVE_SECONDS:
-                self._save(file)
+            if now - saved > SAVE_SECONDS:
+                save()
                 saved = time.monotonic()
-        if file is not None:
-            self._save(file)
-        advance(done)
+        return done
 
     def _slope(
         self, leaves: dict[str, Tensor], switches: Switches, streams: _Streams
@@ -352,7 +355,8 @@ class _Group:
         """Keep the weights to be recorded, if this is a step to record."""
         if self.step in self.record:
             weights = self.weights()
-            self.kept[self.step] = {name: weights[name].cpu().clone() for name in self.names if name in weights}
+            for name, kept in self.kept.items():
+                kept[self.record.index(self.step)] = weights[name]
 
     def trained(self) -> list[Trained]:
         weights = {name: tensor.cpu().clone() for name, tensor in self.weights().items()}
@@ -362,35 +366,44 @@ class _Group:
                 run,
                 losses[:, e].clone(),
                 {name: tensor[e] for name, tensor in weights.items()},
-                {step: {name: tensor[e] for name, tensor in kept.items()} for step, kept in self.kept.items()},
+                {at: {name: kept[n, e] for name, kept in self.kept.items()} for n, at in enumerate(self.record)},
                 self.seconds / len(self.runs),
             )
             for e, run in enumerate(self.runs)
         ]
 
-    def _save(self, file: Path) -> None:
-        tensors = {"flat": self.flat, "mean": self.mean, "square": self.square, "losses": self.losses[: self.step]}
-        for step, kept in self.kept.items():
-            tensors |= {f"kept/{step}/{name}": tensor for name, tensor in kept.items()}
-        state.save(file, State(self.described, self.step, self.seconds, tensors))
+    def _state(self) -> dict[str, Tensor]:
+        """What a resumed training begins with, beside step and seconds; the tensors themselves."""
+        kept = {f"kept/{name}": tensor for name, tensor in self.kept.items()}
+        return {"flat": self.flat, "mean": self.mean, "square": self.square, "losses": self.losses} | kept
 
-    def _resume(self, file: Path) -> None:
-        found = state.load(file)
-        if found is None:
+    def _save(self, stores: Stores, label: str) -> None:
+        arrays = {name: tensor.cpu().numpy() for name, tensor in self._state().items()}
+        stores.own.write(label, json.dumps(self.key), STATE, arrays | {"at": np.array([self.step, self.seconds])})
+
+    def _resume(self, stores: Stores, label: str) -> None:
+        before = stores.key(label)
+        if before is None:
             return
-        # JSON has lists for tuples.
-        differs = state.difference(found.described, json.loads(json.dumps(self.described)))
+        differs = _difference(before, self.key)
         if differs is not None:
             raise InputError(
-                f"'{file.parent}' holds unfinished training with {differs}; give the same options to resume it, or "
+                f"'{stores.path.parent}' holds unfinished training with {differs}; give the same options to resume it, or "
                 "remove that folder"
             )
-        self.step, self.seconds = found.step, found.seconds
-        for name in ("flat", "mean", "square"):
-            getattr(self, name).copy_(found.tensors[name])
-        self.losses[: self.step] = found.tensors["losses"].to(self.device)
-        self.kept = {at: {} for at in self.record if at <= self.step}  # also where a model has none of the weights
-        for name, tensor in found.tensors.items():
-            if name.startswith("kept/"):
-                _, at, weight = name.split("/")
-                self.kept.setdefault(int(at), {})[weight] = tensor
+        arrays = stores.where(label)[STATE].piece(label, STATE)
+        self.step, self.seconds = int(arrays["at"][0]), float(arrays["at"][1])
+        for name, tensor in self._state().items():
+            tensor.copy_(torch.from_numpy(arrays[name]))
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """The first thing in which the keys of two groups differ, in words; None if they are the same."""
+    if len(before["runs"]) != len(now["runs"]):
+        return f"{len(before['runs'])} runs side by side, not {len(now['runs'])}"
+    runs = enumerate(zip(before["runs"], now["runs"], strict=True))
+    for where, one, other in (("", before, now), *((f", in run {n}", *both) for n, both in runs)):
+        for name in other:
+            if name != "runs" and one.get(name) != other[name]:
+                return f"{name} {one.get(name)}, not {other[name]}{where}"
+    return None

@@ -14,12 +14,9 @@ head tells apart are then the last of those ids.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -38,10 +35,9 @@ from probes.models.view import (
     Norm,
     Parts,
     PositionalEncoding,
-    Site,
     Spec,
     Trace,
-    Watcher,
+    Watched,
     weights_hash,
 )
 
@@ -72,11 +68,8 @@ POSITIONAL: dict[PositionalSwitch, PositionalEncoding] = {
 }
 FAMILY = "toy"
 
-# The watcher of each view, by its id: a pass of one view may run inside another view's watcher.
-_watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("toy_watchers", default=MappingProxyType({}))
 
-
-class Toy:
+class Toy(Watched):
     """`View` over one toy.
 
     Args:
@@ -113,14 +106,15 @@ class Toy:
         self.device, self.dtype, self.offloaded = first.device, first.dtype, False
         self._name, self._condition, self.bos = name, condition, bos
         self._table = None if table is None else _checked_table(architecture, table).to(first)
-        own = {name: tensor.detach() for name, tensor in weights.items()}
-        if not positional and "positions" in own:
-            own["positions"] = torch.zeros_like(own["positions"])
-        self._weights = {name: tensor[None] for name, tensor in own.items()}
-        acting = architecture if positional else _without_positions(architecture)
-        s = Switches.of([acting], self.device)
-        given = {name: getattr(s, name) for name in ("bias", "cos", "sin", "added", "keep")}
-        self._switches = replace(s, **{name: x.to(self.dtype) for name, x in given.items() if x is not None})
+        self._weights = {name: tensor.detach()[None] for name, tensor in weights.items()}
+        acting = architecture
+        if not positional and "positions" in weights:
+            self._weights["positions"] = torch.zeros_like(self._weights["positions"])
+        elif not positional:
+            acting = replace(architecture, positional="none", decay=None)
+        switches = Switches.of([acting], self.device)
+        made = {name: x.to(self.dtype) for name, x in vars(switches).items() if x is not None}
+        self._switches = replace(switches, **made)
         self._slopes = None if acting.decay is None else first.new_full((architecture.heads,), acting.decay)
         self.spec = _spec(architecture, 0 if self._table is None else len(self._table))
         if bos is not None and not 0 <= bos < self.spec.vocabulary:
@@ -144,8 +138,7 @@ class Toy:
             world = task.world(trained.run.seed, device)
             lean, spread = (0.0, task.eps) if task.data == "gaussian" else (task.anisotropy, task.anisotropy)
             table = torch.cat([(world.means + lean * world.common) / (1 + spread**2) ** 0.5, world.labels])
-        kind = str(task.described()["task"])
-        return cls(trained.run.architecture, trained.weights, name=name or f"toy of {kind}", table=table)
+        return cls(trained.run.architecture, trained.weights, name=name or f"toy of {task.kind}", table=table)
 
     @property
     def identity(self) -> Identity:
@@ -193,7 +186,7 @@ class Toy:
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
     ) -> Float[Tensor, "batch position d"]:
-        return self._run(embeddings, edits, None, None)
+        return self._run(embeddings, edits)
 
     @torch.no_grad()
     def trace(
@@ -203,27 +196,14 @@ class Toy:
         attention: bool = False,
         edits: Sequence[Edit] = (),
     ) -> Trace:
-        layers = range(self.spec.blocks)
-        sites: list[Site[Attention]] = [Site("attention", layer) for layer in layers]
         streams: list[Tensor] = []
-        last = self._run(embeddings.detach(), edits, streams, sites if attention else None)
-        blocks = [
-            partial(self._block, layer, [edit for edit in edits if edit.layer == layer], None) for layer in layers
-        ]
-        turned = self._at(embeddings.shape[1])
-        rotation = None
-        if turned.cos is not None and turned.sin is not None:
-            rotation = turned.cos[0, 0, 0], turned.sin[0, 0, 0]
-        recorded = tuple(site.value(FAMILY) for site in sites) if attention else ()
-        return Trace((*streams, last), tuple(blocks), (rotation,) * self.spec.blocks, recorded)
-
-    @contextmanager
-    def watching(self, watcher: Watcher) -> Iterator[None]:
-        token = _watchers.set(MappingProxyType({**_watchers.get(), id(self): watcher}))
-        try:
-            yield
-        finally:
-            _watchers.reset(token)
+        seen: list[Attention] | None = [] if attention else None
+        last = self._run(embeddings.detach(), edits, streams, seen)
+        blocks = tuple(partial(self._block, layer, edits, None) for layer in range(self.spec.blocks))
+        switches = self._at(embeddings.shape[1])
+        cos, sin = switches.cos, switches.sin
+        rotation = None if cos is None or sin is None else (cos[0, 0, 0], sin[0, 0, 0])
+        return Trace((*streams, last), blocks, (rotation,) * self.spec.blocks, tuple(seen or ()))
 
     def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
         """Rows of W_O by head; without W_O rows of the identity."""
@@ -259,77 +239,48 @@ class Toy:
     def _at(self, length: int) -> Switches:
         """The switches of a prompt that may be shorter than the architecture's."""
         s = self._switches
-        return replace(
-            s,
-            bias=s.bias[..., :length, :length],
-            cos=None if s.cos is None else s.cos[..., :length, :],
-            sin=None if s.sin is None else s.sin[..., :length, :],
-            added=None if s.added is None else s.added[..., :length, :],
-        )
+        rows = {name: x[..., :length, :] for name in ("cos", "sin", "added") if (x := getattr(s, name)) is not None}
+        return replace(s, bias=s.bias[..., :length, :length], **rows)
 
     def _run(
         self,
         embeddings: Tensor,
         edits: Sequence[Edit],
-        streams: list[Tensor] | None,
-        sites: Sequence[Site[Attention]] | None,
+        streams: list[Tensor] | None = None,
+        seen: list[Attention] | None = None,
     ) -> Float[Tensor, "batch position d"]:
-        """One pass; what blocks read goes to `streams`, what they attended to `sites`."""
+        """One pass; what blocks read goes to `streams`, how they attended to `seen`."""
         self._check(embeddings)
         check_edits(edits, self.spec)
         stream = embeddings
         for layer in range(self.spec.blocks):
-            own = [edit for edit in edits if edit.layer == layer]
-            for edit in own:
-                stream = edit.function(stream) if edit.site == "residual" else stream
+            stream = _edited(edits, layer, "residual", stream)
             if streams is not None:
                 streams.append(stream)
-            stream = self._block(layer, own, None if sites is None else sites[layer], stream)
+            stream = self._block(layer, edits, seen, stream)
         return stream
 
-    def _block(self, layer: int, edits: Sequence[Edit], site: Site[Attention] | None, stream: Tensor) -> Tensor:
-        """One block, whose queries, keys and values are edited, recorded at `site` and watched."""
+    def _block(self, layer: int, edits: Sequence[Edit], seen: list[Attention] | None, stream: Tensor) -> Tensor:
+        """One block, its queries, keys, values and what heads mix edited, its attention added to `seen` and watched."""
         a, weights, switches, x = self.architecture, self._weights, self._at(stream.shape[1]), stream[None]
         parts = (part[0] for part in queries_keys_values(a, weights, switches, layer, x))
-        given = dict(zip(("query", "key", "value"), parts, strict=True))
-        for edit in edits:
-            if edit.site in given:
-                given[edit.site] = edit.function(given[edit.site])
-        seen: Site[bool] = Site("attention", layer)
-        watcher = _watchers.get().get(id(self))
-
-        def attended(attention: Attention) -> None:
-            seen.fired.append(True)
-            if site is not None:
-                site.fired.append(attention.detached())
-            if watcher is not None:
-                watcher(layer, attention.detached())
-
-        mixed = self._mixed(given["query"], given["key"], given["value"], attended, normalizer=watcher is not None)
-        if watcher is not None:
-            seen.value(FAMILY)
-        for edit in edits:
-            mixed = edit.function(mixed) if edit.site == "output" else mixed
-        return written(a, weights, switches, layer, x, joined(mixed[None]))[0]
-
-    def _mixed(
-        self, query: Tensor, key: Tensor, value: Tensor, attended: Callable[[Attention], None], *, normalizer: bool
-    ) -> Float[Tensor, "batch head position c"]:
-        """What the heads take up; `attended` is told."""
+        sites, watcher = ("query", "key", "value"), self._watcher
         attention = Attention(
-            query=query,
-            key=key,
-            value=value,
-            scale=self.architecture.head_dim**-0.5,
+            **{site: _edited(edits, layer, site, part) for site, part in zip(sites, parts, strict=True)},
+            scale=a.head_dim**-0.5,
             softcap=None,
-            window=self.architecture.window,
+            window=a.window,
             slopes=self._slopes,
             prefix=self.spec.prefix,
         )
-        attention = attend(attention, normalizer=normalizer)
-        attended(attention)
+        attention = attend(attention, normalizer=watcher is not None)
         assert attention.output is not None
-        return attention.output
+        if seen is not None:
+            seen.append(attention.detached())
+        if watcher is not None:
+            watcher(layer, attention.detached())
+        mixed = _edited(edits, layer, "output", attention.output)
+        return written(a, weights, switches, layer, x, joined(mixed[None]))[0]
 
     def _check(self, embeddings: Tensor) -> None:
         width, shape = self.spec.width, list(embeddings.shape)
@@ -354,23 +305,15 @@ class Toy:
             return None
         own = {name.partition(".")[2]: w[0] for name, w in self._weights.items() if name.startswith(f"{layer}.")}
         kind: Literal["rms", "layer"] = "layer" if a.norm == "layer" else "rms"
-
-        def norm(name: str) -> Norm:
-            return Norm(kind, own[name], own.get(f"{name}.bias"), NORM_EPS)
-
-        def linear(name: str) -> Linear:
-            return Linear(own[name].mT, own.get(f"{name}.bias"))
-
+        norms: dict[str, Any] = {
+            name: Norm(kind, own[name], own.get(f"{name}.bias"), NORM_EPS) for name in ("attention_norm", "mlp_norm")
+        }
+        names = ("q", "k", "v", "o", "up", "down")
+        linear: dict[str, Any] = {name: Linear(own[name].mT, own.get(f"{name}.bias")) for name in names}
         return Parts(
-            attention_norm=norm("attention_norm"),
-            mlp_norm=norm("mlp_norm"),
-            q=linear("q"),
-            k=linear("k"),
-            v=linear("v"),
-            o=linear("o"),
+            **norms,
+            **linear,
             gate=None,
-            up=linear("up"),
-            down=linear("down"),
             activation=functional.gelu,
             head_dim=a.head_dim,
             scale=a.head_dim**-0.5,
@@ -403,6 +346,14 @@ class Toy:
         )
 
 
+def _edited(edits: Sequence[Edit], layer: int, site: str, value: Tensor) -> Tensor:
+    """The value at a site of a block after the edits of it, in their order."""
+    for edit in edits:
+        if (edit.layer, edit.site) == (layer, site):
+            value = edit.function(value)
+    return value
+
+
 def _spec(a: Architecture, table: int) -> Spec:
     return Spec(
         family=FAMILY,
@@ -418,11 +369,6 @@ def _spec(a: Architecture, table: int) -> Spec:
         initializer_range=None,  # matrices are uniform, each within 1/sqrt(inputs)
         prefix=a.length if a.mask == "full" else a.prefix,
     )
-
-
-def _without_positions(a: Architecture) -> Architecture:
-    """What acts where no positional encoding may; learned positions are tensors, and zeroed elsewhere."""
-    return a if a.positional == "learned" else replace(a, positional="none", decay=None)
 
 
 def _check_weights(a: Architecture, weights: Mapping[str, Tensor]) -> None:

@@ -10,9 +10,11 @@ Shapes in docstrings: B prompts, T positions, d width, H query heads, G key-valu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -390,3 +392,23 @@ class Site(Generic[Seen]):
                 "elsewhere and is not supported by this probe"
             )
         return self.fired[-1]
+
+
+# The watcher of each view, by its id: a pass of one view may run inside another view's watcher.
+_watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("headwater_watchers", default=MappingProxyType({}))
+
+
+class Watched:
+    """`View.watching` for a view whose passes ask for `_watcher`."""
+
+    @contextmanager
+    def watching(self, watcher: Watcher) -> Iterator[None]:
+        token = _watchers.set(MappingProxyType({**_watchers.get(), id(self): watcher}))
+        try:
+            yield
+        finally:
+            _watchers.reset(token)
+
+    @property
+    def _watcher(self) -> Watcher | None:
+        return _watchers.get().get(id(self))

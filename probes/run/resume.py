@@ -342,3 +342,12 @@ def exchanged(own: Mapping[int, Piece]) -> Pieces:
     for theirs in processes.gathered(mine):
         found = theirs | found
     return Pieces([found[n] for n in range(len(found))])
+
+
+def remove(path: Path) -> None:
+    """Remove the files of all processes at a path, and their folder where nothing else is in it."""
+    for file in store_files(path):
+        file.unlink(missing_ok=True)
+        file.with_name(f"{file.name}-journal").unlink(missing_ok=True)
+    with suppress(OSError):  # not there, or somebody else's file is in it
+        path.parent.rmdir()

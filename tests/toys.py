@@ -1,0 +1,84 @@
+"""Toys of every kind with random weights, for the tests of several files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toy.matching import Settings
+from toy.model import Architecture, Switches, initial
+from toy.view import Toy
+
+BLOCKS, HEADS, WIDTH, LENGTH, VOCABULARY = 2, 2, 4, 12, 9
+EXACT = 1e-12  # float64, sums in another order
+# Cosines, sines and decays enter the pass as they were rounded to float32.
+ROUNDED = 1e-6
+TOKENS = torch.randint(VOCABULARY, (4, LENGTH), generator=torch.Generator().manual_seed(5))
+MASKS: tuple[dict[str, Any], ...] = (
+    {"mask": "causal"},
+    {"mask": "window", "window": 4},
+    {"mask": "prefix", "prefix": 4},
+    {"mask": "full"},
+)
+POSITIONS: tuple[dict[str, Any], ...] = (
+    {"positional": "none"},
+    {"positional": "learned"},
+    {"positional": "sinusoidal"},
+    {"positional": "rope"},
+    {"positional": "decay", "decay": 0.3},
+)
+CAUSAL = [m | p for m in MASKS[:2] for p in POSITIONS]
+AHEAD = [m | p for m in MASKS[2:] for p in POSITIONS[:4]]  # decay is a loss per token into the past
+LOOKS = CAUSAL + AHEAD
+# Every combination of the other switches; `residual` alternates against each of them.
+OTHERS: list[dict[str, Any]] = [
+    dict(zip(("feed_forward", "norm", "output_projection", "head"), switches, strict=True))
+    | {"residual": bool((n + n // 2 + n // 4) % 2)}
+    for n, switches in enumerate(product((False, True), ("none", "rms", "layer"), (True, False), ("linear", "mlp")))
+]
+MATCHED = Settings(
+    seeds=2, items=4, width=8, vocabulary=4, classes=16, labels=4, burst=2, steps=3, in_context_steps=2, batch=4, sequences=8
+)  # fmt: skip
+
+
+def named(look: dict[str, Any]) -> str:
+    return f"{look['mask']}, {look['positional']}"
+
+
+def architecture(**switches: Any) -> Architecture:
+    """Two blocks of two heads of width 2."""
+    plain: dict[str, Any] = {"blocks": BLOCKS, "heads": HEADS, "width": WIDTH, "length": LENGTH}
+    plain |= {"vocabulary": VOCABULARY, "outputs": VOCABULARY}
+    return Architecture(**(plain | switches))
+
+
+def moved(a: Architecture, seed: int = 0) -> dict[str, Tensor]:
+    """Fresh weights, norms' ones and zeros moved and attention far from uniform, so that nothing hides; float64."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, tensor in initial(a, seed).items():
+        wide = 4.0 if name.endswith((".q", ".k")) else 1.0
+        alive = 1.0 if name.startswith("head.") and name.endswith(".bias") else 0.0  # of so few ReLUs all could be off
+        found[name] = wide * tensor.double() + 0.2 * torch.randn(tensor.shape, generator=generator).double() + alive
+    return found
+
+
+def made(seed: int = 0, **switches: Any) -> Toy:
+    """A toy in float64 whose attention is far from uniform."""
+    a = architecture(**switches)
+    return Toy(a, moved(a, seed))
+
+
+def switches_of(*architectures: Architecture) -> Switches:
+    """In float64."""
+    found = Switches.of(architectures)
+    tensors = {name: x.double() for name, x in vars(found).items() if x is not None}
+    return replace(found, **tensors)
+
+
+def tolerance(a: Architecture) -> float:
+    return EXACT if a.positional in ("none", "learned") else ROUNDED
