@@ -374,12 +374,11 @@ def test_cells_that_are_numbers():
 
 def test_formulas_are_mathml():
     for method in formulas.METHODS:
-        assert method.formulas
-        for formula in method.formulas:
-            assert formula.mathml.startswith("<math")
-            assert "\\" not in formula.mathml
-            assert "\\" not in formulas.mathematical(formula.says)
-        assert "$" not in formulas.mathematical(method.remark)
+        assert method["formulas"]
+        for formula in method["formulas"]:
+            assert formulas.displayed(formula["latex"]).startswith("<math")
+            assert "\\" not in formulas.displayed(formula["latex"]) + formulas.mathematical(formula["says"])
+        assert "$" not in formulas.mathematical(method["remark"])
     assert formulas.mathematical("a < b & $x_1$") == Markup("a &lt; b &amp; ") + formulas.mathematical("$x_1$")
     assert "<msub>" in formulas.mathematical("$x_1$")
 
@@ -575,6 +574,13 @@ def test_what_a_study_refuses_is_said_and_the_rest_is_measured(again, tmp_path):
         again(tmp_path, "leakage", count=2)
 
 
+def test_bad_input_is_refused_before_anything_is_measured(checkpoints, given, tmp_path):
+    for models, changes, says in ((["ape", "nowhere"], {}, "nowhere"), (["ape"], {"length": 4}, "leaves no middle")):
+        with pytest.raises(InputError, match=says):
+            measure([str(checkpoints / name) for name in models], tmp_path, **given | changes)
+    assert not list(tmp_path.rglob("*.nc"))
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_quick_results_say_so_and_serve_no_full_report_but_full_ones_serve_a_quick_one(again, tmp_path):
     file, said = tmp_path / "trajectory" / "trajectory-ape.nc", []
@@ -690,20 +696,3 @@ def test_a_page_of_what_is_there_needs_no_model(monkeypatch, capsys, root, tmp_p
     assert call(monkeypatch, "--out", str(tmp_path)) == 0
     assert "overview.png" not in capsys.readouterr().out  # without profiles there is no such picture
     assert 'data-chart="heads"' in (tmp_path / "index.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("--out OUT/missing", "is no folder"),
-        ("--out OUT", "holds no results to report; name a model"),
-        ("tiny-llama ./nowhere --out OUT", "nowhere"),
-        ("tiny-llama --length 4 --out OUT/new", "length"),
-    ],
-)
-def test_bad_input_to_report_is_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path, arguments, says):
-    assert call(monkeypatch, *arguments.replace("OUT", str(tmp_path)).split()) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("headwater: ")
-    assert says in line
-    assert not list(tmp_path.rglob("*.nc"))
