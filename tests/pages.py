@@ -34,14 +34,11 @@ def small(*kinds: str) -> list[Study]:
     """Studies of the report with fewer fresh models and resamples."""
     found = []
     for one in studies():
-        if kinds and one.kind not in kinds:
-            continue
-        if one.settings is not None:
-            found.append(replace(one, settings=replace(one.settings, seeds=2)))
-        elif "bootstrap" in (one.options or {}):
-            found.append(replace(one, options={**(one.options or {}), "bootstrap": 20}))
-        else:
-            found.append(one)
+        options = dict(one.options or {})
+        less = {"settings": one.settings and replace(one.settings, seeds=2)}
+        less |= {"options": options | {"bootstrap": 20}} if "bootstrap" in options else {}
+        if not kinds or one.kind in kinds:
+            found.append(replace(one, **less))
     return found
 
 
@@ -103,17 +100,17 @@ def atlas() -> xr.Dataset:
     """A map of five places whose first positions stand 4, 2, 1 and 6 times above the middle, the last one's not at all."""
     x, primacy = np.linspace(0, 1, 32), (4.0, 2.0, 1.0, 6.0, 0.0)
     curves = np.stack([np.where(x < 0.05, high, 1.0) + (x == 1) * 2.0 for high in primacy])
-    group = ["depth", "depth", "depth", "model", "window"]
     names = ("measured", "uniform", "values", "score_path", "config", "cesaro", "value")
-    coords = {
-        "group": ("place", group),
-        "strength": ("place", [0.1, 0.5, 1.0, 0.3, 0.1]),
-        "blocks": ("place", [8, 8, 8, 12, 8]),
-        "width": ("place", [64] * 5),
-        "length": ("place", [32] * 5),
-        "name": ("place", ["", "", "", "Some-7B", ""]),
-        "label": ("place", ["weak", "middling", "strong", "Some-7B", "a window"]),
+    of_places = {
+        "group": ["depth", "depth", "depth", "model", "window"],
+        "strength": [0.1, 0.5, 1.0, 0.3, 0.1],
+        "blocks": [8, 8, 8, 12, 8],
+        "width": [64] * 5,
+        "length": [32] * 5,
+        "name": ["", "", "", "Some-7B", ""],
+        "label": ["weak", "middling", "strong", "Some-7B", "a window"],
     }
+    coords = {name: ("place", values) for name, values in of_places.items()}
     variables = {name: (("place", "position"), curves) for name in names}
     return xr.Dataset(variables, coords=coords, attrs=made(measurement="map", seeds=2, products=64, factor=2.0))
 
@@ -146,80 +143,49 @@ def held(claim: Claim) -> bool | None:
 
 def claims() -> list[Claim]:
     """One of every verdict, from two sources."""
-    common: dict[str, Any] = {"model": "ape", "rule": "the number is above 0.3"}
-    return [
-        Claim(
-            "b-second",
-            "[Gu] Table 1",
-            "Sinks are <b>everywhere</b>.",
-            "0.64",
-            "0.1",
-            verdict="does not hold",
-            command="x",
-            **common,
-        ),
-        Claim(
-            "a-first", "[Ruscio] 4.1", "A swap removes 40 %.", "40 %", "81 %", verdict="holds", command="y", **common
-        ),
-        Claim(
-            "c-third",
-            "[Gu] Table 2",
-            "Larger models have more.",
-            "-",
-            "-",
-            verdict="not measured",
-            command="z",
-            **common,
-        ),
-    ]
+    told = (
+        ("b-second", "[Gu] Table 1", "Sinks are <b>everywhere</b>.", "0.64", "0.1", "does not hold"),
+        ("a-first", "[Ruscio] 4.1", "A swap removes 40 %.", "40 %", "81 %", "holds"),
+        ("c-third", "[Gu] Table 2", "Larger models have more.", "-", "-", "not measured"),
+    )
+    names = ("id", "source", "claim", "published", "measured", "verdict")
+    common: dict[str, Any] = {"model": "ape", "rule": "the number is above 0.3", "command": "headwater x"}
+    return [Claim(**dict(zip(names, one, strict=True)), **common) for one in told]
 
 
 def match() -> xr.Dataset:
     """A model of 24 positions beside toys of 12, matching and without a residual stream; curves drawn at random."""
     random = np.random.default_rng(2)
-    states, variants, trainings = (
-        ["init", "pretrained"],
-        ["matched", "no residual"],
-        ["init", "grown", "retrieval", "in-context"],
-    )
-    of_model, of_toys = (
-        ("state", "seed", "prompt", "position"),
-        ("variant", "training", "toy_seed", "toy_prompt", "point"),
-    )
-    whose = {"model": (of_model, (2, 2, 3, 24)), "toy": (of_toys, (2, 4, 2, 3, 12))}
+    whose = {  # a size, and its dimensions in front of those of the curves
+        "model": {"state": 2, "seed": 2, "prompt": 3, "position": 24},
+        "toy": {"variant": 2, "training": 4, "toy_seed": 2, "toy_prompt": 3, "point": 12},
+    }
     found: dict[str, Any] = {}
-    for name, (dims, size) in whose.items():
-        found |= {
-            f"{name}_{curve}": (dims, random.uniform(0.5, 2, size)) for curve in ("sensitivity", "alpha", "sink_rate")
-        }
-        swapped = tuple(dim for dim in dims if dim not in ("prompt", "toy_prompt"))
-        found[f"{name}_swapped"] = swapped, random.uniform(0.5, 2, [size[dims.index(dim)] for dim in swapped])
-        lead = dims[:2]
-        for scalar in ("leakage_total", "removed", "reacts"):
-            found |= {f"{name}_{scalar}{end}": (lead, np.full(size[:2], 0.1)) for end in ("", "_low", "_high")}
+    for name, sizes in whose.items():
+        for curve in ("sensitivity", "alpha", "sink_rate"):
+            found[f"{name}_{curve}"] = tuple(sizes), random.uniform(0.5, 2, list(sizes.values()))
+        swapped = {dim: size for dim, size in sizes.items() if not dim.endswith("prompt")}
+        found[f"{name}_swapped"] = tuple(swapped), random.uniform(0.5, 2, list(swapped.values()))
+        lead, shape = tuple(sizes)[:2], list(sizes.values())[:2]
         for end in ("", "_low", "_high"):
-            found[f"{name}_leakage_share{end}"] = (*lead, "source"), np.full((*size[:2], 3), 0.3)
-    for name in ("model_sensitivity", "model_alpha", "model_sink_rate", "model_swapped"):
-        found[name][1][1, 1] = np.nan  # pretrained weights have one seed
+            found |= {
+                f"{name}_{one}{end}": (lead, np.full(shape, 0.1)) for one in ("leakage_total", "removed", "reacts")
+            }
+            found[f"{name}_leakage_share{end}"] = (*lead, "source"), np.full((*shape, 3), 0.3)
+    for curve in ("sensitivity", "alpha", "sink_rate", "swapped"):
+        found[f"model_{curve}"][1][1, 1] = np.nan  # pretrained weights have one seed
     found["model_uniform"] = "position", 1 / np.arange(1, 25)
     found["toy_uniform"] = ("variant", "point"), np.tile(1 / np.arange(1, 13), (2, 1))
-    found["theory_kernel"] = of_model, found["model_sensitivity"][1] * 1.1
+    found["theory_kernel"] = tuple(whose["model"]), found["model_sensitivity"][1] * 1.1
     found["theory_cesaro"] = ("state", "position"), random.uniform(0.5, 2, (2, 24))
     found["theory_alpha"] = "state", np.full(2, 0.4)
     members = ("variant", "training", "member")
     found |= {name: (members, np.full((2, 4, 2), 0.5)) for name in ("toy_loss", "toy_accuracy", "toy_target")}
     found["toy_scale"] = (), 0.3
-    coords = {"state": states, "variant": variants, "training": trainings, "source": ["mask", "residual", "spread"]}
-    told = (
-        {"prompts": 3, "seeds": 2},
-        {
-            **dict.fromkeys(("seeds", "ablation_seeds"), 2),
-            **dict.fromkeys(("steps", "in_context_steps", "vocabulary"), 10),
-            "items": 8,
-            "burst": 4,
-            "labels": 8,
-        },
-    )
+    coords = {"state": ["init", "pretrained"], "variant": ["matched", "no residual"]}
+    coords |= {"training": ["init", "grown", "retrieval", "in-context"], "source": ["mask", "residual", "spread"]}
+    toys = {"seeds": 2, "ablation_seeds": 2, "steps": 10, "in_context_steps": 10, "vocabulary": 10}
+    told = {"options": {"prompts": 3, "seeds": 2}, "toys": toys | {"items": 8, "burst": 4, "labels": 8}}
     more = {"band": "9-23", "lags": "1-8", "toy_band": "5-11", "toy_lags": "1-4", "notes": [], "quick": 0}
-    attrs = made(measurement="match", model="ape", options=told[0], toys=told[1], **more)
+    attrs = made(measurement="match", model="ape", **told, **more)
     return judged(xr.Dataset(found, coords=coords, attrs=attrs), bootstrap=20)

@@ -25,14 +25,16 @@ def heldout_windows(name: str) -> tuple[Windows, Any]:
     return Windows(stream, length=256, seed=0, bos=tokenizer.bos_token_id), model
 
 
-def training(name: str) -> dict:
+def training(name: str) -> dict[str, Any]:
     return json.loads((CHECKPOINTS / name / "training.json").read_text())
 
 
-def test_all_recipes_are_bundled_and_small():
+def test_all_recipes_are_bundled_and_small_and_their_tokenizers_split_as_in_training():
     assert set(probes.bundled()) == set(RECIPES)
     size = sum(file.stat().st_size for file in CHECKPOINTS.rglob("*") if file.is_file())
     assert size < 25 * MEGABYTE
+    for name in RECIPES:
+        assert len(heldout_windows(name)[0].stream) == training(name)["heldout_tokens"]
 
 
 def test_they_differ_in_the_named_thing_alone():
@@ -47,11 +49,6 @@ def test_they_differ_in_the_named_thing_alone():
         name: probes.load(name, revision="step0").identity.weights for name, recipe in RECIPES.items() if recipe.bos
     }
     assert len(set(start.values())) == 1
-
-
-def test_the_tokenizer_splits_as_in_training():
-    lengths = {name: len(heldout_windows(name)[0].stream) for name in RECIPES}
-    assert lengths == {name: training(name)["heldout_tokens"] for name in RECIPES}
 
 
 @pytest.mark.parametrize("name", RECIPES)

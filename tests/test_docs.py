@@ -128,46 +128,33 @@ def test_examples_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, 
             printed = shown.err if code else shown.out
 
 
-@every_page
-def test_commands_that_are_not_run_have_the_options_they_show(page):
-    program: Any = typer.main.get_command(cli.app)
-    for block in blocks(page):
-        if block.kind == "sh" and not block.runs:
-            for line in block.body.splitlines():
-                words = shlex.split(line, comments=True)
-                if words and words[0] == "headwater":
-                    command = program.commands[words[1]]
-                    command.make_context(words[1], words[2:])  # parses, and runs nothing
-
-
-@pytest.mark.parametrize(
-    ("stated", "printed", "missing"),
-    [
-        ("total 0.5 nat²\nmask 3", "total 0.7 nat²\nand mask 5", []),
-        ("mask total", "total mask", ["total"]),
-        ("primacy recency", "primacy", ["recency"]),
-        ("", "anything", []),
-        ("one two", "one\n\ntwo ──", []),
-    ],
-)
-def test_what_counts_as_the_same_output(stated, printed, missing):
-    assert lacking(stated, printed) == missing
+def test_what_counts_as_the_same_output():
+    assert lacking("total 0.5 nat²\nmask 3", "total 0.7 nat²\nand mask 5") == []
+    assert lacking("mask total", "total mask") == ["total"]
+    assert lacking("primacy recency", "primacy") == ["recency"]
+    assert lacking("", "anything") == []
+    assert lacking("one two", "one\n\ntwo ──") == []
 
 
 @every_page
-def test_outputs_follow_what_made_them(page):
-    found = blocks(page)
+def test_outputs_follow_what_made_them_links_resolve_and_options_exist(page):
+    found, program = blocks(page), typer.main.get_command(cli.app)
     assert {block.kind for block in found} <= {"python", "sh", "text"}
     for before, block in zip([None, *found], found, strict=False):
         assert block.kind != "text" or (before is not None and before.kind in ("python", "sh"))
         assert not block.note or block.note.startswith(("not run: ", "fails with ")), block.note
-
-
-@every_page
-def test_links_resolve(page):
+        for line in block.body.splitlines() if block.kind == "sh" and not block.runs else ():
+            parsed(program, line)
     for target, _ in LINK.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
         assert "://" not in target, f"{target}: pages lead nowhere else"
         assert (page.parent / target).is_file(), target
+
+
+def parsed(program: Any, line: str) -> None:
+    """Fails where a line of `headwater` has options that its command lacks; nothing is run."""
+    words = shlex.split(line, comments=True)
+    if words[:1] == ["headwater"]:
+        program.commands[words[1]].make_context(words[1], words[2:])
 
 
 def test_readme_is_short_its_links_resolve_and_its_table_has_every_command():
@@ -179,8 +166,7 @@ def test_readme_is_short_its_links_resolve_and_its_table_has_every_command():
     program: Any = typer.main.get_command(cli.app)
     assert sorted(named) == sorted(program.commands)
     for line in re.findall(r"`(headwater [^`]*smollm2[^`]*)`", text):  # findings stand beside commands that exist
-        words = shlex.split(line)
-        program.commands[words[1]].make_context(words[1], words[2:])
+        parsed(program, line)
 
 
 @pytest.mark.slow
@@ -201,43 +187,35 @@ def test_every_public_name_is_on_a_page():
 
 def test_every_command_has_a_page():
     program: Any = typer.main.get_command(cli.app)
-    shown = {
-        shlex.split(line)[1]
-        for page in (DOCS / "probes").glob("*.md")
-        for block in blocks(page)
-        if block.kind == "sh"
-        for line in block.body.splitlines()
-        if line.startswith("headwater ")
-    }
+    own = sorted((DOCS / "probes").glob("*.md"))
+    shown = {words[0] for page in own for block in blocks(page) if block.kind == "sh" for words in commands(block)}
     assert shown == set(program.commands)
-    assert {page.stem for page in (DOCS / "probes").glob("*.md")} == set(program.commands) - {"toy"}
+    assert {page.stem for page in own} == set(program.commands) - {"toy"}
 
 
-@pytest.mark.parametrize("path", DOCUMENTED)
-def test_docstrings_describe_arguments_that_exist(path):
-    value = located(path)
-    assert (inspect.getdoc(value) or "").strip(), f"{path} has no docstring"
-    if isinstance(value, ModuleType):
-        return
-    _, _, after = (inspect.getdoc(value) or "").partition("\nArgs:\n")
-    section = re.split(r"^\S", after, maxsplit=1, flags=re.MULTILINE)[0]
-    stated = [name for line in re.findall(r"^    (\w[\w, ]*): ", section, re.MULTILINE) for name in line.split(", ")]
-    assert not stated or set(stated) <= set(inspect.signature(value).parameters)
+def test_docstrings_describe_arguments_that_exist():
+    for path in DOCUMENTED:
+        value = located(path)
+        said = inspect.getdoc(value) or ""
+        assert said.strip(), f"{path} has no docstring"
+        if isinstance(value, ModuleType):
+            continue
+        section = re.split(r"^\S", said.partition("\nArgs:\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+        lines = re.findall(r"^    (\w[\w, ]*): ", section, re.MULTILINE)
+        stated = {name for line in lines for name in line.split(", ")}
+        assert not stated or stated <= set(inspect.signature(value).parameters), path
 
 
-@pytest.mark.parametrize(
-    ("page", "expected"),
-    [
-        (r'<p>with <span class="arithmatex">\(x_j\)</span> read</p>', ("<math", "<msub>")),
-        (r'<div class="arithmatex">\[\| J \| &lt; 1\]</div>', ('display="block"', "&#x0003C;")),
-    ],
-)
-def test_formulas_are_drawn_without_a_script(page, expected):
+def test_formulas_are_drawn_without_a_script():
     spec = importlib.util.spec_from_file_location("mathematics", DOCS / "hooks" / "mathematics.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    drawn = module.mathml(page)
-    assert all(part in drawn for part in expected)
-    assert "arithmatex" not in drawn
+    for page, expected in (
+        (r'<p>with <span class="arithmatex">\(x_j\)</span> read</p>', ("<math", "<msub>")),
+        (r'<div class="arithmatex">\[\| J \| &lt; 1\]</div>', ('display="block"', "&#x0003C;")),
+    ):
+        drawn = module.mathml(page)
+        assert all(part in drawn for part in expected)
+        assert "arithmatex" not in drawn

@@ -33,29 +33,29 @@ from .readings import (
     root_mean_square,
     roughly,
     shape,
+    shaped,
     strength_told,
-    with_shapes,
 )
 from .rules import (
+    Results,
+    Tell,
     Test,
     Told,
     above,
     below,
     combinator,
-    commands,
     every,
-    having,
     in_each,
     in_real,
     judging,
     near,
     nothing,
+    of_models,
     told,
 )
 
 USUAL = ("GPT-2", "Qwen2.5-0.5B")
 NEAR = 0.05  # of a d σ² in a map
-TOKENS = "tokens_sha256"
 EDGE = 0.05  # share of the text at either end in which a trough is no valley
 
 
@@ -92,15 +92,13 @@ def u_everywhere(collected: Collected, factor: float, factors: Sequence[float]) 
     return on_map(collected, tests, f"{len(found)} fresh configurations", said)
 
 
-def u_of_models(collected: Collected, condition: str, factor: float, only: str | None = None) -> Judged | None:
+@of_models("jacobian")
+def u_of_models(ds: xr.Dataset, condition: str, factor: float) -> Told | None:
     """Of the models' own profiles, of one model alone if it is named."""
-
-    def judge(ds: xr.Dataset) -> Told:
-        said, ends = ends_told(ds, condition)
-        return said, both_above(ends, factor)
-
-    found = with_shapes(collected["jacobian"], condition)
-    return judging(condition)({name: ds for name, ds in found.items() if only in (None, name)}, judge)
+    if not shaped(ds, condition):
+        return None
+    said, ends = ends_told(ds, condition)
+    return said, both_above(ends, factor)
 
 
 # -------------------------------------------------------------------------------------------------- with and without RoPE
@@ -128,15 +126,15 @@ def same_without_rope(collected: Collected, same: float, strength: float | None 
 
 
 def same_without_rope_bundled(collected: Collected, same: float) -> Judged | None:
-    def judge(ds: xr.Dataset) -> Told:
-        both = zip(prompted(ds, "init"), prompted(ds, "init-nope"), strict=False)
+    def tell(ds: xr.Dataset) -> Told | None:
+        both = list(zip(prompted(ds, "init"), prompted(ds, "init-nope"), strict=False))
+        if not both:
+            return None
         whole = [one for one in both if np.all(np.isfinite(one))]
         found = of_profiles(whole, lambda a, b: spearman(smooth(a), smooth(b)), units(ds))
         return told(found, ".3f"), near(found, same, correlation=True)
 
-    there = {**collected["jacobian"], **collected["no-rope"]}
-    both = {name: ds for name, ds in there.items() if prompted(ds, "init") and prompted(ds, "init-nope")}
-    return in_each(both, judge)
+    return in_each({**collected["jacobian"], **collected["no-rope"]}, tell)
 
 
 # ------------------------------------------------------------------------------------------------ N^L against measurement
@@ -188,23 +186,21 @@ def powers_on_map(collected: Collected, powers: str, amplitudes: str) -> Judged 
     return on_map(collected, numbered(nearer), f"{len(errors)} fresh configurations", said)
 
 
-def powers_in_models(collected: Collected, condition: str) -> Judged | None:
+@of_models("theory", "theory_score_path", "theory_cesaro")
+def powers_in_models(ds: xr.Dataset, condition: str) -> Told | None:
     """The same of models' own profiles."""
+    both = [prompted(ds, condition, name) for name in ("sensitivity", "theory_score_path")]
+    if not both[0]:
+        return None
+    cesaro = ds["theory_cesaro"]
+    fitted = (cesaro.sel(condition=condition) if "condition" in cesaro.dims else cesaro).values.astype(float)
 
-    def judge(ds: xr.Dataset) -> Told:
-        cesaro = ds["theory_cesaro"]
-        fitted = (cesaro.sel(condition=condition) if "condition" in cesaro.dims else cesaro).values.astype(float)
+    def ratio(measured: np.ndarray, kernel: np.ndarray) -> float:
+        one, other = _errors(measured, kernel, fitted[: len(measured)])
+        return float(np.log(one / other)) if one > 0 and other > 0 else np.nan
 
-        def ratio(measured: np.ndarray, kernel: np.ndarray) -> float:
-            one, other = _errors(measured, kernel, fitted[: len(measured)])
-            return float(np.log(one / other)) if one > 0 and other > 0 else np.nan
-
-        both = [prompted(ds, condition, name) for name in ("sensitivity", "theory_score_path")]
-        found = of_profiles(list(zip(*both, strict=True)), ratio, units(ds), root_mean_square)
-        return f"error {told(found, change=np.exp)} times that of N^L", below(found, 0)
-
-    there = having(collected["theory"], "theory_score_path", "theory_cesaro")
-    return judging(condition)({name: ds for name, ds in there.items() if prompted(ds, condition)}, judge)
+    found = of_profiles(list(zip(*both, strict=True)), ratio, units(ds), root_mean_square)
+    return f"error {told(found, change=np.exp)} times that of N^L", below(found, 0)
 
 
 # ---------------------------------------------------------------------------------------------- the three parts of the U
@@ -310,19 +306,19 @@ def dead_zone_factorial(depths: dict[Any, float], order: float) -> Told:
 # ------------------------------------------------------------------------------------------------------- the score path
 
 
-def score_path_vanishes(collected: Collected, share: float) -> Judged | None:
-    """In fresh models, by the value path's share of the norm."""
+@of_models("theory", "value")
+def score_path_vanishes(ds: xr.Dataset, condition: str, share: float) -> Told | None:
+    """By the value path's share of the norm."""
+    both = [prompted(ds, condition, name) for name in ("sensitivity", "value")]
+    if not both[1]:
+        return None
 
     def of_value(whole: np.ndarray, value: np.ndarray) -> float:
         seen = whole > 0
         return float(np.mean(value[seen] / whole[seen])) if np.any(seen) else np.nan
 
-    def judge(ds: xr.Dataset) -> Told:
-        both = [prompted(ds, "init", name) for name in ("sensitivity", "value")]
-        found = of_profiles(list(zip(*both, strict=True)), of_value, units(ds), root_mean_square)
-        return f"value path {told(found, '.3f')}", above(found, share)
-
-    return in_each({name: ds for name, ds in collected["theory"].items() if prompted(ds, "init", "value")}, judge)
+    found = of_profiles(list(zip(*both, strict=True)), of_value, units(ds), root_mean_square)
+    return f"value path {told(found, '.3f')}", above(found, share)
 
 
 def score_path_vanishes_on_map(collected: Collected, share: float, usual: bool) -> Judged | None:
@@ -347,29 +343,28 @@ def _depth(curve: np.ndarray) -> float:
     return float(np.log(outer / inner)) if min(outer, inner) > 0 else np.nan
 
 
-def valley_persists(collected: Collected) -> Judged | None:
-    def judge(ds: xr.Dataset) -> Told:
-        deep = of_profile(ds, "pretrained", _depth)
-        return f"ends {told(deep, change=np.exp)} times the least between", above(deep, 0)
-
-    return in_real(with_shapes(collected["jacobian"], "pretrained"), judge)
+@of_models("jacobian")
+def valley_persists(ds: xr.Dataset) -> Told | None:
+    if not shaped(ds, "pretrained"):
+        return None
+    deep = of_profile(ds, "pretrained", _depth)
+    return f"ends {told(deep, change=np.exp)} times the least between", above(deep, 0)
 
 
 @combinator
-def of_training(collected: Collected, tell: Callable[..., Told]) -> Judged | None:
+def of_training(collected: Collected, tell: Tell) -> Judged | None:
     """For what one model's elasticities say, fresh seeds' and pretrained, on the same prompts."""
-    there = with_shapes(having(collected["jacobian"], "elasticity"), "pretrained", "elasticity")
-    both = {name: ds for name, ds in there.items() if all(map(len, _before_and_after(ds)))}
-    return in_real(both, lambda ds: tell(ds, *_before_and_after(ds)))
 
+    def of_model(ds: xr.Dataset) -> Told | None:
+        if not shaped(ds, "pretrained", "elasticity"):
+            return None
+        fresh, trained = (
+            [values for values in prompted(ds, condition, "elasticity") if np.all(np.isfinite(values) & (values > 0))]
+            for condition in ("init", "pretrained")
+        )
+        return tell(ds, fresh, trained[0]) if fresh and trained else None
 
-def _before_and_after(ds: xr.Dataset) -> tuple[list[np.ndarray], np.ndarray]:
-    """Profiles of fresh seeds, and the pretrained one's, without those that have gaps or zeros."""
-    fresh, trained = (
-        [values for values in prompted(ds, condition, "elasticity") if np.all(np.isfinite(values) & (values > 0))]
-        for condition in ("init", "pretrained")
-    )
-    return fresh, trained[0] if trained else np.empty(0)
+    return in_real(collected["jacobian"], of_model)
 
 
 @of_training
@@ -427,24 +422,24 @@ def spikes_are_content(ds: xr.Dataset, _: list[np.ndarray], trained: np.ndarray,
 
 def surrogate(collected: Collected, condition: str, error: float, ranks: float) -> Judged | None:
     """Whether the scalar probe stands in for the Jacobian norm, on the same prompts."""
-    whole, scalar = (
-        {name: ds for kind in kinds for name, ds in collected[kind].items() if prompted(ds, condition)}
-        for kinds in (["jacobian"], ["scalar", "scalar-init"] if condition == "init" else ["scalar"])
-    )
-    same = {one for one in scalar.keys() & whole if scalar[one].attrs.get(TOKENS) == whole[one].attrs.get(TOKENS)}
-    pairs = {name: ds for name, ds in scalar.items() if name in same}
-    norms = {id(ds): whole[name] for name, ds in pairs.items()}
+    kinds = ("scalar", "scalar-init") if condition == "init" else ("scalar",)
+    scalar = {name: ds for kind in kinds for name, ds in collected[kind].items() if prompted(ds, condition)}
+    whole = {name: ds for name, ds in collected["jacobian"].items() if prompted(ds, condition)}
+    both = {name: {"scalar": scalar[name], "whole": whole[name]} for name in scalar if name in whole}
 
     def rank(one: np.ndarray, other: np.ndarray) -> float:
         seen = (one > 0) & (other > 0)
         return spearman(one[seen], other[seen]) if np.count_nonzero(seen) > 1 else np.nan
 
-    def judge(ds: xr.Dataset) -> Told:
-        both = list(zip(prompted(ds, condition), prompted(norms[id(ds)], condition), strict=False))
-        apart = of_profiles(both, lambda one, other: _errors(other, one)[0], units(ds), root_mean_square)
-        rho = of_profiles(both, rank, units(ds), root_mean_square)
+    def tell(results: Results) -> Told | None:
+        if len({ds.attrs.get("tokens_sha256") for ds in results.values()}) > 1:
+            return None
+        found = list(zip(*(prompted(results[kind], condition) for kind in ("scalar", "whole")), strict=False))
+        apart = of_profiles(
+            found, lambda one, other: _errors(other, one)[0], units(results["scalar"]), root_mean_square
+        )
+        rho = of_profiles(found, rank, units(results["scalar"]), root_mean_square)
         said = f"RMS log error {told(apart, '.2f')}, rank correlation {told(rho, '.3f')}"
         return said, every([below(apart, error), above(rho, ranks)])
 
-    found = judging(condition)(pairs, judge)
-    return found and found._replace(command=commands([*pairs.values(), *(whole[name] for name in pairs)]))
+    return judging(condition)(both, tell)

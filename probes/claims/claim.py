@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from ..results.tables import Report, Table
 
@@ -39,24 +39,6 @@ COLUMNS = (
     *("measured", "tiny", "model", "verdict", "rule", "command"),
 )
 SLUG = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One row: a statement, judged or not."""
-
-    id: str
-    source: str  # as in "[Wu] Fig. 4"
-    claim: str  # one sentence
-    published: str  # the number, "-" where there is none
-    measured: str  # the value with its interval, in words; "-" where there is none
-    model: str  # on what it was measured, or is to be
-    rule: str  # what decides, with its threshold
-    verdict: Verdict
-    command: str  # that gives the row, or that will
-    kind: Kind = "published"
-    population: Population = "toys"
-    tiny: str = "-"  # the same of models too small to decide
 
 
 class Judged(NamedTuple):
@@ -82,10 +64,10 @@ class Statement:
     """
 
     id: str
-    source: str
-    claim: str
-    rule: str
-    published: str = "-"
+    source: str  # as in "[Wu] Fig. 4"
+    claim: str  # one sentence
+    rule: str  # what decides, with its threshold
+    published: str = "-"  # the number, "-" where there is none
     model: str = "-"
     command: str = ""
     kind: Kind = "published"
@@ -112,14 +94,18 @@ class Statement:
         """
         if not isinstance(verdict, str):
             verdict = "not measured" if verdict is None and measured in ("", "-") else verdict_of(verdict)
-        found: dict[str, Any] = {
-            "measured": measured,
-            "model": model or self.model,
-            "verdict": verdict,
-            "command": command or self.command if verdict in DECIDED else self.command or command,
-            "tiny": tiny,
-        }
-        return Claim(**vars(self) | found)
+        command = command or self.command if verdict in DECIDED else self.command or command
+        said = vars(self) | {"model": model or self.model, "command": command}
+        return Claim(**said, measured=measured, verdict=verdict, tiny=tiny)
+
+
+@dataclass(frozen=True)
+class Claim(Statement):
+    """One row: a statement, judged or not; `model` and `command` are those of the results that judged it, if any did."""
+
+    measured: str = "-"  # the value with its interval, in words; "-" where there is none
+    verdict: Verdict = "not measured"
+    tiny: str = "-"  # the same of models too small to decide
 
 
 def read_statements(file: Path) -> dict[str, Statement]:
@@ -178,14 +164,12 @@ def claims_table(found: Sequence[Claim]) -> Report:
 
 def headline(found: Sequence[Claim]) -> list[str]:
     """How statements fare: those of the sources by population, then requests of reviewers and readers, and our own."""
-    by_name = {
-        **{f"published, {said}": ("published", population) for population, said in POPULATIONS.items()},
-        "requests of reviewers and readers": ("request", None),
-        "our own generalisations and controls": ("ours", None),
-    }
+    groups = [(f"published, {said}", "published", {population}) for population, said in POPULATIONS.items()]
+    groups += [("requests of reviewers and readers", "request", POPULATIONS.keys())]
+    groups += [("our own generalisations and controls", "ours", POPULATIONS.keys())]
     lines = []
-    for name, (kind, population) in by_name.items():
-        some = [one for one in found if one.kind == kind and population in (None, one.population)]
+    for name, kind, populations in groups:
+        some = [one for one in found if one.kind == kind and one.population in populations]
         lines += [f"{name}: {len(some)} statements, {counted(some)}"] if some else []
     return lines
 

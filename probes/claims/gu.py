@@ -5,25 +5,29 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
 from ..results.collected import Collected
 from ..results.curves import three_digits
+from ..results.dataset import options_of
 from ..results.statistics import Interval, jackknifed, units
 from ..results.tables import number
-from .claim import Judged
+from .claim import Judged, verdict_of
 from .readings import roughly
 from .rules import (
     QUARTER,
     RUNS,
     Results,
-    Tested,
+    Summed,
+    Tell,
+    Test,
     Told,
     above,
     below,
-    commands,
+    combinator,
     every,
     having,
     in_most,
@@ -32,10 +36,9 @@ from .rules import (
     listed,
     near,
     of_models,
-    options,
+    of_runs,
     over_training,
     told,
-    trained,
 )
 
 INPUTS = {"sinks": "prose", "code/sinks": "code", "chat/sinks": "under the chat template"}  # by kind of result
@@ -45,6 +48,9 @@ STEP = re.compile(r"(?:.*/)?(?P<model>[^/@]+)[@/]step(?P<step>\d+)")
 def _measured(results: Results) -> dict[str, xr.Dataset]:
     """Results that hold position 0's sink, beside others'."""
     return {name: ds for name, ds in having(results, "sink_rate_of_model", "alpha").items() if 0 in ds["key"].values}
+
+
+of_sinks = partial(of_models, "sinks", among=_measured)
 
 
 def _over_documents(values: xr.DataArray, ds: xr.Dataset, tell: Callable[[np.ndarray], float]) -> Interval:
@@ -58,7 +64,7 @@ def _over_documents(values: xr.DataArray, ds: xr.Dataset, tell: Callable[[np.nda
 
 def _sinks(ds: xr.Dataset) -> xr.DataArray:
     """1 where a head of a prompt has its sink at a key."""
-    return (ds["alpha"] > float(options(ds).get("threshold", 0.3))).astype(float)
+    return (ds["alpha"] > float(options_of(ds).get("threshold", 0.3))).astype(float)
 
 
 def _rate(ds: xr.Dataset) -> Interval:
@@ -84,34 +90,29 @@ def _first(ds: xr.Dataset, values: xr.DataArray) -> tuple[float, float, Interval
 # -------------------------------------------------------------------------------------------------------- published models
 
 
-def sink_rate(collected: Collected, only: str, rate: float, length: int) -> Judged | None:
+@of_sinks()
+def sink_rate(ds: xr.Dataset, rate: float, length: int) -> Told:
     """Whether a model's sink rate is near the published one, in percent, at the published length."""
-
-    def judge(ds: xr.Dataset) -> Told:
-        own_length = ds["tokens"].sizes["position"] if "tokens" in ds else 0
-        own = _rate(ds)
-        said = f"{told(own, '.1f', lambda one: 100 * one)} % at T = {own_length}"
-        if own_length != length:
-            return f"{said}, published at T = {length}", None
-        return said, near(own, rate / 100)
-
-    return in_real({name: ds for name, ds in _measured(collected["sinks"]).items() if name == only}, judge)
+    own_length = ds["tokens"].sizes["position"] if "tokens" in ds else 0
+    own = _rate(ds)
+    said = f"{told(own, '.1f', lambda one: 100 * one)} % at T = {own_length}"
+    if own_length != length:
+        return f"{said}, published at T = {length}", None
+    return said, near(own, rate / 100)
 
 
 # ---------------------------------------------------------------------------------------------------------- universality
 
 
-def _without_bos(results: Results) -> dict[str, xr.Dataset]:
-    return {name: ds for name, ds in _measured(results).items() if ds.attrs.get("first_policy") != "bos"}
-
-
-def _is_sink(ds: xr.Dataset, there: float) -> Told:
+@of_sinks()
+def sinks_in_small_models(ds: xr.Dataset, there: float) -> Told:
     rate = _rate(ds)
     return told(rate, ".3f"), above(rate, there)
 
 
-sinks_in_small_models = of_models("sinks", among=_measured)(_is_sink)
-no_meaning_needed = of_models("sinks", among=_without_bos)(_is_sink)
+@of_sinks()
+def no_meaning_needed(ds: xr.Dataset, there: float) -> Told | None:
+    return sinks_in_small_models.tell(ds, there) if ds.attrs.get("first_policy") != "bos" else None
 
 
 def sinks_with_various_inputs(collected: Collected, there: float) -> Judged | None:
@@ -120,28 +121,23 @@ def sinks_with_various_inputs(collected: Collected, there: float) -> Judged | No
         name: {said: found[name] for said, found in results.items() if name in found}
         for name in dict.fromkeys(name for found in results.values() for name in found)
     }
-    several = {name: found for name, found in of_each.items() if len(found) > 1}
-    last = {name: list(found.values())[-1] for name, found in several.items()}  # which stands for the model
-    names = {id(ds): name for name, ds in last.items()}
 
-    def judge(ds: xr.Dataset) -> Told:
-        rates = {said: _rate(one) for said, one in several[names[id(ds)]].items()}
+    def tell(inputs: Results) -> Told:
+        rates = {said: _rate(ds) for said, ds in inputs.items()}
         said = ", ".join(f"{kind} {told(rate, '.3f')}" for kind, rate in rates.items())
         return said, every(above(rate, there) for rate in rates.values())
 
-    judged = in_real(last, judge)
-    used = [ds for found in results.values() for name, ds in found.items() if judged and name in judged.model]
-    return judged and judged._replace(command=commands(used))
+    return in_real({name: inputs for name, inputs in of_each.items() if len(inputs) > 1}, tell)
 
 
-@of_models("sinks", "uniform", among=_measured)
+@of_sinks("uniform")
 def first_token_above_uniform(ds: xr.Dataset) -> Told:
     even = float(ds["uniform"].mean("layer").sel(key=0))
     own = _over_documents(ds["alpha"].sel(key=[0]), ds, lambda alpha: float(alpha[0]))
     return f"{told(own, '.3f')} (uniform {number(even, '.3f')})", above(own, even)
 
 
-@of_models("sinks", among=_measured)
+@of_sinks()
 def first_token_alone(ds: xr.Dataset, there: float) -> Told:
     own, most, ahead = _first(ds, _sinks(ds) if "prompt" in ds["alpha"].dims else ds["sink_rate_of_model"])
     said = f"{number(own, '.3f')}, others at most {number(most, '.3f')}"
@@ -161,8 +157,9 @@ def _courses(collected: Collected) -> dict[str, dict[float, xr.Dataset]]:
     return {model: dict(sorted(steps.items())) for model, steps in found.items() if len(steps) > 1 and 0 in steps}
 
 
-def _over_courses(collected: Collected, tests: Callable[[list[dict[float, float]]], list[Tested]]) -> Judged | None:
-    """`tests` of the sink rates by step, one course for each run."""
+@combinator
+def over_courses(collected: Collected, tell: Tell) -> Judged | None:
+    """For the tests of the sink rates by step, one course for each run."""
     courses = _courses(collected)
     rates = {model: {step: _rate(ds).value for step, ds in steps.items()} for model, steps in courses.items()}
     said = "; ".join(
@@ -171,22 +168,21 @@ def _over_courses(collected: Collected, tests: Callable[[list[dict[float, float]
     )
     used = [{f"{step}": ds for step, ds in steps.items()} for steps in courses.values()]
     names = f"{', '.join(courses)} over training"
-    return in_runs(used, said, tests(list(rates.values())), names) if courses else None
+    return in_runs(used, said, tell(list(rates.values())), names) if courses else None
 
 
 def _step_told(step: float) -> str:
     return "the end" if math.isinf(step) else f"step {step:,.0f}"
 
 
-def emerges_in_training(collected: Collected, there: float) -> Judged | None:
-    def tests(courses: list[dict[float, float]]) -> list[Tested]:
-        first, last = (over_training([list(rates.values())[at] for rates in courses]) for at in (0, -1))
-        return [below(first, there), above(last, there)]
-
-    return _over_courses(collected, tests)
+@over_courses
+def emerges_in_training(courses: list[dict[float, float]], there: float) -> list[Test]:
+    first, last = (over_training([list(rates.values())[at] for rates in courses]) for at in (0, -1))
+    return [below(first, there), above(last, there)]
 
 
-def emerges_when(collected: Collected, there: float, steps: Sequence[int]) -> Judged | None:
+@over_courses
+def emerges_when(courses: list[dict[float, float]], there: float, steps: Sequence[int]) -> list[Test]:
     def within(rates: dict[float, float]) -> bool | None:
         first = next((step for step, rate in rates.items() if rate >= there), math.inf)
         last = max((step for step in rates if step < first), default=0.0)
@@ -194,12 +190,9 @@ def emerges_when(collected: Collected, there: float, steps: Sequence[int]) -> Ju
             return True
         return False if last >= steps[1] or first <= steps[0] else None
 
-    def tests(courses: list[dict[float, float]]) -> list[Tested]:
-        found = [within(rates) for rates in courses]
-        agreed = found[0] if len(found) >= RUNS and len(set(found)) == 1 else None
-        return [lambda level: "undecided" if agreed is None else "holds" if agreed else "does not hold"]
-
-    return _over_courses(collected, tests)
+    found = [within(rates) for rates in courses]
+    agreed = found[0] if len(found) >= RUNS and len(set(found)) == 1 else None
+    return [lambda level: verdict_of(agreed)]
 
 
 # ------------------------------------------------------------------------------------------------ keys, values and streams
@@ -242,22 +235,18 @@ def massive_activations(ds: xr.Dataset) -> Told:
 # ---------------------------------------------------------------------------------------------------------------- windows
 
 
-def window_absolute_first(collected: Collected, models: Sequence[str]) -> Judged | None:
-    found = trained(collected, "sinks", models, lambda results: having(_measured(results), "uniform"))
-    if not found:
-        return None
+@of_runs("sinks", "uniform", among=_measured)
+def window_absolute_first(found: list[Results]) -> Summed:
     first = [_first(ds, ds["alpha"] / ds["uniform"].mean("layer")) for ds in found[0].values()]
     own, most = [one for one, _, _ in first], [others for _, others, _ in first]
     ahead = over_training([a - b for a, b in zip(own, most, strict=True)])
     said = f"{listed(own)} times uniform at 0, others at most {listed(most)}"
-    return in_runs(found, said, [above(over_training(own), 1), above(ahead, 0)])
+    return said, [above(over_training(own), 1), above(ahead, 0)]
 
 
-def window_prevents(collected: Collected, models: Sequence[str], there: float) -> Judged | None:
-    found = trained(collected, "sinks", models, _measured)
-    if not found:
-        return None
+@of_runs("sinks", among=_measured)
+def window_prevents(found: list[Results], models: Sequence[str], there: float) -> tuple[str, list[Test], str]:
     rates = [[_rate(ds).value for ds in one.values()] for one in found]
     plain, narrow = map(over_training, rates)
     said = "; ".join(f"{name} {listed(one, '.3f')}" for name, one in zip(models, rates, strict=True))
-    return in_runs(found, said, [above(plain, there), below(narrow, there)], ", ".join(models))
+    return said, [above(plain, there), below(narrow, there)], ", ".join(models)

@@ -11,12 +11,13 @@ import numpy as np
 import xarray as xr
 
 from ..results.collected import Collected
+from ..results.dataset import options_of
 from ..results.profiles import typical
 from ..results.statistics import Interval, jackknifed, over_runs, units
 from ..results.theory_map import Row, rows
 from ..results.ushape import SHORTEST, UShape, ushape
 from .claim import Judged
-from .rules import Results, Test, Told, above, commands, config, every, one_verdict, options, told
+from .rules import Test, Told, above, commands, config, every, one_verdict, told
 
 TENTH = 0.1  # within which a place of the map is known
 
@@ -34,7 +35,7 @@ def prompted(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> l
         found = [ds.sel(condition=condition).isel(seed=seed) for seed in range(ds.sizes["seed"])]
     else:
         found = []
-    query = options(ds).get("query")
+    query = options_of(ds).get("query")
     end = None if query is None else int(query) + 1
     arrays = [one[variable].transpose("prompt", "position").values[:, :end].astype(float) for one in found]
     return [values for values in arrays if not np.all(np.isnan(values))]
@@ -79,18 +80,11 @@ def shape(curve: np.ndarray) -> UShape | None:
     return ushape(curve) if len(curve) >= SHORTEST and np.all(np.isfinite(curve) & (curve >= 0)) else None
 
 
-def with_shapes(results: Results, condition: str, variable: str = "sensitivity") -> dict[str, xr.Dataset]:
-    """Models without sliding window that have a profile with ends and a middle."""
-    return {
-        name: ds
-        for name, ds in results.items()
-        if not _windowed(config(ds))
-        and any(shape(typical(values)) is not None for values in prompted(ds, condition, variable))
-    }
-
-
-def _windowed(of_model: Mapping[str, Any]) -> bool:
-    return bool(of_model.get("sliding_window") and of_model.get("use_sliding_window", True))
+def shaped(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> bool:
+    """Whether a model without sliding window has a profile with ends and a middle."""
+    model = config(ds)
+    windowed = bool(model.get("sliding_window") and model.get("use_sliding_window", True))
+    return not windowed and any(shape(typical(values)) is not None for values in prompted(ds, condition, variable))
 
 
 def ends_told(ds: xr.Dataset, condition: str) -> tuple[str, list[Interval]]:

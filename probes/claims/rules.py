@@ -19,7 +19,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, wraps
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
@@ -31,12 +33,15 @@ from ..results.curves import estimate
 from ..results.statistics import Interval, between_runs, over_runs
 from ..results.tables import interval
 from ..results.tables import range_told as range_told
-from .claim import Judged, Rule, Verdict, verdict_of
+from .claim import Judged, Verdict, verdict_of
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
+Groups: TypeAlias = Mapping[str, Mapping[str, xr.Dataset]]  # several results of each model, by kind
 Test: TypeAlias = Callable[[float], Verdict]  # at a level of confidence
 Tested: TypeAlias = Test | bool | None  # a bool where no interval is needed; None: nothing is known
 Told: TypeAlias = tuple[str, Tested]  # of one model: what was measured, and its test
+Summed: TypeAlias = tuple[str, Sequence[Tested]]  # of runs: what was measured, and the tests that all have to hold
+Tell: TypeAlias = Callable[..., Any]  # gives `Told` of one model, place or group of runs; None where it is no case
 
 SURE = 0.95
 QUARTER, HUNDREDTH = 0.25, 0.01  # how far from a published number, from a published correlation
@@ -144,60 +149,80 @@ def never_refuted(test: Test) -> Test:
 
 def one_verdict(found: Mapping[str, Told], model: str, command: str) -> Judged | None:
     """The verdict over all models or places, since the statement has to hold in each; None without any."""
-    return Judged(_told(found), every(test for _, test in found.values())(SURE), model, command) if found else None
+    said = "; ".join(f"{name}: {told}" for name, (told, _) in found.items())
+    return Judged(said, every(test for _, test in found.values())(SURE), model, command) if found else None
 
 
-def in_each(results: Results, judge: Callable[[xr.Dataset], Told]) -> Judged | None:
-    """The verdict over all models, whatever their size. None without any."""
-    found = {name: judge(ds) for name, ds in results.items()}
-    return one_verdict(found, ", ".join(found), commands(results.values()))
+def in_each(results: Results | Groups, tell: Tell) -> Judged | None:
+    """The verdict over all models that are a case, of any size, by one result or several of each. None without any."""
+    found = {name: said for name, one in results.items() if (said := tell(one))}
+    groups = [_group(results[name]) for name in found]
+    kinds = dict.fromkeys(kind for group in groups for kind in group)
+    used = (group[kind] for kind in kinds for group in groups if kind in group)
+    return one_verdict(found, ", ".join(found), commands(used))
 
 
-def in_real(results: Results, judge: Callable[[xr.Dataset], Told]) -> Judged | None:
+def _group(one: xr.Dataset | Mapping[str, xr.Dataset]) -> Mapping[str, xr.Dataset]:
+    return {"": one} if isinstance(one, xr.Dataset) else one
+
+
+def in_real(results: Results | Groups, tell: Tell) -> Judged | None:
     """The verdict over language models; what small ones say stands beside it and decides nothing."""
-    tiny = {name: judge(ds) for name, ds in results.items() if not is_real(ds)}
-    beside = _told(tiny) if tiny else "-"
-    found = in_each({name: ds for name, ds in results.items() if name not in tiny}, judge)
-    if found is not None:
-        return found._replace(tiny=beside)
-    return Judged("-", "not measured", "", "", beside) if tiny else None
+    large = {name: any(map(is_real, _group(one).values())) for name, one in results.items()}
+    found, beside = (
+        in_each({name: results[name] for name in large if large[name] == real}, tell) for real in (True, False)
+    )
+    return (found or Judged("-", "not measured", "", ""))._replace(tiny=beside.measured) if beside else found
 
 
-def judging(condition: str) -> Callable[[Results, Callable[[xr.Dataset], Told]], Judged | None]:
+def judging(condition: str) -> Callable[[Results, Tell], Judged | None]:
     """Who counts for "init" and for "pretrained"."""
     return in_each if condition == "init" else in_real
 
 
-def combinator(
-    judge: Callable[[Collected, Callable[..., Told]], Judged | None],
-) -> Callable[[Callable[..., Told]], Rule]:
-    """Make a decorator that turns `tell`, what one model or place says, into a rule; its parameters go to `tell`."""
+@dataclass(frozen=True)
+class Combined:
+    """A rule made of `judge`, which says what counts, and `tell`, which says what one of these shows.
 
-    def rule_of(tell: Callable[..., Told]) -> Rule:
-        @wraps(tell)
-        def rule(collected: Collected, **given: Any) -> Judged | None:
-            return judge(collected, partial(tell, **given))
+    Each of them is given the parameters that it names.
+    """
 
-        return rule
+    judge: Callable[..., Judged | None]  # of `Collected`, `tell` and parameters of its own
+    tell: Tell
 
-    return rule_of
+    def __call__(self, collected: Collected, **given: Any) -> Judged | None:
+        return self.judge(collected, partial(self.tell, **named(self.tell, given)), **named(self.judge, given))
 
 
-def of_models(
-    kind: str, *needed: str, among: Callable[[Results], Results] = dict
-) -> Callable[[Callable[..., Told]], Rule]:
-    """For what one result of a language model says.
+def named(rule: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a rule names as parameters."""
+    parts = (rule.judge, rule.tell) if isinstance(rule, Combined) else (rule,)
+    return {name: values[name] for part in parts for name in signature(part).parameters if name in values}
+
+
+def combinator(judge: Callable[..., Judged | None]) -> Callable[[Tell], Combined]:
+    """Make a decorator that turns `tell` into a rule."""
+    return partial(Combined, judge)
+
+
+def of_models(kind: str, *needed: str, among: Callable[[Results], Results] = dict) -> Callable[[Tell], Combined]:
+    """For what one result of a model says: of any model where the condition is "init", else of a language model.
 
     Args:
         kind: of the results.
         needed: variables without which a result is left out.
-        among: a further choice of results.
+        among: a further choice of results. A statement about models by name needs all of them.
     """
-    return combinator(lambda collected, tell: in_real(among(having(collected[kind], *needed)), tell))
 
+    @combinator
+    def judge(
+        collected: Collected, tell: Tell, condition: str = "pretrained", only: str | Sequence[str] = ()
+    ) -> Judged | None:
+        there = among(having(collected[kind], *needed))
+        only = [only] if isinstance(only, str) else only
+        return judging(condition)({name: there[name] for name in only or there}, tell) if {*only} <= {*there} else None
 
-def _told(found: Mapping[str, Told]) -> str:
-    return "; ".join(f"{name}: {told}" for name, (told, _) in found.items())
+    return judge
 
 
 def having(results: Results, *names: str) -> dict[str, xr.Dataset]:
@@ -238,11 +263,6 @@ def commands(results: Iterable[xr.Dataset]) -> str:
     return " && ".join(dict.fromkeys(found)) if all(found) else ""
 
 
-def options(ds: xr.Dataset) -> dict[str, Any]:
-    """What the measurement was given."""
-    return json.loads(str(ds.attrs.get("options", "{}")))
-
-
 def config(ds: xr.Dataset) -> dict[str, Any]:
     """Of the model."""
     return json.loads(str(ds.attrs.get("config", "{}")))
@@ -258,12 +278,18 @@ def runs(collected: Collected, kind: str, model: str) -> dict[str, xr.Dataset]:
     return {name: ds for name, ds in found.items() if same.fullmatch(PurePath(name).name)}
 
 
-def trained(
-    collected: Collected, kind: str, models: Sequence[str], among: Callable[[Results], Results]
-) -> list[Results]:
-    """The runs of each of these models that are `among` those asked for; none where one model has none."""
-    found = [among(runs(collected, kind, model)) for model in models]
-    return found if all(found) else []
+def of_runs(kind: str, *needed: str, among: Callable[[Results], Results] = dict) -> Callable[[Tell], Combined]:
+    """For what the runs of each of `models` say: words, tests that all have to hold, and perhaps what they are of.
+
+    Arguments are those of `of_models`. A model without runs leaves nothing to judge.
+    """
+
+    @combinator
+    def judge(collected: Collected, tell: Tell, models: Sequence[str]) -> Judged | None:
+        found = [among(having(runs(collected, kind, model), *needed)) for model in models]
+        return in_runs(found, *said) if all(found) and (said := tell(found)) else None
+
+    return judge
 
 
 def in_runs(found: Iterable[Results], said: str, tests: Iterable[Tested], model: str = "") -> Judged:

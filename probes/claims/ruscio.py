@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -15,31 +15,38 @@ from ..results.collected import Collected
 from ..results.curves import spearman
 from ..results.statistics import Interval, apart, units
 from ..results.tables import interval, number
-from .claim import Judged, Rule
+from .claim import Judged
 from .rules import (
     Results,
+    Summed,
+    Tell,
     Test,
     Tested,
     Told,
     above,
     below,
+    combinator,
     estimated,
     every,
     having,
     in_real,
-    in_runs,
     listed,
     near,
     never_refuted,
     nothing,
     of_models,
+    of_runs,
     over_training,
     some,
     told,
-    trained,
 )
 
 STREAM = "steady_stream_of_model"  # V(X), the constant sink on the mask's side
+COMPONENTS: dict[str, tuple[str, dict[str, str]]] = {
+    "M": ("log_form_of_model", {"part": "mask"}),
+    "X": (STREAM, {}),
+    "X with the constant sink": ("log_stream_of_model", {}),
+}
 LEAKING = ("log_form_of_model", "log_source_of_model", STREAM)
 SHAPLEY = ("steady_source_of_model", "log_stream_by_block", "log_sink_by_block")  # what shares are resolved by
 leaking = partial(of_models, "leakage", *LEAKING)
@@ -63,29 +70,14 @@ def absolute_position_leaks(ds: xr.Dataset) -> Told:
     return f"{told(total)} nat² at queries {_early(ds)} (shuffled {number(null)})", above(total, null)
 
 
-def _mask(ds: xr.Dataset) -> Interval:
-    return _at_early(ds, "log_form_of_model", part="mask")
-
-
-def _told_and_above(**found: Interval) -> Told:
-    """Components of leakage by name, each of which has to be above 0."""
-    said = ", ".join(f"V({name}) {told(one)} nat²" for name, one in found.items())
+@leaking()
+def components(ds: xr.Dataset, parts: Sequence[str]) -> Told | None:
+    """Components of leakage, each of which has to be above 0."""
+    if not all(COMPONENTS[part][0] in ds for part in parts):
+        return None
+    found = {part: _at_early(ds, variable, **where) for part in parts for variable, where in [COMPONENTS[part]]}
+    said = ", ".join(f"V({part[0]}) {told(one)} nat²" for part, one in found.items())
     return said, every(above(one, 0) for one in found.values())
-
-
-@leaking()
-def mask(ds: xr.Dataset) -> Told:
-    return _told_and_above(M=_mask(ds))
-
-
-@leaking()
-def stream(ds: xr.Dataset) -> Told:
-    return _told_and_above(X=_at_early(ds, STREAM))
-
-
-@leaking("log_stream_of_model")
-def residual_stream_with_constant_sink(ds: xr.Dataset) -> Told:
-    return _told_and_above(X=_at_early(ds, "log_stream_of_model"))
 
 
 @leaking(*SHAPLEY)
@@ -96,20 +88,10 @@ def residual_stream_adds(ds: xr.Dataset) -> Told:
     return f"{told(own)} of {told(_at_early(ds, 'log_form_of_model', part='total'))} nat²", above(own, 0)
 
 
-def both_in_published_models(collected: Collected, only: Sequence[str]) -> Judged | None:
-    results = having(collected["leakage"], *LEAKING)
-    if not set(only) <= set(results):
-        return None
-    return in_real(
-        {name: results[name] for name in only}, lambda ds: _told_and_above(M=_mask(ds), X=_at_early(ds, STREAM))
-    )
-
-
 # ---------------------------------------------------------------------------------------------------- controlled training
 
-
-def _trained(collected: Collected, models: Sequence[str], *needed: str) -> list[Results]:
-    return trained(collected, "leakage", models, lambda results: having(results, *LEAKING, *needed))
+BY_BLOCK = "steady_stream_by_block"
+trained = partial(of_runs, "leakage", *LEAKING)
 
 
 def _of_runs(results: Results, variable: str, **where: str) -> list[float]:
@@ -117,38 +99,34 @@ def _of_runs(results: Results, variable: str, **where: str) -> list[float]:
     return [float(ds[variable].sel({"band": _early(ds), **where})) for ds in results.values()]
 
 
-def stream_rises(collected: Collected, models: Sequence[str]) -> Judged | None:
+@trained()
+def stream_rises(found: list[Results], models: Sequence[str]) -> Summed:
     """Whether the residual component rises from model to model."""
-    if not (found := _trained(collected, models)):
-        return None
     values = [_of_runs(one, STREAM) for one in found]
     steps = [above(over_training(after, before), 0) for before, after in pairwise(values)]
     said = ", ".join(f"{name} {listed(own, '.3g')}" for name, own in zip(models, values, strict=True))
-    return in_runs(found, f"V(X) {said} nat²", steps)
+    return f"V(X) {said} nat²", steps
 
 
-def both_in_all_architectures(collected: Collected, models: Sequence[str]) -> Judged | None:
-    if not (found := _trained(collected, models)):
-        return None
+@trained()
+def both_in_all_architectures(found: list[Results], models: Sequence[str]) -> Summed:
     said, tests = [], []
     for name, one in zip(models, found, strict=True):
-        own = {"M": _of_runs(one, "log_form_of_model", part="mask"), "X": _of_runs(one, STREAM)}
+        own = {part: _of_runs(one, variable, **where) for part in "MX" for variable, where in [COMPONENTS[part]]}
         said.append(f"{name} " + ", ".join(f"V({part}) {listed(values, '.3g')}" for part, values in own.items()))
         tests += [above(over_training(values), 0) for values in own.values()]
-    return in_runs(found, f"{'; '.join(said)} nat²", tests)
+    return f"{'; '.join(said)} nat²", tests
 
 
-def window_grows_with_depth(collected: Collected, models: Sequence[str]) -> Judged | None:
-    by_block = "steady_stream_by_block"
-    if not (found := _trained(collected, models, by_block)):
-        return None
-    blocks = [ds[by_block].sel(band=_early(ds)).values for ds in found[0].values()]
+@trained(BY_BLOCK)
+def window_grows_with_depth(found: list[Results]) -> Summed | None:
+    blocks = [ds[BY_BLOCK].sel(band=_early(ds)).values for ds in found[0].values()]
     if len(blocks[0]) < 2:
         return None
     ranks = [spearman(np.arange(len(one), dtype=float), one) for one in blocks]
     steps = [float(one[-1] - one[0]) for one in blocks]
     said = f"rank correlation {listed(ranks)}; last block less first {listed(steps, '.3g')} nat²"
-    return in_runs(found, said, [above(over_training(values), 0) for values in (ranks, steps)])
+    return said, [above(over_training(values), 0) for values in (ranks, steps)]
 
 
 # ------------------------------------------------------------------------------------------------------ position 0 swapped
@@ -170,44 +148,26 @@ def _share_told(found: Interval | None) -> str:
     return told(found, ".0%") if found else "?"
 
 
-def _behind(results: Results, first: str, *needed: str) -> dict[str, xr.Dataset]:
-    """Swaps in prompts that begin with "bos" or "none", a token of text; "" for any."""
-    there = having(results, "removed_of_model", *needed)
-    return {name: ds for name, ds in there.items() if not first or ds.attrs.get("first_policy") == first}
-
-
-def removes(
-    collected: Collected,
-    first: str,
-    variable: str,
-    fraction: float,
-    folder: str = "bos-swap",
-    only: str | None = None,
+@combinator
+def of_swaps(
+    collected: Collected, tell: Tell, first: str, folder: str = "bos-swap", only: str | None = None
 ) -> Judged | None:
+    """For what one result of a swap says, in prompts that begin with `first`, "bos" or "none" (text); "" for any."""
+    found = {name: ds for name, ds in having(collected[folder], "removed_of_model").items() if only in (None, name)}
+    return in_real({name: ds for name, ds in found.items() if first in ("", ds.attrs.get("first_policy"))}, tell)
+
+
+@of_swaps
+def removes(ds: xr.Dataset, variable: str, fraction: float) -> Told | None:
     """Whether every replacement removes this fraction at early queries; 0: anything at all."""
-
-    def judge(ds: xr.Dataset) -> Told:
-        found = {name: _removed(one, _early(one), variable) for name, one in _replacements(ds)}
-        said = ", ".join(f"{_share_told(one)} ({name})" for name, one in found.items())
-        return said, every(near(one, fraction) if fraction else above(one, 0) for one in found.values() if one)
-
-    found = _behind(collected[folder], first, variable)
-    return in_real({name: ds for name, ds in found.items() if only in (None, name)}, judge)
+    if variable not in ds:
+        return None
+    found = {name: _removed(one, _early(one), variable) for name, one in _replacements(ds)}
+    said = ", ".join(f"{_share_told(one)} ({name})" for name, one in found.items())
+    return said, every(near(one, fraction) if fraction else above(one, 0) for one in found.values() if one)
 
 
-def of_swaps(*needed: str) -> Callable[[Callable[[xr.Dataset], Told]], Rule]:
-    """Make a rule out of what one result of a swap says, in prompts that begin with `first`."""
-
-    def rule_of(tell: Callable[[xr.Dataset], Told]) -> Rule:
-        def rule(collected: Collected, first: str) -> Judged | None:
-            return in_real(_behind(collected["bos-swap"], first, *needed), tell)
-
-        return rule
-
-    return rule_of
-
-
-@of_swaps()
+@of_swaps
 def protocol_replacement(ds: xr.Dataset) -> Told:
     found = {name: _removed(one, _early(one)) for name, one in _replacements(ds)}
     said = ", ".join(f"{name} {_share_told(one)}" for name, one in found.items())
@@ -218,7 +178,7 @@ def protocol_replacement(ds: xr.Dataset) -> Told:
     return said, every(near(one, middle) for one in known)
 
 
-@of_swaps()
+@of_swaps
 def protocol_band(ds: xr.Dataset) -> Told:
     said: list[str] = []
     tests: list[Test] = []
@@ -247,7 +207,7 @@ FORMS = {  # other things that "residual component" may be read as: variable, pl
 }
 
 
-@of_swaps()
+@of_swaps
 def protocol_form(ds: xr.Dataset) -> Told:
     all_of_them = _replacements(ds)
     own = {name: _removed(one, _early(one)) for name, one in all_of_them}
@@ -261,16 +221,16 @@ def protocol_form(ds: xr.Dataset) -> Told:
     return "; ".join(said), every(tests)
 
 
-@of_swaps(*(f"leakage_{name}" for name in ("before", "after", "change", "change_low", "change_high")))
-def sinks_stabilize(ds: xr.Dataset) -> Told:
+@of_swaps
+def sinks_stabilize(ds: xr.Dataset) -> Told | None:
+    names = [f"leakage_{name}" for name in ("before", "after", "change", "change_low", "change_high")]
+    if not set(names) <= set(ds):
+        return None
     said, tests = [], []
     for name, one in _replacements(ds):
         # Of single blocks alone there are intervals; their mean's is no wider than the mean of theirs.
-        means = {
-            of: float(one[f"leakage_{of}"].sel(part="total", band=_early(one)).mean())
-            for of in ("before", "after", "change", "change_low", "change_high")
-        }
-        before, after, *change = means.values()
+        at = one[names].sel(part="total", band=_early(one)).mean()
+        before, after, *change = (float(at[of]) for of in names)
         said.append(f"{number(before)} to {number(after)} nat² ({name})")
         tests.append(above(Interval(*change), 0))
     return ", ".join(said), every(tests)
@@ -281,20 +241,15 @@ def sinks_stabilize(ds: xr.Dataset) -> Told:
 FOLLOWED = ("later_difference", "cosine")
 
 
-def _closed_told(ds: xr.Dataset) -> Told:
+@of_models("trajectory", *FOLLOWED)
+def position_0_closed(ds: xr.Dataset) -> Told:
     later = float(ds["later_difference"].max())
     return f"largest change by other text {later:.3g}", later == 0
 
 
 @of_models("trajectory", *FOLLOWED)
-def position_0_closed(ds: xr.Dataset) -> Told:
-    return _closed_told(ds)
-
-
-def fingerprint_constant(collected: Collected) -> Judged | None:
-    there = having(collected["trajectory"], *FOLLOWED)
-    behind = {name: ds for name, ds in there.items() if "bos" in ds["first"].values}
-    return in_real(behind, lambda ds: _closed_told(ds.sel(first="bos")))
+def fingerprint_constant(ds: xr.Dataset) -> Told | None:
+    return position_0_closed.tell(ds.sel(first="bos")) if "bos" in ds["first"].values else None
 
 
 @of_models("trajectory", *FOLLOWED)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from functools import partial
-from inspect import signature
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -73,7 +72,8 @@ def stated(rules: ModuleType) -> Iterator[tuple[Statement, Rule]]:
                 values = _Values(own)
                 for one in chosen:
                     values.update(one)
-                yield _statement(values), _rule(values, getattr(rules, values["judge"]))
+                rule = getattr(rules, values["judge"])
+                yield _statement(values), partial(rule, **common.named(rule, values))
                 if unused := table.keys() - values.used - {"each", "like", *own["each"]}:
                     raise ValueError(f"{name}.toml: nothing uses {', '.join(sorted(unused))} of '{header}'")
 
@@ -92,11 +92,6 @@ def _statement(values: _Values) -> Statement:
         command=command(values["command"], population, values["models"]),
         **{name: values[name] for name in ("id", "claim", "rule", "published", "model", "kind", "population")},
     )
-
-
-def _rule(values: _Values, rule: Rule) -> Rule:
-    """The rule, given what it names of the values."""
-    return partial(rule, **{name: values[name] for name in signature(rule).parameters if name in values})
 
 
 STATED = [one for module in (chowdhury, ruscio, gu, wu, liu) for one in stated(module)]

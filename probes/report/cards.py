@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import xarray as xr
 
+from ..claims.rules import config
 from ..results.collected import Collected
 from ..results.dataset import drawn_from, quickly, recorded
 
 OF_MODELS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "scalar", "match")
-HASH = 12  # characters of a hash that are shown; the whole is in its title
+HASH = 12  # characters of a hash that are shown; the whole is in its title, or in the result
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """A model: what its configuration says, which weights these are, what was measured on it."""
 
     name: str
@@ -27,8 +26,7 @@ class Card:
     kinds: list[str]
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """What made one result."""
 
     kind: str
@@ -65,26 +63,26 @@ def quick_remarks(collected: Collected) -> list[str]:
 
 
 def _card(name: str, kinds: list[str], results: list[xr.Dataset]) -> Card:
-    config: dict[str, Any] = next((found for ds in results if (found := _config(ds))), {})
+    known: dict[str, Any] = next((found for ds in results if (found := config(ds))), {})
     prompted = next((ds for ds in results if "first_policy" in ds.attrs), None)
     hashes = dict.fromkeys(value for ds in results for value in pretrained_weights(ds))
     revision = next((value for ds in results if (value := str(ds.attrs.get("revision", "null"))) != "null"), "")
-    told = [
-        ("family", str(config.get("model_type", ""))),
-        ("blocks", _number(config, "num_hidden_layers", "n_layer", "num_layers")),
-        ("width", _number(config, "hidden_size", "n_embd", "n_embed", "d_model")),
-        ("heads", _heads(config)),
-        ("feed-forward", _number(config, "intermediate_size", "n_inner", "ffn_dim")),
-        ("vocabulary", _number(config, "vocab_size")),
-        ("longest context", _number(config, "max_position_embeddings", "n_positions", "max_seq_len")),
-        ("positions", positional(config)),
-        ("attention", _mask(config)),
-        ("position 0 holds", _first(prompted)),
-        ("revision", revision),
-        ("fresh weights", drawn_from(dict(zip(kinds, results, strict=True)))),
-        ("dequantized from", _file(results)),
-    ]
-    return Card(name, [(key, value) for key, value in told if value], list(hashes), kinds)
+    told = {
+        "family": str(known.get("model_type", "")),
+        "blocks": _number(known, "num_hidden_layers", "n_layer", "num_layers"),
+        "width": _number(known, "hidden_size", "n_embd", "n_embed", "d_model"),
+        "heads": _heads(known),
+        "feed-forward": _number(known, "intermediate_size", "n_inner", "ffn_dim"),
+        "vocabulary": _number(known, "vocab_size"),
+        "longest context": _number(known, "max_position_embeddings", "n_positions", "max_seq_len"),
+        "positions": positional(known),
+        "attention": _mask(known),
+        "position 0 holds": _first(prompted),
+        "revision": revision,
+        "fresh weights": drawn_from(dict(zip(kinds, results, strict=True))),
+        "dequantized from": _file(results),
+    }
+    return Card(name, [(key, value) for key, value in told.items() if value], list(hashes), kinds)
 
 
 def _file(results: list[xr.Dataset]) -> str:
@@ -94,18 +92,7 @@ def _file(results: list[xr.Dataset]) -> str:
         return ""
     file = json.loads(text)
     types = ", ".join(f"{number} {kind}" for kind, number in file["types"].items())
-    return f"{file['name']} (tensors: {types}; SHA-256 {file['sha256'][:SHOWN]}...)"
-
-
-SHOWN = 12  # digits of a file's hash
-
-
-def _config(ds: xr.Dataset) -> dict[str, Any]:
-    try:
-        found = json.loads(str(ds.attrs.get("config", "{}")))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    return f"{file['name']} (tensors: {types}; SHA-256 {file['sha256'][:HASH]}...)"
 
 
 def _value(config: Mapping[str, Any], *names: str) -> Any:
@@ -162,47 +149,36 @@ def _first(ds: xr.Dataset | None) -> str:
     return f"{'BOS' if policy == 'bos' else 'a chosen token'}, id {token}"
 
 
-def _weights(ds: xr.Dataset) -> list[str]:
-    return [value for value in recorded(ds, "weights") if value]
-
-
 def pretrained_weights(ds: xr.Dataset) -> list[str]:
     """The hash of the model's own weights, as far as the result is of these."""
     if "weights" in ds.coords and "condition" in ds.coords:
-        if "pretrained" not in ds["condition"].values:
-            return []
-        return [value for value in map(str, ds["weights"].sel(condition="pretrained").values.flat) if value]
-    return _weights(ds) if str(ds.attrs.get("condition", "pretrained")) == "pretrained" else []
+        ds = ds.isel(condition=ds["condition"].values == "pretrained")
+    elif str(ds.attrs.get("condition", "pretrained")) != "pretrained":
+        return []
+    return [value for value in recorded(ds, "weights") if value]
 
 
 def provenance(collected: Collected) -> list[Made]:
     """What made every result, as its attributes say."""
-    found = []
-    for kind in collected:
-        for name, ds in collected[kind].items():
-            file = collected.files.get((kind, name))
-            created = max(recorded(ds, "created"), default="")
-            versions = " · ".join(
-                f"{package} {ds.attrs[package]}"
-                for package in ("headwater", "torch", "transformers", "python")
-                if package in ds.attrs
-            )
-            place = [str(ds.attrs[key]) for key in ("hardware",) if key in ds.attrs]
-            place = place or [value for key in ("backend", "dtype", "device") for value in recorded(ds, key)]
-            found.append(
-                Made(
-                    kind,
-                    name,
-                    "" if file is None else str(file.relative_to(collected.root)),
-                    str(ds.attrs.get("command", "")) or "called from Python",
-                    created.replace("T", " ").removesuffix("+00:00"),
-                    versions,
-                    ", ".join(dict.fromkeys(place)),
-                    _weights(ds),
-                    str(ds.attrs.get("tokens_sha256", "")),
-                )
-            )
-    return found
+    return [_made(collected, kind, name, ds) for kind in collected for name, ds in collected[kind].items()]
+
+
+def _made(collected: Collected, kind: str, name: str, ds: xr.Dataset) -> Made:
+    file = collected.files.get((kind, name))
+    created = max(recorded(ds, "created"), default="")
+    packages = [one for one in ("headwater", "torch", "transformers", "python") if one in ds.attrs]
+    place = recorded(ds, "hardware") or [value for key in ("backend", "dtype", "device") for value in recorded(ds, key)]
+    return Made(
+        kind,
+        name,
+        file="" if file is None else str(file.relative_to(collected.root)),
+        command=str(ds.attrs.get("command", "")) or "called from Python",
+        created=created.replace("T", " ").removesuffix("+00:00"),
+        versions=" · ".join(f"{package} {ds.attrs[package]}" for package in packages),
+        device=", ".join(dict.fromkeys(place)),
+        weights=[value for value in recorded(ds, "weights") if value],
+        tokens=str(ds.attrs.get("tokens_sha256", "")),
+    )
 
 
 def is_number(cell: str) -> bool:

@@ -7,7 +7,6 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -60,33 +59,34 @@ def build(
         InputError: the folder cannot be written to, or the picture is none or not there.
     """
     out, parts = Path(out), sections.sections(collected)
-    held = _Pictures(collected)
-    first = held.embed(Path(picture)) if picture is not None else None
+    first = _embedded(Path(picture)) if picture is not None else ""
     charts = {chart.name: {"plot": chart.plot, "heads": chart.heads} for part in parts for chart in part.charts}
-    shown = _environment().get_template("page.html.j2")
-    page = shown.render(
-        question=QUESTION,
-        sentences=list(sentences),
-        remarks=[*cards.quick_remarks(collected), *remarks],
-        picture=first,
-        command=command,
-        cards=cards.cards(collected),
-        claims=[_row(claim) for claim in claims],
-        counts=Counter(claim.verdict for claim in claims),
-        headline=headline(claims),
-        verdicts=VERDICTS,
-        said=said,
-        decided=DECIDED,
-        populations=POPULATIONS,
-        sources=list(dict.fromkeys(origin(claim) for claim in claims)),
-        references=SOURCES,
-        sections=parts,
-        pictures={one.file: held.of_toy(one) for part in parts for one in part.pictures},
-        methods=formulas.METHODS,
-        provenance=cards.provenance(collected),
-        charts=charts,
-        plotly=Markup(get_plotlyjs()),
-        black=BLACK,
+    page = (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            question=QUESTION,
+            sentences=list(sentences),
+            remarks=[*cards.quick_remarks(collected), *remarks],
+            picture=first,
+            command=command,
+            cards=cards.cards(collected),
+            claims=list(claims),
+            counts=Counter(claim.verdict for claim in claims),
+            headline=headline(claims),
+            verdicts=VERDICTS,
+            decided=DECIDED,
+            populations=POPULATIONS,
+            sources=list(dict.fromkeys(map(origin, claims))),
+            references=SOURCES,
+            sections=parts,
+            pictures=_of_toys(collected, [one for part in parts for one in part.pictures], PICTURES - len(first)),
+            methods=formulas.METHODS,
+            provenance=cards.provenance(collected),
+            charts=charts,
+            plotly=Markup(get_plotlyjs()),
+            black=BLACK,
+        )
     )
     path = out / NAME
     with atomic(path) as temporary:
@@ -105,59 +105,51 @@ def _environment() -> Environment:
     environment.tests["a_number"] = cards.is_number
     environment.filters["short_hash"] = lambda value: value[: cards.HASH]
     environment.filters["mathematical"] = formulas.mathematical
+    environment.filters["displayed"] = formulas.displayed
     environment.globals["asset"] = lambda name: Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+    environment.globals |= {"said": said, "origin": origin, "searched": _searched}
     return environment
 
 
-def _row(claim: Claim) -> dict[str, Any]:
-    """A claim as the table has it; `place` orders verdicts, and `text` is what the filter searches."""
+def _searched(claim: Claim) -> str:
+    """What of a claim the filter finds words in."""
     fields = (
         *(claim.id, claim.kind, POPULATIONS[claim.population], claim.source, claim.claim),
         *(claim.published, claim.measured, claim.tiny, claim.model, claim.rule),
     )
-    return {
-        "claim": claim,
-        "source": origin(claim),
-        "place": VERDICTS.index(claim.verdict),
-        "text": " ".join(fields).lower(),
-    }
+    return " ".join(fields).lower()
 
 
-class _Pictures:
-    """Figures as data, as long as there is room for them; the rest stay files beside the page."""
+def _embedded(file: Path) -> str:
+    """A figure as a `data:` URI.
 
-    def __init__(self, collected: Collected) -> None:
-        self.collected, self.room = collected, PICTURES
+    Raises:
+        InputError: there is no such file, or it is no PNG or SVG.
+    """
+    kinds = {".png": "image/png", ".svg": "image/svg+xml"}
+    if file.suffix not in kinds:
+        raise InputError(f"picture '{file}' is no PNG or SVG; give one")
+    try:
+        content, kind = waiting(file).read_bytes(), kinds[file.suffix]
+    except OSError as error:
+        raise InputError(f"picture '{file}' cannot be read ({error.strerror}); draw it first") from None
+    if file.suffix == ".png":
+        smaller = io.BytesIO()
+        with Image.open(io.BytesIO(content)) as image:
+            image.save(smaller, format="webp", lossless=True, method=4)
+        if len(smaller.getvalue()) < len(content):
+            content, kind = smaller.getvalue(), "image/webp"
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
-    def embed(self, file: Path) -> str:
-        """A figure as a `data:` URI.
 
-        Raises:
-            InputError: there is no such file, or it is no PNG or SVG.
-        """
-        kinds = {".png": "image/png", ".svg": "image/svg+xml"}
-        if file.suffix not in kinds:
-            raise InputError(f"picture '{file}' is no PNG or SVG; give one")
-        try:
-            content, kind = waiting(file).read_bytes(), kinds[file.suffix]
-        except OSError as error:
-            raise InputError(f"picture '{file}' cannot be read ({error.strerror}); draw it first") from None
-        if file.suffix == ".png":
-            smaller = io.BytesIO()
-            with Image.open(io.BytesIO(content)) as image:
-                image.save(smaller, format="webp", lossless=True, method=4)
-            if len(smaller.getvalue()) < len(content):
-                content, kind = smaller.getvalue(), "image/webp"
-        self.room -= len(content) * 4 // 3
-        return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
-
-    def of_toy(self, picture: sections.Picture) -> str | None:
-        """A toy's figure, from beside its result; None where it is not there or there is no room left."""
-        result = self.collected.files.get(("toy", picture.kind))
-        if result is None:
-            return None
-        for end in (".png", ".svg"):
-            file = result.with_name(picture.file + end)
-            if file.is_file() and file.stat().st_size * 4 // 3 <= self.room:
-                return self.embed(file)
-        return None
+def _of_toys(collected: Collected, pictures: Sequence[sections.Picture], room: int) -> dict[str, str]:
+    """Toys' figures that lie beside their results, as far as there is room for them; the rest stay files."""
+    found: dict[str, str] = {}
+    for one in pictures:
+        result = collected.files.get(("toy", one.kind))
+        files = [result.with_name(one.file + end) for end in (".png", ".svg")] if result else []
+        file = next((file for file in files if file.is_file() and file.stat().st_size * 4 // 3 <= room), None)
+        if file is not None:
+            found[one.file] = _embedded(file)
+            room -= len(found[one.file])
+    return found

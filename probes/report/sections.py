@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import plotly.graph_objects as go
 import xarray as xr
@@ -34,7 +34,7 @@ from ..results import theory_map
 from ..results.collected import Collected
 from ..results.curves import band, profiles, rms_log_error, spearman
 from ..results.dataset import quickly
-from ..results.tables import Table, number
+from ..results.tables import Report, Table, number
 from ..studies.match_report import match_report
 from ..studies.reports import bos_report, leakage_report, sinks_report, trajectory_report
 from ..studies.study import AGREEMENT_COLUMNS, COLUMNS, agreement_cells, agreements, cells, described, summarize
@@ -58,8 +58,7 @@ DRAWN = {
 }
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One value of a choice; `color` and `dash` draw its sample line."""
 
     value: str
@@ -69,8 +68,7 @@ class Option:
     dash: str = ""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What a reader can switch on a chart: a key of the traces' `meta`, several of its values at once or one."""
 
     key: str
@@ -99,8 +97,7 @@ class Chart:
         return json.loads(str(self.figure.to_json()))
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A figure of an experiment, drawn beforehand."""
 
     title: str
@@ -108,8 +105,7 @@ class Picture:
     file: str  # its stem
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """One part of the page."""
 
     name: str
@@ -119,13 +115,23 @@ class Section:
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     pictures: tuple[Picture, ...] = ()
-    missing: tuple[str, ...] = field(default=())  # commands that fill it
+    missing: tuple[str, ...] = ()  # commands that fill it
 
 
 def sections(collected: Collected) -> list[Section]:
     """All sections that show results, in the order of the page."""
-    made = (_jacobian, _theory, _sinks, _trajectory, _leakage, _bos_swap, _match, _toys)
-    return [one(collected) for one in made]
+    own = [_jacobian(collected), _theory(collected), _sinks(collected)]
+    return [*own, *(_reported(collected, name, *made) for name, made in REPORTED.items()), _toys(collected)]
+
+
+def _reported(
+    collected: Collected, name: str, report: Callable[[Results], Report], drawn: Callable[[Results], Sequence[Chart]]
+) -> Section:
+    """The section of one kind of results, with the sentences and tables of its own report."""
+    if not (results := collected[name]):
+        return _section(name, missing=(_command(collected, name, name),))
+    said = report(results)
+    return _section(name, drawn(results), lead=(said.described, *said.lines), tables=tuple(said.tables))
 
 
 def _section(name: str, charts_: Sequence[Chart] = (), **parts: Any) -> Section:
@@ -274,58 +280,49 @@ def _sinks(collected: Collected) -> Section:
     return _section("sinks", shown, **parts)
 
 
-def _trajectory(collected: Collected) -> Section:
-    if not (results := collected["trajectory"]):
-        return _section("trajectory", missing=(_command(collected, "trajectory", "trajectory"),))
-    report, models = trajectory_report(results), _models(results)
+def _trajectory(results: Results) -> list[Chart]:
+    models = _models(results)
     where: Given = ("where", "Where", SEVERAL | {"dashes": {"position 0": "solid", "others": "dash"}})
     shaded: Given = ("shaded", "Shaded", SEVERAL | {"shown": (), "dashes": {charts.QUANTILES: "solid"}})
-    shown = [
+    return [
         _chart("norms", charts.norms(results), models, where, ("first", "Prompts", {}), log=True),
         _chart("cosines", charts.cosines(results), models, ("place", "Starts at", {}), shaded),
     ]
-    lead = (report.described, *report.lines)
-    return _section("trajectory", shown, lead=lead, tables=tuple(report.tables))
 
 
-def _leakage(collected: Collected) -> Section:
-    if not (results := collected["leakage"]):
-        return _section("leakage", missing=(_command(collected, "leakage", "leakage"),))
-    report = leakage_report(results)
+def _leakage(results: Results) -> list[Chart]:
     labels = {"mask": "causal mask", "residual": "residual stream", "spread": "spread of prompts"}
     source: Given = ("source", "Source", SEVERAL | {"colors": SOURCES, "labels": labels})
     band_: Given = ("band", "Queries", {})
-    shown = [
+    return [
         _chart("sources", charts.sources(results), ("form", "Form", {}), band_, source),
         _chart("depth", charts.depth(results), _models(results), ("part", "Part", {}), band_),
     ]
-    lead = (report.described, *report.lines)
-    return _section("leakage", shown, lead=lead, tables=tuple(report.tables))
 
 
-def _bos_swap(collected: Collected) -> Section:
-    if not (results := collected["bos-swap"]):
-        return _section("bos-swap", missing=(_command(collected, "bos-swap", "bos-swap"),))
-    report = bos_report(results)
+def _bos_swap(results: Results) -> list[Chart]:
     replaced: tuple[Given, ...] = (_models(results), ("replacement", "Replaced by", {}))
     sink: Given = ("sink", "Constant sink", {})
-    shown = [
+    return [
         _chart("removed", charts.removed(results), *replaced, sink),
         _chart("components", charts.components(results), *replaced, sink),
         _chart("losses", charts.losses(results), *replaced, fraction=True),
     ]
-    return _section("bos-swap", shown, lead=(report.described,), tables=tuple(report.tables))
 
 
-def _match(collected: Collected) -> Section:
-    if not collected["match"]:
-        return _section("match", missing=(_command(collected, "match", "match"),))
-    results = {name: judged(ds) for name, ds in collected["match"].items()}
-    report = match_report(results)
+def _match(results: Results) -> list[Chart]:
     state: Given = ("state", "Model's weights", {"labels": {"init": "fresh"}})
+    results = {name: judged(ds) for name, ds in results.items()}
     agreements_ = _chart("agreements", toy_charts.agreements_of(results), _models(results), state, tall=True)
-    lead = (report.described, *report.lines)
-    return _section("match", [_beside(results), agreements_], lead=lead, tables=tuple(report.tables))
+    return [_beside(results), agreements_]
+
+
+REPORTED: dict[str, tuple[Callable[[Results], Report], Callable[[Results], Sequence[Chart]]]] = {
+    "trajectory": (trajectory_report, _trajectory),
+    "leakage": (leakage_report, _leakage),
+    "bos-swap": (bos_report, _bos_swap),
+    "match": (match_report, _match),
+}
 
 
 def _beside(results: Results) -> Chart:
@@ -394,11 +391,7 @@ def _command(collected: Collected, command: str, folder: str, options: str = "")
 
 def _settings(ds: xr.Dataset, command: str) -> dict[str, str]:
     """Options that the command which made a result was given, and which `command` takes, too."""
-    try:
-        words = shlex.split(str(ds.attrs.get("command", "")))
-    except ValueError:
-        return {}
     shared = ["length", "text", "dataset", "split", "column", "chat", "first", "dtype"]
     shared += ["initialization"] * (command in ("jacobian", "theory"))
-    given = dict(pairwise(words))
+    given = dict(pairwise(shlex.split(str(ds.attrs.get("command", "")))))
     return {option: given[f"--{option}"] for option in shared if f"--{option}" in given}
