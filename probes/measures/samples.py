@@ -271,8 +271,8 @@ class Steady:
         return slice(low - start, high - start), slice(low - self.first - at.start, high - self.first - at.start)
 
 
+LOG_Z = {"sink": "with_sink", "mask": "of_mask"}  # by what stands at position 0: its own logits, or Toeplitz ones
 # Of `Samples`, in its order; some queries at a time.
-LOG_Z = {"sink": "with_sink", "mask": "of_mask"}
 PIECES = ("with_sink", "with_constant", "of_mask", "through_sink", "through_constant", "through_mask")
 
 

@@ -226,7 +226,7 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report) 
         # threshold as the position with most has dimensions above it. The threshold is known when all prompts are.
         highest = np.zeros((len(some), layers, width), dtype=np.float32)
         zero = torch.zeros(len(some), layers, width, dtype=torch.float64)
-        counts = torch.zeros(layers, 1 << BITS, dtype=torch.int64, device=model.device)
+        counts = [torch.zeros(1 << BITS, dtype=torch.int64, device=model.device) for _ in range(layers)]
         for at, n in enumerate(some):
 
             def look(layer: int, stream: Float[Tensor, "position d"], at: int = at) -> None:
@@ -243,7 +243,7 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report) 
             _passing(model, tokens[n : n + 1], look)
             report()
         found = {"norms": norms, "highest": highest, "zero": zero.numpy()}
-        for layer, own in enumerate(counts.cpu().numpy()):
+        for layer, own in enumerate(one.cpu().numpy() for one in counts):
             found[f"bins {layer}"] = bins = own.nonzero()[0]
             found[f"counts {layer}"] = own[bins]
         return found
