@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -39,9 +40,7 @@ def bigram_loss(training: list[int], held: list[int], *, length: int, vocabulary
 def ushape(curve: list[float]) -> dict[str, float]:
     """The U-shape summary, term by term as science.md has it."""
     length = len(curve)
-    middle = sorted(curve[j] for j in range(length) if length / 4 <= j < 3 * length / 4)
-    half = len(middle) // 2
-    median = middle[half] if len(middle) % 2 else (middle[half - 1] + middle[half]) / 2
+    median = statistics.median(curve[j] for j in range(length) if length / 4 <= j < 3 * length / 4)
     beginning = [curve[j] for j in range(length) if j < 0.05 * length]
     smoothed = []
     for j in range(length):
@@ -577,9 +576,7 @@ def pair_cosines(vectors: list[list[float]]) -> list[float]:
 
 def massive_dimensions(streams: list[list[list[float]]], least: float, medians: float) -> tuple[float, float, float]:
     """One layer's [prompt][position][d]: median |h|; dimensions above at position 0, and most elsewhere, mean by prompt."""
-    magnitudes = sorted(abs(x) for prompt in streams for row in prompt for x in row)
-    half = len(magnitudes) // 2
-    median = magnitudes[half] if len(magnitudes) % 2 else (magnitudes[half - 1] + magnitudes[half]) / 2
+    median = statistics.median(abs(x) for prompt in streams for row in prompt for x in row)
 
     def above(row: list[float]) -> int:
         return sum(abs(x) > least and abs(x) > medians * median for x in row)
@@ -662,7 +659,7 @@ def sinks_of_keys(
             over[layer, h, k] += sum(a[i][k] > tau for i in seeing) / len(seeing) / prompts
     rate = (alpha > threshold).double().mean((0, 2))
     uniform = [[uniform_alpha(length, k, window, prefix) for k in range(length)] for window in windows]
-    return {"alpha": alpha, "over_tau": over, "sink_rate": rate, "uniform": torch.tensor(uniform).double()}
+    return {"alpha": alpha, "over_tau": over, "sink_rate": rate, "uniform": torch.tensor(uniform, dtype=torch.float64)}
 
 
 # ---------------------------------------------------------------------------------------------- toys (toy.model, toy.view)

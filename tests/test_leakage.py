@@ -357,33 +357,6 @@ def test_block_0_has_no_position_in_its_residual_stream(name, first):
     assert abs(ds.log_neither).max() < 1e-10
 
 
-@pytest.mark.parametrize(("few", "count"), [(True, 9), (False, 60)])
-def test_covariances_are_those_of_the_means_of_the_prompts_drawn(count, few):
-    generator = torch.Generator().manual_seed(2)
-    samples = sampled(made_of(torch.randn(count, 3, 20, 20, generator=generator, dtype=torch.float64)), size=4)
-    resamples, at = resampling(count, 6, 0), slice(2, 9)
-    assert all(resamples[:, half].sum(1).eq(half.stop - half.start).all() for half in halves_of(count))
-    drawn = FORMS._Drawn(samples, 0, at, slice(0, 3), resamples, few=few)
-    assert drawn.values.shape[1] == (math.ceil(count / 2) if few else 7)
-    x, y = drawn["logits"], drawn["normalizer"]
-    assert (x.shape[3], y.shape[3]) == (len(LAGS), 1)
-    means = []  # [resample, head, lag, query] of both, half by half
-    for half, own in zip(samples.halves, halves_of(count), strict=True):
-        logits, normalizer = (
-            torch.cat([getattr(chunk, name)[..., at] for chunk in half.chunks]) for name in ("logits", "normalizer")
-        )
-        weights = resamples[:, own].double() / (own.stop - own.start)
-        mean_x, mean_y = (
-            torch.einsum("rn,nhlq->rhlq", weights, logits),
-            torch.einsum("rn,nhq->rhq", weights, normalizer),
-        )
-        means.append((mean_x, mean_y[:, :, None].expand_as(mean_x)))
-    (x0, y0), (x1, y1) = ([v - v.mean(-1, keepdim=True) for v in half] for half in means)
-    torch.testing.assert_close(drawn.covariance(x, y), (x0 * y1 + x1 * y0).mean((-2, -1)) / 2)
-    torch.testing.assert_close(drawn.covariance(x, x), (x0 * x1).mean((-2, -1)))
-    torch.testing.assert_close(drawn.variance(x), ((x0 + x1) / 2).square().mean((-2, -1)))
-
-
 @pytest.mark.parametrize("numbers", [1, 3000, 1 << 23])
 def test_heads_and_resamples_may_be_taken_apart(numbers, monkeypatch):
     generator = torch.Generator().manual_seed(2)

@@ -143,9 +143,8 @@ def portrait(
     Source: science of the measurement, sections 1, 3 and 4.
     """
     steps = Report(part(progress), 5)
-    some: dict[str, Any] = (
-        {"method": "exact"} if model.spec.width <= EXACT_WIDTH else {"method": "sketch", "products": PRODUCTS}
-    )
+    exact = model.spec.width <= EXACT_WIDTH
+    some: dict[str, Any] = {"method": "exact"} if exact else {"method": "sketch", "products": PRODUCTS}
     other = swapped(model, replacement, seed=seed)
     found = {}
     for name, view in (("sensitivity", model), ("sensitivity_swapped", other)):
@@ -156,11 +155,18 @@ def portrait(
     alpha = seen["alpha"].transpose("prompt", "layer", "head", "key").values
     reacts = seen["reacts"].values
     steps()
-    lags = usual_lags(model, tokens.shape[1])
-    bands = usual_bands(tokens.shape[1], lags)[:1] if lags else ()
-    refused = _refused(model, tokens, bands, lags, stationary)
-    leaks = None
-    if not refused:
+    length, refused, leaks = tokens.shape[1], {}, {}
+    lags = usual_lags(model, length)
+    bands = usual_bands(length, lags)[:1] if lags else ()
+    try:
+        if not stationary:
+            raise InputError("what stands at a position depends on the position in these prompts")
+        if not bands:
+            raise InputError(f"no lag fits the window, or {length} positions")
+        check_leakage(model, tokens, bands, lags)
+    except InputError as error:
+        refused = {"leakage": str(error)}
+    else:
         leaks = _leaks(model, other, tokens, bands, lags, resampling(len(tokens), bootstrap, seed, documents))
     steps.finish()
     found |= {
@@ -171,45 +177,21 @@ def portrait(
     }
     variables = labelled(VARIABLES, found)
     for name, variable in LEAKAGE.items():
-        ends = np.full((3, *[len(SOURCES) for _ in variable.dims]), np.nan) if leaks is None else leaks[name]
-        for end, values in zip(("", "_low", "_high"), ends, strict=True):
+        nothing = np.full((3, *[len(SOURCES) for _ in variable.dims]), np.nan)
+        for end, values in zip(("", "_low", "_high"), leaks.get(name, nothing), strict=True):
             more = f", {end[1:]} end of the 95 % interval" if end else ""
             variables[f"{name}{end}"] = variable._replace(long_name=variable.long_name + more).of(values)
+    options = {"replacement": replacement, "stationary": stationary, "prompts": prompts, "bootstrap": bootstrap}
     return dataset(
         variables,
-        coords={"source": list(SOURCES), "position": range(tokens.shape[1])},
-        attrs=provenance(
-            model,
-            tokens,
-            measurement="portrait",
-            replacement=replacement,
-            stationary=stationary,
-            prompts=prompts,
-            bootstrap=bootstrap,
-            seed=seed,
-            **some,
-        )
+        coords={"source": list(SOURCES), "position": range(length)},
+        attrs=provenance(model, tokens, measurement="portrait", **options, seed=seed, **some)
         | {
-            "lags": "" if not lags else f"{lags[0]}-{lags[-1]}",
-            "band": "" if not bands else "-".join(map(str, bands[0])),
-        }
-        | {"refused": refused or {}},
+            "lags": f"{lags[0]}-{lags[-1]}" if lags else "",
+            "band": "-".join(map(str, bands[0])) if bands else "",
+            "refused": refused,
+        },
     )
-
-
-def _refused(
-    model: View, tokens: Tensor, bands: Sequence[Band], lags: Sequence[int], stationary: bool
-) -> dict[str, str]:
-    """Why leakage is not measured, if it is not."""
-    if not stationary:
-        return {"leakage": "what stands at a position depends on the position in these prompts"}
-    if not bands:
-        return {"leakage": f"no lag fits the window, or {tokens.shape[1]} positions"}
-    try:
-        check_leakage(model, tokens, bands, lags)
-    except InputError as error:
-        return {"leakage": str(error)}
-    return {}
 
 
 def _leaks(
@@ -224,29 +206,21 @@ def _leaks(
 
     A part of what `probes.leakage` and `probes.bos_swap` give.
     """
-    means: dict[str, np.ndarray] = {}
-    for when, view in (("before", model), ("after", other)):
-        found = splits(view, tokens, bands, lags, drawn)
-        means |= {f"{name} {when}": found[name].mean((2, 3, 4)) for name in ("log_form", "log_source", "log_stream")}
-    total = means["log_form before"][:, PARTS.index("total")]
-    sources = means["log_source before"]
+    before, after = (
+        {name: values.mean((2, 3, 4)) for name, values in splits(view, tokens, bands, lags, drawn).items()}
+        for view in (model, other)
+    )
+    sources = before["log_source"]
     whole = sources.sum(1, keepdims=True)
-    shares = np.divide(sources, whole, out=np.full_like(sources, np.nan), where=whole > 0)
-    streams = {when: means[f"log_stream {when}"][:, 0] for when in ("before", "after")}
-    gone = removed(means["log_stream before"], means["log_stream after"])  # one entry each
-    return {
-        "leakage_total": _with_ends(total),
-        "leakage_source": _with_ends(sources),
-        "leakage_share": _with_ends(shares),
-        "residual": _with_ends(streams["before"]),
-        "residual_swapped": _with_ends(streams["after"]),
-        "removed": np.stack(gone)[:, 0],
+    found = {
+        "leakage_total": before["log_form"][:, PARTS.index("total")],
+        "leakage_source": sources,
+        "leakage_share": np.divide(sources, whole, out=np.full_like(sources, np.nan), where=whole > 0),
+        "residual": before["log_stream"][:, 0],
+        "residual_swapped": after["log_stream"][:, 0],
     }
-
-
-def _with_ends(resamples: Float[np.ndarray, "resample ..."]) -> np.ndarray:
-    """The estimate and the ends of its interval; NaN without resamples, or where the estimate is NaN."""
-    return np.stack([resamples[0], *ends(resamples)])
+    with_ends = {name: np.stack([values[0], *ends(values)]) for name, values in found.items()}
+    return with_ends | {"removed": np.stack(removed(before["log_stream"], after["log_stream"]))[:, 0]}  # of one entry
 
 
 def usual_lags(model: View, length: int) -> tuple[int, ...]:
@@ -287,10 +261,9 @@ def taken_at(curve: Float[np.ndarray, " position"], points: int) -> Float[np.nda
     low = np.minimum(np.floor(at).astype(int), len(curve) - 2)
     share = at - low
     left, right = np.asarray(curve, dtype=np.float64)[low], np.asarray(curve, dtype=np.float64)[low + 1]
-    both = (left > 0) & (right > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         between = np.exp((1 - share) * np.log(left) + share * np.log(right))
-    return np.where(both, between, np.where(share < 0.5, left, right))
+    return np.where((left > 0) & (right > 0), between, np.where(share < 0.5, left, right))
 
 
 def agreement(
@@ -328,23 +301,16 @@ def agreement(
     def together(by_prompt: np.ndarray) -> np.ndarray:
         return estimate(by_prompt[:, :seeds], by_prompt[:, seeds:].swapaxes(0, 1))
 
-    mine = a.swapaxes(0, 1), np.arange(a.shape[1]) if documents is None else numbered(documents)
+    unit = np.arange(a.shape[1]) if documents is None else numbered(documents)
+    mine = a.swapaxes(0, 1), unit
     if paired:
-        found = jackknife(together, np.concatenate([a, b]).swapaxes(0, 1), mine[1])
+        found = jackknife(together, np.concatenate([a, b]).swapaxes(0, 1), unit)
     elif b.shape[:2] == (1, 1):
         found = jackknife(lambda some: estimate(some, b), *mine)
     else:
         found = jackknife_of_two(estimate, mine, (b, np.arange(len(b))))
-    (rank, *rank_ends), (error, *error_ends) = ([float(ends[n]) for ends in found] for n in (0, 1))
-    return Agreement(
-        spearman=rank,
-        spearman_low=max(rank_ends[0], -1.0),
-        spearman_high=min(rank_ends[1], 1.0),
-        error=math.exp(error),
-        error_low=math.exp(error_ends[0]),
-        error_high=math.exp(error_ends[1]),
-        apart=alike(a, b)[2],
-    )
+    (rank, low, high), errors = ([float(end[n]) for end in found] for n in (0, 1))
+    return Agreement(rank, max(low, -1.0), min(high, 1.0), *map(math.exp, errors), apart=alike(a, b)[2])
 
 
 def shape(

@@ -90,8 +90,7 @@ def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch h
         InputError: a key outside the prompt.
     """
     length = attention.query.shape[-2]
-    wrong = [key for key in keys if not 0 <= key < length]
-    if wrong:
+    if wrong := [key for key in keys if not 0 <= key < length]:
         raise InputError(f"key {wrong[0]} is outside the prompt; positions run from 0 to {length - 1}")
     device = attention.query.device
     exact = torch.promote_types(attention.query.dtype, torch.float32)
@@ -110,8 +109,7 @@ def diagonals(attention: Attention, lags: Sequence[int]) -> Float[Tensor, "batch
     Raises:
         InputError: a lag below 0 where no prefix lets queries see ahead.
     """
-    wrong = [lag for lag in lags if lag < 0 and attention.prefix is None]
-    if wrong:
+    if attention.prefix is None and (wrong := [lag for lag in lags if lag < 0]):
         raise InputError(f"lag {wrong[0]} looks ahead of the query, which sees nothing there; give lags from 0")
     length = attention.query.shape[-2]
     i = torch.arange(length, device=attention.query.device)
@@ -154,25 +152,20 @@ def by_layer(model: View, streams: MutableMapping[Any, Tensor]) -> Iterator[tupl
     `streams` holds the embeddings [B, T, d] of every chunk, in whatever order the mapping has, and the streams behind each
     block after it. What is given of attention is queries, keys and log-sum-exps, no values and outputs.
     """
-    blocks = model.trace(next(iter(streams.values()))[:1]).blocks
-    for layer, block in enumerate(blocks):
-        running = _through(model, block, streams)
+
+    def through(block: Callable[[Tensor], Tensor]) -> Iterator[Attention]:
+        for name in list(streams):
+            found: list[Attention] = []
+            watch = model.watching(lambda _, attention, found=found: found.append(_without_values(attention)))
+            with watch, torch.no_grad():
+                streams[name] = block(streams[name])
+            yield found.pop()
+
+    for layer, block in enumerate(model.trace(next(iter(streams.values()))[:1]).blocks):
+        running = through(block)
         yield layer, running
         for _ in running:  # what the caller did not ask for
             pass
-
-
-def _through(
-    model: View, block: Callable[[Tensor], Tensor], streams: MutableMapping[Any, Tensor]
-) -> Iterator[Attention]:
-    for name in list(streams):
-        found: list[Attention] = []
-        with (
-            model.watching(lambda _, attention, found=found: found.append(_without_values(attention))),
-            torch.no_grad(),
-        ):
-            streams[name] = block(streams[name])
-        yield found.pop()
 
 
 def run_watched(
@@ -182,11 +175,7 @@ def run_watched(
     edits: Sequence[Edit] = (),
 ) -> None:
     """One pass without gradients, edited, in which `watcher` sees every block's attention, with log-sum-exp and output."""
-
-    def watch(layer: int, attention: Attention) -> None:
-        watcher(layer, completed(attention))
-
-    with model.watching(watch), torch.no_grad():
+    with model.watching(lambda layer, attention: watcher(layer, completed(attention))), torch.no_grad():
         model.residual(embeddings, edits=edits)
 
 

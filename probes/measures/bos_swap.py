@@ -30,8 +30,9 @@ Sources: science of the measurement, section 4, "BOS swap"; [Ruscio], arXiv 2606
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,8 @@ from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check, held
 from .sinks import THRESHOLD, sinks
 
 PROFILE_PROMPTS = 4
-# Of the time, by what is measured; before and after take the same.
-SHARES = {"leakage": 0.5, "sinks": 0.1, "loss": 0.1, "sensitivity": 0.3}
+# When each is measured, as shares of a side's time.
+STAGES = {"leakage": (0.0, 0.5), "sinks": (0.5, 0.6), "loss": (0.6, 0.7), "sensitivity": (0.7, 1.0)}
 LEAST = {"bootstrap": 0, "seed": 0, "profile_prompts": 1, "products": 2}
 LOGITS_AT_ONCE = 1 << 24  # next-token logits: 64 MiB in float32
 
@@ -133,15 +134,15 @@ def bos_swap(
         other = ", ".join(name for name in key if before.of.get(name) != key[name])
         raise InputError(f"before was measured with other {other}; measure it with the same, or leave it out")
     view = swapped(model, replacement, seed=seed)
-    chosen = view.replacement
     drawn = resampling(len(tokens), bootstrap, seed, documents)
-    report = _Stages(progress, runs=2 if before is None else 1)
+    half = 0.5 if before is None else 0.0  # of the work, before the swap
     if before is None:
         with within("before"):
-            before = _state(model, tokens, options, drawn, report)
+            before = _state(model, tokens, options, drawn, part(progress, 0.0, half))
     with within("after"):
-        states = {"before": before, "after": _state(view, tokens, options, drawn, report)}
-    report.finish()
+        states = {"before": before, "after": _state(view, tokens, options, drawn, part(progress, half, 1.0))}
+    if progress is not None:
+        progress(1.0, 1.0)
     return dataset(
         _variables(states, drawn.double().numpy(), bootstrap > 0),
         tokens=tokens,
@@ -152,8 +153,8 @@ def bos_swap(
             "head": range(model.spec.heads),
             **band_coordinates(options["bands"]),
         },
-        attrs=provenance(model, tokens, measurement="bos_swap", replacement=chosen, **options)
-        | {"replacement": chosen},
+        attrs=provenance(model, tokens, measurement="bos_swap", replacement=view.replacement, **options)
+        | {"replacement": view.replacement},
     )
 
 
@@ -161,41 +162,44 @@ def _variables(
     states: Mapping[str, State], weights: Float[np.ndarray, "resample prompt"], intervals: bool
 ) -> dict[str, tuple[Any, ...]]:
     """The result's variables, of the sides by "before" and "after"; `weights` say how often a resample has each prompt."""
-    leaks, losses = ({when: getattr(one, name) for when, one in states.items()} for name in ("leaks", "losses"))
-
     variables: dict[str, tuple[Any, ...]] = {}
 
     def add(name: str, dims: tuple[str, ...], values: Any, said: str, units: str = "1") -> None:
         variables[name] = Variable(dims, said, units).of(values)
 
-    def changed(
-        name: str, dims: tuple[str, ...], one: Any, other: Any, said: str, units: str, suffix: str = ""
-    ) -> None:
-        """Resamples before and after, and their difference, each with its interval."""
+    def changed(name: str, suffix: str, kind: Callable[[State], Any], variable: Variable) -> list[Any]:
+        """Resamples before and after, and their difference, each with its interval; the first two."""
+        one, other = (kind(side) for side in states.values())
         for when, values in (("before", one), ("after", other), ("change", other - one)):
-            variable = Variable(dims, f"{said}, {when}{' by' if when == 'change' else ''} the swap", units)
-            variables.update(with_ends(f"{name}_{when}{suffix}", variable, values))
+            said = f"{variable.long_name}, {when}{' by' if when == 'change' else ''} the swap"
+            variables.update(with_ends(f"{name}_{when}{suffix}", variable._replace(long_name=said), values))
+        return [one, other]
 
     for form, (dim, of_what, units) in FORMS.items():
-        one, other = (leaks[when][form].mean(-2) for when in states)
-        changed(form, (dim, "layer", "band"), one, other, f"{of_what}, mean over heads", units)
-    for component, kind in (("", "residual"), ("_steady", "steady")):
-        residual = {when: leaks[when][kind][:, 0] for when in states}  # [resample, layer, head, band]
-        included = ", the constant sink taken out" if component else ""
-        for suffix, dims, over in (("", ("layer", "band"), 2), ("_of_model", ("band",), (1, 2))):
-            of_what = f"{'mean over blocks and heads' if suffix else 'mean over heads'}{included}"
-            one, other = (residual[when].mean(over) for when in states)
-            said = f"residual component of leakage, log form, {of_what}"
-            changed(f"residual{component}", dims, one, other, said, "nat^2", suffix)
-            for name, values in zip(("", "_low", "_high")[: 3 if intervals else 1], removed(one, other), strict=False):
-                said = f"fraction of the residual component that the swap removes, {of_what}"
-                add(f"removed{component}{suffix}{name}", dims, values, said)
+        variable = Variable((dim, "layer", "band"), f"{of_what}, mean over heads", units)
+        changed(form, "", lambda side, form=form: side.leaks[form].mean(-2), variable)
+    levels: tuple[tuple[str, tuple[str, ...], Any, str], ...] = (
+        ("", ("layer", "band"), 2, "mean over heads"),
+        ("_of_model", ("band",), (1, 2), "mean over blocks and heads"),
+    )
+    for (end, kind, taken), (suffix, dims, over, of_what) in product(COMPONENTS, levels):
+        said = f"residual component of leakage, log form, {of_what}{taken}"
+        sides = changed(
+            f"residual{end}",
+            suffix,
+            lambda side, kind=kind, over=over: side.leaks[kind][:, 0].mean(over),  # of [resample, layer, head, band]
+            Variable(dims, said, "nat^2"),
+        )
+        for name, values in zip(("", "_low", "_high") if intervals else ("",), removed(*sides), strict=False):
+            said = f"fraction of the residual component that the swap removes, {of_what}{taken}"
+            add(f"removed{end}{suffix}{name}", dims, values, said)
 
-    whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
-    for when, loss in losses.items():
+    losses = [side.losses for side in states.values()]
+    for when, loss in zip(states, losses, strict=True):
         said = f"next-token loss, mean over prompts, {when} the swap"
         add(f"loss_{when}", ("position",), _padded(loss.mean(0)), said, "nat")
-    change = whole @ (losses["after"] - losses["before"])  # [resample, position]
+    whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
+    change = whole @ (losses[1] - losses[0])  # [resample, position]
     by_position = Variable(("position",), "change of the next-token loss by the swap", "nat")
     variables |= with_ends("loss_change", by_position, _padded(change))
     change = change[:, 1:]
@@ -204,14 +208,18 @@ def _variables(
         change = change[:, known] if known.any() else change
     of_model = Variable((), "the same, mean over positions from 1 on", "nat")
     variables |= with_ends("loss_change_of_model", of_model, change.mean(1))
-    for when, state_then in states.items():
-        sink, profile = state_then.sink, state_then.profile
-        add(f"alpha_{when}", ("layer", "head"), sink.alpha.values, f"mean weight on position 0 [Gu], {when} the swap")
+    for when, side in states.items():
+        add(
+            f"alpha_{when}",
+            ("layer", "head"),
+            side.sink.alpha.values,
+            f"mean weight on position 0 [Gu], {when} the swap",
+        )
         rate = f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0, {when} the swap"
-        add(f"sink_rate_{when}", ("layer",), sink.sink_rate.values, rate)
+        add(f"sink_rate_{when}", ("layer",), side.sink.sink_rate.values, rate)
         norm = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap"
-        add(f"sensitivity_{when}", ("position",), profile.mean, norm)
-        add(f"sensitivity_{when}_stderr", ("position",), profile.stderr, f"standard error: {norm}")
+        add(f"sensitivity_{when}", ("position",), side.profile.mean, norm)
+        add(f"sensitivity_{when}_stderr", ("position",), side.profile.stderr, f"standard error: {norm}")
     return variables
 
 
@@ -229,11 +237,11 @@ def state(
         InputError: as `bos_swap`.
     """
     options = _options(model, tokens, **options)
-    report = _Stages(progress, runs=1)
     drawn = resampling(len(tokens), options["bootstrap"], options["seed"], documents)
     with within("before"):
-        found = _state(model, tokens, options, drawn, report)
-    report.finish()
+        found = _state(model, tokens, options, drawn, progress)
+    if progress is not None:
+        progress(1.0, 1.0)
     return found
 
 
@@ -259,28 +267,19 @@ def _options(
 
 def _key(model: View, tokens: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
     """What two sides of a swap share."""
-    found = model.identity
-    return {
-        "weights": found.weights,
-        "backend": found.backend,
-        "dtype": found.dtype,
-        "tokens": tokens_hash(tokens),
-    } | dict(options)
+    shared = {name: getattr(model.identity, name) for name in ("weights", "backend", "dtype")}
+    return shared | {"tokens": tokens_hash(tokens)} | dict(options)
 
 
-def _state(model: View, tokens: Tensor, options: Mapping[str, Any], drawn: Tensor, report: _Stages) -> State:
-    found = splits(model, tokens, options["bands"], options["lags"], drawn, report.of("leakage"))
+def _state(model: View, tokens: Tensor, options: Mapping[str, Any], drawn: Tensor, progress: Progress | None) -> State:
+    heard = {name: part(progress, *stage) for name, stage in STAGES.items()}
+    found = splits(model, tokens, options["bands"], options["lags"], drawn, heard["leakage"])
     leaks = {name: found[form] for name, form in LEAKS.items()}
-    sink = sinks(model, tokens, keys=(0,), per_prompt=False, progress=report.of("sinks")).isel(key=0)
-    losses = _losses(model, tokens, report.of("loss"))
-    profile = jacobian(
-        model,
-        tokens[: options["profile_prompts"]],
-        method="sketch",
-        products=options["products"],
-        seed=options["seed"],
-        progress=report.of("sensitivity"),
-    )
+    sink = sinks(model, tokens, keys=(0,), per_prompt=False, progress=heard["sinks"]).isel(key=0)
+    losses = _losses(model, tokens, heard["loss"])
+    given = {name: options[name] for name in ("products", "seed")}
+    first = tokens[: options["profile_prompts"]]
+    profile = jacobian(model, first, method="sketch", **given, progress=heard["sensitivity"])
     return State(_key(model, tokens, options), leaks, sink, losses, mean_profile(profile.sensitivity, profile.stderr))
 
 
@@ -290,6 +289,8 @@ FORMS = {
     "source": ("source", "leakage, log form, Shapley value", "nat^2"),
     "weight": ("source", "leakage, weight form, Shapley value", "1"),
 }
+# V(X): the end of its name, what it is in `LEAKS`, and what it leaves out.
+COMPONENTS = (("", "residual", ""), ("_steady", "steady", ", the constant sink taken out"))
 # What `probes.leakage` calls them, and V(X).
 LEAKS = {
     "leakage": "log_form",
@@ -311,12 +312,13 @@ def removed(
     with np.errstate(divide="ignore", invalid="ignore"):
         fraction = np.where(same, 0.0, 1 - after / before)
     estimate = np.where(same | there, fraction, np.nan)[0]
-    ends = []
-    for percent, outside, method in zip(INTERVAL, (-np.inf, np.inf), ("lower", "higher"), strict=True):
+
+    def end(percent: float, outside: float, method: Any) -> np.ndarray:
         found = np.where(same | there, fraction, outside)[1:]
-        end = np.percentile(found, percent, axis=0, method=method) if len(found) else np.full_like(estimate, np.nan)
-        ends.append(np.where(np.isnan(estimate), np.nan, end))
-    return estimate, ends[0], ends[1]
+        at = np.percentile(found, percent, axis=0, method=method) if len(found) else np.nan
+        return np.where(np.isnan(estimate), np.nan, at)
+
+    return estimate, end(INTERVAL[0], -np.inf, "lower"), end(INTERVAL[1], np.inf, "higher")
 
 
 def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "... position"]:
@@ -345,10 +347,8 @@ def _losses(
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             loss = functional.cross_entropy(logits, targets[at], reduction="none").double()
             excluded = torch.isneginf(logits.gather(-1, targets[at][:, None])[:, 0])
-            if excluded.any():  # by the head, whatever it reads; one value out of range is a fault
-                excluded &= torch.isneginf(logits).all(0)[targets[at]]
-                loss, never[at] = loss.masked_fill(excluded, torch.nan), excluded.cpu().numpy()
-            found[at] = loss.cpu().numpy()
+            excluded &= torch.isneginf(logits).all(0)[targets[at]]  # whatever it reads; a single one is a fault
+            found[at], never[at] = loss.masked_fill(excluded, torch.nan).cpu().numpy(), excluded.cpu().numpy()
         report()
         return {"loss": found, "never": never}
 
@@ -361,23 +361,6 @@ def _losses(
             "check its weights, or use dtype float32 or float64"
         )
     return found
-
-
-class _Stages:
-    """The stages of a swap, one after the other, as shares of the work."""
-
-    def __init__(self, progress: Progress | None, runs: int) -> None:
-        self.progress, self.runs, self.begun = progress, runs, 0.0
-
-    def of(self, stage: str) -> Progress | None:
-        """What the next run of a stage reports to."""
-        start, self.begun = self.begun, self.begun + SHARES[stage] / self.runs
-        return part(self.progress, start, self.begun)
-
-    def finish(self) -> None:
-        """All is done."""
-        if self.progress is not None:
-            self.progress(1.0, 1.0)
 
 
 def memory(model: View, prompts: int, length: int, **options: Any) -> int:

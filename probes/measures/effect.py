@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -26,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..models.view import Attention, Edit, Trace, View
+from ..models.view import Attention, Edit, View
 from ..run.memory import Retry, share_of
 from ..run.resume import Piece, each
 from .attention import columns
@@ -113,72 +114,54 @@ def effects(
     for layer, head in heads:
         by_layer[layer].append(head)
 
-    def measured(n: int) -> Piece:
-        return retry(lambda: _of_prompt(model, tokens[n : n + 1], by_layer, report))
-
     def before(own: Iterable[int]) -> None:
         expect(len(list(own)) * passes(model, heads))
 
+    def measured(n: int) -> Piece:
+        return retry(lambda: _of_prompt(model, tokens[n : n + 1], by_layer, report))
+
     pieces = each("effect", len(tokens), measured, before=before)
     return {name: pieces.stacked(name) for name in ("effect", "loss_change")}
-
-
-class _Removing:
-    """What each head of a prompt takes from position 0, seen in one pass, and the heads it is removed from in later ones."""
-
-    def __init__(self, model: View) -> None:
-        self.terms: dict[int, Tensor] = {}  # by block, [H, T, c]
-        self.heads: Tensor | None = None  # a head for each row of the batch; None: nothing is removed
-        self.edits = [
-            Edit("output", layer, lambda output, layer=layer: self._removed(layer, output))
-            for layer in range(model.spec.blocks)
-        ]
-
-    def watch(self, layer: int, attention: Attention) -> None:
-        """Keep `A_i0 v_0` of the queries i >= 1."""
-        weights = columns(attention, (0,))[0]  # [H, T, 1]
-        weights[:, 0] = 0
-        value = attention.value[0, :, :1]
-        self.terms[layer] = (weights * value.to(weights.dtype)).to(value.dtype)
-
-    def _removed(self, layer: int, output: Float[Tensor, "row head position c"]) -> Tensor:
-        if self.heads is None:
-            return output
-        rows, changed = torch.arange(len(self.heads), device=output.device), output.clone()
-        changed[rows, self.heads] -= self.terms[layer][self.heads]
-        return changed
 
 
 @torch.no_grad()
 def _of_prompt(
     model: View, tokens: Int[Tensor, "one position"], by_layer: dict[int, list[int]], report: Callable[[float], Any]
 ) -> Piece:
-    shape, length = (model.spec.blocks, model.spec.heads), tokens.shape[1]
-    found = {name: np.full(shape, np.nan) for name in ("effect", "loss_change")}
-    removing = _Removing(model)
-    with model.watching(removing.watch):
-        trace = model.trace(model.embed(tokens), edits=removing.edits)
+    blocks = model.spec.blocks
+    found = {name: np.full((blocks, model.spec.heads), np.nan) for name in ("effect", "loss_change")}
+    terms: dict[int, Tensor] = {}  # `A_i0 v_0` of the queries i >= 1, by block, [H, T, c]
+    removed: list[int] = []  # a head for each row of the batch; while there is none, nothing is removed
+
+    def watch(layer: int, attention: Attention) -> None:
+        weights = columns(attention, (0,))[0]  # [H, T, 1]
+        weights[:, 0] = 0
+        value = attention.value[0, :, :1]
+        terms[layer] = (weights * value.to(weights.dtype)).to(value.dtype)
+
+    def without(layer: int, output: Float[Tensor, "row head position c"]) -> Tensor:
+        if removed:
+            output = output.clone()
+            output[list(range(len(removed))), removed] -= terms[layer][removed]
+        return output
+
+    with model.watching(watch):
+        edits = [Edit("output", layer, partial(without, layer)) for layer in range(blocks)]
+        trace = model.trace(model.embed(tokens), edits=edits)
     report(1.0)
-    size = share_of(max(1, ROWS // length))
+    size = share_of(max(1, ROWS // tokens.shape[1]))
     for layer, own in by_layer.items():
         for start in range(0, len(own), size):
             some = own[start : start + size]
-            removing.heads = torch.tensor(some, device=model.device)
-            last = _from_block(trace, layer, removing, len(some))
-            removing.heads = None
-            divergence, loss = _compared(model, torch.cat([trace.residual[-1], last]), tokens[0])
+            removed.extend(some)
+            stream = trace.blocks[layer](trace.residual[layer].expand(len(some), -1, -1))
+            removed.clear()  # from this block alone
+            for block in trace.blocks[layer + 1 :]:
+                stream = block(stream)
+            divergence, loss = _compared(model, torch.cat([trace.residual[-1], stream]), tokens[0])
             found["effect"][layer, some], found["loss_change"][layer, some] = divergence, loss
-            report(len(some) * (model.spec.blocks - layer) / model.spec.blocks)
+            report(len(some) * (blocks - layer) / blocks)
     return found
-
-
-def _from_block(trace: Trace, layer: int, removing: _Removing, rows: int) -> Float[Tensor, "row position d"]:
-    """The stream behind the last block, each row without what its head of block `layer` takes from position 0."""
-    stream = trace.blocks[layer](trace.residual[layer].expand(rows, -1, -1))
-    removing.heads = None  # of this block alone
-    for block in trace.blocks[layer + 1 :]:
-        stream = block(stream)
-    return stream
 
 
 def _compared(

@@ -53,6 +53,7 @@ NEGLIGIBLE = 1e-5  # of columns of length 1, a direction as short as this is rou
 LEAST_PROBES = 8  # below it the standard error rests on too few pairs
 KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too; of E's, to be pushed
 ENGINES = ("autograd", "parts")
+SUMS = ("exact", "probed", "pairs")  # of `Estimate`, over directions
 
 
 @dataclass
@@ -61,8 +62,8 @@ class Estimate:
 
     width: int
     generator: torch.Generator
-    basis: Tensor | None = None  # [d, m]: exact directions
-    probes: Tensor | None = None  # [d, p]: orthonormal, in the complement of the basis
+    basis: Tensor  # [d, m]: exact directions
+    probes: Tensor  # [d, p]: orthonormal, in the complement of the basis
     exact: Tensor | None = None
     probed: Tensor | None = None  # sum over probes
     pairs: Tensor | None = None  # sum over pairs of S_kl^2
@@ -70,11 +71,17 @@ class Estimate:
     pair_count: int = 0
     products: float = 0.0
     basis_cost: float = 0.0
-    scalar: bool = field(default=False)
+    scalar: bool = False
     used: set[str] = field(default_factory=set)
     scales: Tensor | None = None  # `Prompt.scales`
     # Of what earlier pieces hold: directions of the basis, probes, and chunks of `kept`.
     taken: tuple[int, int, int] = (0, 0, 0)
+
+    @classmethod
+    def of(cls, width: int, seed: int) -> Estimate:
+        """Without any product."""
+        nothing = torch.zeros(width, 0, dtype=torch.float64)
+        return cls(width, torch.Generator().manual_seed(seed), nothing, nothing)
 
     def piece(self, *, goes_on: bool = False) -> Piece:
         """What is kept of the prompt. With `goes_on` also what `take` needs beside the earlier pieces."""
@@ -87,47 +94,41 @@ class Estimate:
         }
         if self.scales is not None:
             piece["scales"] = self.scales.numpy()
-        if not goes_on:
-            return piece
-        piece |= {"left": np.array(self.left), "probes": np.array(0 if self.probes is None else self.probes.shape[1])}
-        if self.left == 0:
+        if goes_on:
+            piece |= {"left": np.array(self.left), "probes": np.array(self.probes.shape[1])}
+        if not goes_on or self.left == 0:
             return piece
         directions, probes, chunks = self.taken
-        own: dict[str, Tensor | None] = {
+        own = {
             "generator": self.generator.get_state(),
-            "basis": None if self.basis is None else self.basis[:, directions:],
-            "probes": None if self.probes is None else self.probes[:, probes:],
-            "exact": self.exact,
-            "probed": self.probed,
-            "pairs": self.pairs,
+            "basis": self.basis[:, directions:],
+            "probes": self.probes[:, probes:],
+            **{name: getattr(self, name) for name in SUMS},
             "pair_count": torch.tensor(self.pair_count),
+            **{f"kept{n}": pulled for n, pulled in enumerate(self.kept[chunks:])},
         }
-        own |= {f"kept{n}": pulled for n, pulled in enumerate(self.kept[chunks:])}
         return piece | {OWN + name: _bits(x) for name, x in own.items() if x is not None}
 
     def take(self, piece: Piece) -> None:
         """Restore the estimate to the point where it gave this piece; earlier pieces come first."""
         own = {name.removeprefix(OWN): _numbers(x) for name, x in piece.items() if name.startswith(OWN)}
         self.generator.set_state(own["generator"])
-        for name in ("basis", "probes"):
-            if name in own:
-                known = getattr(self, name)
-                setattr(self, name, own[name] if known is None else torch.cat([known, own[name]], 1))
-        self.exact, self.probed, self.pairs = (own.get(name) for name in ("exact", "probed", "pairs"))
+        for name in {"basis", "probes"} & own.keys():
+            setattr(self, name, torch.cat([getattr(self, name), own[name]], 1))
+        for name in SUMS:
+            setattr(self, name, own.get(name))
         self.pair_count = int(own["pair_count"])
-        chunks = sum(name.startswith("kept") for name in own)
-        self.kept += [own[f"kept{n}"] for n in range(chunks)]
+        self.kept += [own[f"kept{n}"] for n in range(sum(name.startswith("kept") for name in own))]
         self.products, self.basis_cost = float(piece["products"]), float(piece["basis_products"])
         self.used = {engine for engine, was in zip(ENGINES, piece["engines"], strict=True) if was}
-        columns = (0 if x is None else x.shape[1] for x in (self.basis, self.probes))
-        self.taken = (*columns, len(self.kept))  # type: ignore[assignment]
+        self.taken = self.basis.shape[1], self.probes.shape[1], len(self.kept)
 
     def add_exact(self, prompt: Prompt, directions: Tensor, report: Report, *, keep: bool = False) -> Tensor | None:
         """Add orthonormal directions [d, m] of the readout to the exact part.
 
         With `keep` the pulled ones come back, [source, k, position, d]: as many as `KEPT_BYTES` hold, one at least.
         """
-        self.basis = directions if self.basis is None else torch.cat([self.basis, directions], 1)
+        self.basis = torch.cat([self.basis, directions], 1) if self.basis.shape[1] else directions
         kept: list[Tensor] = []
         for pulled in self._pull(prompt, directions, report):
             squared = pulled.pow(2).sum((1, 3), dtype=torch.float64).cpu()
@@ -151,9 +152,8 @@ class Estimate:
 
     def add_probes(self, prompt: Prompt, count: int, report: Report) -> None:
         """Add Haar-random probes, orthonormal to the basis and to each other."""
-        known = [x for x in (self.basis, self.probes) if x is not None]
-        fresh = _orthonormal_to(torch.cat(known, 1) if known else None, self.width, count, self.generator)
-        self.probes = fresh if self.probes is None else torch.cat([self.probes, fresh], 1)
+        fresh = _orthonormal_to(torch.cat([self.basis, self.probes], 1), count, self.generator)
+        self.probes = torch.cat([self.probes, fresh], 1)
         for pulled in self._pull(prompt, fresh, report):
             own = pulled.pow(2).sum((1, 3), dtype=torch.float64).cpu()
             self.probed = own if self.probed is None else self.probed + own
@@ -182,26 +182,20 @@ class Estimate:
     @property
     def left(self) -> int:
         """Directions neither in the basis nor probed."""
-        return self.width - sum(x.shape[1] for x in (self.basis, self.probes) if x is not None)
+        return self.width - self.basis.shape[1] - self.probes.shape[1]
 
     def squared(self) -> Tensor:
         """The unbiased estimate of ||J_j||_F^2."""
-        total = torch.zeros(()) if self.exact is None else self.exact
-        if self.probed is None or self.probes is None:
-            return total
-        probes = self.probes.shape[1]
-        return total + self.probed * (self.left + probes) / probes
+        total, probes = torch.zeros(()) if self.exact is None else self.exact, self.probes.shape[1]
+        return total if self.probed is None else total + self.probed * (self.left + probes) / probes
 
     def variance(self) -> Tensor:
         """Its variance, estimated and widened for that; zero when every direction was taken, NaN when nothing tells."""
-        like = self.squared()
-        if self.scalar:
-            return torch.full_like(like, math.nan)
-        if self.left == 0:
+        like, probes = self.squared(), self.probes.shape[1]
+        if self.left == 0 and not self.scalar:
             return torch.zeros_like(like)
-        if self.pairs is None or self.probes is None or self.pair_count == 0:
+        if self.scalar or self.pairs is None or self.pair_count == 0:
             return torch.full_like(like, math.nan)
-        probes = self.probes.shape[1]
         dimension = self.left + probes
         unbiased = 2 * dimension * (dimension - probes) / probes * self.pairs / self.pair_count
         widening = float(stdtrit(probes - 1, 0.975) / ndtri(0.975))
@@ -213,12 +207,11 @@ def _gram_squares(a: Tensor, b: Tensor) -> Float[Tensor, "layer position"]:
     return torch.einsum("lkpd,lmpd->lpkm", a, b).double().pow(2).sum((-2, -1)).cpu()
 
 
-def _orthonormal_to(known: Tensor | None, width: int, count: int, generator: torch.Generator) -> Tensor:
-    """[width, count] Haar-distributed orthonormal columns in the complement of `known` (orthonormal columns)."""
-    fresh = torch.randn(width, count, generator=generator, dtype=torch.float64)
+def _orthonormal_to(known: Float[Tensor, "d m"], count: int, generator: torch.Generator) -> Float[Tensor, "d count"]:
+    """Haar-distributed orthonormal columns in the complement of `known` (orthonormal columns)."""
+    fresh = torch.randn(len(known), count, generator=generator, dtype=torch.float64)
     for _ in range(2):  # twice: one projection leaves rounding of the order of what it removed
-        if known is not None:
-            fresh = fresh - known @ (known.T @ fresh)
+        fresh = fresh - known @ (known.T @ fresh)
         fresh, upper = torch.linalg.qr(fresh)
         fresh = fresh * upper.diagonal().sign()  # Householder's signs are not Haar's
     return fresh
@@ -226,9 +219,8 @@ def _orthonormal_to(known: Tensor | None, width: int, count: int, generator: tor
 
 def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Report) -> None:
     """Spend `budget` products on one prompt: on a basis, found as the module's text says, and on probes."""
-    width = estimate.width
-    if budget >= width:
-        estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64), report)
+    if budget >= estimate.width:
+        estimate.add_exact(prompt, torch.eye(estimate.width, dtype=torch.float64), report)
         return
     spent = estimate.products
     size = min(round(BASIS_SHARE * budget), int((1 - OWN_SHARE) * budget - LEAST_PROBES) // 3)
@@ -254,18 +246,17 @@ def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: R
     if found is not None:
         images, cost = found
         estimate.searched(cost, report)
-        start = _leading(images.double().cpu().T, size)
+        start = _leading(images.double().cpu().T, size, estimate.basis)
         if start.shape[1] > 0:
             return start
-    return _orthonormal_to(None, estimate.width, size, estimate.generator)
+    return _orthonormal_to(estimate.basis, size, estimate.generator)
 
 
-def _leading(images: Float[Tensor, "d k"], size: int, known: Tensor | None = None) -> Float[Tensor, "d m"]:
+def _leading(images: Float[Tensor, "d k"], size: int, known: Float[Tensor, "d m"]) -> Float[Tensor, "d some"]:
     """At most `size` orthonormal leading directions of these columns, made equally long, in the complement of `known`."""
     images = images / images.norm(dim=0).clamp_min(torch.finfo(images.dtype).tiny)
     for _ in range(2):  # twice: as in `_orthonormal_to`
-        if known is not None:
-            images = images - known @ (known.T @ images)
+        images = images - known @ (known.T @ images)
         left, values, _ = torch.linalg.svd(images, full_matrices=False)
         images = left[:, :size][:, values[:size] > NEGLIGIBLE]
     return images

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import InputError
 from ..models.view import View
@@ -80,13 +80,11 @@ def _split_band(
     draws = len(drawn) if few else max(1, NUMBERS_AT_ONCE // numbers)
     found = []
     for start in range(0, heads, some):
-        own, every, shuffled = slice(start, start + some), [], None
+        every = []
         for part in drawn.split(draws):
-            made = _Drawn(sampled, number, at, own, part, few=few)
-            shuffled = _shuffled(made) if shuffled is None else shuffled
-            every.append(_forms(made))
-        assert shuffled is not None
-        found.append({name: torch.cat([one[name] for one in every]) for name in every[0]} | {"shuffled": shuffled})
+            made = _Drawn(sampled, number, at, slice(start, start + some), part, few=few)
+            every.append(_forms(made) | ({} if every else {"shuffled": _shuffled(made)}))
+        found.append({name: torch.cat([one[name] for one in every if name in one]) for name in every[0]})
     return {name: torch.cat([one[name] for one in found], -1) for name in found[0]}
 
 
@@ -101,13 +99,10 @@ def _quantities(
     """Rows: `OF_LAGS`, each for all lags, and `OF_QUERIES`; of band `number`, which is `at` these queries."""
     logits = samples.logits[:, heads, :, at]
     toeplitz = logits + half.shift[heads, :, at]
-    z, m, sink, through_sink, through_mask = (
-        x[:, heads, None, at]
-        for x in (samples.normalizer, samples.of_mask, samples.with_sink, samples.through_sink, samples.through_mask)
-    )
-    constant, through_constant = (
-        x[:, heads, None, number, at] for x in (samples.with_constant, samples.through_constant)
-    )
+    z, m, sink = (x[:, heads, None, at] for x in (samples.normalizer, samples.of_mask, samples.with_sink))
+    through_sink, through_mask = (x[:, heads, None, at] for x in (samples.through_sink, samples.through_mask))
+    of_band = (samples.with_constant, samples.through_constant)
+    constant, through_constant = (x[:, heads, None, number, at] for x in of_band)
     # Denominators whose mean over the half's prompts is its mean over the band at every query.
     steady_z, steady_terms = (
         mean - mean.mean(-1, keepdim=True) for mean in (half.normalizer[heads, at], half.of_mask[heads, at])
@@ -137,20 +132,15 @@ class _Drawn:
         *,
         few: bool,
     ) -> None:
-        found = []
+        values, weights = [], []
         for half, own in zip(sampled.halves, halves_of(drawn.shape[1]), strict=True):
-            weights = drawn[:, own].to(half.shift)
-            weights = weights / weights.sum(1, keepdim=True)
+            counts = drawn[:, own].to(half.shift)
+            weights.append(counts / counts.sum(1, keepdim=True))
             rows = (_quantities(samples, half, number, at, heads) for samples in half.chunks)
-            found.append((weights, torch.cat(list(rows)) if few else _weighed(weights, rows)))
-        most = max(len(rows) for _, rows in found)  # halves of an odd number of prompts differ by one
-        padded = [
-            functional.pad(x, (0, 0) * (x.ndim - 1) + (0, most - len(x))) if len(x) < most else x for _, x in found
-        ]
-        self.values = torch.stack(padded)
-        self._weights = None
-        if few:
-            self._weights = torch.stack([functional.pad(w, (0, most - w.shape[1])) for w, _ in found])
+            values.append(torch.cat(list(rows)) if few else _weighed(weights[-1], rows))
+        # Halves of an odd number of prompts differ by one: rows and weights of zeros.
+        self.values = pad_sequence(values, batch_first=True)
+        self._weights = pad_sequence([w.T for w in weights], batch_first=True).mT.contiguous() if few else None
         self.lags = sampled.halves[0].shift.shape[1]
 
     def __getitem__(self, name: str) -> Float[Tensor, "half row head lag query"]:
@@ -158,8 +148,8 @@ class _Drawn:
         if name in OF_LAGS:
             start = OF_LAGS.index(name) * self.lags
             return self.values[..., start : start + self.lags, :]
-        start = len(OF_LAGS) * self.lags + OF_QUERIES.index(name)
-        return self.values[..., start : start + 1, :]
+        at = len(OF_LAGS) * self.lags + OF_QUERIES.index(name)
+        return self.values[..., at : at + 1, :]
 
     def means(self, name: str) -> Float[Tensor, "half head lag query"]:
         """Over the prompts as they are."""
@@ -238,10 +228,9 @@ def _forms(drawn: _Drawn) -> dict[str, Float[Tensor, "resample entry head"]]:
         "log_rest": (rest,),
         "log_neither": (neither,),  # the mask's mean, made constant over the band, is no part of a covariance
     }
-    both, only_mask, neither = (covariance(a, a) for a in (drawn["both"], drawn["only mask"], drawn["neither"]))
-    for form, name in (("weight", "only residual"), ("terms", "only residual, terms")):
-        a = drawn[name]
-        only_residual = covariance(a, a)
+    cells = ("both", "only mask", "neither", "only residual", "only residual, terms")
+    both, only_mask, neither, *residuals = (covariance(x, x) for x in map(drawn.__getitem__, cells))
+    for form, only_residual in zip(("weight", "terms"), residuals, strict=True):
         mask = (only_mask - neither + both - only_residual) / 2
         residual = (only_residual - neither + both - only_mask) / 2
         found[f"{form}_form"] = (both, only_mask, only_residual, neither)

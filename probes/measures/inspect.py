@@ -154,18 +154,18 @@ def inspect(
         raise InputError(f"products={products} has no use with of={of}: one product is exact; leave it out")
 
     def measured(view: View, ids: Tensor, heard: Progress | None = None, *, method: str = "sketch") -> xr.Dataset:
+        of_text: Any = {"readout": "logits", "progress": heard}
         if isinstance(chosen, int):
-            found = jacobian(readout(view, ids, chosen), ids, method="scalar", readout="logits", progress=heard)
+            found = jacobian(readout(view, ids, chosen), ids, method="scalar", **of_text)
             return found.assign(stderr=found["stderr"] * 0).fillna({"stderr": 0.0})  # the only direction there is
-        how: Any = {"method": method, "products": products, "seed": seed, "progress": heard}
-        return jacobian(readout(view, ids, chosen), ids, readout="logits", **how)
+        how: Any = {"method": method, "products": products, "seed": seed}
+        return jacobian(readout(view, ids, chosen), ids, **how, **of_text)
 
     own = measured(model, tokens, part(progress, 0.0, MEASURED), method=method)
     sensitivity = own["sensitivity"].values[0].astype(float)
     windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens if baseline == "text" else None
-    found, by, drawn = _baseline(
-        model, tokens, windows, chosen, baseline, measured, seeds, initialization, part(progress, MEASURED, 1.0)
-    )
+    rest_of = part(progress, MEASURED, 1.0)
+    found, by, drawn = _baseline(model, tokens, windows, chosen, baseline, measured, seeds, initialization, rest_of)
     if progress is not None:
         progress(1.0, 1.0)
 
@@ -176,50 +176,39 @@ def inspect(
     unit = "1" if chosen == "logits" else "sqrt(nat) per unit of embedding"
     label = {"prediction": "||F^(1/2) J_j||_F / sqrt(d)", "logits": "||J_j||_F / sqrt(d)"}
     name, at = label.get(str(chosen), "||d log p_v / dx_j|| / sqrt(d)"), ("position",)
-    return dataset(
-        {
-            "sensitivity": Variable(at, name, unit).of(sensitivity),
-            "stderr": Variable(at, "its standard error", unit).of(own["stderr"].values[0]),
-            "baseline": Variable(at, f"baseline '{baseline}', scaled", unit).of(scaled),
-            "ratio": Variable(at, "sensitivity / baseline").of(ratio),
-            "share": Variable(("part",), "share of the squared sensitivity").of(shares[0]),
-            "baseline_share": Variable(("part",), "share of the squared baseline").of(shares[1]),
-            "probability": Variable(("rank",), "of the next token").of(best.values.exp()),
-        },
-        tokens=tokens,
-        coords={
-            "token": (("position",), pieces),
-            "part_of": (("position",), parts),
-            "part": list(PARTS),
-            "next_id": (("rank",), best.indices),
-            "next_token": (("rank",), [token_name(model.tokenizer, int(i)) for i in best.indices]),
-        },
-        attrs=provenance(
-            model,
-            tokens,
-            measurement="inspect",
-            of=of,
-            baseline=baseline,
-            method="exact" if isinstance(chosen, int) else method,
-            products=products,
-            first=first,
-            seeds=seeds if baseline == "init" else None,
-            seed=seed,
-        )
-        | origin
-        | ({} if drawn is None else {"initialization": drawn})
-        | {
-            "engine": own.attrs["engine"],
-            "text": json.dumps(text),
-            "baseline_by": by,
-            "rule": (
-                "sink: position 0; recency: the last position and those before it while the "
-                f"{'sensitivity' if baseline == 'none' else 'baseline'} is above {RECENCY:g} times its middle's median"
-            ),
-            "entropy": float(-(log_p.exp() * log_p.clamp_min(-1e4)).sum()),
-            "trend": spearman(np.flatnonzero(rest), ratio[rest]) if rest.sum() > 1 else math.nan,
-        },
-    )
+    variables = {
+        "sensitivity": Variable(at, name, unit).of(sensitivity),
+        "stderr": Variable(at, "its standard error", unit).of(own["stderr"].values[0]),
+        "baseline": Variable(at, f"baseline '{baseline}', scaled", unit).of(scaled),
+        "ratio": Variable(at, "sensitivity / baseline").of(ratio),
+        "share": Variable(("part",), "share of the squared sensitivity").of(shares[0]),
+        "baseline_share": Variable(("part",), "share of the squared baseline").of(shares[1]),
+        "probability": Variable(("rank",), "of the next token").of(best.values.exp()),
+    }
+    coords = {
+        "token": (at, pieces),
+        "part_of": (at, parts),
+        "part": list(PARTS),
+        "next_id": (("rank",), best.indices),
+        "next_token": (("rank",), [token_name(model.tokenizer, int(i)) for i in best.indices]),
+    }
+    options = {"of": of, "baseline": baseline, "method": "exact" if isinstance(chosen, int) else method}
+    options |= {"products": products, "first": first, "seeds": seeds if baseline == "init" else None, "seed": seed}
+    read_off = "sensitivity" if baseline == "none" else "baseline"
+    attrs = {
+        "engine": own.attrs["engine"],
+        "text": json.dumps(text),
+        "baseline_by": by,
+        "rule": (
+            "sink: position 0; recency: the last position and those before it while the "
+            f"{read_off} is above {RECENCY:g} times its middle's median"
+        ),
+        "entropy": float(-(log_p.exp() * log_p.clamp_min(-1e4)).sum()),
+        "trend": spearman(np.flatnonzero(rest), ratio[rest]) if rest.sum() > 1 else math.nan,
+    }
+    made = provenance(model, tokens, measurement="inspect", **options) | origin
+    made |= {} if drawn is None else {"initialization": drawn}
+    return dataset(variables, tokens=tokens, coords=coords, attrs=made | attrs)
 
 
 def _baseline(
@@ -241,29 +230,22 @@ def _baseline(
         return np.ones(tokens.shape[1]), "nothing", None
     if baseline == "kernel":
         return _kernel(model, tokens, chosen, progress), "theory", None
-    curves, drawn = [], None
-    if windows is not None:
-        for n, window in enumerate(windows):
-            heard = _told(progress, n, len(windows))
-            curves.append(measured(model, window[None], heard)["sensitivity"].values[0])
-        found = typical(np.stack(curves))
-        reached = found > 0
-        found[reached] = np.exp(smooth_between(np.log(found[reached])))
-        return found, "measurement", None
-    known = all(model.parts(layer) for layer in range(model.spec.blocks))
-    for n in range(seeds):
-        twin = model.reinitialized(n, initialization=initialization)
-        drawn, heard = twin.identity.initialization, _told(progress, n, seeds)
-        curve = (
-            _kernel(twin, tokens, chosen, heard) if known else measured(twin, tokens, heard)["sensitivity"].values[0]
+    known = windows is None and all(model.parts(layer) for layer in range(model.spec.blocks))
+    curves, drawn, count = [], None, seeds if windows is None else len(windows)
+    for n in range(count):
+        heard = part(progress, n / count, (n + 1) / count)
+        if windows is not None:
+            view, ids = model, windows[n : n + 1]
+        else:
+            view, ids = model.reinitialized(n, initialization=initialization), tokens
+            drawn = view.identity.initialization
+        curves.append(
+            _kernel(view, ids, chosen, heard) if known else measured(view, ids, heard)["sensitivity"].values[0]
         )
-        curves.append(curve)
-    return typical(np.stack(curves)), "theory" if known else "measurement", drawn
-
-
-def _told(progress: Progress | None, n: int, count: int) -> Progress | None:
-    """What the n-th of so many equal parts tells."""
-    return part(progress, n / count, (n + 1) / count)
+    found = typical(np.stack(curves))
+    if windows is not None:
+        found[found > 0] = np.exp(smooth_between(np.log(found[found > 0])))
+    return found, "theory" if known else "measurement", drawn
 
 
 def readout(model: View, tokens: Tensor, of: str | int) -> View:

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -131,61 +130,64 @@ def jacobian(
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
     pace, report = paced(model, end, apart.lowest, chunk), Report(progress)
 
-    def prompt(n: int, check: bool) -> Prompt:
-        ids = tokens[n : n + 1, :end]
-        return Prompt(model, ids, readout, layers, apart, pace, check=check, pathway=pathway, query=at)
-
-    worked = _Worker(prompt, lambda error: pace.slow_down(error, model, end), report)
-    planned = _planned(method, budget, width)
     auto = method == "sketch" and budget == "auto"
+    # Products for every prompt; of "auto" those of its first round.
+    most: Any = {"exact": width, "scalar": 1, "sketch": PRODUCTS // 2 if auto else budget}[method]
+    planned, checked = min(width, most), False
 
-    def fresh(n: int) -> Estimate:
-        state = np.random.SeedSequence([seed, n]).generate_state(1)[0]
-        return Estimate(width, torch.Generator().manual_seed(int(state)))
+    def worked(n: int, rounds: Sequence[Pieces], work: Callable[[Estimate, Prompt], None]) -> Piece:
+        """Prompt n's estimate after `work`, again in smaller chunks where memory runs out; the first is checked closely."""
+        nonlocal checked
+        while True:
+            estimate, before = (
+                Estimate.of(width, int(np.random.SeedSequence([seed, n]).generate_state(1)[0])),
+                report.done,
+            )
+            for known in rounds:
+                estimate.take(known[n])
+            ids, check, checked = tokens[n : n + 1, :end], not checked, True
+            prompt = Prompt(model, ids, readout, layers, apart, pace, check=check, pathway=pathway, query=at)
+            try:
+                with prompt.linearized():
+                    work(estimate, prompt)
+                    estimate.scales = prompt.scales()
+                estimate.used |= prompt.used
+                return estimate.piece(goes_on=auto)
+            except (RuntimeError, MemoryError) as error:
+                pace.slow_down(error, model, end)
+            report.done, checked = before, False
 
     def first(estimate: Estimate, prompt: Prompt) -> None:
-        if method == "exact":
-            estimate.add_exact(prompt, torch.eye(width, dtype=torch.float64), report)
-        elif method == "scalar":
+        if method == "scalar":
             estimate.add_scalar(prompt, report)
         else:
             sketch(estimate, prompt, planned, report)
 
     def further(n: int, rounds: Sequence[Pieces], count: int) -> Piece:
-        def begun(n: int) -> Estimate:
-            estimate = fresh(n)
-            for known in rounds:
-                estimate.take(known[n])
-            return estimate
-
-        added = worked(n, begun, lambda estimate, prompt: estimate.add_probes(prompt, count, report))
-        return added.piece(goes_on=True)
+        return worked(n, rounds, lambda estimate, prompt: estimate.add_probes(prompt, count, report))
 
     def expect(numbers: Iterable[int]) -> None:
         report.expect(float(len(list(numbers)) * planned))
 
-    pieces = each("jacobian", len(tokens), lambda n: worked(n, fresh, first).piece(goes_on=auto), before=expect)
+    pieces = each("jacobian", len(tokens), lambda n: worked(n, (), first), before=expect)
     if auto:
         pieces = refined(pieces, further, relative_error, report)
     report.finish()
     used = pieces.stacked("engines")
+    options = {
+        "products": budget if method == "sketch" else most,
+        "relative_error": relative_error if auto else None,
+        "readout": readout,
+        "pathway": pathway,
+        "query": at,
+        "from_layer": from_layer,
+        "seed": seed,
+    }
     made = dataset(
         labelled(VARIABLES, _values(model, pieces, len(layers), length)),
         tokens=tokens,
         coords={"pathway": list(PATHWAYS if pathway == "all" else (pathway,)), "layer": layers},
-        attrs=provenance(
-            model,
-            tokens,
-            measurement="jacobian",
-            method=method,
-            products=budget if method == "sketch" else (width if method == "exact" else 1),
-            relative_error=relative_error if budget == "auto" and method == "sketch" else None,
-            readout=readout,
-            pathway=pathway,
-            query=at,
-            from_layer=from_layer,
-            seed=seed,
-        )
+        attrs=provenance(model, tokens, measurement="jacobian", method=method, **options)
         | {"engine": "+".join(name for n, name in enumerate(ENGINES) if used[:, n].any())}
         | ({} if apart.obstacle is None else {"fallback": apart.obstacle}),
     )
@@ -197,47 +199,16 @@ def _budget(method: Method, products: Any, relative_error: Any, chunk: Any) -> A
     """Products per prompt, of a sketch, once the numbers were found to be such."""
     if products is not None and method != "sketch":
         raise InputError(f"products={products} goes with method 'sketch', not '{method}'; leave it out")
-    budget: int | Literal["auto"] = PRODUCTS if products is None else products
+    budget = PRODUCTS if products is None else products
     if budget != "auto" and not isinstance(budget, int):
         raise InputError(f"products={products} is no number of products; give an integer, or 'auto'")
-    if budget != "auto" and method == "sketch" and budget < 2:
+    if budget != "auto" and budget < 2:
         raise InputError(f"products={budget} is too few for a sketch; give at least 2, or method 'scalar'")
     if not 0 < relative_error < np.inf:
         raise InputError(f"relative_error={relative_error} cannot be reached; give a positive number, as 0.02")
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
     return budget
-
-
-def _planned(method: Method, budget: int | str, width: int) -> int:
-    """Products for every prompt; of "auto" those of its first round."""
-    if method == "sketch":
-        return min(width, PRODUCTS // 2 if budget == "auto" else int(budget))
-    return width if method == "exact" else 1
-
-
-@dataclass
-class _Worker:
-    """Works on one prompt after another: checks the first most closely, and repeats what memory had no room for."""
-
-    prompt: Callable[[int, bool], Prompt]  # (its number, whether to check it most closely)
-    slow_down: Callable[[Exception], None]
-    report: Report
-    checked: bool = False
-
-    def __call__(self, n: int, begun: Callable[[int], Estimate], work: Callable[[Estimate, Prompt], None]) -> Estimate:
-        while True:
-            estimate, prompt, before = begun(n), self.prompt(n, not self.checked), self.report.done
-            self.checked = True
-            try:
-                with prompt.linearized():
-                    work(estimate, prompt)
-                    estimate.scales = prompt.scales()
-                estimate.used |= prompt.used
-                return estimate
-            except (RuntimeError, MemoryError) as error:
-                self.slow_down(error)
-            self.report.done, self.checked = before, False  # out of memory: once more, in smaller chunks
 
 
 def _values(model: View, pieces: Pieces, layers: int, length: int) -> dict[str, Any]:

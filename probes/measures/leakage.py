@@ -85,6 +85,8 @@ Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the spl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -177,18 +179,17 @@ def leakage(
     fresh = int(processes.agreed(nulls.fresh_prompts(model, fresh, len(tokens))))
     share = fresh / len(tokens)  # of the fresh weights' work against the model's
 
-    def told(before: float, size: float) -> Progress:
-        def of_all(done: float | int, total: float | int) -> None:
-            if progress is not None:
-                progress(total * before + size * done, total * (1 + share))
-
-        return of_all
+    def told(before: float, size: float, done: float | int, total: float | int) -> None:
+        if progress is not None:
+            progress(total * before + size * done, total * (1 + share))
 
     beside = {"null_uniform": (nulls.uniform(model, tokens.shape[1], bands)[None], "uniform attention")}
     if fresh:
         of_fresh = {"seed": seed, "initialization": initialization, "bootstrap": bootstrap, "documents": documents}
-        beside["null_fresh"] = nulls.fresh(model, tokens, bands, lags, fresh, progress=told(0.0, share), **of_fresh)
-    found = splits(model, tokens, bands, lags, drawn, told(share, 1.0))
+        beside["null_fresh"] = nulls.fresh(
+            model, tokens, bands, lags, fresh, progress=partial(told, 0.0, share), **of_fresh
+        )
+    found = splits(model, tokens, bands, lags, drawn, partial(told, share, 1.0))
     shuffled = nulls.shuffled(found.pop("shuffled")[0])
     beside["null_shuffled"] = (shuffled[None], "97.5 % quantile under shuffled query labels")
     variables: dict[str, tuple[Any, ...]] = {}
@@ -198,17 +199,17 @@ def leakage(
     for name, values in found.items():  # [resample, entry, layer, head, band]
         entry, long_name, units = VARIABLES[name]
         of_model = values.mean((2, 3))
-        levels: dict[str, tuple[tuple[str, ...], Any]] = {
-            name: (("layer", "head", "band"), values),
-            f"{name}_by_block": (("layer", "band"), values.mean(3)),
-            f"{name}_of_model": (("band",), of_model),
-        }
+        levels: list[tuple[str, tuple[str, ...], Any, str]] = [
+            (name, ("layer", "head", "band"), values, units),
+            (f"{name}_by_block", ("layer", "band"), values.mean(3), units),
+            (f"{name}_of_model", ("band",), of_model, units),
+        ]
         if entry == ("source",):
             total = of_model.sum(1, keepdims=True)
             shares = np.divide(of_model, total, out=np.full_like(of_model, np.nan), where=total > 0)
-            levels[f"{name.removesuffix('_source')}_share_of_model"] = (("band",), shares)
-        for level, (dims, at) in levels.items():
-            variable = Variable(entry + dims, long_name, "1" if "share" in level else units)
+            levels.append((f"{name.removesuffix('_source')}_share_of_model", ("band",), shares, "1"))
+        for level, dims, at, unit in levels:
+            variable = Variable(entry + dims, long_name, unit)
             variables |= with_ends(level, variable, at if entry else at[:, 0], said=False)
     options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed, "fresh": fresh}
     if fresh:
@@ -228,35 +229,30 @@ def leakage(
     )
 
 
+_STREAM = "variance of what the residual stream adds to the log-weights"
+_SINK = "variance of what position 0 adds to the log-denominator"
+_SHAPLEY, _TERMS = "log form, Shapley value of each source", "weight form, the mask taken as the number of terms alone"
+_TABLE = {
+    "log_form": ("part", "leakage, log form, and its parts"),
+    "log_source": ("source", f"leakage, {_SHAPLEY}"),
+    "log_stream": ("", _STREAM),
+    "log_noise": ("", "sampling noise that an uncorrected variance would add"),
+    "steady_source": ("source", f"leakage, {_SHAPLEY}, the constant sink on the mask's side"),
+    "steady_stream": ("", f"{_STREAM}, the constant sink taken out"),
+    "log_sink": ("", _SINK),
+    "sink_constant": ("", f"{_SINK} with its mean logit held constant"),
+    "sink_varying": ("", "variance of what position 0's mean logit adds by changing with the query"),
+    "log_rest": ("", "variance of what the rest of the residual stream adds to the log-denominator"),
+    "log_neither": ("", "leakage, log form, with both sources removed"),
+    "weight_form": ("cell", "leakage, weight form, by the sources that are on"),
+    "weight_source": ("source", "leakage, weight form, Shapley value of each source and what is left without"),
+    "terms_form": ("cell", f"leakage, {_TERMS}, by the sources that are on"),
+    "terms_source": ("source", f"leakage, {_TERMS}, Shapley values"),
+}
 # By form and part; dimensions before [layer, head, band].
 VARIABLES = {
-    "log_form": Variable(("part",), "leakage, log form, and its parts", "nat^2"),
-    "log_source": Variable(("source",), "leakage, log form, Shapley value of each source", "nat^2"),
-    "log_stream": Variable((), "variance of what the residual stream adds to the log-weights", "nat^2"),
-    "log_noise": Variable((), "sampling noise that an uncorrected variance would add", "nat^2"),
-    "steady_source": Variable(
-        ("source",), "leakage, log form, Shapley value of each source, the constant sink on the mask's side", "nat^2"
-    ),
-    "steady_stream": Variable(
-        (), "variance of what the residual stream adds to the log-weights, the constant sink taken out", "nat^2"
-    ),
-    "log_sink": Variable((), "variance of what position 0 adds to the log-denominator", "nat^2"),
-    "sink_constant": Variable(
-        (), "variance of what position 0 adds to the log-denominator with its mean logit held constant", "nat^2"
-    ),
-    "sink_varying": Variable((), "variance of what position 0's mean logit adds by changing with the query", "nat^2"),
-    "log_rest": Variable((), "variance of what the rest of the residual stream adds to the log-denominator", "nat^2"),
-    "log_neither": Variable((), "leakage, log form, with both sources removed", "nat^2"),
-    "weight_form": Variable(("cell",), "leakage, weight form, by the sources that are on"),
-    "weight_source": Variable(
-        ("source",), "leakage, weight form, Shapley value of each source and what is left without"
-    ),
-    "terms_form": Variable(
-        ("cell",), "leakage, weight form, the mask taken as the number of terms alone, by the sources that are on"
-    ),
-    "terms_source": Variable(
-        ("source",), "leakage, weight form, the mask taken as the number of terms alone, Shapley values"
-    ),
+    name: Variable((dim,) if dim else (), said, "1" if name.startswith(("weight", "terms")) else "nat^2")
+    for name, (dim, said) in _TABLE.items()
 }
 
 
@@ -297,11 +293,8 @@ def null_fails(ds: xr.Dataset, band: str) -> bool:
 
 def usual_bands(length: int, lags: Sequence[int]) -> tuple[Band, ...]:
     """From the longest lag + 1 to 31, then doubling: 32-63, 64-127, ...; those of at least two queries."""
-    first, last = max(lags) + 1, EARLY - 1
-    bands = []
-    while first < length:
-        bands.append((first, min(last, length - 1)))
-        first, last = max(first, last + 1), 2 * (last + 1) - 1
+    stops = [EARLY * 2**n for n in range(length.bit_length())]
+    bands = ((max(start, max(lags) + 1), min(stop, length) - 1) for start, stop in pairwise([0, *stops]))
     return tuple((a, b) for a, b in bands if b > a)
 
 

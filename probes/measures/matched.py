@@ -105,32 +105,29 @@ def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
     mean squares over prompts. In-context toys that are not trained have neither agreement nor shape.
     """
     documents = list(map(str, ds["document"].values)) if "document" in ds.coords else None
-    names = list(dict.fromkeys(name for state in ds["state"].values for name in others_of(ds, str(state))))
     states = [str(state) for state in ds["state"].values]
-    size = (len(CURVES), len(states), len(names))
-    fields = ("spearman", "error")
-    found = {f"{field}{end}": np.full(size, np.nan) for field in fields for end in ("", "_low", "_high")}
-    found["apart"] = np.full(size, np.nan)
-    for c, curve in enumerate(CURVES):
-        for s, state in enumerate(states):
-            for name, of in others_of(ds, state).items():
-                squares = of[0] == "theory" and curve == "sensitivity"
-                own = samples(ds, curve, ("model", state), state, raw=squares)
-                other = samples(ds, curve, of, state)
-                if own is None or other is None or toys_learnt(ds, *of) != "trained":
-                    continue
-                same = of == ("theory", "kernel") or of[0] == "model"
-                held = agreement(own, other, paired=same, squares=squares, documents=documents)
-                for field, value in held._asdict().items():
-                    found[field][c, s, names.index(name)] = value
-    variables: dict[str, Any] = {
-        f"agreement_{field}": (("curve", "state", "other"), values, _said(field)) for field, values in found.items()
-    }
+    names = list(dict.fromkeys(name for state in states for name in others_of(ds, state)))
+    found = {field: np.full((len(CURVES), len(states), len(names)), np.nan) for field in FIELDS}
+    for (c, curve), (s, state) in product(enumerate(CURVES), enumerate(states)):
+        for name, of in others_of(ds, state).items():
+            squares = of[0] == "theory" and curve == "sensitivity"
+            own = samples(ds, curve, ("model", state), state, raw=squares)
+            other = samples(ds, curve, of, state)
+            if own is None or other is None or toys_learnt(ds, *of) != "trained":
+                continue
+            same = of == ("theory", "kernel") or of[0] == "model"
+            held = agreement(own, other, paired=same, squares=squares, documents=documents)
+            for field, value in held._asdict().items():
+                found[field][c, s, names.index(name)] = value
+    dims = ("curve", "state", "other")
+    variables: dict[str, Any] = {f"agreement_{field}": (dims, values, _said(field)) for field, values in found.items()}
     variables |= _shapes(ds, bootstrap, documents)
     ds = ds.drop_vars([name for name in (*variables, "curve", "other") if name in ds])
     return ds.assign(variables).assign_coords(curve=list(CURVES), other=names)
 
 
+ENDS = ("", "_low", "_high")
+FIELDS = (*(f"{field}{end}" for field in ("spearman", "error") for end in ENDS), "apart")
 SAID = {
     "spearman": "rank correlation of a curve of the model and another's, by position fraction",
     "error": "RMS log error of the two, free scale, where both are above zero",
@@ -156,17 +153,14 @@ def _shapes(ds: xr.Dataset, bootstrap: int, documents: Sequence[str] | None) -> 
         "toy": (("variant", "training"), list(product(variants, trainings)), None),
     }
     for whose, (dims, places, over) in all_of.items():
-        values = {f"{name}{end}": np.full(len(places), np.nan) for name in SHAPES for end in ("", "_low", "_high")}
+        values = np.full((len(places), len(SHAPES), len(ENDS)), np.nan)
         for n, of in enumerate(places):
             own = samples(ds, "sensitivity", of, "")
-            if own is None or toys_learnt(ds, *of) != "trained":
-                continue
-            ends_of = shape(own, runs=whose == "toy", documents=over, bootstrap=bootstrap)
-            for name, ends in ends_of._asdict().items():
-                for end, value in zip(("", "_low", "_high"), ends, strict=True):
-                    values[f"{name}{end}"][n] = value
-        size = [ds.sizes[dim] for dim in dims]
-        found |= {f"{whose}_{name}": (dims, column.reshape(size), _said(name)) for name, column in values.items()}
+            if own is not None and toys_learnt(ds, *of) == "trained":
+                values[n] = shape(own, runs=whose == "toy", documents=over, bootstrap=bootstrap)
+        columns = values.reshape([ds.sizes[dim] for dim in dims] + [-1])
+        for n, name in enumerate(f"{name}{end}" for name in SHAPES for end in ENDS):
+            found[f"{whose}_{name}"] = (dims, columns[..., n], _said(name))
     return found
 
 

@@ -123,13 +123,10 @@ def parse_prompt(
     Raises:
         InputError: none of them or several, a file that cannot be read or holds several texts, or ids that are no numbers.
     """
-    given = [
-        option
-        for option, value in (("prompt", prompt), ("text", text), ("chat", chat), ("ids", ids))
-        if value is not None
-    ]
+    options = {"--prompt": prompt, "--text": text, "--chat": chat, "--ids": ids}
+    given = [option for option, value in options.items() if value is not None]
     if len(given) != 1:
-        said = "no text is" if not given else f"both {' and '.join(f'--{option}' for option in given)} are"
+        said = "no text is" if not given else f"both {' and '.join(given)} are"
         raise InputError(f"{said} given; give one of --prompt, --text, --chat and --ids")
     if ids is not None:
         try:
@@ -149,7 +146,11 @@ def parse_prompt(
 
 def visible(text: str) -> str:
     """The text with a sign for every character that would not be seen, or would do something to a terminal."""
-    return "".join(map(_visible, text))
+
+    def hidden(character: str) -> bool:
+        return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
+
+    return "".join(_SIGNS.get(x) or (x.encode("unicode_escape").decode() if hidden(x) else x) for x in text)
 
 
 def token_name(tokenizer: Any, token: int) -> str:
@@ -164,10 +165,3 @@ def token_name(tokenizer: Any, token: int) -> str:
 
 _SIGNS = {"\n": "⏎", "\t": "⇥"}
 _JOINERS = "\u200c\u200d"  # within scripts and emoji
-
-
-def _visible(character: str) -> str:
-    if character in _SIGNS:
-        return _SIGNS[character]
-    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
-    return character.encode("unicode_escape").decode() if hidden else character

@@ -56,19 +56,8 @@ FACTORS = (0.5, 1.0, 2.0)  # of the thresholds of reading and parking, at which 
 PLACES = ("sink", "rest")  # position 0; the mean over all others
 
 LIMITS = {"attends": ATTENDS, "reads": READS, "reacts": REACTS, "large": LARGE, "small": SMALL}
-COLUMNS = (
-    "block",
-    "head",
-    "role",
-    "effect",
-    "attends",
-    "written",
-    "output",
-    "own output",
-    "reads",
-    "reacts",
-    "value 0/rest",
-)
+NUMBERS = ("effect", "attends", "written", "output", "output_own", "reads", "reacts")  # of a head in a table
+COLUMNS = ("block", "head", "role", *NUMBERS[:4], "own output", "reads", "reacts", "value 0/rest")
 
 
 class HeadRow(NamedTuple):
@@ -106,11 +95,14 @@ def estimates(
 
 
 class _Said(NamedTuple):
-    """Whether something holds, by the estimate, and whether surely so, or surely not."""
+    """Whether something holds, by the estimate, and whether surely so, or surely not.
 
-    holds: np.ndarray
-    surely: np.ndarray
-    never: np.ndarray
+    Comparisons with NaN are false: nothing holds of what is not known, and nothing is sure.
+    """
+
+    holds: Any
+    surely: Any
+    never: Any
 
     def __and__(self, other: _Said) -> _Said:
         return _Said(self.holds & other.holds, self.surely & other.surely, self.never | other.never)
@@ -120,12 +112,11 @@ class _Said(NamedTuple):
 
 
 def _above(x: Interval, limit: float) -> _Said:
-    """Comparisons with NaN are false: nothing holds of what is not known, and nothing is sure."""
-    return _Said(*(np.asarray(one) for one in (x.value > limit, x.low > limit, x.high < limit)))
+    return _Said(x.value > limit, x.low > limit, x.high < limit)
 
 
 def _below(x: Interval, limit: float) -> _Said:
-    return _Said(*(np.asarray(one) for one in (x.value < limit, x.high < limit, x.low > limit)))
+    return _Said(x.value < limit, x.high < limit, x.low > limit)
 
 
 def assigned(
@@ -202,16 +193,16 @@ def ranked(ds: xr.Dataset, n: int | None = None) -> list[HeadRow]:
     Raises:
         InputError: the result is another measurement's, or `n` is negative.
     """
-    needed = ("attends", "reads", "value_norm", "selected")
-    missing = [name for name in needed if name not in ds]
+    missing = [name for name in ("attends", "reads", "value_norm", "selected") if name not in ds]
     if missing or ds["attends"].ndim != 2:
         raise InputError(f"the result has no {missing[0] if missing else 'single run'}; give one of sinks")
     if n is not None and n < 0:
         raise InputError(f"n={n} heads cannot be listed; give 0 or more")
     unknown = np.full(ds["attends"].shape, np.nan)
-    names = ("effect", "attends", "written", "output", "output_own", "reads", "reacts")
-    numbers = {name: ds[name].values if name in ds else unknown for name in names}
-    numbers["value_ratio"] = _ratio(ds["value_norm"])
+    numbers = {name: ds[name].values if name in ds else unknown for name in NUMBERS}
+    sink, rest = (ds["value_norm"].sel(place=place).values for place in PLACES)
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN or infinite where the rest is nothing
+        numbers["value_ratio"] = sink / rest
     roles, sure = role_names(ds), ds["role_sure"].values if "role_sure" in ds else np.ones_like(unknown)
     return [
         HeadRow(*at, str(roles[at]), bool(sure[at]), **{name: float(x[at]) for name, x in numbers.items()})
@@ -225,10 +216,3 @@ def cells(row: HeadRow) -> Iterator[str]:
     for name, value in zip(row._fields[4:], row[4:], strict=True):
         form = ".3g" if name in ("effect", "value_ratio") else ".3f"
         yield "-" if math.isnan(value) else format(value, form)
-
-
-def _ratio(norms: xr.DataArray) -> np.ndarray:
-    """Position 0 against the rest [layer, head]; NaN or infinite where the rest is nothing."""
-    sink, rest = (norms.sel(place=place).values for place in PLACES)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return sink / rest

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -125,15 +126,16 @@ def by_block(
             for layer, attentions in by_layer(model, streams):
                 if layer in owner and gathered.take(attentions, owner[layer]):
                     mine = layer
-                if mine is not None and (layer in rounds or layer == max(owner)):
+                last = layer == max(owner)
+                if mine is not None and (layer in rounds or last):
                     sampled = samples_of(gathered.halves(), bands, lags, aside)
                     trim()
-                    made = summed_up(sampled)
+                    made = {name: x.cpu().numpy() for name, x in summed_up(sampled).items()}
                     aside.clear()
-                    yield mine, {name: x.cpu().numpy() for name, x in made.items()}
+                    yield mine, made
                     mine = None
                 report()
-                if layer == max(owner):
+                if last:
                     return
 
     found = list(shared("leakage", model.spec.blocks, measured))
@@ -141,20 +143,21 @@ def by_block(
     return found
 
 
+GIVEN = ("query", "key", "normalizer")  # what is gathered of an attention
+
+
 class _Gathered:
     """The attention of one block on all prompts, in the process that samples it."""
 
     def __init__(self, model: View, tokens: Int[Tensor, "prompt position"], streams: Spool, held: Spool) -> None:
         """Embed this process's chunks into `streams`; what is gathered later goes to `held`."""
-        halves, count = chunks_of(*tokens.shape), processes.count()
+        halves = chunks_of(*tokens.shape)
         chunks = [chunk for half in halves for chunk in half]
-        self._first = len(halves[0])
+        count, self._first = processes.count(), len(halves[0])
         self._shares = [range(len(chunks) * r // count, len(chunks) * (r + 1) // count) for r in range(count)]
-        self._own = self._shares[processes.number()]
+        self._own, self._held = self._shares[processes.number()], held
         for n in self._own or [0]:  # one without a share has something to go through the blocks with
-            some = tokens[chunks[n]]
-            streams[n] = torch.cat([model.embed(some[k : k + 1]) for k in range(len(some))])
-        self._held = held
+            streams[n] = torch.cat([model.embed(prompt[None]) for prompt in tokens[chunks[n]]])
         self._like: Attention | None = None
 
     def take(self, attentions: Iterator[Attention], to: int) -> bool:
@@ -167,8 +170,7 @@ class _Gathered:
             attention = next(attentions, attention)
             assert attention is not None
             count = len(attention.query) if turn < len(self._own) else 0
-            given = {"query": attention.query, "key": attention.key, "normalizer": normalizers(attention)}
-            for name, tensor in given.items():
+            for name, tensor in zip(GIVEN, (attention.query, attention.key, normalizers(attention)), strict=True):
                 parts = processes.handed(tensor[:count], to)
                 for share, part in zip(self._shares, parts or (), strict=parts is not None):
                     if turn < len(share):
@@ -185,9 +187,9 @@ class _Gathered:
 
     def _read(self, n: int) -> Attention:
         assert self._like is not None
-        query, key, normalizer = (self._held[n, name] for name in ("query", "key", "normalizer"))
-        value = query.new_full((1,), float("nan")).expand(len(query), *self._like.value.shape[1:])  # nothing needs them
-        return replace(self._like, query=query, key=key, value=value, normalizer=normalizer)
+        given = {name: self._held[n, name] for name in GIVEN}
+        nothing = given["query"].new_full((1,), float("nan"))  # values, which nothing needs
+        return replace(self._like, **given, value=nothing.expand(len(given["query"]), *self._like.value.shape[1:]))
 
 
 # ---------------------------------------------------------------------------------------------------- one block
@@ -205,21 +207,22 @@ def _half(attentions: Sequence[Attention], half: int, bands: Sequence[Band], lag
     """The samples of one half's prompts, of all queries from the first band's to the last's."""
     first, stop = min(a for a, _ in bands), max(b for _, b in bands) + 1
     trim()
-    means, logits, normalizer, sink = _Mean(), _Mean(), _Mean(), _Mean()
+    means = {name: _Mean() for name in ("means", "log_z", "logits", "sink")}
     sizes = []
     for n, attention in enumerate(attentions):
         sizes.append(len(attention.query))
-        by_lag, log_z = _lag_means(attention), normalizers(attention)[..., first:stop].double()
-        chosen = diagonals(attention, lags)[..., first:stop].double()
-        own = pairs(attention, range(first, stop), [0] * (stop - first)).double()  # of position 0
-        sink.add(own)
-        aside[half, n, "sink"] = own
-        for name, mean, values in (("means", means, by_lag), ("log_z", normalizer, log_z), ("logits", logits, chosen)):
-            mean.add(values)
+        found = {
+            "means": _lag_means(attention),
+            "log_z": normalizers(attention)[..., first:stop].double(),
+            "logits": diagonals(attention, lags)[..., first:stop].double(),
+            "sink": pairs(attention, range(first, stop), [0] * (stop - first)).double(),  # of position 0
+        }
+        for name, values in found.items():
+            means[name].add(values)
             aside[half, n, name] = values
-    t = means.value  # [head, lag]
+    t = means["means"].value  # [head, lag]
     blocks, held = blocks_of(sizes, len(t), first, stop)
-    steady = Steady.of(sink.value, t, bands, first)
+    steady = Steady.of(means["sink"].value, t, bands, first)
     of_mask = torch.cat(
         [_toeplitz(attentions, half, start, end, t, steady, aside, held=held) for start, end in blocks], -1
     )
@@ -228,8 +231,8 @@ def _half(attentions: Sequence[Attention], half: int, bands: Sequence[Band], lag
         pieces = (torch.cat([aside[half, n, name, start] for start, _ in blocks], -1) for name in PIECES)
         return Samples(aside[half, n, "logits"], aside[half, n, "log_z"], *pieces)
 
-    shift = t[:, torch.tensor(lags, device=t.device), None] - logits.value
-    return Half(shift, normalizer.value, of_mask, Read(range(len(sizes)), samples))
+    shift = t[:, torch.tensor(lags, device=t.device), None] - means["logits"].value
+    return Half(shift, means["log_z"].value, of_mask, Read(range(len(sizes)), samples))
 
 
 @dataclass(frozen=True)
@@ -248,12 +251,11 @@ class Steady:
     def of(cls, mean: Float[Tensor, "head query"], t: Tensor, bands: Sequence[Band], first: int) -> Steady:
         sees = int(torch.isfinite(mean[0]).sum())  # a window hides it from the later queries
         seen = [slice(a - first, max(a - first, min(b + 1 - first, sees))) for a, b in bands]
-        chosen = []
-        for at in seen:
-            away = torch.stack([mean[:, at], mean[:, at] - t[:, first + at.start : first + at.stop]])
-            spread = (away - away.sum(-1, keepdim=True) / max(1, away.shape[-1])).pow(2).sum(-1)
-            chosen.append((spread[1] < spread[0]).to(mean))
-        return cls(first, mean, seen, torch.stack(chosen))
+        nothing = mean.new_zeros(len(bands), len(mean))
+        # The shift to a constant, and the one to Toeplitz: the smaller one is nearer.
+        plain, toeplitz = (cls(first, mean, seen, nothing + b) for b in (0, 1))
+        spreads = ([one.shift(n, t, mean).pow(2).sum(-1) for n in range(len(bands))] for one in (toeplitz, plain))
+        return cls(first, mean, seen, torch.stack([a < b for a, b in zip(*spreads, strict=True)]).to(mean))
 
     def shift(self, band: int, t: Float[Tensor, "*some head lag"], mean: Float[Tensor, "*some head query"]) -> Tensor:
         """What is added to a logit of mean `mean` at the band's queries that see position 0, [*some, head, query]."""
@@ -264,11 +266,12 @@ class Steady:
     def within(self, band: int, start: int, end: int) -> tuple[slice, slice]:
         """The band's queries from `start` to `end` that see position 0: counted from `start`, and from its own first."""
         at = self.seen[band]
-        low, high = max(at.start + self.first, start), min(at.stop + self.first, end)
-        high = max(low, high)
+        low = max(at.start + self.first, start)
+        high = max(low, min(at.stop + self.first, end))
         return slice(low - start, high - start), slice(low - self.first - at.start, high - self.first - at.start)
 
 
+LOG_Z = {"sink": "with_sink", "mask": "of_mask"}  # by what stands at position 0: its own logits, or Toeplitz ones
 # Of `Samples`, in its order; some queries at a time.
 PIECES = ("with_sink", "with_constant", "of_mask", "through_sink", "through_constant", "through_mask")
 
@@ -296,13 +299,10 @@ def _toeplitz(
     held: bool,
 ) -> Float[Tensor, "head query"]:
     """`PIECES` of a half's prompts at some queries, with logits made Toeplitz; the mean of `of_mask`."""
-    found: dict[int, Tensor] = {}
 
+    @lru_cache(maxsize=None if held else 0)
     def logits(n: int) -> Float[Tensor, "prompt head query key"]:
-        block = found[n] if n in found else attentions[n].logits(start, end)
-        if held:
-            found[n] = block
-        return block
+        return attentions[n].logits(start, end)
 
     mean_of_logits, mean_of_mask = _Mean(), _Mean()
     for n in range(len(attentions)):
@@ -320,19 +320,15 @@ def _toeplitz(
     for n in range(len(attentions)):
         block = logits(n)
         made = block + shift.to(block)
-        nothing = made.new_full(made.shape[:-1], float("-inf"))
-        others = made[..., 1:].logsumexp(-1) if left == 0 else made.logsumexp(-1)
-        log_z = {
-            name: torch.logaddexp(others, own[..., 0] if left == 0 else nothing)
-            for name, own in (("sink", block), ("mask", made))
-        }
-        mean_of_mask.add(log_z["mask"].double())
-        aside[half, n, "with_sink", start] = log_z["sink"].double()
-        aside[half, n, "of_mask", start] = log_z["mask"].double()
-        for name, mean_weight in weights.items():
-            mean_weight.add((made - log_z[name][..., None]).exp_())
+        others = made[..., 1 if left == 0 else 0 :].logsumexp(-1)
+        for name, own in (("sink", block), ("mask", made)):
+            log_z = torch.logaddexp(others, own[..., 0]) if left == 0 else others
+            aside[half, n, LOG_Z[name], start] = log_z.double()
+            weights[name].add((made - log_z[..., None]).exp_())
+            if name == "mask":
+                mean_of_mask.add(log_z.double())
         # Where position 0 is not seen, there is nothing to make constant.
-        constant = log_z["sink"].double()[:, :, None].repeat(1, 1, len(steady.seen), 1)
+        constant = aside[half, n, "with_sink", start][:, :, None].repeat(1, 1, len(steady.seen), 1)
         for band, rows, own_rows in bands:
             level = block[..., rows, 0] + towards[band][:, own_rows].to(block)
             own = torch.logaddexp(others[..., rows], level)
@@ -344,9 +340,8 @@ def _toeplitz(
     # What a prompt adds to log Z~ through the means that all prompts of its half are shifted by, to first order.
     for n in range(len(attentions)):
         block = logits(n)
-        added = (aside[half, n, "means"] - t).to(block)[..., distance] - (block - mean.to(block)).masked_fill_(
-            hidden, 0
-        )
+        moved = aside[half, n, "means"] - t
+        added = moved.to(block)[..., distance] - (block - mean.to(block)).masked_fill_(hidden, 0)
         for name, mean_weight in weights.items():
             weight = mean_weight.value.to(block)
             if name == "sink" and left == 0:
@@ -355,7 +350,7 @@ def _toeplitz(
         through = aside[half, n, "through_sink", start][:, :, None].repeat(1, 1, len(steady.seen), 1)
         for band, rows, own_rows in bands:
             changed = added[..., rows, :].clone()
-            away = steady.shift(band, aside[half, n, "means"] - t, aside[half, n, "sink"] - steady.mean)
+            away = steady.shift(band, moved, aside[half, n, "sink"] - steady.mean)
             changed[..., 0] = away[..., own_rows].to(block)
             through[:, :, band, rows] = (of_bands[band].value.to(block) * changed).sum(-1).double()
         aside[half, n, "through_constant", start] = through
@@ -395,15 +390,11 @@ def _lag_means(attention: Attention) -> Float[Tensor, "prompt head lag"]:
         end = min(start + step, length)
         left = attention.first_key(start)
         block = attention.logits(start, end)  # [prompt, head, query, key]
-        rows, columns = block.shape[-2:]
-        keys = torch.arange(left, end, device=device)
-        seen = torch.isfinite(block[0, 0]) & (keys > 0)
-        by_lag = _diagonal_sums(block.masked_fill_(~seen, 0).double())  # of lags start - end + 1 and up
-        least = start - (end - 1)
-        reach = slice(max(0, -least), rows + columns - 1)
-        lags = slice(max(0, least), max(0, least) + len(range(*reach.indices(rows + columns - 1))))
-        sums[..., lags] += by_lag[..., reach]
-        counts[lags] += _diagonal_sums(seen.double())[reach]
+        seen = torch.isfinite(block[0, 0]) & (torch.arange(left, end, device=device) > 0)
+        ahead = end - 1 - start  # diagonals of lags below 0
+        by_lag = _diagonal_sums(block.masked_fill_(~seen, 0).double())[..., ahead:]
+        sums[..., : by_lag.shape[-1]] += by_lag
+        counts[: by_lag.shape[-1]] += _diagonal_sums(seen.double())[ahead:]
     if not counts.any():
         raise InputError("attention scores are not finite; check the model's weights, or use dtype float32 or float64")
     longest = int(counts.nonzero().max())

@@ -49,8 +49,6 @@ class Sums:
     `begin` starts a sum anew, `piece` is what it has come to, `results` puts all pieces together.
     """
 
-    SUMMED = ("sinks", "over", "own", "along", "whole", "among")
-
     def __init__(
         self,
         model: View,
@@ -66,38 +64,38 @@ class Sums:
         self.separate, self.reacting = separate, reacting
         self.device = device = model.device
         self.grams = [_gram(model.output_weights(layer)) for layer in range(model.spec.blocks)]
-        k = torch.arange(self.length, device=device) if chosen is None else torch.tensor(chosen, device=device)
+        self.keys = range(self.length) if chosen is None else chosen
+        k = torch.tensor(self.keys, device=device)
         self.until_end = (self.length - k).double()  # queries from the key on
         # The queries that see position 0 are those before `reaches`; those that see each key number `seeing` [K].
-        reaches = [self.length if w is None else min(w, self.length) for w in model.spec.windows]
-        self.seeing = [self.until_end.clamp_max(reach) for reach in reaches]
-        self.reaches = reaches
+        self.reaches = [self.length if w is None else min(w, self.length) for w in model.spec.windows]
+        self.seeing = [self.until_end.clamp_max(reach) for reach in self.reaches]
         prefix, self.ahead = model.spec.prefix, None
         if prefix is not None:
             self.seeing = [torch.where(k < prefix, self.length, queries) for queries in self.seeing]
-            self.reaches = [self.length for _ in reaches]
+            self.reaches = [self.length] * model.spec.blocks
             # [query, key]: queries before a key, which count in `over` alone.
             self.ahead = torch.arange(self.length, device=device)[:, None] < k
 
     def begin(self, prompts: int) -> None:
         """Start sums over this many prompts."""
-        heads = (self.spec.blocks, self.spec.heads)
-        keys = self.length if self.chosen is None else len(self.chosen)
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=self.device)
-
-        self.alpha = zeros(*[prompts] * self.separate, *heads, keys)
-        self.sinks, self.over = zeros(self.spec.blocks, keys), zeros(*heads, keys)
-        # Of position 0: its weights' squares times |v_0 W_O|^2, its share along the output, the output.
-        self.own, self.along, self.whole, self.among = (zeros(*heads) for _ in range(4))
-        self.norms = {name: zeros(*heads, 2) for name in NORMS}
-        self.each = {name: zeros(prompts, *heads) for name in (*MEANS, *SIZES)}  # of sizes the squares
+        heads, keys = (self.spec.blocks, self.spec.heads), len(self.keys)
+        shapes = {
+            "alpha": (*[prompts] * self.separate, *heads, keys),
+            "sinks": (self.spec.blocks, keys),
+            "over": (*heads, keys),
+            # Of position 0: its weights' squares times |v_0 W_O|^2, its share along the output, the output.
+            **dict.fromkeys(("own", "along", "whole", "among"), heads),
+            **dict.fromkeys(NORMS, (*heads, 2)),
+            **dict.fromkeys((*MEANS, *SIZES), (prompts, *heads)),  # of sizes the squares
+        }
+        self.sums = {
+            name: torch.zeros(shape, dtype=torch.float64, device=self.device) for name, shape in shapes.items()
+        }
 
     def piece(self) -> Piece:
         """The sums since `begin`."""
-        found = {name: getattr(self, name) for name in ("alpha", *self.SUMMED)} | self.norms | self.each
-        return {name: x.cpu().numpy() for name, x in found.items()}
+        return {name: x.cpu().numpy() for name, x in self.sums.items()}
 
     def watch_stream(self, stream: Float[Tensor, "batch position d"]) -> Float[Tensor, "batch position d"]:
         """Keep `1 / |x_i|^2` of what the next block reads, to take sizes beside it; 0 where the stream is zero."""
@@ -112,14 +110,14 @@ class Sums:
 
     def _add_heads(self, prompt: int, at: tuple[int, slice], attention: Attention) -> None:
         """Some heads of a block, which `at` says."""
-        layer, reach = at[0], self.reaches[at[0]]
+        layer, reach, sums = at[0], self.reaches[at[0]], self.sums
         if self.reacting:
             moved, among = _reactions(_cut(attention, reach))
-            self.each["reacts"][prompt, *at] = moved / max(0, reach - 2)
-            self.among[at] += among
+            sums["reacts"][prompt, *at] = moved / max(0, reach - 2)
+            sums["among"][at] += among
             one, other = outputs(attention)[:, :, 1:reach]
             change = _squares(one - other, self.grams[layer][at[1]]) * self.by_stream[1:reach]
-            self.each["reacts_output"][prompt, *at] = change.mean(-1)
+            sums["reacts_output"][prompt, *at] = change.mean(-1)
             attention = _each(attention, lambda x: x[:1])
         if self.chosen is None:
             of_0 = columns(attention, (0,))[0, ..., 0]
@@ -127,12 +125,12 @@ class Sums:
         else:
             total, over, of_0 = self._of_chosen(self.chosen, attention)
         alpha = total / self.until_end
-        self.sinks[layer] += (alpha > self.threshold).sum(0)
-        self.over[at] += over / self.seeing[layer]
+        sums["sinks"][layer] += (alpha > self.threshold).sum(0)
+        sums["over"][at] += over / self.seeing[layer]
         if self.separate:
-            self.alpha[prompt, *at] = alpha
+            sums["alpha"][prompt, *at] = alpha
         else:
-            self.alpha[at] += alpha / self.prompts
+            sums["alpha"][at] += alpha / self.prompts
         self._add_writing(prompt, at, attention, of_0)
 
     def _of_chosen(self, chosen: tuple[int, ...], attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,8 +140,7 @@ class Sums:
             keys = chosen[some]
             picked = keys if of_0 is not None or 0 in keys else (*keys, 0)
             weights = columns(attention, picked)[0]  # [H, T, K]
-            if of_0 is None:
-                of_0 = weights[..., picked.index(0)]
+            of_0 = weights[..., picked.index(0)] if of_0 is None else of_0
             weights = weights[..., : len(keys)]
             over.append((weights > self.tau).sum(-2))
             counted = weights if self.ahead is None else weights.masked_fill(self.ahead[:, some], 0)
@@ -166,8 +163,8 @@ class Sums:
             ("key_norm", torch.linalg.vector_norm(attention.key[0], dim=-1, dtype=gram.dtype)),
             ("written_norm", written.sqrt()),
         ):
-            self.norms[name][*at, 0] += sizes[:, 0]
-            self.norms[name][*at, 1] += sizes[:, 1:].mean(-1, dtype=torch.float64)
+            self.sums[name][*at, 0] += sizes[:, 0]
+            self.sums[name][*at, 1] += sizes[:, 1:].mean(-1, dtype=torch.float64)
         reach = self.reaches[layer]
         weights, output = weights[:, 1:reach].double(), output[:, 1:reach].to(gram.dtype)
         whole, by_stream = _squares(output, gram), self.by_stream[1:reach]
@@ -181,50 +178,42 @@ class Sums:
             ("output", (whole * by_stream).mean(-1)),
             ("output_own", (weights * whole).sum(-1) / (weights * elsewhere).sum(-1)),
         ):
-            self.each[name][prompt, *at] = each
-        self.own[at] += own.sum(-1)
-        self.whole[at] += whole.sum(-1)
+            self.sums[name][prompt, *at] = each
         taken = (weights.to(gram.dtype)[:, None, :] @ output)[:, 0]  # sum_i A_i0 o_i
-        self.along[at] += (taken * from_0).sum(-1)
+        for name, added in (("own", own), ("whole", whole), ("along", taken * from_0)):
+            self.sums[name][at] += added.sum(-1)
 
     def results(self, pieces: Pieces) -> dict[str, np.ndarray]:
         """What is reported, of all pieces in their order."""
         self.begin(0)
-        alpha, each = [], {name: [np.zeros((0, *self.own.shape))] for name in self.each}
+        sums = self.sums
+        by_prompt = {name: [sums[name].cpu().numpy()] for name in (*MEANS, *SIZES, *["alpha"] * self.separate)}
         for piece in pieces:
-            for name, found in each.items():
-                found.append(piece[name])
-            for name in self.SUMMED:
-                getattr(self, name).add_(torch.from_numpy(piece[name]).to(self.device))
-            for name, sums in self.norms.items():
-                sums.add_(torch.from_numpy(piece[name]).to(self.device))
-            if self.separate:
-                alpha.append(torch.from_numpy(piece["alpha"]))
-            else:
-                self.alpha.add_(torch.from_numpy(piece["alpha"]).to(self.device))
-        if self.separate:
-            self.alpha = torch.cat(alpha)
-        prompts, heads = self.prompts, self.spec.heads
-        reacting = torch.tensor([max(0, reach - 2) for reach in self.reaches], device=self.device)[:, None] * prompts
-        rate, over = self.sinks / (prompts * heads), self.over / prompts
+            for name, values in piece.items():
+                if name in by_prompt:
+                    by_prompt[name].append(values)
+                else:
+                    sums[name].add_(torch.from_numpy(values).to(self.device))
+        each = {name: np.concatenate(some) for name, some in by_prompt.items()}
+        reacting = torch.tensor([max(0, reach - 2) for reach in self.reaches], device=self.device)[:, None]
+        rate, over = sums["sinks"] / (self.prompts * self.spec.heads), sums["over"] / self.prompts
         found = {
-            "alpha": self.alpha,
+            "alpha": sums["alpha"],
             "sink_rate": rate,
             "sink_rate_of_model": rate.mean(0),
             "over_tau": over,
             "over_tau_of_model": over.mean((0, 1)),
-            "reads": (self.own / self.whole).sqrt(),
-            "reads_along": self.along / self.whole,
+            "reads": (sums["own"] / sums["whole"]).sqrt(),
+            "reads_along": sums["along"] / sums["whole"],
+            **{name: sums[name] / self.prompts for name in NORMS},
         }
         if self.reacting:
-            found["reacts_among_others"] = self.among / reacting
-        found |= {name: norms / prompts for name, norms in self.norms.items()}
-        keys = range(self.length) if self.chosen is None else self.chosen
-        spec = self.spec
-        uniform = np.stack([uniform_alpha(self.length, keys, window, spec.prefix) for window in spec.windows])
-        by_prompt = {name: np.concatenate(some) for name, some in each.items() if self.reacting or "reacts" not in name}
-        by_prompt = {name: np.sqrt(x) if name in SIZES else x for name, x in by_prompt.items()}
-        return {name: x.cpu().numpy() for name, x in found.items()} | {"uniform": uniform, **by_prompt}
+            found["reacts_among_others"] = sums["among"] / (reacting * self.prompts)
+        windows, prefix = self.spec.windows, self.spec.prefix
+        uniform = np.stack([uniform_alpha(self.length, self.keys, window, prefix) for window in windows])
+        each = {name: np.sqrt(x) if name in SIZES else x for name, x in each.items()}
+        each = {name: x for name, x in each.items() if self.reacting or "reacts" not in name}
+        return {name: x.cpu().numpy() for name, x in found.items()} | {"uniform": uniform, **each}
 
 
 def _gram(weights: Float[Tensor, "head c d"]) -> Float[Tensor, "head c c"]:
@@ -232,14 +221,9 @@ def _gram(weights: Float[Tensor, "head c d"]) -> Float[Tensor, "head c c"]:
     return exact @ exact.mT
 
 
-def _reactions(
-    attention: Attention,
-) -> tuple[Float[Tensor, " head"], Float[Tensor, " head"]]:
+def _reactions(attention: Attention) -> Float[Tensor, "two head"]:
     """Sums over queries i >= 2 of total variation over keys >= 1, between the two prompts: as is, and renormalized."""
-    heads = attention.query.shape[1]
-    moved, among = (
-        torch.zeros(heads, dtype=torch.float64, device=attention.query.device) for _ in ("as is", "renormalized")
-    )
+    found = torch.zeros((2, attention.query.shape[1]), dtype=torch.float64, device=attention.query.device)
     for start, stop in query_blocks(attention):
         start = max(start, 2)
         if start >= stop:
@@ -249,10 +233,10 @@ def _reactions(
         rest = logits[..., 1:].logsumexp(-1, keepdim=True)
         shares = logits[..., 1:].sub_(rest).exp_()
         rest = (rest - logits[..., :1]).sigmoid_()
-        among += (shares[0] - shares[1]).abs_().sum((-2, -1), dtype=torch.float64) / 2
+        found[1] += (shares[0] - shares[1]).abs_().sum((-2, -1), dtype=torch.float64) / 2
         shares.mul_(rest)
-        moved += (shares[0] - shares[1]).abs_().sum((-2, -1), dtype=torch.float64) / 2
-    return moved, among
+        found[0] += (shares[0] - shares[1]).abs_().sum((-2, -1), dtype=torch.float64) / 2
+    return found
 
 
 def _of_heads(attention: Attention, heads: slice) -> Attention:

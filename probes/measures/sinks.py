@@ -163,46 +163,37 @@ def sinks(
         unmeasured = np.full((len(tokens) - len(some), *sure.shape), np.nan)
         by_head |= {name: np.concatenate([each, unmeasured]) for name, each in effects_found.items()}
     report.finish()
-    variables = _variables(float(threshold), float(tau), separate)
+    table = _variables(float(threshold), float(tau), separate)
     for name, interval in intervals.items():
         values: tuple[Any, ...] = (*interval[:3], by_head[name].astype(np.float32))
         for (end, said), value in zip(ENDS.items(), values, strict=True):
-            of_what = variables[name]
-            dims = ("prompt", *of_what.dims) if end == "_by_prompt" else of_what.dims
-            variables[name + end] = of_what._replace(dims=dims, long_name=of_what.long_name + said)
+            dims = ("prompt", *HEAD) if end == "_by_prompt" else HEAD
+            table[name + end] = table[name]._replace(dims=dims, long_name=BY_PROMPT[name].long_name + said)
             found[name + end] = value
     found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8)}
     found["selected"] = selected(found).astype(np.int8)
-    coords: dict[str, Any] = {
-        "layer": list(range(model.spec.blocks)),
-        "head": list(range(model.spec.heads)),
-        "key": list(chosen),
-        "place": list(PLACES),
-        "rule": list(RULES),
-        "role": list(ROLES),
-    }
+    coords: dict[str, Any] = {"layer": range(model.spec.blocks), "head": range(model.spec.heads), "key": list(chosen)}
+    coords |= {"place": list(PLACES), "rule": list(RULES), "role": list(ROLES)}
     if pictures:
         first = best(found, int(pictures))
         found["pattern"] = _pictures(model, tokens[:1], first)
         coords |= {"picture": list(range(len(first)))}
         coords |= {f"picture_{name}": (("picture",), [one[n] for one in first]) for n, name in enumerate(HEAD)}
+    options = {
+        "keys": "all" if every else list(chosen),
+        "threshold": float(threshold),
+        "tau": float(tau),
+        "per_prompt": separate,
+        "reacts": None if other is None else other.replacement,
+        "pictures": int(pictures),
+        "effect": "all" if heads_asked is None else heads_asked or None,
+        "effect_prompts": min(int(effect_prompts), len(tokens)) if heads_asked != 0 else None,
+    }
     return dataset(
-        labelled(variables, found),
+        labelled(table, found),
         tokens=tokens,
         coords=coords,
-        attrs=provenance(
-            model,
-            tokens,
-            measurement="sinks",
-            keys="all" if every else list(chosen),
-            threshold=float(threshold),
-            tau=float(tau),
-            per_prompt=separate,
-            reacts=None if other is None else other.replacement,
-            pictures=int(pictures),
-            effect="all" if heads_asked is None else heads_asked or None,
-            effect_prompts=min(int(effect_prompts), len(tokens)) if heads_asked != 0 else None,
-        )
+        attrs=provenance(model, tokens, measurement="sinks", **options)
         | {f"{name}_threshold": limit for name, limit in LIMITS.items()},
     )
 
@@ -221,11 +212,9 @@ def _summed(
     def sum_of(some: range) -> Piece:
         sums.begin(len(some))
         for at, n in enumerate(some):
-            ids = tokens[n : n + 1]
-            with torch.no_grad():
-                embeddings = model.embed(ids)
-                if other is not None:  # side by side, so that both patterns of a block exist together
-                    embeddings = torch.cat([embeddings, other.embed(ids)])
+            with torch.no_grad():  # side by side, so that both patterns of a block exist together
+                views = (model,) if other is None else (model, other)
+                embeddings = torch.cat([view.embed(tokens[n : n + 1]) for view in views])
 
             def watch(layer: int, attention: Attention, at: int = at) -> None:
                 sums.add(at, layer, attention)
@@ -256,9 +245,9 @@ def parse_keys(value: str) -> Keys:
     if value == "all":
         return "all"
     ranges = read_ranges(value, "keys", "all, 0-7 or 0,5")
-    found = [key for first, last in ranges for key in range(first, last + 1)]
+    found = tuple(key for first, last in ranges for key in range(first, last + 1))
     _check_distinct(found)
-    return tuple(found)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ what a result holds
@@ -272,34 +261,30 @@ ENDS = {
     "_high": ", high end of the 95 % interval",
     "_by_prompt": ", by prompt",
 }
+_REMOVED = "when what the head takes from position 0 is removed"
+_OWN = "size of the head's output beside its own with position 0 hidden, by weight on position 0"
+_CHANGE = "size of the output's change by another embedding at position 0, beside the stream"
 # Kept of every prompt.
 BY_PROMPT = {
     "attends": Variable(HEAD, "mean weight on position 0"),
     "written": Variable(HEAD, "size of what comes from position 0 beside the stream that the block reads"),
     "output": Variable(HEAD, "size of the head's output beside the stream that the block reads"),
-    "output_own": Variable(
-        HEAD, "size of the head's output beside its own with position 0 hidden, by weight on position 0"
-    ),
+    "output_own": Variable(HEAD, _OWN),
     "reacts": Variable(HEAD, "attention to keys >= 1 changed by another embedding at position 0, total variation"),
-    "effect": Variable(HEAD, "KL of the next token when what the head takes from position 0 is removed", "nat"),
-    "loss_change": Variable(
-        HEAD, "change of the next-token loss when what the head takes from position 0 is removed", "nat"
-    ),
-    "reacts_output": Variable(
-        HEAD, "size of the output's change by another embedding at position 0, beside the stream"
-    ),
+    "effect": Variable(HEAD, f"KL of the next token {_REMOVED}", "nat"),
+    "loss_change": Variable(HEAD, f"change of the next-token loss {_REMOVED}", "nat"),
+    "reacts_output": Variable(HEAD, _CHANGE),
 }
 
 
 def _variables(threshold: float, tau: float, separate: bool) -> dict[str, Variable]:
-    rate = f"with alpha > {threshold:g}"
+    rate, by_key = f"with alpha > {threshold:g}", (*HEAD, "key")
+    alpha = ("prompt", *by_key) if separate else by_key
     return BY_PROMPT | {
-        "alpha": Variable(
-            (*["prompt"] * separate, *HEAD, "key"), "mean weight on the key, over the queries from it on [Gu]"
-        ),
+        "alpha": Variable(alpha, "mean weight on the key, over the queries from it on [Gu]"),
         "sink_rate": Variable(("layer", "key"), f"share of (prompt, head) {rate}"),
         "sink_rate_of_model": Variable(("key",), f"share of (prompt, layer, head) {rate}"),
-        "over_tau": Variable((*HEAD, "key"), f"fraction of the queries that see the key with a weight > {tau:g} [Wu]"),
+        "over_tau": Variable(by_key, f"fraction of the queries that see the key with a weight > {tau:g} [Wu]"),
         "over_tau_of_model": Variable(("key",), f"mean over layers and heads of the fraction with a weight > {tau:g}"),
         "uniform": Variable(("layer", "key"), "alpha of uniform attention under the block's mask"),
         "reads": Variable(HEAD, "size of what comes from position 0 against the head's output"),
@@ -330,8 +315,7 @@ def _pictures(model: View, tokens: Tensor, first: list[tuple[int, int]]) -> np.n
                 picture[...] = weights.float().cpu().numpy()
 
     with torch.no_grad():
-        embeddings = model.embed(tokens)
-    run_watched(model, embeddings, watch)
+        run_watched(model, model.embed(tokens), watch)
     return drawn
 
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,57 +179,36 @@ class Row(NamedTuple):
     control: float  # the same at position 1 behind BOS; NaN without BOS
 
 
-COLUMNS = (
-    "first",
-    "layer",
-    "|h_0|",
-    "|h|, others",
-    "massive",
-    "> 30",
-    "dimension",
-    "value",
-    "/ median",
-    "cosine",
-    "behind BOS",
-)
+_LARGEST = ("dimension", "value", "/ median")
+COLUMNS = ("first", "layer", "|h_0|", "|h|, others", "massive", "> 30", *_LARGEST, "cosine", "behind BOS")
 
 
 def rows(ds: xr.Dataset) -> list[Row]:
     """What a table shows of a trajectory, one row per `first` and layer."""
-    found = []
-    cosine = {place: ds.cosine.sel(place=place).values for place in ds.place.values}
-    for first in ds["first"].values:
-        for layer in ds.layer.values:
-            at = ds.sel(first=first, layer=layer)
-            top = at.isel(rank=0)
-            found.append(
-                Row(
-                    str(first),
-                    int(layer),
-                    float(at.norm_first),
-                    float(at.norm_others),
-                    float(at.massive.sel(rule="over 100 and 1000 medians")),
-                    float(at.massive.sel(rule="30 medians")),
-                    int(top.top_dimension),
-                    float(top.top_value),
-                    float(top.top_ratio),
-                    float(cosine[PLACES[0]][layer]),
-                    float(cosine[PLACES[1]][layer]) if PLACES[1] in cosine else float("nan"),
-                )
-            )
-    return found
+    massive, top = ds.massive, ds.isel(rank=0)
+    cosines = [ds.cosine.sel(place=place) if place in ds.place else ds.cosine[0] * np.nan for place in PLACES]
+    columns = (
+        ds.norm_first,
+        ds.norm_others,
+        massive.sel(rule="over 100 and 1000 medians"),
+        massive.sel(rule="30 medians"),
+        top.top_dimension,
+        top.top_value,
+        top.top_ratio,
+        *(cosine.broadcast_like(ds.norm_first) for cosine in cosines),
+    )
+    places = ((str(first), int(layer)) for first in ds["first"].values for layer in ds.layer.values)
+    numbers = (column.transpose("first", "layer").values.ravel().tolist() for column in columns)
+    return [Row(*place, *row) for place, row in zip(places, zip(*numbers, strict=True), strict=True)]
 
 
 def cells(row: Row) -> Iterator[str]:
     """A row as text, in the order of `COLUMNS`."""
-    yield row.first
-    yield str(row.layer)
-    for value in (row.norm_first, row.norm_others, row.massive, row.above_30):
-        yield three_digits(value)
-    yield str(row.top_dimension)
-    yield from map(three_digits, (row.top_value, row.top_ratio))
-    for cosine in (row.cosine, row.control):
-        yield "-" if np.isnan(cosine) else f"{cosine:.3f}"
+    for name, value in row._asdict().items():
+        if name in ("cosine", "control"):
+            yield "-" if np.isnan(value) else f"{value:.3f}"
+        else:
+            yield three_digits(value) if isinstance(value, float) else str(value)
 
 
 # ---------------------------------------------------------------------------------------------------- along the blocks
@@ -247,44 +227,45 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report) 
         # threshold as the position with most has dimensions above it. The threshold is known when all prompts are.
         highest = np.zeros((len(some), layers, width), dtype=np.float32)
         zero = torch.zeros(len(some), layers, width, dtype=torch.float64)
-        magnitudes = [_Magnitudes(model.device) for _ in range(layers)]
+        counts = [torch.zeros(1 << BITS, dtype=torch.int64, device=model.device) for _ in range(layers)]
         for at, n in enumerate(some):
 
             def look(layer: int, stream: Float[Tensor, "position d"], at: int = at) -> None:
                 for rows in shares(length):
                     norms[at, layer, rows] = stream[rows].double().norm(dim=-1).cpu().numpy()
                     magnitude = stream[rows].float().abs()
-                    magnitudes[layer].add(magnitude)
+                    counts[layer] += _bins(magnitude)
                     others = magnitude[1:] if rows.start == 0 else magnitude
                     if len(others):
                         ordered = others.sort(dim=-1, descending=True).values.amax(0)
-                        highest[at, layer] = np.maximum(highest[at, layer], ordered.cpu().numpy())
+                        np.maximum(highest[at, layer], ordered.cpu().numpy(), out=highest[at, layer])
                 zero[at, layer] = stream[0].double().cpu()
 
             _passing(model, tokens[n : n + 1], look)
             report()
-        found = {f"bins {layer}": one.counts.nonzero()[:, 0].cpu() for layer, one in enumerate(magnitudes)}
-        found |= {f"counts {layer}": one.counts.cpu()[found[f"bins {layer}"]] for layer, one in enumerate(magnitudes)}
-        bins = {name: x.numpy() for name, x in found.items()}
-        return {"norms": norms, "highest": highest, "zero": zero.numpy(), **bins}
+        found = {"norms": norms, "highest": highest, "zero": zero.numpy()}
+        for layer, own in enumerate(one.cpu().numpy() for one in counts):
+            found[f"bins {layer}"] = bins = own.nonzero()[0]
+            found[f"counts {layer}"] = own[bins]
+        return found
 
     pieces = each("trajectory", len(together), lambda group: retry(lambda: passed(together[group])))
     norms = np.zeros((count, layers, length))
-    magnitudes = [_Magnitudes(torch.device("cpu")) for _ in range(layers)]
+    counts = np.zeros((layers, 1 << BITS), dtype=np.int64)
     value, magnitude = np.zeros((layers, width)), np.zeros((layers, width))
     for some, piece in zip(together, pieces, strict=True):
         norms[some.start : some.stop] = piece["norms"]
         value += piece["zero"].sum(0)
         magnitude += np.abs(piece["zero"]).sum(0)
-        for layer, one in enumerate(magnitudes):
-            one.counts[torch.from_numpy(piece[f"bins {layer}"])] += torch.from_numpy(piece[f"counts {layer}"])
+        for layer, own in enumerate(counts):
+            own[piece[f"bins {layer}"]] += piece[f"counts {layer}"]
     if not np.isfinite(norms).all():
         raise InputError(
             f"model '{model.identity.name}' has streams that are not finite; "
             "check its weights, or use dtype float32 or float64"
         )
 
-    median = np.array([one.median() for one in magnitudes])
+    median = np.array([_median(own) for own in counts])
     top = torch.from_numpy(magnitude / count).topk(min(RANKS, width), dim=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = top.values.numpy() / median[:, None]
@@ -312,32 +293,24 @@ def _counts(
     magnitudes: Float[np.ndarray, "prompt layer d"], median: Float[np.ndarray, " layer"]
 ) -> Float[np.ndarray, "layer rule"]:
     """How many magnitudes each rule takes, summed over prompts."""
-    found = []
-    for least, medians in RULES.values():
-        threshold = np.maximum(least, medians * median)[:, None]
-        found.append((magnitudes > threshold).sum((0, -1)).astype(np.float64))
-    return np.stack(found, -1)
+    thresholds = [np.maximum(least, medians * median)[:, None] for least, medians in RULES.values()]
+    return np.stack([(magnitudes > one).sum((0, -1)).astype(np.float64) for one in thresholds], -1)
 
 
-class _Magnitudes:
+def _bins(magnitude: Float[Tensor, "position d"]) -> Int[Tensor, " bin"]:
     """A histogram of magnitudes by the leading bits of their float32, which rise with the value: 512 bins per doubling."""
+    bits = magnitude.flatten().view(torch.int32) >> (31 - BITS)  # the sign's bit is 0
+    return torch.bincount(bits, minlength=1 << BITS)
 
-    def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(1 << BITS, dtype=torch.int64, device=device)
 
-    def add(self, magnitude: Tensor) -> None:
-        bits = magnitude.flatten().view(torch.int32) >> (31 - BITS)  # the sign's bit is 0
-        self.counts += torch.bincount(bits, minlength=1 << BITS)
-
-    def median(self) -> float:
-        """Interpolated within its bin."""
-        reached = self.counts.cumsum(0)
-        half = reached[-1].item() / 2
-        at = int((reached < half).sum())
-        before = 0 if at == 0 else int(reached[at - 1])
-        low, high = (torch.tensor(edge << (31 - BITS), dtype=torch.int32).view(torch.float32) for edge in (at, at + 1))
-        share = (half - before) / int(self.counts[at])
-        return float(low + (high - low) * share)
+def _median(counts: Int[np.ndarray, " bin"]) -> float:
+    """Of the magnitudes in a histogram, interpolated within its bin."""
+    reached = counts.cumsum()
+    half = int(reached[-1]) / 2
+    at = int((reached < half).sum())
+    low, high = (torch.tensor(edge << (31 - BITS), dtype=torch.int32).view(torch.float32) for edge in (at, at + 1))
+    share = (half - int(reached[at] - counts[at])) / int(counts[at])
+    return float(low + (high - low) * share)
 
 
 def _closed(
@@ -352,13 +325,13 @@ def _closed(
     changed = torch.cat([tokens[:, :1], others[:, 1:]], 1)
     known = {prompt.numpy().tobytes(): at for at, prompt in enumerate(tokens.cpu())}
     size = len(together[0])
-    held: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
-    def zero(n: int) -> Tensor:  # neighbouring prompts are in one piece
-        nonlocal held
-        if held[0] != n // size:
-            held = (n // size, pieces[n // size]["zero"])
-        return torch.from_numpy(held[1][n % size])
+    @lru_cache(maxsize=1)  # neighbouring prompts are in one piece
+    def zeros(group: int) -> np.ndarray:
+        return pieces[group]["zero"]
+
+    def zero(n: int) -> Tensor:
+        return torch.from_numpy(zeros(n // size)[n % size])
 
     def compared(some: range) -> Piece:
         largest = np.zeros(model.spec.blocks + 1)
@@ -395,11 +368,8 @@ def _firsts(model: View, tokens: Int[Tensor, "prompt position"]) -> dict[str, Te
                 "tokens have 2 positions, BOS and one more; give at least 3, so that text has something after it"
             )
         return {"bos": tokens, "text": tokens[:, 1:]}
-    if (
-        model.bos is None
-        and model.tokenizer is None
-        and begin == [json.loads(model.identity.config).get("bos_token_id")]
-    ):
+    of_config = json.loads(model.identity.config).get("bos_token_id")
+    if model.bos is None and model.tokenizer is None and begin == [of_config]:
         warnings.warn(
             f"all prompts begin with id {begin[0]}, the BOS of the config of {model.identity.name}; whether training put it "
             "first is known from a tokenizer: without probes.load(model, tokenizer=...) there is no comparison with BOS",
@@ -412,15 +382,12 @@ def _firsts(model: View, tokens: Int[Tensor, "prompt position"]) -> dict[str, Te
 def _passing(model: View, tokens: Int[Tensor, "1 position"], look: Callable[[int, Tensor], None]) -> None:
     """One pass in which `look(layer, stream [T, d])` sees each stream in turn; none is kept."""
 
-    def seen(layer: int) -> Callable[[Tensor], Tensor]:
-        def unchanged(stream: Tensor) -> Tensor:
-            look(layer, stream[0])
-            return stream
+    def seen(layer: int, stream: Tensor) -> Tensor:
+        look(layer, stream[0])
+        return stream
 
-        return unchanged
-
-    edits = [Edit("residual", layer, seen(layer)) for layer in range(model.spec.blocks)]
-    look(model.spec.blocks, model.residual(model.embed(tokens), edits=edits)[0])
+    edits = [Edit("residual", layer, partial(seen, layer)) for layer in range(model.spec.blocks)]
+    seen(model.spec.blocks, model.residual(model.embed(tokens), edits=edits))
 
 
 def memory(model: View, prompts: int, length: int, **_: Any) -> int:
