@@ -285,17 +285,6 @@ def test_what_a_result_lacks_is_not_judged():
     assert len(rules.tables(ds)) >= 2
 
 
-def test_agreement_names_the_variant_that_is_near():
-    rows = rules.agreements(made_up())
-    assert (rows[0].variant.residual, rows[-1].variant.residual) == ("off", "on")
-    assert rows[0].error == pytest.approx(0, abs=1e-9)
-    assert rows[-1].error == pytest.approx(math.log10(50))
-    assert rows[0].plateau == pytest.approx(20.6)
-    ds = made_up()
-    ds["relative"][{"positional": 1, "residual": 0, "projection": 1, "step": -1}] = [3.0, 1.0, 2.0]
-    assert rules.typical_seed(ds) == 2  # the median one
-
-
 def test_signs_know_that_positions_have_no_zero_of_their_own():
     ds = made_up()
     shift = np.array([3.0, 3.0])
@@ -303,10 +292,8 @@ def test_signs_know_that_positions_have_no_zero_of_their_own():
     moved["positions"] = ds["positions"] + xr.DataArray(shift, dims="axis")
     moved["tokens"] = ds["tokens"] - xr.DataArray(shift, dims="axis")
     before, after = rules.signs(ds), rules.signs(moved)
-    assert before is not None
-    assert after is not None
-    assert before.own == [True] * 3
-    assert after.own == [False] * 3
-    assert after.shifted == [True] * 3
+    assert (before.own > 0).all()
+    assert (after.own < 0).all()
+    np.testing.assert_allclose(after.shifted, before.shifted)
     np.testing.assert_allclose(after.lead, before.lead, rtol=1e-6)
     assert (before.lead > 0).all()

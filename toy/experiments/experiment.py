@@ -76,26 +76,25 @@ class Work:
         return found
 
 
-def experiment(name: str) -> Any:
-    """The module that measures an experiment.
+def experiment(name: str, part: str = "experiments.{}") -> Any:
+    """The module that measures an experiment, or another part of it.
 
     Raises:
         InputError: there is none of that name.
     """
     if name not in EXPERIMENTS:
         raise InputError(f"there is no experiment '{name}'; give one of {', '.join(EXPERIMENTS)}, or all")
-    return import_module(f"toy.experiments.{name.replace('-', '_')}")
+    return import_module(f"toy.{part.format(name.replace('-', '_'))}")
 
 
 def reading(name: str) -> Any:
     """The module with an experiment's tables and claims; raises as `experiment`."""
-    experiment(name)
-    return import_module(f"toy.experiments.{name.replace('-', '_')}_claims")
+    return experiment(name, "experiments.{}_claims")
 
 
 def draw(name: str, ds: xr.Dataset, path: Path) -> list[Path]:
-    """Draw an experiment's figures; the files written."""
-    return import_module(f"toy.figures.{name.replace('-', '_')}").draw(ds, path)
+    """Draw an experiment's figures; the files written. Raises as `experiment`."""
+    return experiment(name, "figures.{}").draw(ds, path)
 
 
 def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:
@@ -142,24 +141,17 @@ def run(
     work = Work(where, out / f".unfinished-{name}", advance)
     began = time.monotonic()
     ds = module.measure(settings, work)
-    described = asdict(settings)
-    published = asdict(module.Settings())
-    ds.attrs = (
-        attributes(
-            {
-                "experiment": name,
-                "quick": int(quick),
-                "settings": described,
-                "published_settings": published,
-                "device": str(where),
-                "hardware": hardware(where),
-                "seconds": round(time.monotonic() - began - work.clock.now + work.clock.spent, 1),
-                "dtype": "float32",
-            }
-            | dict(ds.attrs)
-        )
-        | made_with()
-    )
+    made = {
+        "experiment": name,
+        "quick": int(quick),
+        "settings": asdict(settings),
+        "published_settings": asdict(module.Settings()),
+        "device": str(where),
+        "hardware": hardware(where),
+        "seconds": round(time.monotonic() - began - work.clock.now + work.clock.spent, 1),
+        "dtype": "float32",
+    }
+    ds.attrs = attributes(made | dict(ds.attrs)) | made_with()
     with together():
         save(ds, out / f"{name}.nc")
         written = [out / f"{name}.nc", *draw(name, ds, out / name)]
@@ -199,24 +191,22 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     ]
 
 
-def extent(ds: xr.Dataset) -> str:
-    """How large a run was, against the published setting, on what and how long: a report's first lines."""
-    return _extent(ds, "; ".join(_reduced(ds).values()))
+def extent(ds: xr.Dataset, most: int | None = None) -> str:
+    """How large a run was, against the published setting, on what and how long: a report's first lines.
+
+    More settings than `most` that differ are only named.
+    """
+    less, own = _reduced(ds), ds.attrs.get("experiment") in OWN_SETTINGS
+    details = "; ".join(less.values()) or ("the sources give no setting" if own else "the published setting")
+    if most is not None and len(less) > most:
+        details = f"{', '.join(less)} differ from the published setting, see the table beside it"
+    made = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
+    return f"{_kind(ds)}: {details}. {made}."
 
 
 def in_short(ds: xr.Dataset) -> str:
     """`extent` for a figure's caption: many settings that differ are only named."""
-    less = _reduced(ds)
-    if len(less) <= NAMED:
-        return extent(ds)
-    return _extent(ds, f"{', '.join(less)} differ from the published setting, see the table beside it")
-
-
-def _extent(ds: xr.Dataset, less: str) -> str:
-    own = ds.attrs.get("experiment") in OWN_SETTINGS
-    details = less or ("the sources give no setting" if own else "the published setting")
-    made = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
-    return f"{_kind(ds)}: {details}. {made}."
+    return extent(ds, NAMED)
 
 
 def _reduced(ds: xr.Dataset) -> dict[str, str]:

@@ -15,10 +15,9 @@ trained. Its accuracy is 1/2 without sampling error; its loss is `ln 2` at least
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,11 +28,11 @@ from torch.nn import functional
 
 from probes.errors import InputError
 
-from ..model import Architecture, Mask, NormSwitch, PositionalSwitch, Switches, Weights, forward, initial
+from ..model import Architecture, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
 from .experiment import Work
-from .sweep import Measure, Part, each, sweep
+from .sweep import Cells, Measure, Part, axes, each, each_at_least, each_distinct, sweep
 
 EPS = float(np.finfo(np.float64).eps)
 TEST_SEED = 2**32  # of test sequences; runs have smaller ones
@@ -41,7 +40,8 @@ LONGEST = 8  # of the exact test, tokens: 7! = 5,040 permutations of each prefix
 POINTS = 25  # steps at which training models are tested, at most
 POSITIONAL = ("none", "learned", "sinusoidal", "rope", "decay")
 TRAINED_POSITIONAL = ("none", "learned")
-DIMS = ("layers", "mask", "positional", "residual", "feed_forward", "norm", "seed")
+KIND: tuple[str, ...] = ("layers", "mask", "positional", "residual", "feed_forward", "norm")
+DIMS = (*KIND, "seed")
 TRAINED_DIMS = ("layers", "mask", "trained_positional", "seed")
 EPS_OF = "float64 eps of the largest output"
 
@@ -79,13 +79,8 @@ class Settings:
     tests: int = 4096  # and as many mirror images
 
     def __post_init__(self) -> None:
-        for name in ("layers", "mask", "positional", "residual", "feed_forward", "norm"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise InputError(f"{name}={','.join(map(str, values)) or 'nothing'}; give one or more different values")
-        for name in ("seeds", "sequences", "steps", "tests"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} is too few; give at least 1")
+        each_distinct(self, *KIND)
+        each_at_least(self, 1, "seeds", "sequences", "steps", "tests")
         if not 3 <= self.length <= LONGEST:
             raise InputError(f"length={self.length} is out of range; give from 3 to {LONGEST}, for all permutations")
         if self.length > self.vocabulary:
@@ -103,25 +98,13 @@ class Settings:
 
     def cases(self) -> list[dict[str, Any]]:
         """The kinds of models of the exact test, in the order of `difference`'s dimensions; some cannot be (`possible`)."""
-        names = ("layers", "mask", "positional", "residual", "feed_forward", "norm")
-        return [
-            dict(zip(names, case, strict=True))
-            for case in product(*(getattr(self, name) for name in names))
-            if possible(str(case[1]), str(case[2]))
-        ]
+        kinds = (dict(zip(KIND, case, strict=True)) for case in product(*(getattr(self, name) for name in KIND)))
+        return [kind for kind in kinds if possible(kind["mask"], kind["positional"])]
 
     def architecture(
-        self,
-        *,
-        layers: int,
-        mask: str,
-        positional: str,
-        residual: bool = True,
-        feed_forward: bool = False,
-        norm: str = "none",
-        length: int | None = None,
-        outputs: int | None = None,
+        self, *, layers: int, length: int | None = None, outputs: int | None = None, **kind: Any
     ) -> Architecture:
+        """A model of a kind, with a residual stream unless it says otherwise."""
         return Architecture(
             blocks=layers,
             heads=self.heads,
@@ -129,18 +112,17 @@ class Settings:
             length=length or self.length,
             vocabulary=self.vocabulary,
             outputs=outputs or self.vocabulary,
-            mask=cast(Mask, mask),
-            positional=cast(PositionalSwitch, positional),
-            decay=self.decay if positional == "decay" else None,
-            residual=residual,
-            feed_forward=feed_forward,
-            norm=cast(NormSwitch, norm),
+            decay=self.decay if kind["positional"] == "decay" else None,
+            **kind,
         )
+
+    def trained(self) -> list[str]:
+        """The encodings of the models that are trained."""
+        return [p for p in self.positional if p in TRAINED_POSITIONAL]
 
     def kinds(self) -> list[tuple[int, str, str]]:
         """(layers, mask, positional) of the models that are trained."""
-        trained = [p for p in self.positional if p in TRAINED_POSITIONAL]
-        return list(product(self.layers, self.mask, trained))
+        return list(product(self.layers, self.mask, self.trained()))
 
     def runs(self) -> list[Run]:
         """Of the trained demonstration, in the order of `accuracy`'s dimensions."""
@@ -181,17 +163,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         "accuracy": Measure("accuracy on mirrored pairs", "1", ("step",)),
         "loss": Measure("loss on mirrored pairs", "nat", ("step",)),
     }
-    coords = {
-        "layers": list(s.layers),
-        "mask": list(s.mask),
-        "positional": list(s.positional),
-        "residual": np.array(s.residual, dtype=np.int8),
-        "feed_forward": np.array(s.feed_forward, dtype=np.int8),
-        "norm": list(s.norm),
-        "seed": np.arange(s.seeds),
-        "trained_positional": [p for p in s.positional if p in TRAINED_POSITIONAL],
-        "step": recorded_steps(s.steps),
-    }
+    coords = axes(s, *DIMS) | {"trained_positional": s.trained(), "step": recorded_steps(s.steps)}
     return sweep(
         coords,
         Part(DIMS, changes, _fresh(s, tokens, orders, work)),
@@ -204,7 +176,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     )
 
 
-def _fresh(s: Settings, tokens: Tensor, orders: Tensor, work: Work) -> Iterator[tuple[Sequence[Any], dict[str, Any]]]:
+def _fresh(s: Settings, tokens: Tensor, orders: Tensor, work: Work) -> Cells:
     """The exact test of fresh models, kind by kind."""
     cases = s.cases()
     for n, case in enumerate(cases):
@@ -216,7 +188,7 @@ def _fresh(s: Settings, tokens: Tensor, orders: Tensor, work: Work) -> Iterator[
         work.advance("exact test", float(n + 1), float(len(cases)))
 
 
-def _trained(s: Settings, tokens: Tensor, orders: Tensor, work: Work) -> Iterator[tuple[Sequence[Any], dict[str, Any]]]:
+def _trained(s: Settings, tokens: Tensor, orders: Tensor, work: Work) -> Cells:
     """Train the demonstration and test it, kind by kind."""
     kinds, runs, ends = s.kinds(), s.runs(), recorded_steps(s.steps)
     if not runs:

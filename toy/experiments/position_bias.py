@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from ..model import Architecture, Mask, Switches, forward, initial
 from ..tasks import Drawn, InContext
 from ..train import Run, Trained, stacked
 from .experiment import Work
-from .sweep import Measure, Part, sweep
+from .sweep import Cells, Measure, Part, each_at_least, sweep
 
 DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
 ITEMS = 8
@@ -53,16 +54,17 @@ FIRST_CHECK = (
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 28}  # numbers in a stream of a test pass: what fits the cache, or the memory
 DIMS = ("scale", "data", "depth", "mask", "positional", "residual", "training", "seed")
 MEASURES = {
-    name: Measure(text, unit, dims, np.float32)
-    for name, text, unit, dims in (
-        ("accuracy", "accuracy by which item is right", "1", ("pair", "order")),
-        ("gap", "accuracy gap", "1", ("pair",)),
-        ("accuracy_by_position", "accuracy by the answer's item", "1", ("position",)),
-        ("course_accuracy", "accuracy by which item is right, during training", "1", ("pair", "order", "step")),
-        ("course_gap", "accuracy gap during training", "1", ("pair", "step")),
-        ("training_loss", "training loss since the step before", "nat", ("step",)),
-    )
+    "accuracy": Measure("accuracy by which item is right", "1", ("pair", "order"), np.float32),
+    "gap": Measure("accuracy gap", "1", ("pair",), np.float32),
+    "accuracy_by_position": Measure("accuracy by the answer's item", "1", ("position",), np.float32),
+    "course_accuracy": Measure(
+        "accuracy by which item is right, during training", "1", ("pair", "order", "step"), np.float32
+    ),
+    "course_gap": Measure("accuracy gap during training", "1", ("pair", "step"), np.float32),
+    "training_loss": Measure("training loss since the step before", "nat", ("step",), np.float32),
 }
+# What the settings' lists may hold.
+ALLOWED = {"positional": POSITIONAL, "residual": RESIDUAL, "training": tuple(TRAINING), "data": DATA, "scales": SCALES}
 
 
 @dataclass(frozen=True)
@@ -91,23 +93,15 @@ class Settings:
     weight_decay: float = 1e-6
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("positional", POSITIONAL),
-            ("residual", RESIDUAL),
-            ("training", tuple(TRAINING)),
-            ("data", DATA),
-            ("scales", SCALES),
-        ):
+        for name, allowed in ALLOWED.items():
             for value in getattr(self, name):
                 if value not in allowed:
                     raise InputError(f"{name}: '{value}' is unknown; give some of {', '.join(allowed)}")
-        for name in ("depths", "positional", "residual", "training", "data", "scales", "masks"):
+        for name in ("depths", *ALLOWED, "masks"):
             given = getattr(self, name)
             if not given or len(set(given)) < len(given):
                 raise InputError(f"{name}={','.join(map(str, given))} is no list of distinct values; give each once")
-        for name in ("seeds", "steps", "tests", "checks", "course_tests", "batch"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} is too few; give at least 1")
+        each_at_least(self, 1, "seeds", "steps", "tests", "checks", "course_tests", "batch")
         if not cases(self):
             raise InputError(
                 "nothing is left of the grid: sinusoidal goes with biased training alone, decay with masks causal and "
@@ -118,8 +112,7 @@ class Settings:
                 run_of(case, self)  # raises what cannot be
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One model of the grid; its fields, in order, are the leading dimensions of the result."""
 
     scale: str
@@ -137,15 +130,18 @@ class Case:
         return self.scale, self.data, self.seed
 
 
+def axes_of(settings: Settings) -> dict[str, Any]:
+    """The grid's axes."""
+    s = settings
+    lists = (s.scales, s.data, s.depths, s.masks, s.positional, s.residual, s.training, range(s.seeds))
+    return {dim: list(values) for dim, values in zip(DIMS, lists, strict=True)}
+
+
 def cases(settings: Settings) -> list[Case]:
     """All models, in the order in which they are trained: what an interruption leaves is whole seeds of whole depths."""
-    s = settings
-    found = [
-        Case(scale, data, depth, mask, positional, residual, training, seed)
-        for scale, data, depth, seed, training, mask, positional, residual in product(
-            s.scales, s.data, s.depths, range(s.seeds), s.training, s.masks, s.positional, s.residual
-        )
-    ]
+    axes = axes_of(settings)
+    order = ("scale", "data", "depth", "seed", "training", "mask", "positional", "residual")
+    found = (Case(**dict(zip(order, values, strict=True))) for values in product(*(axes[dim] for dim in order)))
     return [case for case in found if in_grid(case)]
 
 
@@ -188,24 +184,11 @@ def architecture_of(depth: int, mask: str, positional: Any, residual: str, width
 
 def run_of(case: Case, settings: Settings) -> Run:
     """A model of the grid and its training."""
-    scale: Any = case.scale
-    data: Any = case.data
-    task = InContext(
-        items=ITEMS,
-        width=settings.width,
-        scale=scale,
-        data=data,
-        biased=TRAINING[case.training],
-        batch=settings.batch,
-    )
+    drawn: Any = {"scale": case.scale, "data": case.data, "biased": TRAINING[case.training]}
+    task = InContext(items=ITEMS, width=settings.width, batch=settings.batch, **drawn)
     architecture = architecture_of(case.depth, case.mask, case.positional, case.residual, settings.width)
-    return Run(
-        architecture,
-        task,
-        seed=case.seed,
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-    )
+    rates: Any = {"learning_rate": settings.learning_rate, "weight_decay": settings.weight_decay}
+    return Run(architecture, task, seed=case.seed, **rates)
 
 
 def check_steps(settings: Settings) -> list[int]:
@@ -233,14 +216,10 @@ QUICK = Settings(
 
 def parts(found: Sequence[Case], device: str) -> list[list[Case]]:
     """What is trained in one call: on a CPU what shares its data, on a GPU everything of one depth."""
-
-    def key(case: Case) -> tuple[Any, ...]:
-        fine = () if device == "cuda" else (case.scale, case.data, case.seed, case.training)
-        return (case.depth, *fine)
-
     by_key: dict[Any, list[Case]] = {}
     for case in found:
-        by_key.setdefault(key(case), []).append(case)
+        fine = () if device == "cuda" else (case.scale, case.data, case.seed, case.training)
+        by_key.setdefault((case.depth, *fine), []).append(case)
     return list(by_key.values())
 
 
@@ -262,14 +241,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     return sweep(coords, Part(DIMS, MEASURES, _measured(settings, steps, work)))
 
 
-def axes_of(settings: Settings) -> dict[str, Any]:
-    """The grid's axes."""
-    s = settings
-    lists = (s.scales, s.data, s.depths, s.masks, s.positional, s.residual, s.training, range(s.seeds))
-    return {dim: list(values) for dim, values in zip(DIMS, lists, strict=True)}
-
-
-def _measured(s: Settings, steps: Sequence[int], work: Work) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _measured(s: Settings, steps: Sequence[int], work: Work) -> Cells:
     """World by world, since models of one world share its test sequences."""
     device = work.device
     for part, models in trained(s, cases(s), steps, work):
@@ -292,37 +264,32 @@ def _measured(s: Settings, steps: Sequence[int], work: Work) -> Iterator[tuple[t
                 losses = [float(model.losses[a:b].mean()) for a, b in zip([0, *steps], steps, strict=False)]
                 gaps = accuracy[n, :, 0] - accuracy[n, :, 1], course[n, :, 0] - course[n, :, 1]
                 values = (accuracy[n], gaps[0], single[n], course[n], gaps[1], losses)
-                yield astuple(case), dict(zip(MEASURES, values, strict=True))
+                yield case, dict(zip(MEASURES, values, strict=True))
 
 
 def trained(
     settings: Settings, found: Sequence[Case], steps: Sequence[int], work: Work
 ) -> Iterator[tuple[list[Case], list[Trained]]]:
     """Part by part; one bar of progress for each (scale, data, depth)."""
-    totals: dict[str, int] = {}
-    done: dict[str, int] = {}
     device = work.device.type
 
     def bar(case: Case) -> str:
         return f"depth {case.depth}" if device == "cuda" else f"{case.scale} scale, {case.data}, depth {case.depth}"
 
-    for case in found:
-        totals[bar(case)] = totals.get(bar(case), 0) + settings.steps
+    totals, done = Counter(map(bar, found)), Counter[str]()
     for part in parts(found, device):
         first, label = part[0], bar(part[0])
         runs = [run_of(case, settings) for case in part]
-        before = done.get(label, 0)
 
-        def advance(_: str, now: float, __: float, label: str = label, before: int = before) -> None:
-            work.advance(label, before + now, totals[label])
+        def advance(_: str, now: float, __: float, label: str = label) -> None:
+            work.advance(label, done[label] * settings.steps + now, float(totals[label] * settings.steps))
 
         name = f"depth {first.depth}"
         if device != "cuda":
             name += f" {first.scale} {first.data} seed {first.seed} {first.training}"
-        models = replace(work, advance=advance).train(
-            name, runs, settings.steps, record=steps[:-1], recorded=tuple(initial(runs[0].architecture, 0))
-        )
-        done[label] = before + len(part) * settings.steps
+        weights = tuple(initial(runs[0].architecture, 0))
+        models = replace(work, advance=advance).train(name, runs, settings.steps, record=steps[:-1], recorded=weights)
+        done[label] += len(part)
         yield part, models
 
 

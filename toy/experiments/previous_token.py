@@ -31,13 +31,12 @@ from torch import Tensor
 
 from probes.errors import InputError
 
-from ..checks import at_least
 from ..model import Architecture, PositionalSwitch, Switches, forward
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, seed_of, stacked
 from .experiment import Work
 from .previous_token_claims import PUBLISHED, Switch
-from .sweep import Measure, Part, each, sweep
+from .sweep import Measure, Part, each, each_at_least, sweep
 
 SWITCH = ("off", "on")  # of residual stream and output projection
 POSITIONAL: tuple[PositionalSwitch, ...] = ("none", "learned")
@@ -78,15 +77,10 @@ class Settings:
     curve_test: int = 4096  # and behind every point of the perplexity curves
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "large_seeds", "batch", "rate_steps", "rate_points", "test", "curve_test"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("steps", "points"):
-            at_least(name, getattr(self, name), 2)
-        for name in ("vocabulary", "context"):
-            at_least(name, getattr(self, name), 3)
-        for name in ("grid_vocabularies", "grid_contexts", "rate_vocabularies", "offset_contexts"):
-            for value in getattr(self, name):
-                at_least(name, value, 3)
+        each_at_least(self, 1, "seeds", "large_seeds", "batch", "rate_steps", "rate_points", "test", "curve_test")
+        each_at_least(self, 2, "steps", "points")
+        each_at_least(self, 3, "vocabulary", "context")
+        each_at_least(self, 3, "grid_vocabularies", "grid_contexts", "rate_vocabularies", "offset_contexts")
         for name in ("residual", "projection"):
             if getattr(self, name) not in SWITCH:
                 raise InputError(f"{name}={getattr(self, name)} is no switch; give on or off")
@@ -141,15 +135,16 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         "offset_context": list(s.offset_contexts),
         "target": list(range(-longest, -1)),
     }
-    parts = (part for train in (_curves, _cells, _grid, _rates, _blind, _offsets) for part in train(s, work))
+    parts = (*_curves(s, work), _cells(s, work), _grid(s, work), *_rates(s, work), _blind(s, work), _offsets(s, work))
     return sweep(coords, *parts)
 
 
 def _curves(s: Settings, work: Work) -> list[Part]:
     """The published setting: perplexity curves without and with positions, and the paths of the embeddings."""
     steps = _log_grid(s.steps, s.points)
-    models = [(v.residual, v.projection, seed) for v in _variants(s) for seed in range(s.seeds)]
-    runs = [_run(s, seed, variant=Switch(*v), positional=kind) for kind in POSITIONAL for *v, seed in models]
+    models = [(*v, seed) for v in _variants(s) for seed in range(s.seeds)]
+    both = [(kind, *model) for kind in POSITIONAL for model in models]
+    runs = [_run(s, seed, positional=kind, residual=r, projection=p) for kind, r, p, seed in both]
     names = ("embedding", "positions", "0.q", "0.k", "0.v", "0.o", "unembedding")
     trained = work.train("curves", runs, s.steps, record=steps.tolist(), recorded=names)
     relative = np.stack([relative_perplexity(trained, s.curve_test, at=int(step)) for step in steps], -1)
@@ -162,6 +157,8 @@ def _curves(s: Settings, work: Work) -> list[Part]:
     form = path("0.q").astype(np.float64) @ path("0.k").astype(np.float64).swapaxes(-1, -2)
     directions, margins = separations(positions, s.context - 2)
     dims, single = ("residual", "projection", "seed"), np.float32
+    form_text = "W_Q W_K^T: logit = x_query W_Q W_K^T x_key / sqrt(width)"
+    widest = "unit vector s of the largest margin between p_-1 and the others"
     curves = {
         "perplexity": Measure("perplexity on fresh sequences", "1", ("step",)),
         "relative": Measure("(perplexity - 1) / V on fresh sequences", "1", ("step",)),
@@ -169,31 +166,20 @@ def _curves(s: Settings, work: Work) -> list[Part]:
     paths = {
         "positions": Measure("positional embedding, by place from the last", "1", ("step", "position", "axis"), single),
         "tokens": Measure("token embedding", "1", ("step", "token", "axis"), single),
-        "query_key": Measure(
-            "W_Q W_K^T: logit = x_query W_Q W_K^T x_key / sqrt(width)", "nat", ("step", "row", "column"), single
-        ),
-        "separation": Measure(
-            "unit vector s of the largest margin between p_-1 and the others", "1", ("step", "axis"), single
-        ),
+        "query_key": Measure(form_text, "nat", ("step", "row", "column"), single),
+        "separation": Measure(widest, "1", ("step", "axis"), single),
         "margin": Measure("least s . (p_j - p_-1) over the other places", "1", ("step",), single),
         "bilinear": Measure("s W_Q W_K^T s", "nat", ("step",), single),
     }
-    found = {
-        "positions": positions,
-        "tokens": path("embedding"),
-        "query_key": form,
-        "separation": directions,
-        "margin": margins,
-        "bilinear": np.einsum("...i,...ij,...j->...", directions, form, directions),
-    }
-    both = [(kind, *model) for kind in POSITIONAL for model in models]
+    bilinear = np.einsum("...i,...ij,...j->...", directions, form, directions)
+    found = (positions, path("embedding"), form, directions, margins, bilinear)
     return [
         Part(("positional", *dims), curves, each(both, perplexity=1 + s.vocabulary * relative, relative=relative)),
-        Part(dims, paths, each(models, **found)),
+        Part(dims, paths, each(models, **dict(zip(paths, found, strict=True)))),
     ]
 
 
-def _cells(s: Settings, work: Work) -> list[Part]:
+def _cells(s: Settings, work: Work) -> Part:
     """The settings that the post has numbers for, in every variant and at several batch sizes; NaN where not trained.
 
     A short run's `steps` and `rate_steps` stand for the post's 3,000 and 10,000.
@@ -204,23 +190,23 @@ def _cells(s: Settings, work: Work) -> list[Part]:
         runs = []
         for batch, cell, v, seed in product(s.batches, PUBLISHED, _variants(s), range(s.seeds)):
             beyond = (cell.context, cell.width) != (4, 2) or seed >= s.large_seeds
-            if (cell.steps > 3000) != long or (batch > s.batch and beyond):
-                continue
-            size = (cell.vocabulary, cell.context, cell.width)
-            runs.append(_run(s, seed, *size, variant=v, rate=cell.learning_rate, batch=batch))
-            cells.append((batch, cell.name, v.residual, v.projection, seed))
+            if (cell.steps > 3000) == long and not (batch > s.batch and beyond):
+                given = {name: getattr(cell, name) for name in ("vocabulary", "context", "width", "learning_rate")}
+                runs.append(_run(s, seed, batch=batch, **given, **v._asdict()))
+                cells.append((batch, cell.name, *v, seed))
         found += _ends(s, work, f"cells {steps}", runs, steps).tolist()
     measures = {"relative_published": Measure("(perplexity - 1) / V in the post's settings")}
     axes = ("batch", "cell", "residual", "projection", "seed")
-    return [Part(axes, measures, each(cells, relative_published=found))]
+    return Part(axes, measures, each(cells, relative_published=found))
 
 
-def _grid(s: Settings, work: Work) -> list[Part]:
+def _grid(s: Settings, work: Work) -> Part:
     """Relative perplexity after `steps` steps against vocabulary, context and width."""
     cells = list(product(s.grid_vocabularies, s.grid_contexts, s.grid_widths, range(s.seeds)))
-    ends = _ends(s, work, "grid", [_run(s, seed, *size) for *size, seed in cells], s.steps)
+    runs = [_run(s, seed, vocabulary=v, context=c, width=width) for v, c, width, seed in cells]
     measures = {"relative_by_size": Measure(f"(perplexity - 1) / V after {s.steps} steps")}
-    return [Part(("vocabulary", "context", "width", "seed"), measures, each(cells, relative_by_size=ends))]
+    found = each(cells, relative_by_size=_ends(s, work, "grid", runs, s.steps))
+    return Part(("vocabulary", "context", "width", "seed"), measures, found)
 
 
 def _rates(s: Settings, work: Work) -> list[Part]:
@@ -228,7 +214,7 @@ def _rates(s: Settings, work: Work) -> list[Part]:
     cells = list(product(s.rate_vocabularies, s.rates, SCHEDULES, range(s.seeds)))
     if not cells:
         return []
-    runs = [_run(s, seed, vocabulary, rate=rate, schedule=schedule) for vocabulary, rate, schedule, seed in cells]
+    runs = [_run(s, seed, vocabulary=v, learning_rate=rate, schedule=schedule) for v, rate, schedule, seed in cells]
     trained = work.train("rates", runs, s.rate_steps)
     ends = _bin_ends(s.rate_steps, s.rate_points)
     starts = np.concatenate([[0], ends[:-1]])
@@ -248,23 +234,25 @@ def _rates(s: Settings, work: Work) -> list[Part]:
     return [Part(("rate_vocabulary", "learning_rate", "schedule", "seed"), measures, found)]
 
 
-def _blind(s: Settings, work: Work) -> list[Part]:
+def _blind(s: Settings, work: Work) -> Part:
     """Models without positions, by width: what is the plateau the bound of?"""
     cells = list(product(s.blind_widths, range(s.seeds)))
     ends = _ends(s, work, "blind", [_run(s, seed, width=width, positional="none") for width, seed in cells], s.steps)
     measures = {"blind_perplexity": Measure(f"perplexity without positional encoding after {s.steps} steps")}
-    return [Part(("blind_width", "seed"), measures, each(cells, blind_perplexity=1 + s.vocabulary * ends))]
+    return Part(("blind_width", "seed"), measures, each(cells, blind_perplexity=1 + s.vocabulary * ends))
 
 
-def _offsets(s: Settings, work: Work) -> list[Part]:
+def _offsets(s: Settings, work: Work) -> Part:
     """Other tokens than the one before the last; NaN where the context has no such place."""
-    longest = max(s.offset_contexts, default=0)
-    every = product(s.offset_contexts, range(-longest, -1), range(s.seeds))
-    cells = [(context, target, seed) for context, target, seed in every if -target <= context]
+    cells = [
+        (context, target, seed)
+        for context in s.offset_contexts
+        for target, seed in product(range(-context, -1), range(s.seeds))
+    ]
     runs = [_run(s, seed, context=context, target=target) for context, target, seed in cells]
     text = f"(perplexity - 1) / V after {s.steps} steps, by the position asked for"
     found = each(cells, relative_by_target=_ends(s, work, "offsets", runs, s.steps))
-    return [Part(("offset_context", "target", "seed"), {"relative_by_target": Measure(text)}, found)]
+    return Part(("offset_context", "target", "seed"), {"relative_by_target": Measure(text)}, found)
 
 
 def _variants(s: Settings) -> list[Switch]:
@@ -276,35 +264,23 @@ def _ends(s: Settings, work: Work, label: str, runs: Sequence[Run], steps: int) 
     return relative_perplexity(work.train(label, runs, steps), s.test) if runs else np.empty(0)
 
 
-def _run(
-    s: Settings,
-    seed: int,
-    vocabulary: int | None = None,
-    context: int | None = None,
-    width: int | None = None,
-    *,
-    variant: Switch | None = None,
-    positional: PositionalSwitch = "learned",
-    rate: float | None = None,
-    schedule: Schedule = "constant",
-    target: int = -2,
-    batch: int | None = None,
-) -> Run:
-    """A model and its training; what is not given is as in the settings."""
-    residual, projection = variant or (s.residual, s.projection)
-    v, c = vocabulary or s.vocabulary, context or s.context
+def _run(s: Settings, seed: int, **given: Any) -> Run:
+    """A model and its training; what is not given is as in the settings, with learned positions, -2 asked for."""
+    named = ("vocabulary", "context", "width", "residual", "projection", "learning_rate", "batch")
+    usual = {name: getattr(s, name) for name in named}
+    one = usual | {"positional": "learned", "schedule": "constant", "target": -2} | given
     architecture = Architecture(
         blocks=1,
-        width=width or s.width,
-        length=c,
-        vocabulary=v,
-        outputs=v,
-        positional=positional,
-        residual=residual == "on",
-        output_projection=projection == "on",
+        width=one["width"],
+        length=one["context"],
+        vocabulary=one["vocabulary"],
+        outputs=one["vocabulary"],
+        positional=one["positional"],
+        residual=one["residual"] == "on",
+        output_projection=one["projection"] == "on",
     )
-    task = Copying(v, c, target, batch or s.batch)
-    return Run(architecture, task, seed=seed, learning_rate=rate or s.learning_rate, schedule=schedule)
+    task = Copying(one["vocabulary"], one["context"], one["target"], one["batch"])
+    return Run(architecture, task, seed=seed, learning_rate=one["learning_rate"], schedule=one["schedule"])
 
 
 def relative_perplexity(models: Sequence[Trained], test: int, *, at: int | None = None) -> Float[np.ndarray, " model"]:

@@ -26,7 +26,7 @@ from ..model import Architecture
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, logits
 from .experiment import Work
-from .sweep import Measure, Part, each, sweep
+from .sweep import Measure, Part, axes, each, each_at_least, each_distinct, sweep
 
 CURVE_POINTS = 20  # of a training curve: means over so many equal parts of the training
 SMOOTH = 50  # steps; spikes are looked for in means over so many
@@ -59,16 +59,12 @@ class Settings:
     sequences: int = 16_384  # fresh ones for the final loss; its standard error is then 0.006 nats at most
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "residual", "feed_forward", "target"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise InputError(f"{name}={','.join(map(str, values)) or 'nothing'}; give one or more different values")
-        for name, least in (("seeds", 1), ("steps", CURVE_POINTS), ("sequences", 1), ("batch", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)} is too few; give at least {least}")
-        for name, least in (("vocabulary", 2), ("context", 2)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)} leaves nothing to retrieve; give at least {least}")
+        each_distinct(self, "layers", "width", "residual", "feed_forward", "target")
+        each_at_least(self, 1, "seeds", "sequences", "batch")
+        each_at_least(self, CURVE_POINTS, "steps")
+        for name in ("vocabulary", "context"):
+            if getattr(self, name) < 2:
+                raise InputError(f"{name}={getattr(self, name)} leaves nothing to retrieve; give at least 2")
         beyond = [k for k in self.target if not 0 <= k < self.context]
         if beyond:
             raise InputError(f"target {beyond[0]} is no position of {self.context}; give from 0 to {self.context - 1}")
@@ -76,8 +72,7 @@ class Settings:
 
     def cells(self) -> list[tuple[int, int, bool, bool, int, int]]:
         """All models, as values of `DIMS`."""
-        axes = self.layers, self.width, self.residual, self.feed_forward, range(self.seeds), self.target
-        return list(product(*axes))
+        return list(product(self.layers, self.width, self.residual, self.feed_forward, range(self.seeds), self.target))
 
     def runs(self) -> list[Run]:
         """The training of every cell."""
@@ -132,18 +127,8 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     }
     found = each(s.cells(), loss=losses, loss_error=errors, curve=curves, spiky=spiky)
     known = [((reader,), {"limit": [least[k] for k in s.target]}) for reader, least in readers.items()]
-    coords = {
-        "layers": list(s.layers),
-        "width": list(s.width),
-        "residual": np.array(s.residual, dtype=np.int8),
-        "feed_forward": np.array(s.feed_forward, dtype=np.int8),
-        "seed": np.arange(s.seeds),
-        "target": list(s.target),
-        "step": ends[1:],
-        "reader": list(readers),
-    }
     return sweep(
-        coords,
+        axes(s, *DIMS) | {"step": ends[1:], "reader": list(readers)},
         Part(DIMS, measures, found),
         Part(("reader",), {"limit": Measure("least loss of a reader of this kind", "nat", ("target",))}, known),
         attrs={"task": "the token at position target, of uniform random ones", "positional": "none", "mask": "causal"},

@@ -22,8 +22,9 @@ reads the like.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -35,14 +36,13 @@ from torch import Tensor
 from probes.errors import InputError
 from probes.theory.rollout import Bounds, decay_bounds, rope_bounds
 
-from ..checks import at_least
 from ..model import THETA, Architecture, Mask, PositionalSwitch, initial
 from ..tasks import Copying
 from ..train import Run, seed_of
 from ..view import Toy
 from .experiment import Work
 from .rollout_bounds import check, decays_hold, look_at, path_peaks
-from .sweep import Measure, Part, each, sweep
+from .sweep import Cells, Measure, Part, each, each_at_least, sweep
 
 INPUT_BLOCK = -2  # of data: no step of training draws it
 LOGIT_SD = 1 / 3  # of fresh toys reading inputs of unit size: entries of W_Q and W_K have variance 1 / (3 d)
@@ -107,15 +107,14 @@ class Settings:
     noises: tuple[float, ...] = (0.001, 0.02)  # of the inputs beside the common vector, per component
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "sequences", "layers", "peak_layers", "trained_steps", "batch"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("length", "peak_length"):
-            at_least(name, getattr(self, name), 3)
-        for name, least in (("windows", 2), ("prefixes", 1), ("trained_blocks", 1)):
+        each_at_least(self, 1, "seeds", "sequences", "layers", "peak_layers", "trained_steps", "batch")
+        each_at_least(self, 3, "length", "peak_length")
+        for name, least in (("windows", 2), ("prefixes", 1)):
+            each_at_least(self, least, name)
             for value in getattr(self, name):
-                at_least(name, value, least)
-                if name != "trained_blocks" and value > self.length:
+                if value > self.length:
                     raise InputError(f"{name}={value} does not fit {self.length} positions; give at most {self.length}")
+        each_at_least(self, 1, "trained_blocks")
         for plane in self.planes:
             if not 0 <= plane < self.peak_width // 2:
                 raise InputError(
@@ -165,11 +164,8 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         "theta": [theta(s, plane) for plane in s.planes],
         "noise": list(s.noises),
     }
-    names = [
-        f"B, {what}" for what in ("what content adds to a logit at most", "a logit's largest deviation from the lemma")
-    ]
-    decays = _by_distance(s, work, ("decay", "scale"), "decay", "decay_peak", names[0], _decaying(s), s.peak_scales)
-    turns = _by_distance(s, work, ("theta", "noise"), "rope", "rope", names[1], _turning_planes(s), s.noises)
+    decays = _by_distance(s, work, DECAY, _decaying(s), s.peak_scales)
+    turns = _by_distance(s, work, ROPE, _turning_planes(s), s.noises)
     return sweep(coords, _limits(s, work), *decays, *turns)
 
 
@@ -179,14 +175,9 @@ def _sources(s: Settings) -> list[str]:
 
 def _limits(s: Settings, work: Work) -> Part:
     """Theorems 4.1 to 4.3, and 4.5's bounds, on fresh and trained toys under every mask and encoding."""
-    layers = ("layer",)
+    layers, last = ("layer",), "P(z_i = key) of the last query after layer + 1 layers, mean over sequences"
     measures = {
-        "last": Measure(
-            "P(z_i = key) of the last query after layer + 1 layers, mean over sequences",
-            "1",
-            ("layer", "key"),
-            np.float32,
-        ),
+        "last": Measure(last, "1", ("layer", "key"), np.float32),
         "outside": Measure("P(z_i >= K) of the last query (K = 1 without a prefix), mean over sequences", "1", layers),
         "outside_bound": Measure(
             "the theorem's bound of it with each sequence's own eps, mean over sequences", "1", layers
@@ -203,37 +194,45 @@ def _limits(s: Settings, work: Work) -> Part:
     return Part(("case", "source", "seed"), measures, _limited(s, work))
 
 
-def _limited(s: Settings, work: Work) -> Iterator[tuple[Sequence[Any], dict[str, Any]]]:
+def _limited(s: Settings, work: Work) -> Cells:
     """What `_limits` measures, toy by toy."""
     named, sources = cases(s), _sources(s)
     trained = _trained(s, named, work)
     scales = dict(zip(sources, s.scales, strict=False))
     every = list(product(named, sources, range(s.seeds)))
-    done = 0
-    for case, source, seed in every:
-        loss = math.nan
+    every = [
+        (case, source, seed) for case, source, seed in every if source in scales or (source, case.name, seed) in trained
+    ]
+    for done, (case, source, seed) in enumerate(every, start=1):
         if source in scales:
             toy, inputs = _fresh(s, case, scales[source], seed)
-        elif (source, case.name, seed) in trained:
-            toy, inputs, loss = trained[source, case.name, seed]
+            loss = math.nan
         else:
-            continue
+            toy, inputs, loss = trained[source, case.name, seed]
         look = look_at(toy, inputs)
         products = look.rollouts()
-        limit = check(case.window, case.prefix, look, products)
-        found = limit._asdict() | {"last": products[:, :, -1].mean(0), "outside_bound": limit.bound}
-        del found["bound"]
-        if s.trained_blocks:
-            found["loss"] = loss
+        found = check(case.window, case.prefix, look, products)._asdict() | {"last": products[:, :, -1].mean(0)}
+        found |= {"decay_violations": 0, "decay_checked": 0} | ({"loss": loss} if s.trained_blocks else {})
         if (m := case.decay) is not None:
-            lost = m * np.arange(s.length)
-            held = decays_hold(look, products, lost, lambda t, B, m=m: decay_bounds(s.length, t, m, B))
+            held = decays_hold(
+                look, products, m * np.arange(s.length), lambda t, B, m=m: decay_bounds(s.length, t, m, B)
+            )
             found |= {"decay_violations": held.violations, "decay_checked": held.checked}
-        else:
-            found |= {"decay_violations": 0, "decay_checked": 0}
         yield (case.name, source, seed), found
-        done += 1
         work.advance("rollouts", float(done), float(len(every)))
+
+
+class Lemma(NamedTuple):
+    """How a part of the result is called that follows logits by distance."""
+
+    dims: tuple[str, str]  # how fast logits fall, and the size of what deviates
+    name: str
+    counts: str
+    spread: str
+
+
+DECAY = Lemma(("decay", "scale"), "decay", "decay_peak", "B, what content adds to a logit at most")
+ROPE = Lemma(("theta", "noise"), "rope", "rope", "B, a logit's largest deviation from the lemma")
 
 
 class Form(NamedTuple):
@@ -246,76 +245,51 @@ class Form(NamedTuple):
     toy: Callable[[float, int], tuple[Toy, Tensor]]  # of the size of what deviates, and the seed
 
 
-def _decaying(s: Settings) -> list[Form]:
+def _decaying(s: Settings) -> Iterator[Form]:
     """4.4 and 4.5."""
     x = np.arange(s.peak_length)
-
-    def form(m: float) -> Form:
+    for m in s.peak_decays:
         architecture = _architecture(s, Case("", positional="decay", decay=m), s.peak_length, s.peak_layers)
-        return Form(
-            m,
-            m * x,
-            m * x,
-            lambda t, B: decay_bounds(s.peak_length, t, m, B),
-            lambda scale, seed: _random(architecture, scale, seed, s.sequences),
-        )
-
-    return [form(m) for m in s.peak_decays]
+        toy = partial(_random, architecture, s.sequences)
+        yield Form(m, m * x, m * x, lambda t, B, m=m: decay_bounds(s.peak_length, t, m, B), toy)
 
 
-def _turning_planes(s: Settings) -> list[Form]:
+def _turning_planes(s: Settings) -> Iterator[Form]:
     """4.6 and 4.7: RoPE of one plane, on inputs that are nearly the same vector."""
     x, c = np.arange(s.peak_length), s.turning / 2
-
-    def form(plane: int) -> Form:
+    for plane in s.planes:
         angle = theta(s, plane)
-        return Form(
-            angle,
-            c * (x * angle) ** 2,
-            s.turning * (1 - np.cos(x * angle)),
-            lambda t, B: rope_bounds(s.peak_length, t, c, angle, B),
-            lambda noise, seed: _turning(s, plane, noise, seed),
-        )
-
-    return [form(plane) for plane in s.planes]
+        lost, walked = c * (x * angle) ** 2, s.turning * (1 - np.cos(x * angle))
+        toy = partial(_turning, s, plane)
+        yield Form(angle, lost, walked, lambda t, B, angle=angle: rope_bounds(s.peak_length, t, c, angle, B), toy)
 
 
-def _by_distance(
-    s: Settings,
-    work: Work,
-    axes: tuple[str, str],
-    name: str,
-    counts: str,
-    spread: str,
-    forms: Sequence[Form],
-    sizes: Sequence[float],
-) -> list[Part]:
+def _by_distance(s: Settings, work: Work, lemma: Lemma, forms: Iterable[Form], sizes: Sequence[float]) -> list[Part]:
     """The last query's rollout by distance, against its bounds; and where products of decays alone are largest."""
+    forms, name = list(forms), lemma.name
 
-    def found() -> Iterator[tuple[Sequence[Any], dict[str, Any]]]:
+    def found() -> Cells:
         every = list(product(forms, sizes, range(s.seeds)))
         for n, (form, size, seed) in enumerate(every, start=1):
             look = look_at(*form.toy(size, seed))
             products = look.rollouts()
             held = decays_hold(look, products, form.lost, form.bounds)
-            curve = products[:, :, -1, ::-1].mean(0)
-            values = (curve, held.spread, held.violations, held.checked)
+            values = (products[:, :, -1, ::-1].mean(0), held.spread, held.violations, held.checked)
             yield (form.value, size, seed), dict(zip(measures, values, strict=True))
             work.advance(name if name == "decay" else "RoPE", float(n), float(len(every)))
 
+    text = "rollout of the last query by distance, mean over sequences"
     measures = {
-        f"{name}_curve": Measure(
-            "rollout of the last query by distance, mean over sequences", "1", ("peak_layer", "distance"), np.float32
-        ),
-        f"{name}_spread": Measure(spread, "nat"),
-        f"{counts}_violations": Measure("entries beyond their bounds", dtype=np.int64),
-        f"{counts}_checked": Measure("entries compared with their bounds", dtype=np.int64),
+        f"{name}_curve": Measure(text, "1", ("peak_layer", "distance"), np.float32),
+        f"{name}_spread": Measure(lemma.spread, "nat"),
+        f"{lemma.counts}_violations": Measure("entries beyond their bounds", dtype=np.int64),
+        f"{lemma.counts}_checked": Measure("entries compared with their bounds", dtype=np.int64),
     }
     text = "distance at which products of decays, not normalized, are largest"
     paths = {f"{name}_paths": Measure(text, "token", ("peak_layer",), np.int64)}
     walked = [path_peaks(form.walked, s.peak_layers) for form in forms]
     alone = each([(form.value,) for form in forms if sizes], **{f"{name}_paths": walked})
-    return [Part((*axes, "seed"), measures, found()), Part(axes[:1], paths, alone)]
+    return [Part((*lemma.dims, "seed"), measures, found()), Part(lemma.dims[:1], paths, alone)]
 
 
 def theta(s: Settings, plane: int) -> float:
@@ -338,17 +312,21 @@ def _architecture(s: Settings, case: Case, length: int, layers: int) -> Architec
 
 
 def _fresh(s: Settings, case: Case, scale: float, seed: int) -> tuple[Toy, Tensor]:
-    return _random(_architecture(s, case, s.length, s.layers), scale, seed, s.sequences)
+    return _random(_architecture(s, case, s.length, s.layers), s.sequences, scale, seed)
 
 
-def _random(architecture: Architecture, scale: float, seed: int, sequences: int) -> tuple[Toy, Tensor]:
-    """A fresh toy whose first block's logits have this standard deviation, and normal inputs, the same for every case."""
+def _drawn(seed: int, *size: int) -> Tensor:
+    """Normal inputs, the same for every case."""
+    generator = torch.Generator().manual_seed(seed_of(seed, INPUT_BLOCK))
+    return torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+def _random(architecture: Architecture, sequences: int, scale: float, seed: int) -> tuple[Toy, Tensor]:
+    """A fresh toy whose first block's logits have this standard deviation, and inputs."""
     weights = {name: tensor.double() for name, tensor in initial(architecture, seed).items()}
     for layer in range(architecture.blocks):
         weights[f"{layer}.q"] *= scale / LOGIT_SD
-    generator = torch.Generator().manual_seed(seed_of(seed, INPUT_BLOCK))
-    size = (sequences, architecture.length, architecture.width)
-    return Toy(architecture, weights), torch.randn(size, generator=generator, dtype=torch.float64)
+    return Toy(architecture, weights), _drawn(seed, sequences, architecture.length, architecture.width)
 
 
 def _turning(s: Settings, plane: int, noise: float, seed: int) -> tuple[Toy, Tensor]:
@@ -369,8 +347,7 @@ def _turning(s: Settings, plane: int, noise: float, seed: int) -> tuple[Toy, Ten
         weights[f"{layer}.q"][0, plane] = size
         weights[f"{layer}.k"][0, plane] = size
         weights[f"{layer}.v"] += torch.eye(s.peak_width, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed_of(seed, INPUT_BLOCK))
-    inputs = torch.randn((s.sequences, s.peak_length, s.peak_width), generator=generator, dtype=torch.float64) * noise
+    inputs = _drawn(seed, s.sequences, s.peak_length, s.peak_width) * noise
     inputs[..., 0] += 1
     return Toy(architecture, weights), inputs
 
@@ -380,20 +357,12 @@ def _trained(s: Settings, named: list[Case], work: Work) -> Mapping[tuple[str, s
     found = {}
     for blocks in s.trained_blocks:
         runs, keys = [], []
-        for case in (case for case in named if case.name in s.trained_cases):
-            for seed in range(s.seeds):
-                architecture = Architecture(
-                    blocks=blocks,
-                    width=s.trained_width,
-                    length=s.length,
-                    vocabulary=s.vocabulary,
-                    outputs=s.vocabulary,
-                    residual=False,
-                    **case.switches,
-                )
-                task = Copying(s.vocabulary, s.length, s.target, s.batch)
-                runs.append(Run(architecture, task, seed=seed, learning_rate=s.learning_rate))
-                keys.append((f"trained, {blocks} blocks", case.name, seed))
+        for case, seed in product([case for case in named if case.name in s.trained_cases], range(s.seeds)):
+            sizes = {"width": s.trained_width, "length": s.length, "vocabulary": s.vocabulary, "outputs": s.vocabulary}
+            architecture = Architecture(blocks=blocks, residual=False, **sizes, **case.switches)
+            task = Copying(s.vocabulary, s.length, s.target, s.batch)
+            runs.append(Run(architecture, task, seed=seed, learning_rate=s.learning_rate))
+            keys.append((f"trained, {blocks} blocks", case.name, seed))
         if not runs:
             continue
         for key, model in zip(keys, work.train(f"blocks {blocks}", runs, s.trained_steps), strict=True):

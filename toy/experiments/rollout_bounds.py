@@ -45,7 +45,7 @@ class Limit(NamedTuple):
     checked: int
     eps: float  # smallest visible entry of all sequences
     outside: Float[np.ndarray, " layer"]  # P(z_i >= K) of the last query, mean over sequences
-    bound: Float[np.ndarray, " layer"]
+    outside_bound: Float[np.ndarray, " layer"]
     share: Float[np.ndarray, " layer"]  # least P(z_i = j), j < K, over queries and sequences
 
 

@@ -1,10 +1,28 @@
-"""What the rules of all experiments share: means over runs, a result's settings, and statements judged by their rules."""
+"""What the rules of all experiments share: a result's places, means over runs, and statements read and judged.
+
+A table of `NAME.toml` is a statement, and its header the id behind the file's `prefix`. Its keys are:
+
+- `source`, `claim`, `rule` in words, `published`, `kind`: the fields of `Statement`;
+- `judge`: the name of the rule in `NAME_claims`, as `by`, or that of the header, `-` as `_`; its parameters, also words;
+- `each`: the name of a list; every entry makes a statement, and may hold parameters, too. Neighbours of one list take turns;
+- any others: words. `{name}` in a text stands for one, or for a constant of `NAME_claims`: a threshold is written once.
+
+Values above the first table are those of every table that does not set its own.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from inspect import signature
+from itertools import groupby, product
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -14,6 +32,21 @@ from probes.claims.rules import SURE, Test, above, every, told
 from probes.results.statistics import Interval, over_runs
 
 OVER_RUNS = "by the 95 % interval over runs"
+FIELDS = ("id", "source", "claim", "rule", "published", "kind")
+Part = TypeVar("Part", xr.Dataset, xr.DataArray)
+Found = TypeVar("Found")
+
+
+class Lacks(Exception):
+    """The result has not what the rule needs: nothing was measured."""
+
+
+class Values(dict[str, Any]):
+    """Values by name; braces in a text are filled in with other values."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        return value.format_map(self) if isinstance(value, str) else value
 
 
 class Judged(NamedTuple):
@@ -23,13 +56,56 @@ class Judged(NamedTuple):
     verdict: Verdict | bool | None = None
 
 
-NOT_THERE = Judged()  # the result lacks what the rule needs
 Rule = Callable[[xr.Dataset], Judged]
 
 
-def judge(ds: xr.Dataset, statements: Mapping[str, Statement], rules: Mapping[str, Rule]) -> list[Claim]:
-    """Judge statements by the rules that have their ids, in the order of the rules."""
-    return [statements[name].judged(*rule(ds)) for name, rule in rules.items()]
+def judge(
+    module: str,
+    ds: xr.Dataset,
+    *,
+    lists: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    done: xr.Dataset | None = None,
+    untrained: str = "",
+) -> list[Claim]:
+    """Judge a result by the statements of an experiment, in the order of their file.
+
+    Args:
+        module: `NAME_claims`, with the rules.
+        ds: the result.
+        lists: for `each`.
+        done: the part of the result that counts, where some models have not learnt their task. What only the others tell is
+            "not trained".
+        untrained: what was measured of those, in words.
+    """
+    found = []
+    for statement, rule in stated(import_module(module), lists or {}):
+        judged = Judged()
+        try:
+            judged = rule(ds if done is None else done)
+        except Lacks:
+            if done is not None:
+                with suppress(Lacks):
+                    rule(ds)
+                    judged = Judged(untrained, "not trained")
+        found.append(statement.judged(*judged))
+    return found
+
+
+def stated(module: ModuleType, lists: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[Statement, Rule]]:
+    """The statements of an experiment, each with its rule."""
+    read = tomllib.loads(Path(str(module.__file__).replace("_claims.py", ".toml")).read_text(encoding="utf-8"))
+    tables = {header: read.pop(header) for header, table in list(read.items()) if isinstance(table, dict)}
+    usual = (
+        {"each": "", "prefix": "", "suffix": ""} | {key: x for key, x in vars(module).items() if key.isupper()} | read
+    )
+    for name, group in groupby(tables.items(), key=lambda item: (usual | item[1])["each"]):
+        given_of: Sequence[Mapping[str, Any]] = {"": [{}], **lists}[name]
+        for given, (header, table) in product(given_of, list(group)):
+            own = {"by": header.replace("-", "_")} | table.get("judge", {})
+            values = Values(usual | table | own | dict(given) | {"id": "{prefix}" + header + "{suffix}"})
+            rule = getattr(module, own.pop("by"))
+            own |= {key: given[key] for key in signature(rule).parameters if key in given}
+            yield Statement(**{key: values[key] for key in FIELDS if key in values}), partial(rule, **own)
 
 
 def decided(measured: str, *tests: Test) -> Judged:
@@ -39,15 +115,14 @@ def decided(measured: str, *tests: Test) -> Judged:
 
 def by_parts(found: Sequence[tuple[str, Test]], *, before: str = "", between: str = "; ") -> Judged:
     """What several parts of a result say, in words, and the verdict that all of them hold."""
-    if not found:
-        return NOT_THERE
+    need(found)
     return decided(before + between.join(said for said, _ in found), *(test for _, test in found))
 
 
 def over_each(values: xr.DataArray) -> list[Interval]:
     """Means over runs, by Student's t, of values [..., seed], place by place; places without any run are left out."""
     places = values.transpose(..., "seed").values.reshape(-1, values.sizes["seed"])
-    return [over_runs(runs) for runs in places if np.isfinite(runs).any()]
+    return [over_runs(runs) for runs in places[np.isfinite(places).any(1)]]
 
 
 def each_above(values: xr.DataArray, threshold: float = 0.0) -> Test:
@@ -65,6 +140,36 @@ def setting(ds: xr.Dataset, name: str) -> Any:
     return json.loads(ds.attrs["settings"])[name]
 
 
-def has(ds: xr.Dataset, **wanted: Any) -> bool:
+def has(ds: Part, **wanted: Any) -> bool:
     """Whether a result has these values along its dimensions; of lists all."""
-    return all(dim in ds.coords and np.isin(value, ds[dim].values).all() for dim, value in wanted.items())
+    return all(dim in ds.coords and np.isin(value, ds.coords[dim].values).all() for dim, value in wanted.items())
+
+
+def need(*found: Any) -> None:
+    """Raise `Lacks` unless all of these are something."""
+    if not all(found):
+        raise Lacks
+
+
+def at(ds: Part, **wanted: Any) -> Part:
+    """The part of a result at these values, `Lacks` where it has not all of them."""
+    need(has(ds, **wanted))
+    return ds.sel(wanted)
+
+
+def variable(ds: xr.Dataset, name: str, **wanted: Any) -> xr.DataArray:
+    """A variable at these values, `Lacks` where the result has not all of that."""
+    need(name in ds)
+    return at(ds[name], **wanted)
+
+
+def known(find: Callable[..., Found], *of: Any) -> Found | None:
+    """What is found there, None where it lacks."""
+    with suppress(Lacks):
+        return find(*of)
+
+
+def places(values: Part, *dims: str) -> Iterator[tuple[tuple[Any, ...], Part]]:
+    """(labels, values there) along these dimensions, the last one's fastest."""
+    for labels in product(*(values.coords[dim].values.tolist() for dim in dims)):
+        yield labels, values.sel(dict(zip(dims, labels, strict=True)))

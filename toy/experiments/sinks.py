@@ -14,7 +14,7 @@ noise, which `fresh` shows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ from ..train import Trained, stacked
 from . import position_bias
 from .experiment import Work
 from .position_bias import CHUNK, Case, accuracies, generator_of
-from .sweep import Measure, Part, sweep
+from .sweep import Cells, Measure, Part, sweep
 
 DIMS = ("scale", "depth", "mask", "residual", "seed")
 LAST_STEPS = 0.01  # the share of training at its end over which the loss is averaged
@@ -79,21 +79,9 @@ class Settings:
 
     def training(self) -> position_bias.Settings:
         """The part of the grid of `position_bias` that is trained here."""
-        return position_bias.Settings(
-            depths=self.depths,
-            positional=("none",),
-            residual=self.residual,
-            training=("unbiased",),
-            data=("gaussian",),
-            scales=self.scales,
-            masks=self.masks,
-            seeds=self.seeds,
-            steps=self.steps,
-            width=self.width,
-            batch=self.batch,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-        )
+        own = ("sequences", "tau")
+        shared = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in own}
+        return position_bias.Settings(positional=("none",), training=("unbiased",), data=("gaussian",), **shared)
 
 
 QUICK = Settings(
@@ -133,7 +121,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     pattern = {"pattern": Measure("attention of the first sequence, seed 0", "1", ("layer", "query", "key"), single)}
     uniform = {"uniform": Measure(f"{over}, of even weights", dims=("position",))}
     even = [((mask,), {"uniform": uniform_sink(architecture_of(training, mask), s.tau)}) for mask in s.masks]
-    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    seen: list[Any] = []
     return sweep(
         coords,
         Part(DIMS, measures, _measured(s, training, work, seen)),
@@ -142,9 +130,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     )
 
 
-def _measured(
-    s: Settings, training: position_bias.Settings, work: Work, seen: list[tuple[tuple[Any, ...], dict[str, Any]]]
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _measured(s: Settings, training: position_bias.Settings, work: Work, seen: list[Any]) -> Cells:
     """Model by model; patterns of the first seed go into `seen`."""
     for part, models in position_bias.trained(training, position_bias.cases(training), (), work):
         for case, model in zip(part, models, strict=True):

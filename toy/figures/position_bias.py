@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -14,28 +15,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from probes.figures.style import (
-    BLACK,
-    BLUE,
-    DPI,
-    FAINT,
-    GREEN,
-    GREY,
-    LARGEST,
-    ORANGE,
-    PURPLE,
-    SKY,
-    STYLE,
-    VERMILLION,
-    WIDEST,
-    save_figure,
-    small_print,
-)
+from probes.figures.style import BLACK, BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDEST
 
-from ..experiments.experiment import in_short
 from ..experiments.position_bias import ITEMS, PAIRS
 from ..experiments.position_bias_claims import FEWEST, kinds, over_seeds
 from ..tasks import InContext
+from .sheet import entry, files, grid, ranged, sheet
 
 PAIR_COLORS = dict(zip(PAIRS, (BLUE, ORANGE, SKY), strict=True))
 ENCODINGS = {  # in full, short, and how lines of it look
@@ -51,6 +36,7 @@ TRAININGS = {
     "last": "last",
     "first-and-last": "first or last",
 }
+DIAMOND: Any = {"marker": "D", "color": BLACK, "markerfacecolor": "white"}
 COURSE_PAIR = "first-last"  # the one whose gap is drawn over training
 PANEL, NARROWEST = 1.85, 7.0  # inches across: a panel, and a figure with its small print
 # A reader who names any label of the context is right by choice of the item, or because another item has the same label.
@@ -77,11 +63,15 @@ def position_bias_figure(
     by_depth = len(depths) > 1
     rows: list[str | None] = [*encodings] if by_depth else [None]
     bars, marks = _residuals(world)
-    with matplotlib.rc_context(STYLE):
-        width = max(NARROWEST, PANEL * len(trainings) + 0.8)
-        figure = Figure(
-            figsize=(width, 1.45 * len(rows) + (1.4 if by_depth else 2.1)), dpi=_dpi(width), layout="constrained"
-        )
+    note = "above 0: the earlier item is believed"
+    if bars == "on":
+        note += "; models with a residual stream"
+    elif marks is None:
+        note += "; models without residual stream"
+    depth = [] if by_depth else [f"{depths[0]} blocks"]
+    width = max(NARROWEST, PANEL * len(trainings) + 0.8)
+    size = width, 1.45 * len(rows) + (1.4 if by_depth else 2.1)
+    with sheet(ds, size, [note, *depth, _about_seeds(world), _kind(at)], dpi=_dpi(width), path=path) as figure:
         cells = figure.subplots(len(rows), len(trainings), sharex=by_depth, sharey=True, squeeze=False)
         for row, line in zip(rows, cells, strict=True):
             for training, cell in zip(trainings, line, strict=True):
@@ -94,27 +84,14 @@ def position_bias_figure(
                     shown = panel.sel(positional=row).transpose("depth", ...)
                     labels = [str(depth) for depth in depths]
                 _bars(cell, shown, labels, bars, marks)
-        _titles(cells[0], trainings)
-        for row, line in zip(rows, cells, strict=True):
-            name = "" if row is None else f"{ENCODINGS[row][0]}\n"
-            line[0].set_ylabel(f"{name}accuracy gap")
-        for cell in cells[-1]:
-            cell.set_xlabel("blocks" if by_depth else "encoding")
+        names = ["" if row is None else f"{ENCODINGS[row][0]}\n" for row in rows]
+        _labels(cells, trainings, [f"{name}accuracy gap" for name in names], "blocks" if by_depth else "encoding")
         handles: list[Patch | Line2D] = [
-            Patch(color=color, label=f"{pair.replace('-', ' against ')}") for pair, color in PAIR_COLORS.items()
+            Patch(color=color, label=pair.replace("-", " against ")) for pair, color in PAIR_COLORS.items()
         ]
         if marks is not None:
-            handles.append(_diamond())
+            handles.append(entry("with residual stream", linestyle="", markersize=4, **DIAMOND))
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
-        note = "above 0: the earlier item is believed"
-        if bars == "on":
-            note += "; models with a residual stream"
-        elif marks is None:
-            note += "; models without residual stream"
-        depth = [] if by_depth else [f"{depths[0]} blocks"]
-        small_print(figure, [note, *depth, _about_seeds(world), _kind(at), in_short(ds)], width)
-        if path is not None:
-            save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure
 
 
@@ -133,9 +110,13 @@ def position_bias_curves_figure(
     world, at = _chosen(ds, at)
     trainings, encodings = _names(world, "training"), _names(world, "positional")
     depths = world["depth"].values.tolist()
-    with matplotlib.rc_context(STYLE):
-        width = max(NARROWEST, PANEL * len(trainings) + 0.8)
-        figure = Figure(figsize=(width, 2 * 1.4 * len(depths) + 1.5), dpi=_dpi(width), layout="constrained")
+    residuals = _names(world, "residual")
+    shades = ", shaded for full lines" if len(residuals) > 1 else ""
+    facts = [f"medians over seeds and their range{shades}" if world.sizes["seed"] > 1 else "one seed: no range"]
+    facts += ["models with a residual stream"] * (residuals == ["on"])
+    width = max(NARROWEST, PANEL * len(trainings) + 0.8)
+    size = width, 2 * 1.4 * len(depths) + 1.5
+    with sheet(ds, size, [*facts, _kind(at)], dpi=_dpi(width), path=path) as figure:
         upper, lower = figure.subfigures(2, 1, squeeze=False)[:, 0]
         for part, variable, dim in ((upper, "accuracy_by_position", "position"), (lower, "course_gap", "step")):
             cells = part.subplots(len(depths), len(trainings), sharex=True, sharey=True, squeeze=False)
@@ -151,27 +132,15 @@ def position_bias_curves_figure(
                     else:
                         cell.axhline(0, color=BLACK, linewidth=0.6)
                         _step_axis(cell, world["step"].values)
-            _titles(cells[0], trainings)
-            what = "accuracy" if dim == "position" else "gap first-last"
-            for depth, line in zip(depths, cells, strict=True):
-                line[0].set_ylabel(f"{depth} blocks\n{what}")
-            for cell in cells[-1]:
-                cell.set_xlabel("item with the answer" if dim == "position" else "training step")
-        handles = [
-            Line2D([], [], color=ENCODINGS[name][2], linewidth=1.6, label=ENCODINGS[name][0]) for name in encodings
-        ]
-        residuals = _names(world, "residual")
+            what, along = (
+                ("accuracy", "item with the answer") if dim == "position" else ("gap first-last", "training step")
+            )
+            _labels(cells, trainings, [f"{depth} blocks\n{what}" for depth in depths], along)
+        handles = [entry(ENCODINGS[name][0], color=ENCODINGS[name][2], linewidth=1.6) for name in encodings]
         if len(residuals) > 1:
-            handles.append(Line2D([], [], color=GREY, linewidth=1.3, linestyle="--", label="with residual stream"))
-        handles.append(Line2D([], [], color=GREY, linewidth=0.8, linestyle=":", label="any label of the context"))
+            handles.append(entry("with residual stream", color=GREY, linewidth=1.3, linestyle="--"))
+        handles.append(entry("any label of the context", color=GREY, linewidth=0.8, linestyle=":"))
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if width > 8 else 4)
-        shades = ", shaded for full lines" if len(residuals) > 1 else ""
-        facts = [f"medians over seeds and their range{shades}"] if world.sizes["seed"] > 1 else ["one seed: no range"]
-        if residuals == ["on"]:
-            facts.append("models with a residual stream")
-        small_print(figure, [*facts, _kind(at), in_short(ds)], width)
-        if path is not None:
-            save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure
 
 
@@ -195,48 +164,37 @@ def _residuals(world: xr.Dataset) -> tuple[str, str | None]:
 def _bars(cell: Axes, gap: xr.DataArray, labels: Sequence[str], bars: str, marks: str | None) -> None:
     """Groups along the first dimension of [group, residual, seed, pair], a bar per pair."""
     each = 0.8 / len(PAIRS)
-    for g in range(gap.shape[0]):
-        for p, (pair, color) in enumerate(PAIR_COLORS.items()):
-            x = g + (p - 1) * each
-            value, low, high = over_seeds(gap[g].sel(residual=bars, pair=pair).values)
-            if np.isfinite(value):
-                cell.bar(x, value, width=each * 0.92, color=color, linewidth=0)
-                cell.vlines(x, low, high, color=BLACK, linewidth=0.9)
-            if marks is None:
-                continue
-            value, low, high = over_seeds(gap[g].sel(residual=marks, pair=pair).values)
+    for (g, of_group), (p, (pair, color)) in product(enumerate(gap), enumerate(PAIR_COLORS.items())):
+        x = g + (p - 1) * each
+        value, low, high = over_seeds(of_group.sel(residual=bars, pair=pair).values)
+        if np.isfinite(value):
+            cell.bar(x, value, width=each * 0.92, color=color, linewidth=0)
+            cell.vlines(x, low, high, color=BLACK, linewidth=0.9)
+        if marks is not None:
+            value, low, high = over_seeds(of_group.sel(residual=marks, pair=pair).values)
             if np.isfinite(value):
                 cell.vlines(x + each * 0.24, low, high, color=GREY, linewidth=0.8)
-                cell.plot(
-                    x + each * 0.24, value, marker="D", markersize=3, color=BLACK, markerfacecolor="white", mew=0.8
-                )
+                cell.plot(x + each * 0.24, value, markersize=3, mew=0.8, **DIAMOND)
     cell.axhline(0, color=BLACK, linewidth=0.7)
-    cell.grid(axis="y", color=FAINT, linewidth=0.6)
-    cell.set_axisbelow(True)
+    grid(cell)
     if not bool(gap.notnull().any()):
         cell.text(0.5, 0.55, "not trained", transform=cell.transAxes, ha="center", fontsize=7.5, color=GREY)
-    cell.set_xticks(range(len(labels)), labels)
-    cell.set_xlim(-0.6, len(labels) - 0.4)
+    cell.set(xticks=range(len(labels)), xticklabels=labels, xlim=(-0.6, len(labels) - 0.4))
 
 
 def _lines(cell: Axes, values: xr.DataArray, dim: str, encodings: Sequence[str]) -> None:
     """A line per encoding and residual switch, along `dim`."""
     x = values[dim].values
-    for name in encodings:
-        for residual in values["residual"].values:
-            curves = values.sel(positional=name, residual=residual).transpose("seed", dim).values
-            if not np.isfinite(curves).any():
-                continue
-            only = values.sizes["residual"] == 1
-            style = "-" if only or residual == "off" else "--"
-            color = ENCODINGS[name][2]
-            cell.plot(
-                x, np.median(curves, 0), color=color, linewidth=1.2, linestyle=style, marker="." if x.size < 2 else ""
-            )
-            if len(curves) > 1 and style == "-":
-                cell.fill_between(x, curves.min(0), curves.max(0), color=color, alpha=0.15, linewidth=0)
-    cell.grid(axis="y", color=FAINT, linewidth=0.6)
-    cell.set_axisbelow(True)
+    for name, residual in product(encodings, values["residual"].values):
+        curves = values.sel(positional=name, residual=residual).transpose("seed", dim).values
+        if np.isfinite(curves).any():
+            full = values.sizes["residual"] == 1 or residual == "off"
+            look: Any = {"color": ENCODINGS[name][2], "linewidth": 1.2, "marker": "." if x.size < 2 else ""}
+            if full:
+                ranged(cell, x, curves, alpha=0.15, **look)
+            else:
+                cell.plot(x, np.median(curves, 0), linestyle="--", **look)
+    grid(cell)
 
 
 def _step_axis(cell: Axes, steps: np.ndarray) -> None:
@@ -249,22 +207,14 @@ def _step_axis(cell: Axes, steps: np.ndarray) -> None:
     cell.xaxis.set_minor_locator(NullLocator())
 
 
-def _titles(cells: Sequence[Axes], trainings: Sequence[str]) -> None:
-    for cell, training in zip(cells, trainings, strict=True):
+def _labels(cells: Any, trainings: Sequence[str], rows: Sequence[str], along: str) -> None:
+    """Above the columns, beside the rows and below."""
+    for cell, training in zip(cells[0], trainings, strict=True):
         cell.set_title(f"answers {TRAININGS[training]}", fontsize=9)
-
-
-def _diamond() -> Line2D:
-    return Line2D(
-        [],
-        [],
-        marker="D",
-        linestyle="",
-        markersize=4,
-        color=BLACK,
-        markerfacecolor="white",
-        label="with residual stream",
-    )
+    for cell, row in zip(cells[:, 0], rows, strict=True):
+        cell.set_ylabel(row)
+    for cell in cells[-1]:
+        cell.set_xlabel(along)
 
 
 def _about_seeds(world: xr.Dataset) -> str:
@@ -293,10 +243,8 @@ def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     written: list[Path] = []
     for n, at in enumerate(kinds(ds)):
         base = path if n == 0 else path.with_name("-".join((path.name, *at.values())))
-        for figure, name in (
-            (position_bias_figure, base),
-            (position_bias_curves_figure, base.with_name(f"{base.name}-curves")),
-        ):
-            figure(ds, at=at, path=name)
-            written += [name.with_name(f"{name.name}{suffix}") for suffix in (".png", ".svg")]
+        curves = base.with_name(f"{base.name}-curves")
+        position_bias_figure(ds, at=at, path=base)
+        position_bias_curves_figure(ds, at=at, path=curves)
+        written += [*files(base), *files(curves)]
     return written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +12,24 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from PIL import Image
 
-from probes.errors import InputError
-from probes.figures.style import (
-    BLACK,
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    LARGEST,
-    ORANGE,
-    PURPLE,
-    SIGNED,
-    SKY,
-    STYLE,
-    VERMILLION,
-    save_figure,
-    small_print,
-)
+from probes.figures.style import BLACK, BLUE, FAINT, GREEN, GREY, ORANGE, PURPLE, SIGNED, SKY, STYLE, VERMILLION
 from probes.run.files import atomic
 
-from ..experiments.experiment import in_short
 from ..experiments.previous_token_claims import (
-    PLATEAUS,
+    ENDS,
+    STALL,
     betting,
     blind_limit,
     main_variant,
     of_variant,
     typical_seed,
 )
+from ..experiments.rules import known, setting
 from .previous_token_settings import previous_token_hyperparameters_figure
+from .sheet import entry, files, sheet, wanted
 
 # The position asked for stands out; colours of the others run from the query backwards.
 ASKED = VERMILLION
@@ -68,8 +52,14 @@ def previous_token_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> 
     Raises:
         InputError: the result is another one.
     """
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 6.1), dpi=150, layout="constrained")
+    for name in ("perplexity", "relative", "positions", "tokens", "separation", "query_key", "bilinear"):
+        _own(ds, name)
+    v = main_variant(ds)
+    note = (
+        f"residual stream {v.residual}, output projection {v.projection}; lines: median over seeds, thin: each seed; "
+        f"paths and matrix: seed {typical_seed(ds)}, the median one"
+    )
+    with sheet(ds, (WIDTH, 6.1), [note], dpi=150, path=path) as figure:
         cells: Any = figure.subplots(2, 2)
         _curves(cells[0, 0], ds)
         _paths(cells[0, 1], ds)
@@ -78,15 +68,6 @@ def previous_token_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> 
             _blind(cells[1, 1], ds)
         else:
             cells[1, 1].axis("off")
-        v = main_variant(ds)
-        texts = [
-            f"residual stream {v.residual}, output projection {v.projection}; lines: median over seeds, thin: each seed; "
-            f"paths and matrix: seed {typical_seed(ds)}, the median one",
-            in_short(ds),
-        ]
-        small_print(figure, texts, WIDTH)
-        if path is not None:
-            save_figure(figure, path, dpi=150, largest=LARGEST)
     return figure
 
 
@@ -100,7 +81,7 @@ def previous_token_paths(ds: xr.Dataset, *, path: str | Path) -> Path:
     seed = typical_seed(ds)
     positions, tokens, relative = (_own(ds, name) for name in ("positions", "tokens", "relative"))
     p, e = (x.isel(seed=seed).transpose("step", ..., "axis").values[..., :2] for x in (positions, tokens))
-    perplexity = 1 + _number(ds, "vocabulary") * relative.sel(positional="learned").isel(seed=seed).values
+    perplexity = 1 + setting(ds, "vocabulary") * relative.sel(positional="learned").isel(seed=seed).values
     steps = ds["step"].values
     chosen = np.unique(np.linspace(0, len(steps) - 1, min(FRAMES, len(steps))).round().astype(int))
     reach = 1.08 * max(np.abs(p).max(), np.abs(e).max())
@@ -156,14 +137,18 @@ def _indexed(image: Image.Image, palette: np.ndarray) -> Image.Image:
 
 def _own(ds: xr.Dataset, name: str) -> xr.DataArray:
     """A variable in the main variant."""
-    found = of_variant(ds, name)
-    if found is None:
-        raise InputError(f"the result has no {name} of its main variant; give one of headwater toy previous-token")
+    found = known(of_variant, ds, name)
+    wanted(ds, found is not None, f"{name} of its main variant", "previous-token")
+    assert found is not None
     return found
 
 
-def _number(ds: xr.Dataset, name: str) -> int:
-    return int(json.loads(ds.attrs["settings"])[name])
+def _log_axis(cell: Axes) -> None:
+    """Decades, 2 and 5 are labelled."""
+    cell.set_yscale("log")
+    cell.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    cell.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _place(place: int) -> str:
@@ -179,26 +164,22 @@ def _color(place: int) -> str:
 def _plane(cell: Axes, reach: float) -> None:
     cell.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
     cell.axvline(0, color=FAINT, linewidth=0.8, zorder=0)
-    cell.set_xlim(-reach, reach)
-    cell.set_ylim(-reach, reach)
+    cell.set(xlim=(-reach, reach), ylim=(-reach, reach))
     cell.set_aspect("equal", adjustable="box")
 
 
 def _curves(cell: Axes, ds: xr.Dataset) -> None:
     """Perplexity by step, with what readers without positions have."""
     curve = _own(ds, "perplexity")
-    v, c = _number(ds, "vocabulary"), _number(ds, "context")
+    v, c = setting(ds, "vocabulary"), setting(ds, "context")
     steps = np.maximum(ds["step"].values, 0.7)  # 0 has no logarithm and stands left of 1
     for kind, color, label in (("none", BLUE, "without positions"), ("learned", VERMILLION, "with learned positions")):
         one = curve.sel(positional=kind).transpose("seed", "step").values
         cell.plot(steps, one.T, color=color, linewidth=0.6, alpha=0.45)
         cell.plot(steps, np.median(one, 0), color=color, linewidth=1.8, label=label)
     cell.set_xscale("log")
-    cell.set_yscale("log")
+    _log_axis(cell)
     cell.set_ylim(0.92, 9 * v)
-    cell.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    cell.yaxis.set_minor_formatter(NullFormatter())
     lines = [(betting(v, c)["published"], "$V(C-2)/(C-1)$"), (blind_limit(v, c), "best blind to order")]
     for level, label in lines:
         cell.axhline(level, color=BLACK, linewidth=0.9, linestyle=(0, (1, 1.4)), zorder=1)
@@ -206,11 +187,9 @@ def _curves(cell: Axes, ds: xr.Dataset) -> None:
     if (v, c) == (30, 4):
         look: Any = {"marker": "<", "linestyle": "", "markersize": 4, "color": BLACK, "markerfacecolor": "none"}
         beside = cell.get_yaxis_transform()
-        cell.plot([1.03] * 2, PLATEAUS, transform=beside, clip_on=False, label="published stalls", **look)
+        cell.plot([1.03] * 2, [STALL, ENDS["none"]], transform=beside, clip_on=False, label="published stalls", **look)
     cell.legend(loc="upper right", fontsize=7.5)
-    cell.set_xlabel("step")
-    cell.set_ylabel("perplexity")
-    cell.set_title(f"The token before the last: V = {v}, C = {c}")
+    cell.set(xlabel="step", ylabel="perplexity", title=f"The token before the last: V = {v}, C = {c}")
 
 
 def _paths(cell: Axes, ds: xr.Dataset) -> None:
@@ -229,10 +208,10 @@ def _paths(cell: Axes, ds: xr.Dataset) -> None:
         cell.plot(*course[0], marker="o", markersize=4, color=color, markerfacecolor="white", zorder=4)
         cell.plot(*course[-1], marker="o", markersize=6, color=color, zorder=5)
     handles: list[Any] = [
-        Line2D([], [], color=_color(int(x)), marker="o", markersize=5, linewidth=1.1, label=_place(int(x)))
+        entry(_place(int(x)), color=_color(int(x)), marker="o", markersize=5, linewidth=1.1)
         for x in ds["position"].values[::-1]
     ]
-    handles.append(Line2D([], [], color=GREY, marker=".", linestyle="", markersize=5, label="tokens, end"))
+    handles.append(entry("tokens, end", color=GREY, marker=".", linestyle="", markersize=5))
     if np.isfinite(s).all():
         cell.annotate("", 0.55 * reach * s, (0, 0), arrowprops={"arrowstyle": "-|>", "color": BLACK, "linewidth": 1.2})
         aside = 0.07 * reach * np.array([-s[1], s[0]])
@@ -256,21 +235,22 @@ def _form(cell: Axes, ds: xr.Dataset) -> None:
     cell.set_xscale("log")
     cell.set_yscale("symlog", linthresh=1)
     cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "\u2212")))
-    cell.set_ylim(min(-3.0, 1.6 * np.nanmin(curves)), 60 * max(1.0, np.nanmax(curves)))
-    cell.set_xlabel("step")
-    cell.set_ylabel("$s\\,W_QW_K^T s$  (nat)")
-    cell.set_title("Along $s$; inset: $W_QW_K^T$ at the end")
+    cell.set(
+        ylim=(min(-3.0, 1.6 * np.nanmin(curves)), 60 * max(1.0, np.nanmax(curves))),
+        xlabel="step",
+        ylabel="$s\\,W_QW_K^T s$  (nat)",
+        title="Along $s$; inset: $W_QW_K^T$ at the end",
+    )
     handles = [
-        Line2D([], [], color=VERMILLION, linewidth=1.7, label=f"seed {int(ds['seed'].values[seed])}"),
-        Line2D([], [], color=BLUE, linewidth=0.8, label="others"),
+        entry(f"seed {int(ds['seed'].values[seed])}", color=VERMILLION, linewidth=1.7),
+        entry("others", color=BLUE, linewidth=0.8),
     ]
     cell.legend(handles=handles if len(curves) > 1 else handles[:1], loc="upper right", fontsize=8)
     matrix = form.isel(seed=seed, step=-1).transpose("row", "column").values
     inset = cell.inset_axes((0.1, 0.68, 0.3, 0.3))
     most = float(np.abs(matrix).max())
     inset.imshow(matrix, cmap=SIGNED, vmin=-most, vmax=most, aspect="auto")
-    inset.set_xticks([])
-    inset.set_yticks([])
+    inset.set(xticks=[], yticks=[])
     if matrix.size <= 9:
         for (row, column), value in np.ndenumerate(matrix):
             color = "white" if abs(value) > 0.65 * most else BLACK
@@ -279,7 +259,7 @@ def _form(cell: Axes, ds: xr.Dataset) -> None:
 
 def _blind(cell: Axes, ds: xr.Dataset) -> None:
     """Models without positions by width, between the published bound and the real one."""
-    v, c = _number(ds, "vocabulary"), _number(ds, "context")
+    v, c = setting(ds, "vocabulary"), setting(ds, "context")
     values = ds["blind_perplexity"].transpose("blind_width", "seed").values
     x = np.arange(len(values))
     cell.vlines(x, values.min(1), values.max(1), color=BLUE, linewidth=1.2)
@@ -292,25 +272,22 @@ def _blind(cell: Axes, ds: xr.Dataset) -> None:
     ]
     for level, label, line in lines:
         cell.axhline(level, color=BLACK, linewidth=0.9, linestyle=line, label=label, zorder=1)
-    cell.set_yscale("log")
-    cell.set_ylim(min(2.0, 0.8 * blind_limit(v, c)), 3.2 * v)
-    cell.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    cell.yaxis.set_minor_formatter(NullFormatter())
-    cell.set_xticks(x, [str(int(w)) for w in ds["blind_width"].values])
-    cell.set_xlim(-0.5, len(values) - 0.5)
+    _log_axis(cell)
+    cell.set(
+        ylim=(min(2.0, 0.8 * blind_limit(v, c)), 3.2 * v),
+        xticks=x,
+        xticklabels=[str(int(w)) for w in ds["blind_width"].values],
+        xlim=(-0.5, len(values) - 0.5),
+    )
     cell.legend(loc="upper right", fontsize=7.5, ncols=2, columnspacing=1)
-    cell.set_xlabel("width")
-    cell.set_ylabel("perplexity")
-    cell.set_title("Without positions, by width")
+    cell.set(xlabel="width", ylabel="perplexity", title="Without positions, by width")
 
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     """PATH and PATH-hyperparameters as .png and .svg, PATH-paths.gif."""
     more, paths = (path.with_name(f"{path.name}-{name}") for name in ("hyperparameters", "paths"))
     previous_token_figure(ds, path=path)
-    written = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    written = files(path)
     if previous_token_hyperparameters_figure(ds, path=more) is not None:
-        written += [more.with_suffix(suffix) for suffix in (".png", ".svg")]
-    animated = previous_token_paths(ds, path=paths.with_suffix(".gif"))
-    return [*written, animated]
+        written += files(more)
+    return [*written, previous_token_paths(ds, path=paths.with_suffix(".gif"))]

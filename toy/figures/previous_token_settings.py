@@ -6,33 +6,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from probes.figures.style import (
-    BLACK,
-    BLUE,
-    FAINT,
-    GREEN,
-    GREY,
-    LARGEST,
-    ORANGE,
-    PURPLE,
-    STYLE,
-    VERMILLION,
-    save_figure,
-    small_print,
-)
+from probes.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION
 
-from ..experiments.experiment import in_short
-from ..experiments.previous_token_claims import (
-    PUBLISHED,
-)
+from ..experiments.previous_token_claims import BY_NAME, variants
+from .sheet import barred, entry, grid, sheet
 
 VARIANTS = {("off", "off"): "v", ("off", "on"): "o", ("on", "off"): "^", ("on", "on"): "s"}
 RATES = (BLUE, VERMILLION, GREEN, PURPLE)
@@ -53,8 +36,11 @@ def previous_token_hyperparameters_figure(ds: xr.Dataset, *, path: str | Path | 
     rows = int(bool(top)) + int(bool(vocabularies))
     if not rows:
         return None
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 3.35 * rows + 0.5), dpi=140, layout="constrained")
+    notes = [
+        "points and lines: median over seeds, bars and bands: their range",
+        "triangles: where a seed's spike begins",
+    ]
+    with sheet(ds, (WIDTH, 3.35 * rows + 0.5), notes, dpi=140, path=path) as figure:
         grids: Any = np.atleast_1d(np.array(figure.subfigures(rows, 1), dtype=object))
         if top:
             ratios = [1.5 if draw is _published else 1 for draw in top]
@@ -68,63 +54,36 @@ def previous_token_hyperparameters_figure(ds: xr.Dataset, *, path: str | Path | 
                 _rates(cell, ds.sel(rate_vocabulary=vocabulary, schedule=schedule))
                 cell.set_title(f"V = {vocabulary}, {schedule} rate")
             cells[0, 0].set_ylabel("training loss (nat)")
-        notes = [
-            "points and lines: median over seeds, bars and bands: their range",
-            "triangles: where a seed's spike begins",
-            in_short(ds),
-        ]
-        small_print(figure, notes, WIDTH)
-        if path is not None:
-            save_figure(figure, path, dpi=140, largest=LARGEST)
     return figure
 
 
 def _published(cell: Axes, ds: xr.Dataset) -> None:
     """The post's settings: every variant and batch size beside the published number."""
-    known = {cell.name: cell for cell in PUBLISHED}
-    chosen = [known[str(name)] for name in ds["cell"].values]
-    values = ds["relative_published"]
+    chosen = [BY_NAME[str(name)] for name in ds["cell"].values]
     colors = (BLUE, ORANGE, GREEN)
-    pairs = [(r, p) for r in ds["residual"].values for p in ds["projection"].values]
     batches = [int(b) for b in ds["batch"].values]
-    many = len(pairs) * len(batches)
+    kinds = list(product(enumerate(batches), variants(ds)))
     for row, one in enumerate(chosen):
-        n = 0
-        for b, batch in enumerate(batches):
-            for r, p in pairs:
-                seeds = values.sel(cell=one.name, batch=batch, residual=r, projection=p).values
-                seeds = seeds[np.isfinite(seeds)]
-                y = row + 0.7 * ((n + 0.5) / many - 0.5)
-                n += 1
-                if not seeds.size:
-                    continue
-                cell.hlines(y, seeds.min(), seeds.max(), color=colors[b % 3], linewidth=0.9)
-                look: Any = {"marker": VARIANTS[str(r), str(p)], "markersize": 3.8, "color": colors[b % 3]}
-                cell.plot(np.median(seeds), y, linestyle="", **look)
+        for n, ((b, batch), variant) in enumerate(kinds):
+            seeds = ds["relative_published"].sel(cell=one.name, batch=batch, **variant._asdict()).values
+            seeds = seeds[np.isfinite(seeds)]
+            if seeds.size:
+                y, color = row + 0.7 * ((n + 0.5) / len(kinds) - 0.5), colors[b % 3]
+                cell.hlines(y, seeds.min(), seeds.max(), color=color, linewidth=0.9)
+                cell.plot(np.median(seeds), y, linestyle="", marker=VARIANTS[variant], markersize=3.8, color=color)
         cell.vlines(one.value, row - 0.42, row + 0.42, color=BLACK, linewidth=1.8)
     cell.set_xscale("log")
     names = [f"V = {x.vocabulary}, C = {x.context},\nwidth {x.width}, lr {x.learning_rate:g}" for x in chosen]
     cell.set_yticks(range(len(chosen)), names, fontsize=7)
     cell.set_ylim(len(chosen) - 0.45, -0.55 - 1.9)
-    handles = [Line2D([], [], color=BLACK, linewidth=1.8, label="published")]
-    handles += [
-        Line2D(
-            [],
-            [],
-            color=GREY,
-            marker=VARIANTS[str(r), str(p)],
-            linestyle="",
-            markersize=4,
-            label=f"residual {r}, $W_O$ {p}",
-        )
-        for r, p in pairs
-    ]
-    handles += [Line2D([], [], color=colors[b % 3], linewidth=1.6, label=f"batch {x}") for b, x in enumerate(batches)]
+    handles = [entry("published", color=BLACK, linewidth=1.8)]
+    for variant in variants(ds):
+        label = f"residual {variant.residual}, $W_O$ {variant.projection}"
+        handles.append(entry(label, color=GREY, marker=VARIANTS[variant], linestyle="", markersize=4))
+    handles += [entry(f"batch {x}", color=colors[b % 3], linewidth=1.6) for b, x in enumerate(batches)]
     cell.legend(handles=handles, loc="upper center", fontsize=6.8, ncols=2, columnspacing=0.9, handletextpad=0.5)
-    cell.grid(axis="x", color=FAINT, linewidth=0.6)
-    cell.set_axisbelow(True)
-    cell.set_xlabel("(perplexity $-$ 1) / V")
-    cell.set_title("The post's settings")
+    grid(cell, "x")
+    cell.set(xlabel="(perplexity $-$ 1) / V", title="The post's settings")
 
 
 def _sizes(cell: Axes, ds: xr.Dataset) -> None:
@@ -132,63 +91,38 @@ def _sizes(cell: Axes, ds: xr.Dataset) -> None:
     values = ds["relative_by_size"]
     vocabularies = ds["vocabulary"].values
     markers = "os^vD"
-    for w, width in enumerate(ds["width"].values):
-        for c, context in enumerate(ds["context"].values):
-            one = values.sel(width=width, context=context).transpose("vocabulary", "seed").values
-            x = vocabularies * 1.06 ** (2 * w + c - 1.5)
-            color = (BLUE, VERMILLION, GREEN)[w % 3]
-            face = color if c == 0 else "white"
-            cell.vlines(x, one.min(1), one.max(1), color=color, linewidth=0.9)
-            line: Any = "-" if c == 0 else (0, (4, 1.5))
-            look: Any = {"marker": markers[c % 5], "markersize": 4.5, "markerfacecolor": face}
-            cell.plot(
-                x,
-                np.median(one, 1),
-                color=color,
-                linestyle=line,
-                linewidth=1,
-                label=f"C = {context}, width {width}",
-                **look,
-            )
-    cell.set_xscale("log")
-    cell.set_yscale("log")
-    cell.set_xticks(vocabularies, [str(v) for v in vocabularies])
+    for (w, width), (c, context) in product(enumerate(ds["width"].values), enumerate(ds["context"].values)):
+        one = values.sel(width=width, context=context).transpose("seed", "vocabulary").values
+        color = (BLUE, VERMILLION, GREEN)[w % 3]
+        look: Any = {"marker": markers[c % 5], "markersize": 4.5, "markerfacecolor": color if c == 0 else "white"}
+        look |= {"linestyle": "-" if c == 0 else (0, (4, 1.5)), "linewidth": 1}
+        x = vocabularies * 1.06 ** (2 * w + c - 1.5)
+        barred(cell, x, one, color, bar=0.9, label=f"C = {context}, width {width}", **look)
+    cell.set(xscale="log", yscale="log", xticks=vocabularies, xticklabels=[str(v) for v in vocabularies])
     cell.xaxis.set_minor_formatter(NullFormatter())
     cell.minorticks_off()
     cell.set_xlim(vocabularies.min() / 1.4, vocabularies.max() * 1.4)
     low, high = cell.get_ylim()
     cell.set_ylim(low, high * (high / low) ** 0.42)
     cell.legend(loc="upper left", fontsize=7)
-    cell.set_xlabel("vocabulary V")
-    cell.set_ylabel("(perplexity $-$ 1) / V")
-    cell.set_title("By size")
+    cell.set(xlabel="vocabulary V", ylabel="(perplexity $-$ 1) / V", title="By size")
 
 
 def _offsets(cell: Axes, ds: xr.Dataset) -> None:
     """Relative perplexity by the offset of the token asked for."""
     values = ds["relative_by_target"]
     for n, context in enumerate(ds["offset_context"].values):
-        one = values.sel(offset_context=context).transpose("target", "seed").dropna("target", how="all")
+        one = values.sel(offset_context=context).transpose("seed", "target").dropna("target", how="all")
         x = one["target"].values + 1 + 0.16 * (n - (values.sizes["offset_context"] - 1) / 2)
-        color = (BLUE, VERMILLION, GREEN)[n % 3]
-        cell.vlines(x, one.values.min(1), one.values.max(1), color=color, linewidth=1)
-        cell.plot(
-            x,
-            np.median(one.values, 1),
-            marker="os^"[n % 3],
-            linestyle="",
-            markersize=4,
-            color=color,
-            label=f"C = {context}",
-        )
+        look: Any = {"marker": "os^"[n % 3], "linestyle": "", "markersize": 4, "label": f"C = {context}"}
+        barred(cell, x, one.values, (BLUE, VERMILLION, GREEN)[n % 3], bar=1, **look)
     cell.set_yscale("log")
     low, high = cell.get_ylim()
     cell.set_ylim(low, high * (high / low) ** 0.25)
     lowest = int(ds["target"].min()) + 1
     cell.set_xticks(range(lowest, 0), [str(x).replace("-", "\u2212") for x in range(lowest, 0)])
     cell.legend(loc="upper left", fontsize=7, ncols=2)
-    cell.set_xlabel("offset from the last token")
-    cell.set_title("Other offsets")
+    cell.set(xlabel="offset from the last token", title="Other offsets")
 
 
 def _rates(cell: Axes, ds: xr.Dataset) -> None:
@@ -207,7 +141,6 @@ def _rates(cell: Axes, ds: xr.Dataset) -> None:
         at = x[np.nonzero(count)[1]]
         look: Any = {"marker": "v", "markersize": 4, "markeredgewidth": 0.8, "markerfacecolor": "none"}
         cell.plot(at, np.full(len(at), 8.0 * 2.2**r), linestyle="", color=color, **look)
-    cell.set_yscale("log")
-    cell.set_xlabel("step")
+    cell.set(yscale="log", xlabel="step")
     cell.xaxis.set_major_locator(MaxNLocator(3))
     cell.legend(loc="lower left", fontsize=7)

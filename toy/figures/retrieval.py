@@ -6,31 +6,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from probes.errors import InputError
-from probes.figures.style import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    FAINT,
-    GREEN,
-    GREY,
-    LARGEST,
-    STYLE,
-    VERMILLION,
-    save_figure,
-    small_print,
-)
+from probes.figures.style import BLACK, BLUE, CYCLE, GREEN, GREY, VERMILLION
 
-from ..experiments.experiment import in_short
-from ..experiments.retrieval_claims import PUBLISHED, Variant, losses, nearest, variants
+from ..experiments.retrieval_claims import PUBLISHED, Nearest, Variant, nearest, of_kind, variants
+from ..experiments.rules import known
+from .sheet import entry, files, grid, ranged, sheet, wanted
 
 COLORS = {1: VERMILLION, 2: BLUE, 3: GREEN}
 DASHES: Any = {1: "-", 2: (0, (5, 1.2)), 3: (0, (4, 1, 1, 1))}  # lines can be told apart without colour
@@ -54,13 +40,16 @@ def retrieval_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figur
     Raises:
         InputError: the result is another one.
     """
-    if "loss" not in ds or "limit" not in ds or "feed_forward" not in ds["loss"].dims:
-        raise InputError("the result has no loss by target; give one of headwater toy retrieval")
+    there = {"loss", "limit"} <= set(ds) and "feed_forward" in ds["loss"].dims
+    wanted(ds, there, "loss by target", "retrieval")
     widths, columns = [int(w) for w in ds["width"].values], variants(ds)
-    near = {key: found.variant for key in PUBLISHED if (found := nearest(ds, *key)) is not None}
+    near = {key: found for key in PUBLISHED if (found := known(nearest, ds, *key)) is not None}
     wide = max(EACH * len(columns) + MARGIN, 5.6)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(wide, HEIGHT * len(widths) + 1.15), dpi=DPI, layout="constrained")
+    notes = [
+        f"lines: median of {ds.sizes['seed']} seeds on fresh sequences, bands: their range",
+        "published: single runs read off [Liu-7], shown where the variant is nearest to them",
+    ]
+    with sheet(ds, (wide, HEIGHT * len(widths) + 1.15), notes, dpi=DPI, path=path) as figure:
         cells: Any = figure.subplots(len(widths), len(columns), sharex=True, sharey=True, squeeze=False)
         for (row, width), (column, variant) in product(enumerate(widths), enumerate(columns)):
             cell = cells[row, column]
@@ -75,41 +64,35 @@ def retrieval_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figur
         figure.legend(
             handles=_handles(ds, near), loc="outside upper center", ncols=3 if wide < 8 else 6, columnspacing=1.2
         )
-        seeds = ds.sizes["seed"]
-        notes = [
-            f"lines: median of {seeds} seeds on fresh sequences, bands: their range",
-            "published: single runs read off [Liu-7], shown where the variant is nearest to them",
-            in_short(ds),
-        ]
-        small_print(figure, notes, wide)
-        if path is not None:
-            save_figure(figure, path, dpi=DPI, largest=LARGEST)
     return figure
 
 
-def _panel(cell: Axes, ds: xr.Dataset, width: int, variant: Variant, near: dict[tuple[int, int], Variant]) -> None:
+def _panel(cell: Axes, ds: xr.Dataset, width: int, variant: Variant, near: dict[tuple[int, int], Nearest]) -> None:
     targets = ds["target"].values
     order = np.argsort(targets)
     for reader in ("nothing", "bag and last"):
         cell.plot(targets[order], ds["limit"].sel(reader=reader).values[order], color=GREY, linewidth=0.9, zorder=1)
     for layers in (int(n) for n in ds["layers"].values):
-        loss = losses(ds, layers, width, variant)
-        if loss is None:
-            continue
-        loss, color = loss.transpose("seed", "target").values[:, order], _color(layers)
-        cell.fill_between(targets[order], loss.min(0), loss.max(0), color=color, alpha=0.18, linewidth=0, zorder=2)
-        given: Any = {"color": color, "linestyle": DASHES.get(layers, "-"), "linewidth": 1.5, "zorder": 4}
-        cell.plot(targets[order], np.median(loss, 0), marker="o", markersize=2.6, **given)
+        loss = of_kind(ds, layers, width, variant)["loss"].transpose("seed", "target").values[:, order]
+        look: Any = {
+            "linestyle": DASHES.get(layers, "-"),
+            "linewidth": 1.5,
+            "zorder": 4,
+            "marker": "o",
+            "markersize": 2.6,
+        }
+        color = _color(layers)
+        ranged(cell, targets[order], loss, color, alpha=0.18, band={"zorder": 2}, **look)
         cell.plot(targets[order], loss.min(0), color=color, linestyle=DOTTED, linewidth=0.9, zorder=3)
-        if near.get((layers, width)) == variant:
-            found = nearest(ds, layers, width)
-            assert found is not None
+        found = near.get((layers, width))
+        if found is not None and found.variant == variant:
             cell.plot(targets, found.published.values, "o", mec=color, mfc="none", markersize=6.5, mew=1.1, zorder=6)
-    cell.set_xticks(targets)
-    cell.set_xlim(float(targets.min()) - 0.4, float(targets.max()) + 0.4)
-    cell.set_ylim(-0.08, max(2.5, 1.06 * float(ds["limit"].max())))
-    cell.grid(axis="y", color=FAINT, linewidth=0.6)
-    cell.set_axisbelow(True)
+    cell.set(
+        xticks=targets,
+        xlim=(float(targets.min()) - 0.4, float(targets.max()) + 0.4),
+        ylim=(-0.08, max(2.5, 1.06 * float(ds["limit"].max()))),
+    )
+    grid(cell)
 
 
 def _name_limits(cell: Axes, ds: xr.Dataset) -> None:
@@ -121,20 +104,15 @@ def _name_limits(cell: Axes, ds: xr.Dataset) -> None:
     cell.annotate(f"blind to order\n{blind:.2f}", (1, blind), (3, -8), **ends)
 
 
-def _handles(ds: xr.Dataset, near: dict[tuple[int, int], Variant]) -> list[Any]:
+def _handles(ds: xr.Dataset, near: dict[tuple[int, int], Nearest]) -> list[Any]:
     found: list[Any] = []
     for layers in (int(n) for n in ds["layers"].values):
         look: Any = {"color": _color(layers), "linestyle": DASHES.get(layers, "-")}
-        found.append(Line2D([], [], linewidth=1.6, label=f"{layers} layer{'s' if layers > 1 else ''}", **look))
+        found.append(entry(f"{layers} layer{'s' if layers > 1 else ''}", linewidth=1.6, **look))
     found.append(Patch(color=GREY, alpha=0.3, linewidth=0, label="range over seeds"))
-    found.append(Line2D([], [], color=BLACK, linestyle=DOTTED, linewidth=1, label="best of the seeds"))
-    if near:
-        found.append(
-            Line2D(
-                [], [], color=BLACK, linestyle="", marker="o", mfc="none", markersize=6.5, mew=1.1, label="published"
-            )
-        )
-    return found
+    found.append(entry("best of the seeds", color=BLACK, linestyle=DOTTED, linewidth=1))
+    ring: Any = {"color": BLACK, "linestyle": "", "marker": "o", "mfc": "none", "markersize": 6.5, "mew": 1.1}
+    return [*found, entry("published", **ring)] if near else found
 
 
 def _color(layers: int) -> str:
@@ -144,4 +122,4 @@ def _color(layers: int) -> str:
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     """PATH.png and PATH.svg."""
     retrieval_figure(ds, path=path)
-    return [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    return files(path)

@@ -5,36 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from probes.errors import InputError
-from probes.figures.style import (
-    BLUE,
-    CYCLE,
-    GREEN,
-    GREY,
-    LARGEST,
-    ORANGE,
-    PURPLE,
-    STYLE,
-    VERMILLION,
-    depth_color,
-    save_figure,
-    small_print,
-)
+from probes.figures.style import CYCLE, GREY, ORANGE, depth_color
 
-from ..experiments.experiment import in_short
-from ..experiments.rollout_claims import crossing, decay_stars, fresh, rope_stars
+from ..experiments.rollout_claims import crossing, decay_stars, fresh, peaks, rope_stars
+from .sheet import barred, entry, files, sheet, wanted
 
 WIDTH, HEIGHT, DPI = 10.2, 6.6, 120
 DASHED: Any = (0, (4, 1.5))
 DOTTED: Any = (0, (1, 1.3))
-SCALES = (BLUE, VERMILLION, GREEN, PURPLE)
 MARKERS = "os^D"
 ROOM = 0.3  # of the text: a peak further back leaves its curve no room
 LEAST = 1e-6  # of the axes of masses: what is left below says the same
@@ -52,12 +36,11 @@ def rollout_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
     Raises:
         InputError: the result is another one.
     """
-    if not {"outside", "decay_curve", "rope_curve"} & set(ds):
-        raise InputError("the result has no rollouts; give one of headwater toy rollout")
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
+    limits, decays, turns = ("outside" in ds and bool(fresh(ds)), "decay_curve" in ds, "rope_curve" in ds)
+    wanted(ds, "outside" in ds or decays or turns, "rollouts", "rollout")
+    note = "lines: median over seeds; marks: median, bars: range; in 4.3 the lower edge is 1e-6 or less"
+    with sheet(ds, (WIDTH, HEIGHT), [note], dpi=DPI, path=path) as figure:
         cells: Any = figure.subplots(2, 3)
-        limits, decays, turns = ("outside" in ds and bool(fresh(ds)), "decay_curve" in ds, "rope_curve" in ds)
         panels = [
             (limits, _causal),
             (limits, _windows),
@@ -71,21 +54,11 @@ def rollout_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
                 draw(cell, ds)
             else:
                 cell.axis("off")
-        texts = [
-            "lines: median over seeds; marks: median, bars: range; in 4.3 the lower edge is 1e-6 or less",
-            in_short(ds),
-        ]
-        small_print(figure, texts, WIDTH)
-        if path is not None:
-            save_figure(figure, path, dpi=DPI, largest=LARGEST)
     return figure
 
 
 def _mass_axis(cell: Axes, ds: xr.Dataset, layers: int) -> None:
-    cell.set_yscale("log")
-    cell.set_ylim(LEAST, 2.5)
-    cell.set_xlim(0.5, layers + 0.5)
-    cell.set_xlabel("layers")
+    cell.set(yscale="log", ylim=(LEAST, 2.5), xlim=(0.5, layers + 0.5), xlabel="layers")
 
 
 def _course(ds: xr.Dataset, name: str, case: str, source: str) -> np.ndarray:
@@ -116,8 +89,7 @@ def _causal(cell: Axes, ds: xr.Dataset) -> None:
     cell.plot([], [], color=GREY, linewidth=1, linestyle=DASHED, label="its bound")
     _mass_axis(cell, ds, most)
     cell.legend(loc="lower left", fontsize=7.5)
-    cell.set_ylabel("mass beyond the first token")
-    cell.set_title("4.1: causal mask")
+    cell.set(ylabel="mass beyond the first token", title="4.1: causal mask")
 
 
 def _windows(cell: Axes, ds: xr.Dataset) -> None:
@@ -137,8 +109,7 @@ def _windows(cell: Axes, ds: xr.Dataset) -> None:
         cell.plot(x, _course(ds, "outside_bound", case, source), color=color, linewidth=0.9, linestyle=DASHED)
     _mass_axis(cell, ds, layers)
     cell.legend(loc="lower left", fontsize=7.5)
-    cell.set_ylabel("mass beyond the first token")
-    cell.set_title(f"4.2: windows ({source})")
+    cell.set(ylabel="mass beyond the first token", title=f"4.2: windows ({source})")
 
 
 def _prefixes(cell: Axes, ds: xr.Dataset) -> None:
@@ -147,59 +118,30 @@ def _prefixes(cell: Axes, ds: xr.Dataset) -> None:
     names = [str(case) for case in ds["case"].values if str(case).startswith("prefix")]
     layer = int(np.flatnonzero(np.isfinite(ds["outside"].sel(source=sources[0]).values).any((0, 1)))[-1])
     last = 1
+    handles = []
     for n, case in enumerate(names):
-        k = int(case.split()[1])
+        k, color = int(case.split()[1]), CYCLE[n % len(CYCLE)]
         last = max(last, k)
+        handles.append(_dot(f"K = {k}", color))
         for m, source in enumerate(sources):
             values = ds["last"].sel(case=case, source=source).isel(layer=layer).transpose("seed", "key").values
-            shown = min(k + 1, values.shape[1])  # the first key outside, too
-            x = np.arange(shown) + 0.13 * (n - (len(names) - 1) / 2) + 0.05 * m
-            low, high = (np.maximum(end, LEAST) for end in (values.min(0)[:shown], values.max(0)[:shown]))
-            color = CYCLE[n % len(CYCLE)]
-            cell.vlines(x, low, high, color=color, linewidth=0.9)
-            median = np.maximum(np.median(values, 0)[:shown], LEAST)
-            cell.plot(
-                x,
-                median,
-                marker="os"[m],
-                linestyle="",
-                color=color,
-                markerfacecolor=color if m == 0 else "white",
-                markersize=4.5,
-            )
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=CYCLE[n % len(CYCLE)],
-            marker="o",
-            linestyle="",
-            markersize=4.5,
-            label=f"K = {case.split()[1]}",
-        )
-        for n, case in enumerate(names)
-    ]
-    handles += [
-        Line2D(
-            [],
-            [],
-            color=GREY,
-            marker="os"[m],
-            linestyle="",
-            markersize=4.5,
-            markerfacecolor=GREY if m == 0 else "white",
-            label=source,
-        )
-        for m, source in enumerate(sources)
-    ]
-    cell.set_yscale("log")
-    cell.set_ylim(LEAST / 1.6, 40)
-    cell.set_yticks([10.0**n for n in range(-6, 1)])
-    cell.set_xticks(range(last + 1))
+            values = np.maximum(values[:, : k + 1], LEAST)  # the first key outside, too
+            x = np.arange(values.shape[1]) + 0.13 * (n - (len(names) - 1) / 2) + 0.05 * m
+            barred(cell, x, values, color, bar=0.9, **_dotted(m, color))
+    handles += [_dot(source, GREY, m) for m, source in enumerate(sources)]
+    cell.set(yscale="log", ylim=(LEAST / 1.6, 40), yticks=[10.0**n for n in range(-6, 1)], xticks=range(last + 1))
     cell.legend(handles=handles, loc="upper right", fontsize=7, ncols=2, columnspacing=1)
-    cell.set_xlabel("key")
-    cell.set_ylabel(f"$P(z = j)$ after {layer + 1} layers")
-    cell.set_title("4.3: prefixes and the key after")
+    cell.set(xlabel="key", ylabel=f"$P(z = j)$ after {layer + 1} layers", title="4.3: prefixes and the key after")
+
+
+def _dotted(m: int, color: str) -> Any:
+    """How marks of the first, full, and of the other source look."""
+    face = color if m == 0 else "white"
+    return {"marker": "os"[m], "linestyle": "", "markersize": 4.5, "markerfacecolor": face}
+
+
+def _dot(label: str, color: str, m: int = 0) -> Line2D:
+    return entry(label, color=color, **_dotted(m, color))
 
 
 def _by_distance(cell: Axes, ds: xr.Dataset) -> None:
@@ -225,34 +167,32 @@ def _by_distance(cell: Axes, ds: xr.Dataset) -> None:
     cell.plot([], [], marker="v", color=GREY, linestyle="", markersize=5, label="$x^*$")
     cell.set_ylim(0, 1.08)
     cell.legend(loc="upper right", fontsize=7.5)
-    cell.set_xlabel("distance $x$ (tokens)")
-    cell.set_ylabel("rollout, share of its largest")
-    cell.set_title(f"4.5: decay m = {m:g}, logits {float(ds['scale'].values[0]):g}")
+    cell.set(
+        xlabel="distance $x$ (tokens)",
+        ylabel="rollout, share of its largest",
+        title=f"4.5: decay m = {m:g}, logits {float(ds['scale'].values[0]):g}",
+    )
 
 
 def _decay_peaks(cell: Axes, ds: xr.Dataset) -> None:
     """Measured against predicted peaks by depth."""
-    found = ds["decay_curve"].argmax("distance").transpose("decay", "scale", "seed", "peak_layer").values
+    found = peaks(ds, "decay_curve").transpose("decay", "scale", "seed", "peak_layer").values
     stars = decay_stars(ds)
     t = ds["peak_layer"].values
     for n, m in enumerate(ds["decay"].values):
         color = CYCLE[n % len(CYCLE)]
         cell.plot(t, stars[n], color=color, linewidth=1, label=f"m = {m:g}")
         _peak_marks(cell, t, found[n], color)
-    handles = cell.get_legend_handles_labels()[0]
+    handles = [entry("$\\lfloor t/(e^m-1) \\rfloor$", color=GREY, linewidth=1), *cell.get_legend_handles_labels()[0]]
     handles += [_scale_mark(k, f"measured, logits {scale:g}") for k, scale in enumerate(ds["scale"].values)]
-    cell.legend(
-        handles=[Line2D([], [], color=GREY, linewidth=1, label="$\\lfloor t/(e^m-1) \\rfloor$"), *handles],
-        loc="upper left",
-        fontsize=7.5,
-    )
+    cell.legend(handles=handles, loc="upper left", fontsize=7.5)
     _peak_axis(cell, t)
     cell.set_title("4.5: peaks under decay")
 
 
 def _rope_peaks(cell: Axes, ds: xr.Dataset) -> None:
     """Measured peaks by depth, with the theorem's curve's and those of the products of decays."""
-    found = ds["rope_curve"].argmax("distance").transpose("theta", "noise", "seed", "peak_layer").values
+    found = peaks(ds, "rope_curve").transpose("theta", "noise", "seed", "peak_layer").values
     stars, paths = rope_stars(ds), ds["rope_paths"].transpose("theta", "peak_layer").values
     t = ds["peak_layer"].values
     handles = []
@@ -261,9 +201,9 @@ def _rope_peaks(cell: Axes, ds: xr.Dataset) -> None:
         cell.plot(t, stars[n], color=color, linewidth=1, linestyle=DOTTED)
         cell.plot(t, paths[n], color=color, linewidth=1)
         _peak_marks(cell, t, found[n], color)
-        handles.append(Line2D([], [], color=color, linewidth=1, label=f"$\\theta_1$ = {angle:.2g}"))
-    handles.append(Line2D([], [], color=GREY, linewidth=1, linestyle=DOTTED, label="theorem's curve"))
-    handles.append(Line2D([], [], color=GREY, linewidth=1, label="products of decays"))
+        handles.append(entry(f"$\\theta_1$ = {angle:.2g}", color=color, linewidth=1))
+    handles.append(entry("theorem's curve", color=GREY, linewidth=1, linestyle=DOTTED))
+    handles.append(entry("products of decays", color=GREY, linewidth=1))
     handles += [_scale_mark(k, f"measured, noise {noise:g}") for k, noise in enumerate(ds["noise"].values)]
     cell.legend(handles=handles, loc="upper left", fontsize=7, ncols=2, columnspacing=1)
     _peak_axis(cell, t)
@@ -273,30 +213,27 @@ def _rope_peaks(cell: Axes, ds: xr.Dataset) -> None:
 def _peak_marks(cell: Axes, t: np.ndarray, found: np.ndarray, color: str) -> None:
     """Medians over seeds with ranges, [scale, seed, layer]; the largest scale hollow."""
     for k, one in enumerate(found):
-        x = t + 0.16 * (k - (len(found) - 1) / 2)
-        cell.vlines(x, one.min(0), one.max(0), color=color, linewidth=0.8)
-        face = color if k == 0 else "white"
-        cell.plot(
-            x, np.median(one, 0), marker=MARKERS[k % 4], linestyle="", markersize=4, color=color, markerfacecolor=face
-        )
+        barred(cell, t + 0.16 * (k - (len(found) - 1) / 2), one, color, bar=0.8, **_scaled(k, color))
+
+
+def _scaled(k: int, color: str) -> Any:
+    face = color if k == 0 else "white"
+    return {"marker": MARKERS[k % 4], "linestyle": "", "markersize": 4, "markerfacecolor": face}
 
 
 def _scale_mark(k: int, label: str) -> Line2D:
-    face = GREY if k == 0 else "white"
-    return Line2D(
-        [], [], color=GREY, marker=MARKERS[k % 4], linestyle="", markersize=4, markerfacecolor=face, label=label
-    )
+    return entry(label, color=GREY, **_scaled(k, GREY))
 
 
 def _peak_axis(cell: Axes, t: np.ndarray) -> None:
     cell.set_xticks(t)
     high = cell.get_ylim()[1]
-    cell.set_ylim(-0.02 * high, 1.45 * high)
-    cell.set_xlabel("index $t$ of the top layer")
-    cell.set_ylabel("distance of the peak (tokens)")
+    cell.set(
+        ylim=(-0.02 * high, 1.45 * high), xlabel="index $t$ of the top layer", ylabel="distance of the peak (tokens)"
+    )
 
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     """PATH.png and PATH.svg."""
     rollout_figure(ds, path=path)
-    return [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    return files(path)

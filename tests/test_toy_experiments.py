@@ -1,0 +1,196 @@
+"""What holds for every experiment: its modules, settings, tiny run, tables and figures; and the sweeps that they are."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from PIL import Image
+from tiny_runs import claims, ran
+
+from probes.errors import InputError
+from probes.results.dataset import load
+from probes.results.tables import write_report
+from toy.experiments import experiment as frame
+from toy.experiments.experiment import report_of, settings_of
+from toy.experiments.sweep import Measure, Part, each, sweep
+
+REPORTS = Path(__file__).parent.parent / "reports" / "toy"
+LARGEST = 300_000  # bytes of a figure
+
+# -------------------------------------------------------------------------------------------------------------- sweeps
+
+
+def test_a_sweep_puts_what_cells_give_at_their_coordinates():
+    measures = {
+        "x": Measure("an x", "nat", ("step",), np.float32),
+        "n": Measure("a count", dtype=np.int16),
+        "never": Measure("nothing", dims=("unused",)),
+    }
+    cells = [("b", 1), ("a", 0), ("b", 0)]  # not all, and in another order than their coordinates
+    ds = sweep(
+        {
+            "kind": ["a", "b"],
+            "seed": range(2),
+            "step": (("step",), np.array([1, 10, 100]), {"long_name": "updates"}),
+            "unused": [1, 2],
+        },
+        Part(("kind", "seed"), measures, each(cells, x=[[1, 2, 3], [4, 5], [6]], n=torch.tensor([7, 8, 9]))),
+        Part(("kind",), {"limit": Measure("a limit")}, [(("b",), {"limit": 0.1})]),
+        attrs={"task": "none"},
+    )
+    nan = np.nan
+    expected = [[[4, 5, nan], [nan] * 3], [[6, nan, nan], [1, 2, 3]]]  # short arrays fill the beginning
+    np.testing.assert_array_equal(ds["x"], np.array(expected, dtype=np.float32), strict=True)
+    np.testing.assert_array_equal(ds["n"], np.array([[8, 0], [9, 7]], dtype=np.int16), strict=True)
+    np.testing.assert_array_equal(ds["limit"], [nan, 0.1])
+    assert (ds["x"].dims, ds["n"].dims, ds["limit"].dims) == (("kind", "seed", "step"), ("kind", "seed"), ("kind",))
+    assert (ds["x"].attrs, ds["n"].attrs["units"]) == ({"long_name": "an x", "units": "nat"}, "1")
+    assert list(ds.sizes) == ["kind", "seed", "step"]  # without what nothing was measured along
+    assert (ds["step"].attrs["long_name"], ds.attrs["task"]) == ("updates", "none")
+
+
+@pytest.mark.parametrize("cell", [("a",), ("a", 0, 0), ("c", 0), ("a", 2)])
+def test_a_sweep_refuses_cells_that_are_not_in_its_grid(cell):
+    with pytest.raises(ValueError, match=r"is not in list|argument 2"):
+        sweep({"kind": ["a", "b"], "seed": [0, 1]}, Part(("kind", "seed"), {"x": Measure("x")}, [(cell, {"x": 1.0})]))
+
+
+# ------------------------------------------------------------------------------------------------------- every experiment
+
+
+@pytest.mark.parametrize("name", frame.EXPERIMENTS)
+def test_every_experiment_offers_what_the_frame_asks_for(name):
+    module = frame.experiment(name)
+    assert callable(module.measure)
+    assert all(callable(getattr(frame.reading(name), offered)) for offered in ("tables", "claims"))
+    assert callable(importlib.import_module(f"toy.figures.{name.replace('-', '_')}").draw)
+    assert isinstance(module.QUICK, module.Settings)
+    assert module.Settings() != module.QUICK
+    settings = settings_of(name, quick=True)
+    assert settings == module.QUICK
+    # Every field has a value, and can be given as it is written in a caption.
+    for field, value in vars(settings).items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        assert settings_of(name, quick=True, given=[f"{field}={text}"]) == settings
+
+
+@pytest.mark.parametrize("name", frame.EXPERIMENTS)
+def test_a_tiny_run_of_every_experiment_is_written_drawn_and_judged(name, tmp_path_factory):
+    ds, report, files, out = ran(name, tmp_path_factory)
+    xr.testing.assert_identical(load(out / f"{name}.nc").drop_attrs(), ds.drop_attrs())
+    assert all(ds[variable].attrs["long_name"] for variable in ds)
+    assert set(files) == set(out.iterdir())  # nothing is left unfinished
+    assert {f"{name}{kind}" for kind in (".nc", ".md", ".png", ".svg")} <= {file.name for file in files}
+    for file in files:
+        assert 0 < file.stat().st_size < LARGEST or file.suffix == ".nc"
+        if file.suffix == ".png":
+            with Image.open(file) as image:
+                assert min(image.size) > 400
+                assert max(image.size) > 600
+    found = claims(name, ds)
+    assert report.tables[-1].title.startswith("Published statements; brackets hold 95 % intervals")
+    assert [row[1] for row in report.tables[-1].rows] == [claim.claim for claim in found]
+    assert "Published statements" in (out / f"{name}.md").read_text(encoding="utf-8")
+    assert all(c.claim[0].isupper() and c.claim.endswith(".") for c in found)  # read alone
+    ids = [claim.id for claim in found]
+    assert len(set(ids)) == len(ids)
+    assert not any("{" in getattr(claim, field) for claim in found for field in ("id", "source", "claim", "rule"))
+
+
+@pytest.mark.parametrize("name", frame.EXPERIMENTS)
+def test_committed_tables_are_what_the_rules_say_of_committed_results(name, tmp_path):
+    file = REPORTS / f"{name}.nc"
+    ds = load(file)
+    write_report(report_of(name, ds), tmp_path / "again.md", ds.attrs["command"])
+    again = (tmp_path / "again.md").read_text(encoding="utf-8")
+    assert again == file.with_suffix(".md").read_text(encoding="utf-8"), (
+        "headwater report --out reports writes them again"
+    )
+
+
+@pytest.mark.parametrize("name", frame.EXPERIMENTS)
+def test_any_part_of_a_result_is_judged_by_the_same_statements(name, tmp_path_factory):
+    ds = ran(name, tmp_path_factory).ds
+    chosen = {"retrieval": ("layers", "target", "residual"), "previous-token": ("seed", "batch", "offset_context")}
+    chosen |= {"position-bias": ("depth", "positional", "training", "residual"), "sinks": ("mask", "seed")}
+    chosen |= {"rollout": ("case", "source", "decay", "theta"), "petroglyph": ("layers", "mask", "positional", "norm")}
+    ids = [claim.id for claim in claims(name, ds)]
+    for dim in chosen[name]:
+        for end in (0, -1):
+            part = ds.isel({dim: [end]})
+            assert [claim.id for claim in claims(name, part)] == ids
+            assert frame.reading(name).tables(part)
+
+
+OTHER = "give one of headwater toy"
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("retrieval", "limit"),
+        ("previous-token", "positions"),
+        ("rollout", ["outside", "decay_curve", "rope_curve"]),
+        ("petroglyph", "difference"),
+    ],
+)
+def test_figures_want_their_own_result(name, missing, tmp_path_factory, tmp_path):
+    ds = ran(name, tmp_path_factory).ds.drop_vars(missing)
+    with pytest.raises(InputError, match=f"{OTHER} {name}"):
+        frame.draw(name, ds, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("retrieval", {"target": (10,)}, "target 10 is no position of 10"),
+        ("retrieval", {"layers": ()}, "layers=nothing"),
+        ("retrieval", {"steps": 5}, "steps=5 is too few; give at least 20"),
+        ("retrieval", {"schedule": "linear"}, "schedule='linear'"),
+        ("retrieval", {"vocabulary": 1}, "vocabulary=1 leaves nothing"),
+        ("previous-token", {"context": 2}, "context=2 is too few; give at least 3"),
+        ("previous-token", {"grid_contexts": (4, 2)}, "grid_contexts=2 is too few; give at least 3"),
+        ("previous-token", {"residual": "maybe"}, "residual=maybe is no switch; give on or off"),
+        ("previous-token", {"rate_steps": 10}, "rate_steps=10 are fewer than rate_points=500; give at least as many"),
+        ("position-bias", {"positional": ("alibi",)}, "'alibi' is unknown; give some of none"),
+        ("position-bias", {"scales": ()}, "no list of distinct values"),
+        ("position-bias", {"depths": (2, 2)}, "depths=2,2 is no list"),
+        ("position-bias", {"depths": (0,)}, "blocks=0"),
+        ("position-bias", {"tests": 0}, "tests=0 is too few"),
+        ("position-bias", {"masks": ("window-18",)}, "window=18 does not fit"),
+        ("position-bias", {"positional": ("decay",), "masks": ("full",)}, "nothing is left of the grid"),
+        ("sinks", {"tau": 1.0}, "tau=1.0 is no threshold"),
+        ("sinks", {"sequences": 0}, "sequences=0 is too few"),
+        ("sinks", {"masks": ("window",)}, "mask 'window' is unknown"),
+        ("rollout", {"length": 2}, "length=2 is too few; give at least 3"),
+        ("rollout", {"windows": (1,)}, "windows=1 is too few; give at least 2"),
+        ("rollout", {"prefixes": (18,)}, "prefixes=18 does not fit 17 positions; give at most 17"),
+        ("rollout", {"planes": (32,)}, "planes=32 is no plane of 64 dimensions; give from 0 to 31"),
+        ("rollout", {"scales": (-1.0,)}, "scales=-1.0 is out of range; give finite numbers, 0 or more"),
+        ("rollout", {"turning": 0.0}, "turning=0.0 is out of range; give a number above 0"),
+        (
+            "rollout",
+            {"trained_cases": ("window 4",)},
+            "'window 4' is not among the cases; give some of causal, window 2",
+        ),
+        ("petroglyph", {"length": 9}, "length=9 is out of range; give from 3 to 8"),
+        ("petroglyph", {"length": 8, "vocabulary": 7}, "length=8 different tokens"),
+        ("petroglyph", {"context": 5}, "context=5 is shorter"),
+        ("petroglyph", {"mask": ("window",)}, "mask 'window' is not compared here"),
+        ("petroglyph", {"layers": ()}, "layers=nothing"),
+    ],
+)
+def test_grids_that_cannot_be_are_refused_in_one_line(name, given, says):
+    with pytest.raises(InputError) as error:
+        frame.experiment(name).Settings(**given)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
