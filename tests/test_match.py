@@ -344,15 +344,15 @@ def test_files_are_written_once_all_is_done(done):
     assert "Which ingredient makes which feature" in (out / "match.md").read_text(encoding="utf-8")
 
 
-def test_figure_draws_one_model_with_few_variants(done):
-    ds = done[1]["bee"].sel(variant=["matched"])
-    figure = probes.match_figure(ds)
-    labels = [cell.get_ylabel() for cell in figure.axes if cell.get_ylabel()]
-    assert len(labels) == 5
-    lines = figure.axes[0].get_lines()
-    drawn = max(lines, key=lambda line: len(np.atleast_1d(line.get_xdata())))
-    assert len(np.atleast_1d(drawn.get_xdata())) == LENGTH
-    assert len(probes.match_figure(done[1]).axes) == 7 * 3
+def test_figure_draws_profiles_at_initialization_and_after_training(done):
+    figure = probes.match_figure(done[1])
+    assert len(figure.axes) == 2 * 2
+    assert [cell.get_title() for cell in figure.axes[:2]] == ["at initialization", "after training"]
+    assert [cell.get_ylabel().split("\n")[0] for cell in figure.axes] == ["ape", "", "bee", ""]
+    for cell in figure.axes:
+        lengths = {len(np.atleast_1d(line.get_xdata())) for line in cell.get_lines()}
+        assert {LENGTH, done[1]["ape"].sizes["point"]} <= lengths
+    assert len(probes.match_figure(done[1]["bee"].sel(variant=["matched"])).axes) == 2
 
 
 def test_other_results_are_not_drawn():

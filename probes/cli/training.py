@@ -39,7 +39,7 @@ def map_(
         map_figure(result, path=out / "map.png")
         tables.append([list(cells(row)) for row in rows(result)])
         lines = [f"`{given()}`", described(result)]
-        write_table(out / "map.md", "Where the U-shape at birth holds", lines, COLUMNS, tables[0])
+        write_table(out / "map.md", "Where the U-shape at initialization holds", lines, COLUMNS, tables[0])
 
     with progress() as advance:
         atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance, told=remark, finish=finish)
