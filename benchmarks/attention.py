@@ -75,10 +75,6 @@ def alpha_of(pattern: Tensor, keys: int = KEYS) -> Tensor:
 
 def contender(name: str, model: Any) -> Callable[[Tensor], Any]:
     """A function of tokens that gives alpha [layer, head, key], or nothing (the plain pass)."""
-    blocks = model.config.num_hidden_layers
-    if name == "plain":
-        alone: Any = shadow(model)
-        return lambda ids: (alone.model(ids, use_cache=False), None)[1]
     if name in OURS:
         view = probes.load(model)
         keys: Any = "all" if name == "sinks all" else tuple(range(KEYS))
@@ -89,41 +85,36 @@ def contender(name: str, model: Any) -> Callable[[Tensor], Any]:
 
         return ours
     other: Any = shadow(model)
+    if name == "plain":
+        return lambda ids: (other.model(ids, use_cache=False), None)[1]
     if name == "eager":
         other.set_attn_implementation("eager")
 
         def eager(ids: Tensor) -> Tensor:
-            patterns = other.model(ids, use_cache=False, output_attentions=True).attentions
-            return torch.stack([alpha_of(pattern) for pattern in patterns])
+            return torch.stack(
+                list(map(alpha_of, other.model(ids, use_cache=False, output_attentions=True).attentions))
+            )
 
         return eager
     if name == "nnsight":
-        return by_nnsight(other, blocks)
+        return by_nnsight(other, model.config.num_hidden_layers)
     # Not above: only two contenders need TransformerLens, which takes long to import.
     from probes.models.lens import boot
 
     bridge: Any = boot(other, "random")
-    points = [f"blocks.{layer}.attn.hook_pattern" for layer in range(blocks)]
-    if name == "cache":
+    points = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.config.num_hidden_layers)]
 
-        def cached(ids: Tensor) -> Tensor:
-            _, cache = bridge.run_with_cache(ids, names_filter=points, return_type=None)
-            return torch.stack([alpha_of(cache[point]) for point in points])
-
-        return cached
-    if name != "hooks":
-        raise ValueError(f"no contender '{name}'")
+    def cached(ids: Tensor) -> Tensor:
+        _, cache = bridge.run_with_cache(ids, names_filter=points, return_type=None)
+        return torch.stack([alpha_of(cache[point]) for point in points])
 
     def hooked(ids: Tensor) -> Tensor:
         found: list[Tensor] = []
-
-        def reduce(pattern: Tensor, hook: Any) -> None:
-            found.append(alpha_of(pattern))
-
-        bridge.run_with_hooks(ids, return_type=None, fwd_hooks=[(point, reduce) for point in points])
+        hooks = [(point, lambda pattern, hook: found.append(alpha_of(pattern))) for point in points]
+        bridge.run_with_hooks(ids, return_type=None, fwd_hooks=hooks)
         return torch.stack(found)
 
-    return hooked
+    return {"cache": cached, "hooks": hooked}[name]
 
 
 def by_nnsight(model: Any, blocks: int) -> Callable[[Tensor], Tensor]:
@@ -251,14 +242,9 @@ def section(rows: Rows, settings: Settings) -> Section:
 
 
 def _time(row: Row) -> str:
-    failed = row.get("failed")
-    return (
-        spread(relative(row), ".2f")
-        if failed is None
-        else failed
-        if failed == MISSING
-        else f"did not survive ({failed})"
-    )
+    if "failed" not in row:
+        return spread(relative(row), ".2f")
+    return MISSING if row["failed"] == MISSING else f"did not survive ({row['failed']})"
 
 
 def _memory(row: Row) -> str:

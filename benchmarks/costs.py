@@ -17,12 +17,31 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 import probes
+from probes.theory.kernel import second_moment
 
 MODEL, PROMPTS, LENGTH, REPETITIONS = "tiny-llama", 8, 128, 3
-TEXT = "def area(width, height): return width *"
+FEW = 2  # prompts of what takes many products
+MEASURED: dict[str, Any] = {"attention": "measured"}
+CALLS: dict[str, tuple[Callable[..., Any], int, dict[str, Any]]] = {
+    "jacobian, exact": (probes.jacobian, FEW, {}),
+    "jacobian, sketch of 64": (probes.jacobian, FEW, {"method": "sketch"}),
+    "jacobian, sketch of 32": (probes.jacobian, FEW, {"method": "sketch", "products": 32}),
+    "jacobian, scalar": (probes.jacobian, FEW, {"method": "scalar"}),
+    "theory, uniform": (second_moment, FEW, {}),
+    "theory, measured": (second_moment, FEW, MEASURED),
+    "theory, score path": (second_moment, FEW, MEASURED | {"score_path": True}),
+    "sinks, 8 keys": (probes.sinks, PROMPTS, {}),
+    "sinks, 8 keys, reacts": (probes.sinks, PROMPTS, {"reacts": "mean"}),
+    "sinks, all keys": (probes.sinks, PROMPTS, {"keys": "all"}),
+    "trajectory": (probes.trajectory, PROMPTS, {}),
+    "leakage, 400 resamples": (probes.leakage, PROMPTS, {"fresh": 0}),
+    "leakage, no intervals": (probes.leakage, PROMPTS, {"bootstrap": 0, "fresh": 0}),
+    "bos_swap, profile of 1": (probes.bos_swap, PROMPTS, {"profile_prompts": 1}),
+}
 
 
 def seconds(call: Callable[[], Any]) -> float:
+    """Processor time, the least of the repetitions."""
     spent = []
     for _ in range(REPETITIONS):
         start = time.process_time()
@@ -32,40 +51,22 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 def main() -> None:
+    """Measure and print the table."""
     torch.set_num_threads(1)
     model = probes.load(MODEL, device="cpu")
     tokens = probes.prompts(model, n=PROMPTS, length=LENGTH)
-    few = tokens[:2]
 
     @torch.no_grad()
     def plain() -> None:
         for prompt in tokens:
             model.residual(model.embed(prompt[None]))
 
-    calls: dict[str, tuple[int, Callable[[], Any]]] = {
-        "jacobian, exact": (2, lambda: probes.jacobian(model, few)),
-        "jacobian, sketch of 64": (2, lambda: probes.jacobian(model, few, method="sketch")),
-        "jacobian, sketch of 32": (2, lambda: probes.jacobian(model, few, method="sketch", products=32)),
-        "jacobian, scalar": (2, lambda: probes.jacobian(model, few, method="scalar")),
-        "theory, uniform": (2, lambda: probes.theory.second_moment(model, few)),
-        "theory, measured": (2, lambda: probes.theory.second_moment(model, few, attention="measured")),
-        "theory, score path": (
-            2,
-            lambda: probes.theory.second_moment(model, few, attention="measured", score_path=True),
-        ),
-        "sinks, 8 keys": (PROMPTS, lambda: probes.sinks(model, tokens)),
-        "sinks, 8 keys, reacts": (PROMPTS, lambda: probes.sinks(model, tokens, reacts="mean")),
-        "sinks, all keys": (PROMPTS, lambda: probes.sinks(model, tokens, keys="all")),
-        "trajectory": (PROMPTS, lambda: probes.trajectory(model, tokens)),
-        "leakage, 400 resamples": (PROMPTS, lambda: probes.leakage(model, tokens, fresh=0)),
-        "leakage, no intervals": (PROMPTS, lambda: probes.leakage(model, tokens, bootstrap=0, fresh=0)),
-        "bos_swap, profile of 1": (PROMPTS, lambda: probes.bos_swap(model, tokens, profile_prompts=1)),
-    }
-    calls["jacobian, exact"][1]()  # compiles and allocates what the first call alone does
+    probes.jacobian(model, tokens[:FEW])  # compiles and allocates what the first call alone does
     per_pass = seconds(plain) / PROMPTS
     print(f"| {MODEL}, T = {LENGTH}, one thread | plain passes of a prompt |\n|---|---|")
-    for name, (prompts, call) in calls.items():
-        print(f"| {name} | {seconds(call) / prompts / per_pass:.1f} |", flush=True)
+    for name, (call, prompts, options) in CALLS.items():
+        spent = seconds(lambda call=call, some=tokens[:prompts], options=options: call(model, some, **options))
+        print(f"| {name} | {spent / prompts / per_pass:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

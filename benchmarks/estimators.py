@@ -117,13 +117,9 @@ def measured(model: View, tokens: torch.Tensor, draws: int, source: str, brute: 
 
 def section(name: str, length: int, prompts: int, found: dict[str, Any]) -> list[str]:
     """The rows as lines of Markdown."""
-    lines = [
-        "",
-        f"## {name}, T = {length}, {prompts} prompt{'s' * (prompts > 1)}",
-        "",
-        "| products | sketch | sketch, mean profile | inside 95 % interval | orthonormal | Gaussian |",
-        "|---|---|---|---|---|---|",
-    ]
+    columns = ["products", "sketch", "sketch, mean profile", "inside 95 % interval", "orthonormal", "Gaussian"]
+    lines = ["", f"## {name}, T = {length}, {prompts} prompt{'s' * (prompts > 1)}", "", f"| {' | '.join(columns)} |"]
+    lines.append("|---" * len(columns) + "|")
     for row in found["rows"]:
         cells = [f"{row['spent']:.1f}", f"{row['sketch'][0]:.2%}", f"{row['sketch'][1]:.2%}", f"{row['inside']:.0%}"]
         lines.append(f"| {' | '.join([*cells, *(f'{row[kind][0]:.2%}' for kind in ('orthonormal', 'Gaussian'))])} |")
@@ -136,11 +132,8 @@ def section(name: str, length: int, prompts: int, found: dict[str, Any]) -> list
         f"Scalar (one product, all ones): RMS log error {error:.2f} per prompt, {of_mean:.2f} of the mean profile; rank "
         f"correlation {rank:.3f}.",
     ]
-    if "brute" in found:
-        lines.append(
-            f"Exact against float64 brute force, largest relative difference over positions: {found['brute']:.1e}."
-        )
-    return lines
+    brute = "Exact against float64 brute force, largest relative difference over positions: {:.1e}."
+    return lines + ([brute.format(found["brute"])] if "brute" in found else [])
 
 
 def main() -> None:

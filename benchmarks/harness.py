@@ -15,11 +15,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,18 +77,6 @@ class Section(NamedTuple):
 
     headlines: list[Headline]
     lines: list[str]
-
-
-class Case(Protocol):
-    """A case's module."""
-
-    TITLE: str
-
-    def jobs(self, settings: Settings) -> list[Job]: ...
-
-    def measure(self, job: Job, settings: Settings) -> Iterator[tuple[str, Row]]: ...
-
-    def section(self, rows: Rows, settings: Settings) -> Section: ...
 
 
 class Rows:
@@ -179,13 +167,12 @@ def _short(row: Row) -> str:
     """A row for the terminal."""
     if "failed" in row:
         return f"did not survive ({row['failed']})"
-    seconds = row.get("seconds")
-    if isinstance(seconds, dict):
-        return ", ".join(f"{name} {middle(times):.3g} s" for name, times in seconds.items() if times)
-    return f"{middle(seconds):.3g} s" if seconds else "measured"
+    seconds = row.get("seconds") or {}
+    times = seconds if isinstance(seconds, dict) else {"": seconds}
+    return ", ".join(f"{name} {middle(each):.3g} s".lstrip() for name, each in times.items() if each) or "measured"
 
 
-def serve(case: Case, job: Job, settings: Settings, until: float) -> None:
+def serve(case: Any, job: Job, settings: Settings, until: float) -> None:
     """In the child: measure and print rows; an alarm that nobody handles ends what takes too long."""
 
     def wait() -> None:
@@ -249,7 +236,7 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> Exponent:
 
     fit: Any = stats.linregress(np.log(x), np.log(y))
     half = float(stats.t.ppf(0.975, len(x) - 2) * fit.stderr) if len(x) > 2 else np.inf
-    return Exponent(float(fit.slope), float(fit.slope - half), float(fit.slope + half))
+    return Exponent(*(float(fit.slope + end) for end in (0, -half, half)))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -89,7 +89,8 @@ def _row(point: dict[str, Any], settings: Settings) -> Row:
     for call in _calls(model, view, tokens[:, :SHORT], SHORT).values():
         call()  # what is loaded once is then no contender's memory
     probes.jacobian(view, tokens[:, :SHORT])
-    calls = _calls(model, view, tokens, directions)
+    spent: list[float] = []
+    calls = _calls(model, view, tokens, directions, spent)
     found: dict[str, Tensor] = {}
     row: Row = {"above": {}, "gap": {}, "lost": {}, "width": width, "blocks": blocks, "directions": directions}
     first: dict[str, float] = {}
@@ -108,7 +109,7 @@ def _row(point: dict[str, Any], settings: Settings) -> Row:
         if name != "lens":
             row["gap"][name] = _gap(found[name], truth, largest=name in SAME)
     if "auto" in found:
-        row["auto products"] = float(calls["auto"].products)  # type: ignore[attr-defined]
+        row["auto products"] = spent[-1]
     if "lens" in found and not settings.cuda:
         row["gap"]["lens"] = _two_tokens(point, view, model)
     survived = {name: calls[name] for name in first}
@@ -123,35 +124,25 @@ def _gap(squared: Tensor, truth: Tensor, *, largest: bool) -> float:
     return float(gap.abs().max() if largest else gap.square().mean().sqrt())
 
 
-class _Auto:
-    """The sketch that goes on until it is accurate; remembers what that took."""
+def _calls(
+    model: Any, view: Any, tokens: Tensor, directions: int, spent: list[float] | None = None
+) -> dict[str, Callable[[], Tensor]]:
+    """By name: a function that gives ||J_j||_F^2 [T] over so many directions (the lens: its matrix).
 
-    def __init__(self, view: Any, tokens: Tensor) -> None:
-        self.view, self.tokens, self.products = view, tokens, float("nan")
+    The sketch that goes on until it is accurate appends to `spent` how many products that took.
+    """
+    whole = directions == view.spec.width
 
-    def __call__(self) -> Tensor:
-        ds = probes.jacobian(self.view, self.tokens, method="sketch", products="auto", relative_error=ACCURACY)
-        self.products = float(ds["products"].mean())
-        return _squared(ds, self.view.spec.width)
+    def ours(**options: Any) -> Tensor:
+        ds = probes.jacobian(view, tokens, **options)
+        if options.get("products") == "auto" and spent is not None:
+            spent.append(float(ds["products"].mean()))
+        return torch.from_numpy(np.asarray(ds["sensitivity"].values[0], dtype=np.float64) ** 2 * view.spec.width)
 
-
-def _squared(ds: Any, width: int) -> Tensor:
-    return torch.from_numpy(np.asarray(ds["sensitivity"].values[0], dtype=np.float64) ** 2 * width)
-
-
-def _calls(model: Any, view: Any, tokens: Tensor, directions: int) -> dict[str, Callable[[], Tensor]]:
-    """By name: a function that gives ||J_j||_F^2 [T] over so many directions (the lens: its matrix)."""
-    width = view.spec.width
-
-    def exact() -> Tensor:
-        if directions == width:
-            return _squared(probes.jacobian(view, tokens), width)
-        return products(view, tokens, directions)
-
-    found: dict[str, Callable[[], Tensor]] = {"exact": exact}
-    if directions == width:
-        found["sketch"] = lambda: _squared(probes.jacobian(view, tokens, method="sketch", products=PRODUCTS), width)
-        found["auto"] = _Auto(view, tokens)
+    found: dict[str, Callable[[], Tensor]] = {"exact": ours if whole else lambda: products(view, tokens, directions)}
+    if whole:
+        found["sketch"] = lambda: ours(method="sketch", products=PRODUCTS)
+        found["auto"] = lambda: ours(method="sketch", products="auto", relative_error=ACCURACY)
     embedded = view.embed(tokens).detach()
     found["replicated 8"] = lambda: replicated(model, embedded, directions, 8)
     found["replicated 32"] = lambda: replicated(model, embedded, directions, 32)
@@ -159,7 +150,7 @@ def _calls(model: Any, view: Any, tokens: Tensor, directions: int) -> dict[str, 
     eager: Any = shadow(model)
     eager.set_attn_implementation("eager")
     found["jacrev"] = lambda: by_jacrev(eager, embedded[0], directions)
-    if directions == width:
+    if whole:
         found["lens"] = lens(model, tokens.shape[1])
     return found
 
@@ -303,10 +294,16 @@ def section(rows: Rows, settings: Settings) -> Section:
     return Section(headlines, [*lines, "", f"{weights}."])
 
 
-def _against(name: str, row: Row) -> str:
+def against_exact(name: str, row: Row) -> list[float]:
+    """Time of a way over ours, round by round; of the lens once, per direction and block."""
     if name == "lens":
-        return f"{_per_direction(name, row) / _per_direction('exact', row):.2f} per (block, direction)"
-    return "1" if name == "exact" else spread(ratios(row["seconds"][name], row["seconds"]["exact"]), ".2f")
+        return [_per_direction(name, row) / _per_direction("exact", row)]
+    return ratios(row["seconds"][name], row["seconds"]["exact"])
+
+
+def _against(name: str, row: Row) -> str:
+    said = spread(against_exact(name, row), ".2f")
+    return "1" if name == "exact" else said + " per (block, direction)" * (name == "lens")
 
 
 def _off(name: str, row: Row) -> str:

@@ -31,10 +31,8 @@ def processor() -> str:
 
 def describe(device: str) -> str:
     """One line: processor or GPU, threads, versions."""
-    if device.startswith("cuda"):
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"{processor()}, {torch.get_num_threads()} threads"
+    cuda = device.startswith("cuda")
+    name = torch.cuda.get_device_name(device) if cuda else f"{processor()}, {torch.get_num_threads()} threads"
     return f"{name}; torch {torch.__version__}, Python {platform.python_version()}"
 
 

@@ -11,62 +11,35 @@ import jacobian
 import matplotlib
 import numpy as np
 import scaling
-from harness import Rows, Settings, middle, quartiles, ratios
+from harness import Rows, Settings, middle, quartiles
 from machine import MIB
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from probes.figures.style import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    DPI,
-    FAINT,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    STYLE,
-    VERMILLION,
-    log_axis,
-)
+from probes.figures.palette import BLACK, BLUE, CYCLE, FAINT, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from probes.figures.style import DPI, STYLE, log_axis
 from probes.run.files import atomic
 
-# Ours in blue and green, the plain pass in black.
-COLORS = {
-    "plain": BLACK,
-    "sinks": BLUE,
-    "sinks all": SKY,
-    "eager": VERMILLION,
-    "cache": PURPLE,
-    "hooks": ORANGE,
-    "nnsight": GREEN,
-    "exact": BLUE,
-    "sketch": SKY,
-    "auto": GREEN,
-    "replicated 8": VERMILLION,
-    "replicated 32": ORANGE,
-    "jacrev": PURPLE,
-    "lens": GREY,
+# How each contender is drawn and called: ours in blue and green, the plain pass in black.
+LOOKS = {
+    "plain": (BLACK, "plain pass"),
+    "sinks": (BLUE, "probes.sinks, 8 keys"),
+    "sinks all": (SKY, 'probes.sinks, keys="all"'),
+    "eager": (VERMILLION, "output_attentions=True"),
+    "cache": (PURPLE, "TransformerLens, run_with_cache"),
+    "hooks": (ORANGE, "TransformerLens, hooks"),
+    "nnsight": (GREEN, "nnsight"),
+    "exact": (BLUE, "ours, exact"),
+    "sketch": (SKY, "ours, sketch of 64"),
+    "auto": (GREEN, "ours, sketch to 2 %"),
+    "replicated 8": (VERMILLION, "prompt repeated 8 times"),
+    "replicated 32": (ORANGE, "prompt repeated 32 times"),
+    "jacrev": (PURPLE, "torch.func.jacrev"),
+    "lens": (GREY, "TransformerLens's lens, per block"),
 }
-SHORT = {
-    "plain": "plain pass",
-    "sinks": "probes.sinks, 8 keys",
-    "sinks all": 'probes.sinks, keys="all"',
-    "eager": "output_attentions=True",
-    "cache": "TransformerLens, run_with_cache",
-    "hooks": "TransformerLens, hooks",
-    "nnsight": "nnsight",
-    "exact": "ours, exact",
-    "sketch": "ours, sketch of 64",
-    "auto": "ours, sketch to 2 %",
-    "replicated 8": "prompt repeated 8 times",
-    "replicated 32": "prompt repeated 32 times",
-    "jacrev": "torch.func.jacrev",
-    "lens": "TransformerLens's lens, per block",
-}
+GRID: dict[str, Any] = {"color": FAINT, "linewidth": 0.6}
+LEGEND: dict[str, Any] = {"loc": "outside right upper", "fontsize": 8}
 
 
 def draw(folder: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any]) -> None:
@@ -80,11 +53,13 @@ def draw(folder: Path, rows: Rows, settings: Settings, cases: Mapping[str, Any])
                     figure.savefig(temporary, format="png", dpi=DPI)
 
 
-def _plain_numbers(cell: Axes, at: list[int]) -> None:
+def _doublings(cell: Axes, at: list[int]) -> None:
     """A logarithmic axis of abscissas with these values and no others; 4k for 4,096."""
+    cell.set_xscale("log", base=2)
     cell.xaxis.set_major_locator(FixedLocator(at))
     cell.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:,.0f}k" if x >= 1024 else f"{x:,.0f}")
     cell.xaxis.set_minor_locator(NullLocator())
+    cell.grid(axis="y", **GRID)
 
 
 def jacobian_figure(rows: Rows, settings: Settings) -> Figure | None:
@@ -95,32 +70,27 @@ def jacobian_figure(rows: Rows, settings: Settings) -> Figure | None:
         return None
     names = [name for name in jacobian.NAMES if any(name in row["seconds"] for row in found.values())]
     figure = Figure(figsize=(6.8, 0.9 + 0.23 * len(names) * len(found)), layout="constrained")
-    cell = figure.add_subplot()
-    step = len(names) + 1.2
+    cell, step = figure.add_subplot(), len(names) + 1.2
     for n, row in enumerate(found.values()):
         for k, name in enumerate(names):
             if name not in row["seconds"]:
                 continue
-            if name == "lens":
-                each = [jacobian._per_direction("lens", row) / jacobian._per_direction("exact", row)]
-            else:
-                each = ratios(row["seconds"][name], row["seconds"]["exact"])
+            each, (color, label) = jacobian.against_exact(name, row), LOOKS[name]
             y, value = n * step + k, middle(each)
-            cell.barh(y, value, 0.82, color=COLORS[name], label=SHORT[name] if n == 0 else None)
+            cell.barh(y, value, 0.82, color=color, label=label if n == 0 else None)
             if len(each) > 2:
                 cell.hlines(y, *quartiles(each), color=BLACK, linewidth=1)
             cell.text(value, y, f"  {value:.2f}", va="center", fontsize=7, color=BLACK)
     cell.axvline(1, color=BLACK, linewidth=0.8)
-    cell.set_yticks(
-        [n * step + (len(names) - 1) / 2 for n in range(len(found))], [label.replace(", T", "\nT") for label in found]
-    )
+    middles = np.arange(len(found)) * step + (len(names) - 1) / 2
+    cell.set_yticks(middles, [label.replace(", T", "\nT") for label in found])
     cell.invert_yaxis()
     cell.margins(x=0.1)
     cell.set_xlabel("time / time of our exact Jacobian")
     cell.tick_params(axis="y", length=0)
-    cell.grid(axis="x", color=FAINT, linewidth=0.6)
+    cell.grid(axis="x", **GRID)
     cell.set_axisbelow(True)
-    figure.legend(loc="outside right upper", fontsize=8)
+    figure.legend(**LEGEND)
     return figure
 
 
@@ -132,37 +102,32 @@ def attention_figure(rows: Rows, settings: Settings) -> Figure | None:
         return None
     figure = Figure(figsize=(8.6, 3.1 * len(shapes)), layout="constrained")
     handles: dict[str, Any] = {}
-    for n, (shape, found) in enumerate(shapes.items()):
-        cells = [figure.add_subplot(len(shapes), 2, 2 * n + k + 1) for k in range(2)]
+    every = figure.subplots(len(shapes), 2, squeeze=False)
+    for cells, (shape, found) in zip(every, shapes.items(), strict=True):
         for name, one in found.items():
-            rows_of = attention.lived(one)
-            if not rows_of:
+            survived, (color, label) = attention.lived(one), LOOKS[name]
+            if not survived:
                 continue
-            times = [middle(attention.relative(row)) for row in rows_of.values()]
-            sizes = [max(row["above"], MIB) / MIB for row in rows_of.values()]
-            for cell, values in ((cells[0], times), (cells[1], sizes)):
-                if name == "plain" and cell is cells[0]:
+            times = [middle(attention.relative(row)) for row in survived.values()]
+            sizes = [max(row["above"], MIB) / MIB for row in survived.values()]
+            for cell, values in zip(cells, (None if name == "plain" else times, sizes), strict=True):
+                if values is None:
                     continue
-                (line,) = cell.plot(
-                    list(rows_of), values, color=COLORS[name], marker="o", markersize=3.5, linewidth=1.4
-                )
-                handles.setdefault(SHORT[name], line)
-                for length in set(one) - set(rows_of):
-                    cell.plot([length], [values[-1]], marker="x", color=COLORS[name], markersize=6, linestyle="")
-                    cell.plot(
-                        [max(rows_of), length], [values[-1]] * 2, color=COLORS[name], linewidth=0.8, linestyle=":"
-                    )
+                (line,) = cell.plot(list(survived), values, color=color, marker="o", markersize=3.5, linewidth=1.4)
+                handles.setdefault(label, line)
+                for length in set(one) - set(survived):
+                    cell.plot([length], [values[-1]], marker="x", color=color, markersize=6, linestyle="")
+                    ends = [max(survived), length]
+                    cell.plot(ends, [values[-1]] * 2, color=color, linewidth=0.8, linestyle=":")
         cells[0].axhline(1, color=BLACK, linewidth=0.8)
         cells[0].set_ylabel("time / plain pass")
         cells[1].set_ylabel("peak memory above the model, MiB")
         log_axis(cells[1])
         for cell in cells:
-            cell.set_xscale("log", base=2)
-            _plain_numbers(cell, attention.lengths(settings))
+            _doublings(cell, attention.lengths(settings))
             cell.set_xlabel("T (1k: 1,024)")
-            cell.grid(axis="y", color=FAINT, linewidth=0.6)
             cell.set_title(shape if len(shapes) > 1 else "", fontsize=9)
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8, title="x: did not survive")
+    figure.legend(handles.values(), handles.keys(), title="x: did not survive", **LEGEND)
     return figure
 
 
@@ -185,15 +150,11 @@ def scaling_figure(rows: Rows, settings: Settings) -> Figure | None:
             scaled = np.array(operations) * seconds[-1] / operations[-1]
             cell.plot(x, scaled, color=color, linewidth=0.9, linestyle=":")
             handles.setdefault(scaling.PROBES[job.name].replace("`", ""), line)
-        cell.set_xscale("log", base=2)
-        _plain_numbers(cell, sorted(value for value in seen if value.bit_count() == 1))  # doublings
+        _doublings(cell, sorted(value for value in seen if value.bit_count() == 1))
         cell.set(xlabel=said)
         cell.tick_params(axis="x", labelsize=8)
-        cell.grid(axis="y", color=FAINT, linewidth=0.6)
     log_axis(cells[0])
     cells[0].set_ylabel("seconds")
     title = "dotted: operations,\nthrough the last point"
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside right upper", fontsize=8, title=title, title_fontsize=8
-    )
+    figure.legend(handles.values(), handles.keys(), title=title, title_fontsize=8, **LEGEND)
     return figure

@@ -33,6 +33,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "score path": {"attention": "measured", "score_path": True},
 }
 HEAD = "uniform | measured | score path | config only | N^L (alpha) | value share"
+SHAPE = "primacy | recency | RoPE"
 
 
 def grouped(kind: str, *, width: int = 256, blocks: int = 12, sigma: float = 0.02, **more: Any) -> dict[str, Any]:
@@ -65,38 +66,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-class Measured:
-    """Profiles of fresh models of one configuration by pathway, and all theories', averaged over seeds."""
-
-    def __init__(self, config: Mapping[str, Any], seeds: int, length: int, **sketch: Any) -> None:
-        self.curves: dict[str, Any] = {}
-        for seed in range(seeds):
-            model = fresh(config, seed)
-            generator = torch.Generator().manual_seed(seed)
-            tokens = torch.randint(2, model.spec.vocabulary, (1, length), generator=generator)
-            measured = probes.jacobian(model, tokens, pathway="all", **sketch)["sensitivity"]
-            profiles = {path: measured.sel(pathway=path) for path in ("total", "value", "score")}
-            profiles |= {name: second_moment(model, tokens, **more)["sensitivity"] for name, more in KERNELS.items()}
-            profiles["config only"] = second_moment_from_config(dict(config), tokens=tokens)["sensitivity"]
-            bare = fresh(config, seed, positional=False)
-            profiles["bare"] = probes.jacobian(bare, tokens, **sketch)["sensitivity"]
-            for name, profile in profiles.items():
-                self.curves[name] = self.curves.get(name, 0) + profile.values[0] / seeds
-        self.fit = fit_alpha(self.curves["total"], model.spec.blocks, window=model.spec.windows)
-
-    def errors(self) -> str:
-        """The cells of `HEAD`."""
-        total = self.curves["total"]
-        cells = [f"{relative_error(self.curves[name], total):.1%}" for name in (*KERNELS, "config only")]
-        seen = (total > 0) & (self.fit.curve > 0)
-        cesaro = rms_log_error(self.fit.curve[seen], total[seen], free_scale=True)
-        share = np.mean(self.curves["value"][total > 0] / total[total > 0])
-        return " | ".join([*cells, f"{cesaro:.1%} ({self.fit.alpha:.2f})", f"{share:.3f}"])
-
-    def shape(self) -> str:
-        """Primacy, recency, and how much the order of positions depends on positional encoding."""
-        shape = ushape(self.curves["total"])
-        return f"{shape.primacy:.3g} | {shape.recency:.3g} | {spearman(self.curves['total'], self.curves['bare']):.3f}"
+def measured(config: Mapping[str, Any], seeds: int, length: int, **sketch: Any) -> tuple[str, str]:
+    """(the cells of `HEAD`, the cells of `SHAPE`) for fresh models of one configuration, averaged over seeds."""
+    curves: dict[str, Any] = {}
+    for seed in range(seeds):
+        model = fresh(config, seed)
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(2, model.spec.vocabulary, (1, length), generator=generator)
+        paths = probes.jacobian(model, tokens, pathway="all", **sketch)["sensitivity"]
+        profiles = {path: paths.sel(pathway=path) for path in ("total", "value", "score")}
+        profiles |= {name: second_moment(model, tokens, **more)["sensitivity"] for name, more in KERNELS.items()}
+        profiles["config only"] = second_moment_from_config(dict(config), tokens=tokens)["sensitivity"]
+        profiles["bare"] = probes.jacobian(fresh(config, seed, positional=False), tokens, **sketch)["sensitivity"]
+        for name, profile in profiles.items():
+            curves[name] = curves.get(name, 0) + profile.values[0] / seeds
+    total, fit = curves["total"], fit_alpha(curves["total"], model.spec.blocks, window=model.spec.windows)
+    errors = [f"{relative_error(curves[name], total):.1%}" for name in (*KERNELS, "config only")]
+    seen = (total > 0) & (fit.curve > 0)
+    cesaro = rms_log_error(fit.curve[seen], total[seen], free_scale=True)
+    share = np.mean(curves["value"][total > 0] / total[total > 0])
+    shape = ushape(total)
+    ends = f"{shape.primacy:.3g} | {shape.recency:.3g} | {spearman(total, curves['bare']):.3f}"
+    return " | ".join([*errors, f"{cesaro:.1%} ({fit.alpha:.2f})", f"{share:.3f}"]), ends
 
 
 def families(seeds: int) -> list[str]:
@@ -108,7 +99,7 @@ def families(seeds: int) -> list[str]:
         "|---" * 7 + "|",
     ]
     for name, config in FAMILIES.items():
-        lines.append(f"| {name} | {Measured(config, seeds, LENGTH).errors()} |")
+        lines.append(f"| {name} | {measured(config, seeds, LENGTH)[0]} |")
         print(lines[-1], flush=True)
     return lines
 
@@ -119,18 +110,19 @@ def strengths(seeds: int) -> list[str]:
         "Qwen2, 8 blocks, T = 64, exact; at width 896 6 blocks and a sketch of 128 products. Primacy and recency as in "
         "`headwater jacobian`; RoPE: rank correlation of the profiles with and without rotation.",
         "",
-        f"| width, initializer range | d sigma^2 | {HEAD} | primacy | recency | RoPE |",
+        f"| width, initializer range | d sigma^2 | {HEAD} | {SHAPE} |",
         "|---" * 11 + "|",
     ]
-    rows: list[tuple[str, str, Measured]] = []
-    for sigma in (0.02, 0.04, 0.06, 0.08):
-        found = Measured(grouped("qwen2", blocks=8, sigma=sigma), seeds, 64)
-        rows.append((f"256, {sigma:g}", f"{256 * sigma**2:.2g}", found))
-    wide = grouped("qwen2", width=896, blocks=6)
-    rows.insert(1, ("896, 0.02", "0.36", Measured(wide, seeds, 64, method="sketch", products=128)))
+    rows: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+        (f"256, {sigma:g}", f"{256 * sigma**2:.2g}", grouped("qwen2", blocks=8, sigma=sigma), {})
+        for sigma in (0.02, 0.04, 0.06, 0.08)
+    ]
+    rows.insert(1, ("896, 0.02", "0.36", grouped("qwen2", width=896, blocks=6), {"method": "sketch", "products": 128}))
     normed = grouped("qwen3", blocks=8, head_dim=64)
-    rows.append(("256, 0.02, queries and keys normed (Qwen3)", "0.1, logits of order 1", Measured(normed, seeds, 64)))
-    return lines + [f"| {name} | {strength} | {row.errors()} | {row.shape()} |" for name, strength, row in rows]
+    rows.append(("256, 0.02, queries and keys normed (Qwen3)", "0.1, logits of order 1", normed, {}))
+    for name, strength, config, sketch in rows:
+        lines.append(f"| {name} | {strength} | {' | '.join(measured(config, seeds, 64, **sketch))} |")
+    return lines
 
 
 TABLES = {"families": families, "strengths": strengths}

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def jobs(settings: Settings) -> list[Job]:
     """One job; the fuller grid is on the page as soon as one of its rows is there."""
     points: dict[str, dict[str, Any]] = {f"retrieval, width {width}": {"width": width} for width in (2, 10)}
     chosen = [(2, "none"), *([] if settings.quick else [(6, "none")])]
-    for depth, positional in [(depth, kind) for depth in DEPTHS for kind in POSITIONS] if settings.full else chosen:
-        label = f"[Wu], {depth} blocks" + (f", {positional}" if positional != "none" else "")
+    for depth, positional in product(DEPTHS, POSITIONS) if settings.full else chosen:
+        label = f"[Wu], {depth} blocks" + f", {positional}" * (positional != "none")
         points[label] = {"depth": depth, "positional": positional}
     return [Job("toys", "all", points)]
 

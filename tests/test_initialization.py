@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, GPTNeoXC
 
 import probes
 from probes import Initialization, InputError, born, fresh
-from probes.figures.jacobian import caption
+from probes.figures.jacobian import rests_on
 from probes.models.fresh import initialization_of
 from probes.models.huggingface import HuggingFaceView
 from probes.models.initialization import ASSUMED, KINDS, PUBLISHED
@@ -414,8 +414,8 @@ def test_results_say_what_fresh_weights_were_drawn_from():
     assert [run.attrs["initialization"] for run in runs] == ["uniform 1/24"] * 2
     own = probes.jacobian(model, TOKENS, method="scalar")
     assert "initialization" not in own.attrs
-    assert "fresh weights: uniform 1/24;" in caption({"a": combine([own, *runs])}, 30.0)
-    assert "fresh weights" not in caption({"a": own}, 30.0)
+    assert "fresh weights: uniform 1/24;" in "; ".join(rests_on({"a": combine([own, *runs])}))
+    assert "fresh weights" not in "; ".join(rests_on({"a": own}))
 
 
 @pytest.fixture(scope="module")
@@ -443,7 +443,7 @@ def test_a_study_draws_by_the_rule_and_its_figure_and_table_say_so(checkpoint, t
         found = result["theory_config"].sel(condition=condition, seed=0).values
         np.testing.assert_allclose(found, alone.sensitivity.values, rtol=1e-6)
     assert described({"ape": result}).endswith(f" Fresh weights: {said}.")
-    assert f"fresh weights: {said};" in caption({"ape": result}, 100.0).replace("\n", " ")
+    assert f"fresh weights: {said};" in "; ".join(rests_on({"ape": result}))
     picture = (tmp_path / "theory.svg").read_text(encoding="utf-8")
     assert "fresh weights: smollm2-135m" in picture
 

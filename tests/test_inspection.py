@@ -202,18 +202,6 @@ def test_every_baseline(tiny, baseline):
     assert bool(np.ptp(ds["baseline"].values) == 0) is (baseline == "none")
 
 
-@pytest.mark.slow
-def test_content_is_told_from_position(tiny):
-    """Of one text the baseline "text" leaves less of position's course than "init", and more of content than "kernel"."""
-    text = Path(probes.__file__).with_name("errors.py").read_text(encoding="utf-8").partition("\n\n\ndef ")[0]
-    found = {name: probes.inspect(tiny, text, baseline=name, of="top") for name in ("init", "text", "kernel")}
-    assert abs(found["text"].attrs["trend"]) < abs(found["init"].attrs["trend"])
-    spread = {
-        name: float(np.std(np.log(ds["ratio"].values[ds["part_of"].values == "rest"]))) for name, ds in found.items()
-    }
-    assert spread["text"] > spread["kernel"]
-
-
 @pytest.mark.parametrize("baseline", ["init", "text"])
 def test_baselines_are_geometric_means(baseline):
     """From single curves, by loops: over fresh models, or over windows and then neighbours, but for both ends."""
@@ -312,16 +300,6 @@ def test_what_would_not_be_seen_is_made_visible_and_spaces_are_kept():
     text = "  " + WORDS.replace(" ", "   ") + " "
     ds = probes.inspect(small(), text, of="top", baseline="none")
     assert "".join(map(str, ds["token"].values[1:])) == text
-
-
-def test_first_token_policies(tiny):
-    with_bos, without, other = (
-        probes.inspect(tiny, CODE, of="top", baseline="none", first=f) for f in ("bos", "none", 7)
-    )
-    assert with_bos.sizes["position"] == without.sizes["position"] + 1
-    np.testing.assert_array_equal(with_bos["tokens"][0, 1:], without["tokens"][0])
-    assert int(other["tokens"][0, 0]) == 7
-    assert (with_bos.attrs["first_policy"], without.attrs["first_policy"]) == ("bos", "none")
 
 
 # -------------------------------------------------------------------------------------------------------- what is shown
@@ -489,6 +467,9 @@ def test_special_tokens_in_a_text_are_read_as_such_and_a_bos_is_not_doubled():
     assert spelled["token"].values[[0, -1]].tolist() == ["<s>", " </s>"]
     doubled = probes.inspect(model, f"<s> {WORDS}", of="top", baseline="none", first=0)
     assert doubled["tokens"].values.tolist()[0][:3] == [0, 0, 5]  # who names an id gets it
+    bare = probes.inspect(model, WORDS, of="top", baseline="none", first="none")
+    np.testing.assert_array_equal(plain["tokens"][0, 1:], bare["tokens"][0])
+    assert (plain.attrs["first_policy"], bare.attrs["first_policy"]) == ("bos", "none")
 
 
 @pytest.mark.slow

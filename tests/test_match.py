@@ -296,15 +296,15 @@ def test_committed_table_is_that_of_the_committed_results(committed):
     assert "in-context toy (not trained)" in written
 
 
-def test_figure_draws_one_model_with_few_variants(done):
-    ds = done[1]["bee"].sel(variant=["matched"])
-    figure = probes.match_figure(ds)
-    labels = [cell.get_ylabel() for cell in figure.axes if cell.get_ylabel()]
-    assert len(labels) == 5
-    lines = figure.axes[0].get_lines()
-    drawn = max(lines, key=lambda line: len(np.atleast_1d(line.get_xdata())))
-    assert len(np.atleast_1d(drawn.get_xdata())) == LENGTH
-    assert len(probes.match_figure(done[1]).axes) == 7 * 3
+def test_figure_draws_profiles_at_initialization_and_after_training(done):
+    figure = probes.match_figure(done[1])
+    assert len(figure.axes) == 2 * 2
+    assert [cell.get_title() for cell in figure.axes[:2]] == ["at initialization", "after training"]
+    assert [cell.get_ylabel().split("\n")[0] for cell in figure.axes] == ["ape", "", "bee", ""]
+    for cell in figure.axes:
+        lengths = {len(np.atleast_1d(line.get_xdata())) for line in cell.get_lines()}
+        assert {LENGTH, done[1]["ape"].sizes["point"]} <= lengths
+    assert len(probes.match_figure(done[1]["bee"].sel(variant=["matched"])).axes) == 2
     with pytest.raises(InputError, match="headwater match"):
         probes.match_figure(xr.Dataset(attrs={"model": "ape"}))
 

@@ -29,9 +29,11 @@ from probes.figures import (
     save_figure,
     theory_figure,
 )
+from probes.figures.draw import draw
 from probes.figures.overview import MOST, ROWS
-from probes.figures.palette import ORANGE
-from probes.figures.style import LARGEST, STYLE, coinciding, legend_columns, numeral, points, thinned
+from probes.figures.palette import ORANGE, Style
+from probes.figures.series import Curve
+from probes.figures.style import LARGEST, STYLE, coinciding, legend_columns, numeral, thinned
 from probes.results.curves import band, profiles, smooth_between
 from probes.results.dataset import combine
 from probes.results.profiles import mean_profiles
@@ -267,7 +269,7 @@ def test_intervals_that_say_nothing_are_left_out_and_their_values_are_pale():
     axes = Figure().add_subplot()
     x, values = np.arange(3.0), np.array([0.5, 0.2, np.nan])
     low, high = np.array([0.4, -9.0, 0.0]), np.array([0.6, 9.0, 1.0])
-    points(axes, x, values, (low, high), color=BLUE, limits=(0.0, 1.0))
+    draw(axes, [Curve(x, values, Style("", BLUE), low, high, kind="points")], limits=(0.0, 1.0))
     (certain,) = axes.collections
     assert ends_of(certain)[..., 1].tolist() == [[0.4, 0.6]]
     assert [one.tolist() for one in drawn(axes, marker="o")] == [[0.5], [0.2]]

@@ -21,9 +21,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -35,6 +36,7 @@ from probes.models.named import located
 from probes.report.measuring import draw
 from probes.results.collected import COMMANDS, collect
 from probes.results.curves import estimate
+from probes.results.dataset import options_of
 from probes.results.profiles import change, shape
 from probes.results.statistics import jackknifed, units
 from probes.results.tables import interval
@@ -185,6 +187,10 @@ def drawn(steps: Iterable[Step]) -> None:
     (OUT / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+# What a cell of the table says, from a result.
+Cell: TypeAlias = Callable[[xr.Dataset], str]
+
+
 def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
     """The models of a folder in numbers, with 95 % intervals over documents, as a table in Markdown; without `variants`
     what the headline rests on.
@@ -192,14 +198,15 @@ def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
     found = collect(root)
     names = list(found["sinks"])
     lines = [["", *(f"`{name}`" for name in names)], ["---"] * (1 + len(names))]
-
-    def row(told: str, kind: str, tell: Callable[[xr.Dataset], str]) -> None:
-        if "/" in kind and not variants:
-            return
-        cells = [tell(found[kind][name]) if name in found[kind] else "-" for name in names]
-        if any(cell != "-" for cell in cells):
+    for told, kind, cell in rows():
+        cells = [cell(found[kind][name]) if name in found[kind] else "-" for name in names]
+        if (variants or "/" not in kind) and any(one != "-" for one in cells):
             lines.append([told, *cells])
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
+
+def rows() -> Iterator[tuple[str, str, Cell]]:
+    """(what a row says, the kind of its results, its cells)."""
     for told, kind in (
         ("text at position 0", "sinks"),
         ("its chat token (id 1) there", "im-start/sinks"),
@@ -210,71 +217,38 @@ def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
         ("T = 1,024", "t1024/sinks"),
         ("T = 2,048", "t2048/sinks"),
     ):
-        row(f"sink rate of position 0, {told}", kind, _sink_rate)
-    row(
-        "heads that attend to it (> 0.3)",
-        "sinks",
-        lambda ds: f"{int((ds['attends'] > ATTENDS).sum())} of {ds['attends'].size}",
-    )
-    row(
-        "heads that read it, that park there",
-        "sinks",
-        lambda ds: ", ".join(str(counts(ds)[r][0]) for r in ("reads", "parks")),
-    )
+        yield f"sink rate of position 0, {told}", kind, _sink_rate
+    yield "heads that attend to it (> 0.3)", "sinks", _attending
+    yield "heads that read it, that park there", "sinks", _readers
     for told, kind in (("the 40 that write most", "sinks"), ("all heads, T = 64", "t64/sinks")):
-        row(f"largest effect of a head's reading, {told}", kind, _effect)
-    row("massive activation at position 0", "trajectory", _massive)
-    row("other tokens put there: mean cosine of their streams, from block 3 on", "trajectory", _cosine)
-    for told, kind in (
-        ("prose", "leakage"),
-        ("code", "code/leakage"),
-        ("prose behind id 1", "im-start/leakage"),
-    ):
-        row(
-            f"position in attention, queries 9-31, {told}",
-            kind,
-            lambda ds: f"{_part(ds, 'log_form_of_model', part='total')} nat²",
-        )
-        row("... of uniform attention, fresh weights, shuffled queries", kind, _nulls)
-        row("... in the median block", kind, lambda ds: f"{_median_block(ds):.3g} nat²")
-        row("... without the head that leaks most; the mask's share of that", kind, _without_most)
-        row(
-            "... of it the mask's, with the constant sink",
-            kind,
-            lambda ds: _part(ds, "steady_share_of_model", ".0%", source="mask"),
-        )
-        row(
-            "... of it the residual stream's",
-            kind,
-            lambda ds: _part(ds, "steady_share_of_model", ".0%", source="residual"),
-        )
-        row(
-            "... the same, constant left in",
-            kind,
-            lambda ds: _part(ds, "log_share_of_model", ".0%", source="residual"),
-        )
-        row("V(X), constant taken out", kind, lambda ds: _part(ds, "steady_stream_of_model"))
-        row("V(X), constant left in", kind, lambda ds: _part(ds, "log_stream_of_model"))
+        yield f"largest effect of a head's reading, {told}", kind, _effect
+    yield "massive activation at position 0", "trajectory", _massive
+    yield "other tokens put there: mean cosine of their streams, from block 3 on", "trajectory", _cosine
+    total, share = partial(_part, name="log_form_of_model", unit=" nat²", part="total"), partial(_part, form=".0%")
+    for told, kind in (("prose", "leakage"), ("code", "code/leakage"), ("prose behind id 1", "im-start/leakage")):
+        yield f"position in attention, queries 9-31, {told}", kind, total
+        yield "... of uniform attention, fresh weights, shuffled queries", kind, _nulls
+        yield "... in the median block", kind, _median_block
+        yield "... without the head that leaks most; the mask's share of that", kind, _without_most
+        for said, name, source in (
+            ("of it the mask's, with the constant sink", "steady", "mask"),
+            ("of it the residual stream's", "steady", "residual"),
+            ("the same, constant left in", "log", "residual"),
+        ):
+            yield f"... {said}", kind, partial(share, name=f"{name}_share_of_model", source=source)
+        for said, name in (("taken out", "steady"), ("left in", "log")):
+            yield f"V(X), constant {said}", kind, partial(_part, name=f"{name}_stream_of_model")
     # Behind a chat template early queries see the same words in every prompt, which count as position.
     for told, kind in (("prose", "leakage"), ("prose in the chat template", "chat/leakage")):
-        row(
-            f"position in attention, queries 64-127, {told}",
-            kind,
-            lambda ds: f"{_part(ds, 'log_form_of_model', band='64-127', part='total')} nat²",
-        )
+        yield f"position in attention, queries 64-127, {told}", kind, partial(total, band="64-127")
     for told, kind in (("text", "bos-swap"), ("id 1", "im-start/bos-swap")):
         for by in ("mean", "random"):
-            row(f"{by} embedding for {told}: sink rate", kind, lambda ds, by=by: _swapped(ds, by))
-            for said, component in (("left in", ""), ("taken out", "_steady")):
-                name = f"removed{component}_of_model"
-                told_so = f"... removed of V(X), constant {said}"
-                row(told_so, kind, lambda ds, name=name, by=by: _part(ds.sel(replacement=by), name, ".1%"))
-            name = "residual_steady_change_of_model"
-            row(
-                "... change of V(X), constant taken out",
-                kind,
-                lambda ds, by=by, n=name: _part(ds.sel(replacement=by), n),
-            )
+            yield f"{by} embedding for {told}: sink rate", kind, partial(_swapped, by=by)
+            for said, name in (("left in", "removed"), ("taken out", "removed_steady")):
+                cell = partial(_part, name=f"{name}_of_model", form=".1%", replacement=by)
+                yield f"... removed of V(X), constant {said}", kind, cell
+            cell = partial(_part, name="residual_steady_change_of_model", replacement=by)
+            yield "... change of V(X), constant taken out", kind, cell
     for told, kind, condition in (
         ("init", "jacobian", "init"),
         ("init, every deviation 0.02", "rule-0.02/jacobian", "init"),
@@ -284,20 +258,25 @@ def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
         ("pretrained, T = 1,024", "t1024/jacobian", "pretrained"),
     ):
         for name in ("primacy", "recency"):
-            row(f"{name}, {told}", kind, lambda ds, c=condition, n=name: _shape(ds, c, n))
-    row("middle, pretrained against init (elasticity)", "jacobian", _middle)
-    row("kernel with score path at init", "jacobian", _kernel)
-    for block in (1, -1):
+            yield f"{name}, {told}", kind, partial(_shape, condition=condition, name=name)
+    yield "middle, pretrained against init (elasticity)", "jacobian", _middle
+    yield "kernel with score path at init", "jacobian", _kernel
+    for said, block in (("second", 1), ("last", -1)):
         for path in ("value", "score"):
-            told = (
-                f"{path} path into the {'second' if block == 1 else 'last'} block against the total, init; pretrained"
-            )
-            row(told, "paths", lambda ds, p=path, b=block: _path(ds, p, b))
-    return [f"| {' | '.join(cells)} |" for cells in lines]
+            told = f"{path} path into the {said} block against the total, init; pretrained"
+            yield told, "paths", partial(_path, path=path, block=block)
+
+
+def _attending(ds: xr.Dataset) -> str:
+    return f"{int((ds['attends'] > ATTENDS).sum())} of {ds['attends'].size}"
+
+
+def _readers(ds: xr.Dataset) -> str:
+    return ", ".join(str(counts(ds)[role][0]) for role in ("reads", "parks"))
 
 
 def _sink_rate(ds: xr.Dataset) -> str:
-    sunk = ds["alpha"].isel(key=0) > json.loads(ds.attrs["options"])["threshold"]
+    sunk = ds["alpha"].isel(key=0) > options_of(ds)["threshold"]
     rates = sunk.mean(("layer", "head")).values.astype(float)
     return interval(*jackknifed(lambda some: float(some.mean()), rates, units(ds))[:3], form=".2f")
 
@@ -313,10 +292,7 @@ def _kernel(ds: xr.Dataset) -> str:
 
 def _path(ds: xr.Dataset, path: str, block: int) -> str:
     at = ds.sel(pathway=path).isel(layer=block)
-    ends = [
-        [float(at[f"share{end}"].sel(condition=c)) for end in ("", "_low", "_high")] for c in ("init", "pretrained")
-    ]
-    return "; ".join(interval(*three, form=".2f") for three in ends)
+    return "; ".join(interval(*estimate(at, "share", condition=c), form=".2f") for c in ("init", "pretrained"))
 
 
 def _effect(ds: xr.Dataset) -> str:
@@ -328,8 +304,8 @@ def _shape(ds: xr.Dataset, condition: str, name: str) -> str:
     return interval(*found[name][:3]) if found else "-"
 
 
-def _median_block(ds: xr.Dataset) -> float:
-    return float(np.median(ds["log_form_by_block"].isel(band=0).sel(part="total").values))
+def _median_block(ds: xr.Dataset) -> str:
+    return f"{float(np.median(ds['log_form_by_block'].isel(band=0).sel(part='total').values)):.3g} nat²"
 
 
 def _massive(ds: xr.Dataset) -> str:
@@ -362,10 +338,8 @@ def _without_most(ds: xr.Dataset) -> str:
     return f"{totals[others].mean():.3g} nat² (without {most[0]}.{most[1]}: {totals[most]:.3g}); {mask:.0%}"
 
 
-def _part(ds: xr.Dataset, name: str, form: str = ".3g", band: str = "9-31", **where: object) -> str:
-    ds = ds.isel(replacement=0) if "replacement" in ds.dims else ds
-    value, low, high = estimate(ds.sel(band=band), name, **where)
-    return interval(value, low, high, form=form)
+def _part(ds: xr.Dataset, name: str, *, form: str = ".3g", unit: str = "", band: str = "9-31", **where: object) -> str:
+    return interval(*estimate(ds.sel(band=band), name, **where), form=form) + unit
 
 
 def _swapped(ds: xr.Dataset, by: str) -> str:

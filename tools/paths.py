@@ -20,7 +20,8 @@ import torch
 import xarray as xr
 
 import probes
-from probes.figures.style import BLUE, VERMILLION, save_figure
+from probes.figures.palette import BLUE, VERMILLION
+from probes.figures.style import save_figure
 from probes.results.dataset import dataset, load, save
 from probes.results.statistics import jackknife, units
 

@@ -88,29 +88,17 @@ def rooms(graph: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def components(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Strongly connected components, those that are imported first (Tarjan)."""
-    order: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        order[node] = low[node] = len(order)
-        stack.append(node)
-        for other in sorted(graph[node]):
-            if other not in order:
-                visit(other)
-            if other in stack:
-                low[node] = min(low[node], low[other])
-        if low[node] == order[node]:
-            at = stack.index(node)
-            found.append(sorted(stack[at:]))
-            del stack[at:]
-
-    for node in sorted(graph):
-        if node not in order:
-            visit(node)
-    return found
+    """Strongly connected components, those that are imported first."""
+    reach: dict[str, set[str]] = {}
+    for node in graph:
+        seen, ring = set(), {node}
+        while ring:
+            seen |= ring
+            ring = {other for one in ring for other in graph[one]} - seen
+        reach[node] = seen
+    groups = {frozenset(other for other in reach[node] if node in reach[other]) for node in graph}
+    # Whoever imports a component reaches all that it reaches, and more.
+    return sorted((sorted(group) for group in groups), key=lambda group: (len(reach[group[0]]), group))
 
 
 def floors(graph: dict[str, set[str]]) -> int:

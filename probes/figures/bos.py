@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from .draw import MANY, Row, along_blocks, by_fraction, layer_axis, saved_grid, zero_line
+from .draw import MANY, Row, along_blocks, band_axis, by_fraction, layer_axis, saved_grid, zero_line
 from .palette import BLACK, GREY, PUBLISHED_STYLE, Style, replacement_colors, replacement_label
 from .series import STREAM_LEFT_IN, Curve, having, loss_curves, of_several, swap_bands, swapped_profiles
-from .style import band_axis, facts, mark, numeral, option, position_axis, results_of, spread, thinned
+from .style import by_name, either, facts, mark, numeral, option, position_axis, results_of, spread, thinned
 
 EARLY = 32  # queries before it are early, to [Ruscio]
 MOST, EXACT = 40, 8  # places along the loss: a single position of few prompts is noise
@@ -54,52 +54,51 @@ def bos_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Pa
     Raises:
         InputError: no results, or one of another probe.
     """
-    if isinstance(results, xr.Dataset):
-        results = results_of(of_several(results), "bos-swap", NEEDS)
-    else:
-        results = results_of({name: of_several(ds) for name, ds in results.items()}, "bos-swap", NEEDS)
+    results = results_of({name: of_several(ds) for name, ds in by_name(results).items()}, "bos-swap", NEEDS)
     colors = replacement_colors(str(name) for ds in results.values() for name in ds["replacement"].values)
     image = sum(ds["sensitivity_after"].size for ds in results.values()) > MOST_POINTS
+    dots = any(ds["alpha_after"].size > MOST_MARKED * ds.sizes["replacement"] for ds in results.values())
     highest = HIGHEST * max(float(ds["sensitivity_before"].max()) for ds in results.values())
     left_in = [mark(STREAM_LEFT_IN, "o", BLACK, filled=False)]
     left_in *= any("removed_steady_of_model" in ds for ds in results.values())
     ruscio = Line2D([], [], color=PUBLISHED_STYLE.color, linestyle=PUBLISHED_STYLE.line, label=PUBLISHED_STYLE.label)
-    removed, residual = partial(_bands, quantity="removed", colors=colors), partial(_residual, colors=colors)
-    given: dict[str, Any] = {"limits": REMOVED, "more": [*left_in, ruscio]}
+
+    def profile_axis(cell: Axes, ds: xr.Dataset) -> None:
+        for curve in by_fraction(swapped_profiles(ds, colors)):
+            beyond = curve.x[curve.y > highest]
+            if beyond.size:
+                look: Any = {"color": curve.style.color, "markersize": 3.5, "clip_on": False, "rasterized": image}
+                cell.plot(beyond, np.full(beyond.shape, highest), "^", **look)
+        position_axis(cell, below=True)
+
+    def profiles(ds: xr.Dataset) -> list[Curve]:
+        curves = by_fraction(swapped_profiles(ds, colors))
+        return [replace(curve, y=np.where(curve.y <= highest, curve.y, np.nan)) for curve in curves]
+
+    removed, residual = (partial(_bands, quantity=quantity, colors=colors) for quantity in ("removed", "residual"))
     heads, losses = partial(_heads, colors=colors), partial(_losses, colors=colors)
-    profiles = partial(_profiles, colors=colors, highest=highest)
-    beyond = partial(_profile_axis, colors=colors, highest=highest, image=image)
-    dots = any(ds["alpha_after"].size > MOST_MARKED * ds.sizes["replacement"] for ds in results.values())
+    given: dict[str, Any] = {"limits": REMOVED, "more": [*left_in, ruscio]}
     rows = {
         "removed": Row("share removed", 1.8, removed, _removed_axis, "position 0 becomes", **given),
         "residual": Row("residual\ncomponent (nat²)", 1.7, residual, _residual_axis, own=True, more=left_in),
         "alpha": Row(r"change of $\alpha_0$", 1.6, heads, _block_axis, image=dots),
         "loss": Row("change of loss (nat)", 1.7, losses, _loss_axis, image=image),
-        "sensitivity": Row(r"$\|J_j\|_F\,/\,\sqrt{d}$", 1.8, profiles, beyond, log=True, image=image),
+        "sensitivity": Row(r"$\|J_j\|_F\,/\,\sqrt{d}$", 1.8, profiles, profile_axis, log=True, image=image),
     }
     return saved_grid(results, rows, [*facts(results), *_explained(results)], side=1.6, path=path)
 
 
 def _bands(ds: xr.Dataset, quantity: str, colors: Mapping[str, str]) -> list[Curve]:
-    """By band, replacements beside each other; with the constant sink left in a little to the right, hollow."""
-    return _placed(swap_bands(ds, quantity, colors), list(map(str, ds["replacement"].values)), 0)
-
-
-def _residual(ds: xr.Dataset, colors: Mapping[str, str]) -> list[Curve]:
-    curves, names = swap_bands(ds, "residual", colors), list(map(str, ds["replacement"].values))
+    """By band, before and replacements beside each other; with the constant sink left in a little to the right, hollow."""
+    curves, names = swap_bands(ds, quantity, colors), list(map(str, ds["replacement"].values))
     before = having(curves, when="before", replacement=names[0])
-    return _placed([*before, *having(curves, when="after")], names, 1)
-
-
-def _placed(curves: list[Curve], names: list[str], before: int) -> list[Curve]:
-    shifts = spread(before + len(names))
-    apart = any(not curve.filled for curve in curves)
+    order = [""] * bool(before) + names
+    shifts, apart = spread(len(order)), any(not curve.filled for curve in curves)
     found = []
-    for curve in curves:
-        place = 0 if curve.of["when"] == "before" else before + names.index(curve.of["replacement"])
+    for curve in (*before, *(curve for curve in curves if curve.of["when"] != "before")):
+        place = 0 if curve.of["when"] == "before" else order.index(curve.of["replacement"])
         beside = (-0.03 if curve.filled else 0.03) * apart
-        label = curve.label * curve.filled
-        found.append(replace(curve, x=curve.x + shifts[place] + beside, label=label))
+        found.append(replace(curve, x=curve.x + shifts[place] + beside, label=curve.label * curve.filled))
     return sorted(found, key=lambda curve: curve.filled)  # filled marks lie on top
 
 
@@ -110,17 +109,12 @@ def _removed_axis(cell: Axes, ds: xr.Dataset) -> None:
         cell.text(band, 0.06, "none", ha="center", va="bottom", fontsize=6.5, color=GREY)
     early = bands[ds["band_first"].values < EARLY]
     cell.hlines(np.full(early.shape, PUBLISHED), early - 0.45, early + 0.45, color=GREY, linestyle="--", linewidth=1.1)
-    _band_axis(cell, ds)
-
-
-def _band_axis(cell: Axes, ds: xr.Dataset) -> None:
-    zero_line(cell)
     band_axis(cell, ds["band"].values)
 
 
 def _residual_axis(cell: Axes, ds: xr.Dataset) -> None:
     cell.margins(y=0.25)
-    _band_axis(cell, ds)
+    band_axis(cell, ds["band"].values)
 
 
 def _heads(ds: xr.Dataset, colors: Mapping[str, str]) -> list[Curve]:
@@ -129,13 +123,13 @@ def _heads(ds: xr.Dataset, colors: Mapping[str, str]) -> list[Curve]:
     found: list[Curve] = []
     for replacement, shift in zip(map(str, ds["replacement"].values), spread(ds.sizes["replacement"]), strict=True):
         heads = change.sel(replacement=replacement).transpose("layer", "head").values
-        style = Style(replacement_label(replacement), colors[replacement], "")
+        label = replacement_label(replacement)
+        style = Style(label, colors[replacement], "")
         if len(x) > MANY:
-            middle, ends = np.median(heads, 1), (heads.min(1), heads.max(1))
-            found.append(Curve(x, middle, style, *ends, kind="points", label=style.label))
+            found.append(Curve(x, np.median(heads, 1), style, heads.min(1), heads.max(1), label=label))
         else:
             at = np.repeat(x + shift, heads.shape[1])
-            found.append(Curve(at, heads.ravel(), style, label=style.label, marked=2.6, alpha=0.8))
+            found.append(Curve(at, heads.ravel(), style, label=label, marked=2.6, alpha=0.8))
     return along_blocks(found) if len(x) > MANY else found
 
 
@@ -164,26 +158,10 @@ def _loss_axis(cell: Axes, _: xr.Dataset) -> None:
     cell.set_xlabel("query position + 1")
 
 
-def _profiles(ds: xr.Dataset, colors: Mapping[str, str], highest: float) -> list[Curve]:
-    curves = by_fraction(swapped_profiles(ds, colors))
-    return [replace(curve, y=np.where(curve.y <= highest, curve.y, np.nan)) for curve in curves]
-
-
-def _profile_axis(cell: Axes, ds: xr.Dataset, *, colors: Mapping[str, str], highest: float, image: bool) -> None:
-    for curve in by_fraction(swapped_profiles(ds, colors)):
-        beyond = curve.x[curve.y > highest]
-        if beyond.size:
-            look: Any = {"color": curve.style.color, "markersize": 3.5, "clip_on": False, "rasterized": image}
-            cell.plot(beyond, np.full(beyond.shape, highest), "^", **look)
-    position_axis(cell, below=True)
-
-
 def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
-    profiles = dict.fromkeys(option(ds, "profile_prompts") for ds in results.values())
+    profiles = either(option(ds, "profile_prompts") for ds in results.values())
     many = [ds.sizes["layer"] > MANY for ds in results.values()]
-    heads = ["a dot per head"] * (not all(many)) + [
-        f"line, band of over {MANY} blocks: median and all of the heads"
-    ] * any(many)
+    in_bands = [f"line, band of over {MANY} blocks: median and all of the heads"] * any(many)
     return [
         "removed: 1 - after / before of the residual component V(X), mean over blocks and heads",
         "constant sink: position 0's logit as far as it is the same for all queries; counts with the mask, or, left in, "
@@ -191,7 +169,8 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
         f"arrowheads: beyond {REMOVED[0]:g} or {REMOVED[1]:g}; pale, without interval: the interval reaches beyond both "
         "and says nothing; none: not above 0 before",
         "intervals and bands: 95 %, paired bootstrap over documents, in the loss means over bins of neighbours",
-        *heads,
-        f"sensitivity: rms over {' / '.join(map(str, profiles))} prompt{'s' * (list(profiles) != [1])}; "
+        *["a dot per head"] * (not all(many)),
+        *in_bands,
+        f"sensitivity: rms over {profiles} prompt{'s' * (profiles != '1')}; "
         f"beyond {HIGHEST:g} times the largest before: arrowhead",
     ]

@@ -19,13 +19,13 @@ from .palette import BLACK, FAINT, GREY, depth_color
 from .series import Curve
 from .style import (
     DECADES,
+    DPI,
     LARGEST,
     STYLE,
+    WIDEST,
     coinciding,
     log_axis,
     of_coinciding,
-    panels,
-    points,
     save_figure,
     side_legend,
     small_print,
@@ -45,47 +45,75 @@ def draw(cell: Axes, curves: Iterable[Curve], *, log: bool = False, limits: Limi
         cell: where.
         curves: stacked upwards and downwards from 0 if they are bars.
         log: what is not above zero has no place on the axis.
-        limits: of points; see `points`.
+        limits: of points; see `_points`.
         image: lines and bands become an image in an SVG, which stays small.
     """
     above: Any = 0.0
     below: Any = 0.0
     for curve in curves:
-        color = curve.style.color
-        look: dict[str, Any] = {"color": color, "zorder": curve.style.order}
+        look: dict[str, Any] = {"color": curve.style.color, "linewidth": curve.width, "alpha": curve.alpha}
         if curve.kind == "line":
-            _line(cell, curve, log=log, image=image)
+            _line(cell, curve, look, log=log, image=image)
         elif curve.kind == "points":
-            interval = None if curve.low is None or curve.high is None else (curve.low, curve.high)
-            look = {"marker": curve.style.marker, "filled": curve.filled, "limits": limits}
-            points(cell, curve.x, curve.y, interval, color=color, **look)
+            _points(cell, curve, limits)
         elif curve.kind == "level":
-            cell.axhline(curve.y[0], linestyle=curve.style.line, linewidth=curve.width, alpha=curve.alpha, **look)
+            cell.axhline(curve.y[0], linestyle=curve.style.line, zorder=curve.style.order, **look)
         elif curve.kind == "steps":
-            cell.hlines(curve.y, curve.x - 0.42, curve.x + 0.42, color=color, linewidth=curve.width, alpha=curve.alpha)
+            cell.hlines(curve.y, curve.x - 0.42, curve.x + 0.42, **look)
         else:
             width = 0.8 if len(curve.x) <= MANY else 1.0  # of many blocks a gap would be all there is to see of them
             bottom = np.where(curve.y < 0, below, above)
-            cell.bar(curve.x, curve.y, width, bottom, color=color, linewidth=0, antialiased=False)
+            cell.bar(curve.x, curve.y, width, bottom, color=curve.style.color, linewidth=0, antialiased=False)
             above, below = above + np.maximum(curve.y, 0), below + np.minimum(curve.y, 0)
 
 
-def _line(cell: Axes, curve: Curve, *, log: bool, image: bool) -> None:
-    look: dict[str, Any] = {"color": curve.style.color, "rasterized": image}
+def _line(cell: Axes, curve: Curve, look: dict[str, Any], *, log: bool, image: bool) -> None:
+    color, order = curve.style.color, curve.style.order
     y = np.where(curve.y > 0, curve.y, np.nan) if log else curve.y
     if curve.low is not None and curve.high is not None:
-        where = np.isfinite(y) if log else None
-        band = {"alpha": SHADE, "linewidth": 0, "zorder": curve.style.order - 2}
-        cell.fill_between(curve.x, curve.low, curve.high, where=where, **look, **band)  # pyright: ignore
-    look |= {"alpha": curve.alpha, "zorder": curve.style.order}
+        where: Any = np.isfinite(y) if log else None
+        band: dict[str, Any] = {"color": color, "alpha": SHADE, "linewidth": 0, "zorder": order - 2}
+        cell.fill_between(curve.x, curve.low, curve.high, where=where, rasterized=image, **band)
     if curve.marked:
-        face = curve.style.color if curve.filled else "none"
+        face = color if curve.filled else "none"
         look |= {"marker": curve.style.marker, "markersize": curve.marked, "markerfacecolor": face}
-    cell.plot(curve.x, y, linestyle=curve.style.line, linewidth=curve.width, label=curve.label or "_", **look)
+    label = curve.label or "_"
+    cell.plot(curve.x, y, linestyle=curve.style.line, label=label, zorder=order, rasterized=image, **look)
     if curve.ends:
-        size = 7 if curve.ends == "_" else max(3.6, 1.8 + curve.width)
-        look = {"color": curve.style.color, "zorder": curve.style.order, "rasterized": image}
-        cell.plot(curve.x[[0, -1]], y[[0, -1]], curve.ends, markersize=size, **look)
+        size, ends = 7 if curve.ends == "_" else max(3.6, 1.8 + curve.width), [0, -1]
+        cell.plot(curve.x[ends], y[ends], curve.ends, color=color, markersize=size, zorder=order, rasterized=image)
+
+
+def _points(cell: Axes, curve: Curve, limits: Limits) -> None:
+    """Values with their intervals; NaN is left out.
+
+    Values beyond `limits` are arrowheads at the edge, ends of intervals small ones. An interval that reaches beyond both
+    limits says nothing: it is left out, and its value is pale.
+    """
+    x, values, color = curve.x, curve.y, curve.style.color
+    low, high = limits or (-np.inf, np.inf)
+    seen, vague = np.isfinite(values), np.zeros(len(values), dtype=bool)
+    look: dict[str, Any] = {"linestyle": "", "color": color}
+
+    def arrowheads(at: np.ndarray, chosen: np.ndarray, edge: float, marker: str, **more: Any) -> None:
+        if np.any(cut := chosen & ((at < low) if marker == "v" else (at > high))):
+            cell.plot(x[cut], np.full(x[cut].shape, edge), marker=marker, clip_on=False, **look, **more)
+
+    if curve.low is not None and curve.high is not None:
+        vague = (curve.low < low) & (curve.high > high)
+        sure = seen & ~vague
+        bottom, top = (np.clip(end[sure], low, high) for end in (curve.low, curve.high))
+        cell.vlines(x[sure], bottom, top, color=color, linewidth=0.9)
+        arrowheads(curve.low, sure, low, "v", markersize=2.5)
+        arrowheads(curve.high, sure, high, "^", markersize=2.5)
+    face = color if curve.filled else "none"
+    for chosen, alpha in ((seen & ~vague, 1.0), (seen & vague, 0.35)):
+        given: dict[str, Any] = {"alpha": alpha, "markerfacecolor": face, "markersize": 4}
+        inside = chosen & (values >= low) & (values <= high)
+        if np.any(inside):
+            cell.plot(x[inside], values[inside], marker=curve.style.marker, **look, **given)
+        arrowheads(values, chosen, low, "v", **given)
+        arrowheads(values, chosen, high, "^", **given)
 
 
 def by_fraction(curves: Iterable[Curve]) -> list[Curve]:
@@ -93,15 +121,10 @@ def by_fraction(curves: Iterable[Curve]) -> list[Curve]:
     return [replace(curve, x=curve.x / (len(curve.x) - 1)) for curve in curves]
 
 
-def side_by_side(curves: Sequence[Curve]) -> list[Curve]:
-    """Points that share their places along the axis, moved beside each other."""
-    return [replace(one, x=one.x + shift) for shift, one in zip(spread(len(curves)), curves, strict=True)]
-
-
 def along_blocks(curves: Sequence[Curve]) -> list[Curve]:
     """Quantities by block: marks with their intervals side by side where blocks are few, else lines in bands."""
     if not curves or len(curves[0].x) <= MANY:
-        return side_by_side(curves)
+        return [replace(one, x=one.x + shift) for shift, one in zip(spread(len(curves)), curves, strict=True)]
     return [
         replace(curve, kind="line", style=curve.style._replace(line="-" if curve.filled else "--", order=3 + n))
         for n, curve in enumerate(curves)
@@ -111,24 +134,20 @@ def along_blocks(curves: Sequence[Curve]) -> list[Curve]:
 def entries(curves: Iterable[Curve]) -> list[Any]:
     """A legend's entries for the labels of curves, in their order; of both kinds where some are marks and some lines."""
     found: dict[str, Any] = {}
-    for curve in curves:
-        if not curve.label:
-            continue
+    for curve in (curve for curve in curves if curve.label):
         color = curve.style.color
-        look: dict[str, Any] = {"linestyle": "", "marker": ""}
         if curve.kind == "bars":
             found[curve.label] = Patch(color=color, label=curve.label)
             continue
-        if curve.kind == "points" or curve.marked:
-            look["marker"] = curve.style.marker
-        if curve.kind != "points":
-            look["linestyle"] = "-" if curve.kind == "steps" else curve.style.line
+        marker = curve.style.marker if curve.kind == "points" or curve.marked else ""
+        line: Any = "" if curve.kind == "points" else "-" if curve.kind == "steps" else curve.style.line
         if (known := found.get(curve.label)) is not None:  # as of models of other sizes
-            look = {key: value or getattr(known, f"get_{key}")() for key, value in look.items()}
-            look = {key: "" if value == "None" else value for key, value in look.items()}
-        width: dict[str, Any] = {"linewidth": max(1.6, min(curve.width, 3.5)), "alpha": curve.alpha, "markersize": 4.5}
-        face = color if curve.filled else "none"
-        found[curve.label] = Line2D([], [], color=color, markerfacecolor=face, label=curve.label, **look, **width)
+            had = {"None": ""}
+            marker = marker or had.get(known.get_marker(), known.get_marker())
+            line = line or had.get(known.get_linestyle(), known.get_linestyle())
+        look: dict[str, Any] = {"linewidth": max(1.6, min(curve.width, 3.5)), "alpha": curve.alpha, "markersize": 4.5}
+        look |= {"color": color, "markerfacecolor": color if curve.filled else "none"}
+        found[curve.label] = Line2D([], [], linestyle=line, marker=marker, label=curve.label, **look)
     return list(found.values())
 
 
@@ -141,7 +160,8 @@ class Row:
 
     label: str  # of the vertical axis
     height: float  # inches
-    curves: Callable[[xr.Dataset], Sequence[Curve]] | Mapping[str, Sequence[Curve]]  # of a result, or by model's name
+    # Of a result, or by model's name; None where `finish` draws.
+    curves: Callable[[xr.Dataset], Sequence[Curve]] | Mapping[str, Sequence[Curve]] | None
     axis: Callable[[Axes, xr.Dataset], Any]  # of positions, blocks, bands, ...; and what else is drawn
     title: str | None = None  # of the legend
     log: bool = False
@@ -153,27 +173,51 @@ class Row:
 
 
 def grid(
-    results: Mapping[str, xr.Dataset], rows: Mapping[str, Row], texts: Sequence[str], **sizes: Any
+    results: Mapping[str, xr.Dataset],
+    rows: Mapping[str, Row],
+    texts: Sequence[str],
+    *,
+    side: float,
+    each: float | None = None,
 ) -> tuple[Figure, dict[str, list[Axes]], dict[str, Axes]]:
     """A figure of one column per model and one row per quantity, legends to the right, small print below.
 
     Args:
         results: by the model's name.
-        rows: by name.
+        rows: by name; they share their vertical axis, except those with `own` ones.
         texts: of the small print.
-        sizes: `side` and others of `panels`.
+        side: width of the legends, inches.
+        each: width of a panel, inches; by the number of models if not given.
 
     Returns:
         The figure, the panels of each row, and the room for each row's legend. To be called under `STYLE`.
     """
-    own = [name for name, row in rows.items() if row.own]
-    heights = {name: row.height for name, row in rows.items()}
-    figure, width, cells, sides = panels(list(results), heights, own=own, **sizes)
+    columns = len(results)
+    each = each or (3.6 if columns == 1 else 2.6 if columns <= 3 else 2.1)
+    width, heights = each * columns + side + 0.5, [row.height for row in rows.values()]
+    size: dict[str, Any] = {"figsize": (width, sum(heights) + 0.6), "dpi": min(DPI, int(WIDEST / width))}
+    figure = Figure(**size, layout="constrained")
+    ratios = {"width_ratios": [*[each] * columns, side], "height_ratios": heights}
+    specs = figure.add_gridspec(len(rows), columns + 1, **ratios)
+    cells: dict[str, list[Axes]] = {name: [] for name in rows}
+    sides = {}
+    for n, (name, row) in enumerate(rows.items()):
+        for column in range(columns):
+            shared = cells[name][0] if column and not row.own else None
+            cell = figure.add_subplot(specs[n, column], sharey=shared)
+            if shared is not None:
+                cell.tick_params(labelleft=False)
+                cell.tick_params(which="minor", left=False)
+            cells[name].append(cell)
+        sides[name] = figure.add_subplot(specs[n, columns])
+        sides[name].axis("off")
+    for name, cell in zip(results, next(iter(cells.values())), strict=True):
+        cell.set_title(name)
     signs: list[str] = []
     for name, row in rows.items():
-        shown = []
+        shown: list[Curve] = []
         for cell, (model, ds) in zip(cells[name], results.items(), strict=True):
-            curves = row.curves(ds) if callable(row.curves) else row.curves[model]
+            curves = row.curves(ds) if callable(row.curves) else (row.curves or {}).get(model, ())
             draw(cell, curves, log=row.log, limits=row.limits, image=row.image)
             row.axis(cell, ds)
             shown += curves
@@ -185,15 +229,12 @@ def grid(
                 cell.set_ylim(row.limits[0] - margin, row.limits[1] + margin)
         cells[name][0].set_ylabel(row.label)
         handles = [*entries(shown), *row.more]
-        signs += coinciding(cells[name], [one for one in handles if _is_line(one)])
+        lines = [one for one in handles if isinstance(one, Line2D) and one.get_linestyle() != "None"]
+        signs += coinciding(cells[name], lines)
         if handles:
             side_legend(sides[name], handles, row.title)
     small_print(figure, [*texts, *of_coinciding(signs)], width)
     return figure, cells, sides
-
-
-def _is_line(entry: Any) -> bool:
-    return isinstance(entry, Line2D) and entry.get_linestyle() != "None"
 
 
 def saved_grid(
@@ -202,11 +243,14 @@ def saved_grid(
     texts: Sequence[str],
     *,
     path: str | Path | None,
+    finish: Callable[..., object] | None = None,
     **sizes: Any,
 ) -> Figure:
-    """`grid`, saved if there is a path."""
+    """`grid`, with what `finish` adds to what `grid` returns, saved if there is a path."""
     with matplotlib.rc_context(STYLE):
-        figure, _, _ = grid(results, rows, texts, **sizes)
+        figure, cells, sides = grid(results, rows, texts, **sizes)
+        if finish is not None:
+            finish(figure, cells, sides)
         if path is not None:
             save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
     return figure
@@ -231,6 +275,15 @@ def ruled(cell: Axes) -> None:
 
 def zero_line(cell: Axes) -> None:
     cell.axhline(0, color=BLACK, linewidth=0.7, zorder=1)
+
+
+def band_axis(cell: Axes, bands: np.ndarray) -> None:
+    """Query bands along the horizontal axis, at 0, 1, 2, ..., which is drawn."""
+    zero_line(cell)
+    tilted: Any = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if bands.size > 3 else {}
+    cell.set_xticks(range(bands.size), [str(band) for band in bands], **tilted)
+    cell.set_xlim(-0.6, bands.size - 0.4)
+    cell.set_xlabel("query band")
 
 
 def depth_legend(blocks: int) -> list[Line2D]:

@@ -7,17 +7,16 @@ Where there is no colour (a pipe, NO_COLOR) the same stands there in numbers.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import xarray as xr
 
 from ..errors import InputError
-from ..results.dataset import number_types
+from ..results.dataset import number_types, options_of
 from ..run.files import atomic
 
 Row: TypeAlias = tuple[str, ...]
@@ -55,14 +54,6 @@ FAR = 1e-4  # of the largest value: what lies lower is left out of the page's ch
 WIDTH, HEIGHT, LEFT, BELOW = 860, 190, 44, 22  # of that chart, in its own units
 
 
-class Line(NamedTuple):
-    """A curve of the chart: its name, its style's name, and SVG points of its unbroken stretches."""
-
-    label: str
-    style: str
-    points: list[str]
-
-
 def ratio_class(ratio: float) -> int | None:
     """The class of a ratio, 0 (least) to 6 (most); None where there is none."""
     return None if math.isnan(ratio) else int(np.searchsorted(EDGES, ratio, side="right"))
@@ -86,26 +77,21 @@ def part_rows(ds: xr.Dataset) -> list[Row]:
     for part in ("sink", "recency", "rest"):
         at = np.flatnonzero(ds["part_of"].values == part)
         ends = "-" if not len(at) else str(at[0]) if len(at) == 1 else f"{at[0]}-{at[-1]}"
-        shares = [f"{float(ds[name].sel(part=part)):.1%}" for name in ("share", "baseline_share")]
-        if _options(ds)["baseline"] == "none":
-            shares[1] = "-"
-        rows.append((part, ends, *shares))
+        share, baseline = (f"{float(ds[name].sel(part=part)):.1%}" for name in ("share", "baseline_share"))
+        rows.append((part, ends, share, "-" if _bare(ds) else baseline))
     return rows
 
 
 def sentences(ds: xr.Dataset) -> list[str]:
     """What was read, what is measured, what it is divided by, and the rule of the parts."""
-    options = _options(ds)
-    name, length, of = str(ds.attrs["model"]), ds.sizes["position"], options["of"]
-    best = ", ".join(
-        f"'{token}' {p:.1%}" for token, p in zip(ds["next_token"].values, ds["probability"].values, strict=True)
-    )
+    options, tokens = options_of(ds), ds["next_token"].values
+    best = ", ".join(f"'{token}' {p:.1%}" for token, p in zip(tokens, ds["probability"].values, strict=True))
     what = {
         "prediction": "the next-token distribution (Fisher's metric)",
         "logits": "all next-token logits",
-        "top": f"log p of '{ds['next_token'].values[0]}'",
-    }.get(of, f"log p of token {of}")
-    fresh = f"fresh weights, {options['seeds']} seed{'s' if options['seeds'] != 1 else ''}"
+        "top": f"log p of '{tokens[0]}'",
+    }.get(options["of"], f"log p of token {options['of']}")
+    fresh = f"fresh weights, {options['seeds']} seed{'s' * (options['seeds'] != 1)}"
     fresh += f", {ds.attrs['initialization']}" if "initialization" in ds.attrs else ""
     how = "second-moment kernel" if ds.attrs["baseline_by"] == "theory" else "measured"
     against = {
@@ -114,18 +100,18 @@ def sentences(ds: xr.Dataset) -> list[str]:
         "kernel": "the second-moment kernel of its own weights and patterns",
         "none": "nothing",
     }[options["baseline"]]
+    rule, trend = str(ds.attrs["rule"]), float(ds.attrs["trend"])
     lines = [
-        f"{name} reads {length} tokens. Next: {best} (entropy {float(ds.attrs['entropy']):.2f} nats).",
+        f"{ds.attrs['model']} reads {ds.sizes['position']} tokens. Next: {best} "
+        f"(entropy {float(ds.attrs['entropy']):.2f} nats).",
         f"Sensitivity of {what} to each token, divided by {against}; "
         "geometric mean 1 over what is neither sink nor recency.",
-        f"{str(ds.attrs['rule'])[0].upper()}{str(ds.attrs['rule'])[1:]}.",
+        f"{rule[0].upper()}{rule[1:]}.",
     ]
-    trend = float(ds.attrs["trend"])
     if abs(trend) > TREND:
-        course = "rises" if trend > 0 else "falls"
-        line = f"The ratio {course} with position (rank correlation {trend:.2f})"
+        line = f"The ratio {'rises' if trend > 0 else 'falls'} with position (rank correlation {trend:.2f})"
         remedy = "; baseline text divides out what position the model has learned"
-        lines.append(f"{line}{remedy if options['baseline'] != 'text' else ''}.")
+        lines.append(f"{line}{remedy * (options['baseline'] != 'text')}.")
     return lines
 
 
@@ -138,23 +124,16 @@ def colored_text(ds: xr.Dataset) -> Any:
     from rich.text import Text
 
     shown = Text()
-    for at, (piece, ratio) in enumerate(zip(ds["token"].values, ds["ratio"].values, strict=True)):
-        part, color = ds["part_of"].values[at], _color(float(ratio))
-        look = Style(
-            bgcolor=color[0] if color else None,
-            color=color[1] if color else None,
-            bold=part == "sink",
-            underline=part == "recency",
-        )
-        lines = str(piece).split("⏎")
-        if part == "sink":
-            shown.append("[", Style(bold=True))
-        for n, line in enumerate(lines):
-            shown.append(f"{line}⏎" if n < len(lines) - 1 else line, look)
-            if n < len(lines) - 1:
-                shown.append("\n")
-        if part == "sink":
-            shown.append("]", Style(bold=True))
+    for piece, ratio, part in zip(*(ds[name].values for name in ("token", "ratio", "part_of")), strict=True):
+        kind = ratio_class(float(ratio))
+        ground, letters = (None if kind is None else COLORS[kind]) or (None, None)
+        look = Style(bgcolor=ground, color=letters, bold=part == "sink", underline=part == "recency")
+        shown.append("[" * (part == "sink"), Style(bold=True))
+        *broken, last = str(piece).split("⏎")
+        for line in broken:
+            shown.append(f"{line}⏎", look).append("\n")
+        shown.append(last, look)
+        shown.append("]" * (part == "sink"), Style(bold=True))
     return shown
 
 
@@ -166,11 +145,7 @@ def legend() -> Any:
     shown = Text("ratio ")
     for label, color in zip(LABELS, COLORS, strict=True):
         shown.append(f" {label} ", Style(bgcolor=color[0], color=color[1]) if color else Style())
-    shown.append("   ")
-    shown.append("[sink]", Style(bold=True))
-    shown.append("  ")
-    shown.append("recency", Style(underline=True))
-    return shown
+    return shown.append("   ").append("[sink]", "bold").append("  ").append("recency", "underline")
 
 
 def print_inspection(ds: xr.Dataset, *, top: int = TOP, console: Any = None) -> None:
@@ -231,34 +206,30 @@ def inspection_page(ds: xr.Dataset, *, top: int = TOP) -> str:
         said = f"position {position} ({part}): sensitivity {sensitivity}, baseline {baseline}, ratio {shown}"
         kind = ratio_class(float(ratio))
         tokens.append({"pieces": token.split("⏎"), "part": part, "says": said, "kind": "no" if kind is None else kind})
-    options = _options(ds)
+    classes = zip(range(len(LABELS)), LABELS, COLORS, DARK, strict=True)
+    best = zip(*(ds[name].values.tolist() for name in ("next_token", "next_id", "probability")), strict=True)
+    made = (
+        f"headwater {ds.attrs['headwater']}",
+        str(ds.attrs["backend"]),
+        " / ".join(number_types(ds)),
+        str(ds.attrs["device"]),
+        f"method {options_of(ds)['method']}",
+        f"weights {str(ds.attrs['weights'])[:12]}",
+    )
     return environment.from_string(source).render(
         model=str(ds.attrs["model"]),
         sentences=sentences(ds),
         tokens=tokens,
-        classes=[
-            {"number": n, "label": label, "color": color, "dark": dark}
-            for n, (label, color, dark) in enumerate(zip(LABELS, COLORS, DARK, strict=True))
-        ],
+        classes=[dict(zip(("number", "label", "color", "dark"), one, strict=True)) for one in classes],
         plain=PLAIN,
-        predictions=[
-            {"token": str(token), "id": int(i), "p": float(p)}
-            for token, i, p in zip(ds["next_token"].values, ds["next_id"].values, ds["probability"].values, strict=True)
-        ],
+        predictions=[dict(zip(("token", "id", "p"), one, strict=True)) for one in best],
         part_columns=PART_COLUMNS,
         part_rows=part_rows(ds),
         columns=COLUMNS,
         top_rows=top_rows(ds, top),
         chart=_chart(ds),
         command=str(ds.attrs["command"]),
-        made=[
-            f"headwater {ds.attrs['headwater']}",
-            str(ds.attrs["backend"]),
-            " / ".join(number_types(ds)),
-            str(ds.attrs["device"]),
-            f"method {options['method']}",
-            f"weights {str(ds.attrs['weights'])[:12]}",
-        ],
+        made=made,
     )
 
 
@@ -281,9 +252,8 @@ def check_top(top: int) -> None:
 
 def _chart(ds: xr.Dataset) -> dict[str, Any]:
     """Sensitivity and baseline over positions, on a logarithmic axis of whole decades, as SVG points."""
-    curves = {"sensitivity": ds["sensitivity"].values.astype(float)}
-    if _options(ds)["baseline"] != "none":
-        curves["baseline"] = ds["baseline"].values.astype(float)
+    names = ("sensitivity",) if _bare(ds) else ("sensitivity", "baseline")
+    curves = {name: ds[name].values.astype(float) for name in names}
     seen = np.concatenate([curve[curve > 0] for curve in curves.values()])
     top = math.ceil(math.log10(seen.max()))
     bottom = min(top - 1, math.floor(math.log10(max(seen.min(), seen.max() * FAR))))
@@ -298,15 +268,11 @@ def _chart(ds: xr.Dataset) -> dict[str, Any]:
     lines = []
     for name, curve in curves.items():
         drawn = curve >= 10.0**bottom
-        stretches = np.split(np.arange(length), np.flatnonzero(np.diff(drawn)) + 1)
-        points = [
-            " ".join(f"{x(j):.1f},{y(math.log10(curve[j])):.1f}" for j in stretch)
-            for stretch in stretches
-            if drawn[stretch[0]]
-        ]
-        lines.append(Line(name, name, points))
-    recency = np.flatnonzero(ds["part_of"].values == "recency")
-    start = float(x(recency[0] - 0.5))
+        stretches = np.split(np.arange(length), np.flatnonzero(np.diff(drawn)) + 1)  # unbroken ones
+        places = [[f"{x(j):.1f},{y(math.log10(curve[j])):.1f}" for j in one] for one in stretches if drawn[one[0]]]
+        lines.append({"style": name, "points": list(map(" ".join, places))})
+    step = next(step for n in range(9) for k in (1, 2, 5) if (step := k * 10**n) * 8 >= length - 1)
+    start = float(x(np.flatnonzero(ds["part_of"].values == "recency")[0] - 0.5))
     return {
         "width": WIDTH,
         "height": HEIGHT,
@@ -314,28 +280,18 @@ def _chart(ds: xr.Dataset) -> dict[str, Any]:
         "bottom": y(bottom),
         "lines": lines,
         "decades": [{"y": y(decade), "label": f"{10.0**decade:g}"} for decade in range(bottom, top + 1)],
-        "ticks": [{"x": x(j), "label": str(j)} for j in _ticks(length)],
+        "ticks": [{"x": x(j), "label": str(j)} for j in range(0, length, step)],
         "sink": max(3.0, x(0.5) - x(0)),
         "recency": {"x": start, "width": WIDTH - 6 - start},
     }
 
 
-def _ticks(length: int) -> Sequence[int]:
-    step = next(step for n in range(9) for k in (1, 2, 5) if (step := k * 10**n) * 8 >= length - 1)
-    return range(0, length, step)
-
-
-def _color(ratio: float) -> tuple[str, str] | None:
-    kind = ratio_class(ratio)
-    return None if kind is None else COLORS[kind]
-
-
 def _cells(ds: xr.Dataset, at: int) -> Row:
-    numbers = [float(ds[name].values[at]) for name in ("sensitivity", "baseline", "ratio")]
-    if _options(ds)["baseline"] == "none":
-        numbers[1] = math.nan
+    names = ("sensitivity", "baseline", "ratio")
+    numbers = [math.nan if name == "baseline" and _bare(ds) else float(ds[name].values[at]) for name in names]
     return str(at), str(ds["token"].values[at]), *("-" if math.isnan(n) else f"{n:.3g}" for n in numbers)
 
 
-def _options(ds: xr.Dataset) -> dict[str, Any]:
-    return json.loads(str(ds.attrs["options"]))
+def _bare(ds: xr.Dataset) -> bool:
+    """Whether it was divided by nothing."""
+    return options_of(ds)["baseline"] == "none"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .draw import Row, along_blocks, in_view, layer_axis, saved_grid, zero_line
+from .draw import Row, along_blocks, band_axis, in_view, layer_axis, saved_grid, zero_line
 from .palette import BLACK, GREY, PARTS, Style
 from .series import (
     STREAM_LEFT_IN,
@@ -24,7 +25,7 @@ from .series import (
     share_curves,
     weight_form_curves,
 )
-from .style import band_axis, facts, mark, results_of
+from .style import facts, mark, results_of
 
 NEEDS = {
     "log_form_by_block": ("part", "layer", "band"),
@@ -58,29 +59,32 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
         InputError: no results, or one of another probe.
     """
     results = results_of(results, "leakage", NEEDS)
-    steady = any("steady_stream_by_block" in ds for ds in results.values())
-    left_in = [mark(STREAM_LEFT_IN, "o", BLACK, filled=False)] * steady
-    weight_shares = partial(_share_axis, form="weight")
+    left_in = [mark(STREAM_LEFT_IN, "o", BLACK, filled=False)]
+    left_in *= any("steady_stream_by_block" in ds for ds in results.values())
+    part_axis, weight_axis = (
+        partial(_block_axis, follows=name) for name in ("log_form_by_block", "weight_source_by_block")
+    )
+
+    def shares(title: str, *forms: str, more: Sequence[Any] = ()) -> Row:
+        curves, axis = partial(_shares, forms=forms), partial(_share_axis, forms=forms)
+        return Row("share of total", 1.5, curves, axis, title, limits=SHARES, more=more)
+
     rows = {
         "log": Row("leakage (nat²)", 2.3, _log_form, _block_axis, "log form"),
-        "parts": Row("parts (nat²)", 1.7, _parts, _part_axis, "parts of the total", own=True),
-        "weight": Row("leakage (weight²)", 1.7, _weight_form, _weight_axis, "weight form", own=True),
-        "log_share": Row(
-            "share of total", 1.5, _log_shares, _share_axis, "shares, log form", limits=SHARES, more=left_in
-        ),
-        "weight_share": Row("share of total", 1.5, _weight_shares, weight_shares, "shares, weight form", limits=SHARES),
+        "parts": Row("parts (nat²)", 1.7, _parts, part_axis, "parts of the total", own=True),
+        "weight": Row("leakage (weight²)", 1.7, _weight_form, weight_axis, "weight form", own=True),
+        "log_share": shares("shares, log form", "steady", "log", more=left_in),
+        "weight_share": shares("shares, weight form", "weight"),
     }
     return saved_grid(results, rows, [*facts(results), *_explained()], side=1.6, path=path)
 
 
 def _log_form(ds: xr.Dataset) -> list[Curve]:
     early = ds.isel(band=0)
-    x, curves = early["layer"].values, log_form_curves(early)
-    noise = Curve(
-        x, early["log_noise"].mean("head").values, NOISE, kind="steps", label=NOISE.label, width=2.2, alpha=0.6
-    )
-    streams = [curve for one in ("steady", "log") for curve in having(curves, part=one)]
-    return [noise, *along_blocks([*having(curves, part=TOTAL), *streams]), *null_curves(early)]
+    curves, noise = log_form_curves(early), early["log_noise"].mean("head").values
+    look: dict[str, Any] = {"kind": "steps", "label": NOISE.label, "width": 2.2, "alpha": 0.6}
+    shown = [curve for part in (TOTAL, "steady", "log") for curve in having(curves, part=part)]
+    return [Curve(early["layer"].values, noise, NOISE, **look), *along_blocks(shown), *null_curves(early)]
 
 
 def _parts(ds: xr.Dataset) -> list[Curve]:
@@ -92,49 +96,35 @@ def _weight_form(ds: xr.Dataset) -> list[Curve]:
     return along_blocks(weight_form_curves(ds.isel(band=0)))
 
 
-def _log_shares(ds: xr.Dataset) -> list[Curve]:
-    """Both variants of each source: without the constant sink, and with it, hollow."""
-    forms = [form for form in ("steady", "log") if f"{form}_share_of_model" in ds]
+def _shares(ds: xr.Dataset, forms: Sequence[str]) -> list[Curve]:
+    """Of each source, beside each other; a second form, with the constant sink left in, is hollow."""
+    forms = [form for form in forms if f"{form}_share_of_model" in ds]
     curves = [
         replace(curve, filled=form == forms[0], label=curve.label * (form == forms[0]))
         for form in forms
         for curve in share_curves(ds, form)
     ]
-    return _beside(sorted(curves, key=lambda curve: curve.of["source"]))
-
-
-def _weight_shares(ds: xr.Dataset) -> list[Curve]:
-    return _beside(share_curves(ds, "weight"))
-
-
-def _beside(curves: list[Curve]) -> list[Curve]:
+    curves.sort(key=lambda curve: curve.of["source"])
     shifts = 0.2 * (np.arange(len(curves)) - (len(curves) - 1) / 2)
     return [replace(curve, x=curve.x + shift) for shift, curve in zip(shifts, curves, strict=True)]
 
 
-def _block_axis(cell: Axes, ds: xr.Dataset) -> None:
+def _block_axis(cell: Axes, ds: xr.Dataset, follows: str | None = None) -> None:
+    """Blocks; the vertical axis follows most of the blocks of the variable named."""
     zero_line(cell)
     layer_axis(cell, ds["layer"].values, f"block, queries {ds['band'].values[0]}")
+    if follows is not None:
+        parts = ds[follows].isel(band=0)
+        in_view(cell, parts.sel(part=list(PARTS)) if "part" in parts.dims else parts)
 
 
-def _part_axis(cell: Axes, ds: xr.Dataset) -> None:
-    _block_axis(cell, ds)
-    in_view(cell, ds["log_form_by_block"].isel(band=0).sel(part=list(PARTS)))
-
-
-def _weight_axis(cell: Axes, ds: xr.Dataset) -> None:
-    _block_axis(cell, ds)
-    in_view(cell, ds["weight_source_by_block"].isel(band=0))
-
-
-def _share_axis(cell: Axes, ds: xr.Dataset, form: str = "log") -> None:
+def _share_axis(cell: Axes, ds: xr.Dataset, forms: Sequence[str]) -> None:
     """Bands, and where there is no total to have a share of."""
-    curves = share_curves(ds, "steady" if form == "log" and "steady_share_of_model" in ds else form)
+    curves = next(curves for form in forms if (curves := share_curves(ds, form)))
     for band in np.flatnonzero(np.isnan([curve.y for curve in curves]).all(0)).tolist():
         cell.text(band, 0.06, "no total", ha="center", va="bottom", fontsize=6.5, color=GREY)
-    zero_line(cell)
-    cell.axhline(1, color=GREY, linewidth=0.7, zorder=1)
     band_axis(cell, ds["band"].values)
+    cell.axhline(1, color=GREY, linewidth=0.7, zorder=1)
 
 
 def _explained() -> list[str]:

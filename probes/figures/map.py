@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import NullFormatter
 
 from ..errors import InputError
 from ..results.curves import smooth
@@ -93,13 +93,10 @@ def _profiles(cell: Axes, usual: Sequence[Row]) -> None:
     chosen, curves = [row for row in usual if row["strength"] in SHOWN] or usual, []
     for row, color in zip(chosen, STRENGTH_COLORS, strict=False):
         label = f"{STRENGTH} = {row['strength']:g}"
-        for name, style, called in (
-            ("measured", Style(label, color), label),
-            ("score_path", THEORIES["score_path"], ""),
-        ):
-            y = smooth(row[name]) / row.shape.middle
-            end = "o" if called else "_"
-            curves.append(Curve(np.arange(len(y), dtype=float), y, style, label=called, width=1.2, ends=end))
+        measured, told = (smooth(row[name]) / row.shape.middle for name in ("measured", "score_path"))
+        x = np.arange(len(measured), dtype=float)
+        curves.append(Curve(x, measured, Style(label, color), label=label, width=1.2, ends="o"))
+        curves.append(Curve(x, told, THEORIES["score_path"], width=1.2, ends="_"))
     draw(cell, by_fraction(curves), log=True)
     position_axis(cell, below=True)
     log_axis(cell)
@@ -110,8 +107,8 @@ def _profiles(cell: Axes, usual: Sequence[Row]) -> None:
 def _ends(cell: Axes, ds: xr.Dataset, end: str, letter: str) -> None:
     cell.set_title(f"{letter}  {end} against {STRENGTH}", loc="left")
     depths = [curve for curve in map_ends(ds, end) if curve.of["places"].endswith("blocks")]
-    draw(cell, [_dotted(curve) for curve in having(depths, told=True)])
-    draw(cell, [_marks(curve) for curve in having(depths, told=False)])
+    measured = list(map(_marks, having(depths, told=False)))
+    draw(cell, [*map(_dotted, having(depths, told=True)), *measured])
     models = []
     for row, (marker, size) in zip(rows(ds, group="model"), MODEL_MARKERS.items(), strict=False):
         label = f"{row['name']} ({row['blocks']} blocks, T = {row['length']})"
@@ -124,7 +121,7 @@ def _ends(cell: Axes, ds: xr.Dataset, end: str, letter: str) -> None:
     cell.set_ylabel(f"{end}: end / middle")
     look: Any = {"fontsize": 7.5, "handletextpad": 0.2}
     if letter == "b":  # depths are explained in b, models in c
-        cell.legend(handles=entries(map(_marks, having(depths, told=False))), loc="upper right", **look)
+        cell.legend(handles=entries(measured), loc="upper right", **look)
     else:
         cell.legend(handles=models, loc="lower left", bbox_to_anchor=(0, 0.25), **look)
 
@@ -150,13 +147,12 @@ def _errors(cell: Axes, fitted: Axes, usual: Sequence[Row], models: Sequence[Row
     cell.set_ylim(top=20)  # room for the legend
     cell.set_yticks([0.01, 0.1, 1], ["1 %", "10 %", "100 %"])
     cell.axhline(0.05, color=GREY, linewidth=0.8)
-    cell.set_ylabel("mean relative error")
-    cell.legend(loc="upper left", fontsize=7, handlelength=2.4)
     cell.tick_params(labelbottom=False)
     _strength_axis(fitted)
     fitted.set_ylim(bottom=0)
-    fitted.set_ylabel("RMS log error")
-    fitted.legend(loc="upper left", fontsize=7, handlelength=2.4)
+    for one, label in ((cell, "mean relative error"), (fitted, "RMS log error")):
+        one.set_ylabel(label)
+        one.legend(loc="upper left", fontsize=7, handlelength=2.4)
 
 
 def _lengths(cell: Axes, chosen: Sequence[Row], factor: float) -> None:
@@ -170,7 +166,7 @@ def _lengths(cell: Axes, chosen: Sequence[Row], factor: float) -> None:
         marks.append(_marks(places(along, "primacy", style, by="length")))
     draw(cell, marks)
     cell.set_xscale("log", base=2)
-    cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    cell.xaxis.set_major_formatter("{x:g}")
     log_axis(cell)
     cell.axhline(factor, color=GREY, linewidth=0.8)
     cell.set_xlabel("prompt length $T$")
@@ -184,9 +180,8 @@ def _others(cell: Axes, usual: Sequence[Row], ds: xr.Dataset) -> None:
     strengths = sorted({row["strength"] for row in rows(ds, group="window")})
     colors = dict(zip(strengths, MOVED_COLORS, strict=False))
     labels: dict[str, list[Row]] = {"nothing moved": [row for row in usual if row["strength"] in strengths]}
-    for group in ("no RoPE", "width", "residual", "window"):
-        for row in rows(ds, group=group):
-            labels.setdefault(row.label.rpartition(", d sigma")[0], []).append(row)
+    for row in (row for group in ("no RoPE", "width", "residual", "window") for row in rows(ds, group=group)):
+        labels.setdefault(row.label.rpartition(", d sigma")[0], []).append(row)
     for height, chosen in enumerate(reversed(labels.values())):
         faint = 0  # arrows stand in one place, and beside each other
         for row in chosen:
@@ -199,7 +194,7 @@ def _others(cell: Axes, usual: Sequence[Row], ds: xr.Dataset) -> None:
     cell.set_xscale("log")
     cell.set_xlim(left=FAINTEST / 2)
     cell.set_ylim(-0.5, len(labels) + 1.6)  # room for the legend
-    cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    cell.xaxis.set_major_formatter("{x:g}")
     cell.axvline(float(ds.attrs["factor"]), color=GREY, linewidth=0.8)
     cell.grid(axis="y", color="#dddddd", linewidth=0.6)
     cell.set_xlabel("end / middle")

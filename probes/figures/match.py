@@ -1,49 +1,53 @@
-"""Toys beside a model: every curve on the position fraction, what ingredients make, and the sources of leakage."""
+"""Toys beside a model: profiles over the position fraction, at initialization and after training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
+import matplotlib
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..measures.matched import elastic, toys_learnt
-from .draw import Row, ruled, saved_grid
-from .palette import GREY, TOY_SOURCES, VARIANTS
+from .draw import draw, entries
 from .series import MATCHED, Curve, beside, having, over_means
-from .style import position_axis, results_of
+from .style import (
+    DPI,
+    LARGEST,
+    STYLE,
+    either,
+    legend_columns,
+    log_axis,
+    position_axis,
+    results_of,
+    save_figure,
+    small_print,
+)
 
 NEEDS = {
     "model_sensitivity": ("state", "seed", "prompt", "position"),
     "toy_alpha": ("variant", "training", "toy_seed", "toy_prompt", "point"),
 }
 MOST = 130  # points of a curve that are drawn
-SHARES = (-1.0, 2.0)  # shares of leakage that are drawn; beyond there are arrows
 WIDE = 7  # decades of an axis: a window's models and toys are that far apart
-SIZES: Any = {"side": 1.9, "each": 3.0, "widest": 2000}  # inches of legends and of a panel; pixels
-# Whose shares of leakage are drawn.
-HOLDERS: dict[str, tuple[str, dict[str, str]]] = {
-    "init": ("model", {"state": "init"}),
-    "trained": ("model", {"state": "pretrained"}),
-    "toy, init": ("toy", {"variant": MATCHED, "training": "init"}),
-    "retrieval": ("toy", {"variant": MATCHED, "training": "retrieval"}),
+WIDTH, HEIGHT = 9.6, 2.5  # inches of the figure, and of a model's row
+# A column for each state of the model: its title, and the toys and theories beside the model there.
+COLUMNS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "init": ("at initialization", ("init", "grown"), ("kernel", "cesaro")),
+    "pretrained": ("after training", ("retrieval", "in-context"), ("kernel",)),
 }
 
 
 def match_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
-    """Model and toys through the same probes, one column per model, over the position fraction.
+    """Sensitivity of models, of the toys that match them and of theory, over the position fraction; one row per model.
 
-    From above: sensitivity at initialization, with theory; sensitivity after training, with the kernel alone; mean weight
-    on a position against uniform attention; sensitivity with the mean embedding at position 0 against without; shares of
-    leakage by source; toys that lack one ingredient, at initialization and trained on retrieval. Sensitivities are divided
-    by their geometric mean where all of a panel are above zero: a toy's unit is its own. Toys' curves have a mark per
-    position where a model's stands beside them.
+    On the left fresh weights, beside fresh toys, the second-moment kernel and N^L; on the right trained ones, beside toys
+    trained on two tasks (in context, where they have learnt theirs) and the kernel. Every curve is divided by its geometric
+    mean, where all curves of a panel are above zero: a toy's unit is its own. Toys' curves have a mark at every position.
+    Attention weights, swaps, leakage and toys that lack one ingredient stand in the study's table.
 
     Args:
         results: results of `match`, by the model's name; or one of them.
@@ -53,57 +57,42 @@ def match_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
         InputError: no results, or one of another study.
     """
     found = results_of(results, "match", NEEDS)
-    free: dict[str, Any] = {"axis": _positions, "log": True, "own": True, "decades": WIDE}
-    rows = {
-        "init": Row("sensitivity, init\n(scale free)", 2.0, partial(_sensitivities, state="init"), **free),
-        "trained": Row("sensitivity, trained\n(scale free)", 2.0, partial(_sensitivities, state="pretrained"), **free),
-        "alpha": Row("alpha / uniform", 1.8, partial(_ratios, quantity="alpha"), _ones, "mean weight [Gu]", log=True),
-        "swap": Row(
-            "sensitivity,\nswapped / not",
-            1.8,
-            partial(_ratios, quantity="swap"),
-            _ones,
-            "mean embedding at 0",
-            log=True,
-        ),
-        "leakage": Row("share of leakage", 1.8, _shares, _share_axis, "early queries, log form", limits=SHARES),
-    }
-    if any(ds.sizes["variant"] > 1 for ds in found.values()):
-        rows["without"] = Row("toys at init\n(scale free)", 1.8, partial(_variants, training="init"), **free)
-        rows["taught"] = Row("retrieval toys\n(scale free)", 1.8, partial(_variants, training="retrieval"), **free)
-    return saved_grid(found, rows, _said(found), path=path, **SIZES)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, HEIGHT * len(found) + 0.9), dpi=DPI, layout="constrained")
+        cells = figure.subplots(len(found), len(COLUMNS), sharex=True, squeeze=False)
+        shown: list[Curve] = []
+        for n, (row, (name, ds)) in enumerate(zip(cells, found.items(), strict=True), 1):
+            for cell, state in zip(row, COLUMNS, strict=True):
+                curves = _profiles(ds, state)
+                draw(cell, curves, log=True)
+                position_axis(cell, below=n == len(found))
+                log_axis(cell, WIDE)
+                shown += curves
+            row[0].set_ylabel(f"{name}\nsensitivity (scale free)")
+        for cell, (title, *_) in zip(cells[0], COLUMNS.values(), strict=True):
+            cell.set_title(title)
+        handles = entries(shown)
+        figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns(handles, WIDTH))
+        small_print(figure, _said(found), WIDTH)
+        if path is not None:
+            save_figure(figure, path, largest=LARGEST)
+    return figure
 
 
-def _sensitivities(ds: xr.Dataset, state: str) -> list[Curve]:
+def _profiles(ds: xr.Dataset, state: str) -> list[Curve]:
     """The model in a state, matched toys and theory."""
-    curves = beside(ds, "sensitivity")
-    trainings = ("init", "grown") if state == "init" else ("retrieval", "in-context")
-    theories = ("kernel", "cesaro") if state == "init" else ("kernel",)
+    curves, (_, trainings, theories) = beside(ds, "sensitivity"), COLUMNS[state]
     found = having(curves, kind="model", which=state)
-    for training in trainings:
-        found += map(_marked, having(curves, variant=MATCHED, which=training))
+    for training in (one for one in trainings if one != "in-context" or not _idle(ds)):
+        found += [replace(one, marked=3.0, width=1.0) for one in having(curves, variant=MATCHED, which=training)]
     for theory in theories:
         found += having(curves, kind="theory", which=theory, state=state)
     return list(map(_coarse, over_means(found, ds.sizes["point"])))
 
 
-def _ratios(ds: xr.Dataset, quantity: str) -> list[Curve]:
-    curves = beside(ds, quantity)
-    toys = [curve for curve in having(curves, variant=MATCHED) if curve.of["which"] != "grown"]
-    return list(map(_coarse, [*having(curves, kind="model"), *map(_marked, toys)]))
-
-
-def _variants(ds: xr.Dataset, training: str) -> list[Curve]:
-    """Toys that lack one ingredient, beside the matched one."""
-    curves, found = beside(ds, "sensitivity"), []
-    for variant, style in VARIANTS.items():
-        for curve in having(curves, variant=variant, which=training):
-            found.append(replace(curve, style=style, label=style.label))
-    return list(map(_coarse, over_means(found, ds.sizes["point"])))
-
-
-def _marked(curve: Curve) -> Curve:
-    return replace(curve, marked=2.2, width=1.0)
+def _idle(ds: xr.Dataset) -> bool:
+    """Whether in-context toys have not learnt their task, so that their curves say nothing."""
+    return toys_learnt(ds, MATCHED, "in-context") != "trained"
 
 
 def _coarse(curve: Curve) -> Curve:
@@ -116,51 +105,16 @@ def _coarse(curve: Curve) -> Curve:
     return replace(curve, x=x, y=y)
 
 
-def _shares(ds: xr.Dataset) -> list[Curve]:
-    """Shares of mask and residual stream in the early band, of the model and of matched toys, as means over seeds."""
-    found = []
-    for shift, (source, style) in zip((-0.12, 0.12), TOY_SOURCES.items(), strict=True):
-        every = []
-        for kind, where in HOLDERS.values():
-            at = where | {"source": source}
-            values = [ds[f"{kind}_leakage_share{end}"].sel(at).values for end in ("", "_low", "_high")]
-            known = [one[~np.isnan(one)] for one in values]
-            every.append([float(one.mean()) if one.size else np.nan for one in known])
-        value, low, high = np.array(every).T
-        x = np.arange(len(HOLDERS)) + shift
-        found.append(Curve(x, value, style, low, high, kind="points", label=style.label))
-    return found
-
-
-def _share_axis(cell: Axes, _: xr.Dataset) -> None:
-    cell.set_xticks(range(len(HOLDERS)), list(HOLDERS))
-    cell.set_xlim(-0.6, len(HOLDERS) - 0.4)
-    cell.axhline(0, color=GREY, linewidth=0.8)
-    ruled(cell)
-
-
-def _positions(cell: Axes, _: xr.Dataset) -> None:
-    """Every row has its tick labels; what the axis is stands below the last row alone."""
-    position_axis(cell, below=True)
-    if not cell.get_subplotspec().is_last_row():  # pyright: ignore[reportOptionalMemberAccess]
-        cell.set_xlabel("")
-
-
-def _ones(cell: Axes, ds: xr.Dataset) -> None:
-    cell.axhline(1, color=GREY, linewidth=0.8)
-    _positions(cell, ds)
-
-
 def _said(found: Mapping[str, xr.Dataset]) -> list[str]:
     first = next(iter(found.values()))
     quick = ["QUICK setting"] if any(ds.attrs.get("quick") for ds in found.values()) else []
-    lengths = " / ".join(dict.fromkeys(str(ds.sizes["position"]) for ds in found.values()))
-    idle = [name for name, ds in found.items() if toys_learnt(ds, MATCHED, "in-context") != "trained"]
+    lengths = either(ds.sizes["position"] for ds in found.values())
+    idle = [name for name, ds in found.items() if _idle(ds)]
     return [
         *quick,
         f"models: T = {lengths}, {first.sizes['prompt']} prompts; toys: {first.sizes['point']} positions, "
         "same depth, heads, mask, encoding",
         f"retrieval: one toy for each position asked for, {'geometric mean' if elastic(first) else 'rms'} over them",
-        "curves: geometric means over prompts and seeds; sensitivities over their own geometric mean",
-        *([f"in-context toys that are not trained, and say nothing: of {', '.join(idle)}"] if idle else []),
+        "curves: geometric means over prompts and seeds, over their own geometric mean",
+        *([f"in-context toys that are not trained, and left out: of {', '.join(idle)}"] if idle else []),
     ]

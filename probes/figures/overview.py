@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -14,12 +13,12 @@ from matplotlib.figure import Figure
 
 from ..errors import InputError
 from ..results.curves import estimate, smooth_between
-from .draw import Row, by_fraction, grid, ruled
+from .draw import Row, by_fraction, ruled, saved_grid
 from .jacobian import sensitivity_label
 from .palette import FAINT, GREY, THEORIES
 from .palette import OVERVIEW as ROWS
 from .series import MEASURED, Curve, of_several, profiles_with
-from .style import LARGEST, STYLE, facts, mark, position_axis, save_figure
+from .style import either, facts, mark, position_axis
 
 Results = Mapping[str, xr.Dataset]
 
@@ -50,25 +49,27 @@ def overview_figure(
     """
     if not sensitivity:
         raise InputError("no results of jacobian to draw; measure them first, with headwater jacobian")
-    shown = _only(sensitivity, list(sensitivity)[:MOST])
+    names = list(sensitivity)[:MOST]
+    shown, leaks, swapped = (
+        {name: of_all[name] for name in names if name in of_all} for of_all in (sensitivity, leakage, swaps)
+    )
     profiles = {name: _profile(ds) for name, ds in shown.items()}
-    sources = {name: _sources(leakage.get(name), swaps.get(name)) for name in shown}
-    texts = [f"above: {', '.join(facts(shown))}", *_explained(leakage, swaps, list(shown))]
+    texts = [f"above: {', '.join(facts(shown))}", *_explained(leaks, swapped)]
     if len(sensitivity) > MOST:
         texts.append(f"the first {MOST} of {len(sensitivity)} models")
     marks = [mark(label, "o", color, filled=filled) for label, _, color, filled in ROWS]
-    label, none = sensitivity_label(shown).replace("  ", "\n", 1), {name: [] for name in shown}
+    label = sensitivity_label(shown).replace("  ", "\n", 1)
     rows = {
-        "profile": Row(label, 2.5, profiles, _position_axis, log=True),
-        "sources": Row("absolute position in\nlog-attention (nat²)", 2.5, none, _source_axis, more=marks),
+        "profile": Row(label, 2.5, profiles, lambda cell, _: position_axis(cell, below=True), log=True),
+        "sources": Row("absolute position in\nlog-attention (nat²)", 2.5, None, _source_axis, more=marks),
     }
-    with matplotlib.rc_context(STYLE):
-        figure, cells, _ = grid(shown, rows, texts, side=1.75, each=2.9 if len(shown) > 1 else None)
-        for cell, found in zip(cells["sources"], sources.values(), strict=True):
-            _marks(cell, found)
-        if path is not None:
-            save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
-    return figure
+
+    def finish(_: Figure, cells: dict[str, list[Axes]], __: dict[str, Axes]) -> None:
+        for cell, name in zip(cells["sources"], shown, strict=True):
+            _marks(cell, _sources(leakage.get(name), swaps.get(name)))
+
+    each = 2.9 if len(shown) > 1 else None
+    return saved_grid(shown, rows, texts, side=1.75, each=each, path=path, finish=finish)
 
 
 def _profile(ds: xr.Dataset) -> list[Curve]:
@@ -113,12 +114,8 @@ def _marks(cell: Axes, found: Sequence[tuple[float, float, float] | None]) -> No
         if place < 3:  # what adds up is drawn from zero
             cell.vlines(place, 0, value, color=color, linewidth=7, alpha=0.3)
         cell.plot(place, value, "o", color=color, markerfacecolor=color if filled else "white", markersize=5.5)
-    if all(one is None for one in found):
+    if not any(found):
         cell.text(0.5, 0.5, "not measured", transform=cell.transAxes, ha="center", va="center", color=GREY)
-
-
-def _position_axis(cell: Axes, _: xr.Dataset) -> None:
-    position_axis(cell, below=True)
 
 
 def _source_axis(cell: Axes, _: xr.Dataset) -> None:
@@ -129,19 +126,14 @@ def _source_axis(cell: Axes, _: xr.Dataset) -> None:
     ruled(cell)
 
 
-def _only(results: Results, names: list[str]) -> dict[str, xr.Dataset]:
-    return {name: results[name] for name in names if name in results}
-
-
-def _explained(leakage: Results, swaps: Results, names: list[str]) -> list[str]:
+def _explained(leaks: Results, swapped: Results) -> list[str]:
     texts = []
-    leaks, swapped = _only(leakage, names), _only(swaps, names)
     if leaks:
-        bands = dict.fromkeys(str(ds["band"].values[0]) for ds in leaks.values())
-        texts.append(f"below: queries {' / '.join(bands)}, {', '.join(facts(leaks))}, Shapley values and their sum")
+        bands = either(ds["band"].values[0] for ds in leaks.values())
+        texts.append(f"below: queries {bands}, {', '.join(facts(leaks))}, Shapley values and their sum")
     if swapped:
-        put = dict.fromkeys(map(_replacement, swapped.values()))
-        texts.append(f"residual alone: V(X), {', '.join(facts(swapped))}, swapped for: {' / '.join(put)}")
+        put = either(map(_replacement, swapped.values()))
+        texts.append(f"residual alone: V(X), {', '.join(facts(swapped))}, swapped for: {put}")
     return [*texts, "95 % intervals over documents"] if texts else []
 
 

@@ -102,18 +102,6 @@ TOYS = {
     "retrieval": Style("retrieval toy", GREEN, DASHED, 7, "dash"),
     "in-context": Style("in-context toy", PURPLE, DOTTED, 7, "dash"),
 }
-VARIANTS = {
-    "matched": Style("matched toy", BLACK, "-", 4),
-    "no residual": Style("no residual stream", VERMILLION, DASHED, 5),
-    "no causal mask": Style("no causal mask", BLUE, DOTTED, 6),
-    "no positions": Style("no positional encoding", ORANGE, "-.", 5),
-    "no window": Style("no window", GREEN, (0, (3, 1, 1, 1)), 5),
-}
-TOY_SOURCES = {
-    "mask": Style("causal mask", BLACK, marker="o"),
-    "residual": Style("residual stream", ORANGE, marker="s"),
-}
-
 # The report's first picture, along the axis of its lower row: name, tick, colour, whether it is filled.
 OVERVIEW = (
     ("mask, constant sink", "mask", BLUE, True),

@@ -11,7 +11,7 @@ import xarray as xr
 
 from ..measures.agreement import averaged, fractions, taken_at
 from ..measures.leakage import resolved
-from ..measures.matched import positive, samples, swap_ratio
+from ..measures.matched import positive, samples
 from ..results.curves import Profile, band
 from ..results.profiles import mean_profiles
 from ..results.theory_map import Row, rows
@@ -99,23 +99,19 @@ def profile(runs: Sequence[Profile], style: Style, **of: Any) -> Curve:
     return Curve(x, centre, style, low, high, of={"curve": MEASURED} | of, count=len(runs), band=what)
 
 
-def profiles_with(ds: xr.Dataset, theories: Sequence[str] = (), by: Profiles = mean_profiles) -> list[Curve]:
+def profiles_with(ds: xr.Dataset, theories: Iterable[str] = (), by: Profiles = mean_profiles) -> list[Curve]:
     """The profile of each condition, followed by the theories of it; `by` takes means over prompts."""
-    found = []
-    told = {
-        theory: by(ds, f"theory_{theory}") for theory in theories if f"theory_{theory}" in ds and theory != "cesaro"
-    }
+    found, theories = [], [theory for theory in theories if f"theory_{theory}" in ds]
+    told = {theory: by(ds, f"theory_{theory}") for theory in theories if theory != "cesaro"}
     for condition, runs in by(ds).items():
         found.append(profile(runs, condition_style(condition), condition=condition))
         for theory in theories:
-            if f"theory_{theory}" not in ds:
-                continue
             if theory == "cesaro":
                 y = ds["theory_cesaro"].sel(condition=condition).values
             else:
                 y = band([run.mean for run in told[theory][condition]]).centre
-            x = np.arange(len(y), dtype=float)
-            found.append(Curve(x, y, theory_style(theory, condition), of={"condition": condition, "curve": theory}))
+            of = {"condition": condition, "curve": theory}
+            found.append(Curve(np.arange(len(y), dtype=float), y, theory_style(theory, condition), of=of))
     return found
 
 
@@ -141,14 +137,13 @@ def places(
 
 def map_ends(ds: xr.Dataset, end: str) -> list[Curve]:
     """One end over d sigma^2: a curve per depth with its prediction; other places; usual models."""
-    every = rows(ds)
-    deep = [row for row in every if row["group"] == "depth"]
-    found = []
-    for blocks in sorted({int(row["blocks"]) for row in deep}):
-        chosen = sorted((row for row in deep if row["blocks"] == blocks), key=lambda row: row["strength"])
+    every, found = rows(ds), []
+    deep = sorted((row for row in every if row["group"] == "depth"), key=lambda row: (row["blocks"], row["strength"]))
+    for blocks in dict.fromkeys(int(row["blocks"]) for row in deep):
+        chosen = [row for row in deep if row["blocks"] == blocks]
         style = Style(f"{blocks} blocks", DEPTH_COLORS.get(blocks, PURPLE), "")
-        found.append(places(chosen, end, style, of={"places": style.label, "told": False}))
-        found.append(places(chosen, end, style, shape="predicted", of={"places": style.label, "told": True}))
+        for shape, told in (("shape", False), ("predicted", True)):
+            found.append(places(chosen, end, style, shape=shape, of={"places": style.label, "told": told}))
     for label, color, named in (("other changes", OTHERS_COLOR, False), ("usual models", NAMED_COLOR, True)):
         if chosen := [row for row in every if row["group"] != "depth" and bool(row["name"]) is named]:
             found.append(places(chosen, end, Style(label, color, ""), of={"places": label, "told": False}))
@@ -163,10 +158,7 @@ def key_curves(ds: xr.Dataset) -> dict[str, Curve]:
     alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim != "key"])
     found = {"alpha": alpha, "uniform": ds["uniform"].mean("layer")}
     found |= {name: ds[name] for name in ("sink_rate_of_model", "over_tau_of_model")}
-    style = Style("", TOTAL_COLOR)
-    return {
-        name: Curve(ds["key"].values, values.values, style, of={"quantity": name}) for name, values in found.items()
-    }
+    return {name: Curve(ds["key"].values, values.values, Style("", TOTAL_COLOR)) for name, values in found.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------- trajectory
@@ -189,11 +181,9 @@ def top_curves(ds: xr.Dataset) -> list[Curve]:
     found = []
     for first in map(str, ds["first"].values):
         width, style = _beneath(ds, first), FIRSTS[first]
-        for rank, values in enumerate(ds["top_ratio"].sel(first=first).values.T):
-            look: dict[str, Any] = (
-                {"width": width / 2, "alpha": 0.55} if rank else {"width": width, "label": style.label}
-            )
-            found.append(Curve(ds["layer"].values, values, style, of={"first": first}, **look))
+        largest, *others = ds["top_ratio"].sel(first=first).values.T
+        found.append(Curve(ds["layer"].values, largest, style, width=width, label=style.label))
+        found += [Curve(ds["layer"].values, values, style, width=width / 2, alpha=0.55) for values in others]
     return found
 
 
@@ -218,25 +208,20 @@ def cosine_curves(ds: xr.Dataset) -> list[Curve]:
 
 
 def _blocks(ds: xr.Dataset, name: str, style: Style, what: str, *, filled: bool = True, **at: str) -> Curve:
-    values, interval = ds[name].sel(at).values, ends(ds, name, **at)
     look: dict[str, Any] = {"label": style.label, "of": {"part": what}, "filled": filled, "kind": "points"}
-    return Curve(ds["layer"].values, values, style, *interval, **look)
+    return Curve(ds["layer"].values, ds[name].sel(at).values, style, *ends(ds, name, **at), **look)
 
 
 def log_form_curves(ds: xr.Dataset) -> list[Curve]:
     """Of one band, by block, means over heads in nat²: total, residual component with and without the sink, parts."""
-    stream = Style(STREAM, STREAM_COLOR, "-", 3, marker="D")
-    if "steady_stream_by_block" in ds:
-        steady = [_blocks(ds, "steady_stream_by_block", stream, "steady")]
-        left_in = _blocks(ds, "log_stream_by_block", stream._replace(label=STREAM_LEFT_IN), "log", filled=False)
-    else:
-        steady, left_in = [], _blocks(ds, "log_stream_by_block", stream, "log")
+    stream, apart = Style(STREAM, STREAM_COLOR, "-", 3, marker="D"), "steady_stream_by_block" in ds
+    found = [_blocks(ds, "steady_stream_by_block", stream, "steady")] if apart else []
+    left_in = stream._replace(label=STREAM_LEFT_IN) if apart else stream
+    found.append(_blocks(ds, "log_stream_by_block", left_in, "log", filled=not apart))
     looks = {"total": TOTAL_COLOR} | PARTS
-    parts = [
-        _blocks(ds, "log_form_by_block", Style(part, looks.get(part, PURPLE)), part, part=part)
-        for part in map(str, ds["part"].values)
-    ]
-    return [*steady, left_in, *parts]
+    for part in map(str, ds["part"].values):
+        found.append(_blocks(ds, "log_form_by_block", Style(part, looks.get(part, PURPLE)), part, part=part))
+    return found
 
 
 def weight_form_curves(ds: xr.Dataset) -> list[Curve]:
@@ -303,43 +288,33 @@ def swap_bands(ds: xr.Dataset, quantity: str, colors: Mapping[str, str] | None =
                 look = Style("before", TOTAL_COLOR, marker="D") if when == "_before" else style
                 of = {"replacement": replacement, "sink": sink, "when": when[1:]}
                 filled = component != "" or f"{quantity}_steady{when}_of_model" not in ds
-                curve = Curve(x, at[name].values, look, *ends(at, name), kind="points", of=of, filled=filled)
-                found.append(replace(curve, label=look.label))
+                more: dict[str, Any] = {"kind": "points", "label": look.label, "of": of, "filled": filled}
+                found.append(Curve(x, at[name].values, look, *ends(at, name), **more))
     return found
 
 
 def loss_curves(ds: xr.Dataset, colors: Mapping[str, str] | None = None) -> list[Curve]:
     """Change of the next-token loss by position."""
-    found = []
-    for at, replacement, style in _swapped(ds, colors):
-        x, of = at["position"].values, {"replacement": replacement}
-        look: dict[str, Any] = {"label": style.label, "of": of, "width": 1.1}
-        found.append(Curve(x, at["loss_change"].values, style, *ends(at, "loss_change"), **look))
-    return found
+    x, name = ds["position"].values, "loss_change"
+    return [
+        Curve(x, at[name].values, style, *ends(at, name), label=style.label, of={"replacement": which}, width=1.1)
+        for at, which, style in _swapped(ds, colors)
+    ]
 
 
 def swapped_profiles(ds: xr.Dataset, colors: Mapping[str, str] | None = None) -> list[Curve]:
     """Sensitivity by input position: before the swap, then after each."""
     x = ds["position"].values.astype(float)
     before = Curve(x, ds["sensitivity_before"].isel(replacement=0).values, BEFORE, label="before", width=2.6, ends="o")
-    after = [
-        Curve(
-            x, at["sensitivity_after"].values, style, label=style.label, width=0.8, ends="o", of={"replacement": name}
-        )
-        for at, name, style in _swapped(ds, colors)
-    ]
-    return [before, *after]
+    after = [(at["sensitivity_after"].values, style) for at, _, style in _swapped(ds, colors)]
+    return [before, *(Curve(x, y, style, label=style.label, width=0.8, ends="o") for y, style in after)]
 
 
 # ------------------------------------------------------------------------------------------------- toys beside models
 
 
 def beside(ds: xr.Dataset, quantity: str) -> list[Curve]:
-    """Curves over the position fraction of a model, its toys and theories.
-
-    `quantity` is "sensitivity", "alpha" (against uniform attention), or "swap", sensitivity with another embedding at
-    position 0 against without.
-    """
+    """Curves over the position fraction of a model, its toys and theories: "sensitivity", or "alpha" against uniform."""
     states, trainings = ([str(one) for one in ds[name].values] for name in ("state", "training"))
     whose: list[tuple[tuple[str, str], str, Style]] = [(("model", state), state, MODEL[state]) for state in states]
     whose += [((v, t), "", TOYS[t]) for v in map(str, ds["variant"].values) for t in trainings]
@@ -347,19 +322,15 @@ def beside(ds: xr.Dataset, quantity: str) -> list[Curve]:
         whose += [(("theory", name), s, THEORIES[theory]) for s in states for name, theory in BESIDE_THEORIES.items()]
     found = []
     for (kind, which), state, style in whose:
-        toy = kind not in ("model", "theory")
+        known = samples(ds, quantity, (kind, which), state)
+        if known is None:
+            continue
+        toy, y = kind not in ("model", "theory"), averaged(known)
         of = {"kind": "toy" if toy else kind, "which": which, "state": state, "quantity": quantity}
         of |= {"variant": kind} if toy else {"theory": BESIDE_THEORIES.get(which, "")}
-        if quantity == "swap":
-            where = {"variant": kind, "training": which} if toy else {"state": which}
-            y = swap_ratio(ds, of["kind"], where)
-        else:
-            known = samples(ds, quantity, (kind, which), state)
-            y = None if known is None else averaged(known)
-        if y is not None and quantity == "alpha":
+        if quantity == "alpha":
             y = y / positive((ds["toy_uniform"].sel(variant=kind) if toy else ds["model_uniform"]).values)
-        if y is not None:
-            found.append(Curve(fractions(len(y)), y, style, label=style.label, of=of, width=1.2))
+        found.append(Curve(fractions(len(y)), y, style, label=style.label, of=of, width=1.2))
     return found
 
 

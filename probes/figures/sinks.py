@@ -19,10 +19,10 @@ from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ..measures.roles import role_names
-from .draw import MANY, Row, depth_legend, grid, ruled
+from .draw import MANY, Row, depth_legend, ruled, saved_grid
 from .palette import BLACK, BLUE, GREY, NORMS, PALE, ROLES, WEIGHTS, Style, depth_color
 from .series import Curve, key_curves
-from .style import LARGEST, STYLE, facts, mark, option, results_of, save_figure, side_legend, thinned
+from .style import facts, mark, option, results_of, side_legend, thinned
 
 NEEDS = {
     "attends": ("layer", "head"),
@@ -59,65 +59,54 @@ def sinks_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
         InputError: no results, or one of another probe.
     """
     results = results_of(results, "sinks", NEEDS)
-    blocks = max(ds.sizes["layer"] for ds in results.values())
-    many = sum(ds.sizes["layer"] for ds in results.values()) > MOST_LINES
-    threshold, tau = (next((option(ds, name) for ds in results.values()), None) for name in ("threshold", "tau"))
-    rates = partial(_rates, threshold=threshold, tau=tau)
+    every = list(results.values())
+    blocks = max(ds.sizes["layer"] for ds in every)
+    many = sum(ds.sizes["layer"] for ds in every) > MOST_LINES
+    height, depths = min(3.6, max(1.6, 0.13 * blocks + 0.8)), depth_legend(blocks)
+    rates = partial(_rates, **{name: option(every[0], name) for name in ("threshold", "tau")})
     rows = {
-        "heads": Row("block", min(3.6, max(1.6, 0.13 * blocks + 0.8)), _nothing, _head_axis, own=True),
-        "alpha": Row(
-            r"mean weight $\alpha_k$", 1.7, _alphas, _key_axis, log=True, image=many, more=depth_legend(blocks)
-        ),
+        "heads": Row("block", height, None, _head_axis, own=True),
+        "alpha": Row(r"mean weight $\alpha_k$", 1.7, _alphas, _key_axis, log=True, image=many, more=depths),
         "rate": Row("share that is a sink", 1.5, rates, _rate_axis, image=many),
         "ratio": Row("norm, 0 / rest", 1.7, _ratios, _ratio_axis, "0 / rest", log=True),
     }
-    if any("pattern" in ds for ds in results.values()):
-        rows["pattern"] = Row(
-            "", 1.9 if len(results) == 1 else 1.5, _nothing, lambda cell, _: cell.axis("off"), own=True
-        )
-    with matplotlib.rc_context(STYLE):
-        figure, cells, sides = grid(results, rows, [*facts(results), *_explained(results)], side=SIDE)
-        darkest = max(0.3, *(np.nanmax(np.nan_to_num(ds["attends"].values)) for ds in results.values()))
-        most = max(ds["attends"].size for ds in results.values())
-        across = max(ds.sizes["head"] for ds in results.values())
+    if any("pattern" in ds for ds in every):
+        off: Any = lambda cell, _: cell.axis("off")  # noqa: E731
+        rows["pattern"] = Row("", 1.9 if len(results) == 1 else 1.5, None, off, own=True)
+
+    def finish(figure: Figure, cells: dict[str, list[Axes]], sides: dict[str, Axes]) -> None:
+        darkest = max(0.3, *(np.nanmax(np.nan_to_num(ds["attends"].values)) for ds in every))
+        across = max(ds.sizes["head"] for ds in every)
         each = (figure.get_figwidth() - 0.5 - 2 * SIDE) / len(results) / across
-        dot = None if most <= MOST_WRITTEN else _dot(rows["heads"].height / blocks, each)
-        images = [_heads(cell, ds, darkest, dot) for cell, ds in zip(cells["heads"], results.values(), strict=True)]
+        # Marks leave most of a cell to be seen; of few heads the cells have room for values and outlines.
+        dot = float(np.clip(0.36 * 72 * min(height / blocks, each), 1, 4))
+        dot = dot if max(ds["attends"].size for ds in every) > MOST_WRITTEN else None
+        images = [_heads(cell, ds, darkest, dot) for cell, ds in zip(cells["heads"], every, strict=True)]
         bar = figure.colorbar(images[0], cax=sides["heads"].inset_axes((0.02, 0.02, 0.07, 0.66)))
         bar.set_label("weight on 0")
-        marks = _role_legend(results, dotted=dot is not None)
-        if marks:
+        if marks := _role_legend(every, dotted=dot is not None):
             side_legend(sides["heads"], marks, loc="upper left")
-        pictures = 3 if len(results) <= NARROW else 2
-        for cell, ds in zip(cells.get("pattern", ()), results.values(), strict=False):
-            _pictures(cell, ds, pictures, _shown(results))
-        if path is not None:
-            save_figure(figure, path, dpi=int(figure.dpi), largest=LARGEST)
-    return figure
+        for cell, ds in zip(cells.get("pattern", ()), every, strict=False):
+            _pictures(cell, ds, 3 if len(results) <= NARROW else 2, _shown(every))
+
+    texts = [*facts(results), *_explained(results)]
+    return saved_grid(results, rows, texts, side=SIDE, path=path, finish=finish)
 
 
-def _nothing(_: xr.Dataset) -> list[Curve]:
-    return []
-
-
-def _shown(results: Mapping[str, xr.Dataset]) -> int:
+def _shown(every: Sequence[xr.Dataset]) -> int:
     """Positions in a picture."""
-    held = max((ds.sizes["picture_key"] for ds in results.values() if "pattern" in ds), default=0)
-    return min(held, POSITIONS if len(results) > 1 else 2 * POSITIONS)
+    held = max((ds.sizes["picture_key"] for ds in every if "pattern" in ds), default=0)
+    return min(held, POSITIONS if len(every) > 1 else 2 * POSITIONS)
 
 
-def _dot(*room: float) -> float:
-    """The size of a mark, in points, that leaves most of a cell of so many inches to be seen."""
-    return float(np.clip(0.36 * 72 * min(room), 1, 4))
-
-
-def _role_legend(results: Mapping[str, xr.Dataset], *, dotted: bool) -> list[Any]:
+def _role_legend(every: Sequence[xr.Dataset], *, dotted: bool) -> list[Any]:
     """Entries for roles that some head has."""
-    there = {role for ds in results.values() for role in np.unique(role_names(ds).astype(str))}
+    there = {str(role) for ds in every for role in role_names(ds).flat}
+    outline: dict[str, Any] = {"facecolor": "none", "linewidth": 1.4}
+    colors = {role: color for role, color in ROLES.items() if role in there}
     return [
-        mark(role, "o", color) if dotted else Patch(facecolor="none", edgecolor=color, linewidth=1.4, label=role)
-        for role, color in ROLES.items()
-        if role in there
+        mark(role, "o", color) if dotted else Patch(edgecolor=color, label=role, **outline)
+        for role, color in colors.items()
     ]
 
 
@@ -240,31 +229,26 @@ def _pictures(cell: Axes, ds: xr.Dataset, most: int, positions: int) -> None:
 
 
 def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
-    ds, positions = next(iter(results.values())), _shown(results)
-    attends, reads, large, small = (
-        ds.attrs.get(f"{name}_threshold") for name in ("attends", "reads", "large", "small")
-    )
-    many = [one["attends"].size > MOST_MARKED for one in results.values()]
+    every = list(results.values())
+    positions, names = _shown(every), ("attends", "reads", "large", "small")
+    attends, reads, large, small = (every[0].attrs.get(f"{name}_threshold") for name in names)
+    many = [one["attends"].size > MOST_MARKED for one in every]
     filled = " (filled)" * (not all(many))
     rules = [f"sink-reading{filled}: mean weight on 0 > {attends} and output read from 0 > {reads}"]
-    if "has_role" in ds:
+    if "has_role" in every[0]:
         rules = [
             f"reads{filled}: takes from 0 more than {large} of the stream's size",
             f"parks: mean weight on 0 > {attends}, output under {small} of its own with 0 hidden",
         ]
-    found = [
+    medians = f"norms of over {MOST_MARKED} heads: medians and quartiles of {GROUPS} equal groups, by mean weight on 0"
+    pictures = (
+        f"pictures: patterns (block.head) of the first heads in the table, first {positions} positions of a prompt, "
+        "shade: square root of the weight"
+    )
+    return [
         *rules,
         "alpha: mean over prompts and heads; grey dashes: uniform attention at the same T and window",
+        *[medians] * any(many),
+        *["distant keys: means of bins"] * any(ds.sizes["key"] > FEW_KEYS for ds in every),
+        *[pictures] * bool(positions),
     ]
-    if any(many):
-        found.append(
-            f"norms of over {MOST_MARKED} heads: medians and quartiles of {GROUPS} equal groups, by mean weight on 0"
-        )
-    if any(ds.sizes["key"] > FEW_KEYS for ds in results.values()):
-        found.append("distant keys: means of bins")
-    if positions:
-        found.append(
-            f"pictures: patterns (block.head) of the first heads in the table, first {positions} positions of a prompt, "
-            "shade: square root of the weight"
-        )
-    return found

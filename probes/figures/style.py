@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -19,27 +18,24 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from PIL import Image
 
 from ..errors import InputError
-from ..results.dataset import number_types, quickly
+from ..results.dataset import number_types, options_of, quickly
 from ..run.files import atomic
-from .palette import BLACK as BLACK
-from .palette import BLUE as BLUE
-from .palette import CONDITIONS as CONDITIONS
-from .palette import CYCLE as CYCLE
-from .palette import FAINT as FAINT
-from .palette import GREEN as GREEN
-from .palette import GREY as GREY
-from .palette import ORANGE as ORANGE
-from .palette import PALE as PALE
-from .palette import PURPLE as PURPLE
-from .palette import SIGNED as SIGNED
-from .palette import SKY as SKY
-from .palette import THEORIES as THEORIES
-from .palette import VERMILLION as VERMILLION
-from .palette import WEIGHTS as WEIGHTS
-from .palette import YELLOW as YELLOW
-from .palette import Style as Style
-from .palette import condition_style as condition_style
-from .palette import depth_color as depth_color
+from .palette import (  # noqa: F401  # noqa: F401
+    BLACK,
+    BLUE,
+    CYCLE,
+    FAINT,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SIGNED,
+    SKY,
+    VERMILLION,
+    WEIGHTS,
+    YELLOW,
+    depth_color,
+)
 from .steady import settle
 
 DECADES = 4  # what the axis spans at most: the rim of a sliding window's reach fades to nothing and is cut off
@@ -164,65 +160,6 @@ def numeral(value: float) -> str:
     return f"{value:,.12g}".replace("-", "−")
 
 
-def short(name: str) -> str:
-    """The last part of a hub id or a path."""
-    return Path(name).name or name
-
-
-class Panels(NamedTuple):
-    """A figure of one column per model and one row per quantity, with room for legends to the right of each row."""
-
-    figure: Figure
-    width: float  # inches
-    cells: dict[str, list[Axes]]  # by row, one per model
-    sides: dict[str, Axes]  # by row, empty
-
-
-def panels(
-    names: Sequence[str],
-    heights: Mapping[str, float],
-    *,
-    side: float,
-    own: Sequence[str] = (),
-    each: float | None = None,
-    widest: int = WIDEST,
-) -> Panels:
-    """Rows share their vertical axis, except those in `own`; the models' names stand above their columns.
-
-    Args:
-        names: of the models.
-        heights: of the rows by their names, inches.
-        side: width of the legends, inches.
-        own: rows in which every panel has its own scale.
-        each: width of a panel, inches; by the number of models if not given.
-        widest: pixels across.
-    """
-    columns = len(names)
-    each = each or (3.6 if columns == 1 else 2.6 if columns <= 3 else 2.1)
-    width = each * columns + side + 0.5
-    figure = Figure(
-        figsize=(width, sum(heights.values()) + 0.6), dpi=min(DPI, int(widest / width)), layout="constrained"
-    )
-    ratios = {"width_ratios": [*[each] * columns, side], "height_ratios": list(heights.values())}
-    specs = figure.add_gridspec(len(heights), columns + 1, **ratios)
-    cells: dict[str, list[Axes]] = {}
-    sides = {}
-    for n, row in enumerate(heights):
-        cells[row] = []
-        for column in range(columns):
-            shared = cells[row][0] if column and row not in own else None
-            cell = figure.add_subplot(specs[n, column], sharey=shared)
-            if shared is not None:
-                cell.tick_params(labelleft=False)
-                cell.tick_params(which="minor", left=False)
-            cells[row].append(cell)
-        sides[row] = figure.add_subplot(specs[n, columns])
-        sides[row].axis("off")
-    for name, cell in zip(names, next(iter(cells.values())), strict=True):
-        cell.set_title(name)
-    return Panels(figure, width, cells, sides)
-
-
 def side_legend(side: Axes, handles: Sequence[Any], title: str | None = None, *, loc: Any = "center left") -> None:
     """A row's legend, to the right of its last panel."""
     look: Any = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "borderaxespad": 0, "handlelength": 1.6}
@@ -233,50 +170,6 @@ def mark(label: str, marker: str, color: str, *, filled: bool = True, size: floa
     """A legend's entry of a marker without a line."""
     face = color if filled else "none"
     return Line2D([], [], marker=marker, linestyle="", color=color, markerfacecolor=face, markersize=size, label=label)
-
-
-def band_axis(cell: Axes, bands: np.ndarray) -> None:
-    """Query bands along the horizontal axis, at 0, 1, 2, ..."""
-    tilted: Any = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if bands.size > 3 else {}
-    cell.set_xticks(range(bands.size), [str(band) for band in bands], **tilted)
-    cell.set_xlim(-0.6, bands.size - 0.4)
-    cell.set_xlabel("query band")
-
-
-def points(
-    cell: Axes,
-    x: np.ndarray,
-    values: np.ndarray,
-    interval: tuple[np.ndarray, np.ndarray] | None,
-    *,
-    color: str,
-    marker: str = "o",
-    filled: bool = True,
-    limits: tuple[float, float] | None = None,
-) -> None:
-    """Values with their intervals; NaN is left out.
-
-    Values beyond `limits` are arrowheads at the edge, ends of intervals small ones. An interval that reaches beyond both
-    limits says nothing: it is left out, and its value is pale.
-    """
-    low, high = limits or (-np.inf, np.inf)
-    seen, vague = np.isfinite(values), np.zeros(len(values), dtype=bool)
-    if interval is not None:
-        vague = (interval[0] < low) & (interval[1] > high)
-        sure = seen & ~vague
-        bottom, top = (np.clip(end[sure], low, high) for end in interval)
-        cell.vlines(x[sure], bottom, top, color=color, linewidth=0.9)
-        for beyond, edge, arrow in ((interval[0] < low, low, "v"), (interval[1] > high, high, "^")):
-            if np.any(cut := beyond & sure):
-                cell.plot(x[cut], np.full(x[cut].shape, edge), arrow, color=color, markersize=2.5, clip_on=False)
-    look: Any = {"linestyle": "", "color": color, "markerfacecolor": color if filled else "none", "markersize": 4}
-    for chosen, alpha in ((seen & ~vague, 1.0), (seen & vague, 0.35)):
-        inside = chosen & (values >= low) & (values <= high)
-        if np.any(inside):
-            cell.plot(x[inside], values[inside], marker=marker, alpha=alpha, **look)
-        for beyond, edge, arrow in ((values < low, low, "v"), (values > high, high, "^")):
-            if np.any(cut := beyond & chosen):
-                cell.plot(x[cut], np.full(x[cut].shape, edge), marker=arrow, alpha=alpha, clip_on=False, **look)
 
 
 def spread(count: int) -> np.ndarray:
@@ -346,6 +239,14 @@ def thinned(x: np.ndarray, *rows: np.ndarray, most: int = 96, exact: int = 32) -
     return tuple(found)
 
 
+def by_name(results: xr.Dataset | Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
+    """Results by their model's name, the last part of its hub id or path."""
+    if not isinstance(results, xr.Dataset):
+        return dict(results)
+    name = str(results.attrs.get("model", "model"))
+    return {Path(name).name or name: results}
+
+
 def results_of(
     results: xr.Dataset | Mapping[str, xr.Dataset], command: str, needs: Mapping[str, Sequence[str]]
 ) -> dict[str, xr.Dataset]:
@@ -354,33 +255,36 @@ def results_of(
     Raises:
         InputError: no results, or one of another probe.
     """
-    if isinstance(results, xr.Dataset):
-        results = {short(str(results.attrs.get("model", "model"))): results}
-    if not results:
+    found = by_name(results)
+    if not found:
         raise InputError("no results to draw; give at least one")
-    for name, ds in results.items():
+    for name, ds in found.items():
         for variable, dims in needs.items():
             if variable not in ds or ds[variable].dims != tuple(dims):
                 raise InputError(
                     f"the result of '{name}' has no {variable} [{', '.join(dims)}]; give one of headwater {command}"
                 )
-    return dict(results)
+    return found
 
 
 def option(ds: xr.Dataset, name: str) -> Any:
     """An option that the result was made with; None where it does not say."""
-    return json.loads(str(ds.attrs.get("options", "{}"))).get(name)
+    return options_of(ds).get(name)
 
 
-def facts(results: Mapping[str, xr.Dataset]) -> list[str]:
+def either(values: Iterable[Any]) -> str:
+    """The different values, in their order."""
+    return " / ".join(dict.fromkeys(map(str, values)))
+
+
+def facts(results: Mapping[str, xr.Dataset], methods: Iterable[str] = ()) -> list[str]:
     """What results rest on, for small print; values that differ between results are all given, in their order."""
-    lengths, prompts = (
-        dict.fromkeys(ds.sizes[dim] for ds in results.values() if dim in ds.sizes) for dim in ("position", "prompt")
-    )
-    dtypes = dict.fromkeys(dtype for ds in results.values() for dtype in number_types(ds))
-    found = [f"T = {' / '.join(map(str, lengths))}"] * bool(lengths)
-    found += [f"{' / '.join(map(str, prompts))} prompt{'s' * (list(prompts) != [1])}"] * bool(prompts)
-    return [*quickly(results.values()), *found] + [" / ".join(dtypes)] * bool(dtypes)
+    every = list(results.values())
+    lengths, prompts = (either(ds.sizes[dim] for ds in every if dim in ds.sizes) for dim in ("position", "prompt"))
+    found = [f"T = {lengths}"] * bool(lengths)
+    found += [f"{prompts} prompt{'s' * (prompts != '1')}"] * bool(prompts)
+    types = either(dtype for ds in every for dtype in number_types(ds))
+    return [*quickly(every), *found, *filter(None, (either(methods), types))]
 
 
 def small_print(figure: Figure, texts: Sequence[str], width: float) -> None:

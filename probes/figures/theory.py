@@ -17,7 +17,7 @@ from .draw import Row, by_fraction, saved_grid
 from .jacobian import rests_on, theories_in, with_names
 from .palette import THEORIES, condition_style
 from .series import MEASURED, Curve, having, profile, profiles_with
-from .style import position_axis, short
+from .style import by_name, position_axis
 
 LINES = (  # a mean square is what the kernel predicts
     "line: root mean square over prompts, geometric mean over seeds",
@@ -43,9 +43,8 @@ def theory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
     Raises:
         InputError: no results, or one without theories.
     """
-    if isinstance(results, xr.Dataset):
-        results = {short(str(results.attrs.get("model", "model"))): results}
-    if not results or not all(theories_in(ds, tuple(THEORIES)) for ds in results.values()):
+    results = by_name(results)
+    if not results or not all(theories_in(ds, THEORIES) for ds in results.values()):
         raise InputError("no theories in the results to draw; give results of headwater theory")
     curves = {name: profiles_with(ds, tuple(THEORIES), profiles) for name, ds in results.items()}
     curves = {name: _called(by_fraction(found)) for name, found in with_names(curves).items()}

@@ -15,7 +15,7 @@ from .draw import Row, layer_axis, ruled, saved_grid
 from .palette import GREY
 from .series import cosine_curves, norm_curves, top_curves
 from .steady import steady
-from .style import facts, option, results_of
+from .style import either, facts, option, results_of
 
 NEEDS = {
     "norm_first": ("first", "layer"),
@@ -72,9 +72,9 @@ def _cosines(cell: Axes, ds: xr.Dataset) -> None:
 
 def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
     moved = max(float(ds["later_difference"].max()) for ds in results.values())
-    starts = dict.fromkeys(option(ds, "starts") for ds in results.values())
+    starts = either(option(ds, "starts") for ds in results.values())
     return [
         f"largest change at position 0 by other text behind it: {moved:g}",
-        f"{' / '.join(map(str, starts))} tokens; band: 5 to 95 % of pairs",
+        f"{starts} tokens; band: 5 to 95 % of pairs",
         "elsewhere: median; thin: the next four dimensions; the last stream is what the final norm reads",
     ]

@@ -45,9 +45,12 @@ Results: TypeAlias = Mapping[str, xr.Dataset]
 
 MAP_DECADES = 3  # of the map's axis; a window that cuts the first positions off has nothing there, and is cut off, too
 CESARO, SCALAR = "N^L, best α", "one-product surrogate"
+SENSITIVITY = "sensitivity  ‖J<sub>j</sub>‖<sub>F</sub> / √d"
 QUANTILES = "5 to 95 % of pairs"
 EACH, SMOOTHED = "each position", "smoothed over 5 %"
+UNKNOWN = "another embedding"  # of results that do not say which
 REMOVED = (-1.0, 1.5)  # where the axis ends at most: an interval far beyond says nothing
+WHOLE = {"tickformat": "d"}  # of an axis of integers
 MOST_TICKS = 16  # of heads or blocks along an axis
 METRICS = {
     "attends": "attends",
@@ -83,9 +86,7 @@ def sensitivity(results: Results, scalar: Results | None = None) -> go.Figure:
     standard errors over documents around a single run.
     """
     free = " · rms(x) / rms(h)" * all(map(comparable, results.values()))
-    label = f"sensitivity  ‖J<sub>j</sub>‖<sub>F</sub> / √d{free}"
-    figure = empty("input position j", label, log=True, decades=DECADES)
-    colors = model_colors(results)
+    figure, colors = empty("input position j", f"{SENSITIVITY}{free}", log=True, decades=DECADES), model_colors(results)
     for name, ds in results.items():
         measured: Any = None
         for curve in profiles_with(ds, ("score_path", "cesaro")):
@@ -93,16 +94,14 @@ def sensitivity(results: Results, scalar: Results | None = None) -> go.Figure:
             if (theory := curve.of["curve"]) == MEASURED:
                 measured = curve
                 _with_band(figure, curve, colors[name], of)
-                continue
-            told = at_height(curve, measured) if theory == "cesaro" else curve
-            if told is not None:
-                look: dict[str, Any] = {"color": colors[name], "dash": THEORIES[theory].dash, "width": 1.4}
-                of |= {"curve": called(theory)}
-                _by_position(figure, told, f"{_whose(of)}: {called(theory)}", of, **look)
+            elif (told := at_height(curve, measured) if theory == "cesaro" else curve) is not None:
+                _by_position(
+                    figure, told, of, called(theory), color=colors[name], dash=THEORIES[theory].dash, width=1.4
+                )
     for name, ds in (scalar or {}).items():
         for curve in profiles_with(ds):
-            of = {"model": name, "condition": curve.of["condition"], "curve": SCALAR}
-            _by_position(figure, curve, f"{_whose(of)}: {SCALAR}", of, color=colors.get(name, GREY), width=1.0)
+            of = {"model": name, "condition": curve.of["condition"]}
+            _by_position(figure, curve, of, SCALAR, color=colors.get(name, GREY), width=1.0)
     return figure
 
 
@@ -110,10 +109,12 @@ def _whose(of: Mapping[str, Any]) -> str:
     return f"{of['model']}, {condition_style(of['condition']).label}"
 
 
-def _by_position(figure: go.Figure, curve: Curve, name: str, of: Mapping[str, Any], **look: Any) -> None:
-    """A curve over input positions, thinned where it is long."""
-    at = positions(len(curve.y))
-    figure.add_trace(line(at, curve.y[at], name=name, meta={**of, "last": len(curve.y) - 1}, **look))
+def _by_position(
+    figure: go.Figure, curve: Curve, of: Mapping[str, Any], what: str, *, alone: bool = False, **look: Any
+) -> None:
+    """A curve over input positions, thinned where it is long; its name says whose it is unless it stands `alone`."""
+    at, name = positions(len(curve.y)), what if alone else f"{_whose(of)}: {what}"
+    figure.add_trace(line(at, curve.y[at], name=name, meta={**of, "curve": what, "last": len(curve.y) - 1}, **look))
 
 
 def _with_band(figure: go.Figure, curve: Curve, color: str, of: Mapping[str, Any]) -> None:
@@ -131,40 +132,38 @@ def _with_band(figure: go.Figure, curve: Curve, color: str, of: Mapping[str, Any
 
 def theories(results: Results) -> go.Figure:
     """Measured profiles with every theory's prediction, by model and condition."""
-    figure = empty("input position j", "sensitivity  ‖J<sub>j</sub>‖<sub>F</sub> / √d", log=True, decades=DECADES)
+    figure = empty("input position j", SENSITIVITY, log=True, decades=DECADES)
     for name, ds in results.items():
-        for curve in profiles_with(ds, tuple(THEORIES), profiles):
-            condition, which = curve.of["condition"], curve.of["curve"]
-            of = {"model": name, "condition": condition}
-            if which == MEASURED:
-                color = condition_style(condition).color
-                _by_position(figure, curve, MEASURED, of | {"curve": MEASURED}, color=color, width=2.4)
+        for curve in profiles_with(ds, THEORIES, profiles):
+            of = {"model": name, "condition": curve.of["condition"]}
+            if (which := curve.of["curve"]) == MEASURED:
+                color = condition_style(of["condition"]).color
+                _by_position(figure, curve, of, MEASURED, alone=True, color=color, width=2.4)
             elif np.any(np.isfinite(curve.y)):
                 look: dict[str, Any] = {"color": THEORIES[which].color, "dash": THEORIES[which].dash, "width": 1.6}
-                _by_position(figure, curve, called(which), of | {"curve": called(which)}, **look)
+                _by_position(figure, curve, of, called(which), alone=True, **look)
     return figure
 
 
 def birth(ds: xr.Dataset) -> go.Figure:
     """How far the ends of a fresh model's profile stand above its middle, over the logits' deviation d sigma^2."""
     figure = empty("d σ²  (width × initializer range squared)", "end / middle", log=True, decades=MAP_DECADES)
+    ticks: set[float] = set()
     for end in ("primacy", "recency"):
         for curve in having(map_ends(ds, end), told=False):
             label, lines = curve.of["places"], curve.of["places"].endswith("blocks")
+            ticks |= set(curve.x.tolist()) if lines else set()
             seen = np.isfinite(curve.y) & (curve.y > 0)
             if not np.any(seen):
                 continue
-            look: dict[str, Any] = {"color": curve.style.color, "width": 1.6}
+            look: dict[str, Any] = {"color": curve.style.color, "width": 1.6, "meta": {"end": end, "places": label}}
             look["mode"] = "lines+markers" if lines else "markers"
-            trace = line(rounded(curve.x[seen]), curve.y[seen], name=label, meta={"end": end, "places": label}, **look)
-            trace.update(marker={"size": 7})
-            if label == "usual models":
-                trace.update(marker={"symbol": "star", "size": 11})
+            trace = line(rounded(curve.x[seen]), curve.y[seen], name=label, **look)
+            trace.update(marker={"symbol": "star", "size": 11} if label == "usual models" else {"size": 7})
             trace.text = [text(said) for said, there in zip(curve.texts, seen, strict=True) if there]
             trace.hovertemplate = f"%{{text}}<br>{end} %{{y:.3~g}}<extra></extra>"
             figure.add_trace(trace)
-    ticks = sorted({x for curve in map_ends(ds, "primacy") if "blocks" in curve.of["places"] for x in curve.x.tolist()})
-    figure.update_xaxes(type="log", tickvals=rounded(ticks), ticktext=[f"{tick:g}" for tick in ticks])
+    figure.update_xaxes(type="log", tickvals=rounded(sorted(ticks)), ticktext=[f"{tick:g}" for tick in sorted(ticks)])
     factor = float(ds.attrs["factor"])
     beside_line(figure, factor, f"{factor:g} times the middle", at=math.log10(factor))
     return figure
@@ -175,22 +174,25 @@ def birth(ds: xr.Dataset) -> go.Figure:
 
 def keys(results: Results) -> go.Figure:
     """Mean weight on each key, sink rate and [Wu]'s fraction, means over blocks and heads, beside uniform attention."""
-    figure = empty("key position", "", log=False)
-    figure.update_yaxes(rangemode="tozero")
+    figure = empty("key position", "", up={"rangemode": "tozero"})
     for name, color in model_colors(results).items():
         curves = key_curves(results[name])
         for quantity, label in QUANTITIES.items():
-            curve, meta = curves[quantity], {"model": name, "quantity": label}
+            meta, curve = {"model": name, "quantity": label}, curves[quantity]
             figure.add_trace(line(curve.x, curve.y, name=name, color=color, mode="lines+markers", meta=meta))
-        curve, meta = curves["uniform"], {"model": name, "quantity": QUANTITIES["alpha"]}
-        look: dict[str, Any] = {"color": color, "dash": "dot", "width": 1.2}
-        figure.add_trace(line(curve.x, curve.y, name=f"{name}, uniform attention", meta=meta, **look))
+        _uniform(figure, curves["uniform"].x, curves["uniform"].y, name, color, width=1.2)
     return figure
+
+
+def _uniform(figure: go.Figure, x: Any, y: Any, name: str, color: str, *, width: float) -> None:
+    """What mean weights would be under uniform attention."""
+    meta = {"model": name, "quantity": QUANTITIES["alpha"]}
+    figure.add_trace(line(x, y, name=f"{name}, uniform attention", color=color, dash="dot", width=width, meta=meta))
 
 
 def heads(results: Results) -> go.Figure:
     """Every head of every model: how much it attends to, reads, and reacts to position 0; one is shown at a time."""
-    figure = empty("head", "block", log=False)
+    figure = empty("head", "block", up={"autorange": "reversed"})
     for metric, label in METRICS.items():
         having_it = {name: ds for name, ds in results.items() if metric in ds}
         most = max((float(np.nanmax(np.nan_to_num(ds[metric].values))) for ds in having_it.values()), default=1.0)
@@ -215,31 +217,25 @@ def heads(results: Results) -> go.Figure:
     for update, dim in ((figure.update_xaxes, "head"), (figure.update_yaxes, "layer")):
         most = max((ds.sizes[dim] for ds in results.values()), default=1)
         update(tick0=0, dtick=max(1, -(-most // MOST_TICKS)), showgrid=False, zeroline=False)
-    figure.update_yaxes(autorange="reversed")
     return figure
 
 
 def training(results: Results) -> go.Figure:
     """Sinks at several steps of training of one or more models, the last weights at the end."""
-    figure = empty("step of training", "", log=False)
-    figure.update_xaxes(type="category")
-    figure.update_yaxes(rangemode="tozero")
+    figure = empty("step of training", "", across={"type": "category"}, up={"rangemode": "tozero"})
     courses = steps(results)
     for name, color in model_colors(courses).items():
-        labels = [label for label, _ in courses[name]]
-        first = [ds.isel(key=0) if "key" in ds.dims else ds for _, ds in courses[name]]
-        dims = [[dim for dim in ds["alpha"].dims if dim != "key"] for ds in first]
+        labels, every = zip(*courses[name], strict=True)
+        first = [ds.isel(key=0) if "key" in ds.dims else ds for ds in every]
         curves = {
-            QUANTITIES["alpha"]: [float(ds["alpha"].mean(dim)) for ds, dim in zip(first, dims, strict=True)],
+            QUANTITIES["alpha"]: [float(ds["alpha"].mean()) for ds in first],
             QUANTITIES["sink_rate_of_model"]: [float(ds["sink_rate_of_model"]) for ds in first],
             "highest mean weight of a head": [float(ds["attends"].max()) for ds in first],
         }
         for quantity, y in curves.items():
             meta = {"model": name, "quantity": quantity}
             figure.add_trace(line(labels, y, name=name, color=color, mode="lines+markers", meta=meta))
-        uniform = [float(ds["uniform"].mean()) for ds in first]
-        look: dict[str, Any] = {"color": color, "dash": "dot", "meta": {"model": name, "quantity": QUANTITIES["alpha"]}}
-        figure.add_trace(line(labels, uniform, name=f"{name}, uniform attention", **look))
+        _uniform(figure, labels, [float(ds["uniform"].mean()) for ds in first], name, color, width=2.0)
     return figure
 
 
@@ -248,12 +244,11 @@ def steps(results: Results) -> dict[str, list[tuple[str, xr.Dataset]]]:
     found: dict[str, list[tuple[float, str, xr.Dataset]]] = {}
     for name, ds in results.items():
         model, at, step = name.rpartition("@step")
-        if at and step.isdigit():
-            found.setdefault(model, []).append((float(step), step, ds))
-        else:
-            found.setdefault(name, []).append((math.inf, "final", ds))
-    courses = {model: sorted(course, key=lambda one: one[0]) for model, course in found.items() if len(course) > 1}
-    return {model: [(label, ds) for _, label, ds in course] for model, course in courses.items()}
+        known = bool(at) and step.isdigit()
+        one = (float(step), step, ds) if known else (math.inf, "final", ds)
+        found.setdefault(model if known else name, []).append(one)
+    ordered = {model: sorted(course, key=lambda one: one[0]) for model, course in found.items() if len(course) > 1}
+    return {model: [(label, ds) for _, label, ds in course] for model, course in ordered.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------- trajectory
@@ -261,21 +256,20 @@ def steps(results: Results) -> dict[str, list[tuple[str, xr.Dataset]]]:
 
 def norms(results: Results) -> go.Figure:
     """Norm of the residual stream by layer: position 0, and the median of the others."""
-    figure = empty("layer", "norm of the stream", log=True)
+    figure = empty("layer", "norm of the stream", log=True, across=WHOLE)
     for name, color in model_colors(results).items():
         for curve in norm_curves(results[name]):
             first, where = curve.of["first"], curve.of["where"]
             said = {"bos": "BOS at position 0", "text": "text at position 0"}.get(first, first)
-            meta = {"model": name, "first": said, "where": where}
             look: dict[str, Any] = {"color": color, "dash": curve.style.dash, "mode": "lines+markers"}
-            figure.add_trace(line(curve.x, curve.y, name=f"{name}, {where}", meta=meta, **look))
-    figure.update_xaxes(tickformat="d")
+            look["meta"] = {"model": name, "first": said, "where": where}
+            figure.add_trace(line(curve.x, curve.y, name=f"{name}, {where}", **look))
     return figure
 
 
 def cosines(results: Results) -> go.Figure:
     """How alike the streams of different first tokens are, by layer: mean over pairs, with 5 and 95 % quantiles."""
-    figure = empty("layer", "cosine between starts", log=False)
+    figure = empty("layer", "cosine between starts", across=WHOLE)
     for name, color in model_colors(results).items():
         for curve in cosine_curves(results[name]):
             if "place" not in curve.of:
@@ -283,7 +277,6 @@ def cosines(results: Results) -> go.Figure:
             of = {"model": name, "place": curve.of["place"]}
             band(figure, curve.x, curve.y, curve.low, curve.high, color=color, meta=of | {"shaded": QUANTILES})
             figure.add_trace(line(curve.x, curve.y, name=name, color=color, mode="lines+markers", meta=of))
-    figure.update_xaxes(tickformat="d")
     return figure
 
 
@@ -295,26 +288,24 @@ def sources(results: Results) -> go.Figure:
 
     Shares are left out where the total may be zero or the null check of block 0 fails (`probes.measures.leakage.resolved`).
     """
-    figure = empty("", "share of the leakage", log=False)
-    bands = list(dict.fromkeys(str(band) for ds in results.values() for band in ds["band"].values))
+    figure = empty("", "share of the leakage", bars=True, up={"tickformat": ".0%", "zeroline": True})
+    bands = {name: list(map(str, ds["band"].values)) for name, ds in results.items()}
     for form, label in FORMS.items():
         curves = {name: share_curves(ds, form) for name, ds in results.items()}
-        for band_name in bands:
-            there = [name for name in results if curves[name] and band_name in results[name]["band"].values]
+        for band_name in dict.fromkeys(one for of_model in bands.values() for one in of_model):
+            there = [name for name in results if curves[name] and band_name in bands[name]]
             for source, color in SOURCES.items():
-                found = [
-                    _at(curve, list(map(str, results[name]["band"].values)).index(band_name))
+                chosen = [
+                    (curve, bands[name].index(band_name))
                     for name in there
                     for curve in having(curves[name], source=source)
                 ]
-                if found:
+                if chosen:
                     meta = {"form": label, "band": band_name, "source": source}
-                    trace = bar(list(map(text, there)), *np.transpose(found), name=source, color=color, meta=meta)
+                    found = np.transpose([_at(*one) for one in chosen])
+                    trace = bar(list(map(text, there)), *found, name=source, color=color, meta=meta)
                     trace.hovertemplate = f"%{{x}}<br>{source} %{{y:.1%}}<extra></extra>"
                     figure.add_trace(trace)
-    figure.update_layout(barmode="group")
-    figure.update_xaxes(showgrid=False)
-    figure.update_yaxes(tickformat=".0%", zeroline=True)
     return figure
 
 
@@ -327,7 +318,7 @@ def _at(curve: Curve, place: int) -> tuple[float, float, float]:
 
 def depth(results: Results) -> go.Figure:
     """Leakage and its parts block by block, mean over heads, with 95 % intervals, in squared nats; nulls of the total."""
-    figure = empty("block", "nat²", log=False)
+    figure = empty("block", "nat²", across=WHOLE, up={"zeroline": True})
     for name, color in model_colors(results).items():
         for band_name in map(str, results[name]["band"].values):
             at = results[name].sel(band=band_name)
@@ -342,8 +333,6 @@ def depth(results: Results) -> go.Figure:
                 style = NULLS[curve.of["null"]]
                 look: dict[str, Any] = {"color": color, "dash": style.dash, "width": 1.2, "meta": meta}
                 figure.add_trace(line(curve.x, curve.y, name=f"{name}, {style.label}", **look))
-    figure.update_xaxes(tickformat="d")
-    figure.update_yaxes(zeroline=True)
     return figure
 
 
@@ -360,35 +349,23 @@ def by_replacement(results: Results) -> dict[str, dict[str, xr.Dataset]]:
     return found
 
 
-UNKNOWN = "another embedding"
-
-
-def _bands(results: Results, quantity: str, hover: str) -> go.Figure:
+def _bands(results: Results, quantity: str, label: str, hover: str) -> go.Figure:
     """Bars by query band of what `swap_bands` gives, without and with the constant sink."""
-    label = "removed by the swap" if quantity == "removed" else "residual component V(X), nat²"
-    figure, colors = empty("queries", label, log=False), model_colors(results)
-    every = [
-        (replacement, name, ds, curve)
-        for replacement, models in by_replacement(results).items()
-        for name, ds in models.items()
-        for curve in swap_bands(ds, quantity)
-    ]
-    for replacement, name, ds, curve in every:
-        when, y = curve.of["when"], curve.y
-        if when == "" and curve.low is not None and curve.high is not None:
-            y = np.where(np.isinf(curve.low) | np.isinf(curve.high), np.nan, y)
-        meta = (
-            {"model": name, "replacement": replacement} | ({"when": when} if when else {}) | {"sink": curve.of["sink"]}
-        )
-        said = f"{name}, {when}" if when else name
-        x = [str(one) for one in ds["band"].values]
-        trace = bar(x, y, curve.low, curve.high, name=said, color=colors[name], meta=meta)
-        trace.hovertemplate = f"{text(said)}{hover}<extra></extra>"
-        trace.opacity = {"before": 0.45, "after": 1.0}.get(when)
-        figure.add_trace(trace)
-    figure.update_layout(barmode="group")
-    figure.update_xaxes(type="category", showgrid=False)
-    figure.update_yaxes(zeroline=True)
+    figure = empty("queries", label, bars=True, across={"type": "category"}, up={"zeroline": True})
+    colors = model_colors(results)
+    swaps = [(name, ds) for models in by_replacement(results).values() for name, ds in models.items()]
+    for name, ds in swaps:
+        for curve in swap_bands(ds, quantity):
+            when, y = curve.of["when"], curve.y
+            if when == "" and curve.low is not None and curve.high is not None:
+                y = np.where(np.isinf(curve.low) | np.isinf(curve.high), np.nan, y)
+            meta = {"model": name, "replacement": curve.of["replacement"]} | ({"when": when} if when else {})
+            said = f"{name}, {when}" if when else name
+            look: dict[str, Any] = {"name": said, "color": colors[name], "meta": meta | {"sink": curve.of["sink"]}}
+            trace = bar([str(one) for one in ds["band"].values], y, curve.low, curve.high, **look)
+            trace.hovertemplate = f"{text(said)}{hover}<extra></extra>"
+            trace.opacity = {"before": 0.45, "after": 1.0}.get(when)
+            figure.add_trace(trace)
     return figure
 
 
@@ -397,7 +374,7 @@ def removed(results: Results) -> go.Figure:
 
     Where a model has no component to remove, the interval has no end, and nothing is drawn.
     """
-    figure = _bands(results, "removed", "<br>queries %{x}: %{y:.0%}")
+    figure = _bands(results, "removed", "removed by the swap", "<br>queries %{x}: %{y:.0%}")
     whiskers = [w for t in traces(figure) for w in zip(t.y, t.error_y.array, t.error_y.arrayminus, strict=True)]
     ends = [(y + up, y - down) for y, up, down in whiskers if y is not None]
     low, high = (min((one[1] for one in ends), default=0.0), max((one[0] for one in ends), default=1.0))
@@ -409,12 +386,13 @@ def removed(results: Results) -> go.Figure:
 
 def components(results: Results) -> go.Figure:
     """The residual component before and after the swap, by query band, with 95 % intervals."""
-    return _bands(results, "residual", "<br>queries %{x}: %{y:.3~g} nat²")
+    label = "residual component V(X), nat²"
+    return _bands(results, "residual", label, "<br>queries %{x}: %{y:.3~g} nat²")
 
 
 def losses(results: Results) -> go.Figure:
     """What the swap does to the next-token loss, position by position."""
-    figure, colors = empty("position", "change of the loss, nats", log=False), model_colors(results)
+    figure, colors = empty("position", "change of the loss, nats", up={"zeroline": True}), model_colors(results)
     for replacement, models in by_replacement(results).items():
         for name, ds in models.items():
             (curve,) = loss_curves(ds)
@@ -424,5 +402,4 @@ def losses(results: Results) -> go.Figure:
             if curve.low is not None and curve.high is not None:
                 band(figure, seen, curve.y[seen], curve.low[seen], curve.high[seen], color=colors[name], meta=meta)
             figure.add_trace(line(seen, curve.y[seen], name=name, color=colors[name], width=1.6, meta=meta))
-    figure.update_yaxes(zeroline=True)
     return figure

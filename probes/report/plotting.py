@@ -5,13 +5,15 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import ArrayLike
 
 from ..figures.palette import BLACK, GREY
+
+Axis: TypeAlias = Mapping[str, Any] | None
 
 DIGITS = 4  # significant, of every number on the page
 POINTS = 480  # of a curve over positions; a chart is not much wider in pixels
@@ -49,8 +51,20 @@ def text(name: str) -> str:
     return html.escape(name, quote=False)
 
 
-def empty(x: str, y: str, *, log: bool, decades: int | None = None) -> go.Figure:
-    """Axes and nothing on them yet. A logarithmic axis ends `decades` below the largest value shown, if given."""
+def empty(
+    x: str,
+    y: str,
+    *,
+    log: bool = False,
+    decades: int | None = None,
+    bars: bool = False,
+    across: Axis = None,
+    up: Axis = None,
+) -> go.Figure:
+    """Axes and nothing on them yet; `across` and `up` say more of them than their titles. Bars stand beside each other.
+
+    A logarithmic axis ends `decades` below the largest value shown, if given.
+    """
     figure = go.Figure()
     if decades is not None:
         figure.update_layout(meta={"decades": decades})
@@ -61,7 +75,9 @@ def empty(x: str, y: str, *, log: bool, decades: int | None = None) -> go.Figure
     figure.update_yaxes(title={"text": y}, zeroline=False, automargin=True, type="log" if log else "linear")
     if log:
         figure.update_yaxes(dtick=1, tickformat="~g", minor={"showgrid": False})
-    return figure
+    if bars:
+        figure.update_layout(barmode="group").update_xaxes(showgrid=False)
+    return figure.update_xaxes(**across or {}).update_yaxes(**up or {})
 
 
 def ink(color: str) -> dict[str, Any]:

@@ -27,8 +27,7 @@ BLIND = "what a reader without order can have"
 
 def retrieval(ds: xr.Dataset) -> go.Figure:
     """[Liu-7]'s positional retrieval: loss by target, median and range of the seeds, beside the limits of blind readers."""
-    figure = empty("target position", "loss, nats", log=False)
-    figure.update_yaxes(rangemode="tozero")
+    figure = empty("target position", "loss, nats", across={"tickformat": "d"}, up={"rangemode": "tozero"})
     targets, widths = ds["target"].values, ds["width"].values.tolist()
     axes = (ds[name].values.tolist() for name in ("residual", "feed_forward"))
     for layers, width, residual, feed_forward in product(ds["layers"].values.tolist(), widths, *axes):
@@ -45,13 +44,12 @@ def retrieval(ds: xr.Dataset) -> go.Figure:
     for reader in ds["reader"].values if "limit" in ds else ():
         look: dict[str, Any] = {"color": GREY, "dash": "dot", "width": 1.2, "meta": {"width": BLIND}}
         figure.add_trace(line(targets, ds["limit"].sel(reader=reader).values, name=f"reader of {reader}", **look))
-    figure.update_xaxes(tickformat="d")
     return figure
 
 
 def gaps(ds: xr.Dataset) -> go.Figure:
     """[Wu]'s position bias: accuracy when the earlier item is right less that when the later one is, and seeds' range."""
-    figure = empty("pair of items", "accuracy gap, earlier less later", log=False)
+    figure = empty("pair of items", "accuracy gap, earlier less later", bars=True, up={"zeroline": True})
     colors = model_colors([str(one) for one in ds["positional"].values])
     apart = [dim for dim in ds["gap"].dims if dim not in ("positional", "training", "seed", "pair")]
     stacked = ds["gap"].stack(setting=apart) if apart else ds["gap"].expand_dims("setting", axis=-1)
@@ -68,9 +66,6 @@ def gaps(ds: xr.Dataset) -> go.Figure:
             trace = bar(x, values.mean(axis=0), *ends, name=positional, color=color, meta=meta)
             trace.hovertemplate = f"{text(positional)}, %{{x}}<br>gap %{{y:.3f}}<extra></extra>"
             figure.add_trace(trace)
-    figure.update_layout(barmode="group")
-    figure.update_xaxes(showgrid=False)
-    figure.update_yaxes(zeroline=True)
     return figure
 
 
@@ -82,21 +77,20 @@ def beside(results: Results) -> go.Figure:
     """
     label = "against the curve's own mean, or uniform"
     figure = empty("position fraction, j / (T − 1)", label, log=True, decades=DECADES)
-    for name, ds in results.items():
-        curves = {quantity: beside_curves(ds, quantity) for quantity in BESIDE}
-        for curve in (one for found in curves.values() for one in found):
-            kind, state = curve.of["kind"], curve.of["state"]
-            said = called(curve.of["theory"]) if kind == "theory" else curve.label
-            meta = {"model": name, "quantity": BESIDE[curve.of["quantity"]], "curve": said}
-            if kind == "theory":
-                meta |= {"curve": f"{said}, {condition_style(state).label}", "theory": state}
-            if kind == "toy":
-                meta |= {"variant": curve.of["variant"]}
-            y = over_mean(curve, ds.sizes["point"]).y if curve.of["quantity"] == "sensitivity" else curve.y
-            at = positions(len(y))
-            look: dict[str, Any] = {"dash": {"model": "solid", "theory": "dot", "toy": "dash"}[kind], "meta": meta}
-            look["mode"] = "lines" if len(y) > MARKED else "lines+markers"
-            figure.add_trace(line(at / (len(y) - 1), y[at], name=meta["curve"], color=curve.style.color, **look))
+    every = ((name, ds, curve) for name, ds in results.items() for one in BESIDE for curve in beside_curves(ds, one))
+    for name, ds, curve in every:
+        kind, state, quantity = (curve.of[key] for key in ("kind", "state", "quantity"))
+        meta = {"model": name, "quantity": BESIDE[quantity], "curve": curve.label}
+        if kind == "theory":
+            said = f"{called(curve.of['theory'])}, {condition_style(state).label}"
+            meta |= {"curve": said, "theory": state}
+        if kind == "toy":
+            meta |= {"variant": curve.of["variant"]}
+        y = over_mean(curve, ds.sizes["point"]).y if quantity == "sensitivity" else curve.y
+        at = positions(len(y))
+        look: dict[str, Any] = {"dash": {"model": "solid", "theory": "dot", "toy": "dash"}[kind], "meta": meta}
+        look["mode"] = "lines" if len(y) > MARKED else "lines+markers"
+        figure.add_trace(line(at / (len(y) - 1), y[at], name=meta["curve"], color=curve.style.color, **look))
     return figure
 
 
@@ -107,7 +101,9 @@ def of_theory(figure: go.Figure) -> list[str]:
 
 def agreements_of(results: Results) -> go.Figure:
     """How far toys and theory are from each model's profile: RMS log error with a free scale, 95 % intervals."""
-    figure = empty("RMS log error of the profile", "", log=False)
+    figure = empty("RMS log error of the profile", "", across={"rangemode": "tozero"})
+    figure.update_layout(barmode="group")
+    figure.update_yaxes(autorange="reversed", showgrid=False, type="category")
     for name, color in model_colors(results).items():
         ds = results[name]
         for state in map(str, ds["state"].values):
@@ -127,7 +123,4 @@ def agreements_of(results: Results) -> go.Figure:
                     hovertemplate=f"{text(name)}<br>%{{y}}: %{{x:.3f}}<extra></extra>",
                 )
             )
-    figure.update_layout(barmode="group")
-    figure.update_xaxes(rangemode="tozero")
-    figure.update_yaxes(autorange="reversed", showgrid=False, type="category")
     return figure
