@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import InputError
 from .command import argument, command, flag, option
 from .console import given, print_report, print_written, progress, remark
-from .options import Initialization, Running, Source, values
+from .options import Initialization, Running, Source
 
 
 @command(without=("prompts", "device_map", "max_memory", "offload_folder"))
@@ -52,7 +52,8 @@ def report(
             "--quick measures models, and none is named; name one, as in headwater report tiny-llama --quick"
         )
     if models:
-        chosen = {name: value for name, value in values(source, running).items() if name not in ("prompts", "length")}
+        given_to = source.values() | running.values()
+        chosen = {name: value for name, value in given_to.items() if name not in ("prompts", "length")}
 
         def so_far(refused: Sequence[str]) -> None:
             _, written = _page(out, refused)
@@ -78,7 +79,7 @@ def report(
 
 def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Write the page of all results under a folder; return its sentences, and the files, the page first."""
-    from toy.experiments.experiment import claims_of, report_of
+    from toy.experiments.experiment import EXPERIMENTS, claims_of, report_of
 
     from ..claims.claim import claims_table, headline, merged
     from ..claims.sources import claims
@@ -95,7 +96,8 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
         raise InputError(
             f"'{out}' holds no results to report; name a model to measure, as in headwater report tiny-llama"
         )
-    toys = _toys(collected)
+    files = [(kind, name) for kind in collected if kind.split("/")[0] == "toy" for name in collected[kind]]
+    toys = [(name, collected[kind][name], collected.files[kind, name]) for kind, name in files if name in EXPERIMENTS]
     found = merged([*claims(collected), *(claim for name, ds, _ in toys for claim in claims_of(name, ds))])
     written = [out / "index.html", out / "claims.md"]
     picture = None
@@ -113,18 +115,6 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
             written += [picture, picture.with_suffix(".svg")]
         build(collected, found, out, command=given(), picture=picture, sentences=said, remarks=refused)
     return [*said, *headline(found)], written
-
-
-def _toys(collected: Any) -> list[tuple[str, Any, Path]]:
-    """Every result of a toy experiment: its name, the result and its file."""
-    from toy.experiments.experiment import EXPERIMENTS
-
-    return [
-        (name, ds, collected.files[kind, name])
-        for kind in collected
-        for name, ds in collected[kind].items()
-        if kind.split("/")[0] == "toy" and name in EXPERIMENTS
-    ]
 
 
 @command()

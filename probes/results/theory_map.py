@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import xarray as xr
 
 from ..errors import InputError
 from .curves import relative_error, rms_log_error
+from .tables import number
 from .ushape import UShape, ushape
 
 BLOCKS = 12  # of places where depth is not what is moved
@@ -18,7 +19,7 @@ FACTOR = 2.0  # how far an end has to stand above the middle to count
 CURVES = ("measured", "uniform", "values", "score_path", "config", "amplitudes", "cesaro", "value")
 
 
-class Row(Mapping[str, Any]):
+class Row:
     """One place of a map, its curves cut to its length."""
 
     def __init__(self, ds: xr.Dataset) -> None:
@@ -28,11 +29,8 @@ class Row(Mapping[str, Any]):
         value = self._ds[name].values
         return value[: int(self._ds["length"])] if value.ndim else value.item()
 
-    def __iter__(self) -> Iterator[str]:
-        return iter([*map(str, self._ds.data_vars), *map(str, self._ds.coords)])
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+    def __contains__(self, name: str) -> bool:
+        return name in self._ds
 
     def error(self, theory: str) -> float:
         """Mean over positions of |predicted / measured - 1|; NaN where that theory was not computed."""
@@ -109,7 +107,6 @@ def cells(row: Row) -> Iterator[str]:
     for value in (shape.primacy, shape.recency):
         yield "no middle" if not math.isfinite(value) else f"{value:.3g}"
     yield "U" if min(shape.primacy, shape.recency) >= FACTOR else "-"
-    for theory in ("uniform", "values", "score_path", "config"):
-        yield "-" if math.isnan(row.error(theory)) else f"{row.error(theory):.1%}"
+    yield from (number(row.error(theory), ".1%") for theory in ("uniform", "values", "score_path", "config"))
     yield f"{row.cesaro_error:.1%}"
-    yield "-" if math.isnan(row.value_share) else f"{row.value_share:.3f}"
+    yield number(row.value_share, ".3f")
