@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ FACTOR = 2.0  # how far an end has to stand above the middle to count
 CURVES = ("measured", "uniform", "values", "score_path", "config", "amplitudes", "cesaro", "value")
 
 
-class Row:
+class Row(Mapping[str, Any]):
     """One place of a map, its curves cut to its length."""
 
     def __init__(self, ds: xr.Dataset) -> None:
@@ -29,8 +29,11 @@ class Row:
         value = self._ds[name].values
         return value[: int(self._ds["length"])] if value.ndim else value.item()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._ds
+    def __iter__(self) -> Iterator[str]:
+        return iter([*map(str, self._ds.data_vars), *map(str, self._ds.coords)])
+
+    def __len__(self) -> int:
+        return len(self._ds.variables)
 
     def error(self, theory: str) -> float:
         """Mean over positions of |predicted / measured - 1|; NaN where that theory was not computed."""
