@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import InputError
 from .command import argument, command, flag, option
@@ -59,19 +59,11 @@ def report(
             _, written = _page(out, refused)
             remark(f"wrote {written[0]} with what is measured so far")
 
+        read = measuring.Source(**chosen, initialization=initialization)
+        how: dict[str, Any] = {"count": prompts, "length": source.length, "fresh": fresh, "quick": quick}
         with progress(telling=False) as advance:
-            refused = measuring.measure(
-                models,
-                out,
-                count=prompts,
-                length=source.length,
-                source=measuring.Source(**chosen, initialization=initialization),
-                fresh=fresh,
-                quick=quick,
-                advance=advance,
-                told=remark,
-                between=so_far,
-            )
+            how |= {"advance": advance, "told": remark, "between": so_far}
+            refused = measuring.measure(models, out, source=read, **how)
     lines, written = _page(out, refused)
     print("\n".join(lines))
     print_written(written)
