@@ -49,55 +49,43 @@ if TYPE_CHECKING:
     from .results.ushape import ushape as ushape
     from .studies.paired import compare_results as compare_results
 
-_WHERE = {
-    "Initialization": ("models.initialization", "Initialization"),
-    "InputError": ("errors", "InputError"),
-    "View": ("models.view", "View"),
-    "agreement": ("measures.agreement", "agreement"),
-    "born": ("models.load", "born"),
-    "bos_figure": ("figures", "bos_figure"),
-    "bos_swap": ("measures.bos_swap", "bos_swap"),
-    "bundled": ("models.named", "bundled"),
-    "combine": ("results.dataset", "combine"),
-    "compare_results": ("studies.paired", "compare_results"),
-    "draw": ("data.prompts", "draw"),
-    "fresh": ("models.load", "fresh"),
-    "inspect": ("measures.inspect", "inspect"),
-    "jacobian": ("measures.jacobian", "jacobian"),
-    "jacobian_figure": ("figures", "jacobian_figure"),
-    "leakage": ("measures.leakage", "leakage"),
-    "leakage_figure": ("figures", "leakage_figure"),
-    "load": ("models.load", "load"),
-    "load_result": ("results.dataset", "load"),
-    "map_figure": ("figures", "map_figure"),
-    "match_figure": ("figures", "match_figure"),
-    "mean_profile": ("results.curves", "mean_profile"),
-    "portrait": ("measures.agreement", "portrait"),
-    "prompts": ("data.prompts", "prompts"),
-    "relative_error": ("results.curves", "relative_error"),
-    "save_result": ("results.dataset", "save"),
-    "sinks": ("measures.sinks", "sinks"),
-    "sinks_figure": ("figures", "sinks_figure"),
-    "swapped": ("models.swap", "swapped"),
-    "theory": ("theory", None),  # the module itself
-    "theory_figure": ("figures", "theory_figure"),
-    "trajectory": ("measures.trajectory", "trajectory"),
-    "trajectory_figure": ("figures", "trajectory_figure"),
-    "ushape": ("results.ushape", "ushape"),
+_NAMES = {  # by module
+    "data.prompts": "draw prompts",
+    "errors": "InputError",
+    "figures": "bos_figure jacobian_figure leakage_figure map_figure match_figure sinks_figure theory_figure "
+    "trajectory_figure",
+    "measures.agreement": "agreement portrait",
+    "measures.bos_swap": "bos_swap",
+    "measures.inspect": "inspect",
+    "measures.jacobian": "jacobian",
+    "measures.leakage": "leakage",
+    "measures.sinks": "sinks",
+    "measures.trajectory": "trajectory",
+    "models.initialization": "Initialization",
+    "models.load": "born fresh load",
+    "models.named": "bundled",
+    "models.swap": "swapped",
+    "models.view": "View",
+    "results.curves": "mean_profile relative_error",
+    "results.dataset": "combine",
+    "results.ushape": "ushape",
+    "studies.paired": "compare_results",
 }
+_WHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
+_WHERE |= {"load_result": ("results.dataset", "load"), "save_result": ("results.dataset", "save")}
 
-__all__ = sorted(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted([*_WHERE, "theory"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "theory":  # the module itself
+        return import_module(".theory", __name__)
     if name not in _WHERE:
         raise AttributeError(f"module 'probes' has no attribute '{name}'")
     module, attribute = _WHERE[name]
-    value = import_module(f".{module}", __name__)
-    value = value if attribute is None else getattr(value, attribute)
-    globals()[name] = value
+    globals()[name] = value = getattr(import_module(f".{module}", __name__), attribute)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE})
+    return sorted({*globals(), *__all__})

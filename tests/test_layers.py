@@ -28,22 +28,13 @@ MAY_IMPORT_TRANSFORMERS = ADAPTERS | BELOW_ADAPTERS | LOADING | READERS
 KNOW_TOY = ("probes.cli", "probes.__main__", "toy")
 
 
-def imported(source: str, module: str, *, package: bool, types: bool = True) -> set[str]:
+def imported(source: str, module: str, *, package: bool) -> set[str]:
     """Full names of all modules that `source` imports, at the top or inside functions, relative ones resolved.
 
-    `from a import b` counts as both `a` and `a.b`, since b may be a module. Without `types`, what only type checkers see is
-    left out.
+    `from a import b` counts as both `a` and `a.b`, since b may be a module.
     """
-    found, tree = set(), ast.parse(source)
-    seen = {
-        id(inner)
-        for node in ast.walk(tree)
-        if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in seen:
-            continue
+    found = set()
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -94,8 +85,6 @@ def test_reader_of_imports_sees_every_form():
     expected = {"a.b", "c", "c.d", "p.q", "p.q.e", "p.q.f", "p.q.f.g", "p.h", "p.h.i", "j", "j.k"}
     assert imported(source, "p.q.r", package=False) == expected
     assert imported("from .f import g", "p.q", package=True) == {"p.q.f", "p.q.f.g"}
-    guarded = "from a import b\nif TYPE_CHECKING:\n    from c import d"
-    assert imported(guarded, "p.q", package=False, types=False) == {"a", "a.b"}
 
 
 def test_all_modules_were_found():

@@ -1,4 +1,4 @@
-"""How commands are declared: options as fields of dataclasses, and a decorator that makes of those what typer reads."""
+"""How commands are declared: options are fields of dataclasses, and a decorator turns them into what typer reads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 
-def option(text: str, default: Any = None, *names: str, **more: Any) -> Any:
+def option(text: str, default: Any = None, *names: str, as_: Callable[..., Any] = typer.Option, **more: Any) -> Any:
     """The value to give a field or parameter that is an option with this help; `...` as its default makes it required."""
-    return _declared(typer.Option(*names, help=text, **more), default)
+    return field(default=MISSING if default is ... else default, metadata={"typer": as_(*names, help=text, **more)})
 
 
 def flag(name: str, text: str) -> Any:
@@ -24,11 +24,7 @@ def flag(name: str, text: str) -> Any:
 
 def argument(text: str, default: Any = None, **more: Any) -> Any:
     """As `option`, for what is given by its place."""
-    return _declared(typer.Argument(help=text, **more), default)
-
-
-def _declared(info: Any, default: Any) -> Any:
-    return field(default=MISSING if default is ... else default, metadata={"typer": info})
+    return option(text, default, as_=typer.Argument, **more)
 
 
 def command(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Callable[..., None]], Any]:
@@ -53,14 +49,14 @@ def command(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Call
         unknown = {*without, *defaults}
         for name, parameter in inspect.signature(function).parameters.items():
             group = hints[name]
-            if not is_dataclass(group):
+            if is_dataclass(group):
+                types = get_type_hints(group, include_extras=True)
+                offered = [one for one in fields(group) if one.name not in without]
+                options += [_parameter(one.name, types[one.name], one, **defaults) for one in offered]
+                groups[name] = group, [one.name for one in offered]
+                unknown -= types.keys()
+            else:
                 options.append(_parameter(name, group, parameter.default))
-                continue
-            types = get_type_hints(group, include_extras=True)
-            offered = [one for one in fields(group) if one.name not in without]
-            options += [_parameter(one.name, types[one.name], one, **defaults) for one in offered]
-            groups[name] = group, [one.name for one in offered]
-            unknown -= types.keys()
         if unknown:
             raise TypeError(f"{function.__name__} has no options {', '.join(sorted(unknown))} in its dataclasses")
 
@@ -87,6 +83,5 @@ def _parameter(name: str, kind: Any, declared: Any, **defaults: Any) -> inspect.
     if isinstance(declared, Field):
         kind = Annotated[kind, declared.metadata["typer"]] if "typer" in declared.metadata else kind
         declared = declared.default
-    default = defaults.get(name, declared)
-    default = inspect.Parameter.empty if default is MISSING else default
+    default = defaults.get(name, inspect.Parameter.empty if declared is MISSING else declared)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

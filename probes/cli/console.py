@@ -18,7 +18,7 @@ from ..run.progress import TOLD_AFTER, TOLD_SHARE, Advance, Course, duration
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ..results.tables import Report, Table
+    from ..results.tables import Report
 
 WIDEST = 120  # columns of running text
 ALL = "all"  # the bar of everything
@@ -92,11 +92,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; its lines are never broken, not even in a pipe or a narrow terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column, no_wrap=True)
+    table = Table(*(Column(name, no_wrap=True) for name in columns), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*row)
     widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
@@ -112,7 +110,8 @@ def print_report(report: Report, *, sentences: bool = False) -> None:
     print(_wrapped(report.described))
     *above, last = report.tables
     for table in above if sentences else report.tables:
-        _print_titled(table)
+        print(f"\n{table.title}:")
+        print_table(table.columns, table.rows)
     if sentences:
         print(f"\n{last.title}:")
         for row in last.rows:
@@ -127,11 +126,6 @@ def print_report(report: Report, *, sentences: bool = False) -> None:
 def _wrapped(text: str, *, indent: str = "") -> str:
     width = min(max(shutil.get_terminal_size().columns, 40), WIDEST)
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def _print_titled(table: Table) -> None:
-    print(f"\n{table.title}:")
-    print_table(table.columns, table.rows)
 
 
 def print_written(files: Sequence[Path]) -> None:

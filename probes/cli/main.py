@@ -27,22 +27,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PATIENCE = 20  # seconds within which the first of several processes reports what is wrong
 # Commands whose prompts several processes can share:
 SHARED = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap")
-COMMANDS = (
-    jacobian,
-    theory,
-    map_,
-    sinks,
-    trajectory,
-    leakage,
-    bos_swap,
-    inspect,
-    match,
-    toy,
-    report,
-    compare,
-    export,
-    pretrain,
-)
+COMMANDS = [jacobian, theory, map_, sinks, trajectory, leakage, bos_swap]
+COMMANDS += [inspect, match, toy, report, compare, export, pretrain]
 EXAMPLES = """Examples:
   headwater jacobian tiny-llama
   headwater theory tiny-llama
@@ -120,9 +106,7 @@ def main() -> None:
 
 def _complain(message: str, code: int) -> int:
     who = int(os.environ.get("RANK", "0") or 0) if processes.launched() > 1 else 0
-    if (
-        who > 0 and not processes.begun()
-    ):  # all processes have the same to say, and the launcher ends all with the first
+    if who > 0 and not processes.begun():  # all have the same to say, and the launcher ends all with the first
         time.sleep(PATIENCE)
         return code
     print("headwater:" if who == 0 else f"headwater, process {who}:", " ".join(message.split()), file=sys.stderr)

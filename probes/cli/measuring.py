@@ -10,7 +10,7 @@ from typing import Any, Literal
 from . import options as read
 from .command import argument, command, flag, option
 from .console import given, print_report, print_table, print_written, progress, remark
-from .options import Bands, Chat, First, Initialization, Options, Running, Seed, Seeds, Source, Target, values
+from .options import Bands, Chat, First, Initialization, Options, Running, Seed, Seeds, Source, Target
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Profiles(Options):
     from_layer: int = option("Sensitivity to this block's input instead of the embeddings.", 0)
 
     def values(self) -> dict[str, Any]:
-        return vars(self) | {"conditions": read.conditions(self.conditions), "products": read.products(self.products)}
+        conditions = tuple(part.strip() for part in self.conditions.split(",") if part.strip())
+        return vars(self) | {"conditions": conditions, "products": read.products(self.products)}
 
 
 @command(out=Path("runs/jacobian"), prompts=16)
@@ -56,7 +57,7 @@ def jacobian(target: Target, profiles: Profiles, source: Source, running: Runnin
     from ..studies.runner import written_files
     from ..studies.study import COLUMNS, cells, rope_correlations, summarize
 
-    results = _study("jacobian", target, running, values(profiles, source))
+    results = _study("jacobian", target, running, profiles.values() | source.values())
     _print_rows(results, COLUMNS, [list(cells(row)) for row in summarize(results)])
     for name, correlation in rope_correlations(results).items():
         print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
@@ -85,17 +86,17 @@ def theory(target: Target, profiles: Profiles, source: Source, running: Running)
     from ..studies.runner import written_files
     from ..studies.study import AGREEMENT_COLUMNS, agreement_cells, agreements, described
 
-    def rows(results: Any) -> list[list[str]]:
-        return [list(agreement_cells(row)) for row in agreements(results)]
+    rows: list[list[str]] = []
 
     def finish(results: Any) -> None:
+        rows.extend(list(agreement_cells(row)) for row in agreements(results))
         title, lines = "Theories against measured profiles", [f"`{given()}`", described(results)]
-        write_table(target.out / "theory.md", title, lines, AGREEMENT_COLUMNS, rows(results))
+        write_table(target.out / "theory.md", title, lines, AGREEMENT_COLUMNS, rows)
 
-    settings = values(profiles, source)
+    settings = profiles.values() | source.values()
     settings |= {"theories": ("uniform", "values", "score_path", "config"), "by_path": True}
     results = _study("theory", target, running, settings, finish=finish)
-    _print_rows(results, AGREEMENT_COLUMNS, rows(results))
+    _print_rows(results, AGREEMENT_COLUMNS, rows)
     print_written(written_files(results, target.out, "theory", "theory.md"))
 
 
@@ -142,10 +143,8 @@ class Sinks(Options):
 
         reacts = None if self.reacts == "off" else parse_replacement(self.reacts)
         found = vars(self) | {"reacts": reacts, "effect": parse_effect(self.effect)}
-        if self.keys is None:  # the default is as many of the first as a prompt has
-            del found["keys"]
-        else:
-            found["keys"] = parse_keys(self.keys)
+        if (keys := found.pop("keys")) is not None:  # the default is as many of the first as a prompt has
+            found["keys"] = parse_keys(keys)
         return found
 
 
@@ -253,7 +252,7 @@ def _survey(
     from ..studies.survey import PROBES, survey
 
     with progress(source.prompts) as advance:
-        how = {"reporting": reporting, "advance": advance, "told": remark, **values(source, running)}
+        how = source.values() | running.values() | {"reporting": reporting, "advance": advance, "told": remark}
         results = survey(target.sources, target.out, probe, options=options, **how)
     print_report(PROBES[probe].report(results, **reporting))
     print_written(written_files(results, target.out, probe, f"{probe}.md"))

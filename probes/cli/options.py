@@ -59,11 +59,6 @@ class Options:
         return dict(vars(self))
 
 
-def values(*groups: Options) -> dict[str, Any]:
-    """The arguments of a study from groups of options."""
-    return {name: value for group in groups for name, value in group.values().items()}
-
-
 @dataclass(frozen=True)
 class Target:
     """Which models are measured, and where the results go."""
@@ -121,9 +116,8 @@ class Running(Options):
 
     def values(self) -> dict[str, Any]:
         """As `Options.values`, with `split_over` for models larger than one device."""
-        spread = self.split_over()
         found: dict[str, Any] = {"backend": self.backend, "device": self.device, "dtype": self.dtype}
-        return found | ({"split_over": spread} if spread else {})
+        return found | ({"split_over": spread} if (spread := self.split_over()) else {})
 
     def split_over(self) -> dict[str, Any]:
         """What `probes.load` takes for models larger than one device, without what was not given.
@@ -156,11 +150,6 @@ class Bands(Options):
 
         bands = None if self.bands is None else parse_bands(self.bands)
         return vars(self) | {"bands": bands, "lags": parse_lags(self.lags)}
-
-
-def conditions(text: str) -> tuple[Any, ...]:
-    """Names in a list, as in "init,pretrained"; the study says which there are."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def products(text: str | None) -> int | Literal["auto"] | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..errors import InputError
 from .command import argument, command, flag, option
 from .console import given, print_report, print_written, progress, remark
-from .options import Initialization, Running, Source, values
+from .options import Initialization, Running, Source
 
 
 @command(without=("prompts", "device_map", "max_memory", "offload_folder"))
@@ -52,25 +52,18 @@ def report(
             "--quick measures models, and none is named; name one, as in headwater report tiny-llama --quick"
         )
     if models:
-        chosen = {name: value for name, value in values(source, running).items() if name not in ("prompts", "length")}
+        given_to = source.values() | running.values()
+        chosen = {name: value for name, value in given_to.items() if name not in ("prompts", "length")}
 
         def so_far(refused: Sequence[str]) -> None:
             _, written = _page(out, refused)
             remark(f"wrote {written[0]} with what is measured so far")
 
+        read = measuring.Source(**chosen, initialization=initialization)
+        how: dict[str, Any] = {"count": prompts, "length": source.length, "fresh": fresh, "quick": quick}
         with progress(telling=False) as advance:
-            refused = measuring.measure(
-                models,
-                out,
-                count=prompts,
-                length=source.length,
-                source=measuring.Source(**chosen, initialization=initialization),
-                fresh=fresh,
-                quick=quick,
-                advance=advance,
-                told=remark,
-                between=so_far,
-            )
+            how |= {"advance": advance, "told": remark, "between": so_far}
+            refused = measuring.measure(models, out, source=read, **how)
     lines, written = _page(out, refused)
     print("\n".join(lines))
     print_written(written)
@@ -78,7 +71,7 @@ def report(
 
 def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Write the page of all results under a folder; return its sentences, and the files, the page first."""
-    from toy.experiments.experiment import claims_of, report_of
+    from toy.experiments.experiment import EXPERIMENTS, claims_of, report_of
 
     from ..claims.claim import claims_table, headline, merged
     from ..claims.sources import claims
@@ -95,7 +88,8 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
         raise InputError(
             f"'{out}' holds no results to report; name a model to measure, as in headwater report tiny-llama"
         )
-    toys = _toys(collected)
+    files = [(kind, name) for kind in collected if kind.split("/")[0] == "toy" for name in collected[kind]]
+    toys = [(name, collected[kind][name], collected.files[kind, name]) for kind, name in files if name in EXPERIMENTS]
     found = merged([*claims(collected), *(claim for name, ds, _ in toys for claim in claims_of(name, ds))])
     written = [out / "index.html", out / "claims.md"]
     picture = None
@@ -113,18 +107,6 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
             written += [picture, picture.with_suffix(".svg")]
         build(collected, found, out, command=given(), picture=picture, sentences=said, remarks=refused)
     return [*said, *headline(found)], written
-
-
-def _toys(collected: Any) -> list[tuple[str, Any, Path]]:
-    """Every result of a toy experiment: its name, the result and its file."""
-    from toy.experiments.experiment import EXPERIMENTS
-
-    return [
-        (name, ds, collected.files[kind, name])
-        for kind in collected
-        for name, ds in collected[kind].items()
-        if kind.split("/")[0] == "toy" and name in EXPERIMENTS
-    ]
 
 
 @command()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from . import options as read
 from .command import argument, command, flag, option
 from .console import given, print_report, print_table, print_written, progress, remark
-from .options import Bootstrap, Initialization, OneDevice, Options, Out, Running, Seeds, Source, Target, values
+from .options import Bootstrap, Initialization, OneDevice, Options, Out, Running, Seeds, Source, Target
 
 
 @command()
@@ -33,17 +33,17 @@ def map_(
     from ..run.files import write_table
     from ..studies.atlas import atlas, places
 
-    tables: list[list[list[str]]] = []
+    shown: list[list[str]] = []
 
     def finish(result: Any) -> None:
         map_figure(result, path=out / "map.png")
-        tables.append([list(cells(row)) for row in rows(result)])
+        shown.extend(list(cells(row)) for row in rows(result))
         lines = [f"`{given()}`", described(result)]
-        write_table(out / "map.md", "Where the U-shape at initialization holds", lines, COLUMNS, tables[0])
+        write_table(out / "map.md", "Where the U-shape at initialization holds", lines, COLUMNS, shown)
 
     with progress() as advance:
         atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance, told=remark, finish=finish)
-    print_table(COLUMNS, tables[0])
+    print_table(COLUMNS, shown)
     print_written([out / f"map.{end}" for end in ("nc", "png", "svg", "md")])
 
 
@@ -79,8 +79,8 @@ def match(target: Target, matching: Matching, source: Source, running: Running) 
 
     maker = Maker(QUICK if matching.quick else Settings(), running.device)
     with progress() as advance:
-        options = {"advance": advance, "told": remark, **values(matching, source, running)}
-        results = match(target.sources, target.out, maker, **options)
+        options = matching.values() | source.values() | running.values()
+        results = match(target.sources, target.out, maker, advance=advance, told=remark, **options)
     print_report(match_report(results))
     print_written(written_files(results, target.out, NAME, f"{NAME}.md"))
 

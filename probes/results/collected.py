@@ -65,9 +65,8 @@ def collect(root: str | Path) -> Collected:
             raise InputError(f"'{other}' and '{file}' are both of '{name}'; remove the one that is out of date")
         of_kind[name] = ds
         found.files[kind, name] = file
-    for of_kind in found.results.values():  # file names have another order: "tiny-llama-ntk.nc", "tiny-llama.nc"
-        for name in sorted(of_kind):
-            of_kind[name] = of_kind.pop(name)
+    for kind, of_kind in found.results.items():  # file names have another order: "tiny-llama-ntk.nc", "tiny-llama.nc"
+        found.results[kind] = dict(sorted(of_kind.items()))
     return found
 
 

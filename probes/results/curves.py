@@ -124,12 +124,15 @@ def mean_profile(sensitivity: ArrayLike, stderr: ArrayLike | None = None) -> Pro
         raise InputError(
             f"stderr has shape {list(errors.shape)}, sensitivity {list(values.shape)}; they belong together"
         )
-    count = len(values)
     mean = np.sqrt(np.mean(values**2, axis=0))
-    numerator = np.sqrt(np.sum((values * errors) ** 2, axis=0)) / count
+    numerator = np.sqrt(np.sum((values * errors) ** 2, axis=0)) / len(values)
     error = np.divide(numerator, mean, out=np.zeros_like(mean), where=mean != 0)
-    spread = np.std(values, axis=0, ddof=1) if count > 1 else np.full_like(mean, np.nan)
-    return Profile(mean, error, spread)
+    return Profile(mean, error, deviation(values))
+
+
+def deviation(values: Float[np.ndarray, "prompt position"]) -> Float[np.ndarray, " position"]:
+    """The standard deviation between prompts; NaN for a single one."""
+    return np.std(values, axis=0, ddof=1) if len(values) > 1 else np.full_like(values[0], np.nan)
 
 
 def band(curves: ArrayLike) -> Band:
@@ -163,20 +166,24 @@ def profiles(ds: xr.Dataset, variable: str = "sensitivity") -> dict[str, list[Pr
         raise InputError(
             f"the result has {', '.join(map(str, ds.data_vars)) or 'nothing'}, no {variable}; give one of jacobian"
         )
-    if "condition" not in ds[variable].dims:
-        ds = ds.drop_vars(["condition", "seed"], errors="ignore")
-        ds = ds.expand_dims({"condition": [str(ds.attrs.get("condition", "pretrained"))], "seed": [0]})
+    ds = by_condition(ds, variable)
+    names = [variable, "stderr"] if variable == "sensitivity" and "stderr" in ds else [variable]
     found: dict[str, list[Profile]] = {}
     for condition in ds["condition"].values:
         for index in range(ds.sizes["seed"]):
             run = ds.sel(condition=condition).isel(seed=index)
-            values = run[variable].transpose("prompt", "position").values
-            if np.all(np.isnan(values)):
-                continue
-            has_errors = variable == "sensitivity" and "stderr" in run
-            errors = run["stderr"].transpose("prompt", "position").values if has_errors else None
-            found.setdefault(str(condition), []).append(mean_profile(values, errors))
+            curves = [run[name].transpose("prompt", "position").values for name in names]
+            if not np.all(np.isnan(curves[0])):
+                found.setdefault(str(condition), []).append(mean_profile(*curves))
     return found
+
+
+def by_condition(ds: xr.Dataset, variable: str) -> xr.Dataset:
+    """A result of `jacobian` with the dimensions condition and seed, also where it is of a single run."""
+    if "condition" in ds[variable].dims:
+        return ds
+    ds = ds.drop_vars(["condition", "seed"], errors="ignore")
+    return ds.expand_dims({"condition": [str(ds.attrs.get("condition", "pretrained"))], "seed": [0]})
 
 
 def estimate(ds: xr.Dataset, name: str, **where: object) -> tuple[float, float, float]:

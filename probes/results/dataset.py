@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import platform
 import shlex
 import warnings
@@ -54,37 +55,18 @@ def provenance(model: Any, tokens: Int[Tensor, "prompt position"], **options: An
     `weights_file` (JSON: its name, SHA-256 and number of tensors by type), from which the weights were dequantized.
     """
     identity = model.identity
-    more = {
-        "initialization": identity.initialization,
-        "replacement": getattr(model, "replacement", None),
-        "weights_file": identity.weights_file,
-    }
-    return (
-        attributes(
-            {
-                "model": identity.name,
-                "revision": identity.revision,
-                "condition": identity.condition,
-                "weights": identity.weights,
-                "config": identity.config,
-                "backend": identity.backend,
-                "dtype": identity.dtype,
-                "device": identity.device,
-                "tokens_sha256": tokens_hash(tokens),
-                "options": options,
-            }
-            | {name: value for name, value in more.items() if value is not None}
-        )
-        | made_with()
-    )
+    names = ("revision", "condition", "weights", "config", "backend", "dtype", "device")
+    found = {"model": identity.name, **{name: getattr(identity, name) for name in names}}
+    more = {"initialization": identity.initialization, "replacement": getattr(model, "replacement", None)}
+    more["weights_file"] = identity.weights_file
+    found |= {"tokens_sha256": tokens_hash(tokens), "options": options}
+    return attributes(found | {name: value for name, value in more.items() if value is not None}) | made_with()
 
 
 def made_with() -> dict[str, Attribute]:
     """The part of `provenance` that belongs to no model: versions, platform, command and time."""
-    return {
-        "headwater": _version("headwater"),
-        "torch": _version("torch"),
-        "transformers": _version("transformers"),
+    versions: dict[str, Attribute] = {name: _version(name) for name in ("headwater", "torch", "transformers")}
+    return versions | {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "command": _command,
@@ -124,15 +106,10 @@ def dataset(
         name: _variable(*coord) if isinstance(coord, tuple) else _variable((name,), coord)
         for name, coord in (coords or {}).items()
     }
+    sizes = {dim: size for dims, values, _ in made.values() for dim, size in zip(dims, values.shape, strict=True)}
     for name in ("prompt", "position"):
-        sizes = {
-            size
-            for dims, values, _ in made.values()
-            for dim, size in zip(dims, values.shape, strict=True)
-            if dim == name
-        }
-        if sizes and name not in given:
-            given[name] = ((name,), np.arange(max(sizes)), {})
+        if name in sizes:
+            given.setdefault(name, ((name,), np.arange(sizes[name]), {}))
     return xr.Dataset(made, coords=given, attrs=attributes(attrs or {}))
 
 
@@ -159,10 +136,11 @@ def to_bytes(ds: xr.Dataset) -> bytes:
 
 def from_bytes(content: bytes) -> xr.Dataset:
     """The result that `to_bytes` made this of."""
-    return _plain_attributes(xr.load_dataset(io.BytesIO(content), engine="h5netcdf"))
+    return _read(io.BytesIO(content))
 
 
-def _plain_attributes(ds: xr.Dataset) -> xr.Dataset:
+def _read(file: Path | io.BytesIO) -> xr.Dataset:
+    ds = xr.load_dataset(file, engine="h5netcdf")
     ds.attrs = {name: value.item() if isinstance(value, np.generic) else value for name, value in ds.attrs.items()}
     return ds
 
@@ -183,12 +161,12 @@ def load(path: str | Path) -> xr.Dataset:
             ours = "headwater" in dict(file.attrs)
         with warnings.catch_warnings():
             warnings.simplefilter("error", xr.SerializationWarning)  # values that contradict each other
-            ds = xr.load_dataset(path, engine="h5netcdf") if ours else xr.Dataset()
+            ds = _read(path) if ours else xr.Dataset()
     except Exception as error:  # each reader raises its own
         raise InputError(f"result '{path}' cannot be read ({reason(error)}); make it again") from None
     if not ours:
         raise InputError(f"'{path}' was not written by headwater (no such attribute); give a result of this package")
-    return _plain_attributes(ds)
+    return ds
 
 
 def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
@@ -218,15 +196,16 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
         runs[run] = ds
         _check_alike(first, ds, _run_name(run))
 
-    found = {condition for condition, _ in runs}
-    conditions = [c for c in CONDITIONS if c in found] + sorted(found.difference(CONDITIONS))
+    known = {condition: n for n, condition in enumerate(CONDITIONS)}
+    conditions = sorted({condition for condition, _ in runs}, key=lambda one: (known.get(one, len(known)), one))
     seeds = sorted({seed for _, seed in runs if seed is not None}) or [0]
-    place = {
-        (condition, seed): (conditions.index(condition), 0 if seed is None else seeds.index(seed))
-        for condition, seed in runs
-    }
     shape = (len(conditions), len(seeds))
-    everywhere = len(runs) == shape[0] * shape[1]
+
+    def placed(values: Iterable[Any], joined: np.ndarray) -> np.ndarray:
+        """One value per run, each at its condition and seed."""
+        for (condition, seed), value in zip(runs, values, strict=True):
+            joined[conditions.index(condition), 0 if seed is None else seeds.index(seed)] = value
+        return joined
 
     variables: dict[Hashable, Any] = {}
     for name, variable in first.data_vars.items():
@@ -235,35 +214,32 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
             continue
         if variable.dtype.kind not in "fiub":
             raise InputError(f"variable '{name}' holds {variable.dtype} and cannot be combined; leave it out")
-        dtype = variable.dtype if everywhere or variable.dtype.kind == "f" else np.dtype("float64")
-        joined = np.full(shape + variable.shape, np.nan if dtype.kind == "f" else 0, dtype=dtype)
-        for run, ds in runs.items():
-            joined[place[run]] = ds[name].values
+        complete = len(runs) == math.prod(shape) or variable.dtype.kind == "f"
+        dtype = variable.dtype if complete else np.dtype("float64")
+        empty = np.full(shape + variable.shape, np.nan if dtype.kind == "f" else 0, dtype=dtype)
+        joined = placed((ds[name].values for ds in runs.values()), empty)
         variables[name] = (("condition", "seed", *variable.dims), joined, variable.attrs)
     counts = [sum(condition == other for other, _ in runs) for condition in conditions]
     variables["runs"] = (("condition",), np.array(counts), {"long_name": "number of seeds", "units": "1"})
 
     coords: dict[Hashable, Any] = {name: coord.variable for name, coord in first.coords.items()}
-    coords["condition"], coords["seed"] = conditions, seeds
+    coords |= {"condition": conditions, "seed": seeds}
     attrs: dict[str, Any] = {}
     for name in dict.fromkeys(name for ds in datasets for name in ds.attrs):
+        values = [ds.attrs.get(name, "") for ds in runs.values()]
         if name in ("condition", "seed"):
             continue
-        values = {run: ds.attrs.get(name, "") for run, ds in runs.items()}
         if name == "created":
-            attrs[name] = max(map(str, values.values()))  # ISO 8601: sorted as text, sorted in time
-            continue
-        if name != "weights" and len({repr(value) for value in values.values()}) == 1:
-            attrs[name] = first.attrs[name]
-            continue
-        if name in coords or name in variables:
+            attrs[name] = max(map(str, values))  # ISO 8601: sorted as text, sorted in time
+        elif name != "weights" and len(set(map(repr, values))) == 1:
+            attrs[name] = values[0]
+        elif name in coords or name in variables:
             raise InputError(
                 f"attribute '{name}' differs between runs and is a variable's name too; rename one of them"
             )
-        texts = np.full(shape, "", dtype=object)
-        for run, value in values.items():
-            texts[place[run]] = str(value)
-        coords[name] = (("condition", "seed"), texts.astype(str))
+        else:
+            texts = placed(map(str, values), np.full(shape, "", dtype=object))
+            coords[name] = (("condition", "seed"), texts.astype(str))
     return xr.Dataset(variables, coords=coords, attrs=attrs)
 
 
@@ -301,10 +277,7 @@ def _version(distribution: str) -> str:
 
 
 def _attribute(value: Any) -> Attribute:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, Path):
-        value = str(value)
+    value = value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
     if isinstance(value, str):  # paths may hold bytes that are no UTF-8, and files keep nothing else
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63):
@@ -343,19 +316,21 @@ def _run_name(run: tuple[str, int | None]) -> str:
 
 
 def _check_alike(first: xr.Dataset, ds: xr.Dataset, run: str) -> None:
+    shapes = [{name: (v.dims, v.shape) for name, v in d.variables.items()} for d in (first, ds)]
+    differing = sorted(str(n) for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
+    others = [name for name in first.coords if name in ds and not ds[name].variable.equals(first[name].variable)]
     if "tokens" not in ds or not ds["tokens"].variable.equals(first["tokens"].variable):
         raise InputError(f"{run} was measured on other tokens than the first result; measure both on the same prompts")
     if ds.attrs.get("config") != first.attrs.get("config"):
         raise InputError(f"{run} has another model config than the first result; combine results of one architecture")
-    shapes = [{name: (v.dims, v.shape) for name, v in d.variables.items()} for d in (first, ds)]
-    if shapes[0] != shapes[1]:
-        differing = sorted(str(n) for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
+    if differing:
         raise InputError(
             f"{run} differs from the first result in {', '.join(differing)}; use the same measurement and options"
         )
-    for name in first.coords:
-        if not ds[name].variable.equals(first[name].variable):
-            raise InputError(f"{run} has other values of '{name}' than the first result; measure both at the same ones")
+    if others:
+        raise InputError(
+            f"{run} has other values of '{others[0]}' than the first result; measure both at the same ones"
+        )
 
 
 def tokens_hash(tokens: Int[Tensor, "prompt position"]) -> str:
@@ -367,7 +342,5 @@ def tokens_hash(tokens: Int[Tensor, "prompt position"]) -> str:
 def drawn_from(results: Mapping[str, xr.Dataset]) -> str:
     """What the fresh weights in these results, and theory from the config alone, were drawn from; "" where none says."""
     found = [value for ds in results.values() for value in recorded(ds, "initialization")]
-    found += [
-        str(v.attrs["initialization"]) for ds in results.values() for v in ds.values() if "initialization" in v.attrs
-    ]
+    found += [str(variable.attrs.get("initialization", "")) for ds in results.values() for variable in ds.values()]
     return " / ".join(dict.fromkeys(filter(None, found)))

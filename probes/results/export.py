@@ -8,10 +8,9 @@ from typing import Literal
 
 import xarray as xr
 
-from ..errors import InputError
+from ..errors import InputError, check_choice
 from ..run.files import atomic, together
 
-FORMATS = ("parquet",)
 METADATA = b"headwater"  # the key of a file's metadata under which the attributes of the result stand, as JSON
 COMPRESSION = "zstd"
 
@@ -36,8 +35,7 @@ def export(ds: xr.Dataset, out: str | Path, name: str, to: Literal["parquet"] = 
         InputError: the format is none of these, the result has no variables, the name is a path or empty, or the folder
             cannot be written to.
     """
-    if to not in FORMATS:
-        raise InputError(f"format '{to}' does not exist; use {', '.join(FORMATS)}")
+    check_choice("format", to, ("parquet",))
     if not ds.data_vars:
         raise InputError("the result has no variables; give one that has")
     if not name or Path(name).name != name:
@@ -53,16 +51,11 @@ def export(ds: xr.Dataset, out: str | Path, name: str, to: Literal["parquet"] = 
     files = []
     with together():
         for dims, variables in shapes.items():
-            some = ds[variables]
-            if dims:
-                frame = some.to_dataframe(dim_order=list(dims)).reset_index()
-            else:
-                frame = some.expand_dims("row").to_dataframe().reset_index(drop=True)
+            some = ds[variables] if dims else ds[variables].expand_dims("row")
+            frame = some.to_dataframe(dim_order=list(dims) or None).reset_index(drop=not dims)
             table = pyarrow.Table.from_pandas(frame, preserve_index=False)
-            fields = []
-            for field in table.schema:
-                said = ds[field.name].attrs if field.name in ds.variables else {}
-                fields.append(field.with_metadata({key: str(value) for key, value in said.items()} or None))
+            said = {name: {key: str(value) for key, value in v.attrs.items()} for name, v in ds.variables.items()}
+            fields = [field.with_metadata(said.get(field.name) or None) for field in table.schema]
             metadata = {**(table.schema.metadata or {}), METADATA: provenance}
             table = table.cast(pyarrow.schema(fields, metadata=metadata))
             files.append(Path(out) / f"{name}-{'-'.join(dims) or 'scalars'}.parquet")

@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
-from .curves import Profile, band
+from .curves import Profile, band, by_condition, deviation
 from .dataset import options_of
 from .statistics import Interval, jackknifed, spread, units
 from .ushape import NUMBERS, numbers
@@ -39,21 +39,18 @@ def elasticities(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Curv
         variable = variable.replace("elasticity", "sensitivity")
     if variable not in ds or not {"prompt", "position"} <= set(ds[variable].dims):
         return {}
-    if "condition" not in ds["sensitivity"].dims:
-        ds = ds.drop_vars(["condition", "seed"], errors="ignore")
-        ds = ds.expand_dims({"condition": [str(ds.attrs.get("condition", "pretrained"))], "seed": [0]})
+    ds = by_condition(ds, "sensitivity")
     if set(ds[variable].dims) != {"condition", "seed", "prompt", "position"}:
         return {}
     end = int(options_of(ds).get("query", ds.sizes["position"] - 1)) + 1
     values = ds[variable].transpose("condition", "seed", "prompt", "position").values.astype(np.float64)
     if variable != "elasticity" and comparable(ds):
         values = values * _unit(ds)
-    found = {}
-    for condition, runs in zip(map(str, ds["condition"].values), values[..., :end], strict=True):
-        known = runs[~np.isnan(runs).all((1, 2))]
-        if len(known):
-            found[condition] = known
-    return found
+    known = {
+        str(name): runs[~np.isnan(runs).all((1, 2))]
+        for name, runs in zip(ds["condition"].values, values[..., :end], strict=True)
+    }
+    return {condition: runs for condition, runs in known.items() if len(runs)}
 
 
 def typical(values: Float[np.ndarray, "*seed prompt position"]) -> Float[np.ndarray, " position"]:
@@ -80,17 +77,14 @@ def mean_profiles(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, lis
             error = np.where(seen, np.nan, 0.0)
             if len(set(unit.tolist())) > 1:
                 error[seen] = mean[seen] * spread(lambda some: some.mean(0), np.log(values[:, seen]), unit)
-            deviation = np.std(values, axis=0, ddof=1) if len(values) > 1 else np.full_like(mean, np.nan)
-            found.setdefault(condition, []).append(Profile(mean, error, deviation))
+            found.setdefault(condition, []).append(Profile(mean, error, deviation(values)))
     return found
 
 
 def shape(ds: xr.Dataset, condition: str) -> dict[str, Interval]:
     """`NUMBERS` of one condition with their 95 % intervals over documents; empty where it was not measured."""
     values = elasticities(ds).get(condition)
-    if values is None:
-        return {}
-    return ranged(values.swapaxes(0, 1), units(ds))
+    return {} if values is None else ranged(values.swapaxes(0, 1), units(ds))
 
 
 def ranged(values: Float[np.ndarray, "sample other position"], unit: Int[np.ndarray, " sample"]) -> dict[str, Interval]:
@@ -125,5 +119,8 @@ def _ratio(estimate: Callable[[np.ndarray], float], values: np.ndarray, unit: np
 def _unit(ds: xr.Dataset) -> Float[np.ndarray, "condition seed prompt 1"]:
     """rms(x) / rms(h) of every prompt, from the two forms of its sensitivity."""
     order = ("condition", "seed", "prompt", "position")
-    raw, free = (ds[name].transpose(*order).values.astype(np.float64) for name in ("sensitivity", "elasticity"))
-    return free.sum(-1, keepdims=True) / np.where(raw.sum(-1, keepdims=True) > 0, raw.sum(-1, keepdims=True), np.nan)
+    raw, free = (
+        ds[name].transpose(*order).values.astype(np.float64).sum(-1, keepdims=True)
+        for name in ("sensitivity", "elasticity")
+    )
+    return free / np.where(raw > 0, raw, np.nan)

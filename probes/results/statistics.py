@@ -60,10 +60,7 @@ def _quantile(share: float, freedom: float | int) -> float:
 
 def units(ds: xr.Dataset) -> Int[np.ndarray, " prompt"]:
     """The number of each prompt's unit: its document, or the prompt itself where there is none or one alone."""
-    count = ds.sizes["prompt"]
-    if "document" not in ds.coords:
-        return np.arange(count)
-    return numbered(ds["document"].values)
+    return numbered(ds["document"].values) if "document" in ds.coords else np.arange(ds.sizes["prompt"])
 
 
 def numbered(documents: Sequence[str] | np.ndarray) -> Int[np.ndarray, " prompt"]:
@@ -178,15 +175,14 @@ def paired(
         estimate: of values [prompt, ...], as in `jackknifed`.
         one, other: values [prompt, ...] and the number of each prompt's unit [prompt]; numbers mean the same in both.
     """
-    values = (one[0], other[0])
-    side = np.repeat([0, 1], [len(one[0]), len(other[0])])
-    row = np.concatenate([np.arange(len(one[0])), np.arange(len(other[0]))])
+    count = len(one[0])
 
     def difference(chosen: np.ndarray) -> float:
-        first, second = (float(estimate(values[n][row[chosen][side[chosen] == n]])) for n in (0, 1))
-        return second - first
+        first, second = one[0][chosen[chosen < count]], other[0][chosen[chosen >= count] - count]
+        return float(estimate(second)) - float(estimate(first))
 
-    return jackknifed(difference, np.arange(len(row)), np.concatenate([one[1], other[1]]))
+    whole = np.concatenate([one[1], other[1]])
+    return jackknifed(difference, np.arange(len(whole)), whole)
 
 
 def apart(one: Interval, other: Interval) -> Interval:

@@ -11,6 +11,7 @@ import xarray as xr
 
 from ..errors import InputError
 from .curves import relative_error, rms_log_error
+from .tables import number
 from .ushape import UShape, ushape
 
 BLOCKS = 12  # of places where depth is not what is moved
@@ -32,7 +33,7 @@ class Row(Mapping[str, Any]):
         return iter([*map(str, self._ds.data_vars), *map(str, self._ds.coords)])
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(self._ds.variables)
 
     def error(self, theory: str) -> float:
         """Mean over positions of |predicted / measured - 1|; NaN where that theory was not computed."""
@@ -109,7 +110,6 @@ def cells(row: Row) -> Iterator[str]:
     for value in (shape.primacy, shape.recency):
         yield "no middle" if not math.isfinite(value) else f"{value:.3g}"
     yield "U" if min(shape.primacy, shape.recency) >= FACTOR else "-"
-    for theory in ("uniform", "values", "score_path", "config"):
-        yield "-" if math.isnan(row.error(theory)) else f"{row.error(theory):.1%}"
+    yield from (number(row.error(theory), ".1%") for theory in ("uniform", "values", "score_path", "config"))
     yield f"{row.cesaro_error:.1%}"
-    yield "-" if math.isnan(row.value_share) else f"{row.value_share:.3f}"
+    yield number(row.value_share, ".3f")

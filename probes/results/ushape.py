@@ -79,10 +79,8 @@ def numbers(curve: Float[np.ndarray, " position"]) -> dict[str, float]:
     length = len(curve)
     if length < SHORTEST:
         return dict.fromkeys(NUMBERS, math.nan)
-    edge = beginning(length)
-    middle = middle_of(curve)
-    first, last = float(np.mean(curve[:edge])), float(curve[-1])
-    behind = float(np.mean(curve[1:edge])) if edge > 1 else math.nan
+    edge, middle, last = beginning(length), middle_of(curve), float(curve[-1])
+    first, behind = float(np.mean(curve[:edge])), float(np.mean(curve[1:edge])) if edge > 1 else math.nan
     ratios = [x / middle if middle > 0 else math.nan for x in (first, behind, last)]
     return dict(zip(NUMBERS, (first, middle, last, *ratios), strict=True))
 
@@ -104,15 +102,10 @@ def parts_of(profile: Float[np.ndarray, " position"]) -> np.ndarray:
     more than `RECENCY` times its median over the middle half of the positions that it reaches at all.
     """
     length = len(profile)
-    reached = np.flatnonzero(profile > 0)
-    start = int(reached[0]) if len(reached) else 0
-    seen = length - start
-    quarter = seen // 4
-    middle = np.median(profile[start + quarter : length - quarter]) if seen else 0.0
+    start = int(np.argmax(profile > 0))  # 0 where none is
+    quarter = (length - start) // 4
+    high = profile[:-1] > RECENCY * np.median(profile[start + quarter : length - quarter])
     parts = np.full(length, "rest", dtype="<U7")
-    at = length - 1
-    while at > 0 and (at == length - 1 or profile[at] > RECENCY * middle):
-        parts[at] = "recency"
-        at -= 1
+    parts[np.flatnonzero(~high).max(initial=0) + 1 :] = "recency"
     parts[0] = "sink"
     return parts

@@ -91,9 +91,8 @@ class MeasuredBlock:
         block, parts = self.block, self.block.parts
         down = parts.down.weight if block.post_mlp is None else parts.down.weight * block.post_mlp.weight[:, None]
         out = torch.linalg.vector_norm(down.to(self.dtype), dim=0).square()  # [f]
-        first = (
-            torch.linalg.vector_norm(block.folded.mlp.to(self.dtype), dim=1).square().view(len(block.slopes), -1)
-        )  # [gate and up, or up; f]
+        first = torch.linalg.vector_norm(block.folded.mlp.to(self.dtype), dim=1).square()
+        first = first.view(len(block.slopes), -1)  # [gate and up, or up; f]
         kernel = torch.zeros_like(gram)
         for slope, norms in zip(block.slopes, first, strict=True):
             slope = slope[0].to(self.dtype)  # [T, f]
@@ -144,9 +143,8 @@ class MeasuredBlock:
                 score += path.through(head, pattern if slope is None else pattern.mul_(slope), metric)
         value = self._through(block.stream_norm, value.tril() + value.tril(-1).T)
         if path is not None:
-            value.diagonal().addcmul_(
-                score, block.stream_norm.inverse[0, :, 0].to(self.dtype).pow(2), value=1 / self.width
-            )
+            inverse = block.stream_norm.inverse[0, :, 0].to(self.dtype)
+            value.diagonal().addcmul_(score, inverse.pow(2), value=1 / self.width)
         return value
 
     def _pattern(self, head: int) -> tuple[Float[Tensor, "query key"], Tensor | None]:
@@ -184,36 +182,25 @@ class BornBlock:
     def __init__(self, birth: Birth, layer: int, stream: Float[Tensor, "position position"]) -> None:
         self.birth, self.window, self.stream = birth, birth.spec.windows[layer], stream
         spec = birth.spec
-        normed = _normed(stream, birth.eps)
         features = spec.heads * spec.head_dim
         self.strength = spec.width * features * birth.o**2 * birth.v**2  # E ||W_O W_V||_F^2 / d
-        self.patterns = None  # of each head, where they differ
-        if birth.slopes is not None:
-            rates = torch.tensor(birth.slopes, dtype=stream.dtype)
-            self.patterns = contentless_patterns(len(stream), self.window, rates, stream.device)
-        branch = self.strength * self._mixed(normed)
-        self.attention_scale = _post_scale(branch, birth)
+        rates = None if birth.slopes is None else torch.tensor(birth.slopes, dtype=stream.dtype)
+        self.patterns = contentless_patterns(len(stream), self.window, rates, stream.device)  # one, or each head's
+        branch = self.strength * (self.patterns @ self._normed(stream) @ self.patterns.mT).mean(0)
+        self.attention_scale = self._post_scale(branch)
         attention = _outer(branch, self.attention_scale)
         self.middle = stream if birth.parallel else stream + attention
-        branch, self.kernel = self._mlp(_normed(self.middle, birth.eps))
-        self.mlp_scale = _post_scale(branch, birth)
+        branch, self.kernel = self._mlp(self._normed(self.middle))
+        self.mlp_scale = self._post_scale(branch)
         self.after = stream + attention + _outer(branch, self.mlp_scale)
-
-    def _mixed(self, normed: Tensor) -> Tensor:
-        """A N A^T, mean over heads."""
-        if self.patterns is not None:
-            return (self.patterns @ normed @ self.patterns.mT).mean(0)
-        pattern = contentless_patterns(len(normed), self.window, None, normed.device)[0]
-        return pattern @ normed @ pattern.T
 
     def _mlp(self, normed: Tensor) -> tuple[Tensor, Tensor]:
         """(covariance of the branch's output, K on normed streams)."""
         birth, width = self.birth, self.birth.spec.width
         out = birth.features * birth.down**2  # sum over features of what one contributes to a component
         spread = (width * normed.diagonal()).sqrt()
-        values, slopes = gaussian_moments(
-            birth.activation, spread * (birth.up if birth.gate is None else birth.gate), normed
-        )
+        first = birth.up if birth.gate is None else birth.gate
+        values, slopes = gaussian_moments(birth.activation, spread * first, normed)
         if birth.gate is None:
             return out * values, out * width * birth.up**2 * slopes
         up = width * birth.up**2 * normed
@@ -224,7 +211,7 @@ class BornBlock:
         mlp = _outer(gram * self.kernel, self.mlp_scale * self._inverse(self.middle))
         above = gram if self.birth.parallel else gram + mlp
         seen = _outer(above, self.attention_scale)
-        if self.patterns is None:
+        if self.birth.slopes is None:
             attended = spread_uniformly(seen, self.window)
         else:
             attended = (self.patterns.mT @ seen @ self.patterns).mean(0)
@@ -238,15 +225,19 @@ class BornBlock:
         """
         mlp = row * self.kernel.diagonal().sqrt() * self.mlp_scale * self._inverse(self.middle)
         above = row if self.birth.parallel else row + mlp
-        patterns = self.patterns
-        if patterns is None:
-            patterns = contentless_patterns(len(row), self.window, None, row.device)
-        attended = (patterns.mT @ (above * self.attention_scale)).mean(0)
+        attended = (self.patterns.mT @ (above * self.attention_scale)).mean(0)
         added = self.strength**0.5 * attended * self._inverse(self.stream)
         return above + added + (mlp if self.birth.parallel else 0)
 
     def _inverse(self, covariance: Tensor) -> Tensor:
         return (covariance.diagonal() + self.birth.eps).rsqrt()
+
+    def _normed(self, covariance: Tensor) -> Tensor:
+        return _outer(covariance, self._inverse(covariance))
+
+    def _post_scale(self, branch: Tensor) -> Tensor:
+        """What a norm on the branch's output multiplies it by, where the family has one."""
+        return self._inverse(branch) if self.birth.post_norm else torch.ones_like(branch.diagonal())
 
 
 def _add_spread(total: Tensor, pattern: Tensor, gram: Tensor, strength: float) -> None:
@@ -270,22 +261,16 @@ def spread_uniformly(gram: Float[Tensor, "query query2"], window: int | None) ->
     reach = length if window is None else min(window, length)
     seen = torch.arange(1, length + 1, device=gram.device, dtype=torch.float64).clamp_max(reach)
     total = gram.double() / (seen[:, None] * seen[None, :])
-    return _sums_ahead(_sums_ahead(total, reach).T, reach).T.to(gram)
+    for _ in range(2):  # along the keys of the one, then of the other
+        total = torch.cat([sums_ahead(total[:, columns], reach) for columns in shares(length)], 1).T
+    return total.to(gram)
 
 
-def _sums_ahead(x: Float[Tensor, "n m"], reach: int) -> Float[Tensor, "n m"]:
-    """Of each row and the rows behind it, `reach` in all."""
-    found = torch.empty_like(x)
-    for columns in shares(x.shape[1]):
-        found[:, columns] = _sums_down(x[:, columns], reach)
-    return found
-
-
-def _sums_down(x: Float[Tensor, "n m"], reach: int) -> Float[Tensor, "n m"]:
-    """The same, at once.
+def sums_ahead(x: Float[Tensor, "n m"], reach: int) -> Float[Tensor, "n m"]:
+    """Of each row and the rows behind it, `reach` in all.
 
     The rest of the row's own chunk and the beginning of the next: differences of running sums would leave rounding where
-    the answer is zero, out of a window's reach.
+    the answer is zero, out of a window's reach, and drown small entries in the rounding of large ones.
     """
     length = len(x)
     chunks = torch.cat([x, x.new_zeros((-length) % reach + reach, x.shape[1])]).unflatten(0, (-1, reach))
@@ -329,13 +314,3 @@ def _outer(kernel: Tensor, factors: Tensor) -> Tensor:
     """kernel_ik f_i f_k."""
     factors = factors.to(kernel)
     return kernel * factors[:, None] * factors[None, :]
-
-
-def _normed(covariance: Tensor, eps: float) -> Tensor:
-    return _outer(covariance, (covariance.diagonal() + eps).rsqrt())
-
-
-def _post_scale(branch: Tensor, birth: Birth) -> Tensor:
-    """What a norm on the branch's output multiplies it by, where the family has one."""
-    diagonal = branch.diagonal()
-    return (diagonal + birth.eps).rsqrt() if birth.post_norm else torch.ones_like(diagonal)

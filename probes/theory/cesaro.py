@@ -1,7 +1,7 @@
 """Cesàro: what uniform attention alone makes of position, [Chowdhury], arXiv 2603.10123.
 
 Positions are 0-based, T tokens, L blocks. Row i of a block's matrix says which positions the state at i is mixed from;
-a row of the product says which input positions a state of the top is mixed from. Everything is numpy in float64; no
+a row of the product says which input positions a state of the top is mixed from. Everything is in float64; no
 model is needed.
 
 Without content, attention at i averages over all it sees: the Cesàro
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
@@ -30,6 +31,7 @@ from scipy.special import expit, gammainc, gammaln, logsumexp, xlogy
 
 from ..errors import InputError
 from ..results.curves import rms_log_error
+from .block import sums_ahead
 
 LOGITS = np.linspace(-32, 32, 257)  # of alpha, where the fit looks first: from 1e-14 to 1 - 1e-14, dense at both ends
 WORST = 1e4  # stands for an infinite log error in the fit; logarithms of float64 differ by less than 1,500
@@ -67,12 +69,22 @@ def cesaro_row(
     at_least("length", length, 1)
     at_least("blocks", blocks, 0)
     check_share(alpha)
-    widths = _widths(window, blocks)
+    windows = list(window) if isinstance(window, Sequence) else [window] * blocks
+    if len(windows) != blocks:
+        raise InputError(f"there are {len(windows)} windows for {blocks} blocks; give one per block, or one for all")
+    for width in windows:
+        if width is not None:
+            at_least("window", width, 1)
+    if not -length <= query < length:
+        raise InputError(f"query is {query} for {length} tokens; give from {-length} to {length - 1}")
     row = np.zeros(length)
-    seen = row[: _position(query, length) + 1]  # all a causal model can draw on
+    seen = row[: query % length + 1]  # all a causal model can draw on
     seen[-1] = 1.0
-    for width in reversed(widths):
-        seen[:] = _mix(seen, width, alpha)
+    count = np.arange(1, len(seen) + 1)
+    for one in reversed(windows):
+        width = min(one or len(seen), len(seen))
+        share = torch.from_numpy(seen / np.minimum(count, width))[:, None]
+        seen[:] = (1 - alpha) * seen + alpha * sums_ahead(share, width)[:, 0].numpy()
     return row
 
 
@@ -187,7 +199,7 @@ def fit_alpha(profile: ArrayLike, blocks: int, *, window: Windows = None, query:
     def error(alpha: float) -> float:
         return min(rms_log_error(row(alpha)[used], measured[used], free_scale=True), WORST)
 
-    grid = [error(float(alpha)) for alpha in expit(LOGITS)]
+    grid = [error(alpha) for alpha in expit(LOGITS).tolist()]
     found = [(error(1.0), 1.0), *zip(grid, expit(LOGITS).tolist(), strict=True)]
     for at in range(1, len(grid) - 1):
         if grid[at] <= min(grid[at - 1], grid[at + 1]):
@@ -200,28 +212,6 @@ def fit_alpha(profile: ArrayLike, blocks: int, *, window: Windows = None, query:
     curve = row(alpha)
     scale = math.exp(np.mean(np.log(measured[used]) - np.log(curve[used])))
     return CesaroFit(alpha, least, scale * curve)
-
-
-def _mix(row: Float[np.ndarray, " seen"], window: int | None, alpha: float) -> Float[np.ndarray, " seen"]:
-    """`row` N: the row after one more block below."""
-    size = len(row)
-    width = size if window is None else min(window, size)
-    share = row / np.minimum(np.arange(1, size + 1), width)
-    return (1 - alpha) * row + alpha * _sums_ahead(share, width)
-
-
-def _sums_ahead(values: Float[np.ndarray, " seen"], width: int) -> Float[np.ndarray, " seen"]:
-    """The sum of `width` values from each position on, fewer at the end.
-
-    Differences of one running sum would drown small entries in the rounding of large ones. A stretch of `width` values
-    is instead the end of one chunk of that size and the beginning of the next, each a running sum of its own.
-    """
-    chunks = -(-len(values) // width) + 1
-    grid = np.zeros((chunks, width))
-    grid.flat[: len(values)] = values
-    sums = np.cumsum(grid[:-1, ::-1], axis=1)[:, ::-1].copy()
-    sums[:, 1:] += np.cumsum(grid[1:, :-1], axis=1)
-    return sums.ravel()[: len(values)]
 
 
 def _averagings(blocks: int, alpha: float) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
@@ -244,22 +234,6 @@ def _depth(place: Float[np.ndarray, "*x"]) -> Float[np.ndarray, "*x"]:
 def check_share(alpha: float) -> None:
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha is {alpha}; give a share of attention from 0 to 1")
-
-
-def _position(query: int, length: int) -> int:
-    if not -length <= query < length:
-        raise InputError(f"query is {query} for {length} tokens; give from {-length} to {length - 1}")
-    return query % length
-
-
-def _widths(window: Windows, blocks: int) -> list[int | None]:
-    widths = list(window) if isinstance(window, Sequence) else [window] * blocks
-    if len(widths) != blocks:
-        raise InputError(f"there are {len(widths)} windows for {blocks} blocks; give one per block, or one for all")
-    for width in widths:
-        if width is not None:
-            at_least("window", width, 1)
-    return widths
 
 
 Windows = int | None | Sequence[int | None]  # one for all blocks, or one per block, lowest block first; None: causal

@@ -100,7 +100,7 @@ from ..models.linear import Folded, LinearizedBlock
 from ..models.load import born
 from ..models.memory import Sizes
 from ..models.pullback import Readout, readout_rows
-from ..models.view import Parts, Trace, View, obstacle
+from ..models.view import Parts, View, obstacle
 from ..results.dataset import attributes, dataset, made_with, provenance
 from ..run.memory import Retry
 from ..run.reporting import Progress, Report
@@ -158,7 +158,14 @@ def second_moment(
     def parts_of(layer: int) -> tuple[Parts, Folded]:
         if layer in apart:
             return apart[layer]
-        parts = _parts(model, layer)
+        parts = model.parts(layer)
+        if parts is None:
+            why = obstacle(model, layer)
+            raise InputError(
+                f"block {layer} of '{model.identity.name}' ({model.identity.backend}) cannot be taken apart"
+                + ("" if why is None else f" ({why})")
+                + "; the theory needs an unchanged transformers model of a supported family"
+            )
         found = parts, Folded.of(parts)
         if not model.offloaded:  # else it lies elsewhere for lack of room
             apart[layer] = found
@@ -169,7 +176,9 @@ def second_moment(
 
     def predicted(n: int) -> Piece:
         trace = model.trace(model.embed(tokens[n : n + 1, : at + 1]))
-        moments = _top(model, trace, readout)
+        top = trace.residual[-1][0]
+        dtype = torch.promote_types(top.dtype, torch.float32)
+        moments = Moments.at_readout(readout_rows(model, top[-1], readout).to(dtype), top.to(dtype))
         found: dict[int, Tensor] = {}
         for layer in reversed(sources):
             parts, folded = parts_of(layer)
@@ -189,24 +198,12 @@ def second_moment(
     )
     report.finish()
     values = torch.nn.functional.pad(profiles, (0, tokens.shape[1] - at - 1))
-    dims: tuple[str, ...] = ("prompt", "layer", "position")
-    if from_layer != "all":
-        dims, values = ("prompt", "position"), values[:, 0]
-    return dataset(
-        {"sensitivity": (dims, values, LABEL)},
-        tokens=tokens,
-        coords={"layer": layers} if from_layer == "all" else None,
-        attrs=provenance(
-            model,
-            tokens,
-            measurement="second_moment",
-            attention=attention,
-            score_path=score_path,
-            readout=readout,
-            query=at,
-            from_layer=from_layer,
-        ),
-    )
+    options: dict[str, Any] = {"measurement": "second_moment", "attention": attention, "score_path": score_path}
+    attrs = provenance(model, tokens, **options, readout=readout, query=at, from_layer=from_layer)
+    if from_layer == "all":
+        variables = {"sensitivity": (("prompt", "layer", "position"), values, LABEL)}
+        return dataset(variables, tokens=tokens, coords={"layer": layers}, attrs=attrs)
+    return dataset({"sensitivity": (("prompt", "position"), values[:, 0], LABEL)}, tokens=tokens, attrs=attrs)
 
 
 @torch.no_grad()
@@ -275,24 +272,6 @@ def second_moment_from_config(
     if tokens is None:
         return dataset({"sensitivity": (("position",), profiles[0], label)}, attrs=attrs)
     return dataset({"sensitivity": (("prompt", "position"), torch.stack(profiles), label)}, tokens=tokens, attrs=attrs)
-
-
-def _parts(model: View, layer: int) -> Parts:
-    parts = model.parts(layer)
-    if parts is None:
-        found = obstacle(model, layer)
-        raise InputError(
-            f"block {layer} of '{model.identity.name}' ({model.identity.backend}) cannot be taken apart"
-            + ("" if found is None else f" ({found})")
-            + "; the theory needs an unchanged transformers model of a supported family"
-        )
-    return parts
-
-
-def _top(model: View, trace: Trace, readout: Readout) -> Moments:
-    residual = trace.residual[-1][0]
-    dtype = torch.promote_types(residual.dtype, torch.float32)
-    return Moments.at_readout(readout_rows(model, residual[-1], readout).to(dtype), residual.to(dtype))
 
 
 def memory(model: View, length: int) -> int:

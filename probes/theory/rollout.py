@@ -77,7 +77,8 @@ def visible(length: int, *, window: int | None = None, prefix: int | None = None
         at_least("window", window, 1)
         mask &= back < window
     if prefix is not None:
-        _prefix(prefix, length)
+        if not 1 <= prefix <= length:
+            raise InputError(f"prefix is {prefix} for {length} tokens; give from 1 to {length}")
         mask[:, :prefix] = True
     return mask
 
@@ -133,10 +134,7 @@ def causal_bound(length: int, layers: int, eps: float) -> Float[np.ndarray, "lay
 
     Source: [Wu], arXiv 2502.01951, Theorem 4.1, with its constant.
     """
-    at_least("length", length, 1)
-    at_least("layers", layers, 1)
-    _entry(eps, length)
-    return _stays(np.arange(length) * eps, np.arange(1, layers + 1))
+    return window_bound(length, layers, eps, max(length, 2))
 
 
 def window_bound(length: int, layers: int, eps: float, window: int) -> Float[np.ndarray, "layer key"]:
@@ -156,9 +154,11 @@ def window_bound(length: int, layers: int, eps: float, window: int) -> Float[np.
     at_least("length", length, 1)
     at_least("layers", layers, 1)
     at_least("window", window, 2)
-    _entry(eps, min(length, window))
-    crossing = max(1, -(-(length - 1) // (window - 1)))
-    return _stays(np.arange(length) * eps**crossing, np.arange(1, layers + 1) // crossing)
+    seen, crossing = min(length, window), max(1, -(-(length - 1) // (window - 1)))
+    if not 0 < eps <= (1 + ROW_SUM) / seen:
+        raise InputError(f"eps is {eps}; give the smallest visible entry, above 0 and at most 1/{seen}: rows sum to 1")
+    falls, times = np.arange(length) * eps**crossing, np.arange(1, layers + 1) // crossing
+    return np.maximum(1 - falls, 0.0) ** times[:, None]  # where eps was rounded up, a chance just below zero is zero
 
 
 def prefix_bounds(length: int, layers: int, eps: float, prefix: int) -> PrefixBounds:
@@ -176,8 +176,7 @@ def prefix_bounds(length: int, layers: int, eps: float, prefix: int) -> PrefixBo
     Source: [Wu], arXiv 2502.01951, Theorem 4.3, with its constants.
     """
     outside = causal_bound(length, layers, eps)
-    _prefix(prefix, length)
-    outside[:, :prefix] = 1.0
+    outside[:, visible(length, prefix=prefix)[0]] = 1.0
     return PrefixBounds(outside, float(eps))
 
 
@@ -290,11 +289,6 @@ def rope_peak(t: int, c: float, theta: float, length: int) -> int:
     return int(np.sum(np.log1p(t / (x + 1)) >= _turning(c, theta) * (2 * x + 1)))
 
 
-def _stays(falls: Float[np.ndarray, " key"], times: np.ndarray) -> Float[np.ndarray, "layer key"]:
-    """(1 - falls)^times; where eps was rounded up, a chance to stay just below zero is zero."""
-    return np.maximum(1 - falls, 0.0) ** times[:, None]
-
-
 def _paths(distance: Float[np.ndarray, "*x"], t: int) -> Float[np.ndarray, "*x"]:
     """ln C(t+x, x): ways to go down x positions in t + 1 steps of zero or more."""
     at_least("t", t, 0)
@@ -334,16 +328,6 @@ def _turning(c: float, theta: float) -> float:
     if not math.isfinite(theta):
         raise InputError(f"theta is {theta}; give finite radians per token")
     return c * theta**2
-
-
-def _entry(eps: float, seen: int) -> None:
-    if not 0 < eps <= (1 + ROW_SUM) / seen:
-        raise InputError(f"eps is {eps}; give the smallest visible entry, above 0 and at most 1/{seen}: rows sum to 1")
-
-
-def _prefix(prefix: int, length: int) -> None:
-    if not 1 <= prefix <= length:
-        raise InputError(f"prefix is {prefix} for {length} tokens; give from 1 to {length}")
 
 
 def _distances(distance: int | float | ArrayLike) -> Float[np.ndarray, "*x"]:

@@ -67,10 +67,7 @@ class ScorePath:
         self.query_root = roots(q @ q.mT).to(self.dtype) * block.parts.scale
         self.key_gram = (k @ k.mT).to(self.dtype)
         self.first, self.second = torch.triu_indices(self.width, self.width, device=out.device)
-        self.rotary: tuple[Tensor, Tensor] | None = None
-        if block.rotary is not None:
-            cos, sin = (x.to(self.dtype).T.contiguous() for x in block.rotary)
-            self.rotary = cos, sin
+        self.rotary = [x.to(self.dtype).T.contiguous() for x in block.rotary or ()]  # cos and sin, where there are any
         self.queries = min(len(gram), share_of(QUERIES))
         self.components = min(self.width, max(1, NUMBERS // (self.width * self.queries)))
         self.visible = list(self._bands())
@@ -83,9 +80,8 @@ class ScorePath:
         for _ in range(2):  # its rows, and then its columns
             if norm is not None:
                 metric = self._across(metric, norm, own, slice(0, length)) * norm.weight.to(self.dtype)[:, None, None]
-            metric = self._rotated(
-                metric, slice(0, length), 1, torch.empty(metric.shape, dtype=self.dtype, device=metric.device)
-            ).transpose(0, 1)
+            room = torch.empty(metric.shape, dtype=self.dtype, device=metric.device)
+            metric = self._rotated(metric, slice(0, length), 1, room).transpose(0, 1)
         twice = torch.where(self.first == self.second, 1.0, 2.0).to(self.dtype)[:, None]
         return metric[self.first, self.second].mul_(twice)
 
@@ -145,7 +141,7 @@ class ScorePath:
         self, x: Float[Tensor, "c n rows"], rows: slice, sign: int, room: Float[Tensor, "c n rows"]
     ) -> Float[Tensor, "c n rows"]:
         """R_i on the first axis, or its transpose with `sign` -1, in `room`; `x` itself where there is no rotation."""
-        if self.rotary is None:
+        if not self.rotary:
             return x
         cos, sin = (table[:, None, rows] for table in self.rotary)
         end, half = len(cos), len(cos) // 2
@@ -159,8 +155,5 @@ class ScorePath:
         self, x: Float[Tensor, "c n rows"], norm: Normalized, head: int, rows: slice
     ) -> Float[Tensor, "c n rows"]:
         """A per-head norm's (I - unit unit^T / c) / rms on the first axis."""
-        unit, inverse = (
-            norm.unit[0, head, rows].to(self.dtype).T[:, None],
-            norm.inverse[0, head, rows, 0].to(self.dtype),
-        )
-        return (x - unit * (x * unit).mean(0)) * inverse
+        unit = norm.unit[0, head, rows].to(self.dtype).T[:, None]
+        return (x - unit * (x * unit).mean(0)) * norm.inverse[0, head, rows, 0].to(self.dtype)
