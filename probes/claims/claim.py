@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..results.tables import Report, Table
 
@@ -95,7 +95,7 @@ class Statement:
         if not isinstance(verdict, str):
             verdict = "not measured" if verdict is None and measured in ("", "-") else verdict_of(verdict)
         command = command or self.command if verdict in DECIDED else self.command or command
-        said = vars(self) | {"model": model or self.model, "command": command}
+        said: dict[str, Any] = vars(self) | {"model": model or self.model, "command": command}
         return Claim(**said, measured=measured, verdict=verdict, tiny=tiny)
 
 

@@ -153,7 +153,7 @@ def one_verdict(found: Mapping[str, Told], model: str, command: str) -> Judged |
     return Judged(said, every(test for _, test in found.values())(SURE), model, command) if found else None
 
 
-def in_each(results: Results | Groups, tell: Tell) -> Judged | None:
+def in_each(results: Mapping[str, xr.Dataset | Mapping[str, xr.Dataset]], tell: Tell) -> Judged | None:
     """The verdict over all models that are a case, of any size, by one result or several of each. None without any."""
     found = {name: said for name, one in results.items() if (said := tell(one))}
     groups = [_group(results[name]) for name in found]
@@ -175,7 +175,7 @@ def in_real(results: Results | Groups, tell: Tell) -> Judged | None:
     return (found or Judged("-", "not measured", "", ""))._replace(tiny=beside.measured) if beside else found
 
 
-def judging(condition: str) -> Callable[[Results, Tell], Judged | None]:
+def judging(condition: str) -> Callable[..., Judged | None]:
     """Who counts for "init" and for "pretrained"."""
     return in_each if condition == "init" else in_real
 

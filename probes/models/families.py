@@ -33,11 +33,12 @@ def _linear(module: Any) -> Linear:
 def _llama_parts(block: Any, *, plus_one: bool = False, **others: Any) -> Parts:
     """Of Llama, and of families that differ from it in the fields given."""
     attention, mlp = block.self_attn, block.mlp
-    found = {name: _linear(getattr(attention, f"{name}_proj")) for name in "qkvo"}
+    found: dict[str, Any] = {name: _linear(getattr(attention, f"{name}_proj")) for name in "qkvo"}
     found |= {name: _linear(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")}
     found |= {"activation": mlp.act_fn, "head_dim": attention.head_dim, "scale": attention.scaling}
     norms = {"attention_norm": block.input_layernorm, "mlp_norm": block.post_attention_layernorm}
-    return Parts(**{name: _rms(norm, plus_one=plus_one) for name, norm in norms.items()} | found | others)
+    found |= {name: _rms(norm, plus_one=plus_one) for name, norm in norms.items()}
+    return Parts(**found | others)
 
 
 def _qwen3_parts(block: Any) -> Parts:
@@ -84,7 +85,7 @@ def _gpt_neox_parts(block: Any) -> Parts:
     biases = (
         {} if bias is None else dict(zip("qkv", bias.unflatten(0, (-1, 3, attention.head_size)).unbind(1), strict=True))
     )
-    linear = {
+    linear: dict[str, Any] = {
         name: Linear(weight.flatten(0, 1), biases[name].flatten() if biases else None)
         for name, weight in _gpt_neox_fused(block).items()
     }

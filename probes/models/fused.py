@@ -139,7 +139,8 @@ def _prefixed(attention: Attention, prefix: int, normalizer: bool) -> Given:
     The causal kernel runs over all queries, since none begins in the middle; what it gives within the prefix is dropped.
     """
     whole = attention.query, attention.key, attention.value
-    within = _kernel(*(x[..., :prefix, :] for x in whole), None, attention.scale, normalizer, full=True)
+    query, key, value = (x[..., :prefix, :] for x in whole)
+    within = _kernel(query, key, value, None, attention.scale, normalizer, full=True)
     if prefix >= attention.query.shape[-2]:
         return within
     output, log_z = _kernel(*whole, None, attention.scale, normalizer)

@@ -212,7 +212,8 @@ class HuggingFaceView:
             self._forward(embeddings)
         streams, blocks, rotary = [], [], []
         for layer, call in enumerate(calls):
-            stream, block, rotation = _recorded_block(self._blocks[layer], *call.fired[-1], self.device)
+            args, kwargs = call.fired[-1]
+            stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs, self.device)
             streams.append(stream)
             blocks.append(self._listened(layer, block, [edit for edit in edits if edit.layer == layer]))
             rotary.append(rotation)

@@ -282,7 +282,7 @@ def _from_memory(
     # A bridge is what TransformerLens runs, whatever the default says.
     lens = is_bridge or backend == "transformer_lens"
     if lens:
-        from .lens import LensView, refuse_split
+        from .lens import refuse_split
 
         refuse_split(source)
     whole = not is_split(source)
@@ -293,7 +293,9 @@ def _from_memory(
         cast(source, wanted or parameter.dtype)
     check_finite(source, kind)
     if is_bridge:
-        view = LensView(source, tokenizer=tokenizer, revision=revision)
+        from .lens import LensView
+
+        view = LensView(source, tokenizer=tokenizer, revision=revision)  # type: ignore[arg-type]
     else:
         name = source.config.name_or_path or f"in-memory {source.config.model_type}"
         view = _view(Found(source, tokenizer, name, revision), backend, own=moves)

@@ -239,7 +239,7 @@ def kept_folder() -> Path | None:
     return None if kept is None else next(path for path in kept.stores.path.absolute().parents if path.is_dir())
 
 
-class Pieces(Sequence[Piece]):
+class Pieces(Sequence):  # of `Piece`, which stays unsaid: a check of signatures would read one from disk
     """All pieces of a stage; those on disk are read when asked for."""
 
     def __init__(self, found: Sequence[Piece | Reader]) -> None:
