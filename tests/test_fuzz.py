@@ -215,11 +215,24 @@ def test_hdf5_files_of_others_are_read_or_refused(tmp_path, kind):
 
 @pytest.mark.slow
 @tried(100)
-@given(st.lists(st.one_of(st.text(max_size=20), st.integers(), st.floats(), st.booleans(), st.none()), max_size=4))
+@given(
+    st.dictionaries(
+        st.text(max_size=8),
+        st.one_of(
+            st.text(max_size=20),
+            st.integers(),
+            st.floats(),
+            st.booleans(),
+            st.none(),
+            st.lists(st.integers(), max_size=3),
+        ),
+        max_size=4,
+    )
+)
 def test_attributes_survive_a_file(tmp_path, values):
     """Whatever a run is called or was given: what `attributes` makes of it is what the file gives back."""
-    kept = results.attributes({f"x{number}": value for number, value in enumerate([*values, [1, 2]])})
-    ds = xr.Dataset({"x": ("a", [1.0])}, attrs={"headwater": "0.1.0", **kept})
+    kept = {f"x{number}": value for number, value in enumerate(values.values())}
+    ds = xr.Dataset({"x": ("a", [1.0])}, attrs={"headwater": "0.1.0", **results.attributes(kept)})
     if read(lambda: results.save(ds, tmp_path / "r.nc") or True):
         found = results.load(tmp_path / "r.nc")
         for name, value in ds.attrs.items():
