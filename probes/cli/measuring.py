@@ -142,7 +142,7 @@ class Sinks(Options):
         from ..models.swap import parse_replacement
 
         reacts = None if self.reacts == "off" else parse_replacement(self.reacts)
-        found = vars(self) | {"reacts": reacts, "effect": parse_effect(self.effect)}
+        found: dict[str, Any] = vars(self) | {"reacts": reacts, "effect": parse_effect(self.effect)}
         if (keys := found.pop("keys")) is not None:  # the default is as many of the first as a prompt has
             found["keys"] = parse_keys(keys)
         return found
