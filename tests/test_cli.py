@@ -30,7 +30,7 @@ HEAVY = ("torch", "transformers", "transformer_lens", "datasets", "xarray", "mat
 
 
 def test_answers_that_need_no_library_import_none():
-    commands = [command.callback.__name__.rstrip("_").replace("_", "-") for command in cli.app.registered_commands]
+    commands = [str(command.name) for command in cli.app.registered_commands]
     given = [[], ["--help"], ["--version"], ["pretrain", "--bogus"], ["sinks", "--top", "-1"]]
     given += [[command, "--help"] for command in commands]
     program = f"""

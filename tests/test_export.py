@@ -38,11 +38,9 @@ def test_every_element_has_a_row_with_its_coordinates(result, tmp_path):
     frame = pd.read_parquet(files[0])
     assert list(frame) == ["prompt", "position", "sensitivity", "tokens", "document"]
     assert len(frame) == 6
-    for row in frame.itertuples():
-        at = result.isel(prompt=row.prompt).sel(position=row.position)
-        assert row.sensitivity == at["sensitivity"].item()
-        assert row.tokens == at["tokens"].item()
-        assert row.document == at["document"].item()
+    for row in frame.to_dict("records"):
+        at = result.isel(prompt=row["prompt"]).sel(position=row["position"])
+        assert all(row[name] == at[name].item() for name in ("sensitivity", "tokens", "document"))
     assert frame["sensitivity"].dtype == np.float32
     assert pd.read_parquet(files[1])["layer"].tolist() == ["a", "b"]
     assert np.isnan(pd.read_parquet(files[1])["alpha"][1])

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,9 @@ SLACK = 1 + 1e-12  # rounding of sums and products of positive float64 numbers, 
 
 def row_twin(length: int, alpha: float, windows: list[int | None], query: int, *, exact: bool = True) -> np.ndarray:
     """Row `query` of N(top) ... N(lowest) from whole matrices, of fractions or in float64."""
-    share = Fraction(alpha) if exact else alpha  # a float is a fraction, too: exactly the number the fast code is given
+    share: Any = (
+        Fraction(alpha) if exact else alpha
+    )  # a float is a fraction, too: exactly the number the fast code is given
     i, j = np.indices((length, length)).astype(object if exact else float)
     row = share * 0 + (j[0] == query % length)
     for window in reversed(windows):
@@ -395,7 +398,7 @@ def test_bounds_hold(t, B, m, turning):
     loss = m * x if turning is None else turning[0] * turning[1] ** 2 * x**2
     logits = np.random.default_rng(0).uniform(-B, B, (t + 1, length, length))
     product = rollout(softmax_patterns(logits, loss))[-1]
-    found = decay_bounds(length, t, m, B) if turning is None else rope_bounds(length, t, *turning, B)
+    found = decay_bounds(length, t, m, B) if turning is None else rope_bounds(length, t, turning[0], turning[1], B)
     for i in range(length):
         entries = product[i, i::-1]  # by distance
         assert np.all(found.low[: i + 1] <= entries * SLACK)
