@@ -350,10 +350,10 @@ def agrees(ds: xr.Dataset, cell: Cell) -> Judged:
 def is_less(ds: xr.Dataset, few: str, many: str) -> Judged:
     """Of two settings, as they are said, the one does better: logarithms of both groups of runs, at the first batch size."""
     cells = [next(cell for cell in PUBLISHED if cell.said == said) for said in (few, many)]
-    first = ds["batch"].values[:1].tolist()
     logs = [cell_logs(ds, cell) for cell in cells]
-    need(*(batch in one for one in logs for batch in first))
-    less, more = (one[first[0]] for one in logs)
+    first = int(ds["batch"][0])
+    need(*(first in one for one in logs))
+    less, more = (one[first] for one in logs)
     told = [f"{over_told(one, change=math.exp)} at {cell.name}" for one, cell in zip((less, more), cells, strict=True)]
     return decided(", ".join(told), below(between_runs(less.values, more.values), 0))
 
