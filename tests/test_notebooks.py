@@ -147,10 +147,11 @@ def test_run_from_top_to_bottom(tmp_path, monkeypatch):
 
     One process runs them all, names forgotten in between: to import everything takes longer than the cells do.
     """
-    empty = tmp_path / "empty"
+    empty, home = tmp_path / "empty", tmp_path / "home"
     empty.mkdir()
+    home.mkdir()
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
-        monkeypatch.setenv(variable, str(tmp_path / "home" / variable.lower()))
+        monkeypatch.setenv(variable, str(home / variable.lower()))
     full = os.environ.get("HEADWATER_FULL_NOTEBOOKS") == "1"
     every, committed = nbformat.v4.new_notebook(), []
     assert SMALLER.keys() == {path.stem for path in NOTEBOOKS}
