@@ -21,6 +21,7 @@ import probes
 from probes.cli import main as cli
 from probes.errors import InputError
 from probes.studies.atlas import Place
+from probes.studies.runner import Given, Loading
 from probes.studies.study import Settings, study
 from probes.studies.survey import PROBES, survey
 from toy.pretrain import Options, run
@@ -110,6 +111,11 @@ def defaults(command: Callable[..., None]) -> dict[str, Any]:
 def keywords(function: Callable[..., Any]) -> dict[str, Any]:
     """The defaults of what is given by name."""
     return {name: p.default for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def initial(kind: Any) -> dict[str, Any]:
+    """The defaults of a dataclass."""
+    return {field.name: field.default for field in dataclasses.fields(kind)}
 
 
 def test_defaults_of_pretrain_are_those_of_the_library():
@@ -207,11 +213,11 @@ def test_an_interrupted_jacobian_ends_in_one_line_and_goes_on(monkeypatch, tmp_p
 
 def test_defaults_of_jacobian_are_those_of_the_library():
     shown = defaults(cli.jacobian)
-    settings: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
+    settings = initial(Settings)
     assert shown["conditions"] == ",".join(settings.pop("conditions"))
     assert (settings.pop("theories"), settings.pop("by_path")) == (None, False)  # those of `headwater theory`
     assert {name: shown[name] for name in settings} == settings
-    library = keywords(study)
+    library = keywords(study) | initial(Loading)
     for name in ("advance", "told", "name", "finish", "write", "split_over"):
         del library[name]
     assert {name: shown[name] for name in library} == library
@@ -303,7 +309,7 @@ def test_an_interrupted_survey_says_what_it_goes_on_with(monkeypatch, capfd, tmp
 def test_defaults_of_surveys_are_those_of_the_library():
     commands = {"sinks": cli.sinks, "trajectory": cli.trajectory, "leakage": cli.leakage, "bos-swap": cli.bos_swap}
     assert set(commands) == set(PROBES)
-    library = keywords(survey)
+    library = keywords(survey) | initial(Given)
     for name in ("options", "reporting", "advance", "told", "write", "split_over"):
         assert library.pop(name) is None
     # What the command line writes differently, or chooses otherwise.

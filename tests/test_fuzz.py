@@ -325,7 +325,6 @@ PARSERS = {
     "of": parse_of,
     "products": options.products,
     "steps": options.steps,
-    "conditions": options.conditions,
 }
 WORDS = st.one_of(
     ANY_TEXT,

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from toys import MATCHED as SMALL
+from made_toys import MATCHED as SMALL
 
 from probes.errors import InputError
 from probes.models.view import Spec

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import made_toys as toys
 import pytest
 import reference
 import torch
-import toys
+from made_toys import EXACT, LOOKS, OTHERS, moved, named, switches_of, tolerance
 from torch import Tensor
-from toys import EXACT, LOOKS, OTHERS, moved, named, switches_of, tolerance
 
 from probes.errors import InputError
 from toy import narrow

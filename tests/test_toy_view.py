@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from torch import Tensor
-from toys import (
+from made_toys import (
     AHEAD,
     BLOCKS,
     CAUSAL,
@@ -31,6 +30,7 @@ from toys import (
     named,
     tolerance,
 )
+from torch import Tensor
 
 import probes
 from probes.errors import InputError

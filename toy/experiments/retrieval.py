@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import cast
 
@@ -68,7 +68,10 @@ class Settings:
         beyond = [k for k in self.target if not 0 <= k < self.context]
         if beyond:
             raise InputError(f"target {beyond[0]} is no position of {self.context}; give from 0 to {self.context - 1}")
-        self.runs()  # architectures, rates and schedules refuse what cannot be
+        if self.seeds > 1:
+            replace(self, seeds=1)  # of any number of seeds, one says it all
+        else:
+            self.runs()  # architectures, rates and schedules refuse what cannot be
 
     def cells(self) -> list[tuple[int, int, bool, bool, int, int]]:
         """All models, as values of `DIMS`."""
