@@ -189,7 +189,7 @@ PROBES: dict[str, Callable[[Any], xr.Dataset]] = {
     # Without fresh weights, which an offloaded model has none of unless it is asked.
     "leakage": lambda view: probes.leakage(view, TEXT, bands=[(9, 16)], bootstrap=5, fresh=0),
     "bos_swap": lambda view: probes.bos_swap(view, TEXT, bands=[(9, 16)], bootstrap=5, profile_prompts=1, products=12),
-    "jacobian at birth": lambda view: probes.jacobian(
+    "jacobian at initialization": lambda view: probes.jacobian(
         view.reinitialized(3, positional=False), TEXT, method="sketch", products=12
     ),
     "inspect": lambda view: probes.inspect(view, "def add(first, second):", method="sketch", products=12, seeds=1),
