@@ -131,6 +131,7 @@ def test_fresh_weights_are_swapped_anew_and_two_swaps_are_the_second():
             assert isinstance(fresh, View)
             assert torch.equal(fresh.embed(tokens), expected.embed(tokens))
             assert fresh.identity == expected.identity
+    assert swapped(model, "zero").reinitialized(1).identity.condition == "init"  # with positions, unless told
 
     for first, second in (("mean", 5), (5, "mean"), ("zero", "random")):
         twice: Swapped = swapped(swapped(model, first), second)

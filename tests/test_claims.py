@@ -565,7 +565,11 @@ def test_training_is_judged_by_several_runs_and_the_steps_measured():
         "x: 0.000 at step 0, 0.000 at step 1,000, 0.500 at the end",
         "headwater pretrain tiny-llama --seed 1 ",
     )
-    check("gu-emerges-in-training", alone, "undecided", measured=said, command=command)
+    check("gu-emerges-in-training", alone, "undecided", measured=said, command=command, model="x over training")
+    found = steps(0, 0, 0.5)["steps"]
+    for kept in (["@step0"], ["@step1000", ""]):  # a course has its beginning and something after it
+        few = given(steps={f"{run}{step}": found[f"{run}{step}"] for run in "xyz" for step in kept})
+        check("gu-emerges-in-training", few, "not measured")
     two = trio()
     two.results["controlled/leakage"] = {name: ds for name, ds in two["controlled/leakage"].items() if "seed1" in name}
     check("ruscio-ntk-suppresses", two, "undecided", command="headwater pretrain tiny-llama-ntk --seed 1 ")

@@ -112,6 +112,7 @@ def test_one_panel_per_model_on_shared_axes(combined, models, rows, columns):
     assert len({round(axes.get_position().y0, 2) for axes in shown}) == rows
     assert len({round(axes.get_position().x0, 2) for axes in shown}) == columns
     assert len({axes.get_ylim() for axes in shown}) == 1
+    assert [bool(axes.get_ylabel()) for axes in shown] == [n % columns == 0 for n in range(models)]
 
 
 def test_theories_are_drawn_beside_what_they_predict(combined, told):

@@ -297,3 +297,17 @@ def test_signs_know_that_positions_have_no_zero_of_their_own():
     np.testing.assert_allclose(after.shifted, before.shifted)
     np.testing.assert_allclose(after.lead, before.lead, rtol=1e-6)
     assert (before.lead > 0).all()
+
+
+def test_rates_are_means_of_the_steps_up_to_each(monkeypatch):
+    s = replace(previous_token.QUICK, rate_vocabularies=(5,), rates=(0.1,), seeds=1, rate_steps=12, rate_points=4)
+
+    class Counted:
+        """Trains nothing: the loss of a step is its number."""
+
+        def train(self, label, runs, steps):
+            return [Trained(run, torch.arange(float(steps)), {}) for run in runs]
+
+    monkeypatch.setattr(previous_token, "relative_perplexity", lambda trained, test: [0.0] * len(trained))
+    (part,) = previous_token._rates(s, Counted())
+    assert [arrays["rate_loss"].tolist() for _, arrays in part.found] == [[1.0, 4.0, 7.0, 10.0]] * 2
