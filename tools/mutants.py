@@ -1,7 +1,7 @@
 """Do the tests fail where the code is wrong? Small faults are put into it, one at a time, and tests run until one fails.
 
     python tools/mutants.py --draw mutants.jsonl --count 100 --seed 0
-    python tools/mutants.py --run mutants.jsonl --out outcomes.jsonl [--first 3] [--limit 900] [--contexts coverage.json]
+    python tools/mutants.py --run mutants.jsonl --out outcomes.jsonl [--first 3] [--limit 900] [--contexts .coverage]
 
 A mutant flips a comparison, swaps + and - or * and /, moves a number by one, swaps `and` and `or`, drops a `not`, turns the
 sign of a returned value, or changes an argument's default; as many of each kind are drawn. Annotations, docstrings, messages
@@ -9,8 +9,9 @@ sign of a returned value, or changes an argument's default; as many of each kind
 definition, statement and changed statement, so that it is found again after code has moved.
 
 Mutants run in copies of the checkout, two at a time. The test files nearest to the mutant's file by imports come first.
-With a coverage report (`pytest --cov --cov-context=test`, `coverage json --show-contexts`), the tests that reach the
-mutant's line run instead. A test that fails without the mutant, too, does not count. A stopped run resumes.
+With coverage data (`pytest --cov --cov-context=test` leaves `.coverage`), the tests that reach the mutant's lines, or else
+its function, run instead, those of the nearest file first. A test that fails without the mutant, too, does not count. A
+stopped run resumes.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple
 
+from coverage import CoverageData
 from size import imports, named
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -209,26 +211,52 @@ def fallen(folder: Path, tests: list[str], seconds: float) -> str:
     )  # 5: no tests; a fault may break pytest itself
 
 
-def judged(mutant: Mutant, folder: Path, tests: list[str], limit: float) -> dict[str, Any]:
+def judged(mutant: Mutant, folder: Path, groups: list[list[str]], limit: float) -> dict[str, Any]:
     """Run test files, or single tests, until one fails that passes without the mutant."""
     file = folder / f"{mutant.module.replace('.', '/')}.py"
     source, until, broken = file.read_bytes(), time.monotonic() + limit, []
-    for test in tests:
+    for tests in groups:
         while True:
             file.write_bytes(applied(mutant, source))
-            by = fallen(folder, [test, *(f"--deselect={name}" for name in broken)], until - time.monotonic())
+            by = fallen(folder, [*tests, *(f"--deselect={name}" for name in broken)], until - time.monotonic())
             file.write_bytes(source)
             if by == "time":
-                return {"outcome": "time", "by": test}
-            if by and by not in broken and not fallen(folder, [by.replace("pytest", test)], limit):
+                return {"outcome": "time", "by": tests[0]}
+            if by and by not in broken and not fallen(folder, tests if by == "pytest" else [by], limit):
                 return {"outcome": "killed", "by": by}
             if not by or by in broken:  # in spite of being left out: the file itself cannot be read
                 break
             broken.append(by)
-    return {"outcome": "survived", "by": f"{len(tests)} tests or files of tests"}
+    return {"outcome": "survived", "by": f"{sum(map(len, groups))} tests or files of tests"}
 
 
-def run(wanted: list[Mutant], out: Path, limit: float, contexts: dict[str, Any]) -> dict[Mutant, dict[str, Any]]:
+def tests_of(mutant: Mutant, contexts: CoverageData) -> set[str]:
+    """The tests that reach the mutant's lines; none of them is a line that runs alone on import: then its function's."""
+    file = f"{mutant.module.replace('.', '/')}.py"
+    reached = contexts.contexts_by_lineno(file)
+    spans = [(mutant.span[0], mutant.span[2])]
+    functions = (node for node in ast.walk(ast.parse((ROOT / file).read_bytes())) if isinstance(node, ast.FunctionDef))
+    spans += [
+        (one.lineno, one.end_lineno or 0) for one in functions if one.lineno <= spans[0][0] <= (one.end_lineno or 0)
+    ]
+    for first, last in (spans[0], spans[-1]):
+        if found := {name for line in range(first, last + 1) for name in reached.get(line, []) if name}:
+            return {name.split("|")[0] for name in found}
+    return set()
+
+
+def nearest_first(tests: list[str], files: list[str]) -> list[list[str]]:
+    """Single tests in two groups, those of the nearest file first; every file by itself where there are no single tests."""
+    if not tests:
+        return [[file] for file in files]
+    first = min(
+        {test.split("::")[0] for test in tests}, key=lambda file: files.index(file) if file in files else len(files)
+    )
+    groups = [[test for test in tests if (test.split("::")[0] == first) == near] for near in (True, False)]
+    return [group for group in groups if group]
+
+
+def run(wanted: list[Mutant], out: Path, limit: float, contexts: CoverageData | None) -> dict[Mutant, dict[str, Any]]:
     """The outcome of each mutant; those in the file `out` are taken from there."""
     kept = map(json.loads, out.read_text(encoding="utf-8").splitlines() if out.exists() else [])
     outcomes = {Mutant(*one.pop("mutant")): one for one in kept}
@@ -238,18 +266,18 @@ def run(wanted: list[Mutant], out: Path, limit: float, contexts: dict[str, Any])
     def judge(mutant: Mutant) -> tuple[Mutant, dict[str, Any]]:
         if (here := located(mutant, found)) is None:
             return mutant, {"outcome": "lost"}
-        lines = contexts.get(f"{here.module.replace('.', '/')}.py", {}).get("contexts", {})
-        tests = sorted({name.split("|")[0] for name in lines.get(str(here.span[0]), []) if name})
+        tests = sorted(tests_of(here, contexts)) if contexts else []
         folder = free.get()
         try:
-            return mutant, judged(here, folder, tests or reach.get(here.module, []), limit)
+            return mutant, judged(here, folder, nearest_first(tests, reach.get(here.module, [])), limit)
         finally:
             free.put(folder)
 
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(WORKERS) as pool:
         for n in range(WORKERS):
             free.put(copied(Path(scratch, str(n))))
-        for mutant, outcome in pool.map(judge, [mutant for mutant in wanted if mutant not in outcomes]):
+        left = [pool.submit(judge, mutant) for mutant in wanted if mutant not in outcomes]
+        for mutant, outcome in (future.result() for future in as_completed(left)):
             outcomes[mutant] = outcome
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"mutant": mutant[:5], **outcome}) + "\n")
@@ -268,14 +296,16 @@ def main() -> None:
     option("--out", type=Path, default=Path("outcomes.jsonl"), help="file for outcomes")
     option("--first", type=int, help="how many to run")
     option("--limit", type=float, default=900.0, help="seconds for one mutant")
-    option("--contexts", type=Path, help="coverage.json with contexts")
+    option("--contexts", type=Path, help="coverage data with contexts")
     asked = given.parse_args()
     if asked.draw:
         lines = [json.dumps(mutant[:5]) + "\n" for mutant in drawn(every(ROOT), asked.count, asked.seed)]
         asked.draw.write_text("".join(lines), encoding="utf-8")
     if asked.run:
         wanted = [Mutant(*json.loads(line)) for line in asked.run.read_text(encoding="utf-8").splitlines()]
-        contexts = json.loads(asked.contexts.read_text(encoding="utf-8"))["files"] if asked.contexts else {}
+        contexts = CoverageData(str(asked.contexts)) if asked.contexts else None
+        if contexts:
+            contexts.read()
         found = run(wanted[: asked.first], asked.out, asked.limit, contexts)
         for mutant, outcome in found.items():
             if outcome["outcome"] != "killed":
