@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .results.dataset import load as load_result  # noqa: F401
     from .results.dataset import save as save_result  # noqa: F401
     from .results.ushape import ushape as ushape
-    from .studies.paired import compare_results as compare_results
+    from .studies.compare import compare_results as compare_results
 
 _NAMES = {  # by module
     "data.prompts": "draw prompts",
@@ -69,7 +69,7 @@ _NAMES = {  # by module
     "results.curves": "mean_profile relative_error",
     "results.dataset": "combine",
     "results.ushape": "ushape",
-    "studies.paired": "compare_results",
+    "studies.compare": "compare_results",
 }
 _WHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
 _WHERE |= {"load_result": ("results.dataset", "load"), "save_result": ("results.dataset", "save")}

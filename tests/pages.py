@@ -14,7 +14,7 @@ import xarray as xr
 from filelock import FileLock
 
 from probes.claims.claim import Claim
-from probes.measures.matched import judged
+from probes.measures.match_result import judged
 from probes.report.measuring import Source, Study, measure, studies
 from probes.results.dataset import attributes, load, made_with, save
 from probes.run.files import file_name

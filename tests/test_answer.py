@@ -14,9 +14,9 @@ from drawn import leakage_result, result, several
 
 from probes.claims.claim import Claim
 from probes.report.answer import Naming, _changed, _ends, leading, over, sentences
-from probes.results.collected import Collected
 from probes.results.curves import three_digits
 from probes.results.dataset import combine
+from probes.results.folder import Collected
 from probes.results.profiles import shape
 from probes.results.statistics import Interval
 

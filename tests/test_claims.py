@@ -22,10 +22,10 @@ from probes.claims.rules import CONTROLLED
 from probes.claims.sources import STATED, claims, stated
 from probes.measures.leakage import CELLS, PARTS, SOURCES
 from probes.measures.sinks import RULES
-from probes.results.collected import Collected, collect
+from probes.results.folder import Collected, collect
 from probes.results.tables import write_report
 from probes.results.theory_map import CURVES
-from probes.studies.atlas import Place, atlas
+from probes.studies.map import Place, atlas
 from probes.theory.cesaro import cesaro_bins
 
 LENGTH = 40

@@ -20,7 +20,7 @@ from commands import call
 import probes
 from probes.cli import main as cli
 from probes.errors import InputError
-from probes.studies.atlas import Place
+from probes.studies.map import Place
 from probes.studies.runner import Given, Loading
 from probes.studies.study import Settings, study
 from probes.studies.survey import PROBES, survey
@@ -225,9 +225,7 @@ def test_defaults_of_jacobian_are_those_of_the_library():
 
 def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):
     small = [Place("depth", strength, 64, 2, 16) for strength in (0.05, 1.64)]
-    monkeypatch.setattr(
-        "probes.studies.atlas.places", lambda *, quick: small if quick else pytest.fail("not asked for")
-    )
+    monkeypatch.setattr("probes.studies.map.places", lambda *, quick: small if quick else pytest.fail("not asked for"))
     assert call(monkeypatch, "map", "--quick", "--out", str(tmp_path), "--seeds", "1", "--products", "16") == 0
     shown = capfd.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["map.md", "map.nc", "map.png", "map.svg"]

@@ -27,7 +27,7 @@ from test_bad_inputs import listing
 
 from probes.cli import main as cli
 from probes.results.dataset import dataset, made_with, save
-from probes.studies.atlas import Place
+from probes.studies.map import Place
 from toy import matching
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two places of the map, and toys of a step."""
     few = [Place("depth", strength, 64, 2, 16) for strength in (0.05, 1.64)]
-    monkeypatch.setattr("probes.studies.atlas.places", lambda *, quick: few)
+    monkeypatch.setattr("probes.studies.map.places", lambda *, quick: few)
     tiny = replace(matching.QUICK, steps=2, in_context_steps=2)
     monkeypatch.setattr(matching, "QUICK", tiny)
 

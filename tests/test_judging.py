@@ -31,7 +31,7 @@ from probes.claims.rules import (
     some,
     sure,
 )
-from probes.results.collected import Collected
+from probes.results.folder import Collected
 from probes.results.statistics import Interval, between_runs, over_runs
 from probes.results.ushape import ushape
 

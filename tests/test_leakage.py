@@ -13,17 +13,17 @@ from measured import EVERY, drawn_tokens, refused
 
 import probes
 from probes.measures.attention import normalizers
-from probes.measures.forms import resampling
-from probes.measures.forms import split as split_of
 from probes.measures.leakage import check, leakage, parse_bands, parse_lags, usual_bands
-from probes.measures.samples import Sampled, halves_of, samples_of
+from probes.measures.leakage_forms import resampling
+from probes.measures.leakage_forms import split as split_of
+from probes.measures.leakage_samples import Sampled, halves_of, samples_of
 from probes.models.huggingface import HuggingFaceView
 from probes.models.load import load
 from probes.models.view import Attention, causal_mask
 from probes.run.spool import Spool
 
-FORMS = import_module("probes.measures.forms")
-SAMPLES = import_module("probes.measures.samples")
+FORMS = import_module("probes.measures.leakage_forms")
+SAMPLES = import_module("probes.measures.leakage_samples")
 LAGS = (1, 2, 3)
 BAND = (5, 15)
 

@@ -25,7 +25,7 @@ from probes.data.prompts import prompts
 from probes.errors import InputError
 from probes.measures.agreement import agreement
 from probes.measures.jacobian import jacobian
-from probes.measures.matched import MATCHED, judged, others_of, samples, toys_learnt
+from probes.measures.match_result import MATCHED, judged, others_of, samples, toys_learnt
 from probes.models.load import load
 from probes.models.swap import swapped
 from probes.results.dataset import load as load_result

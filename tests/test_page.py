@@ -27,15 +27,15 @@ from probes.figures.series import SINK
 from probes.figures.style import facts
 from probes.measures.agreement import averaged
 from probes.measures.leakage import resolved
-from probes.measures.matched import samples
+from probes.measures.match_result import samples
 from probes.report import build, cards, charts, formulas, heads, plotting, toy_charts
 from probes.report.heads import heads_data
 from probes.report.measuring import QUICK_PROMPTS, measure
 from probes.report.page import SOURCES
 from probes.report.sections import choice, sections
-from probes.results.collected import Collected, collect
 from probes.results.curves import band, smooth_between
 from probes.results.dataset import drawn_from, load, save
+from probes.results.folder import Collected, collect
 from probes.results.profiles import mean_profiles
 from probes.studies.reports import sinks_report
 

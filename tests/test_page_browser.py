@@ -11,7 +11,7 @@ import pages
 import pytest
 
 from probes.report import build
-from probes.results.collected import collect
+from probes.results.folder import collect
 
 playwright = pytest.importorskip("playwright.sync_api")
 

@@ -34,9 +34,9 @@ from probes.data.documents import BUNDLED, read_documents
 from probes.measures.roles import ATTENDS, counts
 from probes.models.named import located
 from probes.report.measuring import draw
-from probes.results.collected import COMMANDS, collect
 from probes.results.curves import estimate
 from probes.results.dataset import options_of
+from probes.results.folder import COMMANDS, collect
 from probes.results.profiles import change, shape
 from probes.results.statistics import jackknifed, units
 from probes.results.tables import interval

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ..results.collected import Collected
 from ..results.curves import rms_log_error, smooth, spearman
+from ..results.folder import Collected
 from ..results.statistics import Interval, jackknifed, units
 from ..results.tables import number, range_told
 from ..results.theory_map import Row

@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from ..results.collected import Collected
 from ..results.curves import three_digits
 from ..results.dataset import options_of
+from ..results.folder import Collected
 from ..results.statistics import Interval, jackknifed, units
 from ..results.tables import number
 from .claim import Judged, verdict_of

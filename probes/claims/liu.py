@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..results.collected import Collected
+from ..results.folder import Collected
 
 
 def unmeasured(collected: Collected) -> None:

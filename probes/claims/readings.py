@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ..results.collected import Collected
 from ..results.dataset import options_of
+from ..results.folder import Collected
 from ..results.profiles import typical
 from ..results.statistics import Interval, jackknifed, over_runs, units
 from ..results.theory_map import Row, rows

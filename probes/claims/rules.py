@@ -28,8 +28,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import xarray as xr
 
-from ..results.collected import Collected
 from ..results.curves import estimate
+from ..results.folder import Collected
 from ..results.statistics import Interval, between_runs, over_runs
 from ..results.tables import interval
 from ..results.tables import range_told as range_told

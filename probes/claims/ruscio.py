@@ -11,8 +11,8 @@ import xarray as xr
 
 from ..measures.leakage import null_fails, overflow, resolved
 from ..measures.roles import LARGE, REACTS
-from ..results.collected import Collected
 from ..results.curves import spearman
+from ..results.folder import Collected
 from ..results.statistics import Interval, apart, units
 from ..results.tables import interval, number
 from .claim import Judged

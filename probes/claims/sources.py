@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..results.collected import Collected
+from ..results.folder import Collected
 from . import chowdhury, gu, liu, ruscio, wu
 from . import rules as common
 from .claim import Claim, Rule, Statement

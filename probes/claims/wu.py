@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 
 import xarray as xr
 
-from ..results.collected import Collected
+from ..results.folder import Collected
 from ..results.tables import number
 from .claim import Judged
 from .readings import alike, courses, on_map, places, primacy_by_depth, roughly, strength_told

@@ -79,7 +79,7 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
     from ..report import build
     from ..report.answer import leading, sentences
     from ..report.cards import quick_remarks
-    from ..results.collected import collect
+    from ..results.folder import collect
     from ..results.tables import write_report
     from ..run.files import together
 
@@ -125,7 +125,7 @@ def compare(
       headwater compare prose/leakage.nc code/leakage.nc --out prose-and-code.md
     """
     from ..results.tables import write_report
-    from ..studies.paired import compare_files, comparison_report
+    from ..studies.compare import compare_files, comparison_report
     from ..studies.runner import require_free
 
     if out is not None:

@@ -31,7 +31,7 @@ def map_(
     from ..figures import map_figure
     from ..results.theory_map import COLUMNS, cells, described, rows
     from ..run.files import write_table
-    from ..studies.atlas import atlas, places
+    from ..studies.map import atlas, places
 
     shown: list[list[str]] = []
 

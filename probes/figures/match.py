@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from ..measures.matched import elastic, toys_learnt
+from ..measures.match_result import elastic, toys_learnt
 from .draw import draw, entries
 from .series import MATCHED, Curve, beside, having, over_means
 from .style import (

@@ -11,7 +11,7 @@ import xarray as xr
 
 from ..measures.agreement import averaged, fractions, taken_at
 from ..measures.leakage import resolved
-from ..measures.matched import positive, samples
+from ..measures.match_result import positive, samples
 from ..results.curves import Profile, band
 from ..results.profiles import mean_profiles
 from ..results.theory_map import Row, rows

@@ -52,10 +52,10 @@ from ..results.statistics import INTERVAL
 from ..results.variables import Variable, with_ends
 from ..run.reporting import Progress, Report, part
 from ..run.resume import Piece, each, within
-from .forms import resampling, splits
 from .jacobian import PRODUCTS, jacobian
 from .jacobian import memory as of_jacobian
 from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check, held
+from .leakage_forms import resampling, splits
 from .sinks import THRESHOLD, sinks
 
 PROFILE_PROMPTS = 4

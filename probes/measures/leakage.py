@@ -67,7 +67,7 @@ they do counts as residual stream, since that is where they are. (3) First-order
 (5) Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
 wider than the scatter over other prompts, by up to sqrt(3).
 
-The total has three nulls (`probes.measures.nulls`): uniform attention under the same mask, the model with fresh
+The total has three nulls (`probes.measures.leakage_nulls`): uniform attention under the same mask, the model with fresh
 weights, and the total with one half's queries under each other's labels (97.5 % quantile), which is what no dependence
 on the query gives.
 
@@ -108,9 +108,9 @@ from ..run import processes
 from ..run.memory import available
 from ..run.reporting import Progress
 from ..run.spool import GPU_SHARE, HELD
-from . import nulls
-from .forms import NUMBERS_AT_ONCE, OF_LAGS, OF_QUERIES, resampling, splits
-from .samples import LEAST_PROMPTS, TOKENS_AT_ONCE, Band, blocks_of
+from . import leakage_nulls as nulls
+from .leakage_forms import NUMBERS_AT_ONCE, OF_LAGS, OF_QUERIES, resampling, splits
+from .leakage_samples import LEAST_PROMPTS, TOKENS_AT_ONCE, Band, blocks_of
 
 LAGS = tuple(range(1, 9))
 EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
@@ -157,7 +157,7 @@ def leakage(
         V(K), `log_rest` = V(R); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`; `terms_form`
         and `terms_source` alike. `sink_constant` and `sink_varying`, the two parts of V(K); `steady_source`,
         `steady_stream`: with the constant sink on the side of the mask. `null_...` [band] beside the total of the model
-        (`probes.measures.nulls`): `uniform` attention, `fresh` weights, `shuffled` query labels (97.5 % quantile).
+        (`probes.measures.leakage_nulls`): `uniform` attention, `fresh` weights, `shuffled` query labels (97.5 % quantile).
         Means over heads are `..._by_block [..., layer, band]`, over the whole model `..._of_model [..., band]`; sources
         divided by their total are `log_share_of_model`, `weight_share_of_model` and `terms_share_of_model`. `..._low`
         and `..._high` are the intervals. Attributes say what made it.

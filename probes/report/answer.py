@@ -18,9 +18,9 @@ from ..claims.claim import DECIDED, HEADLINE, POPULATIONS, Claim, said
 from ..claims.rules import is_real
 from ..measures.leakage import resolved
 from ..measures.roles import ATTENDS, LARGE, SMALL, role_names
-from ..results.collected import Collected
 from ..results.curves import band, estimate, profiles, relative_error, three_digits
 from ..results.dataset import options_of
+from ..results.folder import Collected
 from ..results.profiles import change, shape
 from ..results.statistics import Interval
 

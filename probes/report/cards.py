@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import xarray as xr
 
 from ..claims.rules import config
-from ..results.collected import Collected
 from ..results.dataset import drawn_from, quickly, recorded
+from ..results.folder import Collected
 
 OF_MODELS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "scalar", "match")
 HASH = 12  # characters of a hash that are shown; the whole is in its title, or in the result

@@ -29,8 +29,8 @@ from ..measures.sinks import FIRST_KEYS
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.load import born
 from ..models.view import View
-from ..results.collected import Collected, collect
 from ..results.dataset import QUICK, recorded, save, tokens_hash
+from ..results.folder import Collected, collect
 from ..results.tables import write_report
 from ..results.ushape import SHORTEST
 from ..run.files import file_name, remove_cut_short, require_writable, write_table

@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 from ..claims.claim import DECIDED, POPULATIONS, VERDICTS, Claim, headline, origin, said
 from ..errors import InputError
 from ..figures.style import BLACK
-from ..results.collected import Collected
+from ..results.folder import Collected
 from ..run.files import atomic, waiting
 from . import cards, formulas, sections
 

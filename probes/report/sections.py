@@ -29,11 +29,11 @@ from ..figures.palette import (
     condition_style,
     model_colors,
 )
-from ..measures.matched import judged
+from ..measures.match_result import judged
 from ..results import theory_map
-from ..results.collected import Collected
 from ..results.curves import band, profiles, rms_log_error, spearman
 from ..results.dataset import quickly
+from ..results.folder import Collected
 from ..results.tables import Report, Table, number
 from ..studies.match_report import match_report
 from ..studies.reports import bos_report, leakage_report, sinks_report, trajectory_report

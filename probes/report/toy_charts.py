@@ -14,7 +14,7 @@ from ..figures.palette import CYCLE, GREY, condition_style, model_colors
 from ..figures.series import beside as beside_curves
 from ..figures.series import over_mean
 from ..figures.style import DECADES
-from ..measures.matched import others_of
+from ..measures.match_result import others_of
 from .charts import called
 from .plotting import band, bar, empty, errors, ink, line, metas, positions, rounded, text
 

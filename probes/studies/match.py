@@ -51,7 +51,7 @@ from ..figures.match import match_figure
 from ..measures.agreement import BOOTSTRAP, PROMPTS, fractions, portrait
 from ..measures.bos_swap import removed
 from ..measures.leakage import LEAST_PROMPTS, SOURCES
-from ..measures.matched import judged
+from ..measures.match_result import judged
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.view import Spec, View
 from ..results.curves import mean_profile

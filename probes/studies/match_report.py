@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import xarray as xr
 
-from ..measures.matched import (
+from ..measures.match_result import (
     CURVES,
     INITS,
     MATCHED,

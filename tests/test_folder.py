@@ -9,8 +9,8 @@ import pytest
 import xarray as xr
 
 from probes.errors import InputError
-from probes.results.collected import collect
 from probes.results.dataset import save
+from probes.results.folder import collect
 from probes.run.unfinished import FOLDER
 
 

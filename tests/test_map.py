@@ -21,7 +21,7 @@ from probes.models.load import fresh
 from probes.results.curves import relative_error
 from probes.results.dataset import load as load_result
 from probes.results.theory_map import COLUMNS, CURVES, FACTOR, cells, rows
-from probes.studies.atlas import MODELS, STRENGTHS, Place, atlas, places
+from probes.studies.map import MODELS, STRENGTHS, Place, atlas, places
 from probes.theory.kernel import second_moment
 
 SMALL = Place("depth", 0.05, 64, 2, 16)

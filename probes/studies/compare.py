@@ -35,7 +35,7 @@ from ..errors import InputError
 from ..results.dataset import load, number_types, options_of, recorded
 from ..results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
 from ..results.tables import Report, Table, interval, number
-from .numbers import MEASUREMENTS, Number, Sample, alone, measurement
+from .compare_numbers import MEASUREMENTS, Number, Sample, alone, measurement
 
 DRAWS = 1000  # of the bootstrap
 COLUMNS = ("of", "number", "A", "B", "B against A", "interval")

@@ -18,7 +18,7 @@ from probes.errors import InputError
 from probes.measures.leakage import leakage
 from probes.results.dataset import dataset, save
 from probes.results.statistics import Interval, apart, jackknifed, paired
-from probes.studies.paired import (
+from probes.studies.compare import (
     compare_files,
     compare_results,
     comparison_report,

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..models.view import View
 from ..results import statistics
 from ..run.reporting import Progress
-from .samples import Band, Half, Sampled, Samples, by_block, halves_of
+from .leakage_samples import Band, Half, Sampled, Samples, by_block, halves_of
 
 NUMBERS_AT_ONCE = 1 << 21  # of quantities that resamples are taken of: 16 MiB in doubles
 FEW_PROMPTS = 400  # of a half: as many as there are resamples usually, which is where either way costs the same

@@ -1,6 +1,6 @@
 """A result's numbers, those that its measurement's own tables show, each with what its interval can be found from.
 
-For comparing two results: `probes.studies.paired`.
+For comparing two results: `probes.studies.compare`.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from ..results.statistics import INTERVAL
 from ..run.memory import available
 from ..run.reporting import Progress
 from ..run.resume import within
-from .forms import resampling, splits
-from .samples import LEAST_PROMPTS, Band, halves_of
+from .leakage_forms import resampling, splits
+from .leakage_samples import LEAST_PROMPTS, Band, halves_of
 
 FRESH_PROMPTS = 64  # of the null of fresh weights: its mean over all heads is known to 1 % with them
 
