@@ -14,7 +14,17 @@ import xarray as xr
 from bigram import bigram
 
 from probes.errors import InputError
-from probes.results.dataset import attributes, combine, dataset, load, provenance, save, set_command, tokens_hash
+from probes.results.dataset import (
+    attributes,
+    combine,
+    dataset,
+    load,
+    number_types,
+    provenance,
+    save,
+    set_command,
+    tokens_hash,
+)
 
 TOKENS = torch.arange(6).reshape(2, 3)
 
@@ -182,3 +192,10 @@ def test_combine_refuses(other, message):
         combine([])
     with pytest.raises(InputError, match="variable 'names' holds"):
         combine([run("init", seed).assign(names=("position", ["a", "b", "c"])) for seed in (0, 1)])
+
+
+def test_dtypes_say_what_a_gguf_file_stored_but_for_fresh_weights():
+    file = '{"types": {"Q4_0": 3, "F32": 1, "BF16": 1}}'
+    for condition, said in (("pretrained", "float32 dequantized from Q4_0"), ("init", "float32")):
+        ds = xr.Dataset(attrs={"condition": condition, "dtype": "float32", "weights_file": file})
+        assert number_types(ds) == [said]
