@@ -61,7 +61,7 @@ def usable_device(name: str) -> str:
     there = torch.cuda.is_available()
     reasons = {
         f"device '{name}' is unknown; give auto, cpu or cuda": name not in ("auto", "cpu", "cuda"),
-        "device 'cuda' is not there; give cpu or auto": name == "cuda" and not there,
+        "device 'cuda' is not there; give cpu, or auto": name == "cuda" and not there,
     }
     refuse(reasons)
     return ("cuda" if there else "cpu") if name == "auto" else name

@@ -15,9 +15,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,11 +30,8 @@ from .fused import check_edits
 from .hooks import Origin, obstacle, own_forward, version
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening
-from .view import Attention, Edit, Identity, Parts, Site, Trace, Watcher, weights_hash
+from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched, weights_hash
 from .wrappers import unwrap_within
-
-# The watcher of each view: a view may run passes inside the watcher of another.
-_watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("headwater_watchers", default=MappingProxyType({}))
 
 
 def shadow(model: Any) -> Any:
@@ -86,7 +81,7 @@ class Described:
     initialization: Initialization | None = None  # what fresh weights were drawn from
 
 
-class HuggingFaceView:
+class HuggingFaceView(Watched):
     """`View` over a transformers causal language model of a family in `families.FAMILIES`.
 
     `offloaded` says whether some parameters of blocks are not on `device`. `parts` then fetches them each time: keeping
@@ -285,19 +280,11 @@ class HuggingFaceView:
                 handle.remove()
 
     @contextmanager
-    def watching(self, watcher: Watcher) -> Iterator[None]:
-        token = _watchers.set(MappingProxyType({**_watchers.get(), id(self): watcher}))
-        try:
-            yield
-        finally:
-            _watchers.reset(token)
-
-    @contextmanager
     def _attending(
         self, sites: list[Site[Attention]] | None, edits: Sequence[Edit], layers: Sequence[int]
     ) -> Iterator[None]:
         """Listen to the attention of `layers`: record it at `sites`, apply edits, call the watcher if there is one."""
-        listener = Listening(edits, sites, _watchers.get().get(id(self)), self.device)
+        listener = Listening(edits, sites, self._watcher, self.device)
         if not (listener.heard or listener.edits):
             yield
             return

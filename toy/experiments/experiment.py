@@ -31,6 +31,7 @@ from probes.results.dataset import attributes, made_with, save
 from probes.results.tables import Report, Table, write_report
 from probes.run.files import remove_cut_short, require_writable, together
 
+from ..checks import usable_device
 from ..train import Run, Trained, forget, train
 
 # In the order of the sources' figures.
@@ -137,7 +138,7 @@ def run(
     """
     settings, module, out = settings_of(name, quick=quick, given=given), experiment(name), Path(out)
     require_writable(out)
-    where = _device(device)
+    where = torch.device(usable_device(device))
     work = Work(where, out / f".unfinished-{name}", advance)
     began = time.monotonic()
     ds = module.measure(settings, work)
@@ -240,16 +241,6 @@ def _processor() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise InputError(f"device '{name}' is unknown; give auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device 'cuda' is not there; give cpu, or auto")
-    return torch.device(name)
 
 
 def _read(text: str, value: str, kind: Any) -> Any:
