@@ -63,29 +63,31 @@ def test_a_unit_nobody_expected_is_followed_from_where_it_begins(clock):
     assert course.left == pytest.approx(3)
 
 
-def test_a_study_says_once_what_its_first_prompt_took_and_how_long_it_still_takes(clock):
+def test_a_study_of_several_is_one_unit_and_says_once_how_long_it_still_takes(clock):
     course, said = Course(clock), []
-    within = Within(course, "jacobian", prompts=4, told=said.append, clock=clock)
+    announce(course, ["ape: jacobian", "ape: leakage"])
+    within = Within(course, "ape: jacobian", said.append, 4, clock)
     clock.now += 100  # the model is loaded
     announce(within, ["ape init 0", "ape pretrained"])
-    assert list(course.units) == ["jacobian: ape init 0", "jacobian: ape pretrained"]
     for done in range(1, 5):
         clock.now += 20
         within("ape init 0", done, 8)  # a prompt takes two of these
         assert len(said) == (done > 1)
-    assert said == ["jacobian: first prompt took 40 s; the study about 5 min more"]  # 7 quarters of 4 at 40 s
-    stages = Within(course, "leakage", told=said.append, clock=clock)
+        assert course.units == {"ape: jacobian": done / 16, "ape: leakage": 0}
+        assert course.done == done / 32  # it does not fall when another study begins
+    assert said == ["ape: jacobian: first prompt took 40 s; the study about 5 min more"]  # 7 quarters of 4 at 40 s
+    course("ape: jacobian", 1, 1)
+    stages = Within(course, "ape: leakage", said.append, clock=clock)
     announce(stages, ["ape leakage"])
     clock.now += 30
     stages("ape leakage", 6, 30)
-    assert list(course.units) == ["leakage: ape"]
-    assert said[1:] == ["leakage: 20% of it took 30 s; the study about 2 min more"]
-    for advance in (course, None, lambda *_: None):  # nothing is said of what is done at once, or unheard
-        quick = Within(advance, "sinks", prompts=2, told=said.append, clock=clock)
-        announce(quick, ["ape sinks"])
-        clock.now += 1
-        quick("ape sinks", 1, 2)
-    assert len(said) == 2
+    assert course.done == 0.6
+    assert said[1:] == ["ape: leakage: 20% of it took 30 s; the study about 2 min more"]
+    quick = Within(None, "sinks", said.append, 2, clock)
+    announce(quick, ["ape sinks"])
+    clock.now += 1
+    quick("ape sinks", 1, 2)
+    assert len(said) == 2  # nothing is said of what is done at once
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, clock: Clock, steps: Any, **given: Any) -> str:
@@ -115,6 +117,8 @@ def test_time_is_said_once_when_the_first_prompt_is_measured(monkeypatch, clock)
         announce(advance, ["ape sinks"])
         clock.now += 1
         advance("ape sinks", 8, 8)
+
+    assert "min" not in shown(monkeypatch, clock, steps, alike=False)
 
     (line,) = shown(monkeypatch, clock, short, prompts=4).splitlines()
     assert line.startswith("ape sinks")

@@ -26,13 +26,13 @@ ALL = "all"  # the bar of everything
 
 @contextmanager
 def progress(
-    prompts: int | None = None, *, telling: bool = True, clock: Callable[[], float] = time.monotonic
+    prompts: int | None = None, *, alike: bool = True, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Advance]:
     """Progress bars on stderr, one per label, from the first call on, so that bad input ends in a single line.
 
     Several units also have a bar together, with the time that is left for all of them. Once the first of `prompts` is
-    measured, one line says how long everything takes, unless the caller does (`telling=False`). Of several processes only
-    the first shows its progress.
+    measured, one line says how long everything takes. Of units that take very different times (`alike=False`) no time is
+    said. Of several processes only the first shows its progress.
     """
     if not processes.first():
         yield lambda *_: None
@@ -41,7 +41,7 @@ def progress(
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
-    bars = _Bars(Progress(*columns, console=Console(stderr=True)), prompts, clock, said=not telling)
+    bars = _Bars(Progress(*columns, console=Console(stderr=True)), prompts, clock, alike)
     try:
         yield bars
     finally:
@@ -50,16 +50,16 @@ def progress(
 
 
 class _Bars(Course):
-    def __init__(self, shown: Progress, prompts: int | None, clock: Callable[[], float], *, said: bool) -> None:
+    def __init__(self, shown: Progress, prompts: int | None, clock: Callable[[], float], alike: bool) -> None:
         super().__init__(clock)
-        self.shown, self.tasks, self._said = shown, dict[str, Any](), said
+        self.shown, self.tasks, self._alike, self._said = shown, dict[str, Any](), alike, False
         self._first = processes.count() / prompts if prompts else TOLD_SHARE
         self._measured = "on the first prompt" if prompts else "so far"
 
     def __call__(self, label: str, done: float | int, total: float | int) -> None:
         super().__call__(label, done, total)
         self.shown.start()
-        left = self.left
+        left = self.left if self._alike else None
         said = f"{duration(left)} left" if left else ""
         if len(self.units) > 1:
             self._show(ALL, self.done, 1.0, said)

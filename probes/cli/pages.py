@@ -61,7 +61,7 @@ def report(
 
         read = measuring.Source(**chosen, initialization=initialization)
         how: dict[str, Any] = {"count": prompts, "length": source.length, "fresh": fresh, "quick": quick}
-        with progress(telling=False) as advance:
+        with progress(alike=False) as advance:
             how |= {"advance": advance, "told": remark, "between": so_far}
             refused = measuring.measure(models, out, source=read, **how)
     lines, written = _page(out, refused)

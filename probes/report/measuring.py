@@ -34,7 +34,7 @@ from ..results.folder import Collected, collect
 from ..results.tables import write_report
 from ..results.ushape import SHORTEST
 from ..run.files import file_name, remove_cut_short, require_writable, write_table
-from ..run.progress import Advance, Within
+from ..run.progress import Advance, Within, announce
 from ..studies.runner import HASH, Given, Results, Subject, Told, holding, subjects
 from ..studies.study import AGREEMENT_COLUMNS, FIGURES, Settings, agreement_cells, agreements, described, study
 from ..studies.survey import PROBES, survey
@@ -44,15 +44,6 @@ Between: TypeAlias = Callable[[Sequence[str]], object]
 
 SCRATCH = ".measuring"  # of the report's folder: studies under way; `collect` does not look into hidden folders
 FILES = ("index", "claims", "overview")  # of the page
-CHEAPEST = (
-    "sinks",
-    "trajectory",
-    "scalar",
-    "leakage",
-    "theory",
-    "bos-swap",
-    "jacobian",
-)  # first, by passes as they are declared
 SWAPS = ("mean", "zero", "random")  # what is put at position 0
 # Of a quick report: prompts by study, and options of any study; intervals get as wide as they get.
 QUICK_PROMPTS = {"scalar": 1, "trajectory": 4, "sinks": 8, "theory": 1, "jacobian": 4, "leakage": 16, "bos-swap": 4}
@@ -101,18 +92,18 @@ def shortened(one: Study) -> Study:
 
 
 def studies(seed: int = 0) -> tuple[Study, ...]:
-    """All studies of a report."""
+    """All studies of a report, those that take fewest passes first."""
     theory = Settings(theories=("uniform", "values", "score_path", "config"), by_path=True)
     lags = {"lags": LAGS, "bootstrap": 400, "seed": seed}
     swap = {"replacement": list(SWAPS), **lags, "profile_prompts": 4, "products": PRODUCTS}
     return (
-        Study("scalar", "jacobian", 16, settings=Settings(method="scalar", conditions=("pretrained",))),
-        Study("trajectory", "trajectory", 32, options={"starts": 64, "seed": seed}),
         Study("sinks", "sinks", 32, options={"threshold": 0.3, "tau": 0.2, "reacts": "mean", "pictures": 3}),
-        Study("theory", "theory", 2, settings=theory),
-        Study("jacobian", "jacobian", 16, settings=Settings()),
+        Study("trajectory", "trajectory", 32, options={"starts": 64, "seed": seed}),
+        Study("scalar", "jacobian", 16, settings=Settings(method="scalar", conditions=("pretrained",))),
         Study("leakage", "leakage", 256, options=lags),
+        Study("theory", "theory", 2, settings=theory),
         Study("bos-swap", "bos-swap", 128, options=swap),
+        Study("jacobian", "jacobian", 16, settings=Settings()),
     )
 
 
@@ -143,9 +134,9 @@ def measure(
         fresh: measure again what is there.
         quick: measure less (`shortened`), unless there are full results.
         chosen: studies; all of them if not given.
-        advance: hears (what is running, done, in all).
-        told: hears in one line each what is going to be measured, what was kept, taken up or refused and, where `advance`
-            knows it, how long each study takes.
+        advance: hears (which study of which model is running, done, in all).
+        told: hears in one line each what is going to be measured, what was kept, taken up or refused, and how long each
+            study takes.
         between: hears, with what was refused so far, of each study of the first model and of each further model as
             soon as its figures are drawn, while there is more to measure.
 
@@ -175,7 +166,7 @@ def measure(
     for subject in found:
         model = subject.model()
         there = [one for one in chosen if not fresh and _kept(one, model, subject.name, before, asked[one.kind])]
-        left = sorted((one for one in chosen if one not in there), key=lambda one: CHEAPEST.index(one.kind))
+        left = [one for one in chosen if one not in there]
         del model
         if there:
             kinds = ", ".join(one.kind for one in there)
@@ -184,6 +175,7 @@ def measure(
             kinds = ", ".join(one.kind for one in left)
             said(f"{subject.name}: {QUICK + ' ' if quick else ''}studies to come: {kinds}")
         todo.append(left)
+    announce(advance, [_label(one, subject) for subject, own in zip(found, todo, strict=True) for one in own])
     for number, (subject, own) in enumerate(zip(found, todo, strict=True)):
         with holding(source.loading(), subject.source, subject.model()) if own else nullcontext():
             for one in own:
@@ -193,6 +185,9 @@ def measure(
                     refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
                     said(refused[-1])
                     continue
+                finally:
+                    if advance is not None:
+                        advance(_label(one, subject), 1.0, 1.0)
                 draw(out, [one.kind])
                 stale.discard(one.kind)
                 last = one is own[-1]
@@ -202,6 +197,10 @@ def measure(
         raise InputError(f"nothing could be measured; the first reason: {refused[0]}")
     draw(out, sorted(stale))
     return refused
+
+
+def _label(one: Study, subject: Subject) -> str:
+    return f"{subject.name}: {one.kind}"
 
 
 def draw(out: Path, kinds: Sequence[str]) -> None:
@@ -242,7 +241,7 @@ def _measure(
 
     # Of these, one prompt is finished before the next begins.
     prompts = asked.prompts if one.settings is not None or one.kind == "sinks" else None
-    running = {"told": told, "write": write, "advance": Within(advance, one.kind, prompts=prompts, told=told)}
+    running = {"told": told, "write": write, "advance": Within(advance, _label(one, subject), told, prompts)}
     if one.settings is not None:
         rule = {"initialization": asked.initialization} if one.fresh else {}
         settings = replace(one.settings, **asked.chosen(), **rule)

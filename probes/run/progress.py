@@ -75,7 +75,7 @@ class Course:
 
 
 class Within:
-    """One study of several: its labels begin with its kind.
+    """Hears of the units of one study of several; to `advance` the study is one unit, called `label`.
 
     `told` hears once, in one line, what the first of so many `prompts` took and how long the study still takes; where the
     work does not go prompt by prompt, `prompts` is None, and it hears that of the first twentieth.
@@ -84,35 +84,31 @@ class Within:
     def __init__(
         self,
         advance: Advance | None,
-        kind: str,
-        *,
+        label: str,
+        told: Callable[[str], object],
         prompts: int | None = None,
-        told: Callable[[str], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._advance, self._kind, self._prompts, self._told = advance, kind, prompts, told
-        self._clock, self._began = clock, clock()
-
-    def _called(self, label: str) -> str:
-        return f"{self._kind}: {label.replace(f' {self._kind}', '', 1)}"
+        self._advance, self._label, self._told, self._prompts = advance, label, told, prompts
+        self._course, self._said = Course(clock), False
 
     def expect(self, labels: Iterable[str]) -> None:
         """As `Course.expect`."""
-        self._began = self._clock()
-        announce(self._advance, map(self._called, labels))
+        self._course.expect(labels)
 
     def __call__(self, label: str, done: float | int, total: float | int) -> None:
-        if self._advance is None:
+        course = self._course
+        course(label, done, total)
+        if self._advance is not None:
+            self._advance(self._label, course.done, 1.0)
+        share, left = course.share(label), course.left
+        if self._said or not left or share < (1 / self._prompts if self._prompts else TOLD_SHARE):
             return
-        self._advance(self._called(label), done, total)
-        share, left = done / total if total else 1.0, getattr(self._advance, "left", None)
-        if self._told is None or left is None or share < (1 / self._prompts if self._prompts else TOLD_SHARE):
-            return
-        spent, told, self._told = self._clock() - self._began, self._told, None
-        if left and spent >= TOLD_AFTER:
+        self._said = True
+        if course.spent >= TOLD_AFTER:
             count = int(share * self._prompts) if self._prompts else 0
             part = f"{share:.0%} of it" if not count else "first prompt" if count == 1 else f"first {count} prompts"
-            told(f"{self._kind}: {part} took {duration(spent)}; the study about {duration(left)} more")
+            self._told(f"{self._label}: {part} took {duration(course.spent)}; the study about {duration(left)} more")
 
 
 def duration(seconds: float) -> str:
