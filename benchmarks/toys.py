@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from toy import narrow
 from toy.model import Architecture
 from toy.tasks import Copying, InContext
 from toy.train import Run, groups, train
@@ -44,6 +45,7 @@ SAID = {
     "torch": "a torch.nn loop, one by one",
     "program": "the published program, end to end",
     "program, one batch": "the published program's step, one batch over and over",
+    "plain": "ours, without the narrow layout",
     "one": "ours, one by one",
 }
 HEADLINES = {("retrieval, width 2", "torch"), ("retrieval, width 2", "one"), ("[Wu], 2 blocks", "program")}
@@ -188,6 +190,15 @@ def plainly(width: int, device: str) -> Callable[[], object]:
     return loop
 
 
+def in_plain_layout(runs: list[Run], device: str) -> None:
+    """Train by the pass that all models can take (`toy.model`)."""
+    widest, narrow.WIDEST = narrow.WIDEST, 0
+    try:
+        train(runs, TINY_STEPS, device=device)
+    finally:
+        narrow.WIDEST = widest
+
+
 def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
     """Rows with the model-steps per second of every contender and round."""
     device = settings.device
@@ -199,6 +210,7 @@ def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
             shape = Architecture(blocks=2, width=point["width"])
             runs = [Run(shape, Copying(target=k), seed) for seed in range(5) for k in range(10)]
             steps, others = TINY_STEPS, {"torch": (plainly(point["width"], device), float(TINY_STEPS))}
+            others["plain"] = (lambda runs=runs: in_plain_layout(runs, device), float(TINY_STEPS * len(runs)))
         else:
             shape = architecture(**point)
             runs = [Run(shape, InContext(), seed, 1e-3, 1e-6) for seed in range(SWEEP)]

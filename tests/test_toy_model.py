@@ -11,7 +11,7 @@ import made_toys as toys
 import pytest
 import reference
 import torch
-from made_toys import EXACT, LOOKS, OTHERS, moved, named, switches_of, tolerance
+from made_toys import EXACT, LOOKS, MASKS, OTHERS, moved, named, switches_of, tolerance
 from torch import Tensor
 
 from probes.errors import InputError
@@ -32,11 +32,11 @@ def some_inputs(a: Architecture, models: int = 1) -> Tensor:
 
 
 def in_columns(
-    a: Architecture, weights: dict[str, Tensor], switches: Switches, ids: Tensor, counts: list[int] | None = None
+    a: Architecture, weights: dict[str, Tensor], switches: Switches, ids: Tensor, counts: list[int]
 ) -> Tensor:
     """The narrow layout's logits [E, B, outputs]."""
     columns = narrow.one_hot(ids, a.vocabulary or 0).double()
-    return narrow.forward(a, weights, switches, columns, counts or [1] * len(ids)).transpose(1, 2)
+    return narrow.forward(a, weights, switches, columns, counts).transpose(1, 2)
 
 
 def close(found: Tensor, expected: Tensor, noise: float = EXACT) -> None:
@@ -44,10 +44,10 @@ def close(found: Tensor, expected: Tensor, noise: float = EXACT) -> None:
 
 
 def same_layouts(
-    a: Architecture, weights: dict[str, Tensor], switches: Switches, inputs: Tensor, counts: list[int] | None = None
-) -> Tensor:
-    """The logits, after both layouts have given the same and the same gradients of a random functional of them."""
-    found, streams = [], inputs.repeat_interleave(torch.tensor(counts or [1] * len(inputs)), 0)
+    a: Architecture, weights: dict[str, Tensor], switches: Switches, inputs: Tensor, counts: list[int]
+) -> None:
+    """Both layouts give the same logits and the same gradients of a random functional of them."""
+    found, streams = [], inputs.repeat_interleave(torch.tensor(counts), 0)
     for columns in (False, True):
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
         out = in_columns(a, leaves, switches, inputs, counts) if columns else forward(a, leaves, switches, streams)
@@ -57,7 +57,6 @@ def same_layouts(
     for one, other in zip(found[0][1:], found[1][1:], strict=True):
         assert float(one.abs().max()) > 0
         close(one, other, EXACT * 100)  # of slopes up to about 100
-    return found[0][0].detach()
 
 
 @pytest.fixture(params=["at once", "by query"])
@@ -75,7 +74,6 @@ def test_every_combination_of_switches_is_the_twin_s(look):
         truth = torch.stack([reference.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
         batched, switches = stacked([weights]), switches_of(a)
         close(forward(a, batched, switches, inputs)[0], truth, tolerance(a))
-        close(in_columns(a, batched, switches, inputs)[0], truth, tolerance(a))
         del batched["embedding"]
         vectors = weights["embedding"][inputs]
         close(forward(replace(a, vocabulary=None), batched, switches, vectors)[0], truth, tolerance(a))
@@ -83,17 +81,15 @@ def test_every_combination_of_switches_is_the_twin_s(look):
     assert len(seen) == len(OTHERS)  # every switch does something
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("blocks", "heads"), [(1, 1), (1, 4), (3, 1), (3, 4)])
 def test_other_depths_and_heads(blocks, heads):
     for look in ({"mask": "causal"}, {"mask": "prefix", "prefix": 2, "positional": "learned"}):
         a = architecture(blocks=blocks, heads=heads, width=8, norm="rms", feed_forward=True, **look)
         weights, inputs = moved(a), some_inputs(a)
         truth = torch.stack([reference.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
-        close(same_layouts(a, stacked([weights]), switches_of(a), inputs)[0], truth)
+        close(forward(a, stacked([weights]), switches_of(a), inputs)[0], truth)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("other", [OTHERS[0], OTHERS[6], OTHERS[13], OTHERS[-1]])
 def test_models_of_mixed_switches_side_by_side_are_each_alone(learned, other):
@@ -106,18 +102,38 @@ def test_models_of_mixed_switches_side_by_side_are_each_alone(learned, other):
     assert len({a.shape for a in mixed}) == 1
     every = [moved(a, seed) for seed, a in enumerate(mixed)]
     inputs = some_inputs(mixed[0], len(mixed))
-    together = same_layouts(mixed[0], stacked(every), switches_of(*mixed), inputs)
+    together = forward(mixed[0], stacked(every), switches_of(*mixed), inputs)
     assert together.shape == (len(mixed), PROMPTS, OUTPUTS)
     for n, a in enumerate(mixed):
         close(together[n], forward(a, stacked([every[n]]), switches_of(a), inputs[n : n + 1])[0])
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("counts", [[2, 2], [3, 1]])
-def test_models_that_read_one_stream_take_one_copy_of_it(counts):
-    a = architecture(norm="rms")
-    weights = stacked([moved(a, seed) for seed in range(4)])
-    same_layouts(a, weights, switches_of(*[a] * 4), some_inputs(a, 2), counts)
+@pytest.mark.parametrize("feed_forward", [False, True])
+@pytest.mark.parametrize(("blocks", "counts"), [(1, [2, 2]), (3, [3, 1])])
+def test_the_narrow_layout_gives_the_same_logits_and_gradients(blocks, counts, feed_forward):
+    """Models of mixed masks and residual streams, several of them on one copy of a stream."""
+    looks = [look | {"residual": bool(n % 2)} for n, look in enumerate(MASKS)]
+    mixed = [architecture(blocks=blocks, heads=1, feed_forward=feed_forward, **look) for look in looks]
+    assert all(map(narrow.suits, mixed))
+    weights = stacked([moved(a, seed) for seed, a in enumerate(mixed)])
+    same_layouts(mixed[0], weights, switches_of(*mixed), some_inputs(mixed[0], 2), counts)
+
+
+UNSUITED = [
+    {"heads": 2},
+    {"norm": "rms"},
+    {"head": "mlp"},
+    {"output_projection": False},
+    {"vocabulary": None},
+    {"width": 12},
+]
+
+
+@pytest.mark.parametrize("switches", [*UNSUITED, *toys.POSITIONS[1:]])
+def test_the_narrow_layout_is_not_used_for_switches_that_it_does_not_know(switches):
+    assert narrow.suits(architecture(heads=1))
+    assert not narrow.suits(architecture(**({"heads": 1} | switches)))
 
 
 def test_inputs_that_all_models_share():

@@ -156,6 +156,7 @@ def test_alone_or_among_others_gives_the_same_losses_in_the_runs_order(runs, som
 
 
 def test_groups_hold_every_run_once_and_shapes_apart():
+    wide = replace(SMALL, width=narrow.WIDEST + 2)  # too wide for a layout of its own
     looks: list[dict[str, Any]] = [
         {"mask": "full"},
         {"mask": "window", "window": 2},
@@ -163,13 +164,14 @@ def test_groups_hold_every_run_once_and_shapes_apart():
         {"positional": "sinusoidal"},
         {"positional": "decay", "decay": 0.1},
     ]
-    same = [copying(architecture=replace(SMALL, **look), seed=seed) for seed in (0, 1) for look in looks]
-    same += [copying(learning_rate=0.1, weight_decay=0.5, schedule="cosine")]
+    same = [copying(architecture=replace(wide, **look), seed=seed) for seed in (0, 1) for look in looks]
+    same += [copying(architecture=wide, learning_rate=0.1, weight_decay=0.5, schedule="cosine")]
     assert [sorted(group) for group in groups(same)] == [list(range(len(same)))]
+    assert len(groups([copying(), copying(architecture=replace(SMALL, positional="sinusoidal"))])) == 2
     other: dict[str, Any] = {"blocks": 1, "width": 4, "heads": 2, "positional": "learned", "feed_forward": True}
     other |= {"norm": "rms", "output_projection": False, "head": "mlp", "outputs": 6}
-    runs = [*same, *(copying(architecture=replace(SMALL, **{name: value})) for name, value in other.items())]
-    runs += [copying(architecture=replace(SMALL, positional="rope")), replace(runs[0], task=replace(TASK, batch=8))]
+    runs = [*same, *(copying(architecture=replace(wide, **{name: value})) for name, value in other.items())]
+    runs += [copying(architecture=replace(wide, positional="rope")), replace(runs[0], task=replace(TASK, batch=8))]
     found = groups(runs)
     assert len(found) == 1 + len(other) + 2
     assert sorted(chain(*found)) == list(range(len(runs)))
@@ -183,7 +185,7 @@ def test_groups_hold_every_run_once_and_shapes_apart():
 # ---------------------------------------------------------------------------------------------------------------- data
 
 
-@pytest.mark.parametrize("architecture", [SMALL, replace(SMALL, width=2 * (narrow.WIDEST + 1))])
+@pytest.mark.parametrize("architecture", [SMALL, replace(SMALL, width=narrow.WIDEST + 2)])
 def test_shared_streams_give_every_model_its_own_data(architecture):
     """Seven models on three streams, unevenly; narrow and wide layout."""
     runs = [copying(target=k, seed=s, architecture=architecture) for s, k in [*((0, k) for k in range(4)), (1, 2)]]

@@ -154,7 +154,8 @@ def forget(folder: str | Path) -> None:
 def groups(runs: Sequence[Run], device: torch.device | str = "cpu", together: int | None = None) -> list[list[int]]:
     """Which runs train side by side: those of one shape and batch size, in parts that fit the device's cache or memory.
 
-    Those that can share data stay together, and RoPE, which costs time where it is on, apart from the rest.
+    Those that can share data stay together. RoPE, which costs time where it is on, and models with a layout of their own
+    (`toy.narrow`) stand apart from the rest.
 
     Raises:
         InputError: `together` is less than 1.
@@ -163,10 +164,10 @@ def groups(runs: Sequence[Run], device: torch.device | str = "cpu", together: in
         raise InputError(f"together={together} is too few; give at least 1, or None")
     by_shape: dict[Any, list[int]] = {}
     for i, run in enumerate(runs):
-        rotates = run.architecture.positional == "rope"
-        by_shape.setdefault((run.architecture.shape, run.task.batch, rotates), []).append(i)
+        a = run.architecture
+        by_shape.setdefault((a.shape, run.task.batch, a.positional == "rope", narrow.suits(a)), []).append(i)
     found = []
-    for (shape, batch, _), members in by_shape.items():
+    for (shape, batch, *_), members in by_shape.items():
         numbers = batch * shape.length * (shape.width * shape.blocks + shape.heads * shape.length)
         most = together or max(1, TOGETHER[torch.device(device).type] // numbers)
         members.sort(key=lambda i: (runs[i].seed, str(runs[i].task.stream)))
