@@ -110,6 +110,15 @@ def test_a_saved_result_comes_back_whole(tmp_path):
     assert (tmp_path / "zeros.nc").stat().st_size < 300 * 300 * 8 / 10
 
 
+def test_text_that_files_cannot_keep_is_escaped(tmp_path):
+    odd = dataset(
+        {"x": (("word",), [1.0, 2.0])}, coords={"word": ["a\0b", "c"]}, attrs={"headwater": "0", "of": "d\0\udc80"}
+    )
+    save(odd, tmp_path / "odd.nc")
+    back = load(tmp_path / "odd.nc")
+    assert (back["word"].values.tolist(), back.attrs["of"]) == (["a\\x00b", "c"], "d\\x00\\udc80")
+
+
 def test_a_failed_save_leaves_what_was_there(tmp_path):
     path = tmp_path / "result.nc"
     save(run("pretrained", None), path)

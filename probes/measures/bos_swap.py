@@ -43,6 +43,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import InputError
+from ..models.checks import not_finite
 from ..models.given import takes_model
 from ..models.swap import swapped
 from ..models.view import View
@@ -356,10 +357,7 @@ def _losses(
     report.finish()
     found, never = pieces.stacked("loss"), pieces.stacked("never")
     if not (np.isfinite(found) | never).all():
-        raise InputError(
-            f"model '{model.identity.name}' gives a next-token loss that is not finite; "
-            "check its weights, or use dtype float32 or float64"
-        )
+        raise not_finite(model, "a next-token loss")
     return found
 
 

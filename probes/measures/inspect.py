@@ -48,7 +48,7 @@ from torch import Tensor
 from ..data.chat import Chat
 from ..data.prompts import FirstToken, draw
 from ..errors import InputError, check_choice
-from ..models.checks import check_id
+from ..models.checks import check_id, not_finite
 from ..models.given import takes_model
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.view import Identity, View
@@ -312,9 +312,7 @@ def _log_probabilities(model: View, tokens: Tensor) -> Float[Tensor, " vocabular
     last = model.residual(model.embed(tokens))[:, -1]
     logits = model.unembed(model.norm(last))[0].double().cpu()
     if not torch.isfinite(logits).all():
-        raise InputError(
-            f"model '{model.identity.name}' gives logits that are not finite; use dtype float32 or float64"
-        )
+        raise not_finite(model, "logits")
     return logits.log_softmax(-1)
 
 

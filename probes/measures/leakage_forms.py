@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import InputError
+from ..models.checks import not_finite
 from ..models.view import View
 from ..results import statistics
 from ..run.reporting import Progress
@@ -52,10 +53,7 @@ def splits(
     blocks = by_block(model, tokens, bands, lags, lambda sampled: split(sampled, bands, drawn), progress)
     found = {name: np.stack([block[name] for block in blocks], 2) for name in blocks[0]}
     if not all(np.isfinite(values).all() for values in found.values()):
-        raise InputError(
-            f"model '{model.identity.name}' gives attention logits that are not finite; "
-            "check its weights, or use dtype float32"
-        )
+        raise not_finite(model, "attention logits")
     return found
 
 

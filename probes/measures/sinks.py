@@ -58,7 +58,7 @@ from torch import Tensor
 
 from ..data.positions import read_ranges
 from ..errors import InputError
-from ..models.checks import check_tokens
+from ..models.checks import check_tokens, not_finite
 from ..models.given import takes_model
 from ..models.memory import Sizes
 from ..models.swap import swapped
@@ -229,10 +229,7 @@ def _summed(
     pieces = each("sinks", len(together), lambda group: retry(lambda: sum_of(together[group])), before=expect)
     found = sums.results(pieces)
     if not all(np.isfinite(found[name]).all() for name in ("alpha", "value_norm", "key_norm", "written_norm")):
-        raise InputError(
-            f"model '{model.identity.name}' gives attention that is not finite; "
-            "check its weights, or use dtype float32 or float64"
-        )
+        raise not_finite(model, "attention")
     return found
 
 

@@ -38,7 +38,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..models.checks import check_tokens
+from ..models.checks import check_tokens, not_finite
 from ..models.given import takes_model
 from ..models.memory import KEPT_FREE, Sizes
 from ..models.view import Edit, View
@@ -260,10 +260,7 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report) 
         for layer, own in enumerate(counts):
             own[piece[f"bins {layer}"]] += piece[f"counts {layer}"]
     if not np.isfinite(norms).all():
-        raise InputError(
-            f"model '{model.identity.name}' has streams that are not finite; "
-            "check its weights, or use dtype float32 or float64"
-        )
+        raise not_finite(model, "residual streams")
 
     median = np.array([_median(own) for own in counts])
     top = torch.from_numpy(magnitude / count).topk(min(RANKS, width), dim=-1)

@@ -65,3 +65,11 @@ def check_place(model: View, tokens: Any, query: int, from_layer: Any) -> tuple[
             f"from_layer {from_layer} does not exist; the model has blocks 0 to {blocks - 1}, or give 'all'"
         )
     return at, list(range(blocks)) if from_layer == "all" else [from_layer]
+
+
+def not_finite(model: View, what: str) -> InputError:
+    """The error for values of a model that are infinite or no numbers."""
+    return InputError(
+        f"model '{model.identity.name}' gives {what} with values that are not finite; "
+        "check its weights, or use dtype float32 or float64"
+    )

@@ -278,11 +278,16 @@ def _version(distribution: str) -> str:
 
 def _attribute(value: Any) -> Attribute:
     value = value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
-    if isinstance(value, str):  # paths may hold bytes that are no UTF-8, and files keep nothing else
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, str):
+        return _text(value)
     if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63):
         return value
     return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _text(value: str) -> str:
+    r"""Text as files can keep it: UTF-8 without zeros; other bytes, which paths and prompts may hold, as \xNN."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
 
 
 def _plain(value: Any) -> Any:
@@ -294,7 +299,10 @@ def _variable(dims: Sequence[str], values: Any, attrs: Mapping[str, Any] | None 
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    return tuple(dims), np.asarray(values), attributes(attrs or {})
+    values = np.asarray(values)
+    if values.dtype.kind == "U":
+        values = np.array([_text(value) for value in values.flat], dtype=str).reshape(values.shape)
+    return tuple(dims), values, attributes(attrs or {})
 
 
 def _run(ds: xr.Dataset) -> tuple[str, int | None]:

@@ -39,7 +39,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -81,10 +81,10 @@ Row: TypeAlias = Mapping[str, np.ndarray]  # what is known of one model, or of t
 Variables: TypeAlias = dict[str, tuple[Any, ...]]
 
 
-# As in `toy.matching`. Of a toy: `view`, `fresh`, `scaled(factor)`, `prompts(count)`, `seed`, `target`, `loss`, `accuracy`;
-# of a group: `variant`, `task`, `members`, `key`, which equal groups share.
-Member: TypeAlias = Any
-Group: TypeAlias = Any
+if TYPE_CHECKING:
+    from toy.matching import Group, Member, Plan
+else:  # checked signatures need the names, and nothing here imports toys
+    Group = Member = Plan = Any
 
 
 @runtime_checkable
@@ -94,9 +94,9 @@ class Maker(Protocol):
     @property
     def described(self) -> dict[str, Any]: ...
 
-    def plan(self, spec: Spec, *, bos: bool, length: int, norm: Literal["rms", "layer"]) -> Any: ...
+    def plan(self, spec: Spec, *, bos: bool, length: int, norm: Literal["rms", "layer"]) -> Plan: ...
 
-    def toys(self, plans: Sequence[Any], folder: Path, advance: Advance | None) -> Sequence[Sequence[Group]]: ...
+    def toys(self, plans: Sequence[Plan], folder: Path, advance: Advance | None) -> Sequence[Sequence[Group]]: ...
 
     def finish(self, folder: Path) -> None: ...
 
@@ -146,7 +146,7 @@ def match(
     if asked.length < SHORTEST:
         raise InputError(f"length={asked.length} leaves no middle to compare with; give at least {SHORTEST}")
     options: dict[str, Any] = {"seeds": seeds, "initialization": initialization, "bootstrap": bootstrap}
-    toys, plans, trained = maker.described, dict[str, Any](), dict[str, Sequence[Group]]()
+    toys, plans, trained = maker.described, dict[str, Plan](), dict[str, Sequence[Group]]()
     cache: dict[str, tuple[xr.Dataset, ...]] = {}
     results: Results = {}
 
@@ -180,7 +180,7 @@ def match(
     return results
 
 
-def planned(model: View, tokens: Tensor, maker: Maker) -> Any:
+def planned(model: View, tokens: Tensor, maker: Maker) -> Plan:
     """The toys that match a model on these prompts; a first token that all prompts share counts as BOS."""
     parts = model.parts(0)
     norm = "rms" if parts is None else parts.attention_norm.kind
