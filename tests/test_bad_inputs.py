@@ -6,14 +6,11 @@ with a model; TEXT, a text for it; HERE, the folder of both; OUT, where results 
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
 import shutil
 import signal
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +18,33 @@ import families
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from commands import call, listing
-from safetensors.torch import load, save
+from damage import (
+    LAST,
+    WEIGHTS,
+    Q,
+    Spoil,
+    bomb,
+    config_has,
+    edited,
+    file_is,
+    folder,
+    header_is,
+    index_is,
+    index_names,
+    link,
+    other_result,
+    own_code,
+    pipe,
+    result_of,
+    tensor_is,
+    tensors_are,
+    weights_are,
+    without,
+)
 
 from probes.cli import main as cli
-from probes.results import dataset as results
 
-Spoil = Callable[[Path], object]
 Row = tuple[str, str] | tuple[str, str, Spoil] | tuple[str, str, Spoil, Spoil]
 
 # What every command is given before a row's own options, which count where both are given.
@@ -52,148 +68,11 @@ WORDS = "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12"
 READ = f"inspect SMALL --prompt '{WORDS}'"
 
 
-# ------------------------------------------------------------------------------------------------ damage to files
-
-
-def edited(name: str, change: Callable[[bytes], bytes]) -> Spoil:
-    """A file with its content changed."""
-
-    def spoil(here: Path) -> None:
-        (here / name).write_bytes(change((here / name).read_bytes()))
-
-    return spoil
-
-
-def weights_are(change: Callable[[bytes], bytes]) -> Spoil:
-    """Other bytes in the place of the weights' file."""
-    return edited(SMALL[1], change)
-
-
-def header_is(change: Callable[[dict[str, Any]], object] | str) -> Spoil:
-    """Another JSON header before the same data."""
-
-    def changed(content: bytes) -> bytes:
-        (length,) = struct.unpack("<Q", content[:8])
-        header = change
-        if not isinstance(header, str):
-            fields = json.loads(content[8 : 8 + length])
-            header(fields)
-            header = json.dumps(fields)
-        return struct.pack("<Q", len(header)) + header.encode() + content[8 + length :]
-
-    return weights_are(changed)
-
-
-def tensors_are(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
-    """Other tensors in a sound file."""
-
-    def changed(content: bytes) -> bytes:
-        tensors = load(content)
-        change(tensors)
-        return save(tensors, {"format": "pt"})
-
-    return weights_are(changed)
-
-
-def tensor_is(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
-    """Another tensor in a sound file."""
-    return tensors_are(lambda tensors: tensors.update({name: change(tensors[name])}))
-
-
-def config_has(**changes: Any) -> Spoil:
-    """Other values in config.json; those given as None are left out."""
-
-    def changed(content: bytes) -> bytes:
-        fields = json.loads(content) | changes
-        return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
-
-    return edited("small/config.json", changed)
-
-
-def file_is(name: str, content: str | bytes) -> Spoil:
-    """A file with this content."""
-
-    def spoil(here: Path) -> None:
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).write_bytes(content.encode() if isinstance(content, str) else content)
-
-    return spoil
-
-
-def without(*names: str) -> Spoil:
-    """Files removed from the model's folder."""
-    return lambda here: [(here / "small" / name).unlink() for name in names]
-
-
-def index_is(content: str) -> Spoil:
-    """Weights in a file of another name, with this index."""
-
-    def spoil(here: Path) -> None:
-        folder = here / "small"
-        (folder / "model.safetensors").rename(folder / "a.safetensors")
-        (folder / "model.safetensors.index.json").write_text(content)
-
-    return spoil
-
-
-def index_names(file: str) -> Spoil:
-    """An index in which a tensor is in this file."""
-    return index_is(json.dumps({"metadata": {}, "weight_map": {Q: file}}))
-
-
-def link(name: str, to: str) -> Spoil:
-    return lambda here: (here / name).symlink_to(to)
-
-
-def folder(name: str) -> Spoil:
-    return lambda here: (here / name).mkdir()
-
-
-def pipe(name: str) -> Spoil:
-    return lambda here: os.mkfifo(here / name)
-
-
-MARKER = "somebody-else-s-code-was-run"  # no row may leave it
-
-
-def bomb(name: str) -> Spoil:
-    """A pickle of that name in the model's folder that leaves the marker when it is read."""
-    return lambda here: file_is(f"small/{name}", f"cbuiltins\nopen\n(V{here / MARKER}\nVw\ntR.")(here)
-
-
-def own_code(kind: str = "own-kind", **auto: str) -> Spoil:
-    """A module in the model's folder that leaves the marker when it is imported, asked for by config.json."""
-
-    def spoil(here: Path) -> None:
-        program = f"open({str(here / MARKER)!r}, 'w').close()\nfrom transformers import *\n"
-        (here / "small" / "own.py").write_text(program)
-        config_has(model_type=kind, architectures=None, auto_map=auto)(here)
-
-    return spoil
-
-
-def other_result(here: Path) -> None:
-    xr.Dataset({"x": ("a", [1.0])}).to_netcdf(here / "out" / "other.nc", engine="h5netcdf")
-
-
-def result_of(name: str = "jacobian", **attrs: Any) -> Spoil:
-    """A file that says it is a result, in a folder where results are looked for."""
-
-    def spoil(here: Path) -> None:
-        (here / "out" / "jacobian").mkdir(exist_ok=True)
-        ds = xr.Dataset({"x": ("a", [1.0])}, attrs={"headwater": "0.1.0", **attrs})
-        results.save(ds, here / "out" / "jacobian" / f"{name}.nc")
-
-    return spoil
-
-
-Q, LAST = "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
 DEEP = "[" * 100_000
 LARGE_IDS = edited("small/tokenizer.json", lambda content: re.sub(rb'"w3": *\d+', b'"w3": 5000', content))
 FAR = "1000000000000"
 DIGITS = "9" * 5000
 UNLOADABLE = "'small' cannot be loaded"
-SMALL = "model.safetensors", "small/model.safetensors"
 TEXT = '{"text": "w3 w4"}'
 
 # ------------------------------------------------------------------------------------------------------ the table
@@ -205,8 +84,8 @@ LOADED: dict[str, list[Row]] = {
         ("", UNLOADABLE, header_is(DEEP)),
         ("", UNLOADABLE, header_is(lambda header: header[Q].update(data_offsets=header[LAST]["data_offsets"]))),
         ("", "not finite (lm_head.weight)", tensor_is(LAST, lambda x: x.where(x < x.max(), torch.nan))),
-        ("", "holds only model.pt", bomb("model.pt"), without(SMALL[0])),
-        ("", UNLOADABLE, bomb(SMALL[0])),
+        ("", "holds only model.pt", bomb("model.pt"), without(WEIGHTS[0])),
+        ("", UNLOADABLE, bomb(WEIGHTS[0])),
     ],
     "jacobian SMALL": [
         ("", Q, tensors_are(lambda tensors: tensors.pop(Q))),
@@ -215,9 +94,9 @@ LOADED: dict[str, list[Row]] = {
         ("", "gone.safetensors", index_names("gone.safetensors")),
         ("", "'../other/a.safetensors'", index_names("../other/a.safetensors")),
         ("", "'pytorch_model.bin'", bomb("pytorch_model.bin"), index_names("pytorch_model.bin")),
-        ("", "only pytorch_model.bin, which may run code", bomb("pytorch_model.bin"), without(SMALL[0])),
-        ("", SMALL[0], without(SMALL[0]), link(SMALL[1], "gone")),
-        ("", SMALL[0], without(SMALL[0]), pipe(SMALL[1])),
+        ("", "only pytorch_model.bin, which may run code", bomb("pytorch_model.bin"), without(WEIGHTS[0])),
+        ("", WEIGHTS[0], without(WEIGHTS[0]), link(WEIGHTS[1], "gone")),
+        ("", WEIGHTS[0], without(WEIGHTS[0]), pipe(WEIGHTS[1])),
         ("", "adapter_config.json", file_is("small/adapter_config.json", '{"peft_type": "LORA"}')),
     ],
     "match SMALL": [("", "lacks", tensors_are(lambda tensors: tensors.clear()))],
@@ -327,9 +206,7 @@ NAMES: dict[str, list[Row]] = {
         ("nobody/nothing", "'nobody/nothing' is not in the local cache"),
         ("SMALL HERE/./small", "both called 'small'"),
     ],
-    "sinks": [
-        ("HERE/loop", "loop", link("loop", "loop")),
-    ],
+    "sinks": [("HERE/loop", "loop", link("loop", "loop"))],
     "inspect": [("SMALL tiny-llama --prompt w3", "tiny-llama")],
     "pretrain": [
         ("tiny-lama", "recipe 'tiny-lama' is unknown; choose one of tiny-llama,"),
@@ -343,17 +220,11 @@ VALUES: dict[str, list[Row]] = {
         ("--length 129", "length=129 is more than the 128 positions of small; ask for at most 128"),
         ("--initialization smollm2", "published rule (smollm2-135m, smollm2"),
         ("--conditions pretrained --initialization 0.02", "initialization '0.02' has no use without fresh weights"),
-        ("--conditions trained", "condition 'trained' does not exist; use init and pretrained"),
-        ("--conditions pretrained --no-rope", "--no-rope repeats the init condition"),
         ("--products many", "products 'many' is not a number; give a whole number, or auto"),
         (f"--products {FAR}", f"products={FAR}"),
-        ("--products 1", "products=1 is too few for a sketch"),
-        ("--method exact --products 5", "products=5 goes with method 'sketch', not 'exact'"),
         ("--relative-error nan", "nan"),
         ("--seed -1", "seed=-1"),
         (f"--seed {2**70}", f"--seed {2**70}"),
-        ("--query 12", "query 12 is outside the prompt"),
-        ("--from-layer 3", "from_layer 3 does not exist"),
         ("--device cuda:99", "device 'cuda:99' cannot be used"),
         ("--dtype float16", "float16"),
     ],
@@ -365,9 +236,6 @@ VALUES: dict[str, list[Row]] = {
     "sinks SMALL": [
         ("--keys seven", "keys 'seven' are no positions; write them as all, 0-7 or 0,5"),
         ("--keys 0,12", "key 12 is outside the prompts; positions run from 0 to 11"),
-        ("--reacts nothing", "replacement 'nothing' is unknown"),
-        ("--reacts 128", "128 is outside the vocabulary of small"),
-        ("--top -1", "--top"),
     ],
     "trajectory SMALL": [("--starts 1", "starts=1"), (f"--starts {FAR}", FAR)],
     "leakage SMALL": [
@@ -375,17 +243,13 @@ VALUES: dict[str, list[Row]] = {
         ("--bands ٣-٩", "'٣-٩'"),
         ("--bands 3-40", "band 3-40 does not fit"),
         ("--lags 0", "lags [0]"),
-        ("--prompts 2", "2 prompts cannot be split in two halves"),
         (f"--bootstrap {FAR}", f"--bootstrap {FAR}"),
     ],
     "bos-swap SMALL": [
         ("--replace nothing", "replacement 'nothing' is unknown"),
-        ("--replace mean,mean", "replacement 'mean,mean' names none or one twice"),
         ("--profile-prompts 0", "profile_prompts=0"),
     ],
-    READ: [
-        ("--baseline text --initialization 0.02", "initialization '0.02' has no use with baseline text"),
-    ],
+    READ: [("--baseline text --initialization 0.02", "initialization '0.02' has no use with baseline text")],
     "match SMALL": [("--initialization smollm2", NO_RULE), ("--length -5", "length=-5")],
     "report SMALL": [("--initialization smollm2", NO_RULE)],
     "map": [("--seeds 0", "seeds=0 leaves no fresh model; give at least 1")],
