@@ -256,7 +256,9 @@ def test_commands_write_what_they_say(monkeypatch, capfd, tmp_path, ape, command
     given = TABLED.get(command, f"--no-rope {SMALL}")
     words = f"{command} {ape / 'ape'} --out {out} --text {ape / 'text.txt'} {given}"
     assert call(monkeypatch, *words.split()) == 0
-    shown = capfd.readouterr().out
+    shown, err = capfd.readouterr()
+    assert ("MiB above the model's" in err) == (command in PROBES)
+    assert "nan" not in shown
     written = [out / f"{command}.{ending}" for ending in ("nc", "png", "svg", "md")[: None if command in TABLED else 3]]
     assert shown.endswith(f"wrote {', '.join(map(str, written))}\n")
     assert sorted(out.iterdir()) == sorted(written)
