@@ -14,34 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import damage as its
 import families
 import numpy as np
 import pytest
 import torch
 from commands import call, listing
-from damage import (
-    LAST,
-    WEIGHTS,
-    Q,
-    Spoil,
-    bomb,
-    config_has,
-    edited,
-    file_is,
-    folder,
-    header_is,
-    index_is,
-    index_names,
-    link,
-    other_result,
-    own_code,
-    pipe,
-    result_of,
-    tensor_is,
-    tensors_are,
-    weights_are,
-    without,
-)
+from damage import LAST, WEIGHTS, Q, Spoil
 
 from probes.cli import main as cli
 
@@ -60,6 +39,7 @@ DEFAULTS = {
     "inspect": "--device cpu --products 8 --seeds 1 --out OUT",
     "match": f"--quick --prompts 4 --seeds 1 --bootstrap 10 {SHORT}",
     "map": "--quick --out OUT",
+    "compare": "",
     "toy": "--quick --device cpu --out OUT",
     "report": f"--prompts 4 {SHORT}",
     "pretrain": "--text TEXT --steps 2 --batch 1 --device cpu --out HERE/new",
@@ -69,106 +49,115 @@ READ = f"inspect SMALL --prompt '{WORDS}'"
 
 
 DEEP = "[" * 100_000
-LARGE_IDS = edited("small/tokenizer.json", lambda content: re.sub(rb'"w3": *\d+', b'"w3": 5000', content))
+LARGE_IDS = its.edited("small/tokenizer.json", lambda content: re.sub(rb'"w3": *\d+', b'"w3": 5000', content))
 FAR = "1000000000000"
 DIGITS = "9" * 5000
 UNLOADABLE = "'small' cannot be loaded"
 TEXT = '{"text": "w3 w4"}'
 
-# ------------------------------------------------------------------------------------------------------ the table
 
 LOADED: dict[str, list[Row]] = {
     "sinks SMALL": [  # weights
-        ("", UNLOADABLE, weights_are(lambda b: b[:-100])),
-        ("", UNLOADABLE, weights_are(lambda b: b[:100])),
-        ("", UNLOADABLE, header_is(DEEP)),
-        ("", UNLOADABLE, header_is(lambda header: header[Q].update(data_offsets=header[LAST]["data_offsets"]))),
-        ("", "not finite (lm_head.weight)", tensor_is(LAST, lambda x: x.where(x < x.max(), torch.nan))),
-        ("", "holds only model.pt", bomb("model.pt"), without(WEIGHTS[0])),
-        ("", UNLOADABLE, bomb(WEIGHTS[0])),
+        ("", UNLOADABLE, its.weights_are(lambda b: b[:-100])),
+        ("", UNLOADABLE, its.weights_are(lambda b: b[:100])),
+        ("", UNLOADABLE, its.header_is(DEEP)),
+        ("", UNLOADABLE, its.header_is(lambda header: header[Q].update(data_offsets=header[LAST]["data_offsets"]))),
+        ("", "not finite (lm_head.weight)", its.tensor_is(LAST, lambda x: x.where(x < x.max(), torch.nan))),
+        ("", "holds only model.pt", its.bomb("model.pt"), its.without(WEIGHTS[0])),
+        ("", UNLOADABLE, its.bomb(WEIGHTS[0])),
     ],
     "jacobian SMALL": [
-        ("", Q, tensors_are(lambda tensors: tensors.pop(Q))),
-        ("", Q, tensor_is(Q, lambda x: x.to(torch.int8))),
-        ("", "model.safetensors.index.json", index_is("{}")),
-        ("", "gone.safetensors", index_names("gone.safetensors")),
-        ("", "'../other/a.safetensors'", index_names("../other/a.safetensors")),
-        ("", "'pytorch_model.bin'", bomb("pytorch_model.bin"), index_names("pytorch_model.bin")),
-        ("", "only pytorch_model.bin, which may run code", bomb("pytorch_model.bin"), without(WEIGHTS[0])),
-        ("", WEIGHTS[0], without(WEIGHTS[0]), link(WEIGHTS[1], "gone")),
-        ("", WEIGHTS[0], without(WEIGHTS[0]), pipe(WEIGHTS[1])),
-        ("", "adapter_config.json", file_is("small/adapter_config.json", '{"peft_type": "LORA"}')),
+        ("", Q, its.tensors_are(lambda tensors: tensors.pop(Q))),
+        ("", Q, its.tensor_is(Q, lambda x: x.to(torch.int8))),
+        ("", "model.safetensors.index.json", its.index_is("{}")),
+        ("", "gone.safetensors", its.index_names("gone.safetensors")),
+        ("", "'../other/a.safetensors'", its.index_names("../other/a.safetensors")),
+        ("", "'pytorch_model.bin'", its.bomb("pytorch_model.bin"), its.index_names("pytorch_model.bin")),
+        ("", "only pytorch_model.bin, which may run code", its.bomb("pytorch_model.bin"), its.without(WEIGHTS[0])),
+        ("", WEIGHTS[0], its.without(WEIGHTS[0]), its.link(WEIGHTS[1], "gone")),
+        ("", WEIGHTS[0], its.without(WEIGHTS[0]), its.pipe(WEIGHTS[1])),
+        ("", "adapter_config.json", its.file_is("small/adapter_config.json", '{"peft_type": "LORA"}')),
     ],
-    "match SMALL": [("", "lacks", tensors_are(lambda tensors: tensors.clear()))],
-    READ: [("", Q, tensor_is(Q, lambda x: x[:, :-1].clone()))],
+    "match SMALL": [("", "lacks", its.tensors_are(lambda tensors: tensors.clear()))],
+    READ: [("", Q, its.tensor_is(Q, lambda x: x[:, :-1].clone()))],
 }
 CONFIGS: dict[str, list[Row]] = {
     "jacobian SMALL": [
-        ("", "has no config.json", without("config.json")),
-        ("", "config.json", file_is("small/config.json", '{"model_type": "lla')),
-        ("", "'t5' is not supported", config_has(model_type="t5")),
-        ("", "hidden_size=65, no multiple", config_has(hidden_size=65, head_dim=None)),
-        ("", "hidden_size=-64", config_has(hidden_size=-64)),
-        ("", f"num_hidden_layers={FAR}", config_has(num_hidden_layers=10**12)),
-        ("", "hidden_size=1048576", config_has(hidden_size=2**20)),
-        ("", "num_attention_heads=4, which cannot share 3", config_has(num_key_value_heads=3)),
-        ("", "heads of head_dim=1000", config_has(head_dim=1000)),
-        ("", "num_hidden_layers", config_has(num_hidden_layers=1.5)),
-        ("", "'loud'", config_has(hidden_act="loud")),
-        ("", "spiral", config_has(rope_parameters={"rope_type": "spiral"})),
-        ("", "trust_remote_code", own_code(AutoConfig="own.LlamaConfig", AutoModelForCausalLM="own.LlamaForCausalLM")),
-        ("", "own-kind", own_code(AutoModelForCausalLM="own.LlamaForCausalLM")),
+        ("", "has no config.json", its.without("config.json")),
+        ("", "config.json", its.file_is("small/config.json", '{"model_type": "lla')),
+        ("", "'t5' is not supported", its.config_has(model_type="t5")),
+        ("", "hidden_size=65, no multiple", its.config_has(hidden_size=65, head_dim=None)),
+        ("", "hidden_size=-64", its.config_has(hidden_size=-64)),
+        ("", f"num_hidden_layers={FAR}", its.config_has(num_hidden_layers=10**12)),
+        ("", "hidden_size=1048576", its.config_has(hidden_size=2**20)),
+        ("", "num_attention_heads=4, which cannot share 3", its.config_has(num_key_value_heads=3)),
+        ("", "heads of head_dim=1000", its.config_has(head_dim=1000)),
+        ("", "num_hidden_layers", its.config_has(num_hidden_layers=1.5)),
+        ("", "'loud'", its.config_has(hidden_act="loud")),
+        ("", "spiral", its.config_has(rope_parameters={"rope_type": "spiral"})),
+        (
+            "",
+            "trust_remote_code",
+            its.own_code(AutoConfig="own.LlamaConfig", AutoModelForCausalLM="own.LlamaForCausalLM"),
+        ),
+        ("", "own-kind", its.own_code(AutoModelForCausalLM="own.LlamaForCausalLM")),
     ],
     "sinks SMALL": [
-        ("", "config.json", file_is("small/config.json", "[1]")),
-        ("", "config.json", file_is("small/config.json", DEEP)),
+        ("", "config.json", its.file_is("small/config.json", "[1]")),
+        ("", "config.json", its.file_is("small/config.json", DEEP)),
     ],
-    "leakage SMALL": [("", "model_type", config_has(model_type=None))],
+    "leakage SMALL": [("", "model_type", its.config_has(model_type=None))],
     "pretrain --config": [
-        ("HERE/c.json", "c.json", file_is("c.json", "{")),
-        ("HERE/c", "HERE/c", pipe("c")),
+        ("HERE/c.json", "c.json", its.file_is("c.json", "{")),
+        ("HERE/c", "HERE/c", its.pipe("c")),
         ("gone.json", "'gone.json' is not readable"),
-        ("SMALL/config.json", "hidden_size=-64", config_has(hidden_size=-64, vocab_size=258)),
+        ("SMALL/config.json", "hidden_size=-64", its.config_has(hidden_size=-64, vocab_size=258)),
         ("c.json tiny-llama", "both 'tiny-llama' and 'c.json' given"),
     ],
 }
 OWN_TOKENIZER = '{"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", null]}}'
 TOKENIZERS: dict[str, list[Row]] = {
     "jacobian SMALL": [
-        ("", "small has no tokenizer", without("tokenizer.json", "tokenizer_config.json")),
-        ("", "id 5000", LARGE_IDS, file_is("text.txt", "w3 " * 99)),
+        ("", "small has no tokenizer", its.without("tokenizer.json", "tokenizer_config.json")),
+        ("", "id 5000", LARGE_IDS, its.file_is("text.txt", "w3 " * 99)),
     ],
     "sinks SMALL": [
-        ("", "small has no tokenizer", file_is("small/tokenizer.json", '{"version"')),
-        ("", "small has no tokenizer", own_code("llama"), file_is("small/tokenizer_config.json", OWN_TOKENIZER)),
+        ("", "small has no tokenizer", its.file_is("small/tokenizer.json", '{"version"')),
+        (
+            "",
+            "small has no tokenizer",
+            its.own_code("llama"),
+            its.file_is("small/tokenizer_config.json", OWN_TOKENIZER),
+        ),
     ],
-    READ: [
-        ("", "small has no tokenizer", file_is("small/tokenizer.json", "[]")),
-        ("", "5000", LARGE_IDS),
+    READ: [("", "small has no tokenizer", its.file_is("small/tokenizer.json", "[]")), ("", "5000", LARGE_IDS)],
+    "inspect SMALL": [
+        ("", "no text is given; give one of --prompt, --text, --chat"),
+        ("--chat w3", "no chat template"),
     ],
 }
 TEXTS: dict[str, list[Row]] = {
     "theory SMALL --text": [
-        ("HERE/t", "t' is empty", file_is("t", " \n\t\u3000 ")),
-        ("HERE/t", "byte 0", file_is("t", "w3".encode("utf-16"))),
-        ("HERE/t", "NUL", file_is("t", "w3 w4\0 w5")),
-        ("HERE/t", "has 12 tokens (the longest has 3)", file_is("t", "w3 w4 w5")),
-        ("HERE/f", "holds no text files", file_is("f/x.png", b"\x89")),
-        ("HERE/f", "b.txt' is not UTF-8", file_is("f/a.txt", "w3 " * 99), file_is("f/b.txt", b"\xff")),
-        ("HERE/t", "HERE/t'", pipe("t")),
+        ("HERE/t", "t' is empty", its.file_is("t", " \n\t\u3000 ")),
+        ("HERE/t", "byte 0", its.file_is("t", "w3".encode("utf-16"))),
+        ("HERE/t", "NUL", its.file_is("t", "w3 w4\0 w5")),
+        ("HERE/t", "has 12 tokens (the longest has 3)", its.file_is("t", "w3 w4 w5")),
+        ("HERE/f", "holds no text files", its.file_is("f/x.png", b"\x89")),
+        ("HERE/f", "b.txt' is not UTF-8", its.file_is("f/a.txt", "w3 " * 99), its.file_is("f/b.txt", b"\xff")),
+        ("HERE/t", "HERE/t'", its.pipe("t")),
     ],
     "jacobian SMALL --text HERE/t.jsonl": [
-        ("", "line 2", file_is("t.jsonl", '{"text": "a"}\n{')),
-        ("", "line 1", file_is("t.jsonl", '{"body": "a"}\n')),
-        ("", "line 1", file_is("t.jsonl", "[1]\n")),
-        ("", "line 1", file_is("t.jsonl", DEEP)),
-        ("", "line 1", file_is("t.jsonl", '{"text": 7}')),
-        ("", "line 1", file_is("t.jsonl", '{"text": "w3 \\ud800 w4"}\n' * 99)),
+        ("", "line 2", its.file_is("t.jsonl", '{"text": "a"}\n{')),
+        ("", "line 1", its.file_is("t.jsonl", '{"body": "a"}\n')),
+        ("", "line 1", its.file_is("t.jsonl", "[1]\n")),
+        ("", "line 1", its.file_is("t.jsonl", DEEP)),
+        ("", "line 1", its.file_is("t.jsonl", '{"text": 7}')),
+        ("", "line 1", its.file_is("t.jsonl", '{"text": "w3 \\ud800 w4"}\n' * 99)),
     ],
     "inspect SMALL": [
         ("--text /dev/zero", "'/dev/zero'"),
-        ("--text HERE/t", "HERE/t'", file_is("t", b"\xff\xfe\0\1")),
-        ("--text HERE/f", "holds 2 texts", file_is("f/a.txt", WORDS), file_is("f/b.txt", WORDS)),
+        ("--text HERE/t", "HERE/t'", its.file_is("t", b"\xff\xfe\0\1")),
+        ("--text HERE/f", "holds 2 texts", its.file_is("f/a.txt", WORDS), its.file_is("f/b.txt", WORDS)),
         ("--prompt 'w3 w4'", "tokens"),
         (f"--prompt '{WORDS} \udcff'", "UTF-8"),
         ("--prompt w3 --text TEXT", "both --prompt and --text"),
@@ -176,17 +165,17 @@ TEXTS: dict[str, list[Row]] = {
         ("--ids 3,4,5,6,7,8,9,128", "token id 128"),
     ],
     "sinks SMALL --dataset": [
-        ("HERE/t.parquet", "t.parquet' cannot be streamed", file_is("t.parquet", b"PAR1" + b"\1" * 80 + b"PAR1")),
-        ("HERE/t.jsonl --column body", "'body'", file_is("t.jsonl", TEXT)),
-        ("HERE/t.jsonl", "t.jsonl[0]", file_is("t.jsonl", '{"text": null}\n' * 999)),
-        ("HERE/t.jsonl --split nope", "nope", file_is("t.jsonl", TEXT)),
+        ("HERE/t.parquet", "t.parquet' cannot be streamed", its.file_is("t.parquet", b"PAR1" + b"\1" * 80 + b"PAR1")),
+        ("HERE/t.jsonl --column body", "'body'", its.file_is("t.jsonl", TEXT)),
+        ("HERE/t.jsonl", "t.jsonl[0]", its.file_is("t.jsonl", '{"text": null}\n' * 999)),
+        ("HERE/t.jsonl --split nope", "nope", its.file_is("t.jsonl", TEXT)),
         ("nobody/nothing", "nobody/nothing"),
-        ("HERE/t.jsonl", "t.jsonl", pipe("t.jsonl")),
+        ("HERE/t.jsonl", "t.jsonl", its.pipe("t.jsonl")),
     ],
     "pretrain tiny-llama --text": [
-        ("HERE/t", "t' is empty", file_is("t", "\n")),
+        ("HERE/t", "t' is empty", its.file_is("t", "\n")),
         ("TEXT", "too short to hold out"),
-        ("HERE/t.jsonl", "line 1", file_is("t.jsonl", DEEP)),
+        ("HERE/t.jsonl", "line 1", its.file_is("t.jsonl", DEEP)),
         ("gone.txt", "'gone.txt' does not exist"),
         ("TEXT --dataset b", "--text and --dataset given"),
     ],
@@ -206,7 +195,7 @@ NAMES: dict[str, list[Row]] = {
         ("nobody/nothing", "'nobody/nothing' is not in the local cache"),
         ("SMALL HERE/./small", "both called 'small'"),
     ],
-    "sinks": [("HERE/loop", "loop", link("loop", "loop"))],
+    "sinks": [("HERE/loop", "loop", its.link("loop", "loop"))],
     "inspect": [("SMALL tiny-llama --prompt w3", "tiny-llama")],
     "pretrain": [
         ("tiny-lama", "recipe 'tiny-lama' is unknown; choose one of tiny-llama,"),
@@ -249,7 +238,10 @@ VALUES: dict[str, list[Row]] = {
         ("--replace nothing", "replacement 'nothing' is unknown"),
         ("--profile-prompts 0", "profile_prompts=0"),
     ],
-    READ: [("--baseline text --initialization 0.02", "initialization '0.02' has no use with baseline text")],
+    READ: [
+        ("--baseline text --initialization 0.02", "initialization '0.02' has no use with baseline text"),
+        ("--top -1", "--top"),
+    ],
     "match SMALL": [("--initialization smollm2", NO_RULE), ("--length -5", "length=-5")],
     "report SMALL": [("--initialization smollm2", NO_RULE)],
     "map": [("--seeds 0", "seeds=0 leaves no fresh model; give at least 1")],
@@ -271,27 +263,54 @@ FOLDERS: dict[str, list[Row]] = {
         ("--out TEXT", "text.txt"),
         (f"--out HERE/{'x' * 300}", "xxx"),
         ("--out 'HERE/a\0b'", "HERE/a"),
-        ("--out HERE/loop", "loop", link("loop", "loop")),
+        ("--out HERE/loop", "loop", its.link("loop", "loop")),
         ("--out /proc/1/results", "/proc/1/results"),
-        ("", "jacobian.nc' is a folder", folder("out/jacobian.nc")),
-        ("", "small-pretrained.nc", file_is("out/unfinished/small-pretrained.nc", "x")),
+        ("", "jacobian.nc' is a folder", its.folder("out/jacobian.nc")),
+        ("", "small-pretrained.nc", its.file_is("out/unfinished/small-pretrained.nc", "x")),
     ],
-    "sinks SMALL": [("", "sinks.png' is a folder", folder("out/sinks.png"))],
-    "leakage SMALL": [("", "unfinished", file_is("out/unfinished", ""))],
-    READ: [("", "inspect.html' is a folder", folder("out/inspect.html"))],
-    "map": [("", "map.nc' is a folder", folder("out/map.nc"))],
+    "sinks SMALL": [("", "sinks.png' is a folder", its.folder("out/sinks.png"))],
+    "leakage SMALL": [("", "unfinished", its.file_is("out/unfinished", ""))],
+    READ: [("", "inspect.html' is a folder", its.folder("out/inspect.html"))],
+    "map": [("", "map.nc' is a folder", its.folder("out/map.nc"))],
     "match SMALL": [("--out /dev/null", "/dev/null")],
     "toy retrieval": [("--out TEXT", "text.txt")],
     "pretrain tiny-llama": [("--out OUT", "holds other files"), ("--out TEXT/below", "is no folder")],
+    "compare": [
+        ("OUT/jacobian/a.nc OUT/jacobian/./a.nc", "are the same file", its.result_of("a")),
+        (
+            "gone.nc OUT/other.nc",
+            "result 'gone.nc' does not exist; give a NetCDF file that headwater wrote",
+            its.other_result,
+        ),
+        (
+            "OUT/jacobian/a.nc OUT/other.nc",
+            "other.nc' was not written by headwater",
+            its.result_of("a"),
+            its.other_result,
+        ),
+        (
+            "OUT/other.nc OUT/jacobian/b.nc --out OUT/jacobian/b.nc",
+            "is not a Markdown file; ",
+            its.other_result,
+            its.result_of("b"),
+        ),
+        ("OUT/other.nc OUT/jacobian/b.nc --out HERE/f.md", "f.md' is a folder", its.result_of("b"), its.folder("f.md")),
+        ("OUT/other.nc", "Missing argument 'B.nc'"),
+    ],
     "report --out": [
         ("OUT", "holds no results"),
         ("OUT --quick", "--quick measures models, and none is named"),
-        ("OUT", "not written by headwater", other_result),
-        ("OUT", "jacobian.nc' cannot be read", result_of(), edited("out/jacobian/jacobian.nc", lambda b: b[:-200])),
-        ("OUT", "x.nc' cannot be read", file_is("out/x.nc", "")),
-        ("OUT", "p.nc", pipe("out/p.nc")),
-        ("OUT", "no sensitivity", result_of(model="m", options="{")),
-        ("OUT", "both of 'm'", result_of(model="m"), result_of("jacobian-m", model="m")),
+        ("OUT", "not written by headwater", its.other_result),
+        (
+            "OUT",
+            "jacobian.nc' cannot be read",
+            its.result_of(),
+            its.edited("out/jacobian/jacobian.nc", lambda b: b[:-200]),
+        ),
+        ("OUT", "x.nc' cannot be read", its.file_is("out/x.nc", "")),
+        ("OUT", "p.nc", its.pipe("out/p.nc")),
+        ("OUT", "no sensitivity", its.result_of(model="m", options="{")),
+        ("OUT", "both of 'm'", its.result_of(model="m"), its.result_of("jacobian-m", model="m")),
     ],
 }
 

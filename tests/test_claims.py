@@ -62,9 +62,6 @@ def test_every_statement_is_tried_but_those_that_need_accuracies():
     assert set(CASES) <= {statement.id for statement, _ in STATED}
 
 
-# -------------------- rows in general
-
-
 def test_without_results_nothing_is_measured_and_a_command_that_exists_will():
     group: Any = get_command(app)
     rows = claims(Collected(Path("nowhere")))
@@ -228,9 +225,6 @@ def test_the_interval_over_prompts_is_the_jackknife_s():
     assert low < probes.ushape(np.exp(np.log(values[0, 0]).mean(0))).primacy < high
 
 
-# -------------------- merged, and the table
-
-
 def row(name: str, holds: bool | None, **fields: Any) -> Claim:
     return Statement(name, fields.pop("source", "[X] 1"), "claim", "rule", **fields).judged("5", holds)
 
@@ -265,9 +259,6 @@ def test_the_table_is_sorted_counted_and_escaped(tmp_path):
     )
     assert said in page
     assert page.splitlines()[2].startswith("Each verdict is computed")
-
-
-# -------------------- real results
 
 
 @pytest.fixture(scope="module")

@@ -48,9 +48,6 @@ def toy(**switches: Any) -> Toy:
     return Toy(made, initial(made, 0))
 
 
-# ------------------------------------------------------------------------------------------------------- one view
-
-
 def test_portrait_has_what_the_probes_give(model, whole):
     for end, view in (("", model), ("_swapped", swapped(model, "mean"))):
         exact = jacobian(view, TOKENS[:3])
@@ -118,9 +115,6 @@ def test_lags_fit_prompts_and_windows(model):
     assert usual_lags(model, 17) == (1, 2, 3, 4)
     assert usual_lags(toy(mask="window", window=3), 24) == (1, 2)
     assert usual_lags(model, 4) == ()
-
-
-# ------------------------------------------------------------------------------------------------------ two curves
 
 
 def test_curves_are_interpolated_in_the_logarithm():

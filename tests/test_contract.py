@@ -94,9 +94,6 @@ def test_options_that_are_handed_on_otherwise():
     assert Source(prompts=1, text=Path("a/b"), first="7").values() == vars(Source()) | read
 
 
-# ------------------------------------------------------------------------------------------------------- the decorator
-
-
 @dataclass(frozen=True)
 class Group(Options):
     """Options of a test."""

@@ -40,9 +40,6 @@ def tiny() -> Any:
     return probes.load("tiny-llama", device="cpu")
 
 
-# ------------------------------------------------------------ what is measured
-
-
 def gradients(model: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(log p [vocabulary], their gradients by the embeddings [vocabulary, position, d]), one backward pass each."""
     embedded = model.embed(tokens).requires_grad_()
@@ -96,9 +93,6 @@ def test_sketch_agrees_with_exact(tiny):
     assert not exact["stderr"].any()
     off = np.abs(sketch["sensitivity"] - exact["sensitivity"]) <= 4 * sketch["stderr"] + 1e-3 * exact["sensitivity"]
     assert off.all()
-
-
-# ------------------------------------------------------------ what it is divided by
 
 
 def test_what_equals_its_baseline_has_ratio_1():
@@ -178,9 +172,6 @@ def test_baselines_are_geometric_means(baseline):
     assert np.ptp(np.log(expected)) > 0.1
 
 
-# ------------------------------------------------------------ parts
-
-
 @pytest.mark.parametrize(
     ("profile", "recency"),
     [
@@ -202,9 +193,6 @@ def test_there_is_always_something_between():
     random = np.random.default_rng(1)
     for length in range(8, 40):
         assert "rest" in parts_of(np.exp(random.normal(size=length).cumsum()))
-
-
-# ------------------------------------------------------------ bad input
 
 
 @pytest.mark.parametrize(

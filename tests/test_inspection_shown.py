@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import inspect
 import io
 import json
 import math
@@ -216,14 +215,6 @@ def test_command_end_to_end(monkeypatch, capsys, tmp_path):
     assert all(row[2] in said for row in top_rows(ds, 2))
     own = probes.inspect(probes.load("tiny-llama", device="cpu"), CODE, seeds=1)
     np.testing.assert_allclose(ds["sensitivity"], own["sensitivity"], rtol=1e-4)
-
-
-def test_defaults_of_the_command_are_those_of_the_library():
-    shown = {name: p.default for name, p in inspect.signature(cli.inspect).parameters.items()}
-    library = inspect.signature(probes.inspect).parameters.values()
-    for parameter in library:
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "progress":
-            assert shown[parameter.name] == parameter.default, parameter.name
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason="the checkpoint stories260K is not here")

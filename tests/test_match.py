@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from commands import call
 from kept import Stop, listed, never, stopping_at
-from test_toy_matching import SMALL
+from made_toys import MATCHED as SMALL
 
 import probes
-from probes.cli import main as cli
 from probes.data.prompts import prompts
 from probes.errors import InputError
 from probes.measures.agreement import agreement
@@ -84,9 +83,6 @@ def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     out = tmp_path_factory.mktemp("out")
     run(folder, out, "ape", "bee")
     return out, {name: load_result(out / f"match-{name}.nc") for name in ("ape", "bee")}
-
-
-# ----------------------------------------------------------------------------------------------------------- the result
 
 
 def test_files_and_the_layout_that_the_module_states(done):
@@ -162,9 +158,6 @@ def test_what_is_not_admitted_is_nan_and_said(done):
     assert refused["matched, retrieval"] == {}
     assert np.isnan(ds.toy_leakage_total.sel(training="in-context")).all()
     assert np.isfinite(ds.toy_leakage_total.sel(variant="matched", training="retrieval"))
-
-
-# ------------------------------------------------------------------------------------------- agreement, from the result
 
 
 def test_agreement_with_toys_is_that_of_elasticities_in_the_result(done):
@@ -248,9 +241,6 @@ def test_members_are_averaged_and_seeds_resampled():
     assert math.isnan(over_seeds(_removed, np.array([[-1.0, 0.5], [0.5, 0.2]]), [0, 1])[0])
 
 
-# ------------------------------------------------------------------------------------------------------- report, figure
-
-
 def test_report_is_made_from_results_alone(done):
     report = match_report(done[1])
     agreeing, attention, training, ingredients = report.tables
@@ -309,9 +299,6 @@ def test_figure_draws_profiles_at_initialization_and_after_training(done):
         probes.match_figure(xr.Dataset(attrs={"model": "ape"}))
 
 
-# ------------------------------------------------------------------------------------------- interruption, bad input
-
-
 def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("probes.studies.match.match_figure", lambda results, path: None)  # drawn in other tests
     whole = run(folder, tmp_path / "whole", "bee", settings=FEW, seeds=1)["bee"]
@@ -334,8 +321,7 @@ def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeyp
 
 def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path):
     for name, value in (("seeds", 0), ("prompts", 3), ("length", 5), ("bootstrap", -1), ("text", "nothing.txt")):
-        said = value if name == "text" else f"{name}={value}"
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=value if name == "text" else f"{name}={value}"):
             run(folder, tmp_path, "ape", advance=never, **{name: value})
 
 
@@ -343,14 +329,9 @@ def test_command_measures_in_the_quick_setting(folder, tmp_path, monkeypatch, ca
     """The command's own part: options arrive, results are marked, and the report is printed."""
     setting = replace(QUICK, steps=3, in_context_steps=2, targets=2, sequences=8)
     monkeypatch.setattr("toy.matching.QUICK", setting)
-    given = ["match", str(folder / "ape"), "--quick", "--text", str(folder / "text.txt"), "--out", str(tmp_path)]
-    given += ["--prompts", "4", "--length", "16", "--seeds", "1", "--bootstrap", "10", "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["headwater", *given])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 0
-    made = capsys.readouterr().out
-    ds = load_result(tmp_path / "match.nc")
+    given = f"match {folder / 'ape'} --quick --text {folder / 'text.txt'} --out {tmp_path} --prompts 4 --length 16"
+    assert call(monkeypatch, *given.split(), *["--seeds", "1", "--bootstrap", "10", "--device", "cpu"]) == 0
+    made, ds = capsys.readouterr().out, load_result(tmp_path / "match.nc")
     assert ds.attrs["quick"] == 1
     assert json.loads(ds.attrs["toys"]) == setting.described()
     assert ds.attrs["command"].startswith("headwater match")

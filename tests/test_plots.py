@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 import pytest
 import xarray as xr
-from drawn import bos_result, drawn, ends_of, leakage_result, legends_of, result, several, text_of
+from drawn import bos_result, drawn, ends_of, leakage_result, legends_of, legible, result, several, text_of
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -21,7 +21,6 @@ from probes.errors import InputError
 from probes.figures import (
     BLACK,
     BLUE,
-    CONDITIONS,
     DECADES,
     VERMILLION,
     jacobian_figure,
@@ -66,9 +65,6 @@ def band_of(axes: Axes, color: str) -> np.ndarray:
     """Heights of the corners of the band of a colour."""
     (area,) = [area for area in axes.collections if to_hex(np.asarray(area.get_facecolor())[0]) == color.lower()]
     return np.asarray(area.get_paths()[0].vertices)[:, 1]
-
-
-# --------------------------------------------------------------------------------------------------------- sensitivity
 
 
 def test_lines_and_bands_are_those_of_the_results(combined):
@@ -181,39 +177,24 @@ def test_nothing_to_draw_is_refused(combined, tmp_path):
         jacobian_figure(result("pretrained", 0), path=tmp_path / "file" / "figure")
 
 
-# -------------------------------------------------------------------------------------------------- layout and files
-
-
 @pytest.mark.slow
 def test_texts_lie_inside_the_figure_and_clear_of_the_data(combined):
     for figure in (jacobian_figure(combined), jacobian_figure({n: combined for n in "abcd"}, overlay=True)):
-        figure.draw_without_rendering()
-        frame = figure.bbox
-        legend = figure.legends[0].get_window_extent()
-        (caption,) = [text.get_window_extent() for text in figure.texts]
-        for box in (legend, caption, *(axes.get_tightbbox() for axes in figure.axes)):
-            assert box is not None
-            assert frame.x0 <= box.x0 < box.x1 <= frame.x1
-            assert frame.y0 <= box.y0 < box.y1 <= frame.y1
-        for axes in figure.axes:
-            assert not legend.overlaps(axes.get_window_extent())
-            outside = axes.get_tightbbox()
-            assert outside is not None
-            assert not caption.overlaps(outside)
+        legible(figure)
 
 
-@pytest.mark.parametrize(("count", "width"), [(1, 6.2), (2, 7.0), (3, 10.3), (4, 6.2), (5, 7.0), (6, 10.3), (7, 6.2)])
-def test_legends_are_as_wide_as_there_is_room(width, count):
+def test_legends_are_as_wide_as_there_is_room():
     kernels = ["second-moment kernel, predicted", "second-moment kernel of the trained weights"]
     labels = ["pretrained", "init (3 seeds)", *kernels]
-    handles = [Line2D([], [], label=label) for label in (labels * 2)[:count]]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, 3), layout="constrained")
-        figure.subplots()
-        figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns(handles, width))
-        figure.draw_without_rendering()
-    legend = figure.legends[0].get_window_extent()
-    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+    for count, width in ((1, 6.2), (2, 7.0), (3, 10.3), (4, 6.2), (5, 7.0), (6, 10.3), (7, 6.2)):
+        handles = [Line2D([], [], label=label) for label in (labels * 2)[:count]]
+        with matplotlib.rc_context(STYLE):
+            figure = Figure(figsize=(width, 3), layout="constrained")
+            figure.subplots()
+            figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns(handles, width))
+            figure.draw_without_rendering()
+        legend = figure.legends[0].get_window_extent()
+        assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
 
 
 @pytest.mark.slow
@@ -293,13 +274,6 @@ def test_only_what_is_too_large_is_saved_smaller(tmp_path):
         assert (np.abs(pixels - to_rgb(color)).max(-1) < 1 / 255).any()
     assert (pixels[:5] == 1).all()
 
-
-def test_colours_differ_in_lightness_or_line_for_those_who_see_none():
-    looks = {(style.color, str(style.line)) for style in CONDITIONS.values()}
-    assert len(looks) == len({style.color for style in CONDITIONS.values()}) == len(CONDITIONS)
-
-
-# ------------------------------------------------------------------------------------------- the report's first picture
 
 SOURCES = {"mask": 0.4, "residual": -0.1, "spread": 0.0}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from drawn import (
     labelled,
     leakage_result,
     legends_of,
+    legible,
     several,
     sinks_result,
     text_of,
@@ -30,7 +30,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
-import probes
 from probes.errors import InputError
 from probes.figures import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
 from probes.figures.bos import HIGHEST, PUBLISHED
@@ -40,10 +39,6 @@ from probes.figures.palette import GREY, ORANGE, PARTS, SOURCES
 from probes.figures.sinks import GROUPS
 from probes.figures.steady import steady
 from probes.figures.style import LARGEST
-from probes.measures.bos_swap import bos_swap
-from probes.measures.leakage import leakage
-from probes.measures.sinks import sinks
-from probes.measures.trajectory import trajectory
 
 SIZES = {"small": (6, 4), "middle": (30, 9), "large": (80, 64)}  # blocks, heads
 
@@ -56,9 +51,6 @@ def results_of(size: str) -> dict[Any, xr.Dataset]:
     return dict(zip((draw for draw, *_ in DRAWN), made, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------------- all of them
-
-
 @pytest.mark.parametrize(("draw", "result", "command"), DRAWN)
 def test_results_of_another_probe_are_refused(draw, result, command):
     with pytest.raises(InputError, match="no results to draw; give at least one"):
@@ -67,9 +59,8 @@ def test_results_of_another_probe_are_refused(draw, result, command):
         if theirs != command:
             with pytest.raises(InputError, match=rf"the result of 'a' has no .*; give one of headwater {command}$"):
                 draw({"fine": result(), "a": other()})
-    folded = result().expand_dims(condition=["init"])
     with pytest.raises(InputError, match="the result of 'tiny' has no"):
-        draw(folded)
+        draw(result().expand_dims(condition=["init"]))
 
 
 @pytest.mark.slow
@@ -87,31 +78,12 @@ def test_one_column_per_model_says_what_it_rests_on_and_files_stay_small(draw, r
         assert file.stat().st_size < LARGEST, file.name
 
 
-def shown_ticks(axes: Axes) -> list[list[Any]]:
-    """Boxes of the labels that are drawn, by axis."""
-    found = []
-    for axis, (low, high) in ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim()))):
-        ticks = [tick for tick in axis.get_major_ticks() if tick.label1.get_visible() and tick.label1.get_text()]
-        found.append([tick.label1.get_window_extent() for tick in ticks if low <= tick.get_loc() <= high])
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("draw", [draw for draw, *_ in DRAWN])
 def test_labels_lie_inside_and_clear_of_each_other(draw):
     small, large = (results_of(size)[draw] for size in ("small", "middle"))
     for models in ({"one": large}, {"six": small, "thirty": large, "again": large, "last": small}):
-        figure: Figure = draw(models)
-        figure.draw_without_rendering()
-        (caption,) = [text.get_window_extent() for text in figure.texts]
-        panels = [axes for axes in figure.axes if axes.axison or axes.get_legend()]
-        boxes = [caption, *(box for axes in panels if (box := axes.get_tightbbox()) is not None)]
-        for number, box in enumerate(boxes):
-            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
-            assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
-            assert not any(box.overlaps(other) for other in boxes[:number])
-        for labels in (labels for axes in panels if axes.axison for labels in shown_ticks(axes)):
-            assert not any(one.overlaps(other) for one, other in pairwise(labels))
+        legible(draw(models))
 
 
 @pytest.mark.slow
@@ -126,28 +98,6 @@ def test_everything_drawn_is_within_its_axes(size):
                 at = np.asarray(line.get_xydata(), dtype=float)
                 at = at[np.isfinite(at).all(1)]
                 assert np.all((limits[:, 0] <= at) & (at <= limits[:, 1])), axes.get_ylabel()
-
-
-@pytest.mark.slow
-def test_results_as_the_probes_make_them():
-    model = probes.load("tiny-llama")
-    tokens = probes.prompts(model, n=8, length=40)
-    few: dict[str, Any] = {"lags": (1, 2), "bootstrap": 20}
-    found = {
-        sinks_figure: sinks(model, tokens, pictures=2),
-        trajectory_figure: trajectory(model, tokens, starts=8),
-        leakage_figure: leakage(model, tokens, **few),
-        bos_figure: bos_swap(model, tokens, replacement=5, profile_prompts=1, products=8, **few),
-    }
-    for draw, ds in found.items():
-        figure = draw(ds)
-        assert figure.axes[0].get_title() == "tiny-llama"
-    assert "token 5" in legends_of(bos_figure(found[bos_figure]))
-    bare = leakage(model, tokens, lags=(1, 2), bootstrap=0)
-    assert not labelled(leakage_figure(bare), "leakage (nat²)").collections[1:]  # noise alone, no intervals
-
-
-# ------------------------------------------------------------------------------------------------------------- sinks
 
 
 def outlined(heads: Axes) -> dict[str, set[tuple[int, ...]]]:
@@ -250,9 +200,6 @@ def test_pictures_are_the_patterns_and_named():
         assert f"first {min(length, 64)} positions" in text_of(sinks_figure({"one": few, "two": few}))
 
 
-# -------------------------------------------------------------------------------------------------------- trajectory
-
-
 def test_the_stream_at_position_0_is_drawn_with_and_without_bos():
     ds = steady(trajectory_result())
     figure = trajectory_figure(ds)
@@ -304,9 +251,6 @@ def test_curves_that_coincide_are_said_to():
     assert widths["BOS, elsewhere"] > widths["text, elsewhere"]  # the upper one leaves the lower one to be seen
 
 
-# ----------------------------------------------------------------------------------------------------------- leakage
-
-
 def test_parts_are_stacked_up_to_the_total_and_negative_ones_hang_down():
     ds = leakage_result()
     figure = leakage_figure(ds)
@@ -326,6 +270,8 @@ def test_parts_are_stacked_up_to_the_total_and_negative_ones_hang_down():
     assert any(np.allclose(dots, total) for dots in drawn(cell, marker="o"))
     alone = early["log_stream_by_block"].values
     assert any(np.allclose(dots, alone) for dots in drawn(cell, color=ORANGE, marker="D"))
+    bare = ds.drop_vars([name for name in ds if str(name).endswith(("_low", "_high"))])  # bootstrap=0
+    assert not labelled(leakage_figure(bare), "leakage (nat²)").collections[1:]  # noise alone, no intervals
     noise_lines, intervals = (ends_of(lines)[..., 1] for lines in cell.collections[:2])
     np.testing.assert_allclose(noise_lines[:, 0], early["log_noise"].mean("head").values)
     np.testing.assert_allclose(intervals, np.stack([total - 0.02, total + 0.02], -1))
@@ -393,9 +339,6 @@ def test_a_block_far_beyond_the_others_is_named_and_leaves_them_visible():
     in_view(cell, values)
     assert cell.texts[0].get_text() == "beyond the axis: block 3 (1.2e+234)"
     assert cell.get_ylim() == pytest.approx((-2.2, 2.2))
-
-
-# --------------------------------------------------------------------------------------------------------------- bos
 
 
 def test_every_replacement_has_its_colour():

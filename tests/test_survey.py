@@ -37,9 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-# ------------------------------------------------------------------------------------------------ a probe of our own
-
-
 def size(model: Any, tokens: Any, *, scale: float = 1.0, shift: Any = 0, progress: Any = None) -> xr.Dataset:
     """Mean size of the last stream, times `scale`, with tokens moved by `shift` ids."""
     if scale <= 0:
@@ -154,9 +151,6 @@ def test_what_values_share_is_measured_once_per_model(folder, tmp_path):
     assert made == ["bee"]
 
 
-# -------------------------------------------------------------------------------------------------------- going on
-
-
 @pytest.mark.slow
 def test_an_interrupted_survey_goes_on(folder, tmp_path):
     def given(out: Path, **more: Any) -> dict[str, xr.Dataset]:
@@ -206,9 +200,6 @@ def test_an_unfinished_survey_with_other_settings_is_refused(folder, tmp_path):
         assert f"'{tmp_path}' holds an unfinished study with other {says}; " in str(raised.value)
         assert "\n" not in str(raised.value)
     assert file.read_bytes() == before
-
-
-# ------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
