@@ -83,8 +83,6 @@ LOADED: dict[str, list[Row]] = {
 }
 CONFIGS: dict[str, list[Row]] = {
     "jacobian SMALL": [
-        ("", "has no config.json", its.without("config.json")),
-        ("", "config.json", its.file_is("small/config.json", '{"model_type": "lla')),
         ("", "'t5' is not supported", its.config_has(model_type="t5")),
         ("", "hidden_size=65, no multiple", its.config_has(hidden_size=65, head_dim=None)),
         ("", "hidden_size=-64", its.config_has(hidden_size=-64)),
@@ -103,7 +101,6 @@ CONFIGS: dict[str, list[Row]] = {
         ("", "own-kind", its.own_code(AutoModelForCausalLM="own.LlamaForCausalLM")),
     ],
     "sinks SMALL": [
-        ("", "config.json", its.file_is("small/config.json", "[1]")),
         ("", "config.json", its.file_is("small/config.json", DEEP)),
     ],
     "leakage SMALL": [("", "model_type", its.config_has(model_type=None))],
@@ -138,18 +135,11 @@ TOKENIZERS: dict[str, list[Row]] = {
 }
 TEXTS: dict[str, list[Row]] = {
     "theory SMALL --text": [
-        ("HERE/t", "t' is empty", its.file_is("t", " \n\t\u3000 ")),
-        ("HERE/t", "byte 0", its.file_is("t", "w3".encode("utf-16"))),
-        ("HERE/t", "NUL", its.file_is("t", "w3 w4\0 w5")),
         ("HERE/t", "has 12 tokens (the longest has 3)", its.file_is("t", "w3 w4 w5")),
-        ("HERE/f", "holds no text files", its.file_is("f/x.png", b"\x89")),
         ("HERE/f", "b.txt' is not UTF-8", its.file_is("f/a.txt", "w3 " * 99), its.file_is("f/b.txt", b"\xff")),
         ("HERE/t", "HERE/t'", its.pipe("t")),
     ],
     "jacobian SMALL --text HERE/t.jsonl": [
-        ("", "line 2", its.file_is("t.jsonl", '{"text": "a"}\n{')),
-        ("", "line 1", its.file_is("t.jsonl", '{"body": "a"}\n')),
-        ("", "line 1", its.file_is("t.jsonl", "[1]\n")),
         ("", "line 1", its.file_is("t.jsonl", DEEP)),
         ("", "line 1", its.file_is("t.jsonl", '{"text": 7}')),
         ("", "line 1", its.file_is("t.jsonl", '{"text": "w3 \\ud800 w4"}\n' * 99)),
@@ -183,27 +173,21 @@ TEXTS: dict[str, list[Row]] = {
 NAMES: dict[str, list[Row]] = {
     "jacobian": [
         ("/nowhere", "model folder '/nowhere' does not exist"),
-        ("''", "name is empty"),
         ("tiny-llama@../tiny-qwen2", "'../tiny-qwen2'"),
-        ("SMALL@step9", "'small' has no revision 'step9'; it has none"),
-        ("tiny-lama", "model 'tiny-lama' is neither bundled"),
         ("~nobody-of-this-name/model", "'~nobody-of-this-name/model'"),
         ("'tiny\0llama'", "tiny"),
         ("'tiny/llama\nHost: x'", "tiny/llama"),
         ("'tiny/\udcff'", "tiny/"),
         ("SMALL/model.safetensors", "model.safetensors'"),
-        ("nobody/nothing", "'nobody/nothing' is not in the local cache"),
         ("SMALL HERE/./small", "both called 'small'"),
     ],
     "sinks": [("HERE/loop", "loop", its.link("loop", "loop"))],
     "inspect": [("SMALL tiny-llama --prompt w3", "tiny-llama")],
     "pretrain": [
-        ("tiny-lama", "recipe 'tiny-lama' is unknown; choose one of tiny-llama,"),
         ("", "neither given; give a recipe (tiny-llama,"),
         ("tiny-llama tiny-qwen2", "tiny-qwen2"),
     ],
 }
-NO_RULE = "initialization 'smollm2' is no rule"
 VALUES: dict[str, list[Row]] = {
     "jacobian SMALL": [
         ("--length 129", "length=129 is more than the 128 positions of small; ask for at most 128"),
@@ -242,13 +226,10 @@ VALUES: dict[str, list[Row]] = {
         ("--baseline text --initialization 0.02", "initialization '0.02' has no use with baseline text"),
         ("--top -1", "--top"),
     ],
-    "match SMALL": [("--initialization smollm2", NO_RULE), ("--length -5", "length=-5")],
-    "report SMALL": [("--initialization smollm2", NO_RULE)],
+    "match SMALL": [("--length -5", "length=-5")],
+    "report SMALL": [("--initialization smollm2", "initialization 'smollm2' is no rule")],
     "map": [("--seeds 0", "seeds=0 leaves no fresh model; give at least 1")],
-    "toy retrieval": [
-        ("--with colour=red", "'colour=red'"),
-        (f"--with steps={DIGITS}", "steps=999"),
-    ],
+    "toy retrieval": [("--with colour=red", "'colour=red'"), (f"--with steps={DIGITS}", "steps=999")],
     "pretrain tiny-llama": [
         ("--steps many", "'--steps': Input should be a valid integer"),
         ("--peak-lr nan", "peak_lr=nan"),
@@ -370,8 +351,7 @@ def late(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says", "spoils"),
-    list(rows_of(LOADED, CONFIGS, TOKENIZERS, TEXTS, NAMES, VALUES, FOLDERS)),
+    ("line", "says", "spoils"), list(rows_of(LOADED, CONFIGS, TOKENIZERS, TEXTS, NAMES, VALUES, FOLDERS))
 )
 def test_a_bad_input_is_one_line_and_leaves_everything_as_it_was(
     line, says, spoils, here, monkeypatch, capfd, unchecked

@@ -7,29 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import claimed
 import numpy as np
 import pages
 import pytest
 import xarray as xr
-from claimed import (
-    CASES,
-    HUB,
-    LENGTH,
-    U,
-    atlas_of,
-    curve,
-    given,
-    judged,
-    leaks,
-    place,
-    profile,
-    scalar,
-    steps,
-    sunk,
-    swap,
-    trained,
-    trio,
-)
+from claimed import CASES, HUB, LENGTH, U, atlas_of, given, judged, leaks, place, profile, steps, sunk, swap, trio
 from pages import held
 from typer.main import get_command
 
@@ -120,7 +103,7 @@ def test_places_of_a_map_are_told_one_by_one_or_counted():
     said = (
         "both ends stand above the middle 2 of 2 at 1.25, 2 of 2 at 1.5, 1 of 2 at 2 times; below 2 from d σ² = 0.05 on"
     )
-    check("chowdhury-u-at-birth-everywhere", given(map=atlas_of(place(), place(curve(2)))), measured=said)
+    check("chowdhury-u-at-birth-everywhere", given(map=atlas_of(place(), place(claimed.curve(2)))), measured=said)
 
 
 def test_what_is_not_known_does_not_count_and_keeps_the_command_that_will_tell():
@@ -208,10 +191,10 @@ def test_tiny_models_decide_nothing_about_language_models():
 
 
 def test_what_cannot_be_compared_is_not_measured():
-    other = scalar("pretrained", 1.01)
+    other = claimed.scalar("pretrained", 1.01)
     other.results["scalar"]["x"].attrs["tokens_sha256"] = "another"
     check("chowdhury-objection-surrogate-pretrained", other, "not measured")
-    older = trained(U, U + 0.1)  # without the scale-free sensitivity
+    older = claimed.trained(U, U + 0.1)  # without the scale-free sensitivity
     older.results["jacobian"]["x"] = older["jacobian"]["x"].drop_vars("elasticity")
     check("chowdhury-baseline-persists", older, "not measured")
 

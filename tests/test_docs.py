@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import re
 import shlex
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -131,9 +129,6 @@ def test_examples_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, 
 def test_what_counts_as_the_same_output():
     assert lacking("total 0.5 nat²\nmask 3", "total 0.7 nat²\nand mask 5") == []
     assert lacking("mask total", "total mask") == ["total"]
-    assert lacking("primacy recency", "primacy") == ["recency"]
-    assert lacking("", "anything") == []
-    assert lacking("one two", "one\n\ntwo ──") == []
 
 
 @every_page
@@ -191,19 +186,6 @@ def test_every_command_has_a_page():
     shown = {words[0] for page in own for block in blocks(page) if block.kind == "sh" for words in commands(block)}
     assert shown == set(program.commands)
     assert {page.stem for page in own} == set(program.commands) - {"toy"}
-
-
-def test_docstrings_describe_arguments_that_exist():
-    for path in DOCUMENTED:
-        value = located(path)
-        said = inspect.getdoc(value) or ""
-        assert said.strip(), f"{path} has no docstring"
-        if isinstance(value, ModuleType):
-            continue
-        section = re.split(r"^\S", said.partition("\nArgs:\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-        lines = re.findall(r"^    (\w[\w, ]*): ", section, re.MULTILINE)
-        stated = {name for line in lines for name in line.split(", ")}
-        assert not stated or stated <= set(inspect.signature(value).parameters), path
 
 
 def test_formulas_are_drawn_without_a_script():

@@ -16,9 +16,7 @@ import xarray as xr
 import probes
 from probes.data.prompts import draw
 from probes.errors import InputError
-from probes.figures.inspection import (
-    inspection_page,
-)
+from probes.figures.inspection import inspection_page
 from probes.measures.inspect import BASELINES, WINDOWS, Readout, divided, readout
 from probes.measures.jacobian import jacobian
 from probes.measures.reading import parse_prompt
@@ -187,12 +185,6 @@ def test_baselines_are_geometric_means(baseline):
 def test_parts(profile: Sequence[float], recency: int):
     expected = ["sink"] + ["rest"] * (len(profile) - 1 - recency) + ["recency"] * recency
     assert list(parts_of(np.array(profile, dtype=float))) == expected
-
-
-def test_there_is_always_something_between():
-    random = np.random.default_rng(1)
-    for length in range(8, 40):
-        assert "rest" in parts_of(np.exp(random.normal(size=length).cumsum()))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from probes.measures.match_result import samples
 from probes.report import build, cards, charts, formulas, heads, plotting, toy_charts
 from probes.report.heads import heads_data
 from probes.report.page import SOURCES
-from probes.report.sections import choice, sections
+from probes.report.sections import sections
 from probes.results.curves import band, smooth_between
 from probes.results.dataset import load
 from probes.results.folder import Collected, collect
@@ -263,17 +263,6 @@ def test_toys_stand_beside_their_model(collected):
     errors = ds["agreement_error"].sel(curve="sensitivity", state="pretrained")
     np.testing.assert_allclose(bars.x, errors.sel(other=list(bars.y)), rtol=1e-3)
     assert {"toy init", "retrieval toy", "no residual, retrieval toy", "N^L, best alpha"} <= set(bars.y)
-
-
-def test_choices_are_what_traces_are_of(collected):
-    figure = charts.sensitivity(collected["jacobian"])
-    for given, shown in (
-        ({"several": True}, {"pretrained": True, "init": True}),
-        ({"shown": ("init",)}, {"pretrained": False, "init": True}),
-        ({"shown": ("elsewhere",)}, {"pretrained": True, "init": False}),
-    ):
-        options = choice(figure, "condition", "Weights", **given).options
-        assert {option.value: option.shown for option in options} == shown
 
 
 def test_page_needs_nothing_beside_it(html):

@@ -110,13 +110,15 @@ def outlined(heads: Axes) -> dict[str, set[tuple[int, ...]]]:
     return found
 
 
+def places_of(selected: xr.DataArray) -> set[tuple[int, ...]]:
+    return set(map(tuple, np.argwhere(selected.values).tolist()))
+
+
 def test_heads_are_outlined_by_role():
     ds = with_roles(sinks_result())
     figure = sinks_figure(ds)
     heads = labelled(figure, "block")
-    having = {
-        role: set(map(tuple, np.argwhere(ds["has_role"].sel(role=role).values).tolist())) for role in ds["role"].values
-    }
+    having = {role: places_of(ds["has_role"].sel(role=role)) for role in ds["role"].values}
     assert outlined(heads) == {VERMILLION.lower(): having["reads"], GREEN.lower(): having["parks"]}
     counts = [len(having[role]) for role in ("reads", "parks", "reacts")]
     assert min(counts) > 0
@@ -130,9 +132,8 @@ def test_heads_that_read_the_sink_are_outlined_in_older_results():
     figure = sinks_figure(ds)
     heads = labelled(figure, "block")
     np.testing.assert_allclose(np.asarray(heads.images[0].get_array()), ds["attends"].values)
-    places = set(map(tuple, np.argwhere(ds["selected"].sel(rule="sink-reading").values).tolist()))
+    places = places_of(ds["selected"].sel(rule="sink-reading"))
     assert outlined(heads) == {VERMILLION.lower(): places}
-    assert places
     written = [text.get_text() for text in heads.texts]
     assert written == [f"{value:.2f}".removeprefix("0") for value in ds["attends"].values.ravel()]
     assert heads.get_xlabel() == f"head\n{len(places)} of 12 sink-reading"
@@ -156,20 +157,21 @@ def test_heads_of_many_have_dots_that_leave_the_heat_map_to_be_seen():
 def test_weights_on_keys_and_shares_of_sinks():
     ds = sinks_result()
     figure = sinks_figure(ds)
-    alpha = labelled(figure, r"mean weight $\alpha_k$")
-    np.testing.assert_allclose(drawn(alpha, linestyle="-"), ds["alpha"].mean(("prompt", "head")).values)
+    for one in (ds, ds.assign(alpha=ds["alpha"].mean("prompt"))):  # as keys="all" gives it
+        alpha = labelled(sinks_figure(one), r"mean weight $\alpha_k$")
+        np.testing.assert_allclose(drawn(alpha, linestyle="-"), ds["alpha"].mean(("prompt", "head")).values)
     np.testing.assert_allclose(drawn(alpha, color=GREY, linestyle="--"), ds["uniform"].values[:1])  # once per window
     assert alpha.get_yscale() == "log"
     rate = labelled(figure, "share that is a sink")
     np.testing.assert_allclose(drawn(rate, color=BLACK), [ds["sink_rate_of_model"].values])
     np.testing.assert_allclose(drawn(rate, color=BLUE), [ds["over_tau_of_model"].values])
-    ratio = labelled(figure, "norm, 0 / rest")
+    found = np.concatenate(drawn(labelled(figure, "norm, 0 / rest"), color=GREEN, marker="s"))
+    np.testing.assert_allclose(np.sort(found), np.sort(written_ratio(ds)))
+
+
+def written_ratio(ds: xr.Dataset) -> np.ndarray:
     norms = ds["written_norm"]
-    expected = (norms.sel(place="sink") / norms.sel(place="rest")).values.ravel()
-    np.testing.assert_allclose(np.sort(np.concatenate(drawn(ratio, color=GREEN, marker="s"))), np.sort(expected))
-    averaged = ds.assign(alpha=ds["alpha"].mean("prompt"))  # as keys="all" gives it
-    again = labelled(sinks_figure(averaged), r"mean weight $\alpha_k$")
-    np.testing.assert_allclose(drawn(again, linestyle="-"), ds["alpha"].mean(("prompt", "head")).values)
+    return (norms.sel(place="sink") / norms.sel(place="rest")).values.ravel()
 
 
 def test_norms_of_many_heads_are_medians_of_groups():
@@ -177,10 +179,8 @@ def test_norms_of_many_heads_are_medians_of_groups():
     figure = sinks_figure(ds)
     cell = labelled(figure, "norm, 0 / rest")
     (written,) = drawn(cell, color=GREEN)
-    norms = ds["written_norm"]
-    ratio = (norms.sel(place="sink") / norms.sel(place="rest")).values.ravel()
-    order = np.argsort(ds["attends"].values.ravel())
-    np.testing.assert_allclose(written, [np.median(ratio[group]) for group in np.array_split(order, GROUPS)])
+    groups = np.array_split(np.argsort(ds["attends"].values.ravel()), GROUPS)
+    np.testing.assert_allclose(written, [np.median(written_ratio(ds)[group]) for group in groups])
     assert sum(len(line.get_xdata()) for line in cell.lines) < 50  # pyright: ignore[reportArgumentType]
     assert "norms of over 64 heads: medians and quartiles of 10 equal groups" in text_of(figure)
     assert "medians" not in text_of(sinks_figure(sinks_result()))
@@ -222,19 +222,14 @@ def test_the_stream_at_position_0_is_drawn_with_and_without_bos():
     assert "by other text behind it: 0;" in text_of(figure)
 
 
-def test_models_without_bos_have_no_control():
+def test_models_without_bos_have_no_control_and_low_values_are_not_cut_off():
     ds = trajectory_result().isel(first=[1], place=[0])
     ds["cosine_with_bos"] = ds["cosine_with_bos"] * np.nan
-    said = legends_of(trajectory_figure({"none": ds}))
-    assert "text at position 0" in said
-    assert not any("BOS" in text for text in said)
-
-
-def test_low_values_of_a_stream_are_not_cut_off():
-    ds = trajectory_result()
-    ds["norm_first"][:, 0] = 1e-3
-    ds["norm_first"][:, -1] = 1e5
-    low, high = labelled(trajectory_figure(ds), r"norm $\|h\|_2$").get_ylim()
+    ds["norm_first"][:, 0], ds["norm_first"][:, -1] = 1e-3, 1e5
+    figure = trajectory_figure({"none": ds})
+    assert "text at position 0" in legends_of(figure)
+    assert not any("BOS" in text for text in legends_of(figure))
+    low, high = labelled(figure, r"norm $\|h\|_2$").get_ylim()
     assert low < 1e-3 < 1e5 < high
 
 
@@ -244,10 +239,8 @@ def test_curves_that_coincide_are_said_to():
     ds["norm_others"][1] = ds["norm_others"][0] * 1.001
     figure = trajectory_figure(ds)
     assert "*: curves that coincide" in text_of(figure)
-    expected = {"BOS, elsewhere*", "text, elsewhere*", "BOS at position 0", "text at position 0"}
-    assert expected <= legends_of(figure)
-    both = labelled(figure, r"norm $\|h\|_2$").lines
-    widths = {str(line.get_label()): line.get_linewidth() for line in both}
+    assert {"BOS, elsewhere*", "text, elsewhere*", "BOS at position 0", "text at position 0"} <= legends_of(figure)
+    widths = {str(line.get_label()): line.get_linewidth() for line in labelled(figure, r"norm $\|h\|_2$").lines}
     assert widths["BOS, elsewhere"] > widths["text, elsewhere"]  # the upper one leaves the lower one to be seen
 
 
@@ -295,22 +288,22 @@ def test_shares_beyond_the_axis_are_arrowheads_and_none_is_said():
 
 
 def test_shares_are_drawn_where_the_table_prints_them():
-    def share_cells(**changes: Any) -> list[Axes]:
+    def share_cells(name: str = "", band: int = 0, value: float = 0.0) -> list[Axes]:
         ds = leakage_result()
         for form in ("log", "weight"):
             ds[f"{form}_share_of_model"][:] = 0.5
-        for name, band, value in changes.values():
+        if name:
             ds[name][..., band] = value
         return [axes for axes in leakage_figure(ds).axes if axes.get_ylabel() == "share of total"]
 
     for cell in share_cells():
         assert not cell.texts
         np.testing.assert_allclose(drawn(cell, color=BLUE, marker="o"), [[0.5, 0.5]])
-    log, weight = share_cells(vague=("log_form_of_model_low", 1, -0.1))
+    log, weight = share_cells("log_form_of_model_low", 1, -0.1)
     assert [text.get_text() for text in log.texts] == ["no total"]
     np.testing.assert_allclose(drawn(log, color=BLUE, marker="o"), [[0.5]])
     assert not weight.texts
-    for cell in share_cells(noisy=("log_stream_by_block_low", 0, 0.01)):  # the null check fails
+    for cell in share_cells("log_stream_by_block_low", 0, 0.01):  # the null check fails
         assert [text.get_position()[0] for text in cell.texts] == [0]
         np.testing.assert_allclose(drawn(cell, color=BLUE, marker="o"), [[0.5]])
 

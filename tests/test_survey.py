@@ -151,32 +151,6 @@ def test_what_values_share_is_measured_once_per_model(folder, tmp_path):
     assert made == ["bee"]
 
 
-@pytest.mark.slow
-def test_an_interrupted_survey_goes_on(folder, tmp_path):
-    def given(out: Path, **more: Any) -> dict[str, xr.Dataset]:
-        return run(folder, out, "ape bee", SHIFTED, options={"shift": [5, 7]}, **more)
-
-    whole, out = given(tmp_path / "whole"), tmp_path / "out"
-    with pytest.raises(Stop):
-        given(out, advance=stopping_at("bee size 5"))
-    made = kept.written(out)
-    assert [label for label, _ in made] == ["ape size 5", "ape size 7"]
-    heard: list[tuple[str, float, float]] = []
-    told: list[str] = []
-
-    def advance(*step: Any) -> None:
-        heard.append(step)
-        assert made.items() <= kept.written(out).items()  # not written again
-
-    again = given(out, advance=advance, told=told.append)
-    assert told == [f"going on with '{out / 'unfinished'}': 2 of 4 are done (ape size 5, ape size 7)"]
-    assert heard[:3] == [("ape size 5", 1.0, 1.0), ("ape size 7", 1.0, 1.0), ("bee size 5", 1.0, 4.0)]
-    assert listed(out) == listed(tmp_path / "whole")
-    for name, ds in again.items():
-        del ds.attrs["created"], whole[name].attrs["created"]
-        xr.testing.assert_identical(ds, whole[name])
-
-
 def test_an_unfinished_survey_with_other_settings_is_refused(folder, tmp_path):
     given: dict[str, Any] = {"options": {"scale": 2.0}}
     with pytest.raises(Stop):
