@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import damage as its
+import damage
 import families
-import numpy as np
 import pytest
 import torch
 from commands import call, listing
@@ -49,7 +48,7 @@ READ = f"inspect SMALL --prompt '{WORDS}'"
 
 
 DEEP = "[" * 100_000
-LARGE_IDS = its.edited("small/tokenizer.json", lambda content: re.sub(rb'"w3": *\d+', b'"w3": 5000', content))
+LARGE_IDS = damage.edited("small/tokenizer.json", lambda content: re.sub(rb'"w3": *\d+', b'"w3": 5000', content))
 FAR = "1000000000000"
 DIGITS = "9" * 5000
 UNLOADABLE = "'small' cannot be loaded"
@@ -58,76 +57,71 @@ TEXT = '{"text": "w3 w4"}'
 
 LOADED: dict[str, list[Row]] = {
     "sinks SMALL": [  # weights
-        ("", UNLOADABLE, its.weights_are(lambda b: b[:-100])),
-        ("", UNLOADABLE, its.weights_are(lambda b: b[:100])),
-        ("", UNLOADABLE, its.header_is(DEEP)),
-        ("", UNLOADABLE, its.header_is(lambda header: header[Q].update(data_offsets=header[LAST]["data_offsets"]))),
-        ("", "not finite (lm_head.weight)", its.tensor_is(LAST, lambda x: x.where(x < x.max(), torch.nan))),
-        ("", "holds only model.pt", its.bomb("model.pt"), its.without(WEIGHTS[0])),
-        ("", UNLOADABLE, its.bomb(WEIGHTS[0])),
+        ("", UNLOADABLE, damage.weights_are(lambda b: b[:100])),
+        ("", UNLOADABLE, damage.header_is(DEEP)),
+        ("", UNLOADABLE, damage.header_is(lambda header: header[Q].update(data_offsets=header[LAST]["data_offsets"]))),
+        ("", "holds only model.pt", damage.bomb("model.pt"), damage.without(WEIGHTS[0])),
+        ("", UNLOADABLE, damage.bomb(WEIGHTS[0])),
     ],
     "jacobian SMALL": [
-        ("", Q, its.tensors_are(lambda tensors: tensors.pop(Q))),
-        ("", Q, its.tensor_is(Q, lambda x: x.to(torch.int8))),
-        ("", "model.safetensors.index.json", its.index_is("{}")),
-        ("", "gone.safetensors", its.index_names("gone.safetensors")),
-        ("", "'../other/a.safetensors'", its.index_names("../other/a.safetensors")),
-        ("", "'pytorch_model.bin'", its.bomb("pytorch_model.bin"), its.index_names("pytorch_model.bin")),
-        ("", "only pytorch_model.bin, which may run code", its.bomb("pytorch_model.bin"), its.without(WEIGHTS[0])),
-        ("", WEIGHTS[0], its.without(WEIGHTS[0]), its.link(WEIGHTS[1], "gone")),
-        ("", WEIGHTS[0], its.without(WEIGHTS[0]), its.pipe(WEIGHTS[1])),
-        ("", "adapter_config.json", its.file_is("small/adapter_config.json", '{"peft_type": "LORA"}')),
+        ("", Q, damage.tensor_is(Q, lambda x: x.to(torch.int8))),
+        ("", "model.safetensors.index.json", damage.index_is("{}")),
+        ("", "gone.safetensors", damage.index_names("gone.safetensors")),
+        ("", "'../other/a.safetensors'", damage.index_names("../other/a.safetensors")),
+        ("", "'pytorch_model.bin'", damage.bomb("pytorch_model.bin"), damage.index_names("pytorch_model.bin")),
+        (
+            "",
+            "only pytorch_model.bin, which may run code",
+            damage.bomb("pytorch_model.bin"),
+            damage.without(WEIGHTS[0]),
+        ),
+        ("", WEIGHTS[0], damage.without(WEIGHTS[0]), damage.link(WEIGHTS[1], "gone")),
+        ("", WEIGHTS[0], damage.without(WEIGHTS[0]), damage.pipe(WEIGHTS[1])),
+        ("", "adapter_config.json", damage.file_is("small/adapter_config.json", '{"peft_type": "LORA"}')),
     ],
-    "match SMALL": [("", "lacks", its.tensors_are(lambda tensors: tensors.clear()))],
-    READ: [("", Q, its.tensor_is(Q, lambda x: x[:, :-1].clone()))],
+    READ: [("", Q, damage.tensor_is(Q, lambda x: x[:, :-1].clone()))],
 }
 CONFIGS: dict[str, list[Row]] = {
     "jacobian SMALL": [
-        ("", "'t5' is not supported", its.config_has(model_type="t5")),
-        ("", "hidden_size=65, no multiple", its.config_has(hidden_size=65, head_dim=None)),
-        ("", "hidden_size=-64", its.config_has(hidden_size=-64)),
-        ("", f"num_hidden_layers={FAR}", its.config_has(num_hidden_layers=10**12)),
-        ("", "hidden_size=1048576", its.config_has(hidden_size=2**20)),
-        ("", "num_attention_heads=4, which cannot share 3", its.config_has(num_key_value_heads=3)),
-        ("", "heads of head_dim=1000", its.config_has(head_dim=1000)),
-        ("", "num_hidden_layers", its.config_has(num_hidden_layers=1.5)),
-        ("", "'loud'", its.config_has(hidden_act="loud")),
-        ("", "spiral", its.config_has(rope_parameters={"rope_type": "spiral"})),
+        ("", "hidden_size=65, no multiple", damage.config_has(hidden_size=65, head_dim=None)),
+        ("", "hidden_size=-64", damage.config_has(hidden_size=-64)),
+        ("", f"num_hidden_layers={FAR}", damage.config_has(num_hidden_layers=10**12)),
+        ("", "hidden_size=1048576", damage.config_has(hidden_size=2**20)),
+        ("", "num_attention_heads=4, which cannot share 3", damage.config_has(num_key_value_heads=3)),
+        ("", "heads of head_dim=1000", damage.config_has(head_dim=1000)),
+        ("", "num_hidden_layers", damage.config_has(num_hidden_layers=1.5)),
+        ("", "spiral", damage.config_has(rope_parameters={"rope_type": "spiral"})),
         (
             "",
             "trust_remote_code",
-            its.own_code(AutoConfig="own.LlamaConfig", AutoModelForCausalLM="own.LlamaForCausalLM"),
+            damage.own_code(AutoConfig="own.LlamaConfig", AutoModelForCausalLM="own.LlamaForCausalLM"),
         ),
-        ("", "own-kind", its.own_code(AutoModelForCausalLM="own.LlamaForCausalLM")),
+        ("", "own-kind", damage.own_code(AutoModelForCausalLM="own.LlamaForCausalLM")),
     ],
     "sinks SMALL": [
-        ("", "config.json", its.file_is("small/config.json", DEEP)),
+        ("", "config.json", damage.file_is("small/config.json", DEEP)),
     ],
-    "leakage SMALL": [("", "model_type", its.config_has(model_type=None))],
     "pretrain --config": [
-        ("HERE/c.json", "c.json", its.file_is("c.json", "{")),
-        ("HERE/c", "HERE/c", its.pipe("c")),
-        ("gone.json", "'gone.json' is not readable"),
-        ("SMALL/config.json", "hidden_size=-64", its.config_has(hidden_size=-64, vocab_size=258)),
-        ("c.json tiny-llama", "both 'tiny-llama' and 'c.json' given"),
+        ("HERE/c", "HERE/c", damage.pipe("c")),
+        ("SMALL/config.json", "hidden_size=-64", damage.config_has(hidden_size=-64, vocab_size=258)),
     ],
 }
 OWN_TOKENIZER = '{"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", null]}}'
 TOKENIZERS: dict[str, list[Row]] = {
     "jacobian SMALL": [
-        ("", "small has no tokenizer", its.without("tokenizer.json", "tokenizer_config.json")),
-        ("", "id 5000", LARGE_IDS, its.file_is("text.txt", "w3 " * 99)),
+        ("", "small has no tokenizer", damage.without("tokenizer.json", "tokenizer_config.json")),
+        ("", "id 5000", LARGE_IDS, damage.file_is("text.txt", "w3 " * 99)),
     ],
     "sinks SMALL": [
-        ("", "small has no tokenizer", its.file_is("small/tokenizer.json", '{"version"')),
+        ("", "small has no tokenizer", damage.file_is("small/tokenizer.json", '{"version"')),
         (
             "",
             "small has no tokenizer",
-            its.own_code("llama"),
-            its.file_is("small/tokenizer_config.json", OWN_TOKENIZER),
+            damage.own_code("llama"),
+            damage.file_is("small/tokenizer_config.json", OWN_TOKENIZER),
         ),
     ],
-    READ: [("", "small has no tokenizer", its.file_is("small/tokenizer.json", "[]")), ("", "5000", LARGE_IDS)],
+    READ: [("", "small has no tokenizer", damage.file_is("small/tokenizer.json", "[]")), ("", "5000", LARGE_IDS)],
     "inspect SMALL": [
         ("", "no text is given; give one of --prompt, --text, --chat"),
         ("--chat w3", "no chat template"),
@@ -135,39 +129,36 @@ TOKENIZERS: dict[str, list[Row]] = {
 }
 TEXTS: dict[str, list[Row]] = {
     "theory SMALL --text": [
-        ("HERE/t", "has 12 tokens (the longest has 3)", its.file_is("t", "w3 w4 w5")),
-        ("HERE/f", "b.txt' is not UTF-8", its.file_is("f/a.txt", "w3 " * 99), its.file_is("f/b.txt", b"\xff")),
-        ("HERE/t", "HERE/t'", its.pipe("t")),
+        ("HERE/t", "has 12 tokens (the longest has 3)", damage.file_is("t", "w3 w4 w5")),
+        ("HERE/f", "b.txt' is not UTF-8", damage.file_is("f/a.txt", "w3 " * 99), damage.file_is("f/b.txt", b"\xff")),
+        ("HERE/t", "HERE/t'", damage.pipe("t")),
     ],
     "jacobian SMALL --text HERE/t.jsonl": [
-        ("", "line 1", its.file_is("t.jsonl", DEEP)),
-        ("", "line 1", its.file_is("t.jsonl", '{"text": 7}')),
-        ("", "line 1", its.file_is("t.jsonl", '{"text": "w3 \\ud800 w4"}\n' * 99)),
+        ("", "line 1", damage.file_is("t.jsonl", DEEP)),
+        ("", "line 1", damage.file_is("t.jsonl", '{"text": 7}')),
+        ("", "line 1", damage.file_is("t.jsonl", '{"text": "w3 \\ud800 w4"}\n' * 99)),
     ],
     "inspect SMALL": [
         ("--text /dev/zero", "'/dev/zero'"),
-        ("--text HERE/t", "HERE/t'", its.file_is("t", b"\xff\xfe\0\1")),
-        ("--text HERE/f", "holds 2 texts", its.file_is("f/a.txt", WORDS), its.file_is("f/b.txt", WORDS)),
-        ("--prompt 'w3 w4'", "tokens"),
         (f"--prompt '{WORDS} \udcff'", "UTF-8"),
         ("--prompt w3 --text TEXT", "both --prompt and --text"),
         ("--ids 3,four", "'3,four'"),
-        ("--ids 3,4,5,6,7,8,9,128", "token id 128"),
     ],
     "sinks SMALL --dataset": [
-        ("HERE/t.parquet", "t.parquet' cannot be streamed", its.file_is("t.parquet", b"PAR1" + b"\1" * 80 + b"PAR1")),
-        ("HERE/t.jsonl --column body", "'body'", its.file_is("t.jsonl", TEXT)),
-        ("HERE/t.jsonl", "t.jsonl[0]", its.file_is("t.jsonl", '{"text": null}\n' * 999)),
-        ("HERE/t.jsonl --split nope", "nope", its.file_is("t.jsonl", TEXT)),
+        (
+            "HERE/t.parquet",
+            "t.parquet' cannot be streamed",
+            damage.file_is("t.parquet", b"PAR1" + b"\1" * 80 + b"PAR1"),
+        ),
+        ("HERE/t.jsonl --column body", "'body'", damage.file_is("t.jsonl", TEXT)),
+        ("HERE/t.jsonl", "t.jsonl[0]", damage.file_is("t.jsonl", '{"text": null}\n' * 999)),
+        ("HERE/t.jsonl --split nope", "nope", damage.file_is("t.jsonl", TEXT)),
         ("nobody/nothing", "nobody/nothing"),
-        ("HERE/t.jsonl", "t.jsonl", its.pipe("t.jsonl")),
+        ("HERE/t.jsonl", "t.jsonl", damage.pipe("t.jsonl")),
     ],
     "pretrain tiny-llama --text": [
-        ("HERE/t", "t' is empty", its.file_is("t", "\n")),
         ("TEXT", "too short to hold out"),
-        ("HERE/t.jsonl", "line 1", its.file_is("t.jsonl", DEEP)),
-        ("gone.txt", "'gone.txt' does not exist"),
-        ("TEXT --dataset b", "--text and --dataset given"),
+        ("HERE/t.jsonl", "line 1", damage.file_is("t.jsonl", DEEP)),
     ],
 }
 NAMES: dict[str, list[Row]] = {
@@ -181,10 +172,9 @@ NAMES: dict[str, list[Row]] = {
         ("SMALL/model.safetensors", "model.safetensors'"),
         ("SMALL HERE/./small", "both called 'small'"),
     ],
-    "sinks": [("HERE/loop", "loop", its.link("loop", "loop"))],
+    "sinks": [("HERE/loop", "loop", damage.link("loop", "loop"))],
     "inspect": [("SMALL tiny-llama --prompt w3", "tiny-llama")],
     "pretrain": [
-        ("", "neither given; give a recipe (tiny-llama,"),
         ("tiny-llama tiny-qwen2", "tiny-qwen2"),
     ],
 }
@@ -244,54 +234,59 @@ FOLDERS: dict[str, list[Row]] = {
         ("--out TEXT", "text.txt"),
         (f"--out HERE/{'x' * 300}", "xxx"),
         ("--out 'HERE/a\0b'", "HERE/a"),
-        ("--out HERE/loop", "loop", its.link("loop", "loop")),
+        ("--out HERE/loop", "loop", damage.link("loop", "loop")),
         ("--out /proc/1/results", "/proc/1/results"),
-        ("", "jacobian.nc' is a folder", its.folder("out/jacobian.nc")),
-        ("", "small-pretrained.nc", its.file_is("out/unfinished/small-pretrained.nc", "x")),
+        ("", "jacobian.nc' is a folder", damage.folder("out/jacobian.nc")),
+        ("", "small-pretrained.nc", damage.file_is("out/unfinished/small-pretrained.nc", "x")),
     ],
-    "sinks SMALL": [("", "sinks.png' is a folder", its.folder("out/sinks.png"))],
-    "leakage SMALL": [("", "unfinished", its.file_is("out/unfinished", ""))],
-    READ: [("", "inspect.html' is a folder", its.folder("out/inspect.html"))],
-    "map": [("", "map.nc' is a folder", its.folder("out/map.nc"))],
+    "sinks SMALL": [("", f"sinks.{end}' is a folder", damage.folder(f"out/sinks.{end}")) for end in ("png", "md")],
+    "leakage SMALL": [("", "unfinished", damage.file_is("out/unfinished", ""))],
+    READ: [("", "inspect.html' is a folder", damage.folder("out/inspect.html"))],
+    "map": [("", "map.nc' is a folder", damage.folder("out/map.nc"))],
     "match SMALL": [("--out /dev/null", "/dev/null")],
     "toy retrieval": [("--out TEXT", "text.txt")],
     "pretrain tiny-llama": [("--out OUT", "holds other files"), ("--out TEXT/below", "is no folder")],
     "compare": [
-        ("OUT/jacobian/a.nc OUT/jacobian/./a.nc", "are the same file", its.result_of("a")),
+        ("OUT/jacobian/a.nc OUT/jacobian/./a.nc", "are the same file", damage.result_of("a")),
         (
             "gone.nc OUT/other.nc",
             "result 'gone.nc' does not exist; give a NetCDF file that headwater wrote",
-            its.other_result,
+            damage.other_result,
         ),
         (
             "OUT/jacobian/a.nc OUT/other.nc",
             "other.nc' was not written by headwater",
-            its.result_of("a"),
-            its.other_result,
+            damage.result_of("a"),
+            damage.other_result,
         ),
         (
             "OUT/other.nc OUT/jacobian/b.nc --out OUT/jacobian/b.nc",
             "is not a Markdown file; ",
-            its.other_result,
-            its.result_of("b"),
+            damage.other_result,
+            damage.result_of("b"),
         ),
-        ("OUT/other.nc OUT/jacobian/b.nc --out HERE/f.md", "f.md' is a folder", its.result_of("b"), its.folder("f.md")),
+        (
+            "OUT/other.nc OUT/jacobian/b.nc --out HERE/f.md",
+            "f.md' is a folder",
+            damage.result_of("b"),
+            damage.folder("f.md"),
+        ),
         ("OUT/other.nc", "Missing argument 'B.nc'"),
     ],
     "report --out": [
         ("OUT", "holds no results"),
         ("OUT --quick", "--quick measures models, and none is named"),
-        ("OUT", "not written by headwater", its.other_result),
+        ("OUT", "not written by headwater", damage.other_result),
         (
             "OUT",
             "jacobian.nc' cannot be read",
-            its.result_of(),
-            its.edited("out/jacobian/jacobian.nc", lambda b: b[:-200]),
+            damage.result_of(),
+            damage.edited("out/jacobian/jacobian.nc", lambda b: b[:-200]),
         ),
-        ("OUT", "x.nc' cannot be read", its.file_is("out/x.nc", "")),
-        ("OUT", "p.nc", its.pipe("out/p.nc")),
-        ("OUT", "no sensitivity", its.result_of(model="m", options="{")),
-        ("OUT", "both of 'm'", its.result_of(model="m"), its.result_of("jacobian-m", model="m")),
+        ("OUT", "x.nc' cannot be read", damage.file_is("out/x.nc", "")),
+        ("OUT", "p.nc", damage.pipe("out/p.nc")),
+        ("OUT", "no sensitivity", damage.result_of(model="m", options="{")),
+        ("OUT", "both of 'm'", damage.result_of(model="m"), damage.result_of("jacobian-m", model="m")),
     ],
 }
 
@@ -311,11 +306,7 @@ LONGEST = 90  # seconds, imports included; a row that waits for a pipe would wai
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder "small" with a model, and a text for it, to be copied and spoilt."""
-    folder = tmp_path_factory.mktemp("kept")
-    families.model("llama").save_pretrained(folder / "small")
-    families.tokenizer().save_pretrained(folder / "small")
-    words = np.random.default_rng(0).integers(3, 100, 600)
-    (folder / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
+    folder = families.checkpoints(tmp_path_factory.mktemp("kept"), small=("llama", "prepended"))
     (folder / "out").mkdir()
     (folder / "out" / "jacobian.svg").write_text("what an earlier run has left\n")
     return folder

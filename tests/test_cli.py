@@ -123,11 +123,7 @@ def test_pretrain_from_the_command_line(monkeypatch, capsys, tmp_path):
 @pytest.fixture(scope="module")
 def ape(tmp_path_factory):
     """A folder with a tiny model "ape" and a text for it."""
-    folder = tmp_path_factory.mktemp("models")
-    families.model("llama").save_pretrained(folder / "ape")
-    families.tokenizer().save_pretrained(folder / "ape")
-    (folder / "text.txt").write_text(" ".join(f"w{3 + i * i % 125}" for i in range(300)), encoding="utf-8")
-    return folder
+    return families.checkpoints(tmp_path_factory.mktemp("models"), ape=("llama", "prepended"))
 
 
 SMALL = "--prompts 2 --length 12 --products 8 --seeds 1 --device cpu"
@@ -196,45 +192,28 @@ def defaults(function: Callable[..., Any], *kinds: Any) -> dict[str, Any]:
     return found | {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
 
 
-OF_SURVEYS = defaults(survey, Given)
-OF_PROBES = {name: defaults(probe.measure) for name, probe in PROBES.items()}
-# Options of a command; the library's, which are written out twice, because help may not import torch; of these what no
-# option stands for; and what the command line writes differently, or chooses otherwise.
-TWICE = [
-    ("pretrain", defaults(run, Options), "command bos", {}),
-    ("inspect", defaults(probes.inspect), "progress", {}),
-    (
-        "jacobian",
-        defaults(study, Loading, Settings),
-        "advance told name finish write split_over theories by_path",
-        {"conditions": "init,pretrained"},
-    ),
-    *(
-        (
-            probe,
-            OF_SURVEYS
-            | {{"replacement": "replace"}.get(name, name): value for name, value in OF_PROBES[probe].items()},
-            "options reporting advance told write split_over progress per_prompt before documents",
-            {
-                "prompts": {"leakage": 256, "bos-swap": 128}.get(probe, 32)
-            }  # differences of variances need more than means
-            | {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8", "bands": None},
-        )
-        for probe in PROBES
-    ),
-]
-
-
-@pytest.mark.parametrize(("command", "library", "other", "own"), TWICE, ids=[row[0] for row in TWICE])
-def test_defaults_are_those_of_the_library(command, library, other, own):
-    function = getattr(cli, command.replace("-", "_"))
-    shown = {name: p.default for name, p in inspect.signature(function).parameters.items()}
-    expected = {name: own.get(name, value) for name, value in library.items() if name not in other.split()}
+def agree(command: str, library: dict[str, Any], without: str, **own: Any) -> None:
+    """A command has the library's defaults; `without` what no option stands for, and with `own` where it differs."""
+    shown = {
+        name: p.default for name, p in inspect.signature(getattr(cli, command.replace("-", "_"))).parameters.items()
+    }
+    shown["replacement"] = shown.get("replace")
+    expected = {name: own.get(name, value) for name, value in library.items() if name not in without.split()}
     assert {name: shown[name] for name in expected} == expected
-    assert shown.get("out") in (Path("runs") / command, inspect.Parameter.empty)
+    assert shown["out"] in (Path("runs") / command, inspect.Parameter.empty)
 
 
-def test_defaults_that_are_written_differently():
-    assert Settings().conditions == ("init", "pretrained")
-    assert tuple(range(1, 9)) == OF_PROBES["leakage"]["lags"]
-    assert (Settings().theories, Settings().by_path) == (None, False)  # those of `headwater theory`
+def test_defaults_are_those_of_the_library():
+    # Written out twice, because help may not import torch.
+    agree("pretrain", defaults(run, Options), "command bos")
+    agree("inspect", defaults(probes.inspect), "progress")
+    theories = "theories by_path"  # of `headwater theory`
+    others = f"advance told name finish write split_over {theories}"
+    agree("jacobian", defaults(study, Loading, Settings), others, conditions=",".join(Settings().conditions))
+    others = "options reporting advance told write split_over progress per_prompt before documents"
+    # What the command line writes differently, or chooses otherwise: differences of variances need more prompts than means.
+    own = {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8"}
+    for probe in PROBES:
+        library = defaults(survey, Given) | defaults(PROBES[probe].measure)
+        agree(probe, library, others, prompts={"leakage": 256, "bos-swap": 128}.get(probe, 32), **own)
+    assert defaults(PROBES["leakage"].measure)["lags"] == tuple(range(1, 9))

@@ -55,10 +55,8 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(monkeypatch, capfd, name)
     assert call(monkeypatch, name, "--bogus") == 2
     shown = capfd.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith("headwater: ")
-    assert "--bogus" in shown.err
+    assert re.fullmatch(r"headwater: [^\n]*--bogus[^\n]*\n", shown.err)
     assert shown.err.endswith(f"(given: headwater {name} --bogus); see headwater {name} --help\n")
-    assert shown.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("group", [Target, Source, Running])

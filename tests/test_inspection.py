@@ -287,19 +287,18 @@ def test_a_conversation_is_read_by_the_model_s_template():
 
 def test_what_the_command_line_gives_to_read(tmp_path):
     (tmp_path / "a.txt").write_text("wide 漢\n", encoding="utf-8")
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
     (tmp_path / "c.jsonl").write_text(json.dumps({"text": "one\x00 line"}), encoding="utf-8")
     assert parse_prompt(None, tmp_path / "a.txt", None, None) == ("wide 漢\n", None)
     assert parse_prompt(None, tmp_path / "c.jsonl", None, None) == ("one\x00 line", None)
     assert parse_prompt("", None, None, None) == ("", None)
     assert parse_prompt(None, None, "why?", None) == (None, "why?")
     assert parse_prompt(None, None, None, "0, 17,3") == ([0, 17, 3], None)
+    with pytest.raises(InputError, match="holds 2 texts, and one is inspected"):
+        parse_prompt(None, tmp_path, None, None)
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
     for file, says in (("b.txt", "is not UTF-8 text"), ("gone", "does not exist"), (".", "is not UTF-8 text")):
         with pytest.raises(InputError, match=says):
             parse_prompt(None, tmp_path / file, None, None)
-    (tmp_path / "b.txt").unlink()
-    with pytest.raises(InputError, match="holds 2 texts, and one is inspected"):
-        parse_prompt(None, tmp_path, None, None)
     with pytest.raises(InputError, match="both --prompt and --ids are given; give one of"):
         parse_prompt("a", None, None, "1")
 
