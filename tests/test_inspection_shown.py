@@ -20,20 +20,8 @@ from rich.console import Console
 
 import probes
 from probes.cli import main as cli
-from probes.figures.inspection import (
-    COLORS,
-    DARK,
-    EDGES,
-    LABELS,
-    all_rows,
-    colored_text,
-    inspection_page,
-    part_rows,
-    print_inspection,
-    ratio_class,
-    sentences,
-    top_rows,
-)
+from probes.figures import inspection
+from probes.figures.inspection import COLORS, LABELS, all_rows, inspection_page, ratio_class, top_rows
 from probes.measures.reading import FURTHER, visible
 
 WORDS = " ".join(f"w{n}" for n in (5, 9, 17, 9, 33, 60, 101, 5, 9, 17, 88, 41))
@@ -101,15 +89,15 @@ def test_what_would_not_be_seen_is_made_visible_and_spaces_are_kept():
 def test_classes_are_symmetric_and_each_has_its_colour():
     assert [ratio_class(r) for r in (0.1, 0.3, 0.6, 1.0, 1.5, 3.0, 10.0, math.inf)] == [*range(7), 6]
     assert ratio_class(math.nan) is None
-    np.testing.assert_allclose(np.array(EDGES) * np.array(EDGES)[::-1], 1)
-    assert len(COLORS) == len(DARK) == len(LABELS) == len(EDGES) + 1
-    assert COLORS[3] is DARK[3] is None
+    np.testing.assert_allclose(np.array(inspection.EDGES) * np.array(inspection.EDGES)[::-1], 1)
+    assert len(COLORS) == len(inspection.DARK) == len(LABELS) == len(inspection.EDGES) + 1
+    assert COLORS[3] is inspection.DARK[3] is None
 
 
 def printed(ds: xr.Dataset, **given: Any) -> str:
     out = io.StringIO()
     console = Console(file=out, width=100, highlight=False, emoji=False, **given)
-    print_inspection(ds, top=3, console=console)
+    inspection.print_inspection(ds, top=3, console=console)
     return out.getvalue()
 
 
@@ -117,7 +105,7 @@ COLORED: dict[str, Any] = {"force_terminal": True, "color_system": "truecolor"}
 
 
 def test_colours_follow_the_ratio(seen):
-    text, console = colored_text(seen), Console()
+    text, console = inspection.colored_text(seen), Console()
     at = 1  # behind the sink's bracket
     for piece, ratio, part in zip(seen["token"].values, seen["ratio"].values, seen["part_of"].values, strict=True):
         color = COLORS[ratio_class(float(ratio)) or 0]
@@ -153,18 +141,18 @@ def test_tables_and_sentences(seen):
     assert ratios[0] == pytest.approx(rest.max(), rel=1e-2)
     at = int(rows[0][0])
     assert rows[0][1] == str(seen["token"].values[at])
-    assert [row[0] for row in part_rows(seen)] == ["sink", "recency", "rest"]
-    assert part_rows(seen)[0][1] == "0"
-    assert float(part_rows(seen)[0][2].rstrip("%")) == pytest.approx(
+    assert [row[0] for row in inspection.part_rows(seen)] == ["sink", "recency", "rest"]
+    assert inspection.part_rows(seen)[0][1] == "0"
+    assert float(inspection.part_rows(seen)[0][2].rstrip("%")) == pytest.approx(
         100 * float(seen["share"].sel(part="sink")), abs=0.06
     )
-    said = " ".join(sentences(seen))
+    said = " ".join(inspection.sentences(seen))
     assert "tiny-llama reads" in said
     assert f"'{seen['next_token'].values[0]}' {float(seen['probability'][0]):.1%}" in said
     assert "fresh weights, 1 seed, initializer_range 0.02 of the config" in said
     trend = seen.assign_attrs(trend=-0.9)
-    assert "falls with position" in " ".join(sentences(trend))
-    assert "with position" not in " ".join(sentences(seen.assign_attrs(trend=0.1)))
+    assert "falls with position" in " ".join(inspection.sentences(trend))
+    assert "with position" not in " ".join(inspection.sentences(seen.assign_attrs(trend=0.1)))
 
 
 def test_page(tiny, seen):

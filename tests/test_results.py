@@ -15,17 +15,8 @@ from bigram import bigram
 from measured import refused
 
 from probes.errors import InputError
-from probes.results.dataset import (
-    attributes,
-    combine,
-    dataset,
-    load,
-    number_types,
-    provenance,
-    save,
-    set_command,
-    tokens_hash,
-)
+from probes.results import dataset as results
+from probes.results.dataset import combine, dataset, load, provenance, save
 
 TOKENS = torch.arange(6).reshape(2, 3)
 
@@ -64,7 +55,7 @@ def test_dataset_takes_tensors_and_numbers_its_dimensions():
 
 def test_attributes_keep_plain_values_and_write_the_rest_as_json():
     plain, others = {"i": 3, "f": 0.5, "s": "é"}, {"n": np.int64(4), "b": True, "l": [1], "p": Path("a/b")}
-    found = attributes(plain | others | {"t": torch.tensor([1, 2])})
+    found = results.attributes(plain | others | {"t": torch.tensor([1, 2])})
     assert found == {"i": 3, "f": 0.5, "s": "é", "n": 4, "b": "true", "l": "[1]", "p": "a/b", "t": "[1, 2]"}
     assert {type(value) for value in found.values()} == {int, float, str}
 
@@ -73,14 +64,14 @@ def test_provenance_says_what_made_a_result():
     model = bigram(bos=True)
     found = provenance(model, TOKENS, method="sketch", products=32, chunk=None)
     assert (found["model"], found["condition"], found["revision"]) == ("bigram", "pretrained", "null")
-    assert found["tokens_sha256"] == tokens_hash(TOKENS)
+    assert found["tokens_sha256"] == results.tokens_hash(TOKENS)
     assert json.loads(str(found["options"])) == {"method": "sketch", "products": 32, "chunk": None}
     assert str(found["torch"]) in (torch.__version__, torch.__version__.split("+")[0])
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     age = datetime.now(UTC) - datetime.fromisoformat(str(found["created"]))
     assert timedelta(seconds=-1) < age < timedelta(minutes=1)
     assert found["command"] == ""
-    set_command(["jacobian", "a model", "--n", "4"])
+    results.set_command(["jacobian", "a model", "--n", "4"])
     assert provenance(model, TOKENS)["command"] == "headwater jacobian 'a model' --n 4"
     twin = provenance(model.reinitialized(3), TOKENS)
     assert (twin["condition"], twin["weights"] == found["weights"]) == ("init", False)
@@ -194,4 +185,4 @@ def test_dtypes_say_what_a_gguf_file_stored_but_for_fresh_weights():
     file = '{"types": {"Q4_0": 3, "F32": 1, "BF16": 1}}'
     for condition, said in (("pretrained", "float32 dequantized from Q4_0"), ("init", "float32")):
         ds = xr.Dataset(attrs={"condition": condition, "dtype": "float32", "weights_file": file})
-        assert number_types(ds) == [said]
+        assert results.number_types(ds) == [said]
