@@ -17,7 +17,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from probes.errors import InputError
-from probes.figures.palette import model_colors
+from probes.figures.palette import CYCLE, model_colors
 from probes.figures.series import SINK
 from probes.figures.style import facts
 from probes.measures.agreement import averaged
@@ -92,6 +92,7 @@ def test_numbers_keep_four_digits_and_long_curves_their_ends():
 def test_sensitivity_is_the_result_s(collected):
     results = collected["jacobian"]
     figure = charts.sensitivity(results, collected["scalar"])
+    assert list(model_colors([f"m{n}" for n in range(9)]).values()) == [*CYCLE, CYCLE[0], CYCLE[1]]
     for name, ds in results.items():
         fresh, predicted = (
             band([run.mean for run in mean_profiles(ds, variable)["init"]])
