@@ -7,8 +7,8 @@ which depend on the machine, need not, and lines may be left out.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
+import pkgutil
 import re
 import shlex
 import sys
@@ -65,23 +65,6 @@ def lacking(stated: str, printed: str) -> list[str]:
         if word not in rest:
             return words[n:]
     return []
-
-
-def located(path: str) -> Any:
-    """What a `:::` line names; modules go before the functions that shadow them, as they do for mkdocstrings."""
-    parts = path.split(".")
-    for n in range(len(parts), 0, -1):
-        if _is_module(parts[:n]):
-            value: Any = importlib.import_module(".".join(parts[:n]))
-            for part in parts[n:]:
-                value = getattr(value, part)
-            return value
-    raise AssertionError(f"{path} names nothing")
-
-
-def _is_module(parts: list[str]) -> bool:
-    file = ROOT.joinpath(*parts)
-    return file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()
 
 
 DOCUMENTED = [path for page in PAGES for path in NAMED.findall(page.read_text(encoding="utf-8"))]
@@ -174,7 +157,7 @@ def test_readme_prints_what_it_says(capsys):
 
 
 def test_every_public_name_is_on_a_page():
-    shown = [located(path) for path in DOCUMENTED]
+    shown = [pkgutil.resolve_name(path) for path in DOCUMENTED]
     missing = [name for name in probes.__all__ if not any(getattr(probes, name) is value for value in shown)]
     assert missing == []
     assert len(DOCUMENTED) == len(set(DOCUMENTED)), "a name stands on two pages"

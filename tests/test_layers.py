@@ -1,6 +1,7 @@
 """Imports point one way, down the folders, read from the source text of every module; those inside functions count, too."""
 
 import ast
+from importlib.util import resolve_name
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -36,11 +37,8 @@ def imported(source: str, module: str, *, package: bool) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = module.split(".") if package else module.split(".")[:-1]
-                parents = parents[: len(parents) - (node.level - 1)]
-                base = ".".join([*parents, *([base] if base else [])])
+            own = module if package else module.rpartition(".")[0]
+            base = resolve_name("." * node.level + (node.module or ""), own)
             found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
     return found
 
