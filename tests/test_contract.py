@@ -128,6 +128,7 @@ def test_a_name_that_is_no_option_is_refused():
     def study(group: Group) -> None:
         """Do it."""
 
-    for wrong in ({"without": ("sise",)}, {"sise": 4}):
+    wrongs: list[dict[str, Any]] = [{"without": ("sise",)}, {"sise": 4}]
+    for wrong in wrongs:
         with pytest.raises(TypeError, match="study has no options sise"):
             command(**wrong)(study)

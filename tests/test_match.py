@@ -305,8 +305,9 @@ def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeyp
 
 
 def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path):
-    for name, value in (("seeds", 0), ("prompts", 3), ("length", 5), ("bootstrap", -1), ("text", "nothing.txt")):
-        with pytest.raises(InputError, match=value if name == "text" else f"{name}={value}"):
+    given: dict[str, Any] = {"seeds": 0, "prompts": 3, "length": 5, "bootstrap": -1, "text": "nothing.txt"}
+    for name, value in given.items():
+        with pytest.raises(InputError, match="nothing.txt" if name == "text" else f"{name}={value}"):
             run(folder, tmp_path, "ape", advance=never, **{name: value})
 
 

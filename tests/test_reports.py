@@ -133,7 +133,7 @@ NAMES = ("tiny-llama", "tiny-llama-ntk", "tiny-mistral-window")  # standard RoPE
     ],
 )
 def test_ruscio_s_order_is_computed(plain, ntk, window, verdict, answers):
-    results = dict(zip(NAMES, map(constructed, (plain, ntk, window)), strict=True))
+    results: dict[str, xr.Dataset] = dict(zip(NAMES, map(constructed, (plain, ntk, window)), strict=True))
     said = (
         f"NTK scaling below standard RoPE: {answers[0]}; sliding window above standard RoPE: {answers[1]}; NTK scaling "
         f"below the sliding window: {answers[2]}; growing with depth under the sliding window: {answers[3]}"
