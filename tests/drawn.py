@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -115,10 +116,12 @@ def leakage_result(*, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
     parts = random.normal(0, 0.1, (5, layers, bands))
     parts[0] = parts[1:].sum(0)
     share = np.array([[0.25, np.nan], [0.75, np.nan], [0, np.nan]])
+    stream = random.normal(0, 0.1, (layers, bands))
+    stream[0] = 0  # block 0 passes the null check
     variables = with_intervals(
         {
             "log_form_by_block": (("part", "layer", "band"), parts),
-            "log_stream_by_block": (("layer", "band"), random.normal(0, 0.1, (layers, bands))),
+            "log_stream_by_block": (("layer", "band"), stream),
             "weight_source_by_block": (("source", "layer", "band"), random.normal(0, 1e-3, (3, layers, bands))),
             "log_share_of_model": (("source", "band"), share),
             "log_form_of_model": (("part", "band"), np.array([[0.3, 0.3], *[[0.0, 0.0]] * 4])),
@@ -128,13 +131,8 @@ def leakage_result(*, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
         0.02,
     )
     variables["log_noise"] = (("layer", "head", "band"), random.uniform(0.01, 0.02, (layers, heads, bands)))
-    variables["log_stream_by_block"][1][0] = 0  # block 0 passes the null check
-    for end, width in (("_low", -0.02), ("_high", 0.02)):
-        variables[f"log_stream_by_block{end}"][1][0] = width
-    cells = ["both", "mask", "residual", "neither"]
-    return made(
-        variables, {"cell": cells, "part": list(PARTS), "source": list(SOURCES), **BANDS, "layer": range(layers)}
-    )
+    coords = {"cell": ["both", "mask", "residual", "neither"], "part": list(PARTS), "source": list(SOURCES), **BANDS}
+    return made(variables, coords | {"layer": range(layers)})
 
 
 def bos_result(replacement: str | int = "mean", *, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
@@ -185,6 +183,30 @@ def drawn(axes: Axes, **look: str) -> list[np.ndarray]:
 def ends_of(lines: Any) -> np.ndarray:
     """Corners [line, end, x or y] of a collection of straight lines."""
     return np.array([path.vertices for path in lines.get_paths()], dtype=float)
+
+
+def shown_ticks(axes: Axes) -> list[list[Any]]:
+    """Boxes of the labels that are drawn, by axis."""
+    found = []
+    for axis, (low, high) in ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim()))):
+        ticks = [tick for tick in axis.get_major_ticks() if tick.label1.get_visible() and tick.label1.get_text()]
+        found.append([tick.label1.get_window_extent() for tick in ticks if low <= tick.get_loc() <= high])
+    return found
+
+
+def legible(figure: Figure) -> None:
+    """Caption, legends and panels lie inside the figure and clear of each other, and so do the labels of ticks."""
+    figure.draw_without_rendering()
+    (caption,) = [text.get_window_extent() for text in figure.texts]
+    panels = [axes for axes in figure.axes if axes.axison or axes.get_legend()]
+    boxes = [caption, *(legend.get_window_extent() for legend in figure.legends)]
+    boxes += [box for axes in panels if (box := axes.get_tightbbox()) is not None]
+    for number, box in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(other) for other in boxes[:number])
+    for labels in (labels for axes in panels if axes.axison for labels in shown_ticks(axes)):
+        assert not any(one.overlaps(other) for one, other in pairwise(labels))
 
 
 def text_of(figure: Figure) -> str:

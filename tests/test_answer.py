@@ -31,12 +31,10 @@ def born(*, zeros: int = 0) -> xr.Dataset:
 
 def leaking(total: float = 0.3, residual: float = -0.25) -> xr.Dataset:
     ds = leakage_result().assign_attrs(options='{"lags": [1, 2, 8]}')
+    shares = np.array([[1 - residual] * 2, [residual] * 2, [0] * 2])
     for end, by in (("", 0), ("_low", -0.01), ("_high", 0.01)):
         ds[f"log_form_of_model{end}"][0] = total + by
-        ds[f"log_share_of_model{end}"] = (
-            ("source", "band"),
-            np.array([[1 - residual] * 2, [residual] * 2, [0] * 2]) + by,
-        )
+        ds[f"log_share_of_model{end}"] = ("source", "band"), shares + by
         ds[f"log_sink_by_block{end}"] = ds[f"log_stream_by_block{end}"] * 0
     return ds
 
@@ -87,12 +85,12 @@ def test_profiles_and_the_theory_s_error_are_those_of_the_results():
 
 
 def test_what_training_did_is_said():
+    one = result("init", 0)
+    one["elasticity"] = one["sensitivity"]
     for scale, says in (
         (4.0, "rises to 4 [4, 4] times what it was"),
         (0.25, "falls to 0.25 [0.25, 0.25] of what it was"),
     ):
-        one = result("init", 0)
-        one["elasticity"] = one["sensitivity"]
         trained = one.assign(elasticity=one["elasticity"] * scale).assign_attrs(condition="pretrained")
         said = told(jacobian={"ape": combine([trained, one]).assign_attrs(options='{"query": 63}')})[3]
         assert f"middle {says}" in said
@@ -108,12 +106,15 @@ def test_models_that_went_different_ways_are_not_said_to_agree():
 
 
 def test_a_strong_and_a_weak_u_are_told_apart():
-    numbers = {"primacy": Interval(3.0, 2.5, 4.0), "recency": Interval(9.0, 8.0, 10.0)}
-    assert "(recency): a strong U." in _ends({"ape": numbers}, Naming())
-    weak = {"primacy": Interval(1.6, 1.3, 4.0), "recency": Interval(9.0, 8.0, 10.0)}
-    assert "(recency): a weak U." in _ends({"ape": weak}, Naming())
-    assert "(recency): a strong U and a weak U." in _ends({"ape": numbers, "bee": weak}, Naming())
-    assert "no sure U" in _ends({"ape": {**weak, "recency": Interval(2.0, 1.0, 4.0)}}, Naming())
+    strong = {"primacy": Interval(3.0, 2.5, 4.0), "recency": Interval(9.0, 8.0, 10.0)}
+    weak = strong | {"primacy": Interval(1.6, 1.3, 4.0)}
+    for shapes, says in (
+        ({"ape": strong}, "(recency): a strong U."),
+        ({"ape": weak}, "(recency): a weak U."),
+        ({"ape": strong, "bee": weak}, "(recency): a strong U and a weak U."),
+        ({"ape": weak | {"recency": Interval(2.0, 1.0, 4.0)}}, "no sure U"),
+    ):
+        assert says in _ends(shapes, Naming())
 
 
 def test_a_window_that_does_not_reach_is_left_out():

@@ -6,29 +6,23 @@ with a model; TEXT, a text for it; HERE, the folder of both; OUT, where results 
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
 import shutil
 import signal
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import damage
 import families
-import numpy as np
 import pytest
 import torch
-import xarray as xr
 from commands import call, listing
-from safetensors.torch import load, save
+from damage import LAST, WEIGHTS, Q, Spoil
 
 from probes.cli import main as cli
-from probes.results import dataset as results
 
-Spoil = Callable[[Path], object]
 Row = tuple[str, str] | tuple[str, str, Spoil] | tuple[str, str, Spoil, Spoil]
 
 # What every command is given before a row's own options, which count where both are given.
@@ -44,6 +38,7 @@ DEFAULTS = {
     "inspect": "--device cpu --products 8 --seeds 1 --out OUT",
     "match": f"--quick --prompts 4 --seeds 1 --bootstrap 10 {SHORT}",
     "map": "--quick --out OUT",
+    "compare": "",
     "toy": "--quick --device cpu --out OUT",
     "report": f"--prompts 4 {SHORT}",
     "pretrain": "--text TEXT --steps 2 --batch 1 --device cpu --out HERE/new",
@@ -52,308 +47,147 @@ WORDS = "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12"
 READ = f"inspect SMALL --prompt '{WORDS}'"
 
 
-# ------------------------------------------------------------------------------------------------ damage to files
-
-
-def edited(name: str, change: Callable[[bytes], bytes]) -> Spoil:
-    """A file with its content changed."""
-
-    def spoil(here: Path) -> None:
-        (here / name).write_bytes(change((here / name).read_bytes()))
-
-    return spoil
-
-
-def weights_are(change: Callable[[bytes], bytes]) -> Spoil:
-    """Other bytes in the place of the weights' file."""
-    return edited(SMALL[1], change)
-
-
-def header_is(change: Callable[[dict[str, Any]], object] | str) -> Spoil:
-    """Another JSON header before the same data."""
-
-    def changed(content: bytes) -> bytes:
-        (length,) = struct.unpack("<Q", content[:8])
-        header = change
-        if not isinstance(header, str):
-            fields = json.loads(content[8 : 8 + length])
-            header(fields)
-            header = json.dumps(fields)
-        return struct.pack("<Q", len(header)) + header.encode() + content[8 + length :]
-
-    return weights_are(changed)
-
-
-def tensors_are(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
-    """Other tensors in a sound file."""
-
-    def changed(content: bytes) -> bytes:
-        tensors = load(content)
-        change(tensors)
-        return save(tensors, {"format": "pt"})
-
-    return weights_are(changed)
-
-
-def tensor_is(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
-    """Another tensor in a sound file."""
-    return tensors_are(lambda tensors: tensors.update({name: change(tensors[name])}))
-
-
-def config_has(**changes: Any) -> Spoil:
-    """Other values in config.json; those given as None are left out."""
-
-    def changed(content: bytes) -> bytes:
-        fields = json.loads(content) | changes
-        return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
-
-    return edited("small/config.json", changed)
-
-
-def file_is(name: str, content: str | bytes) -> Spoil:
-    """A file with this content."""
-
-    def spoil(here: Path) -> None:
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).write_bytes(content.encode() if isinstance(content, str) else content)
-
-    return spoil
-
-
-def without(*names: str) -> Spoil:
-    """Files removed from the model's folder."""
-    return lambda here: [(here / "small" / name).unlink() for name in names]
-
-
-def index_is(content: str) -> Spoil:
-    """Weights in a file of another name, with this index."""
-
-    def spoil(here: Path) -> None:
-        folder = here / "small"
-        (folder / "model.safetensors").rename(folder / "a.safetensors")
-        (folder / "model.safetensors.index.json").write_text(content)
-
-    return spoil
-
-
-def index_names(file: str) -> Spoil:
-    """An index in which a tensor is in this file."""
-    return index_is(json.dumps({"metadata": {}, "weight_map": {Q: file}}))
-
-
-def link(name: str, to: str) -> Spoil:
-    return lambda here: (here / name).symlink_to(to)
-
-
-def folder(name: str) -> Spoil:
-    return lambda here: (here / name).mkdir()
-
-
-def pipe(name: str) -> Spoil:
-    return lambda here: os.mkfifo(here / name)
-
-
-MARKER = "somebody-else-s-code-was-run"  # no row may leave it
-
-
-def bomb(name: str) -> Spoil:
-    """A pickle of that name in the model's folder that leaves the marker when it is read."""
-    return lambda here: file_is(f"small/{name}", f"cbuiltins\nopen\n(V{here / MARKER}\nVw\ntR.")(here)
-
-
-def own_code(kind: str = "own-kind", **auto: str) -> Spoil:
-    """A module in the model's folder that leaves the marker when it is imported, asked for by config.json."""
-
-    def spoil(here: Path) -> None:
-        program = f"open({str(here / MARKER)!r}, 'w').close()\nfrom transformers import *\n"
-        (here / "small" / "own.py").write_text(program)
-        config_has(model_type=kind, architectures=None, auto_map=auto)(here)
-
-    return spoil
-
-
-def other_result(here: Path) -> None:
-    xr.Dataset({"x": ("a", [1.0])}).to_netcdf(here / "out" / "other.nc", engine="h5netcdf")
-
-
-def result_of(name: str = "jacobian", **attrs: Any) -> Spoil:
-    """A file that says it is a result, in a folder where results are looked for."""
-
-    def spoil(here: Path) -> None:
-        (here / "out" / "jacobian").mkdir(exist_ok=True)
-        ds = xr.Dataset({"x": ("a", [1.0])}, attrs={"headwater": "0.1.0", **attrs})
-        results.save(ds, here / "out" / "jacobian" / f"{name}.nc")
-
-    return spoil
-
-
-Q, LAST = "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
 DEEP = "[" * 100_000
-LARGE_IDS = edited("small/tokenizer.json", lambda content: re.sub(rb'"w3": *\d+', b'"w3": 5000', content))
+LARGE_IDS = damage.edited("small/tokenizer.json", lambda content: re.sub(rb'"w3": *\d+', b'"w3": 5000', content))
 FAR = "1000000000000"
 DIGITS = "9" * 5000
 UNLOADABLE = "'small' cannot be loaded"
-SMALL = "model.safetensors", "small/model.safetensors"
 TEXT = '{"text": "w3 w4"}'
 
-# ------------------------------------------------------------------------------------------------------ the table
 
 LOADED: dict[str, list[Row]] = {
     "sinks SMALL": [  # weights
-        ("", UNLOADABLE, weights_are(lambda b: b[:-100])),
-        ("", UNLOADABLE, weights_are(lambda b: b[:100])),
-        ("", UNLOADABLE, header_is(DEEP)),
-        ("", UNLOADABLE, header_is(lambda header: header[Q].update(data_offsets=header[LAST]["data_offsets"]))),
-        ("", "not finite (lm_head.weight)", tensor_is(LAST, lambda x: x.where(x < x.max(), torch.nan))),
-        ("", "holds only model.pt", bomb("model.pt"), without(SMALL[0])),
-        ("", UNLOADABLE, bomb(SMALL[0])),
+        ("", UNLOADABLE, damage.weights_are(lambda b: b[:100])),
+        ("", UNLOADABLE, damage.header_is(DEEP)),
+        ("", UNLOADABLE, damage.header_is(lambda header: header[Q].update(data_offsets=header[LAST]["data_offsets"]))),
+        ("", "holds only model.pt", damage.bomb("model.pt"), damage.without(WEIGHTS[0])),
+        ("", UNLOADABLE, damage.bomb(WEIGHTS[0])),
     ],
     "jacobian SMALL": [
-        ("", Q, tensors_are(lambda tensors: tensors.pop(Q))),
-        ("", Q, tensor_is(Q, lambda x: x.to(torch.int8))),
-        ("", "model.safetensors.index.json", index_is("{}")),
-        ("", "gone.safetensors", index_names("gone.safetensors")),
-        ("", "'../other/a.safetensors'", index_names("../other/a.safetensors")),
-        ("", "'pytorch_model.bin'", bomb("pytorch_model.bin"), index_names("pytorch_model.bin")),
-        ("", "only pytorch_model.bin, which may run code", bomb("pytorch_model.bin"), without(SMALL[0])),
-        ("", SMALL[0], without(SMALL[0]), link(SMALL[1], "gone")),
-        ("", SMALL[0], without(SMALL[0]), pipe(SMALL[1])),
-        ("", "adapter_config.json", file_is("small/adapter_config.json", '{"peft_type": "LORA"}')),
+        ("", Q, damage.tensor_is(Q, lambda x: x.to(torch.int8))),
+        ("", "model.safetensors.index.json", damage.index_is("{}")),
+        ("", "gone.safetensors", damage.index_names("gone.safetensors")),
+        ("", "'../other/a.safetensors'", damage.index_names("../other/a.safetensors")),
+        ("", "'pytorch_model.bin'", damage.bomb("pytorch_model.bin"), damage.index_names("pytorch_model.bin")),
+        (
+            "",
+            "only pytorch_model.bin, which may run code",
+            damage.bomb("pytorch_model.bin"),
+            damage.without(WEIGHTS[0]),
+        ),
+        ("", WEIGHTS[0], damage.without(WEIGHTS[0]), damage.link(WEIGHTS[1], "gone")),
+        ("", WEIGHTS[0], damage.without(WEIGHTS[0]), damage.pipe(WEIGHTS[1])),
+        ("", "adapter_config.json", damage.file_is("small/adapter_config.json", '{"peft_type": "LORA"}')),
     ],
-    "match SMALL": [("", "lacks", tensors_are(lambda tensors: tensors.clear()))],
-    READ: [("", Q, tensor_is(Q, lambda x: x[:, :-1].clone()))],
+    READ: [("", Q, damage.tensor_is(Q, lambda x: x[:, :-1].clone()))],
 }
 CONFIGS: dict[str, list[Row]] = {
     "jacobian SMALL": [
-        ("", "has no config.json", without("config.json")),
-        ("", "config.json", file_is("small/config.json", '{"model_type": "lla')),
-        ("", "'t5' is not supported", config_has(model_type="t5")),
-        ("", "hidden_size=65, no multiple", config_has(hidden_size=65, head_dim=None)),
-        ("", "hidden_size=-64", config_has(hidden_size=-64)),
-        ("", f"num_hidden_layers={FAR}", config_has(num_hidden_layers=10**12)),
-        ("", "hidden_size=1048576", config_has(hidden_size=2**20)),
-        ("", "num_attention_heads=4, which cannot share 3", config_has(num_key_value_heads=3)),
-        ("", "heads of head_dim=1000", config_has(head_dim=1000)),
-        ("", "num_hidden_layers", config_has(num_hidden_layers=1.5)),
-        ("", "'loud'", config_has(hidden_act="loud")),
-        ("", "spiral", config_has(rope_parameters={"rope_type": "spiral"})),
-        ("", "trust_remote_code", own_code(AutoConfig="own.LlamaConfig", AutoModelForCausalLM="own.LlamaForCausalLM")),
-        ("", "own-kind", own_code(AutoModelForCausalLM="own.LlamaForCausalLM")),
+        ("", "hidden_size=65, no multiple", damage.config_has(hidden_size=65, head_dim=None)),
+        ("", "hidden_size=-64", damage.config_has(hidden_size=-64)),
+        ("", f"num_hidden_layers={FAR}", damage.config_has(num_hidden_layers=10**12)),
+        ("", "hidden_size=1048576", damage.config_has(hidden_size=2**20)),
+        ("", "num_attention_heads=4, which cannot share 3", damage.config_has(num_key_value_heads=3)),
+        ("", "heads of head_dim=1000", damage.config_has(head_dim=1000)),
+        ("", "num_hidden_layers", damage.config_has(num_hidden_layers=1.5)),
+        ("", "spiral", damage.config_has(rope_parameters={"rope_type": "spiral"})),
+        (
+            "",
+            "trust_remote_code",
+            damage.own_code(AutoConfig="own.LlamaConfig", AutoModelForCausalLM="own.LlamaForCausalLM"),
+        ),
+        ("", "own-kind", damage.own_code(AutoModelForCausalLM="own.LlamaForCausalLM")),
     ],
     "sinks SMALL": [
-        ("", "config.json", file_is("small/config.json", "[1]")),
-        ("", "config.json", file_is("small/config.json", DEEP)),
+        ("", "config.json", damage.file_is("small/config.json", DEEP)),
     ],
-    "leakage SMALL": [("", "model_type", config_has(model_type=None))],
     "pretrain --config": [
-        ("HERE/c.json", "c.json", file_is("c.json", "{")),
-        ("HERE/c", "HERE/c", pipe("c")),
-        ("gone.json", "'gone.json' is not readable"),
-        ("SMALL/config.json", "hidden_size=-64", config_has(hidden_size=-64, vocab_size=258)),
-        ("c.json tiny-llama", "both 'tiny-llama' and 'c.json' given"),
+        ("HERE/c", "HERE/c", damage.pipe("c")),
+        ("SMALL/config.json", "hidden_size=-64", damage.config_has(hidden_size=-64, vocab_size=258)),
     ],
 }
 OWN_TOKENIZER = '{"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", null]}}'
 TOKENIZERS: dict[str, list[Row]] = {
     "jacobian SMALL": [
-        ("", "small has no tokenizer", without("tokenizer.json", "tokenizer_config.json")),
-        ("", "id 5000", LARGE_IDS, file_is("text.txt", "w3 " * 99)),
+        ("", "small has no tokenizer", damage.without("tokenizer.json", "tokenizer_config.json")),
+        ("", "id 5000", LARGE_IDS, damage.file_is("text.txt", "w3 " * 99)),
     ],
     "sinks SMALL": [
-        ("", "small has no tokenizer", file_is("small/tokenizer.json", '{"version"')),
-        ("", "small has no tokenizer", own_code("llama"), file_is("small/tokenizer_config.json", OWN_TOKENIZER)),
+        ("", "small has no tokenizer", damage.file_is("small/tokenizer.json", '{"version"')),
+        (
+            "",
+            "small has no tokenizer",
+            damage.own_code("llama"),
+            damage.file_is("small/tokenizer_config.json", OWN_TOKENIZER),
+        ),
     ],
-    READ: [
-        ("", "small has no tokenizer", file_is("small/tokenizer.json", "[]")),
-        ("", "5000", LARGE_IDS),
+    READ: [("", "small has no tokenizer", damage.file_is("small/tokenizer.json", "[]")), ("", "5000", LARGE_IDS)],
+    "inspect SMALL": [
+        ("", "no text is given; give one of --prompt, --text, --chat"),
+        ("--chat w3", "no chat template"),
     ],
 }
 TEXTS: dict[str, list[Row]] = {
     "theory SMALL --text": [
-        ("HERE/t", "t' is empty", file_is("t", " \n\t\u3000 ")),
-        ("HERE/t", "byte 0", file_is("t", "w3".encode("utf-16"))),
-        ("HERE/t", "NUL", file_is("t", "w3 w4\0 w5")),
-        ("HERE/t", "has 12 tokens (the longest has 3)", file_is("t", "w3 w4 w5")),
-        ("HERE/f", "holds no text files", file_is("f/x.png", b"\x89")),
-        ("HERE/f", "b.txt' is not UTF-8", file_is("f/a.txt", "w3 " * 99), file_is("f/b.txt", b"\xff")),
-        ("HERE/t", "HERE/t'", pipe("t")),
+        ("HERE/t", "has 12 tokens (the longest has 3)", damage.file_is("t", "w3 w4 w5")),
+        ("HERE/f", "b.txt' is not UTF-8", damage.file_is("f/a.txt", "w3 " * 99), damage.file_is("f/b.txt", b"\xff")),
+        ("HERE/t", "HERE/t'", damage.pipe("t")),
     ],
     "jacobian SMALL --text HERE/t.jsonl": [
-        ("", "line 2", file_is("t.jsonl", '{"text": "a"}\n{')),
-        ("", "line 1", file_is("t.jsonl", '{"body": "a"}\n')),
-        ("", "line 1", file_is("t.jsonl", "[1]\n")),
-        ("", "line 1", file_is("t.jsonl", DEEP)),
-        ("", "line 1", file_is("t.jsonl", '{"text": 7}')),
-        ("", "line 1", file_is("t.jsonl", '{"text": "w3 \\ud800 w4"}\n' * 99)),
+        ("", "line 1", damage.file_is("t.jsonl", DEEP)),
+        ("", "line 1", damage.file_is("t.jsonl", '{"text": 7}')),
+        ("", "line 1", damage.file_is("t.jsonl", '{"text": "w3 \\ud800 w4"}\n' * 99)),
     ],
     "inspect SMALL": [
         ("--text /dev/zero", "'/dev/zero'"),
-        ("--text HERE/t", "HERE/t'", file_is("t", b"\xff\xfe\0\1")),
-        ("--text HERE/f", "holds 2 texts", file_is("f/a.txt", WORDS), file_is("f/b.txt", WORDS)),
-        ("--prompt 'w3 w4'", "tokens"),
         (f"--prompt '{WORDS} \udcff'", "UTF-8"),
         ("--prompt w3 --text TEXT", "both --prompt and --text"),
         ("--ids 3,four", "'3,four'"),
-        ("--ids 3,4,5,6,7,8,9,128", "token id 128"),
     ],
     "sinks SMALL --dataset": [
-        ("HERE/t.parquet", "t.parquet' cannot be streamed", file_is("t.parquet", b"PAR1" + b"\1" * 80 + b"PAR1")),
-        ("HERE/t.jsonl --column body", "'body'", file_is("t.jsonl", TEXT)),
-        ("HERE/t.jsonl", "t.jsonl[0]", file_is("t.jsonl", '{"text": null}\n' * 999)),
-        ("HERE/t.jsonl --split nope", "nope", file_is("t.jsonl", TEXT)),
+        (
+            "HERE/t.parquet",
+            "t.parquet' cannot be streamed",
+            damage.file_is("t.parquet", b"PAR1" + b"\1" * 80 + b"PAR1"),
+        ),
+        ("HERE/t.jsonl --column body", "'body'", damage.file_is("t.jsonl", TEXT)),
+        ("HERE/t.jsonl", "t.jsonl[0]", damage.file_is("t.jsonl", '{"text": null}\n' * 999)),
+        ("HERE/t.jsonl --split nope", "nope", damage.file_is("t.jsonl", TEXT)),
         ("nobody/nothing", "nobody/nothing"),
-        ("HERE/t.jsonl", "t.jsonl", pipe("t.jsonl")),
+        ("HERE/t.jsonl", "t.jsonl", damage.pipe("t.jsonl")),
     ],
     "pretrain tiny-llama --text": [
-        ("HERE/t", "t' is empty", file_is("t", "\n")),
         ("TEXT", "too short to hold out"),
-        ("HERE/t.jsonl", "line 1", file_is("t.jsonl", DEEP)),
-        ("gone.txt", "'gone.txt' does not exist"),
-        ("TEXT --dataset b", "--text and --dataset given"),
+        ("HERE/t.jsonl", "line 1", damage.file_is("t.jsonl", DEEP)),
     ],
 }
 NAMES: dict[str, list[Row]] = {
     "jacobian": [
         ("/nowhere", "model folder '/nowhere' does not exist"),
-        ("''", "name is empty"),
         ("tiny-llama@../tiny-qwen2", "'../tiny-qwen2'"),
-        ("SMALL@step9", "'small' has no revision 'step9'; it has none"),
-        ("tiny-lama", "model 'tiny-lama' is neither bundled"),
         ("~nobody-of-this-name/model", "'~nobody-of-this-name/model'"),
         ("'tiny\0llama'", "tiny"),
         ("'tiny/llama\nHost: x'", "tiny/llama"),
         ("'tiny/\udcff'", "tiny/"),
         ("SMALL/model.safetensors", "model.safetensors'"),
-        ("nobody/nothing", "'nobody/nothing' is not in the local cache"),
         ("SMALL HERE/./small", "both called 'small'"),
     ],
-    "sinks": [
-        ("HERE/loop", "loop", link("loop", "loop")),
-    ],
+    "sinks": [("HERE/loop", "loop", damage.link("loop", "loop"))],
     "inspect": [("SMALL tiny-llama --prompt w3", "tiny-llama")],
     "pretrain": [
-        ("tiny-lama", "recipe 'tiny-lama' is unknown; choose one of tiny-llama,"),
-        ("", "neither given; give a recipe (tiny-llama,"),
         ("tiny-llama tiny-qwen2", "tiny-qwen2"),
     ],
 }
-NO_RULE = "initialization 'smollm2' is no rule"
 VALUES: dict[str, list[Row]] = {
     "jacobian SMALL": [
         ("--length 129", "length=129 is more than the 128 positions of small; ask for at most 128"),
         ("--initialization smollm2", "published rule (smollm2-135m, smollm2"),
         ("--conditions pretrained --initialization 0.02", "initialization '0.02' has no use without fresh weights"),
-        ("--conditions trained", "condition 'trained' does not exist; use init and pretrained"),
-        ("--conditions pretrained --no-rope", "--no-rope repeats the init condition"),
         ("--products many", "products 'many' is not a number; give a whole number, or auto"),
         (f"--products {FAR}", f"products={FAR}"),
-        ("--products 1", "products=1 is too few for a sketch"),
-        ("--method exact --products 5", "products=5 goes with method 'sketch', not 'exact'"),
         ("--relative-error nan", "nan"),
         ("--seed -1", "seed=-1"),
         (f"--seed {2**70}", f"--seed {2**70}"),
-        ("--query 12", "query 12 is outside the prompt"),
-        ("--from-layer 3", "from_layer 3 does not exist"),
         ("--device cuda:99", "device 'cuda:99' cannot be used"),
         ("--dtype float16", "float16"),
     ],
@@ -365,9 +199,6 @@ VALUES: dict[str, list[Row]] = {
     "sinks SMALL": [
         ("--keys seven", "keys 'seven' are no positions; write them as all, 0-7 or 0,5"),
         ("--keys 0,12", "key 12 is outside the prompts; positions run from 0 to 11"),
-        ("--reacts nothing", "replacement 'nothing' is unknown"),
-        ("--reacts 128", "128 is outside the vocabulary of small"),
-        ("--top -1", "--top"),
     ],
     "trajectory SMALL": [("--starts 1", "starts=1"), (f"--starts {FAR}", FAR)],
     "leakage SMALL": [
@@ -375,24 +206,20 @@ VALUES: dict[str, list[Row]] = {
         ("--bands ٣-٩", "'٣-٩'"),
         ("--bands 3-40", "band 3-40 does not fit"),
         ("--lags 0", "lags [0]"),
-        ("--prompts 2", "2 prompts cannot be split in two halves"),
         (f"--bootstrap {FAR}", f"--bootstrap {FAR}"),
     ],
     "bos-swap SMALL": [
         ("--replace nothing", "replacement 'nothing' is unknown"),
-        ("--replace mean,mean", "replacement 'mean,mean' names none or one twice"),
         ("--profile-prompts 0", "profile_prompts=0"),
     ],
     READ: [
         ("--baseline text --initialization 0.02", "initialization '0.02' has no use with baseline text"),
+        ("--top -1", "--top"),
     ],
-    "match SMALL": [("--initialization smollm2", NO_RULE), ("--length -5", "length=-5")],
-    "report SMALL": [("--initialization smollm2", NO_RULE)],
+    "match SMALL": [("--length -5", "length=-5")],
+    "report SMALL": [("--initialization smollm2", "initialization 'smollm2' is no rule")],
     "map": [("--seeds 0", "seeds=0 leaves no fresh model; give at least 1")],
-    "toy retrieval": [
-        ("--with colour=red", "'colour=red'"),
-        (f"--with steps={DIGITS}", "steps=999"),
-    ],
+    "toy retrieval": [("--with colour=red", "'colour=red'"), (f"--with steps={DIGITS}", "steps=999")],
     "pretrain tiny-llama": [
         ("--steps many", "'--steps': Input should be a valid integer"),
         ("--peak-lr nan", "peak_lr=nan"),
@@ -407,27 +234,59 @@ FOLDERS: dict[str, list[Row]] = {
         ("--out TEXT", "text.txt"),
         (f"--out HERE/{'x' * 300}", "xxx"),
         ("--out 'HERE/a\0b'", "HERE/a"),
-        ("--out HERE/loop", "loop", link("loop", "loop")),
+        ("--out HERE/loop", "loop", damage.link("loop", "loop")),
         ("--out /proc/1/results", "/proc/1/results"),
-        ("", "jacobian.nc' is a folder", folder("out/jacobian.nc")),
-        ("", "small-pretrained.nc", file_is("out/unfinished/small-pretrained.nc", "x")),
+        ("", "jacobian.nc' is a folder", damage.folder("out/jacobian.nc")),
+        ("", "small-pretrained.nc", damage.file_is("out/unfinished/small-pretrained.nc", "x")),
     ],
-    "sinks SMALL": [("", "sinks.png' is a folder", folder("out/sinks.png"))],
-    "leakage SMALL": [("", "unfinished", file_is("out/unfinished", ""))],
-    READ: [("", "inspect.html' is a folder", folder("out/inspect.html"))],
-    "map": [("", "map.nc' is a folder", folder("out/map.nc"))],
+    "sinks SMALL": [("", f"sinks.{end}' is a folder", damage.folder(f"out/sinks.{end}")) for end in ("png", "md")],
+    "leakage SMALL": [("", "unfinished", damage.file_is("out/unfinished", ""))],
+    READ: [("", "inspect.html' is a folder", damage.folder("out/inspect.html"))],
+    "map": [("", "map.nc' is a folder", damage.folder("out/map.nc"))],
     "match SMALL": [("--out /dev/null", "/dev/null")],
     "toy retrieval": [("--out TEXT", "text.txt")],
     "pretrain tiny-llama": [("--out OUT", "holds other files"), ("--out TEXT/below", "is no folder")],
+    "compare": [
+        ("OUT/jacobian/a.nc OUT/jacobian/./a.nc", "are the same file", damage.result_of("a")),
+        (
+            "gone.nc OUT/other.nc",
+            "result 'gone.nc' does not exist; give a NetCDF file that headwater wrote",
+            damage.other_result,
+        ),
+        (
+            "OUT/jacobian/a.nc OUT/other.nc",
+            "other.nc' was not written by headwater",
+            damage.result_of("a"),
+            damage.other_result,
+        ),
+        (
+            "OUT/other.nc OUT/jacobian/b.nc --out OUT/jacobian/b.nc",
+            "is not a Markdown file; ",
+            damage.other_result,
+            damage.result_of("b"),
+        ),
+        (
+            "OUT/other.nc OUT/jacobian/b.nc --out HERE/f.md",
+            "f.md' is a folder",
+            damage.result_of("b"),
+            damage.folder("f.md"),
+        ),
+        ("OUT/other.nc", "Missing argument 'B.nc'"),
+    ],
     "report --out": [
         ("OUT", "holds no results"),
         ("OUT --quick", "--quick measures models, and none is named"),
-        ("OUT", "not written by headwater", other_result),
-        ("OUT", "jacobian.nc' cannot be read", result_of(), edited("out/jacobian/jacobian.nc", lambda b: b[:-200])),
-        ("OUT", "x.nc' cannot be read", file_is("out/x.nc", "")),
-        ("OUT", "p.nc", pipe("out/p.nc")),
-        ("OUT", "no sensitivity", result_of(model="m", options="{")),
-        ("OUT", "both of 'm'", result_of(model="m"), result_of("jacobian-m", model="m")),
+        ("OUT", "not written by headwater", damage.other_result),
+        (
+            "OUT",
+            "jacobian.nc' cannot be read",
+            damage.result_of(),
+            damage.edited("out/jacobian/jacobian.nc", lambda b: b[:-200]),
+        ),
+        ("OUT", "x.nc' cannot be read", damage.file_is("out/x.nc", "")),
+        ("OUT", "p.nc", damage.pipe("out/p.nc")),
+        ("OUT", "no sensitivity", damage.result_of(model="m", options="{")),
+        ("OUT", "both of 'm'", damage.result_of(model="m"), damage.result_of("jacobian-m", model="m")),
     ],
 }
 
@@ -447,11 +306,7 @@ LONGEST = 90  # seconds, imports included; a row that waits for a pipe would wai
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder "small" with a model, and a text for it, to be copied and spoilt."""
-    folder = tmp_path_factory.mktemp("kept")
-    families.model("llama").save_pretrained(folder / "small")
-    families.tokenizer().save_pretrained(folder / "small")
-    words = np.random.default_rng(0).integers(3, 100, 600)
-    (folder / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
+    folder = families.checkpoints(tmp_path_factory.mktemp("kept"), small=("llama", "prepended"))
     (folder / "out").mkdir()
     (folder / "out" / "jacobian.svg").write_text("what an earlier run has left\n")
     return folder
@@ -487,8 +342,7 @@ def late(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says", "spoils"),
-    list(rows_of(LOADED, CONFIGS, TOKENIZERS, TEXTS, NAMES, VALUES, FOLDERS)),
+    ("line", "says", "spoils"), list(rows_of(LOADED, CONFIGS, TOKENIZERS, TEXTS, NAMES, VALUES, FOLDERS))
 )
 def test_a_bad_input_is_one_line_and_leaves_everything_as_it_was(
     line, says, spoils, here, monkeypatch, capfd, unchecked

@@ -3,17 +3,13 @@
 import dataclasses
 import inspect
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import families
-import kept
 import pytest
 from commands import call
 
@@ -84,48 +80,21 @@ def test_no_command_is_one_line_and_exit_code_2(monkeypatch, capfd, arguments, s
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 2, "memory ran out (headwater "),
     ],
 )
-def test_errors_within_a_command_end_in_one_line(monkeypatch, capfd, tmp_path, error, code, shown):
+def test_errors_within_a_command_end_in_one_line(monkeypatch, capfd, error, code, shown):
     def stop(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("toy.pretrain.run", stop)
-    assert call(monkeypatch, "pretrain", "tiny-llama", "--out", str(tmp_path / "out")) == code
+    assert call(monkeypatch, "pretrain", "tiny-llama", "--out", "out") == code
     said = capfd.readouterr().err
     assert said.startswith(f"headwater: {shown}")
     assert said.count("\n") == 1
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch):
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("toy.pretrain.run", fail)
+    monkeypatch.setattr("toy.pretrain.run", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         call(monkeypatch, "pretrain", "tiny-llama", "--out", "out")
-
-
-def defaults(command: Callable[..., None]) -> dict[str, Any]:
-    return {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
-
-
-def keywords(function: Callable[..., Any]) -> dict[str, Any]:
-    """The defaults of what is given by name."""
-    return {name: p.default for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
-
-
-def initial(kind: Any) -> dict[str, Any]:
-    """The defaults of a dataclass."""
-    return {field.name: field.default for field in dataclasses.fields(kind)}
-
-
-def test_defaults_of_pretrain_are_those_of_the_library():
-    # Written out twice, because help may not import torch.
-    shown = defaults(cli.pretrain)
-    options = {field.name: field.default for field in dataclasses.fields(Options) if field.name != "bos"}
-    assert {name: shown[name] for name in options} == options
-    library = keywords(run)
-    del library["command"]
-    assert {name: shown[name] for name in library} == library
 
 
 def test_recipes_named_in_the_help_are_all_there_are(monkeypatch, capsys):
@@ -151,76 +120,13 @@ def test_pretrain_from_the_command_line(monkeypatch, capsys, tmp_path):
     assert f"headwater {' '.join(words)}\n" in (out / "README.md").read_text(encoding="utf-8")
 
 
-# -------------------------------------------------------------------------------------------------- headwater jacobian
-
-
 @pytest.fixture(scope="module")
 def ape(tmp_path_factory):
     """A folder with a tiny model "ape" and a text for it."""
-    folder = tmp_path_factory.mktemp("models")
-    families.model("llama").save_pretrained(folder / "ape")
-    families.tokenizer().save_pretrained(folder / "ape")
-    (folder / "text.txt").write_text(" ".join(f"w{3 + i * i % 125}" for i in range(300)), encoding="utf-8")
-    return folder
+    return families.checkpoints(tmp_path_factory.mktemp("models"), ape=("llama", "prepended"))
 
 
 SMALL = "--prompts 2 --length 12 --products 8 --seeds 1 --device cpu"
-
-
-@pytest.mark.slow
-def test_jacobian_overlays_models_and_says_what_it_wrote(monkeypatch, capfd, tmp_path, ape):
-    (tmp_path / "jacobian-older.nc").touch()
-    monkeypatch.chdir(tmp_path)
-    words = f"jacobian {ape / 'ape'} tiny-llama --out . --first none --conditions pretrained {SMALL}"
-    words += f" --text {Path(__file__)}"
-    assert call(monkeypatch, *words.split()) == 0
-    said = capfd.readouterr().out.splitlines()[-1]
-    assert said == "wrote jacobian-ape.nc, jacobian-tiny-llama.nc, jacobian.png, jacobian.svg"
-
-
-@pytest.mark.slow
-def test_an_interrupted_jacobian_ends_in_one_line_and_goes_on(monkeypatch, tmp_path, ape):
-    words = f"jacobian {ape / 'ape'} --out {tmp_path / 'out'} --text {ape / 'text.txt'} --device cpu".split()
-    words += ["--prompts", "2", "--length", "12", "--products", "32", "--seeds", "200", "--conditions", "init"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "probes", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        # What a shell runs in the background ignores the signal, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    unfinished = tmp_path / "out" / "unfinished"
-    try:
-        while process.poll() is None and not kept.units(unfinished).get("ape init 0"):
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == cli.INTERRUPTED
-    assert out == ""
-    assert err.strip().splitlines()[-1] == "headwater: interrupted"
-    assert "Traceback" not in err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["unfinished"]
-    seeds = sum(kept.units(unfinished).values())
-    assert seeds >= 1
-    words[words.index("200")] = str(seeds)
-    assert call(monkeypatch, *words) == 0
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["jacobian.nc", "jacobian.png", "jacobian.svg"]
-
-
-def test_defaults_of_jacobian_are_those_of_the_library():
-    shown = defaults(cli.jacobian)
-    settings = initial(Settings)
-    assert shown["conditions"] == ",".join(settings.pop("conditions"))
-    assert (settings.pop("theories"), settings.pop("by_path")) == (None, False)  # those of `headwater theory`
-    assert {name: shown[name] for name in settings} == settings
-    library = keywords(study) | initial(Loading)
-    for name in ("advance", "told", "name", "finish", "write", "split_over"):
-        del library[name]
-    assert {name: shown[name] for name in library} == library
 
 
 def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):
@@ -233,8 +139,6 @@ def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):
     assert call(monkeypatch, "map", "--quick", "--out", str(tmp_path / "x"), "--products", "1") == 2
     assert capfd.readouterr().err.splitlines()[-1].startswith("headwater: products=1 is too few for a sketch")
 
-
-# ------------------------------------------------------------------------------- headwater sinks, trajectory, leakage, ...
 
 FEW = "--prompts 4 --length 20"
 TABLED = {  # besides jacobian, which writes no table
@@ -256,7 +160,9 @@ def test_commands_write_what_they_say(monkeypatch, capfd, tmp_path, ape, command
     given = TABLED.get(command, f"--no-rope {SMALL}")
     words = f"{command} {ape / 'ape'} --out {out} --text {ape / 'text.txt'} {given}"
     assert call(monkeypatch, *words.split()) == 0
-    shown = capfd.readouterr().out
+    shown, err = capfd.readouterr()
+    assert "MiB above the model's" in err
+    assert "nan" not in shown
     written = [out / f"{command}.{ending}" for ending in ("nc", "png", "svg", "md")[: None if command in TABLED else 3]]
     assert shown.endswith(f"wrote {', '.join(map(str, written))}\n")
     assert sorted(out.iterdir()) == sorted(written)
@@ -279,46 +185,35 @@ def test_commands_write_what_they_say(monkeypatch, capfd, tmp_path, ape, command
         assert page[4] in " ".join(shown.split())  # what was measured, and what the columns are
 
 
-@pytest.mark.slow
-def test_an_interrupted_survey_says_what_it_goes_on_with(monkeypatch, capfd, tmp_path, ape):
-    words = (
-        f"trajectory {ape / 'ape'} tiny-llama --out {tmp_path} --text {Path(__file__)} --prompts 2 --length 20".split()
-    )
-    words += ["--starts", "8", "--first", "none"]
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("probes.studies.survey.write_results", stop)
-        assert call(patched, *words) == cli.INTERRUPTED
-    capfd.readouterr()
-    assert call(monkeypatch, *words, "--starts", "9") == cli.BAD_INPUT
-    err = capfd.readouterr().err
-    assert err.startswith(f"headwater: '{tmp_path}' holds an unfinished study with other starts; ")
-    assert err.count("\n") == 1
-    assert call(monkeypatch, *words) == 0
-    first = capfd.readouterr().err.splitlines()[0]
-    done = "2 of 2 are done (ape trajectory, tiny-llama trajectory)"
-    assert first == f"headwater: going on with '{tmp_path / 'unfinished'}': {done}"
-    assert not (tmp_path / "unfinished").exists()
+def defaults(function: Callable[..., Any], *kinds: Any) -> dict[str, Any]:
+    """The defaults of what is given by name; with `kinds`, those of dataclasses, too."""
+    parameters = inspect.signature(function).parameters
+    found = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return found | {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
 
 
-def test_defaults_of_surveys_are_those_of_the_library():
-    commands = {"sinks": cli.sinks, "trajectory": cli.trajectory, "leakage": cli.leakage, "bos-swap": cli.bos_swap}
-    assert set(commands) == set(PROBES)
-    library = keywords(survey) | initial(Given)
-    for name in ("options", "reporting", "advance", "told", "write", "split_over"):
-        assert library.pop(name) is None
-    # What the command line writes differently, or chooses otherwise.
-    text = {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8"}
-    many = {"leakage": 256, "bos-swap": 128}  # prompts: differences of variances need more than means
-    for probe, command in commands.items():
-        shown = defaults(command)
-        assert {name: shown[name] for name in library} == library | {"prompts": many.get(probe, 32)}
-        assert shown["out"] == Path("runs") / probe
-        shown["replacement"] = shown.get("replace")
-        own = keywords(PROBES[probe].measure)
-        for name in own.keys() - {"progress", "per_prompt", "before", "documents"}:
-            assert shown[name] == text.get(name, own[name]), name
-    assert tuple(range(1, 9)) == keywords(PROBES["leakage"].measure)["lags"]
+def agree(command: str, library: dict[str, Any], without: str, **own: Any) -> None:
+    """A command has the library's defaults; `without` what no option stands for, and with `own` where it differs."""
+    shown = {
+        name: p.default for name, p in inspect.signature(getattr(cli, command.replace("-", "_"))).parameters.items()
+    }
+    shown["replacement"] = shown.get("replace")
+    expected = {name: own.get(name, value) for name, value in library.items() if name not in without.split()}
+    assert {name: shown[name] for name in expected} == expected
+    assert shown["out"] in (Path("runs") / command, inspect.Parameter.empty)
+
+
+def test_defaults_are_those_of_the_library():
+    # Written out twice, because help may not import torch.
+    agree("pretrain", defaults(run, Options), "command bos")
+    agree("inspect", defaults(probes.inspect), "progress")
+    theories = "theories by_path"  # of `headwater theory`
+    others = f"advance told name finish write split_over {theories}"
+    agree("jacobian", defaults(study, Loading, Settings), others, conditions=",".join(Settings().conditions))
+    others = "options reporting advance told write split_over progress per_prompt before documents"
+    # What the command line writes differently, or chooses otherwise: differences of variances need more prompts than means.
+    own = {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8"}
+    for probe in PROBES:
+        library = defaults(survey, Given) | defaults(PROBES[probe].measure)
+        agree(probe, library, others, prompts={"leakage": 256, "bos-swap": 128}.get(probe, 32), **own)
+    assert defaults(PROBES["leakage"].measure)["lags"] == tuple(range(1, 9))

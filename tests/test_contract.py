@@ -55,10 +55,8 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(monkeypatch, capfd, name)
     assert call(monkeypatch, name, "--bogus") == 2
     shown = capfd.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith("headwater: ")
-    assert "--bogus" in shown.err
+    assert re.fullmatch(r"headwater: [^\n]*--bogus[^\n]*\n", shown.err)
     assert shown.err.endswith(f"(given: headwater {name} --bogus); see headwater {name} --help\n")
-    assert shown.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("group", [Target, Source, Running])
@@ -94,9 +92,6 @@ def test_options_that_are_handed_on_otherwise():
     assert Source(prompts=1, text=Path("a/b"), first="7").values() == vars(Source()) | read
 
 
-# ------------------------------------------------------------------------------------------------------- the decorator
-
-
 @dataclass(frozen=True)
 class Group(Options):
     """Options of a test."""
@@ -129,10 +124,11 @@ def test_a_dataclass_becomes_options_in_its_place():
     assert study.epilog == "Examples:\n  headwater study"
 
 
-@pytest.mark.parametrize("wrong", [{"without": ("sise",)}, {"sise": 4}])
-def test_a_name_that_is_no_option_is_refused(wrong):
+def test_a_name_that_is_no_option_is_refused():
     def study(group: Group) -> None:
         """Do it."""
 
-    with pytest.raises(TypeError, match="study has no options sise"):
-        command(**wrong)(study)
+    wrongs: list[dict[str, Any]] = [{"without": ("sise",)}, {"sise": 4}]
+    for wrong in wrongs:
+        with pytest.raises(TypeError, match="study has no options sise"):
+            command(**wrong)(study)

@@ -69,16 +69,13 @@ def test_a_failure_leaves_no_file(result, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_bad_input_is_refused(result, tmp_path):
+    for given, said in (
         ({"to": "csv"}, "format 'csv' does not exist; use parquet"),
         ({"name": "a/b"}, "name 'a/b' is no beginning"),
         ({"name": ""}, "name '' is no beginning"),
         ({"ds": xr.Dataset()}, "no variables"),
         ({"out": Path(__file__)}, "cannot write"),
-    ],
-)
-def test_bad_input_is_refused(result, tmp_path, given, said):
-    with pytest.raises(InputError, match=said):
-        export(**{"ds": result, "out": tmp_path, "name": "small", **given})
+    ):
+        with pytest.raises(InputError, match=said):
+            export(**{"ds": result, "out": tmp_path, "name": "small", **given})

@@ -13,9 +13,7 @@ from toy.tasks import InContext
 @pytest.mark.parametrize(("classes", "labels"), [(1, 4), (2, 3), (3, 2), (4, 3)])
 def test_blind_reader_is_right_as_often_as_in_all_contexts(classes, labels):
     contexts = itertools.product(range(labels), repeat=classes)
-    asked = [
-        np.mean([copied == context[0] for copied in context]) for context in contexts
-    ]  # the first class is asked for
+    asked = [np.mean([copied == context[0] for copied in context]) for context in contexts]  # for the first class
     assert blind_reader(classes, labels) == pytest.approx(np.mean(asked), abs=1e-12)
 
 

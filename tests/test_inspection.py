@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import html
-import inspect
-import io
 import json
 import math
-import re
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import families
@@ -20,43 +12,21 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from rich.console import Console
 
 import probes
-from probes.cli import main as cli
 from probes.data.prompts import draw
 from probes.errors import InputError
-from probes.figures.inspection import (
-    COLORS,
-    DARK,
-    EDGES,
-    LABELS,
-    all_rows,
-    colored_text,
-    inspection_page,
-    part_rows,
-    print_inspection,
-    ratio_class,
-    sentences,
-    top_rows,
-)
+from probes.figures.inspection import inspection_page
 from probes.measures.inspect import BASELINES, WINDOWS, Readout, divided, readout
 from probes.measures.jacobian import jacobian
-from probes.measures.reading import FURTHER, parse_prompt, visible
+from probes.measures.reading import parse_prompt
 from probes.results.curves import rms_log_error
 from probes.results.ushape import parts_of
 from probes.theory.kernel import second_moment
 
 TEMPLATE = "{% for m in messages %}<s> {{ m.content }} {% endfor %}</s>"
-STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 ROUNDING = 1e-5  # transformers' norms compute in float32, whatever the model's type
 WORDS = " ".join(f"w{n}" for n in (5, 9, 17, 9, 33, 60, 101, 5, 9, 17, 88, 41))
-CODE = (
-    "def area(width, height):\n\treturn width * height  # <b>é漢</b> [red]\n\n\ndef volume(width, height):\n    return "
-)
-
-
-AS_SHOWN = visible(CODE).replace("漢", "漢··").replace("é", "é·").replace("⏎", "⏎\n")  # bytes that nobody has merged
 
 
 def small(family: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
@@ -66,15 +36,6 @@ def small(family: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
 @pytest.fixture(scope="module")
 def tiny() -> Any:
     return probes.load("tiny-llama", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def seen(tiny: Any) -> xr.Dataset:
-    """A short text of code under the default options, but for fewer seeds."""
-    return probes.inspect(tiny, CODE, seeds=1)
-
-
-# ------------------------------------------------------------------------------------------------- what is measured
 
 
 def gradients(model: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,22 +54,6 @@ def test_prediction_is_the_gradient_of_every_token_weighted_by_its_probability(f
     expected = (log_p.exp()[:, None] * rows.pow(2).sum(-1)).sum(0).div(families.WIDTH).sqrt()
     found = jacobian(readout(model, tokens, "prediction"), tokens, readout="logits")["sensitivity"].values[0]
     np.testing.assert_allclose(found, expected, rtol=ROUNDING)
-
-
-def test_prediction_says_what_a_small_step_costs():
-    """KL of the prediction after a random step of length e is (e s_j)^2 / 2 nats on average."""
-    model = probes.load("tiny-llama", device="cpu", dtype="float64")
-    tokens, at = probes.prompts(model, n=1, length=12), 4
-    s = jacobian(readout(model, tokens, "prediction"), tokens, readout="logits")["sensitivity"].values[0]
-    embedded, length, width = model.embed(tokens), 1e-3 / s[at], model.spec.width
-    frame = torch.linalg.qr(torch.randn(width, width, dtype=torch.float64))[0]
-    moved = embedded.repeat(2 * width, 1, 1)
-    # Every direction forth and back: the mean over a frame is that over the sphere, and third orders cancel.
-    moved[:, at] += length * torch.cat([frame, -frame])
-    with torch.no_grad():
-        before, after = (model.unembed(model.norm(model.residual(x)[:, -1])).log_softmax(-1) for x in (embedded, moved))
-    divergence = (before.exp() * (before - after)).sum(-1).mean()
-    assert float(divergence) == pytest.approx((length * s[at]) ** 2 / 2, rel=1e-2)
 
 
 def test_a_token_is_its_own_gradient():
@@ -142,13 +87,10 @@ def test_logits_are_those_of_jacobian_and_shifts_of_all_of_them_change_no_predic
 
 
 def test_sketch_agrees_with_exact(tiny):
-    exact, sketch = (probes.inspect(tiny, CODE, method=how, baseline="none") for how in ("exact", "sketch"))
+    exact, sketch = (probes.inspect(tiny, WORDS, method=how, baseline="none") for how in ("exact", "sketch"))
     assert not exact["stderr"].any()
     off = np.abs(sketch["sensitivity"] - exact["sensitivity"]) <= 4 * sketch["stderr"] + 1e-3 * exact["sensitivity"]
     assert off.all()
-
-
-# ---------------------------------------------------------------------------------------------- what it is divided by
 
 
 def test_what_equals_its_baseline_has_ratio_1():
@@ -181,17 +123,18 @@ def test_a_model_that_is_its_own_baseline_has_ratio_1():
     np.testing.assert_allclose(ds["share"], ds["baseline_share"], rtol=1e-5)
 
 
-def test_theory_is_the_baseline_of_a_newborn_and_not_of_a_trained_model(tiny, seen):
-    newborn = probes.inspect(tiny.reinitialized(seed=5), CODE, seeds=2, method="exact")
+def test_theory_is_the_baseline_of_a_newborn_and_not_of_a_trained_model(tiny):
+    newborn = probes.inspect(tiny.reinitialized(seed=5), WORDS, seeds=2, method="exact")
     assert newborn.attrs["baseline_by"] == "theory"
+    trained = probes.inspect(tiny, WORDS, seeds=1)
     assert rms_log_error(newborn["ratio"].values, np.ones(newborn.sizes["position"])) < 0.15  # of single models
-    assert rms_log_error(seen["ratio"].values, np.ones(seen.sizes["position"])) > 0.5
+    assert rms_log_error(trained["ratio"].values, np.ones(trained.sizes["position"])) > 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_every_baseline(tiny, baseline):
-    ds = probes.inspect(tiny, CODE, baseline=baseline, seeds=1)
+    ds = probes.inspect(tiny, WORDS, baseline=baseline, seeds=1)
     rest = ds["part_of"].values == "rest"
     np.testing.assert_allclose(ds["ratio"], ds["sensitivity"] / ds["baseline"], rtol=1e-6)
     assert np.exp(np.log(ds["ratio"].values[rest]).mean()) == pytest.approx(1)
@@ -227,9 +170,6 @@ def test_baselines_are_geometric_means(baseline):
     assert np.ptp(np.log(expected)) > 0.1
 
 
-# ------------------------------------------------------------------------------------------------------------- parts
-
-
 @pytest.mark.parametrize(
     ("profile", "recency"),
     [
@@ -245,178 +185,6 @@ def test_baselines_are_geometric_means(baseline):
 def test_parts(profile: Sequence[float], recency: int):
     expected = ["sink"] + ["rest"] * (len(profile) - 1 - recency) + ["recency"] * recency
     assert list(parts_of(np.array(profile, dtype=float))) == expected
-
-
-def test_there_is_always_something_between():
-    random = np.random.default_rng(1)
-    for length in range(8, 40):
-        assert "rest" in parts_of(np.exp(random.normal(size=length).cumsum()))
-
-
-@pytest.mark.slow
-def test_sliding_window():
-    """Out of reach there is no ratio; the parts are found within reach."""
-    model = probes.load("tiny-mistral-window", device="cpu")
-    text = Path(cli.__file__).read_text(encoding="utf-8")[:580]
-    ds = probes.inspect(model, text, seeds=1)
-    length = ds.sizes["position"]
-    reach = 6 * 31  # blocks times window - 1
-    assert length > reach + 10
-    beyond = np.arange(length) < length - 1 - reach
-    assert np.isnan(ds["ratio"].values[beyond]).all()
-    assert np.isfinite(ds["ratio"].values[~beyond]).all()
-    assert math.isfinite(float(ds.attrs["trend"]))
-    page = inspection_page(ds)
-    assert page.count('class="t kno no') == beyond.sum()
-    assert all(row[4] == "-" for row in all_rows(ds)[: beyond.sum()])
-    assert len(top_rows(ds, 1000)) == (~beyond & (ds["part_of"].values == "rest")).sum()
-
-
-# ------------------------------------------------------------------------------------------------- tokens as one sees them
-
-
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
-def test_tokens_give_the_text_back(name):
-    model = probes.load(name, device="cpu")
-    ds = probes.inspect(model, CODE, of="top", baseline="none")
-    tokens = [str(token) for token in ds["token"].values]
-    if model.bos is not None:
-        assert tokens.pop(0) == "<|bos|>"
-        assert int(ds["tokens"][0, 0]) == model.bos
-    assert "".join(token for token in tokens if token != FURTHER) == visible(CODE)
-    assert tokens.count(FURTHER) == 3  # é and 漢 are two and three bytes, which nobody has merged
-    assert json.loads(str(ds.attrs["text"])) == CODE
-
-
-def test_what_would_not_be_seen_is_made_visible_and_spaces_are_kept():
-    shown = {
-        "a\nb\tc": "a⏎b⇥c",
-        "\x1b[31m": "\\x1b[31m",
-        "\x00\r\x7f": "\\x00\\r\\x7f",
-        "a\u202eb\u2028": "a\\u202eb\\u2028",
-        "漢字 é 👩\u200d💻": "漢字 é 👩\u200d💻",
-    }
-    assert {text: visible(text) for text in shown} == shown
-    text = "  " + WORDS.replace(" ", "   ") + " "
-    ds = probes.inspect(small(), text, of="top", baseline="none")
-    assert "".join(map(str, ds["token"].values[1:])) == text
-
-
-# -------------------------------------------------------------------------------------------------------- what is shown
-
-
-def test_classes_are_symmetric_and_each_has_its_colour():
-    assert [ratio_class(r) for r in (0.1, 0.3, 0.6, 1.0, 1.5, 3.0, 10.0)] == list(range(7))
-    assert ratio_class(math.nan) is None
-    assert ratio_class(math.inf) == 6
-    np.testing.assert_allclose(np.array(EDGES) * np.array(EDGES)[::-1], 1)
-    assert len(COLORS) == len(DARK) == len(LABELS) == len(EDGES) + 1
-    assert COLORS[3] is DARK[3] is None
-    for pair in filter(None, (*COLORS, *DARK)):  # letters can be read on their colour: WCAG's contrast
-        parts = np.array([[int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)] for color in pair])
-        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-        dark, light = sorted(linear @ [0.2126, 0.7152, 0.0722])
-        assert (light + 0.05) / (dark + 0.05) > 3.5
-
-
-def printed(ds: xr.Dataset, **given: Any) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=100, highlight=False, emoji=False, **given)
-    print_inspection(ds, top=3, console=console)
-    return out.getvalue()
-
-
-COLORED: dict[str, Any] = {"force_terminal": True, "color_system": "truecolor"}
-
-
-def test_colours_follow_the_ratio(seen):
-    text, console = colored_text(seen), Console()
-    at = 1  # behind the sink's bracket
-    for piece, ratio, part in zip(seen["token"].values, seen["ratio"].values, seen["part_of"].values, strict=True):
-        color = COLORS[ratio_class(float(ratio)) or 0]
-        written = str(piece).replace("⏎", "⏎\n")
-        assert text.plain[at : at + len(written)] == written
-        for offset, character in enumerate(written):
-            if character != "\n":
-                style = text.get_style_at_offset(console, at + offset)
-                assert (style.bgcolor.name if style.bgcolor else None) == (color[0] if color else None)
-                assert bool(style.underline) == (part == "recency")
-                assert bool(style.bold) == (part == "sink")
-        at += len(written) + (part == "sink")
-    assert at == len(text.plain)
-    shown = printed(seen, **COLORED)
-    assert "48;2;" in shown
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-    assert text.plain in plain
-    assert f"[<|bos|>]{AS_SHOWN}" == text.plain
-    assert all(label in plain for label in (*LABELS, "sink", "recency", "[red]"))
-
-
-@pytest.mark.parametrize("given", [{}, {**COLORED, "no_color": True}])
-def test_numbers_where_there_are_no_colours(seen, given):
-    shown = printed(seen, **given)
-    assert "48;2" not in shown
-    for row in all_rows(seen):
-        cells = r"\s+".join(re.escape(cell.strip()) for cell in row if cell.strip())
-        assert re.search(rf"^\s*{cells}\s*$", shown, re.M), row
-
-
-def test_tables_and_sentences(seen):
-    rows = top_rows(seen, 3)
-    ratios = [float(row[4]) for row in rows]
-    assert ratios == sorted(ratios, reverse=True)
-    rest = seen["ratio"].values[seen["part_of"].values == "rest"]
-    assert ratios[0] == pytest.approx(rest.max(), rel=1e-2)
-    at = int(rows[0][0])
-    assert rows[0][1] == str(seen["token"].values[at])
-    assert [row[0] for row in part_rows(seen)] == ["sink", "recency", "rest"]
-    assert part_rows(seen)[0][1] == "0"
-    assert float(part_rows(seen)[0][2].rstrip("%")) == pytest.approx(
-        100 * float(seen["share"].sel(part="sink")), abs=0.06
-    )
-    said = " ".join(sentences(seen))
-    assert "tiny-llama reads" in said
-    assert f"'{seen['next_token'].values[0]}' {float(seen['probability'][0]):.1%}" in said
-    assert "fresh weights, 1 seed, initializer_range 0.02 of the config" in said
-    trend = seen.assign_attrs(trend=-0.9)
-    assert "falls with position" in " ".join(sentences(trend))
-    assert "with position" not in " ".join(sentences(seen.assign_attrs(trend=0.1)))
-
-
-def test_page(tiny, seen):
-    page = inspection_page(seen, top=2)
-    tags = Counter(re.findall(r"<(/?\w+)", page))
-    assert not {"script", "link", "b"} & set(tags)
-    assert all(tags[name] == tags[name[1:]] for name in tags if name.startswith("/"))
-    assert not re.search(r"<[^>]* (on\w+|src|href)=|http", page)
-    (text,) = re.findall(r"<pre[^>]*>(.*?)</pre>", page, re.S)
-    assert html.unescape(re.sub(r"<[^>]*>", "", text)) == f"<|bos|>{AS_SHOWN}"
-    assert page.count('data-says="position') == seen.sizes["position"]
-    assert page.count(' sink" data-says') == 1
-    assert page.count(' recency" data-says') == int((seen["part_of"] == "recency").sum())
-    assert "prefers-color-scheme: dark" in page
-    ratio = float(seen["ratio"][3])
-    assert f"ratio {ratio:.3g}" in page
-    assert f'class="t k{ratio_class(ratio)}' in page
-    names = [str(t) for t in seen["next_token"].values]
-    assert all(f">{name}<" in page for name in names if name.isalnum())
-    bare = inspection_page(probes.inspect(tiny, CODE, of="top", baseline="none"))
-    assert "divided by nothing" in bare
-    assert "Dotted" not in bare
-
-
-def test_kept_on_disk(seen, tmp_path):
-    probes.save_result(seen, tmp_path / "inspect.nc")
-    again = probes.load_result(tmp_path / "inspect.nc")
-    for name in seen.variables:
-        np.testing.assert_array_equal(again[name], seen[name])
-    assert inspection_page(again) == inspection_page(seen)
-    nul = probes.inspect(small(), WORDS.replace(" ", " \x00 ", 1), of="top", baseline="none")
-    probes.save_result(nul, tmp_path / "nul.nc")  # HDF5's texts end at a zero byte
-    assert json.loads(str(probes.load_result(tmp_path / "nul.nc").attrs["text"])).count("\x00") == 1
-
-
-# ------------------------------------------------------------------------------------------------------------ bad input
 
 
 @pytest.mark.parametrize(
@@ -519,19 +287,18 @@ def test_a_conversation_is_read_by_the_model_s_template():
 
 def test_what_the_command_line_gives_to_read(tmp_path):
     (tmp_path / "a.txt").write_text("wide 漢\n", encoding="utf-8")
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
     (tmp_path / "c.jsonl").write_text(json.dumps({"text": "one\x00 line"}), encoding="utf-8")
     assert parse_prompt(None, tmp_path / "a.txt", None, None) == ("wide 漢\n", None)
     assert parse_prompt(None, tmp_path / "c.jsonl", None, None) == ("one\x00 line", None)
     assert parse_prompt("", None, None, None) == ("", None)
     assert parse_prompt(None, None, "why?", None) == (None, "why?")
     assert parse_prompt(None, None, None, "0, 17,3") == ([0, 17, 3], None)
+    with pytest.raises(InputError, match="holds 2 texts, and one is inspected"):
+        parse_prompt(None, tmp_path, None, None)
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
     for file, says in (("b.txt", "is not UTF-8 text"), ("gone", "does not exist"), (".", "is not UTF-8 text")):
         with pytest.raises(InputError, match=says):
             parse_prompt(None, tmp_path / file, None, None)
-    (tmp_path / "b.txt").unlink()
-    with pytest.raises(InputError, match="holds 2 texts, and one is inspected"):
-        parse_prompt(None, tmp_path, None, None)
     with pytest.raises(InputError, match="both --prompt and --ids are given; give one of"):
         parse_prompt("a", None, None, "1")
 
@@ -544,66 +311,3 @@ def test_progress():
     assert done[-1] == 1.0
     assert len(set(done)) > 4
     assert {step[1] for step in heard} == {1.0}
-
-
-# ---------------------------------------------------------------------------------------------------------- the command
-
-
-def test_command_end_to_end(tmp_path):
-    words = ["inspect", "tiny-llama", "--prompt", CODE, "--out", str(tmp_path), "--seeds", "1", "--top", "2"]
-    done = subprocess.run([sys.executable, "-W", "error", "-m", "probes", *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert "tiny-llama reads" in done.stdout
-    assert done.stdout.rstrip().endswith(f"wrote {tmp_path / 'inspect.html'}, {tmp_path / 'inspect.nc'}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["inspect.html", "inspect.nc"]
-    ds = probes.load_result(tmp_path / "inspect.nc")
-    page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
-    assert page == inspection_page(ds, top=2)
-    assert str(ds.attrs["command"]).startswith("headwater inspect tiny-llama --prompt 'def area(width")
-    assert json.loads(str(ds.attrs["text"])) == CODE
-    for row in top_rows(ds, 2):
-        assert row[2] in done.stdout
-    own = probes.inspect(probes.load("tiny-llama", device="cpu"), CODE, seeds=1)
-    np.testing.assert_allclose(ds["sensitivity"], own["sensitivity"], rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "no text is given; give one of --prompt, --text, --chat and --ids"),
-        (["--chat", "hello"], "tiny-llama has no chat template"),
-        (["--prompt", CODE, "--top", "-1"], "--top"),
-    ],
-)
-def test_bad_commands_are_one_line(monkeypatch, capfd, tmp_path, arguments, says):
-    monkeypatch.setattr(sys, "argv", ["headwater", "inspect", "tiny-llama", *arguments, "--out", str(tmp_path / "out")])
-    monkeypatch.setattr("probes.results.dataset._command", "")
-    with pytest.raises(SystemExit) as raised:
-        cli.main()
-    assert raised.value.code == cli.BAD_INPUT
-    shown = capfd.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert says in shown.err
-    assert not (tmp_path / "out").exists()
-
-
-def test_defaults_of_the_command_are_those_of_the_library():
-    shown = {name: p.default for name, p in inspect.signature(cli.inspect).parameters.items()}
-    library = inspect.signature(probes.inspect).parameters.values()
-    for parameter in library:
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "progress":
-            assert shown[parameter.name] == parameter.default, parameter.name
-
-
-def test_a_checkpoint_of_another_kind():
-    """A published model with a sentencepiece tokenizer."""
-    if not STORIES.is_dir():
-        pytest.skip("the checkpoint stories260K is not here")
-    model = probes.load(str(STORIES), device="cpu")
-    text = "Once upon a time, there was a little girl named Lily. She loved to play outside. One day,"
-    ds = probes.inspect(model, text, method="exact")
-    tokens = [str(token) for token in ds["token"].values]
-    assert "".join(tokens[1:] if model.bos is not None else tokens) == text
-    assert ds.attrs["baseline_by"] == "theory"
-    assert np.isfinite(ds["ratio"]).all()

@@ -12,25 +12,9 @@ import xarray as xr
 from scipy.stats import norm, t, ttest_ind
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from probes.claims import rules
 from probes.claims.readings import of_profile
-from probes.claims.rules import (
-    SURE,
-    above,
-    below,
-    between,
-    every,
-    in_each,
-    in_real,
-    listed,
-    near,
-    nothing,
-    over_training,
-    parameters,
-    range_told,
-    runs,
-    some,
-    sure,
-)
+from probes.claims.rules import SURE, above, below, every, in_each, in_real, some, sure
 from probes.results.folder import Collected
 from probes.results.statistics import Interval, between_runs, over_runs
 from probes.results.ushape import ushape
@@ -48,36 +32,37 @@ def result(config: dict | None = None, condition: str = "pretrained", value: flo
 
 
 def test_an_interval_on_one_side_decides():
-    for low, high, verdict in (
-        *((1.1, 2, "holds"), (0.5, 0.9, "does not hold")),
-        *((0.9, 1.1, "undecided"), (math.nan, math.nan, "undecided")),
+    for found, verdict in (
+        (Interval(1.5, 1.1, 2), "holds"),
+        (Interval(0.7, 0.5, 0.9), "does not hold"),
+        (Interval(1, 0.9, 1.1), "undecided"),
+        (Interval(1.5, math.nan, math.nan), "undecided"),
+        (NOTHING, "not measured"),
+        (Interval(1, 1, 1), "does not hold"),  # strictly above
     ):
-        found = Interval((low + high) / 2 if low == low else 1.5, low, high)
         assert above(found, 1)(SURE) == verdict
-        assert below(Interval(-found.value, -high, -low), -1)(SURE) == verdict
-    assert above(NOTHING, 0)(SURE) == "not measured"
-    assert above(Interval(0, 0, 0), 0)(SURE) == "does not hold"  # strictly above
-    assert between(Interval(1, 1, 2), 1, 2)(SURE) == "holds"  # ends belong to it
+        assert below(Interval(-found.value, -found.high, -found.low), -1)(SURE) == verdict
+    assert rules.between(Interval(1, 1, 2), 1, 2)(SURE) == "holds"  # ends belong to it
 
 
 def test_a_number_is_met_within_a_quarter_and_a_correlation_within_a_hundredth():
-    for low, high, verdict in ((0.31, 0.49, "holds"), (0.29, 0.4, "undecided"), (0.6, 0.7, "does not hold")):
-        assert near(Interval(low, low, high), 0.4)(SURE) == verdict
-    for low, high, verdict in (
-        *((0.985, 0.995, "holds"), (0.999, 1.001, "holds")),
-        *((0.97, 0.99, "undecided"), (0.9, 0.95, "does not hold")),
+    for number, ends in (
+        (0.4, {(0.31, 0.49): "holds", (0.29, 0.4): "undecided", (0.6, 0.7): "does not hold"}),
+        (0.99, {(0.985, 0.995): "holds", (0.97, 0.99): "undecided", (0.9, 0.95): "does not hold"}),
+        (0.99, {(0.999, 1.001): "holds"}),
     ):
-        assert near(Interval(low, low, high), 0.99, correlation=True)(SURE) == verdict
+        for (low, high), verdict in ends.items():
+            assert rules.near(Interval(low, low, high), number, correlation=number > 0.9)(SURE) == verdict
 
 
 def test_nothing_there_takes_the_90_percent_interval():
     margin = 0.3
     wide = margin * float(norm.ppf(0.975) / norm.ppf(0.95)) * 0.999  # 95 % reaches beyond the margin, 90 % just not
     assert wide > margin
-    assert nothing(Interval(0.0, -wide, wide), margin)(SURE) == "holds"
-    assert nothing(Interval(0.0, -1.01 * wide, 1.01 * wide), margin)(SURE) == "undecided"
-    assert nothing(Interval(0.5, 0.4, 0.6), margin)(SURE) == "does not hold"
-    assert nothing(Interval(0.35, 0.295, 0.405), margin)(SURE) == "undecided"
+    assert rules.nothing(Interval(0.0, -wide, wide), margin)(SURE) == "holds"
+    assert rules.nothing(Interval(0.0, -1.01 * wide, 1.01 * wide), margin)(SURE) == "undecided"
+    assert rules.nothing(Interval(0.5, 0.4, 0.6), margin)(SURE) == "does not hold"
+    assert rules.nothing(Interval(0.35, 0.295, 0.405), margin)(SURE) == "undecided"
 
 
 def test_in_every_model_and_in_some():
@@ -119,23 +104,23 @@ def test_intervals_at_other_levels_are_student_s_own():
 def test_the_difference_of_runs_is_welch_s_and_takes_three_of_each():
     a, b = [1.0, 1.2, 0.9, 1.4], [2.0, 2.6, 1.9]
     low, high = ttest_ind(a, b, equal_var=False).confidence_interval()
-    assert over_training(a, b)[1:3] == pytest.approx((low, high))
+    assert rules.over_training(a, b)[1:3] == pytest.approx((low, high))
     assert math.isnan(between_runs(a, b[:1]).low)
     assert between_runs([1.0, 1.0], [2.0, 2.0])[:3] == (-1, -1, -1)
     for groups in ([a[:2]], [a, b[:2]]):
-        assert math.isnan(over_training(*groups).low)
-    assert over_training(a)[:3] == over_runs(a)[:3]
+        assert math.isnan(rules.over_training(*groups).low)
+    assert rules.over_training(a)[:3] == over_runs(a)[:3]
 
 
 def test_parameters_are_those_of_the_model_cards_and_those_that_transformers_makes():
-    assert parameters(SMOLLM2) == pytest.approx(134.5e6, rel=1e-3)
-    assert parameters(GPT2) == pytest.approx(124e6, rel=1e-2)
-    assert parameters({}) == 0
+    assert rules.parameters(SMOLLM2) == pytest.approx(134.5e6, rel=1e-3)
+    assert rules.parameters(GPT2) == pytest.approx(124e6, rel=1e-2)
+    assert rules.parameters({}) == 0
     for config in (TINY, GPT2 | {"n_embd": 96, "n_layer": 2, "vocab_size": 500, "n_positions": 16}):
         options = {key: value for key, value in config.items() if key != "model_type"}
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(str(config["model_type"]), **options))
         matrices = {id(p): p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "wpe" not in name}
-        assert parameters(config) == sum(matrices.values())
+        assert rules.parameters(config) == sum(matrices.values())
 
 
 def test_only_large_pretrained_models_decide_about_language_models():
@@ -153,7 +138,8 @@ def test_only_large_pretrained_models_decide_about_language_models():
 def test_runs_are_the_bundled_model_and_its_other_seeds():
     own, others = ("tiny-llama", "tiny-llama-ntk"), ("runs/tiny-llama-seed1", "runs/tiny-llama-ntk-seed1")
     kinds = {"leakage": dict.fromkeys(own, result()), "controlled/leakage": dict.fromkeys(others, result())}
-    assert list(runs(Collected(Path(), kinds), "leakage", "tiny-llama")) == ["tiny-llama", "runs/tiny-llama-seed1"]
+    found = rules.runs(Collected(Path(), kinds), "leakage", "tiny-llama")
+    assert list(found) == ["tiny-llama", "runs/tiny-llama-seed1"]
 
 
 def profile(prompts: int, seeds: int, condition: str) -> xr.Dataset:
@@ -179,8 +165,8 @@ def test_a_number_of_a_profile_has_documents_as_units():
 
 
 def test_a_range_is_no_interval():
-    assert range_told([3.0, math.nan, 1.0, 2.0]) == "2 (1 to 3)"
-    assert range_told(np.array([[0.5]]), ".1f") == "0.5"
-    assert range_told([math.inf]) == "-"
-    assert listed([0.5] * 8 + [1.0], ".1f") == "0.5 (0.5 to 1.0 in 9 heads)"
-    assert listed([0.5] * 8, ".1f") == ", ".join(["0.5"] * 8)
+    assert rules.range_told([3.0, math.nan, 1.0, 2.0]) == "2 (1 to 3)"
+    assert rules.range_told(np.array([[0.5]]), ".1f") == "0.5"
+    assert rules.range_told([math.inf]) == "-"
+    assert rules.listed([0.5] * 8 + [1.0], ".1f") == "0.5 (0.5 to 1.0 in 9 heads)"
+    assert rules.listed([0.5] * 8, ".1f") == ", ".join(["0.5"] * 8)

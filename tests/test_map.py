@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import kept
 import numpy as np
@@ -35,22 +34,18 @@ CHOSEN = [
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, xr.Dataset]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> xr.Dataset:
     out = tmp_path_factory.mktemp("map")
-    return out, atlas(CHOSEN, out, seeds=2, products=16)
-
-
-def test_the_file_holds_what_was_returned(made):
-    out, result = made
+    result = atlas(CHOSEN, out, seeds=2, products=16)
     assert listed(out) == ["map.nc"]
     xr.testing.assert_identical(load_result(out / "map.nc"), result)
     assert result.sizes == {"place": len(CHOSEN), "position": 16}
     assert (result.attrs["factor"], result.attrs["seeds"]) == (FACTOR, 2)
+    return result
 
 
 def test_rows_hold_the_library_s_curves_and_make_the_table(made):
-    _, result = made
-    weak, strong, window, residual, bare = found = rows(result)
+    weak, strong, window, residual, bare = found = rows(made)
     measured, predicted = [], []
     for seed in range(2):
         model = fresh(CHOSEN[3].configuration(), seed, residual_scale=0.5)
@@ -67,7 +62,7 @@ def test_rows_hold_the_library_s_curves_and_make_the_table(made):
         assert np.all(window[name][beyond] == 0), name
         assert np.all(window[name][beyond.stop :] > 0), name
     # Rows are cut to their length and found by coordinate.
-    assert [row["measured"].tolist() for row in rows(result, group="no RoPE")] == [bare["measured"].tolist()]
+    assert [row["measured"].tolist() for row in rows(made, group="no RoPE")] == [bare["measured"].tolist()]
     assert np.isfinite(bare["measured"]).tolist() == [True] * 12
     assert (bare["rope"], weak["rope"]) == (False, True)
     assert set(CURVES) <= set(weak)
@@ -85,7 +80,6 @@ def test_rows_hold_the_library_s_curves_and_make_the_table(made):
 
 
 def test_an_interrupted_map_goes_on_and_measures_nothing_twice(made, tmp_path):
-    _, whole = made
     chosen, given = CHOSEN[:3], {"seeds": 2, "products": 16}
 
     def stop(label: str, done: float, total: float) -> None:
@@ -113,7 +107,7 @@ def test_an_interrupted_map_goes_on_and_measures_nothing_twice(made, tmp_path):
     assert told == [f"going on with '{tmp_path / 'unfinished'}': 2 of 3 are done ({labels})"]
     assert seen[-1] == (3, 3)
     for name in (*CURVES, "stderr", "alpha"):
-        np.testing.assert_array_equal(again[name].values, whole[name].values[:3])
+        np.testing.assert_array_equal(again[name].values, made[name].values[:3])
     assert listed(tmp_path) == ["map.nc"]
 
 
@@ -145,30 +139,25 @@ def test_the_whole_map_has_each_place_once_and_covers_the_ranges():
         config = place.configuration()
         sigma, width = config.get("initializer_range", 0.02), config.get("hidden_size", config.get("n_embd"))
         assert width * sigma**2 == pytest.approx(place.strength)
-
-
-def test_the_usual_models_have_their_published_shapes():
     specs = {}
-    for place in MODELS:
+    for place in MODELS:  # which have their published shapes
         birth = probes.born(place.configuration())
         spec = birth.spec
         specs[place.name] = (spec.family, spec.width, spec.blocks, spec.heads, spec.kv_heads, birth.features)
-        assert spec.initializer_range == 0.02
-        assert (spec.width, spec.blocks) == (place.width, place.blocks)
+        assert (spec.width, spec.blocks, spec.initializer_range) == (place.width, place.blocks, 0.02)
     assert specs["GPT-2"] == ("gpt2", 768, 12, 12, 12, 3072)
     assert specs["Qwen2.5-0.5B"] == ("qwen2", 896, 24, 14, 2, 4864)
     assert specs["Llama-7B width"] == ("llama", 4096, 4, 32, 32, 11008)
 
 
 def test_the_figure_shows_the_map(made, tmp_path):
-    _, result = made
-    figure = map_figure(result, path=tmp_path / "map")
+    figure = map_figure(made, path=tmp_path / "map")
     titles = [title for cell in figure.axes if (title := cell.get_title(loc="left"))]
     assert [title[0] for title in titles] == list("abcdef")
     primacies = [line for line in figure.axes[1].lines if line.get_marker() == "o"]
     shown = np.sort(np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in primacies]))
-    np.testing.assert_allclose(shown, np.sort([row.shape.primacy for row in rows(result, group="depth")]))
-    assert list(np.asarray(primacies[0].get_xdata())) == [row["strength"] for row in rows(result, group="depth")]
+    np.testing.assert_allclose(shown, np.sort([row.shape.primacy for row in rows(made, group="depth")]))
+    assert list(np.asarray(primacies[0].get_xdata())) == [row["strength"] for row in rows(made, group="depth")]
     assert (tmp_path / "map.png").stat().st_size < 300_000
     with pytest.raises(InputError, match="no map"):
         map_figure(xr.Dataset({"sensitivity": (("position",), np.ones(8))}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from commands import call
 from kept import Stop, listed, never, stopping_at
-from test_toy_matching import SMALL
+from made_toys import MATCHED as SMALL
 
 import probes
-from probes.cli import main as cli
 from probes.data.prompts import prompts
 from probes.errors import InputError
 from probes.measures.agreement import agreement
@@ -29,19 +28,8 @@ from probes.measures.match_result import MATCHED, judged, others_of, samples, to
 from probes.models.load import load
 from probes.models.swap import swapped
 from probes.results.dataset import load as load_result
-from probes.studies.match import (
-    STATES,
-    TRAININGS,
-    _mean,
-    _removed,
-    _shares,
-    growth,
-    match,
-    matching_scale,
-    measured,
-    over_seeds,
-    planned,
-)
+from probes.studies import match as studied
+from probes.studies.match import match, over_seeds
 from probes.studies.match_report import match_report, swap_change
 from toy.matching import QUICK, Matching, Settings
 
@@ -86,9 +74,6 @@ def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return out, {name: load_result(out / f"match-{name}.nc") for name in ("ape", "bee")}
 
 
-# ----------------------------------------------------------------------------------------------------------- the result
-
-
 def test_files_and_the_layout_that_the_module_states(done):
     out, results = done
     assert listed(out) == ["match-ape.nc", "match-bee.nc", "match.md", "match.png", "match.svg"]
@@ -97,8 +82,8 @@ def test_files_and_the_layout_that_the_module_states(done):
     ablations = ["no residual", "no causal mask", "no positions"]
     for name, ds in results.items():
         assert list(ds.variant.values) == ["matched", *ablations, *(["no window"] if name == "bee" else [])]
-        assert list(ds.state.values) == list(STATES)
-        assert list(ds.training.values) == list(TRAININGS)
+        assert list(ds.state.values) == list(studied.STATES)
+        assert list(ds.training.values) == list(studied.TRAININGS)
         assert ds.model_sensitivity.dims == ("state", "seed", "prompt", "position")
         assert ds.toy_elasticity.dims == ("variant", "training", "toy_seed", "toy_prompt", "point")
         assert (ds.sizes["position"], ds.sizes["point"], ds.sizes["prompt"]) == (LENGTH, 9, PROMPTS)
@@ -116,10 +101,15 @@ def test_files_and_the_layout_that_the_module_states(done):
     assert (bee.toy_elasticity.sel(variant="matched", training="retrieval")[..., -1] > 0).all()
 
 
-def test_model_is_measured_as_by_the_probes(folder, done):
+@pytest.fixture(scope="module")
+def ape(folder: Path) -> tuple[Any, torch.Tensor]:
+    """The model and the prompts that it is measured on."""
     model = load(str(folder / "ape"))
-    tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
-    ds = done[1]["ape"]
+    return model, prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
+
+
+def test_model_is_measured_as_by_the_probes(ape, done):
+    (model, tokens), ds = ape, done[1]["ape"]
     for state, seed, view in (("pretrained", 0, model), ("init", 1, model.reinitialized(1))):
         expected = jacobian(view, tokens)
         for name in ("sensitivity", "elasticity"):
@@ -130,26 +120,24 @@ def test_model_is_measured_as_by_the_probes(folder, done):
     assert np.isnan(ds.model_sensitivity.sel(state="pretrained", seed=1)).all()
 
 
-def test_toys_are_measured_as_by_the_probes(folder, done):
-    model = load(str(folder / "ape"))
-    tokens = prompts(model, n=PROMPTS, length=LENGTH, text=str(folder / "text.txt"))
-    maker = Matching(SETTINGS, "cpu")
-    groups = maker.toys([planned(model, tokens, maker)], folder / "again", None)[0]
-    maker.finish(folder / "again")
+def test_toys_are_measured_as_by_the_probes(ape, tmp_path, done):
+    (model, tokens), maker = ape, Matching(SETTINGS, "cpu")
+    groups = maker.toys([studied.planned(model, tokens, maker)], tmp_path, None)[0]
+    maker.finish(tmp_path)
     of_seed = [member for member in groups[0].members if member.seed == 1]
     each = [jacobian(member.view, member.prompts(PROMPTS)).elasticity.values for member in of_seed]
     found = done[1]["ape"].toy_elasticity.sel(variant=MATCHED, training="retrieval").isel(toy_seed=1)
     np.testing.assert_allclose(found, np.prod(each, axis=0) ** (1 / len(each)), rtol=1e-4)
 
     member = groups[0].members[0]
-    plain = growth(member.fresh, member.prompts(8))
+    plain = studied.growth(member.fresh, member.prompts(8))
     for target in (2 * plain, 1 + (plain - 1) / 2):  # grown toys grow as the model does
-        factor = matching_scale(member, target)
+        factor = studied.matching_scale(member, target)
         assert (factor < 1) == (target > plain)
-        assert growth(member.scaled(factor), member.prompts(8)) == pytest.approx(target, rel=1e-2)
+        assert studied.growth(member.scaled(factor), member.prompts(8)) == pytest.approx(target, rel=1e-2)
 
     told: list[tuple[float, float]] = []
-    measured(model, tokens, groups[:2], seeds=1, bootstrap=0, progress=lambda *now: told.append(now))
+    studied.measured(model, tokens, groups[:2], seeds=1, bootstrap=0, progress=lambda *now: told.append(now))
     assert told == sorted(told)
     assert told[-1][0] == pytest.approx(told[-1][1])
 
@@ -162,9 +150,6 @@ def test_what_is_not_admitted_is_nan_and_said(done):
     assert refused["matched, retrieval"] == {}
     assert np.isnan(ds.toy_leakage_total.sel(training="in-context")).all()
     assert np.isfinite(ds.toy_leakage_total.sel(variant="matched", training="retrieval"))
-
-
-# ------------------------------------------------------------------------------------------- agreement, from the result
 
 
 def test_agreement_with_toys_is_that_of_elasticities_in_the_result(done):
@@ -192,11 +177,9 @@ def test_documents_are_what_intervals_leave_out(done):
     assert math.log(found[1] / found[0]) == pytest.approx(12.706 * abs(logs[0] - logs[1]) / 2, rel=1e-4)
 
 
-def test_theory_that_knows_the_model_agrees_and_changes_with_the_result(done):
+def test_theory_that_knows_the_model_agrees(done):
     ds = done[1]["ape"]
-    changed = ds.copy(deep=True)
-    changed["theory_kernel"] = changed["model_sensitivity"] * 3
-    found = judged(changed, bootstrap=10)
+    found = judged(ds.assign(theory_kernel=ds["model_sensitivity"] * 3), bootstrap=10)
     where = {"curve": "sensitivity", "other": "second-moment kernel"}
     np.testing.assert_allclose(found.agreement_spearman.sel(where), 1)
     np.testing.assert_allclose(found.agreement_error.sel(where), 0, atol=1e-6)
@@ -231,44 +214,36 @@ def test_swap_change_is_the_log_ratio_of_the_profiles(done, committed):
 def test_members_are_averaged_and_seeds_resampled():
     """The jackknife's ends from what each of two seeds gives alone; what is not finite does not count."""
     for estimate, values, seeds, whole, apart in (
-        (_mean, [1.0, 3.0, np.nan, 6.0, np.inf, 2.0], [0, 0, 0, 1, 1, 1], 3, 2 - 4),
-        (_shares, [[2.0, -1.0], [4.0, 1.0], [np.nan, np.nan]], [0, 1, 2], [1, 0], 2 - 0.8),
-        (_removed, [[1.0, 0.5], [3.0, 0.5], [np.nan, 1.0]], [0, 1, 1], 0.75, 0.5 - 5 / 6),
+        (studied._mean, [1.0, 3.0, np.nan, 6.0, np.inf, 2.0], [0, 0, 0, 1, 1, 1], 3, 2 - 4),
+        (studied._shares, [[2.0, -1.0], [4.0, 1.0], [np.nan, np.nan]], [0, 1, 2], [1, 0], 2 - 0.8),
+        (studied._removed, [[1.0, 0.5], [3.0, 0.5], [np.nan, 1.0]], [0, 1, 1], 0.75, 0.5 - 5 / 6),
     ):
         value, low, high = over_seeds(estimate, np.array(values), seeds)
         np.testing.assert_allclose(value, whole, atol=1e-12)
         np.testing.assert_allclose(high - value, 12.706 * abs(apart) / 2, rtol=1e-4)
         np.testing.assert_allclose(value - low, high - value)
-    assert np.isnan(over_seeds(_mean, np.array([np.nan]), [0])).all()
-    single = over_seeds(_mean, np.array([2.0, 4.0]), [0, 0])
+    assert np.isnan(over_seeds(studied._mean, np.array([np.nan]), [0])).all()
+    single = over_seeds(studied._mean, np.array([2.0, 4.0]), [0, 0])
     assert single[0] == 3
     assert np.isnan(single[1])
-    assert np.isnan(over_seeds(_shares, np.array([[-1.0, 0.5]]), [0])[0]).all()
-    assert over_seeds(_shares, np.full((1, 2), np.nan), [0])[0].shape == (2,)
-    assert math.isnan(over_seeds(_removed, np.array([[-1.0, 0.5], [0.5, 0.2]]), [0, 1])[0])
-
-
-# ------------------------------------------------------------------------------------------------------- report, figure
+    assert np.isnan(over_seeds(studied._shares, np.array([[-1.0, 0.5]]), [0])[0]).all()
+    assert over_seeds(studied._shares, np.full((1, 2), np.nan), [0])[0].shape == (2,)
+    assert math.isnan(over_seeds(studied._removed, np.array([[-1.0, 0.5], [0.5, 0.2]]), [0, 1])[0])
 
 
 def test_report_is_made_from_results_alone(done):
     report = match_report(done[1])
     agreeing, attention, training, ingredients = report.tables
-    for name in done[1]:
-        others = {row[2].partition(" (")[0] for row in agreeing.rows if row[0] == name}
-        assert {"second-moment kernel", "N^L, best alpha", "toy init", "retrieval toy", "in-context toy"} <= others
     assert all(len(row) == len(table.columns) for table in report.tables for row in table.rows)
-    assert ["ape", "matched", "retrieval", "4"] in [row[:4] for row in training.rows]
     assert {(row[2], row[-2]) for row in training.rows} == {("retrieval", "0.25"), ("in-context", "0.62")}
     learnt = {row[-1] for row in training.rows if row[2] == "in-context"}
     assert learnt <= {"not trained", "partly trained"}  # in so few steps
-    assert learnt == {row[2].partition(" (")[2][:-1] for row in agreeing.rows if "in-context" in row[2]}
     idle = [row for row in agreeing.rows if "in-context" in row[2]]
+    assert learnt == {row[2].partition(" (")[2][:-1] for row in idle}
     assert all(cell == "-" for row in idle for cell in row[3:])
     assert {row[4] for row in ingredients.rows if row[2] == "in-context"} <= learnt
     assert ingredients.columns[4:] == ("matched toy", "no residual", "no causal mask", "no positions", "no window")
-    no_window = [row[-1] for row in ingredients.rows if row[1] == "ape"]
-    assert set(no_window) == {"-"}
+    assert {row[-1] for row in ingredients.rows if row[1] == "ape"} == {"-"}  # which has no window
     assert {row[1] for row in attention.rows} >= {"model, init", "model, pretrained", "matched toy, retrieval"}
     assert any("key-value heads" in line for line in report.lines)
 
@@ -309,9 +284,6 @@ def test_figure_draws_profiles_at_initialization_and_after_training(done):
         probes.match_figure(xr.Dataset(attrs={"model": "ape"}))
 
 
-# ------------------------------------------------------------------------------------------- interruption, bad input
-
-
 def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("probes.studies.match.match_figure", lambda results, path: None)  # drawn in other tests
     whole = run(folder, tmp_path / "whole", "bee", settings=FEW, seeds=1)["bee"]
@@ -333,9 +305,9 @@ def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeyp
 
 
 def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path):
-    for name, value in (("seeds", 0), ("prompts", 3), ("length", 5), ("bootstrap", -1), ("text", "nothing.txt")):
-        said = value if name == "text" else f"{name}={value}"
-        with pytest.raises(InputError, match=said):
+    given: dict[str, Any] = {"seeds": 0, "prompts": 3, "length": 5, "bootstrap": -1, "text": "nothing.txt"}
+    for name, value in given.items():
+        with pytest.raises(InputError, match="nothing.txt" if name == "text" else f"{name}={value}"):
             run(folder, tmp_path, "ape", advance=never, **{name: value})
 
 
@@ -343,14 +315,9 @@ def test_command_measures_in_the_quick_setting(folder, tmp_path, monkeypatch, ca
     """The command's own part: options arrive, results are marked, and the report is printed."""
     setting = replace(QUICK, steps=3, in_context_steps=2, targets=2, sequences=8)
     monkeypatch.setattr("toy.matching.QUICK", setting)
-    given = ["match", str(folder / "ape"), "--quick", "--text", str(folder / "text.txt"), "--out", str(tmp_path)]
-    given += ["--prompts", "4", "--length", "16", "--seeds", "1", "--bootstrap", "10", "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["headwater", *given])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 0
-    made = capsys.readouterr().out
-    ds = load_result(tmp_path / "match.nc")
+    given = f"match {folder / 'ape'} --quick --text {folder / 'text.txt'} --out {tmp_path} --prompts 4 --length 16"
+    assert call(monkeypatch, *given.split(), *["--seeds", "1", "--bootstrap", "10", "--device", "cpu"]) == 0
+    made, ds = capsys.readouterr().out, load_result(tmp_path / "match.nc")
     assert ds.attrs["quick"] == 1
     assert json.loads(ds.attrs["toys"]) == setting.described()
     assert ds.attrs["command"].startswith("headwater match")

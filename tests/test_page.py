@@ -7,20 +7,15 @@ import json
 import math
 import re
 import shutil
-import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pages
 import pytest
-import xarray as xr
 from markupsafe import Markup
 from PIL import Image
 
-from probes.cli import main as cli
 from probes.errors import InputError
 from probes.figures.palette import CYCLE, model_colors
 from probes.figures.series import SINK
@@ -30,11 +25,10 @@ from probes.measures.leakage import resolved
 from probes.measures.match_result import samples
 from probes.report import build, cards, charts, formulas, heads, plotting, toy_charts
 from probes.report.heads import heads_data
-from probes.report.measuring import QUICK_PROMPTS, measure
 from probes.report.page import SOURCES
-from probes.report.sections import choice, sections
+from probes.report.sections import sections
 from probes.results.curves import band, smooth_between
-from probes.results.dataset import drawn_from, load, save
+from probes.results.dataset import load
 from probes.results.folder import Collected, collect
 from probes.results.profiles import mean_profiles
 from probes.studies.reports import sinks_report
@@ -85,23 +79,15 @@ def close(one: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
 
 
-# --------------------------------------------------------------------------------------------------------- numbers
-
-
 def test_numbers_keep_four_digits_and_long_curves_their_ends():
-    assert plotting.rounded([1.23456, -1234567.0, 0.0]) == [1.235, -1235000.0, 0.0]
-    assert plotting.rounded(np.array([math.nan, math.inf, -math.inf])) == [None, None, None]  # JSON has no such numbers
+    assert plotting.rounded(np.array([1.23456, -1234567.0, 0.0])) == [1.235, -1235000.0, 0.0]
     assert plotting.rounded(np.float32(0.1)) == [0.1]
+    assert plotting.rounded(np.array([math.nan, math.inf, -math.inf])) == [None, None, None]  # JSON has no such numbers
     assert plotting.positions(300).tolist() == list(range(300))
     at = plotting.positions(5000)
     assert len(at) <= plotting.POINTS
-    assert at[:64].tolist() == list(range(64))
-    assert at[-64:].tolist() == list(range(4936, 5000))
-    assert np.all(np.diff(at) > 0)
-    assert np.diff(at).max() < 20
-
-
-# ---------------------------------------------------------------------------------------------------------- charts
+    assert [*at[:64], *at[-64:]] == [*range(64), *range(4936, 5000)]
+    assert 0 < np.diff(at).min() <= np.diff(at).max() < 20
 
 
 def test_sensitivity_is_the_result_s(collected):
@@ -132,8 +118,7 @@ def test_positions_beyond_a_window_s_reach_are_zero_and_have_no_band(collected):
     ds = collected["jacobian"]["ape"].copy(deep=True)
     ds["sensitivity"][..., :5] = ds["elasticity"][..., :5] = 0.0
     figure = charts.sensitivity({"w": ds})
-    each = trace(figure, condition="init", curve=charts.MEASURED, detail=charts.EACH)
-    assert list(each.y[:5]) == [0.0] * 5
+    assert list(trace(figure, condition="init", curve=charts.MEASURED, detail=charts.EACH).y[:5]) == [0.0] * 5
     bands = [one for one in traced(figure, detail=charts.EACH) if one.name is None]
     assert bands
     assert all(min(one.x) == 5 and min(one.y) > 0 for one in bands)
@@ -269,31 +254,17 @@ def test_toys_stand_beside_their_model(collected):
     alpha = samples(ds, "alpha", ("no residual", "retrieval"), "")
     assert alpha is not None
     close(toy, averaged(alpha) / uniform)
-    np.testing.assert_allclose(toy.x, np.linspace(0, 1, 12))
+    np.testing.assert_allclose(toy.x, np.linspace(0, 1, ds.sizes["point"]))
     own = trace(figure, quantity="sensitivity", curve="model, pretrained")
     known = samples(ds, "sensitivity", ("model", "pretrained"), "pretrained")
     assert known is not None
     np.testing.assert_allclose(np.divide(own.y, own.y[0]), averaged(known) / averaged(known)[0], rtol=2e-3)
-    assert len(own.x) == 24
+    assert len(own.x) == ds.sizes["position"]
     assert "second-moment kernel, init" in toy_charts.of_theory(figure)
     bars = trace(toy_charts.agreements_of(collected["match"]), state="pretrained")
     errors = ds["agreement_error"].sel(curve="sensitivity", state="pretrained")
     np.testing.assert_allclose(bars.x, errors.sel(other=list(bars.y)), rtol=1e-3)
     assert {"toy init", "retrieval toy", "no residual, retrieval toy", "N^L, best alpha"} <= set(bars.y)
-
-
-def test_choices_are_what_traces_are_of(collected):
-    figure = charts.sensitivity(collected["jacobian"])
-    for given, shown in (
-        ({"several": True}, {"pretrained": True, "init": True}),
-        ({"shown": ("init",)}, {"pretrained": False, "init": True}),
-        ({"shown": ("elsewhere",)}, {"pretrained": True, "init": False}),
-    ):
-        options = choice(figure, "condition", "Weights", **given).options
-        assert {option.value: option.shown for option in options} == shown
-
-
-# ------------------------------------------------------------------------------------------------------------ page
 
 
 def test_page_needs_nothing_beside_it(html):
@@ -394,25 +365,13 @@ def test_nothing_or_one_kind_measured_makes_a_page_that_says_which_commands_meas
     assert html.count("Not measured yet") == 2 + sum(len(one.missing) for one in sections(empty))
     assert f"headwater leakage MODEL --out {tmp_path}/leakage" in html
     assert "No claims were judged" in html
-    alone = Collected(collected.root, {"sinks": {"ape": collected["sinks"]["ape"]}})
-    assert 'data-chart="heads"' in build(alone, [], tmp_path, **given).read_text(encoding="utf-8")
+    for kind in set(collected) - {"scalar"}:  # which is drawn beside another
+        alone = sections(Collected(collected.root, {kind: dict(collected[kind])}, collected.files))
+        assert any(one.charts for one in alone), kind
+        assert len([one for one in alone if one.missing]) >= len(alone) - 2
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write"):
         build(empty, [], tmp_path / "file", **given)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kinds", "sections_lacking"),
-    [
-        ("scalar map steps trajectory", "jacobian theory sinks trajectory"),
-        ("jacobian theory sinks leakage bos-swap match toy", "jacobian theory sinks leakage bos-swap match toys"),
-    ],
-)
-def test_any_kind_may_be_missing(collected, kinds, sections_lacking):
-    results = {name: results for name, results in collected.results.items() if name not in kinds.split()}
-    less = sections(Collected(collected.root, results, collected.files))
-    assert [one.name for one in less if one.missing] == sections_lacking.split()
 
 
 def test_commands_name_models_as_they_were_given(collected, checkpoints, tmp_path):
@@ -448,168 +407,6 @@ def test_pictures_are_embedded_while_there_is_room_or_refused(root, tmp_path, mo
         built(Path("p.gif"))
 
 
-# ------------------------------------------------------------------------------------------------------- measuring
-
-
-@pytest.fixture
-def given(checkpoints: Path) -> dict[str, Any]:
-    return {"count": pages.PROMPTS, "length": pages.LENGTH, "source": pages.source(checkpoints)}
-
-
-@pytest.fixture
-def again(checkpoints: Path, given: dict[str, Any]) -> Callable[..., list[str]]:
-    """Measures the first model by studies of these kinds, in a folder, as the shared report was or with changes."""
-
-    def run(out: Path, *kinds: str, **changes: Any) -> list[str]:
-        return measure([str(checkpoints / "ape")], out, **given | {"chosen": pages.small(*kinds)} | changes)
-
-    return run
-
-
-@pytest.fixture
-def out(root: Path, tmp_path: Path) -> Path:
-    """A copy of the shared report."""
-    return Path(shutil.copytree(root, tmp_path / "report"))
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without figures and tables, which take longer than measuring where there is little to measure."""
-    monkeypatch.setattr("probes.report.measuring.draw", lambda out, kinds: None)
-    pages.undraw(monkeypatch)
-
-
-def stamps(root: Path) -> dict[str, int]:
-    return {str(file.relative_to(root)): file.stat().st_mtime_ns for file in root.rglob("*.nc")}
-
-
-def test_all_kinds_are_written_with_figures_and_tables_and_then_kept(out, again):
-    assert set(pages.KINDS) <= set(collect(out))
-    for kind in pages.KINDS:
-        stem = "jacobian" if kind == "scalar" else kind
-        assert (out / kind / f"{stem}-ape.nc").is_file()
-        assert (out / kind / f"{stem}.png").is_file()
-        assert (out / kind / f"{stem}.md").is_file() == (stem != "jacobian")
-    assert not (out / ".measuring").exists()
-    said: list[str] = []
-    before = stamps(out)
-    assert again(out, told=said.append) == []
-    assert stamps(out) == before
-    (line,) = said
-    assert all(kind in line for kind in pages.KINDS)
-    assert "--fresh" in line
-
-
-@pytest.mark.slow
-def test_figures_are_drawn_where_something_is_new_or_they_are_missing(out, again):
-    drawn = {kind: out / kind / f"{stem}.png" for kind, stem in (("scalar", "jacobian"), ("sinks", "sinks"))}
-    before = {kind: file.stat().st_mtime_ns for kind, file in drawn.items()}
-    for file in ("trajectory/trajectory.png", "trajectory/trajectory.md", "scalar/jacobian-ape.nc"):
-        (out / file).unlink()
-    again(out, "trajectory", "sinks", "scalar")
-    assert (out / "trajectory" / "trajectory.png").is_file()
-    table = (out / "trajectory" / "trajectory.md").read_text(encoding="utf-8")
-    assert all(f"| {name} |" in table for name in ("ape", pages.ROGUE))  # which is of an earlier report
-    assert drawn["scalar"].stat().st_mtime_ns > before["scalar"]
-    assert drawn["sinks"].stat().st_mtime_ns == before["sinks"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_fresh_weights_by_another_rule_are_measured_anew_and_those_of_older_versions_kept(out, again, given):
-    file = out / "jacobian" / "jacobian-ape.nc"
-    save(load(file).drop_vars("initialization"), file)  # older versions did not say
-    ruled = {"source": replace(given["source"], initialization="1/24")}
-    for changes, changed, rule in (
-        ({}, set(), ""),
-        (ruled, {"jacobian/jacobian-ape.nc"}, "uniform 1/24"),  # no fresh weights in the other
-        (ruled, set(), "uniform 1/24"),
-        ({}, {"jacobian/jacobian-ape.nc"}, "initializer_range 0.5"),
-    ):
-        before = stamps(out)
-        again(out, "jacobian", "scalar", **changes)
-        assert {name for name, stamp in stamps(out).items() if stamp != before[name]} == changed
-        assert drawn_from({"ape": load(file)}).startswith(rule)
-
-
-def options_changed(ds: xr.Dataset) -> xr.Dataset:
-    return ds.assign_attrs(options=json.dumps({**json.loads(ds.attrs["options"]), "tau": 0.1}))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    ("edit", "changes"),
-    [
-        (lambda ds: ds.assign_attrs(headwater="0.0.0"), {}),
-        (lambda ds: ds.assign_attrs(weights="of another model"), {}),
-        (lambda ds: ds.assign_attrs(tokens_sha256="of other text"), {}),
-        (options_changed, {}),
-        (lambda ds: ds, {"count": 5}),
-        (lambda ds: ds, {"length": 20}),
-        (lambda ds: ds, {"fresh": True}),
-    ],
-)
-def test_a_result_of_another_making_is_measured_anew(root, again, tmp_path, edit, changes):
-    file = tmp_path / "sinks" / "sinks.nc"  # as `headwater sinks` names that of a single model
-    save(edit(load(root / "sinks" / "sinks-ape.nc")), file)
-    again(tmp_path, "sinks", **changes)
-    assert not file.exists()
-    new, old = load(tmp_path / "sinks" / "sinks-ape.nc"), load(root / "sinks" / "sinks-ape.nc")
-    assert new.attrs["weights"] == old.attrs["weights"]
-    if not changes:
-        xr.testing.assert_allclose(new["attends"], old["attends"])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_what_a_study_refuses_is_said_and_the_rest_is_measured(again, tmp_path):
-    said: list[str] = []
-    refused = again(tmp_path, "sinks", "leakage", told=said.append, count=2)
-    assert [line.partition(":")[0] for line in refused] == ["leakage was not measured on ape"]
-    assert said[0] == "ape: studies to come: sinks, leakage"
-    assert [line for line in said[1:] if " above the model's " not in line] == refused
-    assert set(collect(tmp_path)) == {"sinks"}
-    with pytest.raises(InputError, match="nothing could be measured; the first reason: leakage"):
-        again(tmp_path, "leakage", count=2)
-
-
-def test_bad_input_is_refused_before_anything_is_measured(checkpoints, given, tmp_path):
-    for models, changes, says in ((["ape", "nowhere"], {}, "nowhere"), (["ape"], {"length": 4}, "leaves no middle")):
-        with pytest.raises(InputError, match=says):
-            measure([str(checkpoints / name) for name in models], tmp_path, **given | changes)
-    assert not list(tmp_path.rglob("*.nc"))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_quick_results_say_so_and_serve_no_full_report_but_full_ones_serve_a_quick_one(again, tmp_path):
-    file, said = tmp_path / "trajectory" / "trajectory-ape.nc", []
-    usual = {"chosen": [replace(full, prompts=6) for full in pages.small("trajectory")], "told": said.append}
-    made: list[tuple[int, Any, int]] = []
-    for quick in (True, True, False, True):
-        again(tmp_path, quick=quick, count=None, **usual)
-        ds = load(file)
-        made.append((ds.sizes["prompt"], ds.attrs.get("quick"), json.loads(ds.attrs["options"])["starts"]))
-        made_at = file.stat().st_mtime_ns
-        again(tmp_path, quick=quick, count=None, **usual)
-        assert file.stat().st_mtime_ns == made_at
-        assert said[-1].startswith("ape: kept trajectory")
-    assert made == [(QUICK_PROMPTS["trajectory"], 1, 8)] * 2 + [(6, None, 64)] * 2
-    again(tmp_path, quick=True, count=7, **usual)  # more than the full one has
-    assert load(file).sizes["prompt"] == 7
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_what_a_quick_report_measured_is_kept_by_the_next(again, tmp_path):
-    for _ in range(2):
-        before = stamps(tmp_path)
-        again(tmp_path, "jacobian", "bos-swap", quick=True, count=None)
-    assert len(before) == 2
-    assert stamps(tmp_path) == before
-    assert all(collect(tmp_path)[kind]["ape"].attrs["quick"] == 1 for kind in ("jacobian", "bos-swap"))
-
-
 def test_a_quick_page_and_its_figures_say_so(collected):
     plain = {"ape": collected["sinks"]["ape"]}
     quick = {"ape": plain["ape"].assign_attrs(quick=1)}
@@ -618,81 +415,3 @@ def test_a_quick_page_and_its_figures_say_so(collected):
     (said,) = cards.quick_remarks(Collected(collected.root, {"sinks": quick, "trajectory": plain}))
     assert "wide intervals: sinks of ape." in said
     assert sinks_report(quick).described == f"QUICK measurement, {sinks_report(plain).described}"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_cheap_studies_come_first_and_each_is_heard_of_before_the_next_begins(checkpoints, given, tmp_path):
-    found: list[set[str]] = []
-    said: list[str] = []
-
-    def between(refused: Any) -> None:
-        found.append({kind for kind in collect(tmp_path) if kind in pages.KINDS})
-
-    chosen = pages.small("scalar", "trajectory", "sinks")[::-1]
-    both = [str(checkpoints / name) for name in ("ape", "bee")]
-    measure(both, tmp_path, chosen=chosen, told=said.append, between=between, **given | {"count": 3})
-    (line,) = (line for line in said if line.startswith("ape: studies to come: "))
-    order = line.removeprefix("ape: studies to come: ").split(", ")
-    assert sorted(order) == ["scalar", "sinks", "trajectory"]
-    assert order[0] == "sinks"
-    assert found == [set(order[:count]) for count in (1, 2, 3)]  # none after the last of all
-
-
-class Stop(Exception):
-    """Pulls the plug."""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_an_interrupted_report_goes_on(again, tmp_path):
-    def stopping(label: str, done: float, total: float) -> None:
-        if label == "jacobian: ape init 1":
-            raise Stop
-
-    with pytest.raises(Stop):
-        again(tmp_path, "jacobian", advance=stopping)
-    assert collect(tmp_path)["jacobian"] == {}
-    said: list[str] = []
-    again(tmp_path, "jacobian", told=said.append)
-    assert any("going on with" in line and "2 of 3 are done" in line for line in said)
-    assert set(collect(tmp_path)["jacobian"]) == {"ape"}
-    assert not (tmp_path / ".measuring").exists()
-
-
-# ----------------------------------------------------------------------------------------------------- command line
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of `headwater report ARGUMENTS`."""
-    monkeypatch.setattr(sys, "argv", ["headwater", "report", *arguments])
-    monkeypatch.setattr("probes.results.dataset._command", "")
-    with pytest.raises(SystemExit) as raised:
-        cli.main()
-    assert isinstance(raised.value.code, int)
-    return raised.value.code
-
-
-def test_report_from_the_command_line(monkeypatch, capsys, checkpoints, root, tmp_path):
-    out = tmp_path / "report"
-    shutil.copytree(root, out, ignore=shutil.ignore_patterns("toy", "match", "map.nc", "*script*"))
-    options = ["--prompts", str(pages.PROMPTS), "--length", str(pages.LENGTH), "--text", str(checkpoints / "text.txt")]
-    monkeypatch.setattr("probes.report.measuring.studies", lambda seed=0: tuple(pages.small("sinks", "trajectory")))
-    assert call(monkeypatch, str(checkpoints / "ape"), "--out", str(out), *options) == 0
-    said = capsys.readouterr()
-    assert "ape: kept sinks, trajectory" in said.err
-    counts = list(map(int, re.findall(r"^(?:published|requests|our own).*: (\d+) statements", said.out, re.M)))
-    assert len(counts) > 3
-    for name in ("index.html", "claims.md", "overview.png", "overview.svg"):
-        assert str(out / name) in said.out
-        assert (out / name).stat().st_size > 0
-    html = (out / "index.html").read_text(encoding="utf-8")
-    assert html.count('<tbody id="claim-') == sum(counts)
-    assert "--prompts 4" in html
-
-
-def test_a_page_of_what_is_there_needs_no_model(monkeypatch, capsys, root, tmp_path):
-    shutil.copytree(root / "sinks", tmp_path / "sinks", ignore=shutil.ignore_patterns("*script*"))
-    assert call(monkeypatch, "--out", str(tmp_path)) == 0
-    assert "overview.png" not in capsys.readouterr().out  # without profiles there is no such picture
-    assert 'data-chart="heads"' in (tmp_path / "index.html").read_text(encoding="utf-8")

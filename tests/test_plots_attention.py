@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from drawn import (
     labelled,
     leakage_result,
     legends_of,
+    legible,
     several,
     sinks_result,
     text_of,
@@ -30,7 +30,6 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
-import probes
 from probes.errors import InputError
 from probes.figures import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
 from probes.figures.bos import HIGHEST, PUBLISHED
@@ -40,10 +39,6 @@ from probes.figures.palette import GREY, ORANGE, PARTS, SOURCES
 from probes.figures.sinks import GROUPS
 from probes.figures.steady import steady
 from probes.figures.style import LARGEST
-from probes.measures.bos_swap import bos_swap
-from probes.measures.leakage import leakage
-from probes.measures.sinks import sinks
-from probes.measures.trajectory import trajectory
 
 SIZES = {"small": (6, 4), "middle": (30, 9), "large": (80, 64)}  # blocks, heads
 
@@ -56,9 +51,6 @@ def results_of(size: str) -> dict[Any, xr.Dataset]:
     return dict(zip((draw for draw, *_ in DRAWN), made, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------------- all of them
-
-
 @pytest.mark.parametrize(("draw", "result", "command"), DRAWN)
 def test_results_of_another_probe_are_refused(draw, result, command):
     with pytest.raises(InputError, match="no results to draw; give at least one"):
@@ -67,9 +59,8 @@ def test_results_of_another_probe_are_refused(draw, result, command):
         if theirs != command:
             with pytest.raises(InputError, match=rf"the result of 'a' has no .*; give one of headwater {command}$"):
                 draw({"fine": result(), "a": other()})
-    folded = result().expand_dims(condition=["init"])
     with pytest.raises(InputError, match="the result of 'tiny' has no"):
-        draw(folded)
+        draw(result().expand_dims(condition=["init"]))
 
 
 @pytest.mark.slow
@@ -87,31 +78,12 @@ def test_one_column_per_model_says_what_it_rests_on_and_files_stay_small(draw, r
         assert file.stat().st_size < LARGEST, file.name
 
 
-def shown_ticks(axes: Axes) -> list[list[Any]]:
-    """Boxes of the labels that are drawn, by axis."""
-    found = []
-    for axis, (low, high) in ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim()))):
-        ticks = [tick for tick in axis.get_major_ticks() if tick.label1.get_visible() and tick.label1.get_text()]
-        found.append([tick.label1.get_window_extent() for tick in ticks if low <= tick.get_loc() <= high])
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("draw", [draw for draw, *_ in DRAWN])
 def test_labels_lie_inside_and_clear_of_each_other(draw):
     small, large = (results_of(size)[draw] for size in ("small", "middle"))
     for models in ({"one": large}, {"six": small, "thirty": large, "again": large, "last": small}):
-        figure: Figure = draw(models)
-        figure.draw_without_rendering()
-        (caption,) = [text.get_window_extent() for text in figure.texts]
-        panels = [axes for axes in figure.axes if axes.axison or axes.get_legend()]
-        boxes = [caption, *(box for axes in panels if (box := axes.get_tightbbox()) is not None)]
-        for number, box in enumerate(boxes):
-            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
-            assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
-            assert not any(box.overlaps(other) for other in boxes[:number])
-        for labels in (labels for axes in panels if axes.axison for labels in shown_ticks(axes)):
-            assert not any(one.overlaps(other) for one, other in pairwise(labels))
+        legible(draw(models))
 
 
 @pytest.mark.slow
@@ -128,28 +100,6 @@ def test_everything_drawn_is_within_its_axes(size):
                 assert np.all((limits[:, 0] <= at) & (at <= limits[:, 1])), axes.get_ylabel()
 
 
-@pytest.mark.slow
-def test_results_as_the_probes_make_them():
-    model = probes.load("tiny-llama")
-    tokens = probes.prompts(model, n=8, length=40)
-    few: dict[str, Any] = {"lags": (1, 2), "bootstrap": 20}
-    found = {
-        sinks_figure: sinks(model, tokens, pictures=2),
-        trajectory_figure: trajectory(model, tokens, starts=8),
-        leakage_figure: leakage(model, tokens, **few),
-        bos_figure: bos_swap(model, tokens, replacement=5, profile_prompts=1, products=8, **few),
-    }
-    for draw, ds in found.items():
-        figure = draw(ds)
-        assert figure.axes[0].get_title() == "tiny-llama"
-    assert "token 5" in legends_of(bos_figure(found[bos_figure]))
-    bare = leakage(model, tokens, lags=(1, 2), bootstrap=0)
-    assert not labelled(leakage_figure(bare), "leakage (nat²)").collections[1:]  # noise alone, no intervals
-
-
-# ------------------------------------------------------------------------------------------------------------- sinks
-
-
 def outlined(heads: Axes) -> dict[str, set[tuple[int, ...]]]:
     """(block, head) of the outlined cells, by colour."""
     found = {}
@@ -160,13 +110,15 @@ def outlined(heads: Axes) -> dict[str, set[tuple[int, ...]]]:
     return found
 
 
+def places_of(selected: xr.DataArray) -> set[tuple[int, ...]]:
+    return set(map(tuple, np.argwhere(selected.values).tolist()))
+
+
 def test_heads_are_outlined_by_role():
     ds = with_roles(sinks_result())
     figure = sinks_figure(ds)
     heads = labelled(figure, "block")
-    having = {
-        role: set(map(tuple, np.argwhere(ds["has_role"].sel(role=role).values).tolist())) for role in ds["role"].values
-    }
+    having = {role: places_of(ds["has_role"].sel(role=role)) for role in ds["role"].values}
     assert outlined(heads) == {VERMILLION.lower(): having["reads"], GREEN.lower(): having["parks"]}
     counts = [len(having[role]) for role in ("reads", "parks", "reacts")]
     assert min(counts) > 0
@@ -180,9 +132,8 @@ def test_heads_that_read_the_sink_are_outlined_in_older_results():
     figure = sinks_figure(ds)
     heads = labelled(figure, "block")
     np.testing.assert_allclose(np.asarray(heads.images[0].get_array()), ds["attends"].values)
-    places = set(map(tuple, np.argwhere(ds["selected"].sel(rule="sink-reading").values).tolist()))
+    places = places_of(ds["selected"].sel(rule="sink-reading"))
     assert outlined(heads) == {VERMILLION.lower(): places}
-    assert places
     written = [text.get_text() for text in heads.texts]
     assert written == [f"{value:.2f}".removeprefix("0") for value in ds["attends"].values.ravel()]
     assert heads.get_xlabel() == f"head\n{len(places)} of 12 sink-reading"
@@ -206,20 +157,21 @@ def test_heads_of_many_have_dots_that_leave_the_heat_map_to_be_seen():
 def test_weights_on_keys_and_shares_of_sinks():
     ds = sinks_result()
     figure = sinks_figure(ds)
-    alpha = labelled(figure, r"mean weight $\alpha_k$")
-    np.testing.assert_allclose(drawn(alpha, linestyle="-"), ds["alpha"].mean(("prompt", "head")).values)
+    for one in (ds, ds.assign(alpha=ds["alpha"].mean("prompt"))):  # as keys="all" gives it
+        alpha = labelled(sinks_figure(one), r"mean weight $\alpha_k$")
+        np.testing.assert_allclose(drawn(alpha, linestyle="-"), ds["alpha"].mean(("prompt", "head")).values)
     np.testing.assert_allclose(drawn(alpha, color=GREY, linestyle="--"), ds["uniform"].values[:1])  # once per window
     assert alpha.get_yscale() == "log"
     rate = labelled(figure, "share that is a sink")
     np.testing.assert_allclose(drawn(rate, color=BLACK), [ds["sink_rate_of_model"].values])
     np.testing.assert_allclose(drawn(rate, color=BLUE), [ds["over_tau_of_model"].values])
-    ratio = labelled(figure, "norm, 0 / rest")
+    found = np.concatenate(drawn(labelled(figure, "norm, 0 / rest"), color=GREEN, marker="s"))
+    np.testing.assert_allclose(np.sort(found), np.sort(written_ratio(ds)))
+
+
+def written_ratio(ds: xr.Dataset) -> np.ndarray:
     norms = ds["written_norm"]
-    expected = (norms.sel(place="sink") / norms.sel(place="rest")).values.ravel()
-    np.testing.assert_allclose(np.sort(np.concatenate(drawn(ratio, color=GREEN, marker="s"))), np.sort(expected))
-    averaged = ds.assign(alpha=ds["alpha"].mean("prompt"))  # as keys="all" gives it
-    again = labelled(sinks_figure(averaged), r"mean weight $\alpha_k$")
-    np.testing.assert_allclose(drawn(again, linestyle="-"), ds["alpha"].mean(("prompt", "head")).values)
+    return (norms.sel(place="sink") / norms.sel(place="rest")).values.ravel()
 
 
 def test_norms_of_many_heads_are_medians_of_groups():
@@ -227,10 +179,8 @@ def test_norms_of_many_heads_are_medians_of_groups():
     figure = sinks_figure(ds)
     cell = labelled(figure, "norm, 0 / rest")
     (written,) = drawn(cell, color=GREEN)
-    norms = ds["written_norm"]
-    ratio = (norms.sel(place="sink") / norms.sel(place="rest")).values.ravel()
-    order = np.argsort(ds["attends"].values.ravel())
-    np.testing.assert_allclose(written, [np.median(ratio[group]) for group in np.array_split(order, GROUPS)])
+    groups = np.array_split(np.argsort(ds["attends"].values.ravel()), GROUPS)
+    np.testing.assert_allclose(written, [np.median(written_ratio(ds)[group]) for group in groups])
     assert sum(len(line.get_xdata()) for line in cell.lines) < 50  # pyright: ignore[reportArgumentType]
     assert "norms of over 64 heads: medians and quartiles of 10 equal groups" in text_of(figure)
     assert "medians" not in text_of(sinks_figure(sinks_result()))
@@ -248,9 +198,6 @@ def test_pictures_are_the_patterns_and_named():
         few = ds.isel(picture_query=slice(length), picture_key=slice(length))
         assert f"first {length} positions" in text_of(sinks_figure(few))
         assert f"first {min(length, 64)} positions" in text_of(sinks_figure({"one": few, "two": few}))
-
-
-# -------------------------------------------------------------------------------------------------------- trajectory
 
 
 def test_the_stream_at_position_0_is_drawn_with_and_without_bos():
@@ -275,19 +222,14 @@ def test_the_stream_at_position_0_is_drawn_with_and_without_bos():
     assert "by other text behind it: 0;" in text_of(figure)
 
 
-def test_models_without_bos_have_no_control():
+def test_models_without_bos_have_no_control_and_low_values_are_not_cut_off():
     ds = trajectory_result().isel(first=[1], place=[0])
     ds["cosine_with_bos"] = ds["cosine_with_bos"] * np.nan
-    said = legends_of(trajectory_figure({"none": ds}))
-    assert "text at position 0" in said
-    assert not any("BOS" in text for text in said)
-
-
-def test_low_values_of_a_stream_are_not_cut_off():
-    ds = trajectory_result()
-    ds["norm_first"][:, 0] = 1e-3
-    ds["norm_first"][:, -1] = 1e5
-    low, high = labelled(trajectory_figure(ds), r"norm $\|h\|_2$").get_ylim()
+    ds["norm_first"][:, 0], ds["norm_first"][:, -1] = 1e-3, 1e5
+    figure = trajectory_figure({"none": ds})
+    assert "text at position 0" in legends_of(figure)
+    assert not any("BOS" in text for text in legends_of(figure))
+    low, high = labelled(figure, r"norm $\|h\|_2$").get_ylim()
     assert low < 1e-3 < 1e5 < high
 
 
@@ -297,14 +239,9 @@ def test_curves_that_coincide_are_said_to():
     ds["norm_others"][1] = ds["norm_others"][0] * 1.001
     figure = trajectory_figure(ds)
     assert "*: curves that coincide" in text_of(figure)
-    expected = {"BOS, elsewhere*", "text, elsewhere*", "BOS at position 0", "text at position 0"}
-    assert expected <= legends_of(figure)
-    both = labelled(figure, r"norm $\|h\|_2$").lines
-    widths = {str(line.get_label()): line.get_linewidth() for line in both}
+    assert {"BOS, elsewhere*", "text, elsewhere*", "BOS at position 0", "text at position 0"} <= legends_of(figure)
+    widths = {str(line.get_label()): line.get_linewidth() for line in labelled(figure, r"norm $\|h\|_2$").lines}
     assert widths["BOS, elsewhere"] > widths["text, elsewhere"]  # the upper one leaves the lower one to be seen
-
-
-# ----------------------------------------------------------------------------------------------------------- leakage
 
 
 def test_parts_are_stacked_up_to_the_total_and_negative_ones_hang_down():
@@ -326,6 +263,8 @@ def test_parts_are_stacked_up_to_the_total_and_negative_ones_hang_down():
     assert any(np.allclose(dots, total) for dots in drawn(cell, marker="o"))
     alone = early["log_stream_by_block"].values
     assert any(np.allclose(dots, alone) for dots in drawn(cell, color=ORANGE, marker="D"))
+    bare = ds.drop_vars([name for name in ds if str(name).endswith(("_low", "_high"))])  # bootstrap=0
+    assert not labelled(leakage_figure(bare), "leakage (nat²)").collections[1:]  # noise alone, no intervals
     noise_lines, intervals = (ends_of(lines)[..., 1] for lines in cell.collections[:2])
     np.testing.assert_allclose(noise_lines[:, 0], early["log_noise"].mean("head").values)
     np.testing.assert_allclose(intervals, np.stack([total - 0.02, total + 0.02], -1))
@@ -349,22 +288,22 @@ def test_shares_beyond_the_axis_are_arrowheads_and_none_is_said():
 
 
 def test_shares_are_drawn_where_the_table_prints_them():
-    def share_cells(**changes: Any) -> list[Axes]:
+    def share_cells(name: str = "", band: int = 0, value: float = 0.0) -> list[Axes]:
         ds = leakage_result()
         for form in ("log", "weight"):
             ds[f"{form}_share_of_model"][:] = 0.5
-        for name, band, value in changes.values():
+        if name:
             ds[name][..., band] = value
         return [axes for axes in leakage_figure(ds).axes if axes.get_ylabel() == "share of total"]
 
     for cell in share_cells():
         assert not cell.texts
         np.testing.assert_allclose(drawn(cell, color=BLUE, marker="o"), [[0.5, 0.5]])
-    log, weight = share_cells(vague=("log_form_of_model_low", 1, -0.1))
+    log, weight = share_cells("log_form_of_model_low", 1, -0.1)
     assert [text.get_text() for text in log.texts] == ["no total"]
     np.testing.assert_allclose(drawn(log, color=BLUE, marker="o"), [[0.5]])
     assert not weight.texts
-    for cell in share_cells(noisy=("log_stream_by_block_low", 0, 0.01)):  # the null check fails
+    for cell in share_cells("log_stream_by_block_low", 0, 0.01):  # the null check fails
         assert [text.get_position()[0] for text in cell.texts] == [0]
         np.testing.assert_allclose(drawn(cell, color=BLUE, marker="o"), [[0.5]])
 
@@ -393,9 +332,6 @@ def test_a_block_far_beyond_the_others_is_named_and_leaves_them_visible():
     in_view(cell, values)
     assert cell.texts[0].get_text() == "beyond the axis: block 3 (1.2e+234)"
     assert cell.get_ylim() == pytest.approx((-2.2, 2.2))
-
-
-# --------------------------------------------------------------------------------------------------------------- bos
 
 
 def test_every_replacement_has_its_colour():

@@ -12,19 +12,11 @@ import pytest
 import torch
 import xarray as xr
 from bigram import bigram
+from measured import refused
 
 from probes.errors import InputError
-from probes.results.dataset import (
-    attributes,
-    combine,
-    dataset,
-    load,
-    number_types,
-    provenance,
-    save,
-    set_command,
-    tokens_hash,
-)
+from probes.results import dataset as results
+from probes.results.dataset import combine, dataset, load, provenance, save
 
 TOKENS = torch.arange(6).reshape(2, 3)
 
@@ -53,10 +45,8 @@ def test_dataset_takes_tensors_and_numbers_its_dimensions():
     )
     assert ds["sensitivity"].dtype == np.float32
     assert ds["share"].attrs == {"long_name": "share of the norm", "units": "1"}
-    assert ds["tokens"].values.tolist() == TOKENS.tolist()
-    assert ds["tokens"].dims == ("prompt", "position")
-    assert ds["position"].values.tolist() == [0, 1, 2]
-    assert ds["prompt"].values.tolist() == [0, 1]
+    expected = xr.DataArray(TOKENS.numpy(), {"prompt": [0, 1], "position": [0, 1, 2]}, ("prompt", "position"))
+    xr.testing.assert_equal(ds["tokens"].drop_vars("band"), expected)
     assert ds.sel(lag=4)["share"].item() == 0.25
     assert ds["band"].dims == ("position",)
     assert ds.attrs == {"none": "null", "table": '{"a": [1]}'}
@@ -65,7 +55,7 @@ def test_dataset_takes_tensors_and_numbers_its_dimensions():
 
 def test_attributes_keep_plain_values_and_write_the_rest_as_json():
     plain, others = {"i": 3, "f": 0.5, "s": "é"}, {"n": np.int64(4), "b": True, "l": [1], "p": Path("a/b")}
-    found = attributes(plain | others | {"t": torch.tensor([1, 2])})
+    found = results.attributes(plain | others | {"t": torch.tensor([1, 2])})
     assert found == {"i": 3, "f": 0.5, "s": "é", "n": 4, "b": "true", "l": "[1]", "p": "a/b", "t": "[1, 2]"}
     assert {type(value) for value in found.values()} == {int, float, str}
 
@@ -74,18 +64,17 @@ def test_provenance_says_what_made_a_result():
     model = bigram(bos=True)
     found = provenance(model, TOKENS, method="sketch", products=32, chunk=None)
     assert (found["model"], found["condition"], found["revision"]) == ("bigram", "pretrained", "null")
-    assert found["tokens_sha256"] == tokens_hash(TOKENS)
+    assert found["tokens_sha256"] == results.tokens_hash(TOKENS)
     assert json.loads(str(found["options"])) == {"method": "sketch", "products": 32, "chunk": None}
-    assert found["torch"] == torch.__version__.split("+")[0] or found["torch"] == torch.__version__
+    assert str(found["torch"]) in (torch.__version__, torch.__version__.split("+")[0])
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     age = datetime.now(UTC) - datetime.fromisoformat(str(found["created"]))
     assert timedelta(seconds=-1) < age < timedelta(minutes=1)
     assert found["command"] == ""
-    set_command(["jacobian", "a model", "--n", "4"])
+    results.set_command(["jacobian", "a model", "--n", "4"])
     assert provenance(model, TOKENS)["command"] == "headwater jacobian 'a model' --n 4"
     twin = provenance(model.reinitialized(3), TOKENS)
-    assert twin["condition"] == "init"
-    assert twin["weights"] != found["weights"]
+    assert (twin["condition"], twin["weights"] == found["weights"]) == ("init", False)
 
 
 def test_a_saved_result_comes_back_whole(tmp_path):
@@ -95,19 +84,18 @@ def test_a_saved_result_comes_back_whole(tmp_path):
     path = tmp_path / "new" / "result.nc"
     save(ds, path)
     back = load(path)
-    xr.testing.assert_identical(back, ds)
+    path.unlink()  # it is in memory
+    save(back, path)  # what was loaded can be saved again
+    for one in (back, load(path)):
+        xr.testing.assert_identical(one, ds)
     assert type(back.attrs["number"]) is int
     assert back["mask"].dtype == bool
-    path.unlink()
-    assert back["sensitivity"].values.sum() == 600  # in memory
-    save(back, path)  # what was loaded can be saved again
-    xr.testing.assert_identical(load(path), ds)
     assert [p.name for p in path.parent.iterdir()] == ["result.nc"]
     zeros = xr.Dataset({"x": (("a", "b"), np.zeros((300, 300)))}, attrs={"headwater": "0", "list": [1, 2]})
-    save(zeros, tmp_path / "zeros.nc")
+    save(zeros, path)
     assert zeros.attrs["list"] == [1, 2]  # as it was
-    assert load(tmp_path / "zeros.nc").attrs["list"] == "[1, 2]"
-    assert (tmp_path / "zeros.nc").stat().st_size < 300 * 300 * 8 / 10
+    assert load(path).attrs["list"] == "[1, 2]"
+    assert path.stat().st_size < 300 * 300 * 8 / 10
 
 
 def test_text_that_files_cannot_keep_is_escaped(tmp_path):
@@ -137,9 +125,8 @@ def test_files_that_are_no_results_are_refused_in_one_line(tmp_path):
     xr.Dataset({"x": ("a", [1.0])}).to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
     said = {"none.nc": "does not exist", ".": "is a folder; give a NetCDF file", "text.nc": "cannot be read"}
     for name, says in (said | {"empty.nc": "cannot be read", "other.nc": "was not written by headwater"}).items():
-        with pytest.raises(InputError, match=says) as raised:
+        with refused(says):
             load(tmp_path / name)
-        assert "\n" not in str(raised.value)
 
 
 def test_combine_places_conditions_and_seeds():
@@ -207,4 +194,4 @@ def test_dtypes_say_what_a_gguf_file_stored_but_for_fresh_weights():
     file = '{"types": {"Q4_0": 3, "F32": 1, "BF16": 1}}'
     for condition, said in (("pretrained", "float32 dequantized from Q4_0"), ("init", "float32")):
         ds = xr.Dataset(attrs={"condition": condition, "dtype": "float32", "weights_file": file})
-        assert number_types(ds) == [said]
+        assert results.number_types(ds) == [said]

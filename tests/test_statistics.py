@@ -40,12 +40,6 @@ def test_intervals_of_primacy_cover_and_are_no_wider_than_they_need(documents, e
     assert np.median(high - low) <= 1.3 * np.subtract(*np.percentile(value, (97.5, 2.5)))
 
 
-def test_prompts_as_units_would_be_too_sure():
-    random, truth = np.random.default_rng(0), math.log(ushape(U).primacy)
-    found = np.array([jackknifed(log_primacy, clustered(8, 8, random), np.arange(64))[:3] for _ in range(60)])
-    assert np.mean((found[:, 1] <= truth) & (truth <= found[:, 2])) < 0.85
-
-
 def test_documents_are_drawn_whole_within_halves():
     documents = ["a", "a", "b", "c", "x", "y", "y", "y"]
     halves = (slice(0, 4), slice(4, 8))

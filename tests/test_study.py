@@ -22,19 +22,8 @@ from probes.errors import InputError
 from probes.measures.jacobian import jacobian
 from probes.results.curves import band, profiles
 from probes.results.dataset import tokens_hash
-from probes.studies.study import (
-    AGREEMENT_COLUMNS,
-    COLUMNS,
-    KERNELS,
-    Settings,
-    agreement_cells,
-    agreements,
-    cells,
-    described,
-    rope_correlations,
-    study,
-    summarize,
-)
+from probes.studies import study as studied
+from probes.studies.study import COLUMNS, Settings, agreement_cells, agreements, cells, study, summarize
 from probes.theory.cesaro import fit_alpha
 from probes.theory.kernel import second_moment, second_moment_from_config
 
@@ -57,9 +46,6 @@ def settings(folder: Path) -> Settings:
 
 def ape(folder: Path) -> str:
     return str(folder / "ape")
-
-
-# -------------------------------------------------------------------------------------------------- what it writes
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +75,12 @@ def test_files_provenance_and_numbers_of_the_library(whole, folder):
     assert (values.sel(condition="init") > 0).all()
     assert values.sel(condition="pretrained", seed=1).isnull().all()
 
-    model = probes.load(ape(folder))
+    model, attrs = probes.load(ape(folder)), result.attrs
     tokens = prompts(model, n=2, length=LENGTH, text=folder / "text.txt")
     assert np.array_equal(result["tokens"], tokens)
-    attrs = result.attrs
     assert (attrs["tokens_sha256"], attrs["model"]) == (tokens_hash(tokens), "ape")
     assert attrs["text_source"] == f"text '{folder / 'text.txt'}'"
     assert (attrs["first_policy"], attrs["first_id"], attrs["prompts_seed"]) == ("bos", 0, 0)
-    assert "command" in attrs
-    assert "study" not in attrs
     expected = {"method": "sketch", "products": 8, "readout": "residual", "from_layer": 0, "query": LENGTH - 1}
     assert expected.items() <= json.loads(attrs["options"]).items()
 
@@ -112,16 +95,15 @@ def test_files_provenance_and_numbers_of_the_library(whole, folder):
 
 
 def test_summary(whole):
-    _, result = whole
-    rows = {row.condition: row for row in summarize({"ape": result})}
-    assert {name: row.seeds for name, row in rows.items()} == {"pretrained": 1, "init": 2}
-    for row in rows.values():
+    rows = summarize({"ape": whole[1]})
+    assert {row.condition: row.seeds for row in rows} == {"pretrained": 1, "init": 2}
+    for row in rows:
         shown = list(cells(row))
         assert len(shown) == len(COLUMNS)
         assert shown[:3] == ["ape", row.condition, str(row.seeds)]
         assert 0 < row.error < 1
         assert shown[-1].endswith("%")
-    assert rope_correlations({"ape": result}) == {}
+    assert studied.rope_correlations({"ape": whole[1]}) == {}
 
 
 @pytest.mark.slow
@@ -132,7 +114,7 @@ def test_several_models_revisions_and_no_positions(folder, settings, tmp_path):
     assert listed(tmp_path) == ["jacobian-ape.nc", "jacobian-ape@step0.nc", "jacobian-bee.nc", *figures]
     assert list(results) == ["ape", "ape@step0", "bee"]
     assert all(list(ds["condition"].values) == ["pretrained", "init", "init-nope"] for ds in results.values())
-    correlations = rope_correlations(results)
+    correlations = studied.rope_correlations(results)
     assert list(correlations) == list(results)
     assert all(-1 <= value <= 1 for value in correlations.values())
     assert results["bee"].attrs["first_policy"] == "none"  # its BOS is its end token
@@ -142,21 +124,16 @@ def test_several_models_revisions_and_no_positions(folder, settings, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in its jvp
+def test_every_setting_runs_to_the_end(folder, settings, tmp_path):
+    for changes in (
         {"conditions": ("init",), "method": "exact", "products": None, "query": 8},
         {"conditions": ("pretrained",), "prompts": 1, "method": "scalar", "products": None, "first": 7},
         {"products": "auto", "relative_error": 0.5, "readout": "logits"},
         {"readout": "normed", "from_layer": 2, "first": "none", "length": 8},
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in its jvp
-def test_every_setting_runs_to_the_end(folder, settings, tmp_path, changes):
-    result = study([ape(folder)], tmp_path, replace(settings, **{"seeds": 1, **changes}))["ape"]
-    for row in summarize({"ape": result}):
-        assert len(list(cells(row))) == len(COLUMNS)
-    assert listed(tmp_path) == ["jacobian.nc", "jacobian.png", "jacobian.svg"]
+    ):
+        result = study([ape(folder)], tmp_path, replace(settings, **{"seeds": 1, **changes}))["ape"]
+        assert all(len(list(cells(row))) == len(COLUMNS) for row in summarize({"ape": result}))
 
 
 @pytest.mark.slow
@@ -175,66 +152,52 @@ def test_backends_and_dtypes(folder, settings, tmp_path, whole, backend):
             study([ape(folder)], tmp_path / "two", replace(settings, theories=("uniform",)), **given)
 
 
-# ---------------------------------------------------------------------------------------------------- going on
-
-
-@pytest.mark.slow
-def test_an_interrupted_study_goes_on(folder, settings, whole, tmp_path):
-    out = tmp_path / "out"
-    with pytest.raises(Stop):
-        study([ape(folder)], out, settings, advance=stopping_at("ape init 1"))
-    assert listed(out) == ["unfinished", "unfinished/jacobian-0.sqlite"]
-    made = kept.written(out)
-    assert [label for label, _ in made] == ["ape init 0", "ape pretrained"]
-
-    heard: dict[str, list[tuple[float, float]]] = {}
-    seen: list[dict[tuple[str, str], int]] = []
-
-    def advance(label: str, done: float, total: float) -> None:
-        heard.setdefault(label, []).append((done, total))
-        if label == "ape init 1":
-            seen.append(kept.written(out))
-
-    result = study([ape(folder)], out, settings, advance=advance)["ape"]
-    assert heard["ape pretrained"] == heard["ape init 0"] == [(1.0, 1.0)]  # said to be done, at once
-    assert len(heard["ape init 1"]) > 1
-    assert seen[0] == made  # neither written again
-    assert listed(out) == ["jacobian.nc", "jacobian.png", "jacobian.svg"]
-    for name in ("sensitivity", "stderr", "products", "tokens"):
-        assert np.array_equal(result[name], whole[1][name], equal_nan=True), name  # bit for bit
-    assert {k: v for k, v in result.attrs.items() if k != "created"} == {
-        k: v for k, v in whole[1].attrs.items() if k != "created"
-    }
-
-
 @pytest.fixture(scope="module")
 def half(folder: Path, settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("half")
     with pytest.raises(Stop):
-        study([ape(folder)], out, settings, advance=stopping_at("ape init 0"))
+        study([ape(folder)], out, replace(settings, seeds=1), advance=stopping_at("ape init 0"))
     return out
+
+
+@pytest.mark.slow
+def test_an_interrupted_study_goes_on_with_more_seeds_and_the_same_text_elsewhere(
+    folder, settings, whole, half, tmp_path
+):
+    out, text = tmp_path / "out", tmp_path / "elsewhere" / "text.txt"
+    assert listed(half) == ["unfinished", "unfinished/jacobian-0.sqlite"]
+    shutil.copytree(half, out)
+    text.parent.mkdir()
+    shutil.copy(folder / "text.txt", text)
+    made = kept.written(out)
+    assert [label for label, _ in made] == ["ape pretrained"]
+    heard: dict[str, list[tuple[float, float]]] = {}
+
+    def advance(label: str, done: float, total: float) -> None:
+        heard.setdefault(label, []).append((done, total))
+        if label == "ape init 0":
+            assert kept.written(out) == made  # not written again
+
+    result = study([ape(folder)], out, replace(settings, text=str(text)), advance=advance)["ape"]
+    assert heard["ape pretrained"] == [(1.0, 1.0)]  # said to be done, at once
+    assert len(heard["ape init 1"]) > 1
+    assert listed(out) == ["jacobian.nc", "jacobian.png", "jacobian.svg"]
+    for name in ("sensitivity", "stderr", "products", "tokens"):
+        np.testing.assert_array_equal(result[name], whole[1][name])  # bit for bit
+    attrs, expected = result.attrs, whole[1].attrs
+    assert {k for k in attrs | expected if attrs.get(k) != expected.get(k)} <= {"created", "text_source"}
 
 
 def test_an_unfinished_study_with_other_settings_is_refused(folder, settings, half, tmp_path):
     (tmp_path / "other.txt").write_text(" ".join(f"w{3 + i % 99}" for i in range(300)), encoding="utf-8")
     before = {path: path.read_bytes() for path in kept.files(half)}
     assert before
-    other = [
-        ({"method": "exact", "products": None}, "method, products"),
-        ({"products": 16}, "products"),
-        ({"relative_error": 0.1}, "relative_error"),
-        ({"readout": "normed"}, "readout"),
-        ({"query": -2}, "query"),
-        ({"from_layer": 1}, "from_layer"),
-        ({"seed": 1}, "seed"),
-        ({"prompts": 3}, "prompts"),
-        ({"length": 16}, "length"),
-        ({"first": "none"}, "first"),
-        ({"text": str(tmp_path / "other.txt")}, "text"),
-    ]
+    other: dict[str, Any] = {"products": 16, "relative_error": 0.1, "readout": "normed", "query": -2, "from_layer": 1}
+    other |= {"seed": 1, "prompts": 3, "length": 16, "first": "none", "text": str(tmp_path / "other.txt")}
     shutil.copytree(folder / "ape" / "step0", tmp_path / "ape")
     runs: list[tuple[str, Settings, dict[str, Any], str]] = [
-        *((ape(folder), replace(settings, **changes), {}, says) for changes, says in other),
+        *((ape(folder), replace(settings, **{name: value}), {}, name) for name, value in other.items()),
+        (ape(folder), replace(settings, method="exact", products=None), {}, "method, products"),
         (ape(folder), settings, {"dtype": "float64"}, "weights, dtype"),
         (ape(folder), settings, {"backend": "transformer_lens"}, "backend"),
         (str(tmp_path / "ape"), settings, {}, "weights"),
@@ -245,23 +208,6 @@ def test_an_unfinished_study_with_other_settings_is_refused(folder, settings, ha
         assert f"'{half}' holds an unfinished study with other {says}; " in str(raised.value)
         assert f"delete '{half / 'unfinished'}'" in str(raised.value)
     assert {path: path.read_bytes() for path in kept.files(half)} == before
-
-
-@pytest.mark.slow
-def test_more_seeds_and_the_same_text_elsewhere_go_on(folder, settings, half, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(half, out)
-    text = tmp_path / "elsewhere" / "text.txt"
-    text.parent.mkdir()
-    shutil.copy(folder / "text.txt", text)
-    heard: list[tuple[str, float, float]] = []
-    more = replace(settings, seeds=3, text=str(text))
-    study([ape(folder)], out, more, advance=lambda *step: heard.append(step))
-    assert heard[0] == ("ape pretrained", 1.0, 1.0)
-    assert heard[1][0] == "ape init 0"
-
-
-# -------------------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(
@@ -311,9 +257,6 @@ def test_bad_models_are_refused_before_the_first_is_measured(folder, settings, t
     assert not (tmp_path / "out").exists()
 
 
-# ------------------------------------------------------------------------------------------------------------- theories
-
-
 def test_the_kernel_stands_beside_the_measurement(whole, folder):
     _, result = whole
     assert result["theory_score_path"].dims == ("condition", "seed", "prompt", "position")
@@ -346,7 +289,7 @@ def test_a_study_of_theories(whole, folder, settings, tmp_path):
     for path in ("value", "score"):
         expected = jacobian(model, tokens, method="sketch", products=8, pathway=path)
         np.testing.assert_allclose(one[path], expected["sensitivity"], rtol=1e-4)  # float32
-    kernels = {name: second_moment(model, tokens, **given) for name, given in KERNELS.items()}
+    kernels = {name: second_moment(model, tokens, **given) for name, given in studied.KERNELS.items()}
     kernels["config"] = second_moment_from_config(model, tokens=tokens)
     for name, predicted in kernels.items():
         np.testing.assert_allclose(one[f"theory_{name}"], predicted["sensitivity"], rtol=1e-5)
@@ -359,12 +302,12 @@ def test_committed_agreements_are_those_of_the_committed_results():
     written = (reported / "theory.md").read_text(encoding="utf-8")
     rows = ["| " + " | ".join(agreement_cells(row)) + " |" for row in found]
     assert [row for row in rows if row not in written] == []
-    assert described({"a": result}) in written
+    assert studied.described({"a": result}) in written
     assert [row.condition for row in found] == ["pretrained", "init"]
     bare, *_ = agreements({"ape": result.drop_vars(["theory_config", "score"])})
     assert len(bare.errors) == len(found[0].errors) - 1
     assert [cell == "-" for cell in agreement_cells(bare)][5::5] == [True, True]  # config, score
-    assert len(list(agreement_cells(bare))) == len(AGREEMENT_COLUMNS)
+    assert len(list(agreement_cells(bare))) == len(studied.AGREEMENT_COLUMNS)
     large = replace(found[0], errors={"uniform": 15.2, "values": 0.674})
     assert list(agreement_cells(large))[2:4] == ["1,520%", "67.4%"]  # one unit for all of a row
 

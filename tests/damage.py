@@ -1,0 +1,144 @@
+"""Damage that files of a model, texts and results can have: what is done to a working folder before a command runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import xarray as xr
+from safetensors.torch import load, save
+
+from probes.results import dataset as results
+
+Spoil = Callable[[Path], object]
+Q, LAST = "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
+WEIGHTS = "model.safetensors", "small/model.safetensors"
+MARKER = "somebody-else-s-code-was-run"  # no row may leave it
+
+
+def edited(name: str, change: Callable[[bytes], bytes]) -> Spoil:
+    """A file with its content changed."""
+
+    def spoil(here: Path) -> None:
+        (here / name).write_bytes(change((here / name).read_bytes()))
+
+    return spoil
+
+
+def weights_are(change: Callable[[bytes], bytes]) -> Spoil:
+    """Other bytes in the place of the weights' file."""
+    return edited(WEIGHTS[1], change)
+
+
+def header_is(change: Callable[[dict[str, Any]], object] | str) -> Spoil:
+    """Another JSON header before the same data."""
+
+    def changed(content: bytes) -> bytes:
+        (length,) = struct.unpack("<Q", content[:8])
+        header = change
+        if not isinstance(header, str):
+            fields = json.loads(content[8 : 8 + length])
+            header(fields)
+            header = json.dumps(fields)
+        return struct.pack("<Q", len(header)) + header.encode() + content[8 + length :]
+
+    return weights_are(changed)
+
+
+def tensor_is(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
+    """Another tensor in a sound file."""
+
+    def changed(content: bytes) -> bytes:
+        tensors = load(content)
+        return save(tensors | {name: change(tensors[name])}, {"format": "pt"})
+
+    return weights_are(changed)
+
+
+def config_has(**changes: Any) -> Spoil:
+    """Other values in config.json; those given as None are left out."""
+
+    def changed(content: bytes) -> bytes:
+        fields = json.loads(content) | changes
+        return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
+
+    return edited("small/config.json", changed)
+
+
+def file_is(name: str, content: str | bytes) -> Spoil:
+    """A file with this content."""
+
+    def spoil(here: Path) -> None:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return spoil
+
+
+def without(*names: str) -> Spoil:
+    """Files removed from the model's folder."""
+    return lambda here: [(here / "small" / name).unlink() for name in names]
+
+
+def index_is(content: str) -> Spoil:
+    """Weights in a file of another name, with this index."""
+
+    def spoil(here: Path) -> None:
+        folder = here / "small"
+        (folder / "model.safetensors").rename(folder / "a.safetensors")
+        (folder / "model.safetensors.index.json").write_text(content)
+
+    return spoil
+
+
+def index_names(file: str) -> Spoil:
+    """An index in which a tensor is in this file."""
+    return index_is(json.dumps({"metadata": {}, "weight_map": {Q: file}}))
+
+
+def link(name: str, to: str) -> Spoil:
+    return lambda here: (here / name).symlink_to(to)
+
+
+def folder(name: str) -> Spoil:
+    return lambda here: (here / name).mkdir()
+
+
+def pipe(name: str) -> Spoil:
+    return lambda here: os.mkfifo(here / name)
+
+
+def bomb(name: str) -> Spoil:
+    """A pickle of that name in the model's folder that leaves the marker when it is read."""
+    return lambda here: file_is(f"small/{name}", f"cbuiltins\nopen\n(V{here / MARKER}\nVw\ntR.")(here)
+
+
+def own_code(kind: str = "own-kind", **auto: str) -> Spoil:
+    """A module in the model's folder that leaves the marker when it is imported, asked for by config.json."""
+
+    def spoil(here: Path) -> None:
+        program = f"open({str(here / MARKER)!r}, 'w').close()\nfrom transformers import *\n"
+        (here / "small" / "own.py").write_text(program)
+        config_has(model_type=kind, architectures=None, auto_map=auto)(here)
+
+    return spoil
+
+
+def other_result(here: Path) -> None:
+    xr.Dataset({"x": ("a", [1.0])}).to_netcdf(here / "out" / "other.nc", engine="h5netcdf")
+
+
+def result_of(name: str = "jacobian", **attrs: Any) -> Spoil:
+    """A file that says it is a result, in a folder where results are looked for."""
+
+    def spoil(here: Path) -> None:
+        (here / "out" / "jacobian").mkdir(exist_ok=True)
+        ds = xr.Dataset({"x": ("a", [1.0])}, attrs={"headwater": "0.1.0", **attrs})
+        results.save(ds, here / "out" / "jacobian" / f"{name}.nc")
+
+    return spoil
