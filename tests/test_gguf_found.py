@@ -15,7 +15,7 @@ from typing import Any
 import families
 import gguf_files
 import pytest
-from gguf_files import IDS, REMOVED, cut, one_line, own_cache, read, refused, same, write  # noqa: F401
+from gguf_files import IDS, REMOVED, cut, own_cache, read, refused, same, write  # noqa: F401
 from transformers import PreTrainedTokenizerFast
 
 import probes
@@ -295,7 +295,7 @@ def loads(path: Path) -> int:
     try:
         probes.load(path)
     except InputError as error:
-        one_line(error)
+        families.one_line(error)
         return 0
     return 1
 

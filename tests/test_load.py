@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import families
 import pytest
 import torch
+from measured import BACKENDS
 from safetensors.torch import load_file, save_file
-from transformers import BloomConfig
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoTokenizer, BloomConfig
 
 import probes
-from probes.errors import InputError
 from probes.models.huggingface import HuggingFaceView
-from probes.models.lens import LensView, boot
+from probes.models.lens import LensView
 from probes.models.load import CHECKPOINTS
 
 IDS = torch.arange(3, 15)[None]
@@ -42,49 +44,28 @@ def copied(kept: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(kept, tmp_path / "small"))
 
 
-def refused(source: Any, **options: Any) -> str:
-    with pytest.raises(InputError) as raised:
-        probes.load(source, **options)
-    message = str(raised.value)
-    assert "\n" not in message
-    assert len(message) < 500
-    return message
+refused = partial(families.refused, probes.load)
 
 
 # ------------------------------------------------------------------------------------------------- what is loaded
 
 
-@pytest.mark.parametrize("name", families.DIFFERENT)
-def test_a_folder_is_the_model_that_was_saved(name, tmp_path):
-    own = families.model(name)
-    model = probes.load(str(saved(tmp_path / "some model", name)))
-    assert isinstance(model, HuggingFaceView)
-    assert model.spec.family == name
-    assert model.identity.name == "some model"
-    assert model.identity.revision is None
-    in_memory = probes.load(own)
-    assert model.identity.weights == in_memory.identity.weights
-    assert torch.equal(model.residual(model.embed(IDS)), in_memory.residual(in_memory.embed(IDS)))
-    assert model.tokenizer is not None
-    assert model.bos == 0
-
-
 def test_paths_of_every_kind_and_both_backends(kept, tmp_path, monkeypatch):
-    weights = probes.load(kept).identity.weights
+    own = probes.load(families.model("llama"))
     monkeypatch.chdir(kept.parent)
     monkeypatch.setenv("HOME", str(kept.parent))
     for source in ("small", "./small", "~/small", "small/", Path("small")):
         model = probes.load(source)
-        assert (model.identity.weights, model.identity.name) == (weights, "small")
-
+        assert isinstance(model, HuggingFaceView)
+        assert (model.identity.weights, model.bos) == (own.identity.weights, 0)
+        assert (model.identity.name, model.identity.revision) == ("small", None)
+        assert torch.equal(model.residual(model.embed(IDS)), own.residual(own.embed(IDS)))
     folder = saved(tmp_path / "split", max_shard_size="50KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    assert probes.load(folder).identity.weights == weights
+    assert probes.load(folder).identity.weights == own.identity.weights
     second = probes.load(kept, "transformer_lens")
     assert isinstance(second, LensView)
-    assert (second.identity.weights, second.identity.name, second.bos) == (weights, "small", 0)
-    bridge = boot(families.model("llama"), "llama")
-    assert isinstance(probes.load(bridge), LensView)
+    assert (second.identity.weights, second.identity.name, second.bos) == (own.identity.weights, "small", 0)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +94,22 @@ def test_auto_dtype_and_device(tmp_path):
     assert probes.load(tmp_path / "half", device="cpu").identity.device == "cpu"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rotations_are_not_rounded_with_the_weights(backend):
+    """Frequencies in bfloat16 would be off by up to 0.4 %: half a radian at position 127."""
+    model = families.model("llama")
+    ids = torch.arange(families.MAX_LENGTH)[None]
+    wide: Any = probes.load(model)
+    expected = wide.trace(wide.embed(ids)).rotary[0]
+    narrow: Any = probes.load(model, backend, dtype="bfloat16")
+    for seen in (narrow, narrow.reinitialized(0)):
+        pair = seen.trace(seen.embed(ids)).rotary[0]
+        assert torch.equal(pair[0], expected[0].bfloat16())
+        assert torch.equal(pair[1], expected[1].bfloat16())
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_on_a_gpu(kept, backend):
     own = families.model("gemma2")
     here, there = probes.load(own, backend), probes.load(own, backend, device="cuda")
@@ -134,10 +129,29 @@ def test_a_checkpoint_without_tokenizer_loads_but_has_no_prompts(tmp_path, copie
     assert model.tokenizer is None
     assert model.bos is None
     assert model.trace(model.embed(IDS)).residual[-1].isfinite().all()
-    with pytest.raises(InputError, match="bare has no tokenizer; pass token ids"):
-        probes.prompts(model, n=1, length=8)
-    twin = probes.load(tmp_path / "bare", "transformer_lens").reinitialized(0)
-    assert twin.tokenizer is None
+    assert "bare has no tokenizer; pass token ids" in families.refused(probes.prompts, model, n=1, length=8)
+    assert probes.load(tmp_path / "bare", "transformer_lens").reinitialized(0).tokenizer is None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bos_is_what_training_put_first(backend):
+    model = families.model("llama")
+    assert probes.load(model, backend).bos is None
+    kinds: dict[families.Bos, int | None] = {"prepended": 0, "dedicated": None, "end": None, "none": None}
+    for kind, bos in kinds.items():
+        seen = probes.load(model, backend, tokenizer=families.tokenizer(kind))
+        assert seen.bos == seen.reinitialized(0).bos == bos
+
+
+def test_bridges_booted_by_transformer_lens_itself(tmp_path):
+    families.tokenizer("end").save_pretrained(tmp_path)
+    given: Any = {"hf_model": families.model("llama"), "tokenizer": AutoTokenizer.from_pretrained(tmp_path)}
+    bridge = TransformerBridge.boot_transformers(str(tmp_path), **given, device="cpu")
+    seen, own = probes.load(bridge), probes.load(families.model("llama"))
+    found, expected = (one.residual(own.embed(IDS)) for one in (seen, own))
+    assert (found - expected).abs().max() < 1e-3 * expected.std()  # float32's rounding, as in test_models
+    assert seen.tokenizer is not None
+    assert seen.bos is seen.reinitialized(0).bos is None  # TransformerLens makes every tokenizer prepend
 
 
 def test_loading_says_nothing_and_leaves_transformers_and_random_numbers_as_they_were(kept, capfd):
@@ -148,7 +162,7 @@ def test_loading_says_nothing_and_leaves_transformers_and_random_numbers_as_they
     logging.set_verbosity_info()
     before = torch.get_rng_state()
     try:
-        for backend in ("transformers", "transformer_lens"):
+        for backend in BACKENDS:
             probes.load(kept, backend)
         assert logging.get_verbosity() == python_logging.INFO
         assert logging.is_progress_bar_enabled()

@@ -8,6 +8,7 @@ tests marked `gpu` have real ones.
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -93,10 +94,6 @@ def same(a: Any, b: Any) -> bool:
 # ------------------------------------------------------------------------------------------------ every family
 
 
-def double(tensor: Tensor) -> Tensor:
-    return 2 * tensor
-
-
 def facts(view: View) -> dict[str, Any]:
     """What a view says of itself and of a pass, with edits and without."""
     embeddings = view.embed(IDS)
@@ -105,7 +102,7 @@ def facts(view: View) -> dict[str, Any]:
         last = view.residual(embeddings)
     leaf = embeddings.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(view.norm(view.residual(leaf)).square().sum(), leaf)
-    edits = [Edit(site, layer, double) for site in ("residual", "query", "key", "value") for layer in (0, 2)]
+    edits = [Edit(site, layer, lambda x: 2 * x) for site in ("residual", "query", "key", "value") for layer in (0, 2)]
     trace, edited = view.trace(embeddings, attention=True), view.trace(embeddings, edits=edits)
     with torch.no_grad():
         again = tuple(block(stream) for block, stream in zip(trace.blocks, trace.residual, strict=False))
@@ -165,7 +162,6 @@ def test_named_devices_tell_operands_apart():
     with devices.NamedDevices():
         one, other = torch.ones(3, device="cpu:1"), torch.ones(3, device="cpu:2")
         assert (one.to("cpu:2") + other).device == torch.device("cpu:2")
-        assert one[:1].device == nn.Parameter(one).device == torch.device("cpu:1")
         with pytest.raises(RuntimeError, match="operands lie on"):
             torch.add(one, other)
 
@@ -226,9 +222,10 @@ def test_weights_are_the_same_to_provenance_before_and_after_passes(name):
 
 
 def test_policies_and_dtypes(tmp_path):
-    small, large = {"cpu": "2MiB"}, {"cpu": 1 << 30}
-    for memory, disk in ((small, True), (large, False)):
-        view: Any = probes.load("tiny-llama", device_map="auto", max_memory=memory, offload_folder=tmp_path / "off")
+    for memory, disk in (("2MiB", True), (1 << 30, False)):
+        view: Any = probes.load(
+            "tiny-llama", device_map="auto", max_memory={"cpu": memory}, offload_folder=tmp_path / "off"
+        )
         assert split.is_split(view._model) == view.offloaded == disk
         assert not disk or "disk" in view._model.hf_device_map.values()
         assert view.identity == whole().identity
@@ -264,9 +261,7 @@ def test_policies_and_dtypes(tmp_path):
 )
 def test_bad_placement_is_refused_in_one_line(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=message) as caught:
-        probes.load("tiny-llama", **options)
-    assert "\n" not in str(caught.value)
+    assert re.search(message, families.refused(probes.load, "tiny-llama", **options))
 
 
 def test_tied_weights_on_two_devices_are_refused_and_entries_within_entries_taken_apart():
@@ -377,8 +372,7 @@ def test_lost_offload_folder_is_named(tmp_path):
     model = on_disk("llama", tmp_path / "off")
     for file in (tmp_path / "off").glob("*.dat"):
         file.unlink()
-    with pytest.raises(InputError, match=r"offloaded weight 'model\.layers\.1.* cannot be read \(FileNotFoundError\)"):
-        probes.load(model)
+    assert re.search("offloaded weight 'model.layers.1.* [(]FileNotFoundError[)]", families.refused(probes.load, model))
 
 
 @pytest.mark.parametrize(
@@ -391,24 +385,22 @@ def test_lost_offload_folder_is_named(tmp_path):
 )
 def test_what_would_move_a_split_model_is_refused(options, message, tmp_path):
     model = on_disk("llama", tmp_path)
-    with pytest.raises(InputError, match=message):
-        probes.load(model, **options)
+    assert message in families.refused(probes.load, model, **options)
     assert probes.load(model, device="cpu", dtype="float32").device == torch.device("cpu")  # where it is already
-    with pytest.raises(InputError, match="device_map=auto changes nothing in a view"):
-        probes.load(whole(), device_map="auto")
+    said = families.refused(probes.load, whole(), device_map="auto")
+    assert "device_map=auto changes nothing in a view" in said
 
 
 def test_hooks_that_move_weights_in_place_are_refused():
     model, _ = accelerate.cpu_offload_with_hook(families.model("llama"), "cpu")
-    with pytest.raises(InputError, match="hook 'CpuOffload'"):
-        probes.load(model)
+    assert "hook 'CpuOffload'" in families.refused(probes.load, model)
 
 
 def test_not_finite_weights_on_disk_are_named(tmp_path):
     model: Any = families.model("llama")
     model.model.layers[1].mlp.up_proj.weight.data[3, 4] = float("inf")
-    with pytest.raises(InputError, match=r"not finite \(model\.layers\.1\.mlp\.up_proj\.weight\)"):
-        probes.load(dispatch(model, map_of(model, ["cpu", "disk", "cpu"], "cpu", "cpu"), folder=tmp_path))
+    dispatch(model, map_of(model, ["cpu", "disk", "cpu"], "cpu", "cpu"), folder=tmp_path)
+    assert "not finite (model.layers.1.mlp.up_proj.weight)" in families.refused(probes.load, model)
 
 
 # ------------------------------------------------------------------------------------------------ command line
@@ -417,10 +409,7 @@ def test_not_finite_weights_on_disk_are_named(tmp_path):
 @pytest.mark.parametrize("command", ["jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "inspect"])
 def test_every_command_takes_the_options(command):
     given = f"{command} tiny-llama --device-map auto {'--prompt text' if command == 'inspect' else ''} --max-memory "
-    for memory, says in (
-        ("77=1GiB", "max_memory names '77', which is not there"),
-        ("7", "is not a list of DEVICE=SIZE"),
-    ):
+    for memory, says in {"77=1GiB": "names '77', which is not there", "7": "is not a list of DEVICE=SIZE"}.items():
         assert says in str(CliRunner().invoke(app, given + memory).exception)
 
 
