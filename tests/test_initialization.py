@@ -426,17 +426,10 @@ def test_a_study_draws_by_the_rule_and_its_figure_says_so(checkpoint, tmp_path):
     assert "fresh weights: smollm2-135m" in (tmp_path / "theory.svg").read_text(encoding="utf-8")
 
 
-def test_a_study_by_another_rule_or_with_no_use_for_one_is_refused(checkpoint, tmp_path):
-    def advance(running: str, done: float, total: float) -> None:
-        if running == "ape init 0":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        study([str(checkpoint)], tmp_path, settings(checkpoint), advance=advance)
-    for other in ("config", "1/24"):
-        with pytest.raises(InputError, match="unfinished study with other initialization;"):
-            study([str(checkpoint)], tmp_path, settings(checkpoint, initialization=other))
-    trained: Any = {"conditions": ("pretrained",)}  # `test_bad_inputs`: refused, but for these
+def test_a_rule_has_no_use_without_fresh_weights_but_for_these(checkpoint):
+    trained: Any = {"conditions": ("pretrained",)}
+    with pytest.raises(InputError, match="initialization 'smollm2-135m' has no use without fresh weights; add init"):
+        settings(checkpoint, **trained)
     settings(checkpoint, **trained, theories=("config",))
     settings(checkpoint, **trained, initialization="config")
 

@@ -435,16 +435,3 @@ def test_family_on_gpu_and_in_main_memory(family):
             assert (one - other).abs().max() <= NOISE * other.abs().max(), name
     for parts in found["parts"]:
         assert parts.q.weight.device == parts.mlp_norm.weight.device == view.device
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("probe", PROBES)
-def test_probe_on_gpu_and_in_main_memory(probe):
-    places = {"": "cuda:0", "model.layers.1": "cpu", "model.layers.2": "disk", "model.layers.5": "cpu"}
-    view, other = probes.load("tiny-llama", device_map=places), probes.load("tiny-llama", device="cuda:0")
-    assert view.device == other.device
-    assert view.offloaded
-    found, expected = PROBES[probe](view), PROBES[probe](other)
-    for name in expected.data_vars:
-        if expected[name].dtype.kind == "f":
-            xr.testing.assert_allclose(found[name], expected[name], rtol=NOISE, atol=NOISE)

@@ -163,29 +163,6 @@ def test_nothing_is_left_changed_at_the_end_of_every_probe(models, tokens, kind)
         assert heard.calls >= 1
 
 
-REFUSED: dict[str, Run] = {
-    "query": _jacobian(query=LENGTH),
-    "block": _jacobian(from_layer=9),
-    "key": _sinks(keys=(LENGTH,)),
-    "picture": _sinks(pictures=-1),
-    "replacement": _swapped(_sinks(), 5000),
-    "bands": _leakage(bands=((4, 90),)),
-    "starts": _trajectory(starts=1000),
-    "token": _inspect(of=5000),
-    "ids": lambda view, tokens, heard: _sinks()(view, tokens + 1000, heard),
-}
-
-
-@pytest.mark.parametrize("kind", ["transformers", "bridge"])
-def test_nothing_is_left_changed_by_what_is_refused(models, tokens, kind):
-    model, view = models[kind]
-    before = fingerprint(model)
-    for name, run in REFUSED.items():
-        with pytest.raises(InputError):
-            run(view, tokens, Stop())
-        assert difference(before, fingerprint(model)) == [], name
-
-
 @pytest.mark.parametrize("kind", ["transformers", "bridge"])
 def test_nothing_is_left_changed_by_values_that_stop_a_probe_midway(tokens, kind):
     model, view = _given(kind)
@@ -194,12 +171,10 @@ def test_nothing_is_left_changed_by_values_that_stop_a_probe_midway(tokens, kind
     before = fingerprint(model)
     failed = 0
     for run in ANYWHERE.values():
-        said = ""
         try:
             run(view, tokens, Stop())
         except InputError as error:
-            said = str(error)
-        failed += "not finite" in said
+            failed += "not finite" in str(error)
         assert difference(before, fingerprint(model)) == []
     assert failed >= 6  # every jacobian, and what takes one
 
