@@ -16,7 +16,7 @@ from probes.models import split
 def _of_tensor(tensor: torch.Tensor | None) -> Any:
     if tensor is None:
         return None
-    data = None if tensor.is_meta or not tensor.numel() else tensor.detach().cpu().reshape(-1)
+    data = None if tensor.is_meta or not tensor.numel() else tensor.detach().cpu().reshape(-1).contiguous()
     content = hashlib.sha256(b"" if data is None else data.view(torch.uint8).numpy().tobytes()).hexdigest()
     kept = (id(tensor), tensor.data_ptr(), tensor._version, tensor.requires_grad, str(tensor.dtype), str(tensor.device))
     return (*kept, tuple(tensor.shape), content, _of_tensor(tensor.grad) if tensor.is_leaf else None)
