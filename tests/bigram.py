@@ -1,4 +1,4 @@
-"""A model without blocks: its logits depend on the last token alone. For what concerns text, tokens and results only."""
+"""Views written out by hand: a base for them, and a model without blocks for what concerns text, tokens and results only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ WORDS = TEXT.split()
 
 
 @dataclass
-class Bigram:
-    """Embedding and unembedding of `spec.vocabulary` by `spec.width`, nothing between them."""
+class ByHand:
+    """A view of blocks that nothing can be taken apart of; here there are none."""
 
     spec: Spec
     identity: Identity
-    tokenizer: Any
     embedding: Tensor
-    bos: int | None
+    tokenizer: Any = None
+    bos: int | None = None
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     dtype: torch.dtype = torch.float32
     offloaded: bool = False
@@ -35,14 +35,20 @@ class Bigram:
     def embed(self, tokens: Tensor) -> Tensor:
         return self.embedding[tokens]
 
+    def block(self, x: Tensor) -> Tensor:
+        raise IndexError("there is no block")
+
     def trace(self, embeddings: Tensor, *, attention: bool = False, edits: Sequence[Edit] = ()) -> Trace:
-        return Trace((embeddings,), (), ())
+        streams = [embeddings]
+        for _ in range(self.spec.blocks):
+            streams.append(self.block(streams[-1]))
+        return Trace(tuple(streams), (self.block,) * self.spec.blocks, (None,) * self.spec.blocks)
 
     def residual(self, embeddings: Tensor, *, edits: Sequence[Edit] = ()) -> Tensor:
-        return embeddings
+        return self.trace(embeddings).residual[-1]
 
     def watching(self, watcher: Watcher) -> AbstractContextManager[None]:
-        return nullcontext()
+        return nullcontext()  # there is no attention to be seen
 
     def output_weights(self, layer: int) -> Tensor:
         raise IndexError(f"there is no block {layer}")
@@ -56,28 +62,23 @@ class Bigram:
     def parts(self, layer: int) -> Parts | None:
         return None
 
-    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Any = "config") -> Bigram:
+    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Any = "config") -> ByHand:
         fresh = torch.randn(self.embedding.shape, generator=torch.Generator().manual_seed(seed))
         condition = "init" if positional else "init-nope"
-        return replace(
-            self, embedding=fresh, identity=replace(self.identity, condition=condition, weights=f"{condition} {seed}")
-        )
+        identity = replace(self.identity, condition=condition, weights=f"{condition} {seed}")
+        return replace(self, embedding=fresh, identity=identity)
 
 
-def bigram(*, bos: bool, max_length: int | None = None, vocabulary: int | None = None) -> Bigram:
-    """A model whose byte-level tokenizer knows `WORDS`; BOS, if there is one, has id 0."""
+def identity(name: str, **more: str) -> Identity:
+    told = {"config": "{}", "backend": "tests", "dtype": "float32", "device": "cpu"} | more
+    return Identity(name, None, "pretrained", "0" * 64, **told)
+
+
+def bigram(*, bos: bool, max_length: int | None = None, vocabulary: int | None = None) -> ByHand:
+    """Logits depend on the last token alone; its byte-level tokenizer knows `WORDS`; BOS, if there is one, has id 0."""
     tokenizer = train_tokenizer([Document("words", " ".join(WORDS * 3))], vocabulary=300, bos=bos)
     ids = len(tokenizer) if vocabulary is None else vocabulary
     spec = Spec("bigram", 0, 0, 0, 0, 4, ids, (), (), max_length, None)
-    identity = Identity(
-        name="bigram",
-        revision=None,
-        condition="pretrained",
-        weights="0" * 64,
-        config=json.dumps({"width": 4}),
-        backend="tests",
-        dtype="float32",
-        device="cpu",
-    )
     embedding = torch.randn(ids, 4, generator=torch.Generator().manual_seed(99))
-    return Bigram(spec, identity, tokenizer, embedding, tokenizer.bos_token_id)
+    made = identity("bigram", config=json.dumps({"width": 4}))
+    return ByHand(spec, made, embedding, tokenizer, tokenizer.bos_token_id)

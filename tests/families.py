@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
@@ -27,6 +28,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from probes.errors import InputError
 
 VOCABULARY, WIDTH, BLOCKS, HEADS, KV_HEADS, HEAD_DIM = 128, 64, 3, 4, 2, 16
 WINDOW = 8
@@ -124,3 +127,17 @@ def checkpoints(folder: Path, **found: tuple[str, Bos]) -> Path:
     words = np.random.default_rng(0).integers(3, 100, 600)
     (folder / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
     return folder
+
+
+def refused(function: Callable[..., object], *given: Any, **options: Any) -> str:
+    """What a function says against what it is given, in one line."""
+    with pytest.raises(InputError) as raised:
+        function(*given, **options)
+    return one_line(raised.value)
+
+
+def one_line(error: InputError) -> str:
+    said = str(error)
+    assert "\n" not in said
+    assert len(said) < 500
+    return said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +17,6 @@ import torch
 from transformers import PreTrainedModel
 
 import probes
-from probes.errors import InputError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt2")
 BYTES = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # printable ASCII, space and newline, as byte-level BPE has them
@@ -200,18 +200,7 @@ def cut(seen: Any, text: str) -> list[str]:
     return seen.tokenizer.convert_ids_to_tokens(seen.tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def refused(path: Path | str, **options: Any) -> str:
-    """What is said against a file, in one line."""
-    with pytest.raises(InputError) as raised:
-        probes.load(path, **options)
-    return one_line(raised.value)
-
-
-def one_line(error: InputError) -> str:
-    said = str(error)
-    assert "\n" not in said
-    assert len(said) < 500
-    return said
+refused = partial(families.refused, probes.load)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -11,9 +11,9 @@ import families
 import pytest
 import reference
 import torch
+from attentions import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same
 from families import BLOCKS, HEAD_DIM, HEADS, WIDTH
 from measured import BACKENDS, EVERY, SOME, drawn_tokens
-from test_fused import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same
 from torch import Tensor, nn
 
 import probes

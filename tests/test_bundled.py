@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -12,7 +11,7 @@ import probes
 from probes.data.documents import HELDOUT, read_documents
 from probes.models.load import CHECKPOINTS
 from toy.corpus import Windows, pack
-from toy.evaluation import position0_weights, validation_loss
+from toy.evaluation import validation_loss
 from toy.recipes import RECIPES
 
 MEGABYTE = 1_000_000
@@ -60,33 +59,3 @@ def test_they_have_learned(name: str):
     # Other windows than the card's, hence other text: a tenth of a nat apart at most, far from a bigram.
     assert loss == pytest.approx(said["validation_loss"], abs=0.15)
     assert loss < said["bigram_validation_loss"] - 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.bos])
-def test_a_head_attends_to_bos(name: str):
-    windows, model = heldout_windows(name)
-    inputs, _ = windows.at(windows.side_by_side()[:64])
-    weights = position0_weights(model, inputs)
-    np.testing.assert_allclose(weights, training(name)["position0_weight"], atol=2e-3)
-    assert max(map(max, weights)) > 0.3
-
-
-def test_a_sliding_window_has_a_reach():
-    model = probes.load("tiny-mistral-window")
-    tokens = probes.prompts(model, n=1, length=256)
-    sensitivity = probes.jacobian(model, tokens, method="scalar")["sensitivity"].values[0]
-    reach = 6 * (32 - 1)  # blocks times how far back one sees
-    assert not sensitivity[: 255 - reach].any()
-    assert sensitivity[255 - reach :].all()
-
-
-@pytest.mark.slow
-def test_intermediate_steps_lie_between():
-    losses = []
-    for step in ("step0", "step100", "step300", "step1000", None):
-        model = probes.load("tiny-llama", revision=step)
-        tokens = probes.prompts(model, n=8, length=256)
-        logits = model.unembed(model.norm(model.residual(model.embed(tokens))))
-        losses.append(torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).item())
-    assert losses == sorted(losses, reverse=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import families
 import pytest
+from commands import call
 
 import probes
 from probes.cli import main as cli
@@ -114,11 +114,7 @@ def test_files_models_and_options_that_do_not_go_with_a_chat(model, tmp_path):
 
 SMALL = {
     "jacobian": "--products 4 --seeds 1 --conditions pretrained",
-    "theory": "--products 4 --seeds 1 --conditions pretrained --prompts 9",
     "sinks": "--pictures 0",
-    "trajectory": "--starts 4",
-    "leakage": "--bootstrap 4 --lags 1,2 --bands 3-9",
-    "bos-swap": "--bootstrap 4 --lags 1,2 --bands 3-9 --profile-prompts 1 --products 4",
     "inspect": "--baseline none --of top",
 }
 
@@ -135,22 +131,8 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
-    monkeypatch.setattr("probes.results.dataset._command", "")
-    with pytest.raises(SystemExit) as raised:
-        cli.main()
-    return int(raised.value.code or 0)
-
-
-SOURCES = ["--chat", "--text", "--dataset"]  # inspect, the seventh, has no --dataset
-SLOW = ("leakage", "bos-swap", "theory")
-
-
-@pytest.mark.parametrize(
-    "command", [pytest.param(command, marks=pytest.mark.slow) if command in SLOW else command for command in SMALL]
-)
-def test_every_command_takes_a_chat(model, folder, tmp_path, monkeypatch, capfd, command):
+@pytest.mark.parametrize("command", SMALL)  # a study, a survey, and the one that reads a single prompt
+def test_a_chat_on_the_command_line(model, folder, tmp_path, monkeypatch, capfd, command):
     chat = folder / ("one.json" if command == "inspect" else "several.json")
     words = [command, str(folder / "ape"), "--chat", str(chat), *SMALL[command].split()]
     assert call(monkeypatch, *words, "--device", "cpu", "--out", str(tmp_path)) == 0
@@ -162,15 +144,11 @@ def test_every_command_takes_a_chat(model, folder, tmp_path, monkeypatch, capfd,
     assert command == "inspect" or f"chat '{chat}' gives 5 prompts of 21 tokens, instead of " in said
 
 
-@pytest.mark.slow
-def test_a_question_is_a_single_prompt(folder, tmp_path, monkeypatch, capfd):
-    words = ["sinks", str(folder / "ape"), "--chat", "w3 w4 w5 w6 w7", "--out", str(tmp_path), "--pictures", "0"]
-    assert call(monkeypatch, *words) == 0
-    assert "ape: chat 'w3 w4 w5 w6 w7' gives 1 prompt of 9 tokens, instead of 32 of 256; more" in capfd.readouterr().err
-    assert probes.load_result(tmp_path / "sinks.nc")["tokens"].values.tolist() == [[0, 3, 4, 5, 6, 7, 1, 0, 99]]
+COMMANDS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "inspect", "match", "report")
+SOURCES = ["--chat", "--text", "--dataset"]  # inspect, the seventh, has no --dataset
 
 
-@pytest.mark.parametrize(("command", "option"), list(zip([*SMALL, "match", "report"], 3 * SOURCES, strict=True)))
+@pytest.mark.parametrize(("command", "option"), list(zip(COMMANDS, 3 * SOURCES, strict=True)))
 def test_a_file_that_is_not_there_is_refused_before_a_model_is_read(tmp_path, monkeypatch, capfd, command, option):
     read: list[str] = []
     monkeypatch.setattr("probes.models.load.find", lambda source, *_: read.append(source))

@@ -6,94 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import reference
 import torch
+from attentions import DTYPES, HEAD, HEADS, KINDS, SLOPES, drawn, keys_of, logits_of, rounding, same, twin_logits
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from probes.models import fused
 from probes.models.fused import attend, query_blocks
-from probes.models.view import Attention, contentless_patterns
-
-HEADS, HEAD = 2, 16
-CAP = 4.0  # logits here have a spread of 3: most are bent
-SLOPES = torch.tensor([0.5, 0.0625], dtype=torch.float64)
-ROUGH_EXP = 1e-4  # the CPU's kernel takes exponentials of 16-bit inputs to 14 bits: measured, 6e-5 of a log-sum-exp
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-KINDS: dict[str, dict[str, Any]] = {
-    "causal": {},
-    "window": {"window": 8},
-    "softcap": {"softcap": CAP},
-    "slopes": {"slopes": SLOPES},
-    "softcap, slopes and window": {"softcap": CAP, "slopes": SLOPES, "window": 8},
-    "prefix": {"prefix": 8},
-    "full": {"prefix": 10_000},
-    "prefix and window": {"prefix": 5, "window": 8},
-    "softcap, slopes and prefix": {"softcap": CAP, "slopes": SLOPES, "prefix": 8},
-}
-
-
-def drawn(
-    length: int,
-    *,
-    prompts: int = 2,
-    heads: int = HEADS,
-    head: int = HEAD,
-    dtype: torch.dtype = torch.float64,
-    spread: float = 1.7,
-    seed: int = 0,
-    **more: Any,
-) -> Attention:
-    """Normal queries, keys and values; logits have the standard deviation `spread` squared."""
-    generator = torch.Generator().manual_seed(seed)
-    query, key, value = (torch.randn(prompts, heads, length, head, generator=generator).double() for _ in range(3))
-    given: dict[str, Any] = {"softcap": None, "window": None} | more
-    return Attention((spread * query).to(dtype), (spread * key).to(dtype), value.to(dtype), head**-0.5, **given)
-
-
-def logits_of(attention: Attention) -> Tensor:
-    """The twin's, of exactly the numbers that are given, in float64 on the CPU."""
-    q, k = (x.detach().cpu().double() for x in (attention.query, attention.key))
-    return twin_logits(q, k, attention)
-
-
-def twin_logits(query: Tensor, key: Tensor, attention: Attention) -> Tensor:
-    """Of these queries and keys, under the mask, soft-cap and slopes of `attention`."""
-    slopes = None if attention.slopes is None else attention.slopes.cpu()
-    more: dict[str, Any] = {"softcap": attention.softcap, "window": attention.window, "slopes": slopes}
-    if attention.prefix is None:
-        return reference.attention_logits(query, key, attention.scale, **more)
-    return reference.masked_logits(query, key, attention.scale, **more, prefix=attention.prefix)
-
-
-def keys_of(attention: Attention, start: int, stop: int) -> tuple[int, int]:
-    """The first key that queries from `start` to `stop` see, and the last one plus 1, found by asking for each."""
-    window, prefix, length = attention.window, attention.prefix, attention.query.shape[-2]
-    seen = [j for j in range(length) for i in range(start, stop) if reference.looks_at(i, j, window, prefix)]
-    return min(seen), max(seen) + 1
-
-
-def rounding(attention: Attention) -> float:
-    """Of logits, for queries and keys taken as they are: eps of float32 or better times the products that are summed.
-
-    An error e of a logit is a factor exp(e) of a weight, so that this is the relative error of patterns, too. bfloat16
-    is multiplied exactly in float32, but see `ROUGH_EXP`.
-    """
-    eps = torch.finfo(torch.promote_types(attention.query.dtype, torch.float32)).eps
-    q, k = (x.detach().double().abs() for x in (attention.query, attention.key))
-    largest = float((q @ k.transpose(-1, -2)).max()) * attention.scale
-    slopes = 0.0 if attention.slopes is None else float(attention.slopes.max()) * attention.query.shape[-2]
-    rough = ROUGH_EXP if attention.query.dtype in (torch.bfloat16, torch.float16) else 0.0
-    return 4 * eps * (1 + largest + slopes) + rough
-
-
-def same(found: Tensor | None, expected: Tensor, noise: float) -> None:
-    """Equal within `noise`, of values above 1 relative to them; devices and dtypes aside."""
-    assert found is not None
-    torch.testing.assert_close(found.detach().cpu().double(), expected.double(), rtol=noise, atol=noise)
-
+from probes.models.view import Attention
 
 # -------------------------------------------------------------------------------------------------------- attend
+
+
+def attended_with_sums(given: Attention) -> Any:
+    return attend(given, normalizer=True)
 
 
 def attended(given: Attention) -> None:
@@ -184,28 +110,11 @@ def test_gradients_are_the_plain_pattern_s(kind, monkeypatch):
 
 def test_one_of_three_may_want_gradients():
     given = drawn(12, prompts=1)
-    value = given.value.clone().requires_grad_()
-    found: Any = attend(replace(given, value=value), normalizer=True)
-    (gradient,) = torch.autograd.grad(found.output.sum(), value)
+    wanted = replace(given, value=given.value.clone().requires_grad_())
+    (gradient,) = torch.autograd.grad(attended_with_sums(wanted).output.sum(), wanted.value)
     torch.testing.assert_close(gradient, logits_of(given).softmax(-1).sum(-2)[..., None].expand_as(gradient))
     with torch.no_grad():
-        plain: Any = attend(replace(given, value=value), normalizer=True)
-    assert not plain.output.requires_grad
-
-
-# ------------------------------------------------------------------------------------------------- patterns
-
-
-@pytest.mark.parametrize("window", [None, 4])
-def test_slopes_alone_are_the_patterns_without_content(window):
-    """ALiBi's sign, order of heads and decay are those of the theory of random models."""
-    given = drawn(30, prompts=1, slopes=SLOPES, window=window)
-    blank = replace(given, query=torch.zeros_like(given.query))
-    decay = contentless_patterns(30, window, SLOPES)
-    torch.testing.assert_close(blank.pattern()[0], decay, rtol=1e-12, atol=0)
-    found: Any = attend(blank, normalizer=True)
-    torch.testing.assert_close(found.output[0], decay @ given.value[0], rtol=1e-12, atol=1e-14)
-    assert not torch.allclose(decay[0], decay[1])
+        assert not attended_with_sums(wanted).output.requires_grad
 
 
 # -------------------------------------------------------------------------------------------- blocks and memory
@@ -214,16 +123,16 @@ def test_slopes_alone_are_the_patterns_without_content(window):
 def test_a_prefix_of_one_key_is_the_causal_mask_bit_for_bit():
     """So is a window as long as the prompt; and what stands behind a prefix is the causal kernel's."""
     given = drawn(40, dtype=torch.float32)
-    expected: Any = attend(given, normalizer=True)
-    for other in ({"prefix": 1}, {"window": 40}, {"window": 40, "prefix": 1}):
-        found: Any = attend(replace(given, **other), normalizer=True)
-        assert torch.equal(found.output, expected.output)
-        assert torch.equal(found.normalizer, expected.normalizer)
-        assert torch.equal(replace(given, **other).pattern(), given.pattern())
-    behind: Any = attend(replace(given, prefix=9), normalizer=True)
-    assert torch.equal(behind.output[..., 9:, :], expected.output[..., 9:, :])
-    assert torch.equal(behind.normalizer[..., 9:], expected.normalizer[..., 9:])
-    assert not torch.allclose(behind.output[..., :8, :], expected.output[..., :8, :])
+    expected = attended_with_sums(given)
+    others: list[tuple[dict[str, Any], int]] = [
+        ({"prefix": 1}, 0),
+        ({"window": 40, "prefix": 1}, 0),
+        ({"prefix": 9}, 9),
+    ]
+    for other, behind in [*others, ({"window": 40}, 0)]:
+        found = attended_with_sums(replace(given, **other))
+        assert torch.equal(found.output[..., behind:, :], expected.output[..., behind:, :])
+        assert torch.equal(found.normalizer[..., behind:], expected.normalizer[..., behind:])
 
 
 @pytest.mark.parametrize("prefix", [None, 1, 20, 149, 1000])

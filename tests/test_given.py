@@ -13,17 +13,14 @@ import probes
 from probes.errors import InputError
 
 TOKENS = torch.from_numpy(np.random.default_rng(0).integers(3, families.VOCABULARY, (4, 16)))
+SPLIT: Any = {"bands": ((3, 15),), "lags": (1, 2), "bootstrap": 0}
 SMALL: dict[str, Any] = {
     "jacobian": lambda model: probes.jacobian(model, TOKENS, method="scalar")["sensitivity"].values,
     "sinks": lambda model: probes.sinks(model, TOKENS, pictures=0)["alpha"].values,
     "trajectory": lambda model: probes.trajectory(model, TOKENS, starts=4)["norm_first"].values,
-    "leakage": lambda model: (
-        probes.leakage(model, TOKENS, bands=((3, 15),), lags=(1, 2), bootstrap=0)["log_source"].values
-    ),
+    "leakage": lambda model: probes.leakage(model, TOKENS, **SPLIT)["log_source"].values,
     "bos swap": lambda model: (
-        probes.bos_swap(model, TOKENS, bands=((3, 15),), lags=(1, 2), bootstrap=0, profile_prompts=1, products=4)[
-            "leakage_after"
-        ].values
+        probes.bos_swap(model, TOKENS, **SPLIT, profile_prompts=1, products=4)["leakage_after"].values
     ),
     "swapped": lambda model: probes.swapped(model, "zero").embed(TOKENS).numpy(),
     "inspect": lambda model: probes.inspect(model, TOKENS[0], of="top", baseline="none")["sensitivity"].values,
@@ -50,9 +47,7 @@ def test_a_name_and_a_folder_do(tmp_path):
     assert torch.equal(probes.prompts("tiny-llama", n=2, length=9), probes.prompts(model="tiny-llama", n=2, length=9))  # type: ignore[call-arg]
 
 
-def test_models_without_a_tokenizer_and_calls_without_a_model():
-    with pytest.raises(InputError, match="has no tokenizer"):
-        probes.prompts(families.model("llama"), length=9)
+def test_calls_without_a_model():
     with pytest.raises(TypeError, match=r"missing .* argument: 'model'"):
         probes.prompts()  # type: ignore[call-arg]
 

@@ -37,6 +37,10 @@ def halved(module: nn.Module, args: Any, output: Any) -> Any:
     return output / 2 if isinstance(output, Tensor) else (output[0] / 2, *output[1:])
 
 
+def logits(seen: Any) -> torch.Tensor:
+    return seen.unembed(seen.norm(seen.residual(seen.embed(IDS)))).detach()
+
+
 # ------------------------------------------------------------------------------------------------------- observers
 
 
@@ -53,8 +57,7 @@ def test_a_model_that_was_asked_for_its_states_and_patterns_is_measured_as_befor
     assert any(module._forward_hooks for module in blocks(model).modules())  # transformers keeps them there
     for view in (early, probes.load(model)):
         measured = probes.jacobian(view, IDS, method="sketch", products=8)
-        assert measured.attrs["engine"] == "parts"
-        assert "fallback" not in measured.attrs
+        assert (measured.attrs["engine"], measured.attrs.get("fallback")) == ("parts", None)
         assert measured["sensitivity"].equals(expected["sensitivity"])
         assert second_moment(view, IDS[:1], attention="measured")["sensitivity"].equals(theory["sensitivity"])
 
@@ -62,19 +65,14 @@ def test_a_model_that_was_asked_for_its_states_and_patterns_is_measured_as_befor
 # ----------------------------------------------------------------------------------- what may change what a block does
 
 
-class Scaled(nn.Linear):
-    """Linear in another way than its weight says."""
+def louder(module: nn.Module) -> None:
+    """Another class; of a linear layer, one that is linear in another way than its weight says."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return 2 * super().forward(input)
-
-
-def _subclass(block: Any) -> None:
-    class Louder(type(block.mlp)):
+    class Louder(type(module)):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
-    block.mlp.__class__ = Louder
+    module.__class__ = Louder
 
 
 def _forward(block: Any) -> None:
@@ -94,10 +92,10 @@ PUT: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "forward": (_forward, r"forward pass 'test_hooks\._forward\.<locals>\.<lambda>' on its mlp"),
     "linear": (
-        lambda block: setattr(block.self_attn.q_proj, "__class__", Scaled),
-        r"module 'test_hooks\.Scaled' as its self_attn\.q_proj",
+        lambda block: louder(block.self_attn.q_proj),
+        r"module 'test_hooks\..*\.Louder' as its self_attn\.q_proj",
     ),
-    "class": (_subclass, r"module 'test_hooks\._subclass\.<locals>\.Louder' as its mlp"),
+    "class": (lambda block: louder(block.mlp), r"module 'test_hooks\.louder\.<locals>\.Louder' as its mlp"),
 }
 
 
@@ -155,12 +153,8 @@ def test_a_bridge_s_hooks_after_loading_are_refused_by_name(name):
     bridge(IDS)  # in its first pass a bridge sets hooks of its own
     bridge.run_with_cache(IDS)
     seen.embed(IDS)
-
-    def doubled(tensor: Tensor, hook: Any) -> Tensor:
-        return 2 * tensor
-
-    bridge.add_hook("blocks.1.attn.hook_pattern", doubled)
-    refused(seen, r"new forward hook 'test_hooks\..*\.doubled' on its blocks\.1\..*hook_pattern")
+    bridge.add_hook("blocks.1.attn.hook_pattern", lambda tensor, hook: 2 * tensor)
+    refused(seen, r"new forward hook 'test_hooks\..*<lambda>' on its blocks\.1\..*hook_pattern")
     bridge.reset_hooks()
     seen.embed(IDS)
 
@@ -197,7 +191,7 @@ def test_weights_changed_in_place_are_followed_where_they_are_shared():
     model.load_state_dict(families.model("llama", seed=1).state_dict())
     expected = probes.load(families.model("llama", seed=1))
     assert not torch.equal(seen.embed(IDS), before)
-    assert torch.equal(seen.residual(seen.embed(IDS)), expected.residual(expected.embed(IDS)))
+    assert torch.equal(logits(seen), logits(expected))
     assert seen.identity.weights == expected.identity.weights != name
     refused(copied, r"other weights on its model\.embed_tokens")
     alive = weakref.ref(model)  # a view does not keep its caller's model alive
@@ -229,13 +223,11 @@ def test_attention_refuses_what_it_does_not_know_by_name(name):
         ({"attention_mask": torch.zeros(2, 1, 10, 10)}, "a mask of its own"),
     ):
         seen = probes.load(tell(families.model(name), **told))
-        embeddings = seen.embed(IDS)
         for call in (seen.residual, seen.trace):
             with pytest.raises(InputError, match=says):
-                call(embeddings)
+                call(seen.embed(IDS))
     same = probes.load(tell(families.model(name), head_mask=None, is_causal=True, output_attentions=True))
-    plain = probes.load(families.model(name))
-    assert torch.equal(same.residual(same.embed(IDS)), plain.residual(plain.embed(IDS)))
+    assert torch.equal(logits(same), logits(probes.load(families.model(name))))
 
 
 def test_attention_refuses_dropout_and_what_looks_ahead():
@@ -247,13 +239,8 @@ def test_attention_refuses_dropout_and_what_looks_ahead():
         attend(nn.Identity(), *given, None, dropout=0.1)
     config: Any = FAMILIES["llama"]()
     config.is_causal = False  # how transformers makes an encoder of a decoder
-    seen = probes.load(families.build(config))
     with pytest.raises(InputError, match="is_causal=False"):
-        seen.residual(seen.embed(IDS))
-
-
-def logits(seen: Any) -> torch.Tensor:
-    return seen.unembed(seen.norm(seen.residual(seen.embed(IDS)))).detach()
+        logits(probes.load(families.build(config)))
 
 
 # ------------------------------------------------------------------------------------------------------ torch.compile
@@ -326,7 +313,6 @@ def test_adapters_count_and_stay_as_they_are(name):
     seen = probes.load(torch.compile(model))
     check(seen, model, families.model(name))
     assert probes.jacobian(seen, IDS[:1], method="sketch", products=8).attrs["engine"] == "parts"
-    assert np.isfinite(second_moment(seen, IDS[:1])["sensitivity"]).all()
     lens = probes.load(model, "transformer_lens")
     assert (logits(lens) - logits(seen)).abs().max() < NOISE * logits(seen).std()
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from probes.models import linear
 from probes.models.huggingface import HuggingFaceView
 from probes.models.linear import AutogradBlock, LinearizedBlock
-from probes.models.view import Trace
+from probes.models.view import Parts, Trace
 
 LENGTH = 12  # longer than the window of 8
 BANDS = [3, 5, 128]  # ends inside a band, on its edge with another remainder, one band for all
@@ -35,10 +35,14 @@ def traced(name: str, prompts: int, length: int = LENGTH) -> tuple[HuggingFaceVi
     return view, view.trace(view.embed(tokens(prompts, length)))
 
 
-def linearized(view: HuggingFaceView, trace: Trace, layer: int) -> LinearizedBlock:
+def taken_apart(view: HuggingFaceView, layer: int) -> Parts:
     parts = view.parts(layer)
     assert parts is not None
-    return LinearizedBlock(parts, trace.residual[layer], trace.rotary[layer])
+    return parts
+
+
+def linearized(view: HuggingFaceView, trace: Trace, layer: int) -> LinearizedBlock:
+    return LinearizedBlock(taken_apart(view, layer), trace.residual[layer], trace.rotary[layer])
 
 
 def error(got: Tensor, expected: Tensor) -> float:
@@ -54,25 +58,15 @@ def error(got: Tensor, expected: Tensor) -> float:
 def test_output_and_slope_are_the_twins_for_several_prompts_rows_and_bands(name, monkeypatch):
     view, trace = traced(name, prompts=2)
     for layer in (0, 1):  # Gemma-2: one with a window, one without
-        parts = view.parts(layer)
-        assert parts is not None
-        streams = [stream.clone().requires_grad_() for stream in trace.residual[layer]]
-        outputs = [reference.block(parts, stream, trace.rotary[layer]) for stream in streams]
+        stream, rotary = trace.residual[layer].clone().requires_grad_(), trace.rotary[layer]
+        output = torch.stack([reference.block(taken_apart(view, layer), one, rotary) for one in stream])
         for band, (first, rows) in zip(BANDS, [(None, LENGTH), (4, 5), (LENGTH - 1, 1)], strict=True):
             monkeypatch.setattr(linear, "QUERY_BAND", band)
             made = linearized(view, trace, layer)
-            assert error(made.output, torch.stack(outputs).detach()) < ROUNDING
+            assert error(made.output, output.detach()) < ROUNDING
             cotangent = randn(3, 2, rows, families.WIDTH, seed=layer)
-            start = first or 0
-            expected = [
-                torch.stack(
-                    [
-                        torch.autograd.grad(output[start : start + rows], stream, one, retain_graph=True)[0]
-                        for output, stream, one in zip(outputs, streams, direction, strict=True)
-                    ]
-                )
-                for direction in cotangent
-            ]
+            read = output[:, first or 0 :][:, :rows]
+            expected = [torch.autograd.grad(read, stream, one, retain_graph=True)[0] for one in cotangent]
             before = cotangent.clone()
             assert error(made.vjp(cotangent, first=first), torch.stack(expected)) < ROUNDING
             torch.testing.assert_close(cotangent, before, rtol=0, atol=0)  # what is given stays as it is
@@ -95,15 +89,12 @@ def test_jvp_is_the_adjoint_of_vjp(name, monkeypatch):
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_own_jvp_is_what_reaches_one_position_by_its_own_path_and_through_attention(name):
     view, trace = traced(name, prompts=1)
-    layer, row = 0, LENGTH - 1
-    parts = view.parts(layer)
-    assert parts is not None
-    stream = trace.residual[layer][0].clone().requires_grad_()
-    attended = trace.residual[layer][0].clone().requires_grad_()
-    output = reference.block(parts, stream, trace.rotary[layer], attended)[row]
+    row = LENGTH - 1
+    stream, attended = (trace.residual[0][0].clone().requires_grad_() for _ in range(2))
+    output = reference.block(taken_apart(view, 0), stream, trace.rotary[0], attended)[row]
     positions = torch.tensor([0, 2, 5, 7, row])
     own, entering = randn(3, 1, 1, families.WIDTH, seed=1), randn(3, 1, 5, families.WIDTH, seed=2)
-    got = linearized(view, trace, layer).own_jvp(own, entering, row, positions)
+    got = linearized(view, trace, 0).own_jvp(own, entering, row, positions)
     cotangent = randn(families.WIDTH, seed=3)
     through, past = torch.autograd.grad(output, (attended, stream), cotangent)
     assert not past[:row].any()  # the twin's other path stays at its position
@@ -154,8 +145,7 @@ def test_flops_are_those_performed(name, band, monkeypatch):
     monkeypatch.setattr(linear, "QUERY_BAND", band)
     length = 20
     view, trace = traced(name, prompts=1, length=length)
-    made, parts = linearized(view, trace, 0), view.parts(0)
-    assert parts is not None
+    made, parts = linearized(view, trace, 0), taken_apart(view, 0)
 
     def performed(call) -> float:
         """Per direction: what does not grow with their number (a band's logits) is shared by all."""

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import families
 import pytest
 import torch
+from measured import BACKENDS
 from safetensors.torch import load_file, save_file
-from transformers import BloomConfig
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoTokenizer, BloomConfig
 
 import probes
-from probes.errors import InputError
 from probes.models.huggingface import HuggingFaceView
-from probes.models.lens import LensView, boot
+from probes.models.lens import LensView
 from probes.models.load import CHECKPOINTS
 
-ROOT = Path(__file__).parent.parent
-STORIES = ROOT.parent / "shared" / "checkpoints" / "stories260K"
 IDS = torch.arange(3, 15)[None]
 
 
@@ -45,49 +44,28 @@ def copied(kept: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(kept, tmp_path / "small"))
 
 
-def refused(source: Any, **options: Any) -> str:
-    with pytest.raises(InputError) as raised:
-        probes.load(source, **options)
-    message = str(raised.value)
-    assert "\n" not in message
-    assert len(message) < 500
-    return message
+refused = partial(families.refused, probes.load)
 
 
 # ------------------------------------------------------------------------------------------------- what is loaded
 
 
-@pytest.mark.parametrize("name", families.DIFFERENT)
-def test_a_folder_is_the_model_that_was_saved(name, tmp_path):
-    own = families.model(name)
-    model = probes.load(str(saved(tmp_path / "some model", name)))
-    assert isinstance(model, HuggingFaceView)
-    assert model.spec.family == name
-    assert model.identity.name == "some model"
-    assert model.identity.revision is None
-    in_memory = probes.load(own)
-    assert model.identity.weights == in_memory.identity.weights
-    assert torch.equal(model.residual(model.embed(IDS)), in_memory.residual(in_memory.embed(IDS)))
-    assert model.tokenizer is not None
-    assert model.bos == 0
-
-
 def test_paths_of_every_kind_and_both_backends(kept, tmp_path, monkeypatch):
-    weights = probes.load(kept).identity.weights
+    own = probes.load(families.model("llama"))
     monkeypatch.chdir(kept.parent)
     monkeypatch.setenv("HOME", str(kept.parent))
     for source in ("small", "./small", "~/small", "small/", Path("small")):
         model = probes.load(source)
-        assert (model.identity.weights, model.identity.name) == (weights, "small")
-
+        assert isinstance(model, HuggingFaceView)
+        assert (model.identity.weights, model.bos) == (own.identity.weights, 0)
+        assert (model.identity.name, model.identity.revision) == ("small", None)
+        assert torch.equal(model.residual(model.embed(IDS)), own.residual(own.embed(IDS)))
     folder = saved(tmp_path / "split", max_shard_size="50KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    assert probes.load(folder).identity.weights == weights
+    assert probes.load(folder).identity.weights == own.identity.weights
     second = probes.load(kept, "transformer_lens")
     assert isinstance(second, LensView)
-    assert (second.identity.weights, second.identity.name, second.bos) == (weights, "small", 0)
-    bridge = boot(families.model("llama"), "llama")
-    assert isinstance(probes.load(bridge), LensView)
+    assert (second.identity.weights, second.identity.name, second.bos) == (own.identity.weights, "small", 0)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +73,10 @@ def test_paths_of_every_kind_and_both_backends(kept, tmp_path, monkeypatch):
     [("float32", "transformers"), ("float64", "transformer_lens"), ("bfloat16", "transformers")],
 )
 def test_dtypes(kept, dtype, backend):
-    from_folder = probes.load(kept, backend, dtype=dtype)
     own = families.model("llama")
-    in_memory = probes.load(own, backend, dtype=dtype)
+    from_folder, in_memory = (probes.load(source, backend, dtype=dtype) for source in (kept, own))
     for model in (from_folder, in_memory):
-        assert model.dtype == getattr(torch, dtype)
-        assert model.identity.dtype == dtype
+        assert str(model.dtype) == f"torch.{model.identity.dtype}" == f"torch.{dtype}"
         assert model.residual(model.embed(IDS)).dtype == model.dtype
     assert torch.equal(*(model.residual(model.embed(IDS)) for model in (from_folder, in_memory)))
     assert next(own.parameters()).dtype == torch.float32
@@ -109,10 +85,8 @@ def test_dtypes(kept, dtype, backend):
 def test_auto_dtype_and_device(tmp_path):
     half = families.model("llama", dtype=torch.bfloat16)
     half.save_pretrained(tmp_path / "half")
-    from_file, in_memory = (
-        probes.load(tmp_path / "half"),
-        probes.load(half, tokenizer=families.tokenizer(), revision="mine"),
-    )
+    from_file = probes.load(tmp_path / "half")
+    in_memory = probes.load(half, tokenizer=families.tokenizer(), revision="mine")
     assert (from_file.dtype, in_memory.dtype) == (torch.float32, torch.bfloat16)
     assert from_file.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert in_memory.device.type == "cpu"  # stays where it is
@@ -120,8 +94,22 @@ def test_auto_dtype_and_device(tmp_path):
     assert probes.load(tmp_path / "half", device="cpu").identity.device == "cpu"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rotations_are_not_rounded_with_the_weights(backend):
+    """Frequencies in bfloat16 would be off by up to 0.4 %: half a radian at position 127."""
+    model = families.model("llama")
+    ids = torch.arange(families.MAX_LENGTH)[None]
+    wide: Any = probes.load(model)
+    expected = wide.trace(wide.embed(ids)).rotary[0]
+    narrow: Any = probes.load(model, backend, dtype="bfloat16")
+    for seen in (narrow, narrow.reinitialized(0)):
+        pair = seen.trace(seen.embed(ids)).rotary[0]
+        assert torch.equal(pair[0], expected[0].bfloat16())
+        assert torch.equal(pair[1], expected[1].bfloat16())
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_on_a_gpu(kept, backend):
     own = families.model("gemma2")
     here, there = probes.load(own, backend), probes.load(own, backend, device="cuda")
@@ -141,10 +129,29 @@ def test_a_checkpoint_without_tokenizer_loads_but_has_no_prompts(tmp_path, copie
     assert model.tokenizer is None
     assert model.bos is None
     assert model.trace(model.embed(IDS)).residual[-1].isfinite().all()
-    with pytest.raises(InputError, match="bare has no tokenizer; pass token ids"):
-        probes.prompts(model, n=1, length=8)
-    twin = probes.load(tmp_path / "bare", "transformer_lens").reinitialized(0)
-    assert twin.tokenizer is None
+    assert "bare has no tokenizer; pass token ids" in families.refused(probes.prompts, model, n=1, length=8)
+    assert probes.load(tmp_path / "bare", "transformer_lens").reinitialized(0).tokenizer is None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bos_is_what_training_put_first(backend):
+    model = families.model("llama")
+    assert probes.load(model, backend).bos is None
+    kinds: dict[families.Bos, int | None] = {"prepended": 0, "dedicated": None, "end": None, "none": None}
+    for kind, bos in kinds.items():
+        seen = probes.load(model, backend, tokenizer=families.tokenizer(kind))
+        assert seen.bos == seen.reinitialized(0).bos == bos
+
+
+def test_bridges_booted_by_transformer_lens_itself(tmp_path):
+    families.tokenizer("end").save_pretrained(tmp_path)
+    given: Any = {"hf_model": families.model("llama"), "tokenizer": AutoTokenizer.from_pretrained(tmp_path)}
+    bridge = TransformerBridge.boot_transformers(str(tmp_path), **given, device="cpu")
+    seen, own = probes.load(bridge), probes.load(families.model("llama"))
+    found, expected = (one.residual(own.embed(IDS)) for one in (seen, own))
+    assert (found - expected).abs().max() < 1e-3 * expected.std()  # float32's rounding, as in test_models
+    assert seen.tokenizer is not None
+    assert seen.bos is seen.reinitialized(0).bos is None  # TransformerLens makes every tokenizer prepend
 
 
 def test_loading_says_nothing_and_leaves_transformers_and_random_numbers_as_they_were(kept, capfd):
@@ -155,7 +162,7 @@ def test_loading_says_nothing_and_leaves_transformers_and_random_numbers_as_they
     logging.set_verbosity_info()
     before = torch.get_rng_state()
     try:
-        for backend in ("transformers", "transformer_lens"):
+        for backend in BACKENDS:
             probes.load(kept, backend)
         assert logging.get_verbosity() == python_logging.INFO
         assert logging.is_progress_bar_enabled()
@@ -203,36 +210,15 @@ def test_bundled_models(name, monkeypatch, tmp_path):
     assert probes.bundled() == list(BUNDLED)
     monkeypatch.chdir(tmp_path)  # bundled names work from anywhere
     model = probes.load(name)
-    assert model.spec.family == BUNDLED[name]
-    assert (model.identity.name, model.identity.revision) == (name, None)
-    assert (model.bos is not None) == (name != "tiny-qwen2")
+    assert (model.spec.family, model.identity.name, model.identity.revision) == (BUNDLED[name], name, None)
     tokens = probes.prompts(model, n=2, length=32)
+    assert (model.bos is None) == (name == "tiny-qwen2")
     assert model.bos is None or (tokens[:, 0] == model.bos).all()
-    stream = model.residual(model.embed(tokens))
-    # Pretrained: text is predicted better than by chance.
-    logits = model.unembed(model.norm(stream))
-    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-    assert loss < 0.8 * torch.tensor(float(model.spec.vocabulary)).log()
     for step in sorted(path.parent.name for path in (CHECKPOINTS / name).glob("*/config.json")):
         early = probes.load(f"{name}@{step}")
         assert (early.identity.name, early.identity.revision) == (name, step)
         assert early.identity.weights != model.identity.weights
     assert f"'{name}' has no revision 'step1'; it has " in refused(f"{name}@step1")
-
-
-@pytest.mark.skipif(not STORIES.is_dir(), reason="shared checkpoints are not here")
-@pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
-def test_the_shared_checkpoint(backend):
-    from transformers import AutoModelForCausalLM
-
-    model = probes.load(STORIES, backend)
-    assert model.identity.name == "stories260K"
-    tokens = probes.prompts(model, n=1, length=24, text=ROOT / "README.md") if model.tokenizer else IDS
-    own = AutoModelForCausalLM.from_pretrained(STORIES, use_safetensors=True)
-    with torch.no_grad():
-        expected = own(tokens).logits
-    found = model.unembed(model.norm(model.residual(model.embed(tokens))))
-    assert (found - expected).abs().max() < 1e-4 * expected.std()  # float32, another attention kernel
 
 
 # --------------------------------------------------------------------------------------------------- bad input
@@ -258,15 +244,12 @@ def test_unknown_options_are_refused(kept, unchecked):
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("/nowhere/at/all", "model folder '/nowhere/at/all' does not exist"),
         ("./nowhere", "model folder './nowhere' does not exist"),
         ("~/nowhere", "model folder '~/nowhere' does not exist"),
         ("a/b/c", "model folder 'a/b/c' does not exist"),
         ("tiny-lama", "model 'tiny-lama' is neither bundled (tiny-llama,"),
-        ("", "the model's name is empty"),
         ("@step0", "the model's name is empty"),
-        ("nobody/nothing", "'nobody/nothing' is not in the local cache and the hub cannot be reached"),
-        ("nobody/nothing@main", "'nobody/nothing' is not in the local cache"),
+        ("nobody/nothing@main", "'nobody/nothing' is not in the local cache and the hub cannot be reached"),
         ("no body/no:thing", "'no body/no:thing' is no hub id"),
         ("owner/", "owner/"),
     ],
@@ -275,20 +258,10 @@ def test_unknown_names_are_refused(source, says):
     assert says in refused(source)
 
 
-def removed(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink()
+Spoil = Callable[[Path], object]
 
 
-def pickle_only(folder: Path) -> None:
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-
-def rewritten(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes())) and None
-
-
-def change_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+def change_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
     def spoil(folder: Path) -> None:
         weights = load_file(folder / "model.safetensors")
         change(weights)
@@ -297,11 +270,10 @@ def change_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Calla
     return spoil
 
 
-def change_config(**changes: Any) -> Callable[[Path], None]:
+def change_config(**changes: Any) -> Spoil:
     def spoil(folder: Path) -> None:
         file = folder / "config.json"
-        config = json.loads(file.read_text(encoding="utf-8")) | changes
-        file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}), encoding="utf-8")
+        file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
     return spoil
 
@@ -309,35 +281,18 @@ def change_config(**changes: Any) -> Callable[[Path], None]:
 Q = "model.layers.1.self_attn.q_proj.weight"
 
 
+# `test_bad_inputs` has many more, from the command line.
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (removed("config.json"), "has no config.json"),
-        (
-            pickle_only,
-            "holds only pytorch_model.bin, which may run code when read; convert the weights to *.safetensors",
-        ),
-        (removed("model.safetensors"), "holds no weights"),
-        (rewritten("model.safetensors", lambda content: content[:-1000]), "cannot be loaded"),
-        (rewritten("model.safetensors", lambda content: b""), "cannot be loaded"),
-        (rewritten("model.safetensors", lambda content: struct.pack("<Q", 40) + b"no json" * 40), "cannot be loaded"),
-        (rewritten("model.safetensors", lambda content: struct.pack("<Q", 2**60) + content[8:]), "cannot be loaded"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "cannot be loaded"),
         (change_weights(lambda weights: weights.pop(Q)), f"lacks 1 of its weights, or has them in another shape ({Q})"),
-        (change_weights(lambda weights: weights.update({Q: weights[Q][:32].clone()})), Q),
-        (change_weights(dict.clear), "lacks"),
-        (change_weights(lambda weights: weights[Q][3, 3].fill_(torch.nan)), f"has weights that are not finite ({Q})"),
-        (
-            change_weights(lambda weights: weights["lm_head.weight"][0].fill_(-torch.inf)),
-            "are not finite (lm_head.weight)",
-        ),
+        (change_weights(lambda weights: weights[Q][3, 3].fill_(-torch.inf)), f"has weights that are not finite ({Q})"),
         (change_config(num_hidden_layers=4), "lacks 9 of its weights"),
         (change_config(intermediate_size=100), "in another shape"),
         (change_config(model_type="bloom"), "'bloom' is not supported; supported families: llama, mistral"),
         (change_config(model_type="no-such-type"), "cannot be loaded"),
-        (change_config(model_type=None), "cannot be loaded"),
-        (change_config(hidden_act="no-such-act"), "cannot be loaded"),
-        (rewritten("config.json", lambda content: b"{"), "cannot be loaded"),
-        (rewritten("config.json", lambda content: b"[1, 2]"), "cannot be loaded"),
     ],
 )
 def test_spoilt_folders_are_refused(copied, spoil, says):
@@ -376,26 +331,3 @@ def test_models_in_memory_without_weights_or_with_such_that_are_not_finite_are_r
     assert f"has weights that are not finite ({Q})" in refused(model)
     with torch.device("meta"):
         assert "has no weights (device meta)" in refused(families.model("llama"))
-
-
-def test_code_that_comes_with_a_checkpoint_is_not_run(copied, monkeypatch):
-    witness = copied / "ran"
-    (copied / "own.py").write_text(
-        f"open({str(witness)!r}, 'w').close()\n"
-        "from transformers import LlamaConfig as OwnConfig, LlamaForCausalLM as OwnModel\n",
-        encoding="utf-8",
-    )
-    asking = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
-    change_config(model_type="own", auto_map=asking)(copied)
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the caller was asked a question"))
-    message = refused(copied)
-    assert "small" in message
-    assert "trust_remote_code" in message
-    assert not witness.exists()
-    # With a family transformers knows, its own code is used and theirs is not.
-    change_config(model_type="llama", auto_map=asking)(copied)
-    try:
-        probes.load(copied)
-    except InputError as error:
-        assert "trust_remote_code" in str(error)  # noqa: PT017
-    assert not witness.exists()

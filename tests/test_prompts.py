@@ -95,16 +95,15 @@ def test_special_tokens_spelled_out_in_a_text_are_read_as_such_and_named(with_bo
 
 def test_windows_that_overlap_are_said_to(without_bos, text, tmp_path):
     few = draw(without_bos, n=4, length=20, text=text)
-    assert few.remarks == ()
-    assert few.attributes["windows_overlap"] == 0
+    assert (few.remarks, few.attributes["windows_overlap"]) == ((), 0)
     short = tmp_path / "short.txt"
     short.write_text(" ".join(text.read_text().split()[:80]))
     many = draw(without_bos, n=4, length=60, text=short)
     starts = [places(ids_of(without_bos, short), window)[0] for window in many.tokens.tolist()]
     assert many.attributes["windows_overlap"] == pytest.approx(overlap(np.array(starts), 60))
     assert overlap(np.array(starts), 60) > NOTABLE_OVERLAP
-    assert len(many.remarks) == 1
-    assert "of the tokens stand in more than one of the 4 windows of 60" in many.remarks[0]
+    (said,) = many.remarks
+    assert "of the tokens stand in more than one of the 4 windows of 60" in said
     with pytest.warns(UserWarning, match="stand in more than one of the 4 windows"):
         prompts(without_bos, n=4, length=60, text=short)
 
@@ -131,9 +130,7 @@ def test_dataset_file_gives_the_same_kind_of_windows(with_bos, tmp_path, monkeyp
     assert tokens.shape == (3, 24)
     assert torch.equal(tokens, prompts(with_bos, n=3, length=24, dataset=str(file), column="body"))
     words = with_bos.tokenizer.decode(tokens[0, 3:-2].tolist()).split()
-    assert set(words[1:-1]) <= set(WORDS)  # of one document
-    with pytest.raises(InputError, match="no column 'text'"):
-        prompts(with_bos, dataset=str(file))
+    assert any(" ".join(words[1:-1]) in row for row in rows)  # of one document
 
 
 @pytest.mark.parametrize(
@@ -147,10 +144,6 @@ def test_dataset_file_gives_the_same_kind_of_windows(with_bos, tmp_path, monkeyp
         (dict(first=-1), "first token id -1 is outside"),
         (dict(first=True), "first=True is no token id"),
         (dict(dataset="owner/name"), "are given; give one of them"),
-        (
-            dict(n=40000, length=60),
-            r"gives \d+ tokens in 1 document, which hold \d+ windows of 60, and 40000 are asked",
-        ),
     ],
 )
 def test_bad_options_are_refused(text, options, message):
@@ -169,13 +162,8 @@ def test_models_that_cannot_read_text_are_refused(with_bos, without_bos, text):
 
 
 def test_results_are_told_where_prompts_come_from(with_bos, without_bos, text):
-    assert draw(with_bos, n=1, length=20, text=text, seed=2).attributes == {
-        "text_source": f"text '{text}'",
-        "first_policy": "bos",
-        "first_id": 0,
-        "prompts_seed": 2,
-        "windows_overlap": 0.0,
-    }
+    told = {"text_source": f"text '{text}'", "first_policy": "bos", "first_id": 0, "prompts_seed": 2}
+    assert draw(with_bos, n=1, length=20, text=text, seed=2).attributes == told | {"windows_overlap": 0.0}
     plain = draw(without_bos, n=1, length=20, text=text).attributes
     assert plain["first_policy"] == "none"
     assert "first_id" not in plain

@@ -8,7 +8,7 @@ tests marked `gpu` have real ones.
 from __future__ import annotations
 
 import gc
-import shutil
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ import pytest
 import torch
 import xarray as xr
 from families import BLOCKS, FAMILIES, VOCABULARY
+from fingerprint import difference, fingerprint
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
@@ -30,7 +31,6 @@ from probes.cli.main import app
 from probes.errors import InputError
 from probes.models import split
 from probes.models.huggingface import HuggingFaceView
-from probes.models.load import CHECKPOINTS
 from probes.models.view import Edit, View
 
 IDS = torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(5))
@@ -94,10 +94,6 @@ def same(a: Any, b: Any) -> bool:
 # ------------------------------------------------------------------------------------------------ every family
 
 
-def double(tensor: Tensor) -> Tensor:
-    return 2 * tensor
-
-
 def facts(view: View) -> dict[str, Any]:
     """What a view says of itself and of a pass, with edits and without."""
     embeddings = view.embed(IDS)
@@ -106,7 +102,7 @@ def facts(view: View) -> dict[str, Any]:
         last = view.residual(embeddings)
     leaf = embeddings.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(view.norm(view.residual(leaf)).square().sum(), leaf)
-    edits = [Edit(site, layer, double) for site in ("residual", "query", "key", "value") for layer in (0, 2)]
+    edits = [Edit(site, layer, lambda x: 2 * x) for site in ("residual", "query", "key", "value") for layer in (0, 2)]
     trace, edited = view.trace(embeddings, attention=True), view.trace(embeddings, edits=edits)
     with torch.no_grad():
         again = tuple(block(stream) for block, stream in zip(trace.blocks, trace.residual, strict=False))
@@ -166,7 +162,6 @@ def test_named_devices_tell_operands_apart():
     with devices.NamedDevices():
         one, other = torch.ones(3, device="cpu:1"), torch.ones(3, device="cpu:2")
         assert (one.to("cpu:2") + other).device == torch.device("cpu:2")
-        assert one[:1].device == nn.Parameter(one).device == torch.device("cpu:1")
         with pytest.raises(RuntimeError, match="operands lie on"):
             torch.add(one, other)
 
@@ -201,15 +196,15 @@ def of_whole(probe: str) -> xr.Dataset:
     return PROBES[probe](whole())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("probe", PROBES)
-def test_probe_gives_the_same(probe):
-    found = PROBES[probe](divided("some blocks"))
-    xr.testing.assert_identical(found.drop_attrs(deep=False), of_whole(probe).drop_attrs(deep=False))
-
-
-@pytest.mark.parametrize(("probe", "name"), [("jacobian, scalar, logits", "everything"), ("sinks", "within a block")])
-def test_other_maps_give_the_same(probe, name):
+@pytest.mark.parametrize(
+    ("probe", "name"),
+    [
+        ("jacobian, scalar, logits", "everything"),
+        ("sinks", "within a block"),
+        *(pytest.param(probe, "some blocks", marks=pytest.mark.slow) for probe in PROBES),
+    ],
+)
+def test_probe_gives_the_same(probe, name):
     found = PROBES[probe](divided(name))
     xr.testing.assert_identical(found.drop_attrs(deep=False), of_whole(probe).drop_attrs(deep=False))
 
@@ -227,9 +222,10 @@ def test_weights_are_the_same_to_provenance_before_and_after_passes(name):
 
 
 def test_policies_and_dtypes(tmp_path):
-    small, large = {"cpu": "2MiB"}, {"cpu": 1 << 30}
-    for memory, disk in ((small, True), (large, False)):
-        view: Any = probes.load("tiny-llama", device_map="auto", max_memory=memory, offload_folder=tmp_path / "off")
+    for memory, disk in (("2MiB", True), (1 << 30, False)):
+        view: Any = probes.load(
+            "tiny-llama", device_map="auto", max_memory={"cpu": memory}, offload_folder=tmp_path / "off"
+        )
         assert split.is_split(view._model) == view.offloaded == disk
         assert not disk or "disk" in view._model.hf_device_map.values()
         assert view.identity == whole().identity
@@ -265,9 +261,7 @@ def test_policies_and_dtypes(tmp_path):
 )
 def test_bad_placement_is_refused_in_one_line(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=message) as caught:
-        probes.load("tiny-llama", **options)
-    assert "\n" not in str(caught.value)
+    assert re.search(message, families.refused(probes.load, "tiny-llama", **options))
 
 
 def test_tied_weights_on_two_devices_are_refused_and_entries_within_entries_taken_apart():
@@ -307,30 +301,18 @@ def test_split_in_memory_gives_the_same(how, tmp_path):
         assert probes.jacobian(one, IDS).sensitivity.equals(probes.jacobian(other, IDS).sensitivity)
 
 
-def state(model: nn.Module) -> dict[str, Any]:
-    """What accelerate and PyTorch keep on every module, by identity."""
-    found: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        kept = [id(vars(module).get(key)) for key in ("forward", "_old_forward", "_hf_hook", "to")]
-        own = {key: (id(value), None if value is None else value.device) for key, value in module._parameters.items()}
-        inner = [sorted((key, repr(value)[:80]) for key, value in vars(hook).items()) for hook in split.hooks(module)]
-        found[name] = (kept, own, inner, len(module._forward_hooks), len(module._forward_pre_hooks))
-    return found
-
-
 @pytest.mark.parametrize("how", HOW)
-def test_model_stays_as_it_was_and_its_copy_runs_on_its_own_modules(how, tmp_path):
+def test_model_stays_as_it_was_and_its_copy_runs_on_its_own_modules(how, tmp_path, unchecked):
     model: Any = offloaded(tmp_path, how)
     with torch.no_grad():
         before = model(IDS).logits
-    expected, places = state(model), dict(getattr(model, "hf_device_map", {}))
+    expected = fingerprint(model)
     view: Any = probes.load(model)
     facts(view)
     with pytest.raises(ZeroDivisionError):
         view.residual(view.embed(IDS), edits=[Edit("query", 1, lambda query: query / (1 // 0))])
     view.reinitialized(0).residual(view.embed(IDS))
-    assert state(model) == expected
-    assert dict(getattr(model, "hf_device_map", {})) == places
+    assert difference(expected, fingerprint(model)) == []
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, before)
     copied, own = view._model, set()
@@ -347,11 +329,8 @@ def test_model_stays_as_it_was_and_its_copy_runs_on_its_own_modules(how, tmp_pat
 def held() -> int:
     """Bytes of all tensors there are, what they share counted once."""
     gc.collect()
-    storages = {}
-    for thing in gc.get_objects():
-        if type(thing) in (Tensor, nn.Parameter) and not thing.is_meta:
-            storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
-    return sum(storages.values())
+    there = [one for one in gc.get_objects() if type(one) in (Tensor, nn.Parameter) and not one.is_meta]
+    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in there}.values())
 
 
 @pytest.mark.slow
@@ -393,8 +372,7 @@ def test_lost_offload_folder_is_named(tmp_path):
     model = on_disk("llama", tmp_path / "off")
     for file in (tmp_path / "off").glob("*.dat"):
         file.unlink()
-    with pytest.raises(InputError, match=r"offloaded weight 'model\.layers\.1.* cannot be read \(FileNotFoundError\)"):
-        probes.load(model)
+    assert re.search("offloaded weight 'model.layers.1.* [(]FileNotFoundError[)]", families.refused(probes.load, model))
 
 
 @pytest.mark.parametrize(
@@ -407,54 +385,31 @@ def test_lost_offload_folder_is_named(tmp_path):
 )
 def test_what_would_move_a_split_model_is_refused(options, message, tmp_path):
     model = on_disk("llama", tmp_path)
-    with pytest.raises(InputError, match=message):
-        probes.load(model, **options)
+    assert message in families.refused(probes.load, model, **options)
     assert probes.load(model, device="cpu", dtype="float32").device == torch.device("cpu")  # where it is already
-    with pytest.raises(InputError, match="device_map=auto changes nothing in a view"):
-        probes.load(whole(), device_map="auto")
+    said = families.refused(probes.load, whole(), device_map="auto")
+    assert "device_map=auto changes nothing in a view" in said
 
 
 def test_hooks_that_move_weights_in_place_are_refused():
     model, _ = accelerate.cpu_offload_with_hook(families.model("llama"), "cpu")
-    with pytest.raises(InputError, match="hook 'CpuOffload'"):
-        probes.load(model)
+    assert "hook 'CpuOffload'" in families.refused(probes.load, model)
 
 
 def test_not_finite_weights_on_disk_are_named(tmp_path):
     model: Any = families.model("llama")
     model.model.layers[1].mlp.up_proj.weight.data[3, 4] = float("inf")
-    with pytest.raises(InputError, match=r"not finite \(model\.layers\.1\.mlp\.up_proj\.weight\)"):
-        probes.load(dispatch(model, map_of(model, ["cpu", "disk", "cpu"], "cpu", "cpu"), folder=tmp_path))
+    dispatch(model, map_of(model, ["cpu", "disk", "cpu"], "cpu", "cpu"), folder=tmp_path)
+    assert "not finite (model.layers.1.mlp.up_proj.weight)" in families.refused(probes.load, model)
 
 
 # ------------------------------------------------------------------------------------------------ command line
 
 
-@pytest.mark.slow
-def test_command_line_splits_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(CHECKPOINTS / "tiny-llama", "checkpoint")
-    seen: list[Any] = []
-    load = probes.load
-    monkeypatch.setattr("probes.studies.runner.load", lambda *a, **more: seen.append(load(*a, **more)) or seen[-1])
-    where = "--device-map auto --max-memory cpu=2MiB --offload-folder off --out out"
-    result = CliRunner().invoke(app, f"leakage checkpoint --prompts 4 --length 16 --bands 9-12 --bootstrap 0 {where}")
-    assert result.exit_code == 0, result.output
-    assert [view.offloaded for view in seen] == [True]
-    found = probes.load_result("out/leakage.nc")
-    expected = probes.leakage(whole(), torch.as_tensor(found.tokens.values), bands=[(9, 12)], bootstrap=0, fresh=0)
-    assert set(found.data_vars) == set(expected.data_vars)
-    for name in expected.data_vars:
-        xr.testing.assert_equal(found[name].variable, expected[name].variable)
-
-
 @pytest.mark.parametrize("command", ["jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "inspect"])
 def test_every_command_takes_the_options(command):
     given = f"{command} tiny-llama --device-map auto {'--prompt text' if command == 'inspect' else ''} --max-memory "
-    for memory, says in (
-        ("77=1GiB", "max_memory names '77', which is not there"),
-        ("7", "is not a list of DEVICE=SIZE"),
-    ):
+    for memory, says in {"77=1GiB": "names '77', which is not there", "7": "is not a list of DEVICE=SIZE"}.items():
         assert says in str(CliRunner().invoke(app, given + memory).exception)
 
 
@@ -480,16 +435,3 @@ def test_family_on_gpu_and_in_main_memory(family):
             assert (one - other).abs().max() <= NOISE * other.abs().max(), name
     for parts in found["parts"]:
         assert parts.q.weight.device == parts.mlp_norm.weight.device == view.device
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("probe", PROBES)
-def test_probe_on_gpu_and_in_main_memory(probe):
-    places = {"": "cuda:0", "model.layers.1": "cpu", "model.layers.2": "disk", "model.layers.5": "cpu"}
-    view, other = probes.load("tiny-llama", device_map=places), probes.load("tiny-llama", device="cuda:0")
-    assert view.device == other.device
-    assert view.offloaded
-    found, expected = PROBES[probe](view), PROBES[probe](other)
-    for name in expected.data_vars:
-        if expected[name].dtype.kind == "f":
-            xr.testing.assert_allclose(found[name], expected[name], rtol=NOISE, atol=NOISE)

