@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,18 +117,20 @@ def test_committed_tables_are_what_the_rules_say_of_committed_results(name, tmp_
 @pytest.mark.parametrize("name", frame.EXPERIMENTS)
 def test_any_part_of_a_result_is_judged_by_the_same_statements(name, tmp_path_factory):
     ds = ran(name, tmp_path_factory).ds
-    chosen = {"retrieval": ("layers", "target", "residual"), "previous-token": ("seed", "batch", "offset_context")}
-    chosen |= {"position-bias": ("depth", "positional", "training", "residual"), "sinks": ("mask", "seed")}
-    chosen |= {"rollout": ("case", "source", "decay", "theta"), "petroglyph": ("layers", "mask", "positional", "norm")}
+    chosen = {
+        "retrieval": ("layers", "target", "residual"),
+        "previous-token": ("seed", "batch", "offset_context"),
+        "position-bias": ("depth", "positional", "training", "residual"),
+        "sinks": ("mask", "seed"),
+        "rollout": ("case", "source", "decay", "theta"),
+        "petroglyph": ("layers", "mask", "positional", "norm"),
+    }
     ids = [claim.id for claim in claims(name, ds)]
     for dim in chosen[name]:
         for end in (0, -1):
             part = ds.isel({dim: [end]})
             assert [claim.id for claim in claims(name, part)] == ids
             assert frame.reading(name).tables(part)
-
-
-OTHER = "give one of headwater toy"
 
 
 @pytest.mark.parametrize(
@@ -141,9 +144,80 @@ OTHER = "give one of headwater toy"
 )
 def test_figures_want_their_own_result(name, missing, tmp_path_factory, tmp_path):
     ds = ran(name, tmp_path_factory).ds.drop_vars(missing)
-    with pytest.raises(InputError, match=f"{OTHER} {name}"):
+    with pytest.raises(InputError, match=f"give one of headwater toy {name}"):
         frame.draw(name, ds, tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("retrieval", {"layers": [1], "seed": [0]}),
+        ("retrieval", {"residual": [1], "target": [4]}),
+        ("position-bias", {"positional": ["none", "rope"], "training": ["unbiased"], "residual": ["on"]}),
+        ("position-bias", {"depth": [2], "training": ["first-and-last"], "seed": [0]}),
+        ("sinks", {"mask": ["causal"], "depth": [2], "residual": ["on"], "seed": [0]}),
+        ("petroglyph", {"mask": ["full"]}),
+        ("petroglyph", {"positional": ["rope", "decay"]}),
+        ("petroglyph", {"positional": ["none"], "trained_positional": ["none"]}),
+    ],
+)
+def test_any_part_of_a_result_is_drawn(name, part, tmp_path_factory, tmp_path):
+    for file in frame.draw(name, ran(name, tmp_path_factory).ds.sel(part), tmp_path / name):
+        assert 0 < file.stat().st_size < LARGEST
+
+
+FEW: dict[str, Any] = {"seeds": 1, "length": 4, "sequences": 2}
+NO_BLOCKS = {
+    "trained_blocks": (),
+    "rope": False,
+    "planes": (),
+    "peak_decays": (),
+    "windows": (),
+    "prefixes": (),
+    "decays": (),
+}
+NO_CELLS = {
+    "variants": False,
+    "cells": False,
+    "grid_widths": (),
+    "rates": (),
+    "blind_widths": (),
+    "offset_contexts": (),
+}
+ONE_KIND = {
+    "mask": ("causal",),
+    "residual": (True,),
+    "feed_forward": (False,),
+    "norm": ("none",),
+    "positional": ("rope",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fields", "missing"),
+    [
+        ("rollout", FEW | NO_BLOCKS | {"layers": 3, "width": 8}, "decay_curve"),
+        (
+            "previous-token",
+            NO_CELLS | {"seeds": 1, "steps": 20, "batch": 8, "points": 3, "test": 32, "curve_test": 32},
+            "relative_published",
+        ),
+        ("petroglyph", FEW | ONE_KIND | {"layers": (1,), "steps": 40, "tests": 200, "width": 4}, "accuracy"),
+    ],
+)
+def test_less_is_measured_where_less_is_asked_for(name, fields, missing, tmp_path, monkeypatch):
+    module = frame.experiment(name)
+    monkeypatch.setattr(module, "QUICK", module.Settings(**fields))
+    ds, report, files = frame.run(name, tmp_path, quick=True, device="cpu")
+    assert missing not in ds
+    assert set(files) == set(tmp_path.iterdir())
+    assert not [file for file in files if "hyperparameters" in file.name]
+    verdicts = {row[3] for row in report.tables[-1].rows}
+    assert "not measured" in verdicts
+    assert "does not hold" not in verdicts or name == "previous-token"
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,21 +16,9 @@ from probes.errors import InputError
 from probes.results.dataset import made_with
 from toy.experiments import experiment
 from toy.experiments import position_bias as module
-from toy.experiments.position_bias import (
-    DIMS,
-    ITEMS,
-    MEASURES,
-    ORDERS,
-    PAIRS,
-    QUICK,
-    Case,
-    Settings,
-    cases,
-    check_steps,
-)
-from toy.experiments.position_bias_claims import claims, kinds, over_seeds, tables
+from toy.experiments.position_bias import DIMS, ITEMS, MEASURES, ORDERS, PAIRS, QUICK, Case, Settings, cases
+from toy.experiments.position_bias_claims import claims, over_seeds, tables
 from toy.experiments.sweep import Part, sweep
-from toy.figures.position_bias import draw
 from toy.train import logits, train
 
 
@@ -46,7 +35,7 @@ def everything():
 def made_up(change: Callable[[Case, np.ndarray], np.ndarray] | None = None, s: Settings | None = None) -> xr.Dataset:
     """A result in which everything that was published holds; `change` may alter the gaps [pair] of a case."""
     s = s or Settings(depths=(2, 4), seeds=3, steps=1000, checks=1)
-    steps = check_steps(s)
+    steps = module.check_steps(s)
 
     def found():
         for case in cases(s):
@@ -79,8 +68,7 @@ def published(case: Case) -> np.ndarray:
     )
 
 
-def judged(ds: xr.Dataset) -> dict[str, bool | None]:
-    return verdicts("position-bias", ds, "wu-toy-")
+judged = partial(verdicts, "position-bias", prefix="wu-toy-")
 
 
 # -- the grid
@@ -105,10 +93,10 @@ def test_published_grid_is_every_combination_that_there_is():
 
 
 def test_checks_run_to_the_last_step():
-    steps = check_steps(Settings())
+    steps = module.check_steps(Settings())
     assert (steps[0], steps[-1], len(steps)) == (100, 100_000, 10)
-    assert check_steps(replace(QUICK, checks=1)) == [600]
-    assert check_steps(Settings(steps=3)) == [3]
+    assert module.check_steps(replace(QUICK, checks=1)) == [600]
+    assert module.check_steps(Settings(steps=3)) == [3]
 
 
 def test_masks_by_name():
@@ -293,22 +281,3 @@ def test_toys_that_do_not_retrieve_are_not_judged():
     ds["accuracy"].loc[{"training": "unbiased", "seed": 0}] += 0.01
     assert found()["causal-favours-earlier"].verdict == "not trained"
     assert {c.verdict for c in claims(ds.sel(training=["last"]))} <= {"holds", "undecided", "not measured"}
-
-
-# -- figures
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"depths": (2, 4), "training": ("unbiased", "first"), "scales": ("text",), "data": ("gaussian",), "checks": 3},
-        {"depths": (2,), "data": ("gaussian",), "masks": ("full",), "training": ("unbiased",), "checks": 2},
-        {"depths": (4,), "data": ("fixed",), "residual": ("on",), "training": ("last",), "seeds": 1, "checks": 1},
-    ],
-)
-def test_figures_of_any_part_of_the_grid(fields, tmp_path):
-    ds = made_up(s=Settings(**{"seeds": 2} | fields))
-    files = draw(ds, tmp_path / "position-bias")
-    assert len(files) == len(set(files)) == 4 * len(kinds(ds))
-    assert all(0 < file.stat().st_size < 300_000 for file in files)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,11 +15,10 @@ from tiny_runs import changed, put, questioned, ran
 from tiny_runs import made_up as made_of
 from tiny_runs import verdicts as verdicts_of
 
-from toy.experiments import experiment, previous_token
+from toy.experiments import previous_token
 from toy.experiments import previous_token_claims as rules
 from toy.experiments.previous_token import Settings, relative_perplexity, separations, spikes
 from toy.experiments.previous_token_claims import PUBLISHED, PUBLISHED_FORM, betting, blind_limit
-from toy.figures.previous_token import previous_token_hyperparameters_figure
 from toy.model import Architecture, initial
 from toy.tasks import Copying
 from toy.train import Run, Trained, seed_of
@@ -173,19 +173,6 @@ def test_the_animation_moves_to_the_last_step(tiny):
     assert (tiny.out / "previous-token-hyperparameters.svg").is_file()
 
 
-@pytest.mark.slow
-def test_subset_runs_have_tables_claims_and_figures(tmp_path, monkeypatch):
-    less = Settings(variants=False, cells=False, seeds=1, steps=20, batch=8, points=3, test=32, curve_test=32)
-    less = replace(less, grid_widths=(), rates=(), blind_widths=(), offset_contexts=())
-    monkeypatch.setattr(previous_token, "QUICK", less)
-    ds, report, files = experiment.run("previous-token", tmp_path, quick=True, device="cpu")
-    assert set(ds) >= {"perplexity", "positions"}
-    assert "relative_published" not in ds
-    assert not [file for file in files if "hyperparameters" in file.name]
-    assert "not measured" in {row[3] for row in report.tables[-1].rows}
-    assert previous_token_hyperparameters_figure(ds) is None
-
-
 # -------------------------------------------------------------------------------------------------------------- claims
 
 
@@ -239,8 +226,7 @@ def made_up(settings: Settings | None = None) -> xr.Dataset:
     )
 
 
-def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
-    return verdicts_of("previous-token", ds, "liu4-previous-token-")
+verdicts = partial(verdicts_of, "previous-token", prefix="liu4-previous-token-")
 
 
 def test_claims_hold_for_a_result_like_the_published_one():

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from tiny_runs import changed, put, questioned, ran, verdicts
 from tiny_runs import made_up as made_of
 
 from probes.theory.rollout import decay_bounds, decay_peak, rollout, rope_peak
-from toy.experiments import experiment
 from toy.experiments import rollout as experiment_of_rollout
 from toy.experiments.rollout import Case, Settings, cases, theta
 from toy.experiments.rollout_bounds import Look, check, decays_hold, look_at, path_peaks
@@ -186,16 +186,6 @@ def test_run_keeps_every_bound(tiny):
     assert [verdict[text] for text in verdict if "P(z_i >= j) <=" in text] == ["holds", "holds"]
 
 
-@pytest.mark.slow
-def test_parts_of_the_settings_have_tables_claims_and_figures(tmp_path, monkeypatch):
-    less = replace(SMALL, seeds=1, rope=False, planes=(), peak_decays=(), windows=(), prefixes=(), decays=())
-    monkeypatch.setattr(experiment_of_rollout, "QUICK", less)
-    ds, report, files = experiment.run("rollout", tmp_path, quick=True, device="cpu")
-    assert "decay_curve" not in ds
-    assert len(files) == 4
-    assert "not measured" in {row[3] for row in report.tables[-1].rows}
-
-
 # ---------------------------------------------------------------------------------------------------------------- claims
 
 
@@ -248,8 +238,7 @@ def made_up() -> xr.Dataset:
     )
 
 
-def judged(ds: xr.Dataset) -> dict[str, bool | None]:
-    return verdicts("rollout", ds, "wu-thm-")
+judged = partial(verdicts, "rollout", prefix="wu-thm-")
 
 
 def test_claims_hold_where_the_theorems_do():
