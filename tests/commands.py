@@ -1,9 +1,14 @@
-"""Commands as tests give them, and what they leave behind."""
+"""Commands and programs as tests start them, where there is too little room, too, and what they leave behind."""
 
 from __future__ import annotations
 
 import os
+import resource
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +32,23 @@ def listing(folder: Path) -> dict[str, bytes | str | None]:
         kept = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
         found[path.relative_to(folder).as_posix()] = kept
     return found
+
+
+def program(*arguments: str, **environment: str) -> str:
+    """What an interpreter of its own prints, on one thread."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """Writes beyond so many bytes fail with EFBIG; Python ignores the signal that comes with it."""
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -69,6 +69,18 @@ def stopping_at(label: str) -> Callable[[str, float, float], None]:
     return advance
 
 
+def interrupting(at: int) -> Callable[..., None]:
+    """Progress that is interrupted, as by Ctrl-C, when it is told for that many times."""
+    told: list[object] = []
+
+    def advance(*step: object) -> None:
+        told.append(step)
+        if len(told) == at:
+            raise KeyboardInterrupt
+
+    return advance
+
+
 def never(*_: object) -> Any:
     """Hears that something is measured, where nothing may be."""
     raise AssertionError("something was measured")

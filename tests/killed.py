@@ -27,6 +27,9 @@ def main() -> None:
     from probes.cli.main import main as headwater
     from probes.results.dataset import load
     from probes.studies import match, study, survey  # noqa: F401 - so that no attempt has to
+    from toy import train
+
+    train.SAVE_SECONDS = 0.02  # so that short training has been saved when it is killed
 
     if "--text" not in command:
         probes.prompts(probes.load("tiny-llama"), n=1, length=8)

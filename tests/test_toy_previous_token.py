@@ -147,8 +147,7 @@ def test_run_gives_all_variables_with_their_seeds(tiny):
     assert ds["position"].values.tolist() == [-3, -2, -1, 0]
     np.testing.assert_allclose(ds["perplexity"], 1 + 5 * ds["relative"])
     assert all("seed" in ds[name].dims for name in ds)
-    last, first = ds["query_key"].isel(step=-1), ds["query_key"].isel(step=0)
-    assert not np.allclose(last, first)
+    assert not np.allclose(*(ds["query_key"].isel(step=step) for step in (0, -1)))
     s = ds["separation"].rename(axis="row")
     again = (s * ds["query_key"] * ds["separation"].rename(axis="column")).sum(("row", "column"), skipna=False)
     np.testing.assert_allclose(again, ds["bilinear"], rtol=1e-4, atol=1e-5)
@@ -273,11 +272,7 @@ def test_what_a_result_lacks_is_not_judged():
 
 def test_signs_know_that_positions_have_no_zero_of_their_own():
     ds = made_up()
-    shift = np.array([3.0, 3.0])
-    moved = ds.copy()
-    moved["positions"] = ds["positions"] + xr.DataArray(shift, dims="axis")
-    moved["tokens"] = ds["tokens"] - xr.DataArray(shift, dims="axis")
-    before, after = rules.signs(ds), rules.signs(moved)
+    before, after = (rules.signs(ds.assign(positions=ds["positions"] + n, tokens=ds["tokens"] - n)) for n in (0.0, 3.0))
     assert (before.own > 0).all()
     assert (after.own < 0).all()
     np.testing.assert_allclose(after.shifted, before.shifted)

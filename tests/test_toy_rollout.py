@@ -212,16 +212,9 @@ def made_up() -> xr.Dataset:
     stars = {"decay": decay_stars(bare), "rope": rope_stars(bare)}
     curves = {name: np.exp(-np.abs(distance - at[..., None]))[:, None, None] for name, at in stars.items()}
     toys = "case source seed"
-    counts = {
-        f"{name}{kind}": (dims, size)
-        for name, dims in (
-            ("", toys),
-            ("decay_", toys),
-            ("decay_peak_", "decay scale seed"),
-            ("rope_", "theta noise seed"),
-        )
-        for kind, size in (("violations", 0), ("checked", 1000))
-    }
+    kinds = {"": toys, "decay_": toys, "decay_peak_": "decay scale seed", "rope_": "theta noise seed"}
+    counts = {f"{name}violations": (dims, 0) for name, dims in kinds.items()}
+    counts |= {f"{name}checked": (dims, 1000) for name, dims in kinds.items()}
     return made_of(
         coords,
         s,

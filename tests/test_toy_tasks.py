@@ -54,7 +54,7 @@ def test_copying_draws_every_token_alike_and_asks_for_the_one_at_its_position():
 
 def test_copying_targets_share_a_stream_and_other_sizes_do_not():
     assert Copying(target=3).stream == Copying(target=-2).stream
-    for other in (Copying(vocabulary=11), Copying(length=11), Copying(batch=64)):
+    for other in (Copying(vocabulary=11), Copying(length=11), Copying(batch=64), Copying(bos=True)):
         assert other.stream != Copying().stream
     fields = {"vocabulary": 9, "length": 8, "target": 2, "batch": 16, "bos": False}
     assert Copying(9, 8, 2, 16).described() == {"task": "copying"} | fields
@@ -86,11 +86,7 @@ def test_sequences_have_the_structure_of_the_source(biased):
     x = drawn.inputs.flatten(0, 1)
     classes, labels = distance(x[:, 0::2], world.means).argmin(-1), distance(x[:, 1::2], world.labels).argmin(-1)
     own, query = classes[:, :-1], classes[:, -1:]
-    for row in own.tolist():
-        assert sorted(row.count(c) for c in set(row)) == [
-            2,
-            2,
-        ]  # exactly `burst` of each, of items / burst distinct classes
+    assert all(sorted(row.count(c) for c in set(row)) == [2, 2] for row in own.tolist())  # `burst` of each class
     assert torch.equal(labels, world.label_of[own])
     assert torch.equal(task.answers(drawn).flatten(), world.label_of[query[:, 0]])
     # Of a sequence's items, two are of the query's class: the asked one, and one of the other three at random.
@@ -130,20 +126,6 @@ def test_every_vector_has_the_stated_variance(scale, deviation, data):
         # common direction have the largest error, 0.75^2 / 1.5625 x sqrt(2 / 1440) = 1.3 %; labels have 2 %.
         assert vectors.square().mean().sqrt().item() == pytest.approx(deviation, rel=0.05)
         assert abs(vectors.mean().item()) < 0.15 * deviation
-
-
-def test_items_of_one_class_share_its_mean_and_nothing_else():
-    task = InContext(items=8, width=64, classes=2, burst=4, eps=0.75, batch=500)
-    world = task.world(0, "cpu")
-    items = task.draw(world, generator(), 2).inputs.flatten(0, 1)[:, 0::2]
-    means = world.means / math.sqrt(1 + 0.75**2)
-    nearest = distance(items, means).argmin(-1)  # two classes, 11 standard deviations apart
-    noise = items - means[nearest]
-    assert (nearest[:, :8] == 0).sum(1).eq(4).all()
-    wanted = 0.75 / 8 / math.sqrt(1 + 0.75**2)
-    assert noise[:, :8].std().item() == pytest.approx(wanted, rel=0.01)  # 512,000 numbers: 0.1 %
-    # Noise of different items is uncorrelated: 64,000 products per pair, 0.4 % each. No item is the copy of the query.
-    assert torch.allclose(torch.corrcoef(noise.transpose(0, 1).flatten(1)), torch.eye(9), atol=0.02)
 
 
 def test_fixed_data_have_one_vector_per_class_all_leaning_to_one_side():
@@ -245,14 +227,11 @@ def test_the_same_seed_draws_the_same_another_does_not_and_nothing_else_changes(
     for one, same, differs in zip(world, again, other, strict=True):
         assert torch.equal(one, same)
         assert not torch.equal(one, differs)
-    for draw in (
-        lambda world, seed: task.draw(world, generator(seed), 2),
-        lambda world, seed: task.pairs(world, generator(seed), 9, 0, 3),
-        lambda world, seed: task.single(world, generator(seed), 9, 1),
-    ):
-        assert torch.equal(draw(world, 1).inputs, draw(again, 1).inputs)
-        assert torch.equal(draw(world, 1).hidden, draw(again, 1).hidden)
-        assert not torch.equal(draw(world, 1).inputs, draw(world, 2).inputs)
+    for draw, sizes in ((task.draw, (2,)), (task.pairs, (9, 0, 3)), (task.single, (9, 1))):
+        one, same, differs = (draw(w, generator(seed), *sizes) for w, seed in ((world, 1), (again, 1), (world, 2)))
+        assert torch.equal(one.inputs, same.inputs)
+        assert torch.equal(one.hidden, same.hidden)
+        assert not torch.equal(one.inputs, differs.inputs)
     assert all(torch.equal(*both) for both in zip(world, task.world(5, "cpu"), strict=True))
     assert torch.equal(state, torch.get_rng_state())
 

@@ -405,19 +405,6 @@ def test_on_a_gpu_models_learn_and_resume_after_an_interruption(tmp_path, chatty
         train(runs, 60, record=(0, 60), folder=tmp_path)
 
 
-def test_two_threads_give_the_losses_of_one():
-    """The same kernels split over threads add the same numbers in the same order at this size; the last place may differ."""
-    threads, found = torch.get_num_threads(), []
-    try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            found.append(train(fifty()[:6], 20))
-    finally:
-        torch.set_num_threads(threads)
-    for one, other in zip(*found, strict=True):
-        assert_close(one, other.losses, other.weights)
-
-
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
