@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from probes.cli import main as cli
+from probes.errors import InputError
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
@@ -23,6 +25,11 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
     with pytest.raises(SystemExit) as raised:
         cli.main()
     return raised.value.code
+
+
+def bad_input(says: str) -> Any:
+    """An error for the caller, whose one line says this."""
+    return pytest.raises(InputError, match=rf"\A[^\n]*{re.escape(says)}[^\n]*\Z")
 
 
 def listing(folder: Path) -> dict[str, bytes | str | None]:

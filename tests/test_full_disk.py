@@ -167,9 +167,6 @@ def test_a_page_that_fails_leaves_the_earlier_page(reported, tmp_path, monkeypat
     assert listing(out) == before
 
 
-# ------------------------------------------------------------------------------------------------ real file systems
-
-
 @contextmanager
 def mounted(folder: Path, size: str) -> Iterator[Path]:
     """A file system in memory of that size; skips where none may be mounted."""

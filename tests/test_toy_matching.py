@@ -115,9 +115,6 @@ def test_what_cannot_be_matched_is_refused(make, said):
         make()
 
 
-# ----------------------------------------------------------------------------------------------------------- training
-
-
 @pytest.fixture(scope="module")
 def groups():
     return trained(planned())[0][0]

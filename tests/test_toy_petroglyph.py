@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 import xarray as xr
-from tiny_runs import questioned, ran, verdicts
+from tiny_runs import questioned, verdicts
 
 from probes.errors import InputError
 from toy.experiments import petroglyph
@@ -19,20 +19,12 @@ from toy.tasks import WhichFirst, mirrored
 from toy.train import stacked
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return ran("petroglyph", tmp_path_factory)
-
-
 def solved(ds: xr.Dataset) -> xr.Dataset:
     """The same, as if the models that can tell order apart had learned to."""
     ds = ds.copy(deep=True)
     blind = abs(ds["accuracy"] - 0.5).max("step") == 0
     ds["accuracy"] = ds["accuracy"].where(blind | (ds["step"] < ds["step"].max()), 0.99)
     return ds
-
-
-# ------------------------------------------------------------------------------------------------------------ exact test
 
 
 def test_orders_are_all_permutations_of_prefixes_without_repeats():
@@ -80,9 +72,6 @@ def test_steps_are_few_and_reach_both_ends():
     assert steps == sorted(set(steps))
 
 
-# ------------------------------------------------------------------------------------------------------------------ task
-
-
 def test_task_answers_which_marked_token_stands_first():
     task = WhichFirst(vocabulary=5, length=6, batch=500)
     drawn = task.draw(None, torch.Generator().manual_seed(1), 2)
@@ -107,9 +96,6 @@ def test_mirror_images_exchange_the_marked_tokens_and_nothing_else():
 def test_task_without_room_is_refused(change):
     with pytest.raises(InputError, match=r"is too few; give at least"):
         WhichFirst(**change)
-
-
-# ------------------------------------------------------------------------------------------------------------------- run
 
 
 def test_blind_models_are_right_in_exactly_one_half_whatever_they_learned(tiny):

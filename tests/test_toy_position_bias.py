@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from tiny_runs import TINY, changed, questioned, ran, verdicts
+from tiny_runs import TINY, changed, questioned, verdicts
 
 from probes.errors import InputError
 from probes.results.dataset import made_with
@@ -20,11 +20,6 @@ from toy.experiments.position_bias import DIMS, ITEMS, MEASURES, ORDERS, PAIRS, 
 from toy.experiments.position_bias_claims import claims, over_seeds, tables
 from toy.experiments.sweep import Part, sweep
 from toy.train import logits, train
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return ran("position-bias", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +66,6 @@ def published(case: Case) -> np.ndarray:
 judged = partial(verdicts, "position-bias", prefix="wu-toy-")
 
 
-# -- the grid
-
-
 def test_published_grid_is_every_combination_that_there_is():
     settings = Settings()
     found = cases(settings)
@@ -107,9 +99,6 @@ def test_masks_by_name():
     for name in ("causal-5", "window", "window-", "window-x", "window--1", "", "sliding-5"):
         with pytest.raises(InputError, match=r"unknown; give causal, full, window-N"):
             module.switches_of(name)
-
-
-# -- a run
 
 
 def test_a_tiny_run_has_every_model_of_its_grid_and_no_other(tiny):
@@ -180,9 +169,6 @@ def test_test_sets_depend_on_the_world_alone():
         assert torch.equal(x.hidden, y.hidden)
         assert not torch.equal(x.inputs, z.inputs)
     assert not torch.equal(sets[0][0][2].inputs, sets[0][1][2].inputs)
-
-
-# -- statements
 
 
 def test_intervals_over_seeds():

@@ -11,7 +11,7 @@ import reference
 import torch
 import xarray as xr
 from PIL import Image
-from tiny_runs import changed, put, questioned, ran
+from tiny_runs import changed, put, questioned
 from tiny_runs import made_up as made_of
 from tiny_runs import verdicts as verdicts_of
 
@@ -22,8 +22,6 @@ from toy.experiments.previous_token_claims import PUBLISHED, PUBLISHED_FORM, bet
 from toy.model import Architecture, initial
 from toy.tasks import Copying
 from toy.train import Run, Trained, seed_of
-
-# ----------------------------------------------------------------------------------------------------- what is known
 
 
 @pytest.mark.parametrize(("vocabulary", "context"), [(3, 4), (5, 3), (2, 6)])
@@ -131,14 +129,6 @@ def test_grids_of_steps_are_increasing():
         assert ends[-1] == steps
 
 
-# -------------------------------------------------------------------------------------------------- the run and its files
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return ran("previous-token", tmp_path_factory)
-
-
 def test_run_gives_all_variables_with_their_seeds(tiny):
     ds, sizes = tiny.ds, tiny.ds.sizes
     assert ds["perplexity"].dims == ("positional", "residual", "projection", "seed", "step")
@@ -170,9 +160,6 @@ def test_the_animation_moves_to_the_last_step(tiny):
         moving.seek(frames - 1)
         assert (np.asarray(moving.convert("RGB")) != before).any()
     assert (tiny.out / "previous-token-hyperparameters.svg").is_file()
-
-
-# -------------------------------------------------------------------------------------------------------------- claims
 
 
 def made_up(settings: Settings | None = None) -> xr.Dataset:

@@ -17,8 +17,6 @@ from probes.measures.sink_sums import uniform_alpha
 from probes.models.view import Edit
 from toy.view import Toy
 
-# ---------------------------------------------------------------------------------------------------------------- Jacobian
-
 
 def brute_force(toy: Toy, prompt: Tensor, query: int, readout: str, edits: list[Edit] | None = None) -> Tensor:
     """||J_j||_F / sqrt(d) for every position of the prompt, one output at a time."""
@@ -69,9 +67,6 @@ def test_sketches_under_a_prefix_are_within_their_error():
     assert 0.85 <= covered <= 1
     whole = probes.jacobian(toy, TOKENS[:1], query=3, method="sketch", products=24)
     close(whole.sensitivity[0], exact, 1e-9)
-
-
-# ------------------------------------------------------------------------------------------------------- attention's probes
 
 
 @pytest.mark.parametrize("look", LOOKS, ids=named)
@@ -133,9 +128,6 @@ def test_position_0_is_closed_under_a_causal_mask_alone(look):
     assert (later[1:] > 1e-3).all() if toy.spec.prefix else not later.any()
     every = [reference.toy_pass(toy.architecture, own(toy), prompt)[0] for prompt in TOKENS]
     close(ds.norm[0], np.sqrt(np.mean([[s.norm(dim=-1).pow(2) for s in streams] for streams in every], 0)), 1e-6)
-
-
-# ------------------------------------------------------------------------------------------------------- left as they were
 
 
 @pytest.mark.parametrize("look", [toys.CAUSAL[1], toys.AHEAD[0], toys.AHEAD[-1]], ids=named)

@@ -50,9 +50,6 @@ def made_up(change=None, *, settings=None) -> xr.Dataset:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- limits
-
-
 @pytest.mark.parametrize(("vocabulary", "length"), [(2, 2), (3, 5), (4, 4)])
 def test_limits_are_those_of_going_through_all_sequences(vocabulary, length):
     found = limits(vocabulary, length)
@@ -63,9 +60,6 @@ def test_limits_are_those_of_going_through_all_sequences(vocabulary, length):
     assert found["nothing"] == [math.log(vocabulary)] * length
     assert limits(10, 10)["bag and last"] == [bag(10, 9)] * 9 + [0.0]
     assert bag(10, 9) == pytest.approx(1.71, abs=0.005)  # as published
-
-
-# ------------------------------------------------------------------------------------------------------------ measuring
 
 
 def test_tiny_run(tmp_path_factory):
@@ -107,9 +101,6 @@ def test_published_setting_is_the_whole_grid():
     runs = Settings().runs()
     assert len(runs) == 1200 == 3 * 2 * 2 * 2 * 5 * 10
     assert {run.architecture.positional for run in runs} == {"none"}
-
-
-# --------------------------------------------------------------------------------------------------------------- claims
 
 
 def test_all_statements_hold_where_the_published_curves_are_reproduced():

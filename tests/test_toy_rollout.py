@@ -10,7 +10,7 @@ import pytest
 import reference
 import torch
 import xarray as xr
-from tiny_runs import changed, put, questioned, ran, verdicts
+from tiny_runs import changed, put, questioned, verdicts
 from tiny_runs import made_up as made_of
 
 from probes.theory.rollout import decay_bounds, decay_peak, rollout, rope_peak
@@ -21,14 +21,6 @@ from toy.experiments.rollout_claims import crossing, decay_stars, rates, rope_st
 
 SMALL = Settings(length=6, layers=3, width=8, sequences=2, windows=(3,), prefixes=(2,), trained_blocks=())
 SMALL = replace(SMALL, peak_length=24, peak_layers=3)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return ran("rollout", tmp_path_factory)
-
-
-# ------------------------------------------------------------------------------------------------ patterns and products
 
 
 @pytest.mark.parametrize("case", cases(SMALL), ids=lambda case: case.name)
@@ -77,9 +69,6 @@ def test_turning_toys_have_the_logits_of_the_lemma():
     assert (seen == (x >= 0)).all()
     np.testing.assert_allclose(look.logits[seen], np.broadcast_to(expected, look.logits.shape)[seen], rtol=1e-5)
     assert theta(s, 13) == pytest.approx(10_000 ** (-26 / 64))
-
-
-# ---------------------------------------------------------------------------------------------------------------- bounds
 
 
 def random_look(case: Case, *, layers: int = 5, length: int = 7, scale: float = 1.0) -> Look:
@@ -162,9 +151,6 @@ def test_rates_are_those_of_exponentials():
     assert rates(np.append(course, np.nan)) == pytest.approx(0.7)
 
 
-# -------------------------------------------------------------------------------------------------- the run and its files
-
-
 def test_run_keeps_every_bound(tiny):
     ds, report, *_ = tiny
     for name in ("", "decay_", "decay_peak_", "rope_"):
@@ -184,9 +170,6 @@ def test_run_keeps_every_bound(tiny):
     assert all("seed" in ds[name].dims for name in ds if not name.endswith("_paths"))
     verdict = {row[1]: row[3] for row in report.tables[-1].rows}
     assert [verdict[text] for text in verdict if "P(z_i >= j) <=" in text] == ["holds", "holds"]
-
-
-# ---------------------------------------------------------------------------------------------------------------- claims
 
 
 def made_up() -> xr.Dataset:

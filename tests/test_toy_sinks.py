@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from tiny_runs import claims, questioned, ran, verdicts
+from tiny_runs import claims, questioned, verdicts
 
 import probes
 from toy.experiments import sinks
@@ -21,11 +21,6 @@ from toy.view import Toy
 LENGTH = 17
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return ran("sinks", tmp_path_factory)
-
-
 def a_model(mask: str, residual: str = "off", positional: str = "none", depth: int = 3):
     """(architecture, weights without model dimension) whose attention is far from even."""
     a = architecture_of(depth, mask, positional, residual, 16)
@@ -35,9 +30,6 @@ def a_model(mask: str, residual: str = "off", positional: str = "none", depth: i
 
 def passed(a, weights):
     return a, stacked([weights]), Switches.of([a])
-
-
-# -- the metric
 
 
 @pytest.mark.parametrize(
@@ -103,9 +95,6 @@ def test_even_weights_by_hand(mask, expected):
         assert alpha[:, 0] == pytest.approx(harmonic / LENGTH)
 
 
-# -- a run
-
-
 def test_a_tiny_run(tiny):
     ds = tiny.ds
     assert ds["sink"].dims == (*sinks.DIMS, "position")
@@ -138,9 +127,6 @@ def test_numbers_of_a_run_are_those_of_its_models(tiny):
     fresh, _ = metrics(*passed(run.architecture, initial(run.architecture, 1)), drawn.inputs[0], 0.2)
     np.testing.assert_allclose(ds["fresh"].sel(at), fresh.mean(0), atol=few)
     assert float(ds["training_loss"].sel(at)) == pytest.approx(float(model.losses[-1]), rel=1e-5)
-
-
-# -- statements and figures
 
 
 def made_up(tiny, sink, masks=("causal", "window-5", "window-9", "prefix-2", "prefix-4")) -> xr.Dataset:
