@@ -44,8 +44,9 @@ def listing(folder: Path) -> dict[str, bytes | str | None]:
 def program(*arguments: str, **environment: str) -> str:
     """What an interpreter of its own prints, on one thread."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 

@@ -1,7 +1,5 @@
 """What a folder holds of unfinished work, as tests look at it."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Toys of every kind with random weights, for the tests of several files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any

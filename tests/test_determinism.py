@@ -1,7 +1,5 @@
 """The same twice: every probe gives the same numbers again, bit for bit on the CPU, within a bound on CUDA."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ Three ways: files that may not grow beyond a limit, which needs no privilege and
 disk does; a small file system of its own, where this process may mount one; the same read-only.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

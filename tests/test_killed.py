@@ -4,8 +4,6 @@
 quick ones share 27 kills.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

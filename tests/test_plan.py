@@ -1,7 +1,5 @@
 """Memory counted before a measurement: what it follows, how it is said, and a peak it is held against."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Pieces and units: kept, read back, refused, removed; and probes that end the same wherever they stop."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Probes that go on where memory runs out: in smaller blocks, to the same numbers, and down to a limit."""
 
-from __future__ import annotations
-
 import json
 import weakref
 from collections.abc import Callable

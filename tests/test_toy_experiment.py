@@ -1,7 +1,5 @@
 """The frame of the experiments: settings, provenance, captions, unfinished work, the command line."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """What holds for every experiment: its modules, settings, tiny run, tables and figures; and the sweeps that they are."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Toys that match a model: which architectures, which tasks, training that plans share, and views for the probes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The toys' pass, in both layouts, against a slow twin in float64, for every combination of switches; side by side, too."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Every probe on toys of every kind, against patterns and Jacobians written out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import made_toys as toys

@@ -52,11 +52,9 @@ def test_last_is_the_chance_of_walks(tiny):
 def test_fresh_logits_have_the_size_asked_for():
     s = Settings(length=17, width=32, layers=1, sequences=16, trained_blocks=())
     for scale in (0.1, 1.0, 3.0):
-        deviations = []
-        for seed in range(8):
-            logits = look_at(*experiment_of_rollout._fresh(s, Case("causal"), scale, seed)).logits
-            deviations.append(logits[np.isfinite(logits)].std())
-        assert np.mean(deviations) == pytest.approx(scale, rel=0.25)
+        fresh = [experiment_of_rollout._fresh(s, Case("causal"), scale, seed) for seed in range(8)]
+        logits = [look_at(*one).logits for one in fresh]
+        assert np.mean([x[np.isfinite(x)].std() for x in logits]) == pytest.approx(scale, rel=0.25)
 
 
 def test_turning_toys_have_the_logits_of_the_lemma():

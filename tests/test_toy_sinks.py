@@ -61,12 +61,11 @@ def test_patterns_are_those_of_the_pass(mask, positional):
     a, side, switches = passed(a, weights)
     inputs = torch.randn(1, 3, LENGTH, 16, generator=torch.Generator().manual_seed(2))
     x = embedded(side, switches, inputs)
-    for layer, pattern in enumerate(patterns(a, side, switches, inputs)):
+    for layer, pattern in zip(range(a.blocks), patterns(a, side, switches, inputs), strict=True):
         after = block(a, side, switches, layer, x)
         mixed = pattern[:, :, 0] @ (x @ side[f"{layer}.v"][:, None])
         torch.testing.assert_close(x + mixed, after)
         x = after
-    assert layer == a.blocks - 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What toys are trained on: distributions and structure of the sequences, against counting and the formula."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations, permutations
 

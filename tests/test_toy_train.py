@@ -1,7 +1,5 @@
 """Many toys trained at once: against torch's AdamW one by one, alone against side by side, interrupted against not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

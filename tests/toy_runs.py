@@ -5,8 +5,6 @@
 trains without end to speak of, saves often, and prints how many model-steps are done.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from typing import Any
