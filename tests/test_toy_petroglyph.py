@@ -94,7 +94,7 @@ def test_mirror_images_exchange_the_marked_tokens_and_nothing_else():
 
 @pytest.mark.parametrize("change", [{"vocabulary": 2}, {"length": 2}, {"batch": 0}])
 def test_task_without_room_is_refused(change):
-    with pytest.raises(InputError, match=r"is too few; give at least"):
+    with pytest.raises(InputError, match="is too few; give at least"):
         WhichFirst(**change)
 
 

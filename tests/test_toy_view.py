@@ -18,9 +18,10 @@ import probes
 from probes.measures.attention import columns, run_watched
 from probes.models.linear import LinearizedBlock
 from probes.models.view import Attention, Edit, View
-from toy.model import Architecture, Switches, forward, initial
+from toy.model import Architecture, initial
 from toy.tasks import Copying, InContext
 from toy.train import Run, train
+from toy.train import logits as predicted
 from toy.view import Toy
 
 
@@ -215,9 +216,7 @@ def test_a_trained_toy_of_tokens():
     toy = Toy.of(one)
     assert (toy.identity.name, toy.identity.condition) == ("toy of copying", "pretrained")
     assert Toy.of(one, name="mine").identity.name == "mine"
-    batched = {name: tensor[None] for name, tensor in one.weights.items()}
-    expected = forward(one.run.architecture, batched, Switches.of([one.run.architecture]), TOKENS[None])[0]
-    close(logits(toy, TOKENS)[:, -1], expected, 1e-5)
+    close(logits(toy, TOKENS)[:, -1], predicted([one], TOKENS)[0], 1e-5)
 
 
 @pytest.mark.parametrize("data", ["gaussian", "fixed"])
