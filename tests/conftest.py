@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 # Nothing is downloaded in tests, and models this small gain nothing from threads that a busy machine makes them wait for:
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -47,6 +48,14 @@ def _no_command() -> Iterator[None]:
     yield
     if "probes.results.dataset" in sys.modules:
         sys.modules["probes.results.dataset"].__dict__["_command"] = ""
+
+
+@pytest.fixture(scope="module")
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The smallest run of the experiment of toys that a file of tests is named after."""
+    from tiny_runs import ran
+
+    return ran(request.module.__name__.removeprefix("test_toy_").replace("_", "-"), tmp_path_factory)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     Gemma2Config,
     GemmaConfig,
@@ -92,6 +93,17 @@ def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch
                 if parameter.ndim == 1:  # biases and norm weights
                     parameter += SPREAD * torch.randn_like(parameter)
     return made.to(dtype).eval()
+
+
+def sized(width: int, length: int, vocabulary: int, *, kind: str = "llama", **more: Any) -> PreTrainedConfig:
+    """A configuration by its sizes: one block, two heads, and a feed-forward layer as wide as the stream, unless told."""
+    sizes = {
+        "hidden_size": width,
+        "max_position_embeddings": length,
+        "vocab_size": vocabulary,
+        "intermediate_size": width,
+    }
+    return CONFIG_MAPPING[kind](**(sizes | {"num_hidden_layers": 1, "num_attention_heads": 2} | more))
 
 
 def blocks(model: Any) -> Any:

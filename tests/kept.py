@@ -1,7 +1,5 @@
 """What a folder holds of unfinished work, as tests look at it."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
@@ -65,6 +63,18 @@ def stopping_at(label: str) -> Callable[[str, float, float], None]:
     def advance(running: str, done: float, total: float) -> None:
         if running == label:
             raise Stop
+
+    return advance
+
+
+def interrupting(at: int) -> Callable[..., None]:
+    """Progress that is interrupted, as by Ctrl-C, when it is told for that many times."""
+    told: list[object] = []
+
+    def advance(*step: object) -> None:
+        told.append(step)
+        if len(told) == at:
+            raise KeyboardInterrupt
 
     return advance
 

@@ -1,11 +1,10 @@
 """Toys of every kind with random weights, for the tests of several files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from toy.model import Architecture, Switches, initial
 from toy.view import Toy
 
 BLOCKS, HEADS, WIDTH, LENGTH, VOCABULARY = 2, 2, 4, 12, 9
-EXACT = 1e-12  # float64, sums in another order
+EXACT, NOISE = 1e-12, 1e-11  # float64, sums in another order; of a view's pass, which takes more of them
 # Cosines, sines and decays enter the pass as they were rounded to float32.
 ROUNDED = 1e-6
 TOKENS = torch.randint(VOCABULARY, (4, LENGTH), generator=torch.Generator().manual_seed(5))
@@ -35,6 +34,8 @@ CAUSAL = [m | p for m in MASKS[:2] for p in POSITIONS]
 AHEAD = [m | p for m in MASKS[2:] for p in POSITIONS[:4]]  # decay is a loss per token into the past
 LOOKS = CAUSAL + AHEAD
 # Every combination of the other switches; `residual` alternates against each of them.
+STANDARD: dict[str, Any] = {"feed_forward": True, "norm": "rms"}
+BANDS, LAGS = [(3, 6), (7, 11)], (1, 2)  # of leakage
 OTHERS: list[dict[str, Any]] = [
     dict(zip(("feed_forward", "norm", "output_projection", "head"), switches, strict=True))
     | {"residual": bool((n + n // 2 + n // 4) % 2)}
@@ -78,6 +79,19 @@ def switches_of(*architectures: Architecture) -> Switches:
     found = Switches.of(architectures)
     tensors = {name: x.double() for name, x in vars(found).items() if x is not None}
     return replace(found, **tensors)
+
+
+def logits(toy: Toy, tokens: Tensor) -> Tensor:
+    return toy.unembed(toy.norm(toy.residual(toy.embed(tokens))))
+
+
+def own(toy: Toy) -> dict[str, Tensor]:
+    """Its weights, without the dimension of models."""
+    return {name: w[0] for name, w in toy._weights.items()}
+
+
+def close(found: Any, expected: Any, noise: float = NOISE) -> None:
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=noise, atol=noise)
 
 
 def tolerance(a: Architecture) -> float:

@@ -1,7 +1,5 @@
 """What tests of the measurements share: prompts, views of every family, twins of what heads do, heads of known answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
 import probes
 from probes.errors import InputError
@@ -81,17 +78,7 @@ def known_model(*, sink_value: Sequence[float], text_value: Sequence[float], sha
     The logit of every query on the sink's token exceeds the others' by `sharp`; at 0 attention is uniform. W_O triples
     the first value dimension.
     """
-    config = LlamaConfig(
-        vocab_size=4,
-        hidden_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        intermediate_size=4,
-        max_position_embeddings=256,
-        rms_norm_eps=1e-30,
-        tie_word_embeddings=False,
-    )
+    config = families.sized(4, 256, 4, num_attention_heads=1, rms_norm_eps=1e-30, tie_word_embeddings=False)
     view = probes.fresh(config, positional=False)
     assert isinstance(view, HuggingFaceView)
     parts = view.parts(0)

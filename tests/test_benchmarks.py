@@ -144,12 +144,14 @@ def test_what_was_measured_before_a_child_fell_is_kept_and_not_measured_again(tm
     job = harness.Job("case", "job", points, rising=True)
     rows = harness.Rows(tmp_path / "rows.json", {})
     settings = harness.Settings(time_limit=1.0 if do == "hang" else 30.0)
-    stamp = {"commit": "abc"}
-    assert harness.run_job(job, rows, settings, stamp, time.time() + 0.01)  # out of time, not too slow: nothing is said
+
+    def ran(seconds: float = 60) -> bool:
+        return harness.run_job(job, rows, settings, {"commit": "abc"}, time.time() + seconds)
+
+    assert ran(0.01)  # out of time, not too slow: nothing is said
     assert not rows.found
     (tmp_path / "asked.txt").unlink(missing_ok=True)
-    fine = harness.run_job(job, rows, settings, stamp, time.time() + 60)
-    assert fine is (failed is not None)
+    assert ran() is (failed is not None)
     kept = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]
     assert kept[job.key("short")] == {"seconds": [0.5], "commit": "abc"}
     assert job.key("longer") not in kept
@@ -158,11 +160,11 @@ def test_what_was_measured_before_a_child_fell_is_kept_and_not_measured_again(tm
         return
     assert kept[job.key("long")] == {"failed": failed, "commit": "abc"}
     # More of what was too much is not tried, and nothing is measured twice.
-    assert harness.run_job(job, rows, settings, stamp, time.time() + 60)
+    assert ran()
     assert (tmp_path / "asked.txt").read_text().splitlines() == ["short long longer"]
     # What is less, and missing since it was taken out, is.
     del rows.found[job.key("short")]
-    assert harness.run_job(job, rows, settings, stamp, time.time() + 60)
+    assert ran()
     assert (tmp_path / "asked.txt").read_text().splitlines() == ["short long longer", "short"]
     assert rows.get(job, "short") == {"seconds": [0.5], "commit": "abc"}
 

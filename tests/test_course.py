@@ -1,7 +1,5 @@
 """How long a command takes, from what it has done: on a clock that the test sets."""
 
-from __future__ import annotations
-
 import io
 import sys
 from typing import Any

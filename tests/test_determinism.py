@@ -1,8 +1,5 @@
 """The same twice: every probe gives the same numbers again, bit for bit on the CPU, within a bound on CUDA."""
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from commands import call
 
 import probes
-from probes.cli import main as cli
 from probes.models.view import View
 from probes.results.dataset import load
 from probes.theory.kernel import second_moment
@@ -78,15 +75,14 @@ def test_the_same_probe_twice_gives_the_same_bits(name, backend):
     xr.testing.assert_identical(*made)
 
 
-SHORT = "--length 16 --text TEXT --device cpu"
+SKETCHED, LEAKED = "--prompts 2 --products 8 --seeds 1", "--prompts 4 --bootstrap 9 --lags 1,2 --bands 4-15"
 COMMANDS = {
-    "jacobian": f"jacobian MODEL --prompts 2 --products 8 --seeds 1 --no-rope {SHORT}",
-    "theory": f"theory MODEL --prompts 2 --products 8 --seeds 1 {SHORT}",
-    "sinks": f"sinks MODEL --prompts 4 --reacts random {SHORT}",
-    "trajectory": f"trajectory MODEL --prompts 4 --starts 8 {SHORT}",
-    "leakage": f"leakage MODEL --prompts 4 --bootstrap 9 --lags 1,2 --bands 4-15 {SHORT}",
-    "bos-swap": "bos-swap MODEL --prompts 4 --bootstrap 9 --lags 1,2 --bands 4-15 --products 8 --replace mean,random "
-    f"{SHORT}",
+    "jacobian": f"{SKETCHED} --no-rope",
+    "theory": SKETCHED,
+    "sinks": "--prompts 4 --reacts random",
+    "trajectory": "--prompts 4 --starts 8",
+    "leakage": LEAKED,
+    "bos-swap": f"{LEAKED} --products 8 --replace mean,random",
 }
 
 
@@ -97,12 +93,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_same_command_twice_gives_the_same_result_and_figure(name, folder, tmp_path, monkeypatch):
-    words = COMMANDS[name].replace("MODEL", str(folder / "ape")).replace("TEXT", str(folder / "text.txt")).split()
+    given = ["--length", "16", "--text", str(folder / "text.txt"), "--device", "cpu", *COMMANDS[name].split()]
     for out in ("first", "second"):
-        monkeypatch.setattr(sys, "argv", ["headwater", *words, "--out", str(tmp_path / out)])
-        with pytest.raises(SystemExit) as raised:
-            cli.main()
-        assert raised.value.code == 0
+        assert call(monkeypatch, name, str(folder / "ape"), *given, "--out", str(tmp_path / out)) == 0
         disturb()
     first, second = (load(tmp_path / out / f"{name}.nc") for out in ("first", "second"))
     # An attribute that differs between the runs of a study, as the second it was made may, becomes a coordinate.

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from test_bad_inputs import listing
+from commands import listing
 
 from probes.errors import InputError
 from probes.run.files import atomic, require_writable, table_lines, together, write_json, write_table

@@ -4,14 +4,9 @@ Three ways: files that may not grow beyond a limit, which needs no privilege and
 disk does; a small file system of its own, where this process may mount one; the same read-only.
 """
 
-from __future__ import annotations
-
 import os
-import resource
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +18,7 @@ import kept
 import numpy as np
 import pytest
 import torch
-from test_bad_inputs import listing
+from commands import call, listing, no_file_larger_than
 
 from probes.cli import main as cli
 from probes.results.dataset import dataset, made_with, save
@@ -66,20 +61,16 @@ LIMITS = (4_000, 60_000)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model "small", texts for it, and a configuration to pretrain."""
-    folder = tmp_path_factory.mktemp("model")
-    families.model("llama").save_pretrained(folder / "small")
-    families.tokenizer().save_pretrained(folder / "small")
+    """A model "small", texts for it, a configuration to pretrain, and a result to export."""
+    folder = families.checkpoints(tmp_path_factory.mktemp("model"), small=("llama", "prepended"))
     config: Any = families.FAMILIES["llama"]()
     config.vocab_size = 260
     config.to_json_file(folder / "small" / "own.json")
-    words = np.random.default_rng(0).integers(3, 100, 600)
-    (folder / "text.txt").write_text(" ".join(f"w{word}" for word in words), encoding="utf-8")
-    (folder / "text2.txt").write_text(" ".join(f"w{word}" for word in words[:20]), encoding="utf-8")
+    (folder / "text2.txt").write_text(" ".join(f"w{n}" for n in range(3, 23)), encoding="utf-8")
     lines = (f"{n} times {n + 1} is {n * n + n}, said the {n % 7}th of them.\n" for n in range(1500))
+    (folder / "long.txt").write_text("".join(lines), encoding="utf-8")
     values = np.random.default_rng(1).random((64, 64))
     save(dataset({"sensitivity": (("prompt", "position"), values)}, attrs=made_with()), folder / "result.nc")
-    (folder / "long.txt").write_text("".join(lines), encoding="utf-8")
     return folder
 
 
@@ -88,8 +79,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two places of the map, and toys of a step."""
     few = [Place("depth", strength, 64, 2, 16) for strength in (0.05, 1.64)]
     monkeypatch.setattr("probes.studies.map.places", lambda *, quick: few)
-    tiny = replace(matching.QUICK, steps=2, in_context_steps=2)
-    monkeypatch.setattr(matching, "QUICK", tiny)
+    monkeypatch.setattr(matching, "QUICK", replace(matching.QUICK, steps=2, in_context_steps=2))
 
 
 def words(name: str, model: Path, out: Path) -> list[str]:
@@ -102,7 +92,7 @@ def words(name: str, model: Path, out: Path) -> list[str]:
 
 def left_by_an_earlier_run(name: str, out: Path) -> dict[str, Any]:
     for file in BEFORE[name]:
-        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(exist_ok=True)
         (out / file).write_bytes(f"an earlier {file}".encode())
     return finished(out)
 
@@ -113,38 +103,19 @@ def finished(out: Path) -> dict[str, Any]:
     return {name: kept for name, kept in listing(out).items() if not name.startswith(unfinished)}
 
 
-def call(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> int:
-    monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
-    with pytest.raises(SystemExit) as raised:
-        cli.main()
-    assert isinstance(raised.value.code, int)
-    return raised.value.code
-
-
-def check(code: int, out: str, err: str, says: str) -> None:
+def check(capfd: pytest.CaptureFixture[str], code: int, says: str) -> str:
+    """One line, beside the bars of progress and what the command said it would take; all that was said."""
+    out, err = capfd.readouterr()
     assert code == cli.BAD_INPUT, err
     assert out == ""
-    # Beside the bars of progress, and what it said it would take.
-    takes = (" above the model's ", " in all, as measured ")
     lines = (line for line in err.splitlines() if line.startswith("headwater:"))
-    said = [line for line in lines if not any(one in line for one in takes)]
+    said = [line for line in lines if not any(takes in line for takes in (" above the model's ", " as measured "))]
     assert len(said) == 1
     assert said == err.splitlines()[-1:]
     assert says in said[0]
     assert "cannot write" in said[0]
     assert "Traceback" not in err
-
-
-@contextmanager
-def no_file_larger_than(size: int) -> Iterator[None]:
-    """Writes beyond so many bytes fail with EFBIG; Python ignores the signal that comes with it."""
-    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return err
 
 
 def test_every_command_that_writes_is_here():
@@ -161,14 +132,13 @@ def test_a_write_that_fails_leaves_the_earlier_results(model, tmp_path, monkeypa
     before = left_by_an_earlier_run(name, out)
     arguments = words(name, model, out)
     with no_file_larger_than(limit):
-        code = call(monkeypatch, arguments)
-    shown = capfd.readouterr()
-    check(code, shown.out, shown.err, "File too large")
+        code = call(monkeypatch, *arguments)
+    check(capfd, code, "File too large")
     assert finished(out) == before
     assert not [file for file in out.rglob(".*-*") if file.is_file() and not file.parent.name.startswith(".unfinished")]
     if (name, limit) == ("jacobian", 60_000):  # with room again the same command goes on
         assert "small pretrained" in kept.units(out)
-        assert call(monkeypatch, arguments) == 0
+        assert call(monkeypatch, *arguments) == 0
         assert "going on with" in capfd.readouterr().err
         assert sorted(path.name for path in out.iterdir()) == ["jacobian.nc", "jacobian.png", "jacobian.svg"]
         assert (out / "jacobian.nc").read_bytes()[:4] == b"\x89HDF"
@@ -179,7 +149,7 @@ def reported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a result to report."""
     out = tmp_path_factory.mktemp("reported")
     with pytest.MonkeyPatch.context() as patched:
-        assert call(patched, words("sinks", model, out / "sinks")) == 0
+        assert call(patched, *words("sinks", model, out / "sinks")) == 0
     return out
 
 
@@ -190,25 +160,17 @@ def test_a_page_that_fails_leaves_the_earlier_page(reported, tmp_path, monkeypat
         (out / file).write_text("earlier", encoding="utf-8")
     before = listing(out)
     with no_file_larger_than(limit):
-        code = call(monkeypatch, ["report", "--out", str(out)])
-    shown = capfd.readouterr()
-    check(code, shown.out, shown.err, "File too large")
+        code = call(monkeypatch, "report", "--out", str(out))
+    check(capfd, code, "File too large")
     assert listing(out) == before
-
-
-# ------------------------------------------------------------------------------------------------ real file systems
 
 
 @contextmanager
 def mounted(folder: Path, size: str) -> Iterator[Path]:
     """A file system in memory of that size; skips where none may be mounted."""
     folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"no file system can be mounted here ({made.stderr.strip()[:80]})")
     try:
@@ -228,9 +190,7 @@ def test_a_full_disk_leaves_the_earlier_results(model, tmp_path, monkeypatch, ca
         before = left_by_an_earlier_run(name, out)
         usage = os.statvfs(disk)
         (disk / "ballast").write_bytes(bytes(max(usage.f_bavail * usage.f_frsize - 16_384, 0)))  # room for four pages
-        code = call(monkeypatch, words(name, model, out))
-        shown = capfd.readouterr()
-        check(code, shown.out, shown.err, "No space left on device")
+        check(capfd, call(monkeypatch, *words(name, model, out)), "No space left on device")
         assert finished(out) == before
 
 
@@ -239,9 +199,9 @@ def test_a_full_disk_leaves_the_earlier_results(model, tmp_path, monkeypatch, ca
 def test_a_read_only_folder_is_refused_before_anything_is_measured(model, reported, tmp_path, monkeypatch, capfd, name):
     with mounted(tmp_path / "disk", "8m") as disk:
         out = disk / "out"
+        arguments = ["report", "--out", str(out)]
         if name == "report":
             shutil.copytree(reported, out)
-            arguments = ["report", "--out", str(out)]
         else:
             left_by_an_earlier_run(name, out)
             arguments = words(name, model, out)
@@ -249,8 +209,6 @@ def test_a_read_only_folder_is_refused_before_anything_is_measured(model, report
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         with monkeypatch.context() as patched:
             patched.setattr(torch.nn.Module, "__call__", lambda *_, **__: pytest.fail("a model was run"))
-            code = call(patched, arguments)
-        shown = capfd.readouterr()
-        check(code, shown.out, shown.err, "disk")
-        assert shown.err.count("\n") == 1
+            code = call(patched, *arguments)
+        assert check(capfd, code, "disk").count("\n") == 1
         assert listing(disk) == before

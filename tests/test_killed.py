@@ -1,21 +1,19 @@
 """Commands killed at random moments: given again they go on, and end with the bytes of an uninterrupted run.
 
 `HEADWATER_KILLS=20 pytest tests/test_killed.py` kills every command that often, those that take longer too; by default the
-quick ones share 24 kills.
+quick ones share 27 kills.
 """
 
-from __future__ import annotations
-
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import program
 
 from probes.results.dataset import load
 
 SMALL = ["--prompts", "4", "--length", "32"]
+TOY = "layers=1 width=2 residual=no feed_forward=no target=0,9 seeds=1 batch=32 steps=300"
 KILLS = int(os.environ.get("HEADWATER_KILLS", "3"))
 TELLING = {"created", "command", "seconds"}  # of a run, not of its numbers
 COMMANDS = {
@@ -26,6 +24,7 @@ COMMANDS = {
     "trajectory": ["trajectory", "tiny-llama", "--prompts", "6", "--length", "48", "--starts", "4"],
     "leakage": ["leakage", "tiny-llama", "--prompts", "8", "--length", "48", "--bootstrap", "50"],
     "bos-swap": ["bos-swap", "--replace", "mean,zero", *SMALL, "--bootstrap", "9"],
+    "toys": ["toy", "retrieval", *(word for setting in TOY.split() for word in ("--with", setting))],
     "inspect": ["inspect", "tiny-llama", "--prompt", "def add(first, second):", "--seeds", "2", "--products", "40"],
 }  # fmt: skip
 LONGER = {
@@ -36,10 +35,6 @@ LONGER = {
 }
 if "HEADWATER_KILLS" in os.environ:
     COMMANDS |= LONGER
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=os.environ)
 
 
 def numbers(folder: Path) -> dict[str, bytes]:
@@ -56,13 +51,11 @@ def numbers(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, name):
     script = str(Path(__file__).with_name("killed.py"))
-    command = COMMANDS[name]
-    whole = run(script, "0", "0", "1", "--", *command, "--out", str(tmp_path / "whole"))
-    assert whole.returncode == 0, whole.stderr
-    seconds = float(whole.stdout.split()[1])
-    done = run(script, str(KILLS), "7", str(seconds), "--", *command, "--out", str(tmp_path / "killed"))
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[0]) > 0
+    _, seconds = program(script, "0", "0", "1", "--", *COMMANDS[name], "--out", str(tmp_path / "whole")).split()
+    kills = program(script, str(KILLS), "7", seconds, "--", *COMMANDS[name], "--out", str(tmp_path / "killed")).split()[
+        0
+    ]
+    assert int(kills) > 0
     expected, found = numbers(tmp_path / "whole"), numbers(tmp_path / "killed")
     assert expected.keys() == found.keys()
     assert [name for name in expected if expected[name] != found[name]] == []

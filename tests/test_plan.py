@@ -1,15 +1,11 @@
 """Memory counted before a measurement: what it follows, how it is said, and a peak it is held against."""
 
-from __future__ import annotations
-
 import importlib
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from commands import program
 
 import probes
 from probes.models import memory
@@ -79,14 +75,16 @@ def status(name):
 probes.jacobian(model, tokens[:, :16], method="scalar")
 planned = memory(model, 1, 1024, method="exact")
 ctypes.CDLL(None).malloc_trim(0)
-Path("/proc/self/clear_refs").write_text("5")
+try:
+    Path("/proc/self/clear_refs").write_text("5")
+except OSError:  # the kernel does not reset peaks here
+    raise SystemExit(print("[]"))
 level = status("VmRSS")
 probes.jacobian(model, tokens, method="sketch", products=20)
 print(json.dumps([planned, (status("VmHWM") - level) * 1024]))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ)
-    if "clear_refs" in done.stderr:
+    found = json.loads(program("-c", script))
+    if not found:
         pytest.skip("the kernel does not reset peaks here")
-    assert done.returncode == 0, done.stderr
-    planned, measured = json.loads(done.stdout)
+    planned, measured = found
     assert 0.5 < planned / measured < 2

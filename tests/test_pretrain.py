@@ -8,9 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
+from families import sized
 from reference import bigram_loss as reference_bigram_loss
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probes.data.documents import Document
 from probes.errors import InputError
@@ -32,31 +37,15 @@ def text_documents() -> list[Document]:
     return [Document(f"part{i}", "".join(lines[30 * i : 30 * i + 30])) for i in range(30)]
 
 
-def small_config(model_type: str = "llama", **changes: Any) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    shape: dict[str, Any] = dict(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        vocab_size=VOCABULARY,
-        tie_word_embeddings=True,
-    )
-    return CONFIG_MAPPING[model_type](**(shape | changes))
+def small_config(kind: str = "llama", **changes: Any) -> Any:
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    return sized(32, 64, VOCABULARY, kind=kind, **(shape | {"intermediate_size": 48} | changes))
 
 
 def train(out: Path, options: Options = SMALL, config: Any = None, first: int = 0, **more: Any) -> dict[str, Any]:
     documents = text_documents()
     parts: dict[str, Any] = {"training": documents[first:-6], "heldout": documents[-6:]}
     return pretrain(small_config() if config is None else config, out, options=options, **parts, **more)
-
-
-def interrupted(out: Path, **more: Any) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train(out, Interrupted(**dataclasses.asdict(SMALL)), save_every=10, **more)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +61,11 @@ class Interrupted(Options):
         if step == 17:
             raise KeyboardInterrupt
         return super().learning_rate(step)
+
+
+def interrupted(out: Path, **more: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(out, Interrupted(**dataclasses.asdict(SMALL)), save_every=10, **more)
 
 
 def weights(folder: Path) -> bytes:
@@ -93,15 +87,12 @@ def test_loss_falls_and_the_log_and_training_json_say_so(trained):
     assert not (trained.out / "state").exists()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_interrupted_run_continues_to_the_same_bits(tmp_path, trained, dropout):
+def test_interrupted_run_continues_to_the_same_bits(tmp_path, trained):
     # With dropout the steps draw random numbers; those too have to follow from seed and step alone.
-    whole, out, built = trained.out, tmp_path / "model", small_config(attention_dropout=dropout)
+    whole, out, built = tmp_path / "whole", tmp_path / "model", small_config(attention_dropout=0.2)
     described = built.to_dict()
-    if dropout:
-        whole = tmp_path / "whole"
-        train(whole, config=built, keep_steps=(0, 10), save_every=10)
-        assert weights(whole) != weights(trained.out)
+    train(whole, config=built, keep_steps=(0, 10), save_every=10)
+    assert weights(whole) != weights(trained.out)
     interrupted(out, config=built, keep_steps=(0, 10))
     assert not (out / "model.safetensors").exists()
     assert [file.name for file in (out / "state").iterdir()] == ["pretrain-0.sqlite"]
@@ -171,9 +162,6 @@ def test_bigram_loss_is_that_of_the_slow_twin():
 
 
 def test_step0_is_the_bfloat16_rounded_start(trained):
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(SMALL.seed)
     config = AutoModelForCausalLM.from_pretrained(trained.out / "step0").config
     fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32).state_dict()
@@ -185,8 +173,6 @@ def test_step0_is_the_bfloat16_rounded_start(trained):
 
 
 def test_saved_folder_loads_with_transformers_and_repeats_its_validation_loss(trained):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model = AutoModelForCausalLM.from_pretrained(trained.out, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(trained.out)
     assert tokenizer("the river moves time.").input_ids[0] == tokenizer.bos_token_id == model.config.bos_token_id == 0
@@ -212,8 +198,6 @@ def test_tokenizer_without_bos_adds_none():
 
 
 def test_position0_weight_is_uniform_attention_s_where_attention_is_uniform():
-    from transformers import AutoModelForCausalLM
-
     for window in (None, 5):
         config = small_config("mistral", sliding_window=window)
         model = AutoModelForCausalLM.from_config(config).eval()
@@ -262,12 +246,10 @@ def test_learning_rate_rises_to_its_peak_and_decays_to_a_tenth():
 @pytest.mark.parametrize("documents", [text_documents(), [Document("book", "".join(d.text for d in text_documents()))]])
 def test_hold_out_keeps_all_text_and_needs_no_short_documents(documents):
     training, heldout = hold_out(documents, characters=5000)
-    assert 2500 <= sum(len(document.text) for document in heldout) <= 5000
+    assert 2500 <= sum(len(d.text) for d in heldout) <= 5000
     assert sum(len(d.text) for d in training + heldout) == sum(len(d.text) for d in documents)
-    assert {line for d in training + heldout for line in d.text.splitlines()} == {
-        line for d in documents for line in d.text.splitlines()
-    }  # cut at line ends only
-
+    before, after = ({line for d in some for line in d.text.splitlines()} for some in (documents, training + heldout))
+    assert before == after  # cut at line ends only
     with pytest.raises(InputError, match=r"text of 12 characters .*heldout_characters=10"):
         hold_out([Document("a", "abc\n" * 3)], characters=10)
 
@@ -275,9 +257,6 @@ def test_hold_out_keeps_all_text_and_needs_no_short_documents(documents):
 @pytest.fixture
 def source(tmp_path) -> SimpleNamespace:
     """A config file and the same text as a folder, a parquet file and a jsonl file."""
-    import pyarrow
-    import pyarrow.parquet
-
     documents = text_documents()
     (tmp_path / "text").mkdir()
     for document in documents:
@@ -300,19 +279,15 @@ FEW: dict[str, Any] = dict(steps=2, batch=2, length=16, warmup=1, heldout_charac
         ({"dataset": "rows.jsonl", "column": "body"}, "rows.jsonl', split 'train'"),
     ],
 )
-def test_run_trains_on_each_source_and_writes_a_card(source, given, described):
-    for kind in ("text", "dataset"):
-        if kind in given:
-            given = given | {kind: str(source.path / given[kind])}
+def test_run_trains_on_each_source_and_writes_a_card(source, monkeypatch, given, described):
+    monkeypatch.chdir(source.path)
     report = run(None, source.out, config=source.config, bos=False, command="headwater pretrain ...", **given, **FEW)
     assert report["options"]["bos"] is False
     stored = json.loads((source.out / "training.json").read_text())
     assert stored["data_description"].endswith(described)
     card = (source.out / "README.md").read_text(encoding="utf-8")
-    assert stored["data_description"] in card
-    assert "no BOS" in card
-    assert "headwater pretrain ..." in card
-    assert f"{report['validation_loss']:.4f}" in card
+    for said in (stored["data_description"], "no BOS", "headwater pretrain ...", f"{report['validation_loss']:.4f}"):
+        assert said in card
     with pytest.raises(InputError, match="holds a finished model"):
         run(None, source.out, config=source.config, **given, **FEW)
 
@@ -337,22 +312,16 @@ def test_dataset_is_read_up_to_the_wanted_characters(source):
         ({"text": "text", "config": "odd.json"}, r"model_type='perceptron'"),
         (
             {"text": "text", "config": "wrong.json"},
-            r"wrong\.json' cannot be used: config.json has hidden_size=\"wide\"; a whole number",
+            r"wrong\.json' cannot be used: config.json has hidden_size=\"wide\"",
         ),
         ({"text": "text", "config": "t5.json"}, "'t5' is no causal language model"),
         ({"text": "text", "recipe": "tiny-llama"}, "both 'tiny-llama' and"),
-        (
-            {"text": "text", "recipe": "tiny-lama", "config": None},
-            "recipe 'tiny-lama' is unknown; choose one of tiny-llama,",
-        ),
+        ({"text": "text", "recipe": "tiny-lama", "config": None}, "'tiny-lama' is unknown; choose one of tiny-llama,"),
         ({"text": "text", "config": None}, r"neither given; give a recipe \(tiny-llama,"),
         ({"text": "text", "device": "tpu"}, "device 'tpu'"),
         ({"text": "text", "out": "text"}, r"text' holds other files \('part0\.txt' is one\)"),
         ({"text": "text", "out": "config.json"}, r"config\.json' is no folder"),
-        (
-            {"text": "text", "out": "old"},
-            r"state\.safetensors' is unfinished work of an older version; remove 'old/state'",
-        ),
+        ({"text": "text", "out": "old"}, r"state\.safetensors' is unfinished work of an older .*; remove 'old/state'"),
         ({"text": "text", "length": 2000}, "length=2000 exceeds"),
         ({"dataset": "nobody/nothing"}, "nobody/nothing' cannot be streamed"),
         ({"dataset": "rows.jsonl"}, "no column 'text'"),

@@ -1,7 +1,5 @@
 """Two processes share the prompts and end with the bytes of one: every study, every probe, and a real launcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -10,17 +8,13 @@ from pathlib import Path
 
 import pytest
 import shared
+from commands import program
 
 from probes.results.dataset import load
 
-LAUNCHED = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+LAUNCHED = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
 LAUNCHED += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "probes"]
-
-
-def torchrun(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, timeout=500)
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +23,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
     shared.everything(one)
     shared.begin(two)
-    done = torchrun(2, str(Path(__file__).with_name("shared.py")), str(two))
-    assert done.returncode == 0, done.stderr[-3000:]
+    program(*TORCHRUN, shared.__file__, str(two))
     return one, two
 
 
@@ -58,11 +51,7 @@ def test_every_process_has_the_whole_result_in_memory(both):
 @pytest.mark.slow
 def test_a_launcher_starts_the_command_line(tmp_path):
     out, arguments = tmp_path / "out", ["sinks", "tiny-llama", "--prompts", "3", "--length", "24", "--reacts", "off"]
-    done = subprocess.run(
-        [*LAUNCHED, *arguments, "--out", str(out)], capture_output=True, text=True, env=os.environ, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("wrote ") == 1  # one process speaks
+    assert program(*LAUNCHED, *arguments, "--out", str(out)).count("wrote ") == 1  # one process speaks
     assert sorted(path.name for path in out.iterdir()) == ["sinks.md", "sinks.nc", "sinks.png", "sinks.svg"]
     assert load(out / "sinks.nc").attrs["command"].startswith("headwater sinks tiny-llama")
 
@@ -76,7 +65,9 @@ def test_a_launcher_starts_the_command_line(tmp_path):
     ],
 )
 def test_bad_input_is_said_once(tmp_path, arguments, says):
-    done = torchrun(2, "-m", "probes", *arguments, "--out", str(tmp_path / "out"))
+    command = [sys.executable, *TORCHRUN, "-m", "probes", *arguments, "--out", str(tmp_path / "out")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
     assert done.returncode != 0
     assert sum(line.startswith("headwater") for line in done.stderr.splitlines()) == 1
     assert f"headwater: {says}" in done.stderr

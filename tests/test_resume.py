@@ -1,11 +1,6 @@
 """Pieces and units: kept, read back, refused, removed; and probes that end the same wherever they stop."""
 
-from __future__ import annotations
-
-import importlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from kept import listed, never
+from commands import bad_input, no_file_larger_than
+from kept import Stop, interrupting, listed, never
 
 import probes
 from probes.errors import InputError
+from probes.models.linear import LinearizedBlock
+from probes.models.pullback import Prompt
 from probes.results.dataset import made_with, save
 from probes.run import resume
 from probes.run.resume import BLOCK, Pieces, Store, Stores, each, groups, keeping, store_files, within
@@ -27,14 +25,10 @@ from probes.studies.runner import kept_units
 KEY_OF_TESTS = {"kind": "mine", "key": {"a": 1}}
 
 
-class Stopped(Exception):
-    """What interrupts a measurement in these tests."""
-
-
 def squares(limit: int | None = None, made: list[int] | None = None) -> Any:
     def measure(n: int) -> dict[str, np.ndarray]:
         if n == limit:
-            raise Stopped
+            raise Stop
         if made is not None:
             made.append(n)
         return {"square": np.array(n * n), "row": np.full((2, n + 1), n / 3, dtype=np.float32)}
@@ -50,7 +44,7 @@ def test_what_was_kept_is_not_measured_again(tmp_path):
     path, made = tmp_path / "unit", []
     path.with_name("unit-0.sqlite").touch()  # which a kill left empty
     assert Stores(path).key("") is None
-    with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
+    with pytest.raises(Stop), keeping(path, KEY_OF_TESTS):
         each("x", 5, squares(limit=3, made=made))
     assert made == [0, 1, 2]
     assert Stores(path).key("") == KEY_OF_TESTS
@@ -67,14 +61,9 @@ def test_what_was_kept_is_not_measured_again(tmp_path):
 def test_stages_are_told_apart_by_their_scope_not_by_what_ran_before_them(tmp_path):
     path = tmp_path / "unit"
     with keeping(path, KEY_OF_TESTS):
-        with within("before"):
-            each("x", 2, lambda n: {"y": np.array(10 + n)})
-        with within("after"):
-            each("x", 2, lambda n: {"y": np.array(20 + n)})
-
-    def never(n: int) -> dict[str, np.ndarray]:
-        raise AssertionError(n)
-
+        for stage, number in (("before", 10), ("after", 20)):
+            with within(stage):
+                each("x", 2, lambda n, number=number: {"y": np.array(number + n)})
     with keeping(path, KEY_OF_TESTS), within("after"):  # the other was not needed this time
         assert each("x", 2, never).stacked("y").tolist() == [20, 21]
 
@@ -162,7 +151,7 @@ def test_one_array_of_every_piece_is_read_without_the_others(tmp_path, monkeypat
 
 def test_files_of_more_processes_are_read_and_left(tmp_path):
     path, made = tmp_path / "unit", []
-    with pytest.raises(Stopped), keeping(path, KEY_OF_TESTS):
+    with pytest.raises(Stop), keeping(path, KEY_OF_TESTS):
         each("x", 4, squares(limit=2))
     store_files(path)[0].rename(tmp_path / "unit-7.sqlite")
     with keeping(path, KEY_OF_TESTS):
@@ -173,24 +162,11 @@ def test_files_of_more_processes_are_read_and_left(tmp_path):
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path):
-    script = f"""
-import resource, signal, numpy as np
-from pathlib import Path
-from probes.errors import InputError
-from probes.run.resume import each, keeping
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000))
-try:
-    with keeping(Path({str(tmp_path / "unit")!r}), {{}}):
-        each("x", 9, lambda n: {{"row": np.full(1000, n, dtype=np.float64)}})
-except InputError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
-    file = tmp_path / "unit-0.sqlite"
-    assert done.stdout.startswith(f"cannot write '{file}' (File too large); free some space")
+    file, full = tmp_path / "unit-0.sqlite", r"cannot write '.*unit-0\.sqlite' \(File too large\); free some space"
+    with no_file_larger_than(40_000), pytest.raises(InputError, match=full), keeping(tmp_path / "unit", {}):
+        each("x", 9, lambda n: {"row": np.full(1000, n, dtype=np.float64)})
     assert kept.pieces(file) == ["1/x/0", "1/x/1"]
-    assert file.stat().st_size <= 40000
+    assert file.stat().st_size <= 40_000
 
 
 def test_groups_cover_all_prompts_in_order():
@@ -199,8 +175,6 @@ def test_groups_cover_all_prompts_in_order():
         assert [n for group in found for n in group] == list(range(count))
         assert (len(found[0]), len(found)) == (first, pieces)
 
-
-# ------------------------------------------------------------------------------------------------------------- units
 
 KEY: dict[str, Any] = {"weights": "abc", "tokens_sha256": "123", "text": None, "seed": 0, "lags": (1, 2)}
 
@@ -237,12 +211,9 @@ def test_a_unit_is_measured_once_and_read_back(tmp_path, begun):
     ],
 )
 def test_another_key_is_refused_by_what_differs(tmp_path, begun, changes, says):
-    with pytest.raises(InputError) as raised:
+    with bad_input(f"'{tmp_path}' holds an unfinished study with other {says}; ") as raised:
         begun.unit("ape one", KEY | changes, never)
-    message = str(raised.value)
-    assert message.startswith(f"'{tmp_path}' holds an unfinished study with other {says}; ")
-    assert f"delete '{tmp_path / 'unfinished'}'" in message
-    assert "\n" not in message
+    assert f"delete '{tmp_path / 'unfinished'}'" in str(raised.value)
 
 
 def test_what_makes_no_difference_goes_on(begun):
@@ -270,16 +241,12 @@ def test_damaged_and_older_files_are_named(tmp_path, begun):
 def test_pieces_go_when_their_unit_is_done(tmp_path):
     unfinished = kept_units(tmp_path, "mine")
 
-    def in_pieces() -> xr.Dataset:
-        found = each("x", 3, lambda n: {"y": np.array(float(n))})
+    def in_pieces(values: tuple[float, ...] = (0.0, 1.0, 2.0)) -> xr.Dataset:
+        found = each("x", 3, lambda n: {"y": np.array(values[n])})
         return made(float(found.stacked("y").sum()))
 
-    def in_pieces_until_stopped() -> xr.Dataset:
-        each("x", 3, lambda n: {"y": np.array([0.0, 1.0][n])})
-        return made()
-
     with pytest.raises(IndexError):
-        unfinished.unit("ape", KEY, in_pieces_until_stopped)
+        unfinished.unit("ape", KEY, lambda: in_pieces((0.0, 1.0)))
     assert (unfinished.has("ape"), unfinished.done("ape")) == (True, False)
     assert unfinished.going_on(["ape"]) == f"going on with '{unfinished.folder}': 0 of 1 are done, ape begun"
     assert kept.units(tmp_path) == {"ape": False}
@@ -299,9 +266,9 @@ def test_clear_removes_its_own_kind_alone(tmp_path, begun):
     other.clear()
     assert [path.name for path in begun.folder.iterdir()] == ["notes.txt"]
     (begun.folder / "notes.txt").unlink()
-    other.clear()
-    assert not begun.folder.exists()
-    other.clear()
+    for _ in range(2):
+        other.clear()
+        assert not begun.folder.exists()
 
 
 def test_one_line_says_what_is_there(begun):
@@ -322,9 +289,8 @@ def test_folders_that_cannot_be_are_refused_at_once(tmp_path):
     with pytest.raises(InputError, match="is no folder"):
         kept_units(tmp_path / "file" / "out", "mine")
     for name in ("loop", "dangling", "a" * 300, "loop/below"):
-        with pytest.raises(InputError, match="cannot write to") as raised:
+        with bad_input("cannot write to"):
             kept_units(tmp_path / name, "mine")
-        assert "\n" not in str(raised.value)
     if Path("/proc/self").exists():  # permissions of the superuser do not tell
         with pytest.raises(InputError, match="cannot write to '/proc/nothing/out"):
             kept_units("/proc/nothing/out", "mine")
@@ -333,9 +299,6 @@ def test_folders_that_cannot_be_are_refused_at_once(tmp_path):
     for name in ("a/b", "c"):
         kept_units(tmp_path / name, "mine")  # trying leaves nothing behind and takes nothing away
     assert listed(tmp_path) == ["c", "c/unfinished", "dangling", "file", "loop"]
-
-
-# ------------------------------------------------------------------------------------------------------------ probes
 
 
 @pytest.fixture(scope="module")
@@ -351,52 +314,36 @@ def longer() -> tuple[Any, torch.Tensor]:
     return model, probes.prompts(model, n=3, length=64)
 
 
+PROBES: dict[str, dict[str, Any]] = {
+    "jacobian": {"method": "sketch", "products": 40},
+    "jacobian auto": {"method": "sketch", "products": "auto", "relative_error": 0.02, "pathway": "all", "chunk": 9},
+    "sinks": {"reacts": "mean"},
+    "trajectory": {"starts": 4},
+    "leakage": {"bootstrap": 5},
+    "bos_swap": {"bootstrap": 5, "products": 20},
+    "second_moment": {},
+}
+
+
 def measure(name: str, model: Any, tokens: torch.Tensor, progress: Any) -> Any:
-    module, options = {
-        "jacobian": ("measures.jacobian", {"method": "sketch", "products": 40}),
-        "jacobian auto": (
-            "measures.jacobian",
-            {"method": "sketch", "products": "auto", "relative_error": 0.02, "pathway": "all", "chunk": 9},
-        ),
-        "sinks": ("measures.sinks", {"reacts": "mean"}),
-        "trajectory": ("measures.trajectory", {"starts": 4}),
-        "leakage": ("measures.leakage", {"bootstrap": 5}),
-        "bos_swap": ("measures.bos_swap", {"bootstrap": 5, "products": 20}),
-        "second_moment": ("theory.kernel", {}),
-    }[name]
-    probe = getattr(importlib.import_module(f"probes.{module}"), name.partition(" ")[0])
-    return probe(model, tokens, progress=progress, **options)
+    probe = getattr(probes.theory if name == "second_moment" else probes, name.partition(" ")[0])
+    return probe(model, tokens, progress=progress, **PROBES[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["jacobian", "jacobian auto", "sinks", "trajectory", "leakage", "bos_swap", "second_moment"]
-)
+@pytest.mark.parametrize("name", PROBES)
 def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, longer, name):
     model, tokens = longer if "auto" in name else prompted
     whole = measure(name, model, tokens, None)
-    calls = 0
-
-    def counted(*_: float) -> None:
-        nonlocal calls
-        calls += 1
-
+    calls: list[tuple[float, ...]] = []
     with keeping(tmp_path / "counted", {}):
-        kept = measure(name, model, tokens, counted)
-    assert calls > 2
-    for at in (1, calls // 2, calls - 1):
-        left = at
-
-        def stopping(*_: float) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-
+        kept = measure(name, model, tokens, lambda *step: calls.append(step))
+    assert len(calls) > 2
+    for at in (1, len(calls) // 2, len(calls) - 1):
         path = tmp_path / f"stopped-{at}"
         with pytest.raises(KeyboardInterrupt), keeping(path, {}):
-            measure(name, model, tokens, stopping)
-        assert store_files(path) or at < calls - 1
+            measure(name, model, tokens, interrupting(at))
+        assert store_files(path) or at < len(calls) - 1
         for file in store_files(path):  # as if another process had measured them
             file.rename(path.with_name(f"{path.name}-3.sqlite"))
         with keeping(path, {}):
@@ -410,15 +357,7 @@ def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, l
 
 def test_the_next_round_of_probes_begins_with_what_was_kept_of_the_last(tmp_path, longer, monkeypatch):
     model, tokens = longer
-    pulled: list[int] = []
-    prompt = importlib.import_module("probes.models.pullback").Prompt
-    real = prompt.pull
-
-    def pull(self: Any, cotangent: Any) -> Any:
-        pulled.append(cotangent.shape[0])
-        return real(self, cotangent)
-
-    monkeypatch.setattr(prompt, "pull", pull)
+    pulled = refused(monkeypatch, Prompt, "pull", 10**9, MemoryError())  # none is
     with keeping(tmp_path / "unit", {}):
         whole = measure("jacobian auto", model, tokens, None)
     directions = sum(pulled)
@@ -451,20 +390,28 @@ def test_what_is_kept_of_a_round_has_the_models_precision(tmp_path, longer, dtyp
     xr.testing.assert_identical(kept.drop_attrs(), whole.drop_attrs())
 
 
+def refused(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, most: int, error: Exception, *, free: int = 0
+) -> list[int]:
+    """How many cotangents a method is given in each call; more than `most` of them do not fit after `free` calls."""
+    real, seen = getattr(owner, method), []
+
+    def small(self: Any, cotangent: Any, *args: Any, **options: Any) -> Any:
+        seen.append(cotangent.shape[0])
+        if len(seen) > free and cotangent.shape[0] > most:
+            raise error
+        return real(self, cotangent, *args, **options)
+
+    monkeypatch.setattr(owner, method, small)
+    return seen
+
+
 @pytest.mark.slow
 def test_memory_that_runs_out_between_rounds_begins_the_prompts_round_anew(longer, monkeypatch):
     model, tokens = longer
     expected = measure("jacobian auto", model, tokens[:2], None)
-    prompt = importlib.import_module("probes.models.pullback").Prompt
-    real, seen = prompt.pull, []
-
-    def small(self: Any, cotangent: Any) -> Any:
-        seen.append(cotangent.shape[0])
-        if len(seen) > 4 and cotangent.shape[0] > 3:  # in the first round each prompt's basis and probes are pulled
-            raise MemoryError
-        return real(self, cotangent)
-
-    monkeypatch.setattr(prompt, "pull", small)
+    # In the first round each prompt's basis and probes are pulled.
+    seen = refused(monkeypatch, Prompt, "pull", 3, MemoryError(), free=4)
     found = measure("jacobian auto", model, tokens[:2], None)
     assert seen[4] > 3 >= seen[-1]
     close_to(found, expected)
@@ -472,28 +419,17 @@ def test_memory_that_runs_out_between_rounds_begins_the_prompts_round_anew(longe
 
 def test_memory_that_runs_out_halves_the_chunk_and_the_numbers_stay(prompted, monkeypatch):
     model, tokens = prompted[0], prompted[1][:1]
-    linear = importlib.import_module("probes.models.linear")
     expected = measure("jacobian", model, tokens, None)
     with monkeypatch.context() as patch:  # blocks made again for every chunk
-        patch.setattr(importlib.import_module("probes.models.memory"), "KEPT_SHARE", 0.0)
+        patch.setattr("probes.models.memory.KEPT_SHARE", 0.0)
         xr.testing.assert_equal(measure("jacobian", model, tokens, None), expected)
-    real, seen = linear.LinearizedBlock.vjp, []
-
-    def small(self: Any, cotangent: Any, first: Any = None, *, frozen: bool = False) -> Any:
-        seen.append(cotangent.shape[0])
-        if cotangent.shape[0] > 5:
-            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
-        return real(self, cotangent, first, frozen=frozen)
-
-    monkeypatch.setattr(linear.LinearizedBlock, "vjp", small)
-    found = measure("jacobian", model, tokens, None)
+    allocator = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+    with monkeypatch.context() as patch:
+        seen = refused(patch, LinearizedBlock, "vjp", 5, allocator)
+        found = measure("jacobian", model, tokens, None)
     assert min(seen) <= 5 < max(seen)
     close_to(found, expected)
-
-    def nothing(*_: Any, **__: Any) -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr(linear.LinearizedBlock, "vjp", nothing)
+    refused(monkeypatch, LinearizedBlock, "vjp", 0, MemoryError())
     with pytest.raises(InputError, match="a prompt of 24 positions of 'tiny-llama' does not fit into memory"):
         measure("jacobian", model, tokens, None)
 

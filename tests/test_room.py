@@ -1,13 +1,9 @@
 """Probes that go on where memory runs out: in smaller blocks, to the same numbers, and down to a limit."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import families
@@ -15,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from commands import program
+from kept import interrupting
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig
 
 import probes
 from probes.models.fused import query_blocks
@@ -29,13 +26,11 @@ LENGTH = 96
 Probe = Callable[[Any, Tensor], xr.Dataset]
 
 PROBES: dict[str, Probe] = {
-    "sinks, all keys": lambda model, tokens: probes.sinks(model, tokens, keys="all"),
-    "sinks, many keys": lambda model, tokens: probes.sinks(model, tokens, keys=tuple(range(1, LENGTH))),
-    "sinks, reactions": lambda model, tokens: probes.sinks(model, tokens, reacts="mean"),
-    "theory, uniform": lambda model, tokens: second_moment(model, tokens, from_layer="all"),
-    "theory, scores": lambda model, tokens: second_moment(
-        model, tokens, attention="measured", score_path=True, from_layer="all"
-    ),
+    "sinks, all keys": partial(probes.sinks, keys="all"),
+    "sinks, many keys": partial(probes.sinks, keys=tuple(range(1, LENGTH))),
+    "sinks, reactions": partial(probes.sinks, reacts="mean"),
+    "theory, uniform": partial(second_moment, from_layer="all"),
+    "theory, scores": partial(second_moment, attention="measured", score_path=True, from_layer="all"),
 }
 
 
@@ -99,15 +94,7 @@ def test_what_does_not_fit_is_measured_in_smaller_blocks(name, family, monkeypat
 
 
 def test_streams_of_a_long_prompt_are_looked_at_in_pieces(monkeypatch):
-    config = LlamaConfig(
-        vocab_size=100,
-        hidden_size=128,
-        intermediate_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=2048,
-    )
-    model = probes.load(families.build(config))
+    model = probes.load(families.build(families.sized(128, 2048, 100)))
     tokens = torch.randint(3, 100, (2, 2048), generator=torch.Generator().manual_seed(1))
     whole = probes.trajectory(model, tokens, starts=4)
     rooms = refusing(monkeypatch)
@@ -123,12 +110,8 @@ def test_pieces_that_were_kept_before_memory_ran_out_are_kept(tmp_path):
     tokens = torch.randint(3, model.spec.vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(1))
     whole = probes.sinks(model, tokens, keys="all")
 
-    def stop(done: float, total: float) -> None:
-        if done > 1:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt), keeping(tmp_path / "sinks", {}):
-        probes.sinks(model, tokens, keys="all", progress=stop)
+        probes.sinks(model, tokens, keys="all", progress=interrupting(model.spec.blocks + 1))
     said: list[tuple[float, float]] = []
     with Memory(4 * 4 * LENGTH**2 - 1) as memory, keeping(tmp_path / "sinks", {}):
         found = probes.sinks(model, tokens, keys="all", progress=lambda *step: said.append(step))
@@ -203,10 +186,7 @@ resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_IN
 print(json.dumps([parts, said]))
 """
     # Whatever is freed goes back to the system at once, so that what one attempt leaves is not in the way of the next.
-    env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    (enough, little, least), said = json.loads(done.stdout)
+    (enough, little, least), said = json.loads(program("-c", script, MALLOC_MMAP_THRESHOLD_="65536"))
     assert enough == 1
     assert 1 < little < MOST_PARTS
     assert least == MOST_PARTS

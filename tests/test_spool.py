@@ -1,12 +1,12 @@
 """Tensors put aside: what comes back is what went in, from memory or from a file that nobody sees."""
 
-import resource
 from pathlib import Path
 
 import families
 import pytest
 import torch
 import xarray as xr
+from commands import no_file_larger_than
 
 from probes.errors import InputError
 from probes.measures.leakage import leakage
@@ -85,16 +85,11 @@ def test_the_file_is_beside_unfinished_work(tmp_path):
 
 
 def test_a_full_disk_is_one_line(tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with Spool(0, tmp_path) as spool:
-            spool["x"] = torch.zeros(100)
-            with pytest.raises(InputError, match=rf"no room for temporary files in '{tmp_path}' \(.*\); make room"):
-                spool["y"] = torch.zeros(1000)
-            assert torch.equal(spool["x"], torch.zeros(100))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with no_file_larger_than(1000), Spool(0, tmp_path) as spool:
+        spool["x"] = torch.zeros(100)
+        with pytest.raises(InputError, match=rf"no room for temporary files in '{tmp_path}' \(.*\); make room"):
+            spool["y"] = torch.zeros(1000)
+        assert torch.equal(spool["x"], torch.zeros(100))
     with Spool(0, Path("/nowhere at all")) as spool, pytest.raises(InputError, match="'/nowhere at all'"):
         spool["x"] = torch.zeros(3)
 

@@ -1,7 +1,5 @@
 """The scripts in tools/: every step of `make llm` is a command that exists; noise, sizes and mutants are what they say."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import sys

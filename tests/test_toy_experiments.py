@@ -1,14 +1,13 @@
 """What holds for every experiment: its modules, settings, tiny run, tables and figures; and the sweeps that they are."""
 
-from __future__ import annotations
-
-import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
+from commands import bad_input
 from PIL import Image
 from tiny_runs import claims, ran
 
@@ -21,8 +20,6 @@ from toy.experiments.sweep import Measure, Part, each, sweep
 
 REPORTS = Path(__file__).parent.parent / "reports" / "toy"
 LARGEST = 300_000  # bytes of a figure
-
-# -------------------------------------------------------------------------------------------------------------- sweeps
 
 
 def test_a_sweep_puts_what_cells_give_at_their_coordinates():
@@ -60,23 +57,13 @@ def test_a_sweep_refuses_cells_that_are_not_in_its_grid(cell):
         sweep({"kind": ["a", "b"], "seed": [0, 1]}, Part(("kind", "seed"), {"x": Measure("x")}, [(cell, {"x": 1.0})]))
 
 
-# ------------------------------------------------------------------------------------------------------- every experiment
-
-
 @pytest.mark.parametrize("name", frame.EXPERIMENTS)
-def test_every_experiment_offers_what_the_frame_asks_for(name):
+def test_every_setting_can_be_given_as_a_caption_writes_it(name):
     module = frame.experiment(name)
-    assert callable(module.measure)
-    assert all(callable(getattr(frame.reading(name), offered)) for offered in ("tables", "claims"))
-    assert callable(importlib.import_module(f"toy.figures.{name.replace('-', '_')}").draw)
-    assert isinstance(module.QUICK, module.Settings)
-    assert module.Settings() != module.QUICK
-    settings = settings_of(name, quick=True)
-    assert settings == module.QUICK
-    # Every field has a value, and can be given as it is written in a caption.
-    for field, value in vars(settings).items():
+    assert module.Settings() != module.QUICK == settings_of(name, quick=True)
+    for field, value in vars(module.QUICK).items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        assert settings_of(name, quick=True, given=[f"{field}={text}"]) == settings
+        assert settings_of(name, quick=True, given=[f"{field}={text}"]) == module.QUICK
 
 
 @pytest.mark.parametrize("name", frame.EXPERIMENTS)
@@ -116,18 +103,20 @@ def test_committed_tables_are_what_the_rules_say_of_committed_results(name, tmp_
 @pytest.mark.parametrize("name", frame.EXPERIMENTS)
 def test_any_part_of_a_result_is_judged_by_the_same_statements(name, tmp_path_factory):
     ds = ran(name, tmp_path_factory).ds
-    chosen = {"retrieval": ("layers", "target", "residual"), "previous-token": ("seed", "batch", "offset_context")}
-    chosen |= {"position-bias": ("depth", "positional", "training", "residual"), "sinks": ("mask", "seed")}
-    chosen |= {"rollout": ("case", "source", "decay", "theta"), "petroglyph": ("layers", "mask", "positional", "norm")}
+    chosen = {
+        "retrieval": ("layers", "target", "residual"),
+        "previous-token": ("seed", "batch", "offset_context"),
+        "position-bias": ("depth", "positional", "training", "residual"),
+        "sinks": ("mask", "seed"),
+        "rollout": ("case", "source", "decay", "theta"),
+        "petroglyph": ("layers", "mask", "positional", "norm"),
+    }
     ids = [claim.id for claim in claims(name, ds)]
     for dim in chosen[name]:
         for end in (0, -1):
             part = ds.isel({dim: [end]})
             assert [claim.id for claim in claims(name, part)] == ids
             assert frame.reading(name).tables(part)
-
-
-OTHER = "give one of headwater toy"
 
 
 @pytest.mark.parametrize(
@@ -141,12 +130,80 @@ OTHER = "give one of headwater toy"
 )
 def test_figures_want_their_own_result(name, missing, tmp_path_factory, tmp_path):
     ds = ran(name, tmp_path_factory).ds.drop_vars(missing)
-    with pytest.raises(InputError, match=f"{OTHER} {name}"):
+    with pytest.raises(InputError, match=f"give one of headwater toy {name}"):
         frame.draw(name, ds, tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------------------- settings
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("retrieval", {"layers": [1], "seed": [0]}),
+        ("retrieval", {"residual": [1], "target": [4]}),
+        ("position-bias", {"positional": ["none", "rope"], "training": ["unbiased"], "residual": ["on"]}),
+        ("position-bias", {"depth": [2], "training": ["first-and-last"], "seed": [0]}),
+        ("sinks", {"mask": ["causal"], "depth": [2], "residual": ["on"], "seed": [0]}),
+        ("petroglyph", {"mask": ["full"]}),
+        ("petroglyph", {"positional": ["rope", "decay"]}),
+        ("petroglyph", {"positional": ["none"], "trained_positional": ["none"]}),
+    ],
+)
+def test_any_part_of_a_result_is_drawn(name, part, tmp_path_factory, tmp_path):
+    for file in frame.draw(name, ran(name, tmp_path_factory).ds.sel(part), tmp_path / name):
+        assert 0 < file.stat().st_size < LARGEST
+
+
+FEW: dict[str, Any] = {"seeds": 1, "length": 4, "sequences": 2}
+NO_BLOCKS = {
+    "trained_blocks": (),
+    "rope": False,
+    "planes": (),
+    "peak_decays": (),
+    "windows": (),
+    "prefixes": (),
+    "decays": (),
+}
+NO_CELLS = {
+    "variants": False,
+    "cells": False,
+    "grid_widths": (),
+    "rates": (),
+    "blind_widths": (),
+    "offset_contexts": (),
+}
+ONE_KIND = {
+    "mask": ("causal",),
+    "residual": (True,),
+    "feed_forward": (False,),
+    "norm": ("none",),
+    "positional": ("rope",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fields", "missing"),
+    [
+        ("rollout", FEW | NO_BLOCKS | {"layers": 3, "width": 8}, "decay_curve"),
+        (
+            "previous-token",
+            NO_CELLS | {"seeds": 1, "steps": 20, "batch": 8, "points": 3, "test": 32, "curve_test": 32},
+            "relative_published",
+        ),
+        ("petroglyph", FEW | ONE_KIND | {"layers": (1,), "steps": 40, "tests": 200, "width": 4}, "accuracy"),
+    ],
+)
+def test_less_is_measured_where_less_is_asked_for(name, fields, missing, tmp_path, monkeypatch):
+    module = frame.experiment(name)
+    monkeypatch.setattr(module, "QUICK", module.Settings(**fields))
+    ds, report, files = frame.run(name, tmp_path, quick=True, device="cpu")
+    assert missing not in ds
+    assert set(files) == set(tmp_path.iterdir())
+    assert not [file for file in files if "hyperparameters" in file.name]
+    verdicts = {row[3] for row in report.tables[-1].rows}
+    assert "not measured" in verdicts
+    assert "does not hold" not in verdicts or name == "previous-token"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +247,5 @@ def test_figures_want_their_own_result(name, missing, tmp_path_factory, tmp_path
     ],
 )
 def test_grids_that_cannot_be_are_refused_in_one_line(name, given, says):
-    with pytest.raises(InputError) as error:
+    with bad_input(says):
         frame.experiment(name).Settings(**given)
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)

@@ -1,12 +1,11 @@
 """Toys that match a model: which architectures, which tasks, training that plans share, and views for the probes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import torch
+from kept import Stop, stopping_at
 from made_toys import MATCHED as SMALL
 
 from probes.errors import InputError
@@ -38,16 +37,10 @@ def trained(*plans: Plan, settings: Settings = SMALL) -> tuple[list[list[Group]]
 
 def test_matched_toys_share_what_position_can_come_from_and_ablations_lack_one_of_it():
     found = shapes()
-    matched = found["matched"]
-    assert (matched.blocks, matched.heads, matched.mask, matched.positional) == (3, 4, "causal", "rope")
-    assert (matched.residual, matched.feed_forward, matched.norm, matched.output_projection) == (
-        True,
-        True,
-        "rms",
-        True,
-    )
-    assert matched.width == 16  # four heads of at least four dimensions
-    assert matched.length == 9
+    sizes: dict[str, Any] = {"blocks": 3, "heads": 4, "width": 16, "length": 9}  # heads of at least four dimensions
+    matched = Architecture(**sizes, vocabulary=5, outputs=4, positional="rope", feed_forward=True, norm="rms")
+    assert matched.residual
+    assert matched.output_projection
     assert planned(norm="layer").runs["matched", "in-context"][0].architecture.norm == "layer"
     assert found == {
         "matched": matched,
@@ -120,9 +113,6 @@ def test_what_cannot_be_matched_is_refused(make, said):
         make()
 
 
-# ----------------------------------------------------------------------------------------------------------- training
-
-
 @pytest.fixture(scope="module")
 def groups():
     return trained(planned())[0][0]
@@ -175,18 +165,13 @@ def test_plans_share_what_they_have_in_common():
 def test_training_resumes_where_it_stopped(tmp_path):
     small, folder = replace(SMALL, ablations=False, seeds=1), tmp_path / "kept"
     maker, plans = Matching(small, "cpu"), [planned(settings=small)]
-    whole = maker.toys(plans)
-
-    def advance(label: str, done: float, total: float) -> None:
-        if label == "toys: in-context":
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        maker.toys(plans, folder, advance)
+    (whole,) = maker.toys(plans)
+    with pytest.raises(Stop):
+        maker.toys(plans, folder, stopping_at("toys: in-context"))
     told: list[tuple[str, float, float]] = []
-    found = maker.toys(plans, folder, lambda *now: told.append(now))
+    (found,) = maker.toys(plans, folder, lambda *now: told.append(now))
     assert told[0] == ("toys: retrieval", 24.0, 24.0)  # all there
-    for one, other in zip(whole[0], found[0], strict=True):
+    for one, other in zip(whole, found, strict=True):
         assert [m.loss for m in one.members] == [m.loss for m in other.members]
     maker.finish(folder)
     assert not folder.exists()

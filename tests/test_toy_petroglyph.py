@@ -8,33 +8,15 @@ import pytest
 import reference
 import torch
 import xarray as xr
-from tiny_runs import TINY, questioned, ran
-from tiny_runs import verdicts as verdicts_of
+from tiny_runs import questioned, verdicts
 
 from probes.errors import InputError
-from toy.experiments import experiment, petroglyph
-from toy.experiments.petroglyph import (
-    Settings,
-    differences,
-    distinct_tokens,
-    exact_outputs,
-    prefix_orders,
-    recorded_steps,
-)
-from toy.experiments.petroglyph_claims import CLEAR, ROUNDING
-from toy.figures.petroglyph import draw
+from toy.experiments import petroglyph
+from toy.experiments.petroglyph import Settings, differences, distinct_tokens, exact_outputs, prefix_orders
+from toy.experiments.petroglyph_claims import ROUNDING
 from toy.model import initial
 from toy.tasks import WhichFirst, mirrored
 from toy.train import stacked
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return ran("petroglyph", tmp_path_factory)
-
-
-def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
-    return verdicts_of("petroglyph", ds, "petroglyph-")
 
 
 def solved(ds: xr.Dataset) -> xr.Dataset:
@@ -43,9 +25,6 @@ def solved(ds: xr.Dataset) -> xr.Dataset:
     blind = abs(ds["accuracy"] - 0.5).max("step") == 0
     ds["accuracy"] = ds["accuracy"].where(blind | (ds["step"] < ds["step"].max()), 0.99)
     return ds
-
-
-# ------------------------------------------------------------------------------------------------------------ exact test
 
 
 def test_orders_are_all_permutations_of_prefixes_without_repeats():
@@ -85,25 +64,12 @@ def test_differences_are_largest_and_least_over_permutations_and_sequences():
         assert least[model] * petroglyph.EPS == pytest.approx(min(changes) / size, rel=1e-9)
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize(("positional", "mask"), [("none", "causal"), ("none", "full"), ("learned", "full")])
-def test_who_can_tell_permutations_apart(layers, positional, mask):
-    architecture = Settings().architecture(layers=layers, mask=mask, positional=positional, length=5)
-    weights = stacked([initial(architecture, 0)])
-    largest, least = differences(architecture, weights, distinct_tokens(10, 5, 2), prefix_orders(5))
-    blind = positional == "none" and (layers == 1 or mask == "full")
-    assert largest < ROUNDING if blind else least > CLEAR
-
-
 def test_steps_are_few_and_reach_both_ends():
-    assert recorded_steps(1) == [0, 1]
-    steps = recorded_steps(1000)
+    assert petroglyph.recorded_steps(1) == [0, 1]
+    steps = petroglyph.recorded_steps(1000)
     assert (steps[0], steps[-1]) == (0, 1000)
     assert 15 < len(steps) <= petroglyph.POINTS
     assert steps == sorted(set(steps))
-
-
-# ------------------------------------------------------------------------------------------------------------------ task
 
 
 def test_task_answers_which_marked_token_stands_first():
@@ -128,11 +94,8 @@ def test_mirror_images_exchange_the_marked_tokens_and_nothing_else():
 
 @pytest.mark.parametrize("change", [{"vocabulary": 2}, {"length": 2}, {"batch": 0}])
 def test_task_without_room_is_refused(change):
-    with pytest.raises(InputError, match=r"is too few; give at least"):
+    with pytest.raises(InputError, match="is too few; give at least"):
         WhichFirst(**change)
-
-
-# ------------------------------------------------------------------------------------------------------------------- run
 
 
 def test_blind_models_are_right_in_exactly_one_half_whatever_they_learned(tiny):
@@ -155,10 +118,10 @@ def test_blind_models_are_right_in_exactly_one_half_whatever_they_learned(tiny):
 
 
 def test_exact_statements_hold_in_the_tiny_run_and_learning_is_judged(tiny):
-    found = verdicts(solved(tiny.ds))
+    found = verdicts("petroglyph", solved(tiny.ds), "petroglyph-")
     assert set(found.values()) == {True}, found
     assert len(found) == 10
-    assert verdicts(tiny.ds)["two-layers-learn"] is False  # in 40 steps
+    assert verdicts("petroglyph", tiny.ds)["petroglyph-two-layers-learn"] is False  # in 40 steps
 
 
 ONE = {"layers": 1, "mask": "causal", "positional": "none"}
@@ -189,22 +152,3 @@ def test_each_rule_can_fail(tiny, name, where, value, refuted):
         place |= {"residual": 1, "feed_forward": 0, "norm": "rms", "seed": 1}
     ds[name].loc[place] = value
     assert questioned("petroglyph", ds, "petroglyph-") == set(refuted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "chosen",
-    [{"mask": ["full"]}, {"positional": ["rope", "decay"]}, {"positional": ["none"], "trained_positional": ["none"]}],
-)
-def test_subsets_are_drawn(tiny, chosen, tmp_path):
-    for file in draw(tiny.ds.sel(chosen), tmp_path / "petroglyph"):
-        assert file.is_file()
-
-
-def test_nothing_is_trained_without_a_kind_to_train(tmp_path):
-    given = [text for text in TINY["petroglyph"] if not text.startswith("norm=")]
-    given += ["positional=rope", "layers=1", "mask=causal", "residual=yes", "feed-forward=no", "norm=none"]
-    ds, _, files = experiment.run("petroglyph", tmp_path, given=given, device="cpu")
-    assert "accuracy" not in ds
-    assert files[1].is_file()
-    assert set(verdicts(ds).values()) <= {None, True}

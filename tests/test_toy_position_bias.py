@@ -3,39 +3,23 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
-from tiny_runs import TINY, changed, questioned, ran, verdicts
+from tiny_runs import TINY, changed, questioned, verdicts
 
 from probes.errors import InputError
 from probes.results.dataset import made_with
 from toy.experiments import experiment
 from toy.experiments import position_bias as module
-from toy.experiments.position_bias import (
-    DIMS,
-    ITEMS,
-    MEASURES,
-    ORDERS,
-    PAIRS,
-    QUICK,
-    Case,
-    Settings,
-    cases,
-    check_steps,
-)
-from toy.experiments.position_bias_claims import claims, kinds, over_seeds, tables
+from toy.experiments.position_bias import DIMS, ITEMS, MEASURES, ORDERS, PAIRS, QUICK, Case, Settings, cases
+from toy.experiments.position_bias_claims import claims, over_seeds, tables
 from toy.experiments.sweep import Part, sweep
-from toy.figures.position_bias import draw
 from toy.train import logits, train
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return ran("position-bias", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +30,7 @@ def everything():
 def made_up(change: Callable[[Case, np.ndarray], np.ndarray] | None = None, s: Settings | None = None) -> xr.Dataset:
     """A result in which everything that was published holds; `change` may alter the gaps [pair] of a case."""
     s = s or Settings(depths=(2, 4), seeds=3, steps=1000, checks=1)
-    steps = check_steps(s)
+    steps = module.check_steps(s)
 
     def found():
         for case in cases(s):
@@ -63,27 +47,23 @@ def made_up(change: Callable[[Case, np.ndarray], np.ndarray] | None = None, s: S
     return sweep(module.axes_of(s) | coords, Part(DIMS, MEASURES, found()), attrs=own | {"quick": 0} | made_with())
 
 
+LEARNT = {  # gaps of the three pairs that biased training adds
+    "unbiased": [0.0, 0.0, 0.0],
+    "first": [0.3, 0.3, 0.0],
+    "middle": [-0.5, 0.0, 0.5],
+    "last": [0.0, -0.3, -0.3],
+    "first-and-last": [0.5, 0.0, -0.5],
+}
+
+
 def published(case: Case) -> np.ndarray:
     even = {"none": 0.2, "decay": -0.2, "rope": -0.15, "sinusoidal": 0.1}[case.positional] + 0.03 * case.depth
-    even *= 0.5 if case.residual == "on" else 1.0
-    gap = even * np.array([0.6, 1.0, 0.5])
-    return (
-        gap
-        + {
-            "unbiased": np.zeros(3),
-            "first": np.array([0.3, 0.3, 0.0]),
-            "middle": np.array([-0.5, 0.0, 0.5]),
-            "last": np.array([0.0, -0.3, -0.3]) * (case.positional != "none"),
-            "first-and-last": np.array([0.5, 0.0, -0.5]),
-        }[case.training]
-    )
+    learns = (case.training, case.positional) != ("last", "none")
+    gap = even * np.array([0.6, 1.0, 0.5]) * (0.5 if case.residual == "on" else 1.0)
+    return gap + learns * np.array(LEARNT[case.training])
 
 
-def judged(ds: xr.Dataset) -> dict[str, bool | None]:
-    return verdicts("position-bias", ds, "wu-toy-")
-
-
-# -- the grid
+judged = partial(verdicts, "position-bias", prefix="wu-toy-")
 
 
 def test_published_grid_is_every_combination_that_there_is():
@@ -105,10 +85,10 @@ def test_published_grid_is_every_combination_that_there_is():
 
 
 def test_checks_run_to_the_last_step():
-    steps = check_steps(Settings())
+    steps = module.check_steps(Settings())
     assert (steps[0], steps[-1], len(steps)) == (100, 100_000, 10)
-    assert check_steps(replace(QUICK, checks=1)) == [600]
-    assert check_steps(Settings(steps=3)) == [3]
+    assert module.check_steps(replace(QUICK, checks=1)) == [600]
+    assert module.check_steps(Settings(steps=3)) == [3]
 
 
 def test_masks_by_name():
@@ -119,9 +99,6 @@ def test_masks_by_name():
     for name in ("causal-5", "window", "window-", "window-x", "window--1", "", "sliding-5"):
         with pytest.raises(InputError, match=r"unknown; give causal, full, window-N"):
             module.switches_of(name)
-
-
-# -- a run
 
 
 def test_a_tiny_run_has_every_model_of_its_grid_and_no_other(tiny):
@@ -192,9 +169,6 @@ def test_test_sets_depend_on_the_world_alone():
         assert torch.equal(x.hidden, y.hidden)
         assert not torch.equal(x.inputs, z.inputs)
     assert not torch.equal(sets[0][0][2].inputs, sets[0][1][2].inputs)
-
-
-# -- statements
 
 
 def test_intervals_over_seeds():
@@ -293,22 +267,3 @@ def test_toys_that_do_not_retrieve_are_not_judged():
     ds["accuracy"].loc[{"training": "unbiased", "seed": 0}] += 0.01
     assert found()["causal-favours-earlier"].verdict == "not trained"
     assert {c.verdict for c in claims(ds.sel(training=["last"]))} <= {"holds", "undecided", "not measured"}
-
-
-# -- figures
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"depths": (2, 4), "training": ("unbiased", "first"), "scales": ("text",), "data": ("gaussian",), "checks": 3},
-        {"depths": (2,), "data": ("gaussian",), "masks": ("full",), "training": ("unbiased",), "checks": 2},
-        {"depths": (4,), "data": ("fixed",), "residual": ("on",), "training": ("last",), "seeds": 1, "checks": 1},
-    ],
-)
-def test_figures_of_any_part_of_the_grid(fields, tmp_path):
-    ds = made_up(s=Settings(**{"seeds": 2} | fields))
-    files = draw(ds, tmp_path / "position-bias")
-    assert len(files) == len(set(files)) == 4 * len(kinds(ds))
-    assert all(0 < file.stat().st_size < 300_000 for file in files)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,20 +11,17 @@ import reference
 import torch
 import xarray as xr
 from PIL import Image
-from tiny_runs import changed, put, questioned, ran
+from tiny_runs import changed, put, questioned
 from tiny_runs import made_up as made_of
 from tiny_runs import verdicts as verdicts_of
 
-from toy.experiments import experiment, previous_token
+from toy.experiments import previous_token
 from toy.experiments import previous_token_claims as rules
 from toy.experiments.previous_token import Settings, relative_perplexity, separations, spikes
 from toy.experiments.previous_token_claims import PUBLISHED, PUBLISHED_FORM, betting, blind_limit
-from toy.figures.previous_token import previous_token_hyperparameters_figure
 from toy.model import Architecture, initial
 from toy.tasks import Copying
 from toy.train import Run, Trained, seed_of
-
-# ----------------------------------------------------------------------------------------------------- what is known
 
 
 @pytest.mark.parametrize(("vocabulary", "context"), [(3, 4), (5, 3), (2, 6)])
@@ -131,14 +129,6 @@ def test_grids_of_steps_are_increasing():
         assert ends[-1] == steps
 
 
-# -------------------------------------------------------------------------------------------------- the run and its files
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return ran("previous-token", tmp_path_factory)
-
-
 def test_run_gives_all_variables_with_their_seeds(tiny):
     ds, sizes = tiny.ds, tiny.ds.sizes
     assert ds["perplexity"].dims == ("positional", "residual", "projection", "seed", "step")
@@ -147,8 +137,7 @@ def test_run_gives_all_variables_with_their_seeds(tiny):
     assert ds["position"].values.tolist() == [-3, -2, -1, 0]
     np.testing.assert_allclose(ds["perplexity"], 1 + 5 * ds["relative"])
     assert all("seed" in ds[name].dims for name in ds)
-    last, first = ds["query_key"].isel(step=-1), ds["query_key"].isel(step=0)
-    assert not np.allclose(last, first)
+    assert not np.allclose(*(ds["query_key"].isel(step=step) for step in (0, -1)))
     s = ds["separation"].rename(axis="row")
     again = (s * ds["query_key"] * ds["separation"].rename(axis="column")).sum(("row", "column"), skipna=False)
     np.testing.assert_allclose(again, ds["bilinear"], rtol=1e-4, atol=1e-5)
@@ -171,22 +160,6 @@ def test_the_animation_moves_to_the_last_step(tiny):
         moving.seek(frames - 1)
         assert (np.asarray(moving.convert("RGB")) != before).any()
     assert (tiny.out / "previous-token-hyperparameters.svg").is_file()
-
-
-@pytest.mark.slow
-def test_subset_runs_have_tables_claims_and_figures(tmp_path, monkeypatch):
-    less = Settings(variants=False, cells=False, seeds=1, steps=20, batch=8, points=3, test=32, curve_test=32)
-    less = replace(less, grid_widths=(), rates=(), blind_widths=(), offset_contexts=())
-    monkeypatch.setattr(previous_token, "QUICK", less)
-    ds, report, files = experiment.run("previous-token", tmp_path, quick=True, device="cpu")
-    assert set(ds) >= {"perplexity", "positions"}
-    assert "relative_published" not in ds
-    assert not [file for file in files if "hyperparameters" in file.name]
-    assert "not measured" in {row[3] for row in report.tables[-1].rows}
-    assert previous_token_hyperparameters_figure(ds) is None
-
-
-# -------------------------------------------------------------------------------------------------------------- claims
 
 
 def made_up(settings: Settings | None = None) -> xr.Dataset:
@@ -239,8 +212,7 @@ def made_up(settings: Settings | None = None) -> xr.Dataset:
     )
 
 
-def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
-    return verdicts_of("previous-token", ds, "liu4-previous-token-")
+verdicts = partial(verdicts_of, "previous-token", prefix="liu4-previous-token-")
 
 
 def test_claims_hold_for_a_result_like_the_published_one():
@@ -287,11 +259,7 @@ def test_what_a_result_lacks_is_not_judged():
 
 def test_signs_know_that_positions_have_no_zero_of_their_own():
     ds = made_up()
-    shift = np.array([3.0, 3.0])
-    moved = ds.copy()
-    moved["positions"] = ds["positions"] + xr.DataArray(shift, dims="axis")
-    moved["tokens"] = ds["tokens"] - xr.DataArray(shift, dims="axis")
-    before, after = rules.signs(ds), rules.signs(moved)
+    before, after = (rules.signs(ds.assign(positions=ds["positions"] + n, tokens=ds["tokens"] - n)) for n in (0.0, 3.0))
     assert (before.own > 0).all()
     assert (after.own < 0).all()
     np.testing.assert_allclose(after.shifted, before.shifted)

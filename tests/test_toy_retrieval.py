@@ -1,6 +1,7 @@
 """Experiment retrieval: the information limits exactly, a tiny run against its models, the claims' rules both ways."""
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -13,12 +14,12 @@ from tiny_runs import put, questioned, ran
 from tiny_runs import verdicts as verdicts_of
 
 from toy.experiments import experiment, retrieval
-from toy.experiments.retrieval import CURVE_POINTS, DIMS, QUICK, Settings, above_least, bag, limits
+from toy.experiments.retrieval import CURVE_POINTS, DIMS, Settings, above_least, bag, limits
 from toy.experiments.retrieval_claims import PUBLISHED, Variant, nearest, tables
 from toy.experiments.rules import Lacks
-from toy.figures.retrieval import draw
 from toy.tasks import Copying
 
+verdicts = partial(verdicts_of, "retrieval", prefix="liu7-retrieval-")
 # Ids of claims, without the experiment's part.
 KIND, DEEPER, SINGLE = "two-layers-see-order-width", "three-layers-as-two-width", "single-runs"
 
@@ -49,13 +50,6 @@ def made_up(change=None, *, settings=None) -> xr.Dataset:
     )
 
 
-def verdicts(ds: xr.Dataset) -> dict[str, bool | None]:
-    return verdicts_of("retrieval", ds, "liu7-retrieval-")
-
-
-# -------------------------------------------------------------------------------------------------------------- limits
-
-
 @pytest.mark.parametrize(("vocabulary", "length"), [(2, 2), (3, 5), (4, 4)])
 def test_limits_are_those_of_going_through_all_sequences(vocabulary, length):
     found = limits(vocabulary, length)
@@ -64,15 +58,8 @@ def test_limits_are_those_of_going_through_all_sequences(vocabulary, length):
             expected = reference.best_reader(vocabulary, length, target, last_apart)
             assert found[reader][target] == pytest.approx(expected, abs=1e-12), (reader, target)
     assert found["nothing"] == [math.log(vocabulary)] * length
-
-
-def test_published_limit_is_that_of_the_nine_tokens_before_the_last():
-    assert bag(10, 9) == pytest.approx(1.71, abs=0.005)
     assert limits(10, 10)["bag and last"] == [bag(10, 9)] * 9 + [0.0]
-    assert bag(7, 1) == 0
-
-
-# ------------------------------------------------------------------------------------------------------------ measuring
+    assert bag(10, 9) == pytest.approx(1.71, abs=0.005)  # as published
 
 
 def test_tiny_run(tmp_path_factory):
@@ -113,14 +100,7 @@ def test_numbers_of_a_run_are_those_of_each_model_on_its_own(tmp_path):
 def test_published_setting_is_the_whole_grid():
     runs = Settings().runs()
     assert len(runs) == 1200 == 3 * 2 * 2 * 2 * 5 * 10
-    assert len(QUICK.runs()) <= 40
-    for run, layers, residual, target, seed in ((runs[0], 1, False, 0, 0), (runs[-1], 3, True, 9, 4)):
-        assert (run.architecture.blocks, run.architecture.residual, run.seed) == (layers, residual, seed)
-        assert run.task.described()["target"] == target
     assert {run.architecture.positional for run in runs} == {"none"}
-
-
-# --------------------------------------------------------------------------------------------------------------- claims
 
 
 def test_all_statements_hold_where_the_published_curves_are_reproduced():
@@ -189,15 +169,6 @@ def test_nearest_variant_is_found_and_claims_follow_it():
     assert near.variant == Variant(1, 1)
     assert near.rms == pytest.approx(0.01)
     assert verdicts(made_up(moved))["depth-2-width-10-last"] is True
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chosen", [{"layers": [1], "seed": [0]}, {"width": [10], "residual": [1], "target": [4]}])
-def test_subsets_are_judged_and_drawn(chosen, tmp_path):
-    ds = made_up().sel(chosen)
-    assert len(verdicts(ds)) == 19
-    for file in draw(ds, tmp_path / "retrieval"):
-        assert file.is_file()
 
 
 def test_what_a_result_lacks_is_not_judged():

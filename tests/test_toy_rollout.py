@@ -3,17 +3,17 @@
 import json
 import math
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import pytest
 import reference
 import torch
 import xarray as xr
-from tiny_runs import changed, put, questioned, ran, verdicts
+from tiny_runs import changed, put, questioned, verdicts
 from tiny_runs import made_up as made_of
 
 from probes.theory.rollout import decay_bounds, decay_peak, rollout, rope_peak
-from toy.experiments import experiment
 from toy.experiments import rollout as experiment_of_rollout
 from toy.experiments.rollout import Case, Settings, cases, theta
 from toy.experiments.rollout_bounds import Look, check, decays_hold, look_at, path_peaks
@@ -21,14 +21,6 @@ from toy.experiments.rollout_claims import crossing, decay_stars, rates, rope_st
 
 SMALL = Settings(length=6, layers=3, width=8, sequences=2, windows=(3,), prefixes=(2,), trained_blocks=())
 SMALL = replace(SMALL, peak_length=24, peak_layers=3)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return ran("rollout", tmp_path_factory)
-
-
-# ------------------------------------------------------------------------------------------------ patterns and products
 
 
 @pytest.mark.parametrize("case", cases(SMALL), ids=lambda case: case.name)
@@ -60,11 +52,9 @@ def test_last_is_the_chance_of_walks(tiny):
 def test_fresh_logits_have_the_size_asked_for():
     s = Settings(length=17, width=32, layers=1, sequences=16, trained_blocks=())
     for scale in (0.1, 1.0, 3.0):
-        deviations = []
-        for seed in range(8):
-            logits = look_at(*experiment_of_rollout._fresh(s, Case("causal"), scale, seed)).logits
-            deviations.append(logits[np.isfinite(logits)].std())
-        assert np.mean(deviations) == pytest.approx(scale, rel=0.25)
+        fresh = [experiment_of_rollout._fresh(s, Case("causal"), scale, seed) for seed in range(8)]
+        logits = [look_at(*one).logits for one in fresh]
+        assert np.mean([x[np.isfinite(x)].std() for x in logits]) == pytest.approx(scale, rel=0.25)
 
 
 def test_turning_toys_have_the_logits_of_the_lemma():
@@ -77,9 +67,6 @@ def test_turning_toys_have_the_logits_of_the_lemma():
     assert (seen == (x >= 0)).all()
     np.testing.assert_allclose(look.logits[seen], np.broadcast_to(expected, look.logits.shape)[seen], rtol=1e-5)
     assert theta(s, 13) == pytest.approx(10_000 ** (-26 / 64))
-
-
-# ---------------------------------------------------------------------------------------------------------------- bounds
 
 
 def random_look(case: Case, *, layers: int = 5, length: int = 7, scale: float = 1.0) -> Look:
@@ -162,9 +149,6 @@ def test_rates_are_those_of_exponentials():
     assert rates(np.append(course, np.nan)) == pytest.approx(0.7)
 
 
-# -------------------------------------------------------------------------------------------------- the run and its files
-
-
 def test_run_keeps_every_bound(tiny):
     ds, report, *_ = tiny
     for name in ("", "decay_", "decay_peak_", "rope_"):
@@ -184,19 +168,6 @@ def test_run_keeps_every_bound(tiny):
     assert all("seed" in ds[name].dims for name in ds if not name.endswith("_paths"))
     verdict = {row[1]: row[3] for row in report.tables[-1].rows}
     assert [verdict[text] for text in verdict if "P(z_i >= j) <=" in text] == ["holds", "holds"]
-
-
-@pytest.mark.slow
-def test_parts_of_the_settings_have_tables_claims_and_figures(tmp_path, monkeypatch):
-    less = replace(SMALL, seeds=1, rope=False, planes=(), peak_decays=(), windows=(), prefixes=(), decays=())
-    monkeypatch.setattr(experiment_of_rollout, "QUICK", less)
-    ds, report, files = experiment.run("rollout", tmp_path, quick=True, device="cpu")
-    assert "decay_curve" not in ds
-    assert len(files) == 4
-    assert "not measured" in {row[3] for row in report.tables[-1].rows}
-
-
-# ---------------------------------------------------------------------------------------------------------------- claims
 
 
 def made_up() -> xr.Dataset:
@@ -222,16 +193,9 @@ def made_up() -> xr.Dataset:
     stars = {"decay": decay_stars(bare), "rope": rope_stars(bare)}
     curves = {name: np.exp(-np.abs(distance - at[..., None]))[:, None, None] for name, at in stars.items()}
     toys = "case source seed"
-    counts = {
-        f"{name}{kind}": (dims, size)
-        for name, dims in (
-            ("", toys),
-            ("decay_", toys),
-            ("decay_peak_", "decay scale seed"),
-            ("rope_", "theta noise seed"),
-        )
-        for kind, size in (("violations", 0), ("checked", 1000))
-    }
+    kinds = {"": toys, "decay_": toys, "decay_peak_": "decay scale seed", "rope_": "theta noise seed"}
+    counts = {f"{name}violations": (dims, 0) for name, dims in kinds.items()}
+    counts |= {f"{name}checked": (dims, 1000) for name, dims in kinds.items()}
     return made_of(
         coords,
         s,
@@ -248,8 +212,7 @@ def made_up() -> xr.Dataset:
     )
 
 
-def judged(ds: xr.Dataset) -> dict[str, bool | None]:
-    return verdicts("rollout", ds, "wu-thm-")
+judged = partial(verdicts, "rollout", prefix="wu-thm-")
 
 
 def test_claims_hold_where_the_theorems_do():

@@ -1,7 +1,5 @@
 """The toys' experiments in the smallest sizes that have everything, run through the frame once for all tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict

@@ -1,0 +1,157 @@
+"""Every probe on toys of every kind, against patterns and Jacobians written out."""
+
+from typing import Any
+
+import made_toys as toys
+import numpy as np
+import pytest
+import reference
+import torch
+from made_toys import LOOKS, TOKENS, close, logits, made, named, own
+from torch import Tensor
+
+import probes
+from probes.measures.sink_sums import uniform_alpha
+from probes.models.view import Edit
+from toy.view import Toy
+
+
+def brute_force(toy: Toy, prompt: Tensor, query: int, readout: str, edits: list[Edit] | None = None) -> Tensor:
+    """||J_j||_F / sqrt(d) for every position of the prompt, one output at a time."""
+    source = toy.embed(prompt[None]).clone().requires_grad_()
+    out = toy.residual(source, edits=edits or [])[0, query]
+    if readout != "residual":
+        out = toy.norm(out)
+    if readout == "logits":
+        out = toy.unembed(out)
+        out = out[out.isfinite()]
+    return reference.jacobian_norms(out, source) / toys.WIDTH**0.5
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=named)
+def test_exact_jacobians_are_brute_force(look):
+    others: list[dict[str, Any]] = [{}, toys.STANDARD, {"residual": False, "head": "mlp", "norm": "layer"}]
+    for n, other in enumerate(others):
+        toy, query = made(**look, **other), (-1, 1, 6)[(n + LOOKS.index(look)) % 3]
+        ds = probes.jacobian(toy, TOKENS[:1], query=query)
+        close(ds.sensitivity[0], brute_force(toy, TOKENS[0], query, "residual"), 1e-9)
+        for readout in ("normed", "logits") if query == 1 else ():
+            ds = probes.jacobian(toy, TOKENS[:1], query=query, readout=readout)
+            # Through a square root of eigenvalues, where logits are read out.
+            close(ds.sensitivity[0], brute_force(toy, TOKENS[0], query, readout), 1e-6 if readout == "logits" else 1e-9)
+            assert ds.attrs["engine"] == ("parts" if toy.parts(0) is not None else "autograd")
+        felt = (ds.sensitivity.values > 0).any(0)
+        at, prefix = query % toys.LENGTH, toy.spec.prefix or 0
+        assert not felt[max(at + 1, prefix) :].any()
+        assert felt[at + 1 : prefix].all()  # later positions of a prefix do matter
+
+
+@pytest.mark.parametrize("look", [toys.CAUSAL[3], *toys.AHEAD[::3]], ids=named)
+def test_pathways_of_toys(look):
+    toy = made(**look)
+    ds = probes.jacobian(toy, TOKENS[:1], query=2, pathway="all")
+    cut = [Edit(site, layer, Tensor.detach) for layer in range(toys.BLOCKS) for site in ("query", "key")]
+    close(ds.sensitivity.sel(pathway="value")[0], brute_force(toy, TOKENS[0], 2, "residual", cut), 1e-9)
+    close(ds.sensitivity.sel(pathway="total")[0], brute_force(toy, TOKENS[0], 2, "residual"), 1e-9)
+    assert float(ds.sensitivity.sel(pathway="score").max()) > 0
+
+
+def test_sketches_under_a_prefix_are_within_their_error():
+    toy = made(width=24, mask="prefix", prefix=5, positional="rope")
+    exact = probes.jacobian(toy, TOKENS[:1], query=3).sensitivity.values[0]
+    ds = probes.jacobian(toy, TOKENS[:1].expand(60, -1).contiguous(), query=3, method="sketch", products=12)
+    assert (exact > 0).sum() == 5
+    covered = (np.abs(ds.sensitivity - exact) <= 1.96 * ds.stderr).values[:, exact > 0].mean()
+    assert 0.85 <= covered <= 1
+    whole = probes.jacobian(toy, TOKENS[:1], query=3, method="sketch", products=24)
+    close(whole.sensitivity[0], exact, 1e-9)
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=named)
+def test_sinks_are_those_of_patterns_written_out(look):
+    toy = made(**look, output_projection=False)
+    every = [toy.trace(toy.embed(prompt[None]), attention=True).attention for prompt in TOKENS]
+    patterns = [[attention.pattern()[0] for attention in one] for one in every]
+    truth = reference.sinks_of_keys(patterns, toy.spec.windows, toy.spec.prefix, threshold=0.3, tau=0.2)
+    whole = probes.sinks(toy, TOKENS, keys="all")
+    some = probes.sinks(toy, TOKENS, keys=(5, 0, 2))
+    for found, of in ((whole.alpha, truth["alpha"].mean(0)), (some.alpha, truth["alpha"][..., [5, 0, 2]])):
+        close(found, of)
+    for name in ("over_tau", "sink_rate", "uniform"):
+        close(whole[name], truth[name])
+        close(some[name], truth[name][..., [5, 0, 2]])
+    assert 0 < float(whole.over_tau.mean()) < 1
+    # Reading, over the queries from 1 on that see position 0.
+    seeing = slice(1, toy.architecture.window)
+    for layer in range(toys.BLOCKS):
+        seen = torch.stack([p[layer][:, seeing] for p in patterns], 1)  # [H, prompt, query, key]
+        close(whole.attends[layer], seen[..., 0].mean((1, 2)))
+        values = torch.stack([one[layer].value[0] for one in every], 1)  # [H, prompt, T, c]
+        read, out = seen[..., :1] * values[:, :, :1], seen @ values
+        close(whole.reads[layer], (read.pow(2).sum((1, 2, 3)) / out.pow(2).sum((1, 2, 3))).sqrt())
+
+
+@pytest.mark.parametrize("look", [toys.CAUSAL[0], toys.CAUSAL[5], *toys.AHEAD[::3]], ids=named)
+def test_reactions_and_pictures_of_toys(look):
+    toy = made(**look)
+    ds = probes.sinks(toy, TOKENS, reacts="zero", pictures=2)
+    end = toy.architecture.window or toys.LENGTH
+    traces = [view.trace(view.embed(TOKENS), attention=True).attention for view in (toy, probes.swapped(toy, "zero"))]
+    for layer in range(toys.BLOCKS):
+        before, after = (attention[layer].pattern() for attention in traces)
+        close(ds.reacts[layer], (before - after)[:, :, 2:end, 1:].abs().sum(-1).mean((0, 2)) / 2)
+    for picture in range(2):
+        at = ds.isel(picture=picture)
+        close(at.pattern, traces[0][int(at.picture_layer)].pattern()[0, int(at.picture_head)], 1e-6)
+
+
+def test_pictures_of_a_prefix_beyond_their_edge():
+    toy = made(length=150, mask="prefix", prefix=140)
+    tokens = torch.randint(toys.VOCABULARY, (1, 150), generator=torch.Generator().manual_seed(1))
+    ds = probes.sinks(toy, tokens, pictures=1)
+    attention = toy.trace(toy.embed(tokens), attention=True).attention
+    own = attention[int(ds.picture_layer[0])].pattern()[0, int(ds.picture_head[0])]
+    close(ds.pattern[0], own[:128, :128], 1e-6)
+
+
+@pytest.mark.parametrize("look", LOOKS[::4], ids=named)
+def test_position_0_is_closed_under_a_causal_mask_alone(look):
+    toy = made(**look)
+    ds = probes.trajectory(toy, TOKENS, starts=5)
+    later = ds.later_difference.values[0]
+    assert later[0] == 0
+    mixed = torch.cat([TOKENS[:, :1], TOKENS.roll(-1, 0)[:, 1:]], 1)
+    streams, others = (torch.stack(toy.trace(toy.embed(tokens)).residual)[:, :, 0] for tokens in (TOKENS, mixed))
+    close(later, (streams - others).abs().amax((1, 2)))
+    assert (later[1:] > 1e-3).all() if toy.spec.prefix else not later.any()
+    every = [reference.toy_pass(toy.architecture, own(toy), prompt)[0] for prompt in TOKENS]
+    close(ds.norm[0], np.sqrt(np.mean([[s.norm(dim=-1).pow(2) for s in streams] for streams in every], 0)), 1e-6)
+
+
+@pytest.mark.parametrize("look", [toys.CAUSAL[1], toys.AHEAD[0], toys.AHEAD[-1]], ids=named)
+def test_no_probe_changes_the_toy(look):
+    toy = made(**look, **toys.STANDARD)
+    assert probes.load(toy) is toy
+    name, weights = toy.identity.weights, {name: tensor.clone() for name, tensor in toy._weights.items()}
+    before, state = logits(toy, TOKENS), set(vars(toy))
+    probes.jacobian(toy, TOKENS, method="sketch", products=3, pathway="all", query=3)
+    probes.sinks(toy, TOKENS, keys="all", reacts="mean", pictures=1)
+    probes.trajectory(toy, TOKENS, starts=3)
+    probes.swapped(toy, "mean").embed(TOKENS)
+    if toy.spec.prefix is None:
+        probes.leakage(toy, TOKENS, bands=toys.BANDS, lags=toys.LAGS, bootstrap=2)
+        probes.bos_swap(toy, TOKENS, bands=toys.BANDS, lags=toys.LAGS, bootstrap=2, products=3)
+        probes.theory.second_moment(toy, TOKENS)
+    assert set(vars(toy)) == state
+    assert all(torch.equal(toy._weights[key], weights[key]) for key in weights)
+    assert not any(tensor.requires_grad for tensor in toy._weights.values())
+    assert Toy(toy.architecture, own(toy)).identity.weights == name
+    assert torch.equal(logits(toy, TOKENS), before)
+
+
+def test_uniform_attention_under_every_mask():
+    for window in (None, 1, 4, 20):
+        for prefix in (None, 1, 3, 11, 40):
+            found = uniform_alpha(toys.LENGTH, range(toys.LENGTH), window, prefix)
+            flat = [[torch.zeros(1, toys.LENGTH, toys.LENGTH)]]
+            close(found, reference.sinks_of_keys(flat, [window], prefix, threshold=0.3, tau=0.2)["uniform"][0])
