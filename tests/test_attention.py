@@ -13,7 +13,7 @@ import reference
 import torch
 from families import BLOCKS, HEAD_DIM, HEADS, WIDTH
 from measured import BACKENDS, EVERY, SOME, drawn_tokens
-from test_fused import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same
+from patterns import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same
 from torch import Tensor, nn
 
 import probes
@@ -191,7 +191,7 @@ def test_watched_attention_is_the_eager_pattern(name, backend):
         same(columns(attention, range(LENGTH)), expected, EAGER)
         same(column_statistics(attention, 0.2).total, expected.sum(-2), LENGTH * EAGER)
         # Against the twin, of the queries and keys that were seen: float64's own rounding.
-        logits = reference.attention_logits(
+        logits = reference.masked_logits(
             attention.query[:1], attention.key[:1], attention.scale, softcap=attention.softcap, window=attention.window
         )
         noise = 1e-15 * float(attention.query.norm(dim=-1).max() * attention.key.norm(dim=-1).max() + 100)

@@ -7,7 +7,7 @@ from importlib import import_module
 import families
 import numpy as np
 import pytest
-import reference
+import reference_heads
 import torch
 from measured import EVERY, drawn_tokens, refused
 
@@ -97,7 +97,7 @@ def test_split_is_the_definition_entry_by_entry(window, at_once, size, monkeypat
     found = split(made_of(logits, window=window), size=size)
     hidden = logits.masked_fill(~causal_mask(18, window), -math.inf)
     for head in range(2):
-        compare(found, head, reference.leakage(hidden[:, head], *BAND, LAGS), rtol=1e-9, atol=1e-12)
+        compare(found, head, reference_heads.leakage(hidden[:, head], *BAND, LAGS), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(("family", "backend"), EVERY)
@@ -113,7 +113,7 @@ def test_every_family_has_the_leakage_of_its_own_logits(family, backend, monkeyp
         logits = attention.logits().double()
         at = ds.sel(layer=layer).isel(band=0)
         head = 1
-        expected = reference.leakage(logits[:, head], *BAND, LAGS)
+        expected = reference_heads.leakage(logits[:, head], *BAND, LAGS)
         scale = float(logits[torch.isfinite(logits)].abs().max())
         # Logits of up to 100 carry rounding errors of 1e-5, which variances of 1 to 100 square nats show in that measure.
         absolute = 1e-6 * max(1.0, scale**2)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import bigram_loss as reference_bigram_loss
+from reference_toys import bigram_loss as reference_bigram_loss
 
 from probes.data.documents import Document
 from probes.errors import InputError

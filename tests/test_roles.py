@@ -8,7 +8,7 @@ from typing import Any
 import families
 import numpy as np
 import pytest
-import reference
+import reference_heads
 import torch
 from measured import close, drawn_tokens, known_model, known_tokens, recorded, refused, view
 from test_sinks import TOKENS, sinks
@@ -36,7 +36,7 @@ def expected(model: View, tokens: Any, other: View | None = None) -> dict[str, n
                 def of(one: Any, what: str, at: tuple[int, int] = (layer, head)) -> Any:
                     return None if one is None else one[what][at[0]][at[1]].double()
 
-                one = reference.written_beside(
+                one = reference_heads.written_beside(
                     of(own, "patterns"),
                     of(own, "values") @ weights,
                     streams[layer][0].double(),

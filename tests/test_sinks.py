@@ -12,6 +12,7 @@ import families
 import numpy as np
 import pytest
 import reference
+import reference_heads
 import torch
 from measured import EVERY, SOME, STORIES, TEXT, close, drawn_tokens, known_model, known_tokens, recorded, refused, view
 from torch import Tensor
@@ -47,7 +48,7 @@ def expected(model: View, tokens: Tensor, chosen: Sequence[int], threshold: floa
     found = recorded(model, tokens)
     weights = [model.output_weights(layer) for layer in range(model.spec.blocks)]
     parts = {name: [one[name] for one in found] for name in ("patterns", "keys", "values")}
-    return reference.sinks(
+    return reference_heads.sinks(
         **parts, weights=weights, windows=model.spec.windows, chosen=chosen, threshold=threshold, tau=tau
     )
 
@@ -232,7 +233,7 @@ def test_reactions_equal_full_patterns(name, replacement):
         for layer, window in enumerate(model.spec.windows):
             for head in range(families.HEADS):
                 both = (b["patterns"][layer][head], a["patterns"][layer][head])
-                truth[:, layer, head] += np.array(reference.reaction(*both, window)) / len(TOKENS)
+                truth[:, layer, head] += np.array(reference_heads.reaction(*both, window)) / len(TOKENS)
     # RMS norms of transformers compute in float32, and a batch of two may round otherwise than a prompt alone.
     close(found.reacts, truth[0], 1e-4, 1e-6)
     close(found.reacts_among_others, truth[1], 1e-4, 1e-6)

@@ -13,7 +13,7 @@ from typing import Any
 import families
 import numpy as np
 import pytest
-import reference
+import reference_theory
 import torch
 import transformers
 from blocks import random_parts
@@ -86,7 +86,7 @@ def test_a_blocks_step_is_the_twins(name, kind):
     for layer in (0, 1) if name == "gemma2" else (1,):  # one with a window, one without
         parts, rotary, stream = taken_apart(seen, layer), trace.rotary[layer], trace.residual[layer]
         measured, scores = KINDS[kind]
-        expected = reference.second_moment_step(
+        expected = reference_theory.second_moment_step(
             parts, stream[0], rotary, gram, radial, measured=measured, scores=scores
         )
         with torch.no_grad():
@@ -117,7 +117,7 @@ def twins_profiles(name: str, kind: str, readout: str) -> np.ndarray:
     measured, scores = KINDS[kind]
     for layer in reversed(range(families.BLOCKS)):
         parts, stream = taken_apart(seen, layer), trace.residual[layer][0]
-        gram, radial = reference.second_moment_step(
+        gram, radial = reference_theory.second_moment_step(
             parts, stream, trace.rotary[layer], gram, radial, measured=measured, scores=scores
         )
         found.append(gram.diagonal().sqrt())

@@ -9,7 +9,7 @@ from typing import Any
 
 import made_toys as toys
 import pytest
-import reference
+import reference_toys as reference
 import torch
 from made_toys import EXACT, LOOKS, OTHERS, moved, named, switches_of, tolerance
 from torch import Tensor

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import reference
+import reference_toys as reference
 import torch
 import xarray as xr
 from PIL import Image

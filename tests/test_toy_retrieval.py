@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import reference
+import reference_toys as reference
 import torch
 import xarray as xr
 from tiny_runs import made_up as made_of

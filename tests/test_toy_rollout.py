@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-import reference
+import reference_toys as reference
 import torch
 import xarray as xr
 from tiny_runs import changed, put, questioned, ran, verdicts

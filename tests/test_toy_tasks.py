@@ -7,7 +7,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 import pytest
-import reference
+import reference_toys as reference
 import torch
 
 from probes.errors import InputError

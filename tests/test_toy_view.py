@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
+import reference_toys
 import torch
 from made_toys import (
     AHEAD,
@@ -68,7 +69,7 @@ def test_streams_and_logits_are_the_twin_s_at_every_length(look):
     for n, other in enumerate(OTHERS[::3]):
         toy, length = made(n, **look, **other), (1, 3, 4, 5, LENGTH)[n % 5]
         prompt, noise = TOKENS[0, :length], max(EXACT, tolerance(toy.architecture))
-        streams, expected = reference.toy_pass(toy.architecture, own_weights(toy), prompt)
+        streams, expected = reference_toys.toy_pass(toy.architecture, own_weights(toy), prompt)
         trace = toy.trace(toy.embed(prompt[None]))
         assert len(trace.residual) == BLOCKS + 1
         for found, stream in zip(trace.residual, streams, strict=True):
@@ -242,7 +243,7 @@ def test_what_heads_write_and_what_is_read_out():
     assert torch.equal(made().norm(rows), rows)
     for head in ("linear", "mlp"):
         toy = made(head=head)
-        expected = [reference.toy_head(toy.architecture, own_weights(toy), row) for row in rows.flatten(0, 1)]
+        expected = [reference_toys.toy_head(toy.architecture, own_weights(toy), row) for row in rows.flatten(0, 1)]
         close(toy.unembed(rows).flatten(0, 1), torch.stack(expected))
         close(toy.unembed(rows[0, 0]), expected[0])
     found = logits(made(outputs=5), TOKENS)  # ids that no class stands for are never predicted
@@ -330,7 +331,7 @@ def test_a_trained_toy_of_vectors_has_ids_for_classes_and_labels(data):
     found = logits(toy, ids)
     assert found.shape == (1, 9, 9)
     assert bool((found[..., :6] == -math.inf).all())
-    close(found[0, -1, 6:], reference.toy_pass(a, one.weights, vectors[0])[1], 1e-5)
+    close(found[0, -1, 6:], reference_toys.toy_pass(a, one.weights, vectors[0])[1], 1e-5)
     # What ids stand for enters the hash, and stays with fresh weights.
     assert toy.identity.weights != Toy(a, one.weights).identity.weights
     assert torch.equal(toy.reinitialized(0).embed(ids), toy.embed(ids))
@@ -511,7 +512,7 @@ def test_position_0_is_closed_under_a_causal_mask_alone(look):
     streams, others = (torch.stack(toy.trace(toy.embed(tokens)).residual)[:, :, 0] for tokens in (TOKENS, mixed))
     close(later, (streams - others).abs().amax((1, 2)))
     assert (later[1:] > 1e-3).all() if toy.spec.prefix else not later.any()
-    every = [reference.toy_pass(toy.architecture, own_weights(toy), prompt)[0] for prompt in TOKENS]
+    every = [reference_toys.toy_pass(toy.architecture, own_weights(toy), prompt)[0] for prompt in TOKENS]
     close(ds.norm[0], np.sqrt(np.mean([[s.norm(dim=-1).pow(2) for s in streams] for streams in every], 0)), 1e-6)
 
 
