@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,13 +13,18 @@ import families
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor
 from transformers import LlamaConfig
 
 import probes
 from probes.errors import InputError
+from probes.measures.sinks import sinks as checked_sinks
 from probes.models.huggingface import HuggingFaceView
-from probes.models.view import View
+from probes.models.view import Parts, View
+from probes.results.dataset import load, save
+
+sinks: Any = inspect.unwrap(checked_sinks)  # as users call it: no type checks ahead of our own messages
 
 STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 BACKENDS = ("transformers", "transformer_lens")
@@ -43,6 +49,9 @@ def drawn_tokens(
     return tokens
 
 
+TOKENS = drawn_tokens()
+
+
 @cache
 def view(name: str, backend: Any = "transformers", dtype: str = "float32", bos: Any = "prepended") -> Any:
     """Not to be changed: several tests have the same."""
@@ -57,6 +66,32 @@ def close(got: Any, truth: Any, rtol: float, atol: float = 0.0) -> None:
 def refused(*words: str) -> Any:
     """An error of one line with these words in this order."""
     return pytest.raises(InputError, match=r"\A[^\n]*" + "[^\n]*".join(words) + r"[^\n]*\Z")
+
+
+def complete(ds: xr.Dataset, path: Path) -> None:
+    """Every variable says what it is and in which unit, and the file gives all of it back."""
+    for name, variable in ds.data_vars.items():
+        assert name == "tokens" or (variable.attrs["long_name"] and variable.attrs["units"]), name
+    save(ds, path)
+    assert load(path).identical(ds)
+
+
+def parts_of(model: View, layer: int) -> Parts:
+    parts = model.parts(layer)
+    assert parts is not None
+    return parts
+
+
+def by_readout(model: View, last: Tensor, readout: str) -> Tensor:
+    """The derivative [output, d] of a readout by the last position's stream after the last block."""
+    readouts: dict[str, Callable[[Tensor], Tensor]] = {
+        "residual": lambda x: x,
+        "normed": model.norm,
+        "logits": lambda x: model.unembed(model.norm(x)),
+    }
+    top = torch.autograd.functional.jacobian(readouts[readout], last)
+    assert isinstance(top, Tensor)
+    return top.detach()
 
 
 def recorded(model: View, tokens: Tensor) -> list[dict[str, list[Tensor]]]:

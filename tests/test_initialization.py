@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from families import BLOCKS, DIFFERENT, FAMILIES
-from test_theory import config as wide_config
-from test_theory import deviation, distinct
+from fresh_models import config as wide_config
+from fresh_models import deviation, distinct
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, GPTNeoXConfig
 
 import probes

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import reference_heads
 import torch
-from measured import close, drawn_tokens, known_model, known_tokens, recorded, refused, view
-from test_sinks import TOKENS, sinks
+from measured import TOKENS, close, drawn_tokens, known_model, known_tokens, recorded, refused, sinks, view
 
 from probes.measures.roles import COLUMNS, LARGE, ROLES, assigned, cells, counts, ranked, reading_at, role_names
 from probes.models.swap import swapped
 from probes.models.view import View
-from probes.results.dataset import load, save
 from probes.results.statistics import Interval, jackknifed
 
 SIZES = ("written", "output", "output_own")
@@ -173,7 +171,7 @@ def test_intervals_are_over_documents():
 # ------------------------------------------------------------------------------------------------------- as a result
 
 
-def test_counts_of_a_result(tmp_path):
+def test_counts_of_a_result():
     found = sinks(view("llama"), TOKENS, reacts="zero")
     names = role_names(found)
     assert all(found.has_role.sel(role=names[at], layer=at[0], head=at[1]) == 1 for at in np.ndindex(names.shape))
@@ -183,8 +181,6 @@ def test_counts_of_a_result(tmp_path):
     assert reading_at(found)[LARGE] == (found.written > LARGE).sum() == found.has_role.sel(role="reads").sum()
     few, many = reading_at(found, (2.0, 0.5)).values()
     assert few <= reading_at(found)[LARGE] <= many
-    save(found, tmp_path / "sinks.nc")
-    assert load(tmp_path / "sinks.nc").identical(found)
 
 
 def test_a_result_of_before_there_were_roles():

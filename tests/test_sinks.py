@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,22 @@ import pytest
 import reference
 import reference_heads
 import torch
-from measured import EVERY, SOME, STORIES, TEXT, close, drawn_tokens, known_model, known_tokens, recorded, refused, view
+from measured import (
+    EVERY,
+    SOME,
+    STORIES,
+    TEXT,
+    TOKENS,
+    close,
+    complete,
+    drawn_tokens,
+    known_model,
+    known_tokens,
+    recorded,
+    refused,
+    sinks,
+    view,
+)
 from torch import Tensor
 from transformers import MistralConfig
 
@@ -22,17 +36,12 @@ import probes
 from probes.measures.roles import ATTENDS, COLUMNS, PLACES, READS, HeadRow, cells, ranked
 from probes.measures.sink_sums import uniform_alpha
 from probes.measures.sinks import RULES, parse_keys
-from probes.measures.sinks import sinks as checked_sinks
 from probes.models.huggingface import HuggingFaceView
 from probes.models.swap import swapped
 from probes.models.view import View
-from probes.results.dataset import load, save
-
-sinks: Any = inspect.unwrap(checked_sinks)  # as users call it: no type checks ahead of our own messages
 
 LENGTH = 12  # longer than the windows
 KEYS = (3, 0, 11)  # neither sorted nor beginning with 0; the last one has a single query
-TOKENS = drawn_tokens()
 BOTH = ("alpha", "sink_rate", "sink_rate_of_model", "over_tau", "over_tau_of_model")
 HEADS = ("attends", "reads", "reads_along")
 NORMS = ("value_norm", "key_norm", "written_norm")
@@ -386,9 +395,6 @@ def test_result(tmp_path):
     found = sinks(model, TOKENS, keys=(0, 2), reacts=7, pictures=2, tau=0.1, progress=lambda *at: seen.append(at))
     assert [done for done, _ in seen] == pytest.approx(np.arange(1, 10) / families.BLOCKS)
     assert seen[-1] == (3.0, 3.0)
-    for name, variable in found.data_vars.items():
-        assert variable.attrs["units"], name
-        assert variable.attrs["long_name"], name
     options = json.loads(found.attrs["options"])
     assert options["keys"] == [0, 2]
     assert (options["tau"], options["reacts"], options["per_prompt"]) == (0.1, 7, True)
@@ -396,9 +402,7 @@ def test_result(tmp_path):
     assert found.rule.values.tolist() == list(RULES)
     assert found.selected.dtype == np.int8
     assert json.loads(sinks(model, TOKENS, keys="all").attrs["options"])["keys"] == "all"
-    save(found, tmp_path / "sinks.nc")
-    assert load(tmp_path / "sinks.nc").identical(found)
-    np.testing.assert_equal(ranked(load(tmp_path / "sinks.nc")), ranked(found))
+    complete(found, tmp_path / "sinks.nc")
 
 
 # ------------------------------------------------------------------------------------------------- trained models
