@@ -21,7 +21,7 @@ import probes
 from probes.errors import InputError
 from probes.measures.sinks import sinks as checked_sinks
 from probes.models.huggingface import HuggingFaceView
-from probes.models.view import Parts, View
+from probes.models.view import Attention, Parts, View
 from probes.results.dataset import load, save
 
 sinks: Any = inspect.unwrap(checked_sinks)  # as users call it: no type checks ahead of our own messages
@@ -66,6 +66,20 @@ def close(got: Any, truth: Any, rtol: float, atol: float = 0.0) -> None:
 def refused(*words: str) -> Any:
     """An error of one line with these words in this order."""
     return pytest.raises(InputError, match=r"\A[^\n]*" + "[^\n]*".join(words) + r"[^\n]*\Z")
+
+
+def watched(seen: Any, embeddings: Tensor, **options: Any) -> list[tuple[int, Attention]]:
+    found: list[tuple[int, Attention]] = []
+    with seen.watching(lambda layer, attention: found.append((layer, attention))):
+        seen.residual(embeddings, **options)
+    return found
+
+
+def hooks_of(model: torch.nn.Module) -> dict[str, Any]:
+    return {
+        name: (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks), sorted(vars(m)))
+        for name, m in model.named_modules()
+    }
 
 
 def complete(ds: xr.Dataset, path: Path) -> None:
