@@ -46,7 +46,7 @@ def sinks(
 
 
 def written_beside(
-    pattern: Tensor, written: Tensor, stream: Tensor, window: int | None, swapped: Tensor | None = None
+    pattern: Tensor, written: Tensor, stream: Tensor, window: int | None, swapped: Tensor
 ) -> dict[str, float]:
     """One head's sizes beside the stream over queries i >= 1 that see position 0, its values written as `written` [T, d].
 
@@ -58,11 +58,10 @@ def written_beside(
         hidden = pattern[i, 1:] / pattern[i, 1:].sum() @ written[1:]
         taken.append((weight * written[0].norm().item() / beside) ** 2)
         whole.append((output.norm().item() / beside) ** 2)
+        change.append(((output - swapped[i]).norm().item() / beside) ** 2)
         here += weight * output.norm().item() ** 2
         elsewhere += weight * hidden.norm().item() ** 2
-        if swapped is not None:
-            change.append(((output - swapped[i]).norm().item() / beside) ** 2)
-    found = {"written": taken, "output": whole} | ({} if swapped is None else {"reacts_output": change})
+    found = {"written": taken, "output": whole, "reacts_output": change}
     return {name: math.sqrt(sum(x) / len(x)) for name, x in found.items()} | {"output_own": math.sqrt(here / elsewhere)}
 
 

@@ -39,11 +39,9 @@ SMALL: dict[str, Any] = {
 }
 TOKENS = torch.randint(WORDS, (4, LENGTH), generator=torch.Generator().manual_seed(1))
 ONE = TOKENS[:1]
-READOUTS = ("residual", "normed", "logits")
 SAME = 1e-9  # float64, sums in another order
-ROUNDED = (
-    1e-5  # where norms see other numbers: an RMSNorm of transformers computes in float32, and two blocks amplify that
-)
+# Where norms see other numbers: an RMSNorm of transformers computes in float32, and two blocks amplify that.
+ROUNDED = 1e-5
 bounded = settings(max_examples=5, derandomize=True, deadline=None, database=None)
 
 
@@ -96,9 +94,8 @@ def with_heads(order: tuple[list[int], list[int]]) -> tuple[Any, list[int]]:
     def change(model: Any) -> None:
         for block in model.model.layers:
             attention = block.self_attn
-            attention.q_proj.weight.copy_(attention.q_proj.weight[rows(heads)].clone())
-            attention.k_proj.weight.copy_(attention.k_proj.weight[rows(groups)].clone())
-            attention.v_proj.weight.copy_(attention.v_proj.weight[rows(groups)].clone())
+            for reader, order in ((attention.q_proj, heads), (attention.k_proj, groups), (attention.v_proj, groups)):
+                reader.weight.copy_(reader.weight[rows(order)].clone())
             attention.o_proj.weight.copy_(attention.o_proj.weight[:, rows(heads)].clone())
 
     return changed(original(), change), heads
@@ -224,14 +221,11 @@ def test_a_block_of_zeros_on_top_changes_nothing():
     deeper = llama(num_hidden_layers=BLOCKS + 1)
     weights = original().state_dict()
     deeper.load_state_dict({name: weights.get(name, torch.zeros_like(w)) for name, w in deeper.state_dict().items()})
-    for readout in READOUTS:
-        close(sensitivity(deeper, readout=readout), sensitivity(original(), readout=readout), 1e-9)
-    kernels = [
-        probes.theory.second_moment(probes.load(m, device="cpu"), ONE, attention="measured", score_path=True)
-        for m in (deeper, original())
-    ]
-    one, other = (kernel["sensitivity"].values for kernel in kernels)
-    close(one, other, 1e-9)
+    for readout in ("residual", "normed", "logits"):
+        close(sensitivity(deeper, readout=readout), sensitivity(original(), readout=readout))
+    given: Any = {"attention": "measured", "score_path": True}
+    kernels = [probes.theory.second_moment(probes.load(m, device="cpu"), ONE, **given) for m in (deeper, original())]
+    close(*(kernel["sensitivity"].values for kernel in kernels))
 
 
 # ---------------------------------------------------------------------------------------------- pathways and prompts

@@ -20,30 +20,21 @@ from probes.results.statistics import Interval, jackknifed
 SIZES = ("written", "output", "output_own")
 
 
-def expected(model: View, tokens: Any, other: View | None = None) -> dict[str, np.ndarray]:
+def expected(model: View, tokens: Any, other: View) -> dict[str, np.ndarray]:
     """Sizes of every prompt [prompt, layer, head], entry by entry in float64."""
-    found = {name: [] for name in (*SIZES, *["reacts_output"] * (other is not None))}
-    after = recorded(other, tokens) if other is not None else [None] * len(tokens)
-    for n, (own, swap) in enumerate(zip(recorded(model, tokens), after, strict=True)):
-        streams = model.trace(model.embed(tokens[n : n + 1])).residual
-        for name in found:
-            found[name].append(np.zeros((model.spec.blocks, model.spec.heads)))
-        for layer, window in enumerate(model.spec.windows):
-            for head, weights in enumerate(model.output_weights(layer).double()):
-
-                def of(one: Any, what: str, at: tuple[int, int] = (layer, head)) -> Any:
-                    return None if one is None else one[what][at[0]][at[1]].double()
-
-                one = reference_heads.written_beside(
-                    of(own, "patterns"),
-                    of(own, "values") @ weights,
-                    streams[layer][0].double(),
-                    window,
-                    None if swap is None else of(swap, "patterns") @ of(swap, "values") @ weights,
-                )
-                for name, size in one.items():
-                    found[name][-1][layer, head] = size
-    return {name: np.stack(some) for name, some in found.items()}
+    found: dict[str, list[float]] = {}
+    for prompt, own, after in zip(tokens, recorded(model, tokens), recorded(other, tokens), strict=True):
+        streams = model.trace(model.embed(prompt[None])).residual
+        for layer, head in np.ndindex(families.BLOCKS, families.HEADS):
+            (pattern, value), (new, moved) = (
+                (x["patterns"][layer][head], x["values"][layer][head]) for x in (own, after)
+            )
+            weights, window = model.output_weights(layer)[head].double(), model.spec.windows[layer]
+            stream, swap = streams[layer][0].double(), new.double() @ moved @ weights
+            sizes = reference_heads.written_beside(pattern.double(), value @ weights, stream, window, swap)
+            for name, size in sizes.items():
+                found.setdefault(name, []).append(size)
+    return {name: np.reshape(sizes, (len(tokens), families.BLOCKS, families.HEADS)) for name, sizes in found.items()}
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)

@@ -65,17 +65,21 @@ def expected(model: View, tokens: Tensor, chosen: Sequence[int], threshold: floa
 # ------------------------------------------------------------------------------------------- against full patterns
 
 
-@pytest.mark.parametrize("name", families.FAMILIES)
-def test_everything_equals_full_patterns_in_float64(name):
-    model = view(name, dtype="float64")
-    truth = expected(model, TOKENS, KEYS)
-    found, every = sinks(model, TOKENS, keys=KEYS), sinks(model, TOKENS, keys="all")
+@pytest.mark.parametrize(
+    ("name", "length"), [*((name, LENGTH) for name in families.FAMILIES), ("llama", 2), ("gemma2", 3), ("gemma2", 40)]
+)
+def test_everything_equals_full_patterns_in_float64(name, length):
+    model, tokens = view(name, dtype="float64"), drawn_tokens(3, length)
+    chosen = [key for key in KEYS if key < length]
+    truth = expected(model, tokens, chosen)
+    found, every = sinks(model, tokens, keys=chosen), sinks(model, tokens, keys="all")
     for variable in (*BOTH, *HEADS, *NORMS):
         close(found[variable], truth[variable], SAME, 1e-13)
-        own = every[variable].isel(key=list(KEYS)) if "key" in every[variable].dims else every[variable]
+        own = every[variable].isel(key=chosen) if "key" in every[variable].dims else every[variable]
         close(own, found[variable].mean("prompt") if variable == "alpha" else found[variable], 0, 1e-12)
-    assert (every.alpha.dims, every.sizes["key"]) == (("layer", "head", "key"), LENGTH)
-    assert 0 < float(found.sink_rate.mean()) < 1  # there is something to count
+    assert (every.alpha.dims, every.sizes["key"]) == (("layer", "head", "key"), length)
+    assert sinks(model, tokens).key.values.tolist() == list(range(min(8, length)))
+    assert length != LENGTH or 0 < float(found.sink_rate.mean()) < 1  # there is something to count
 
 
 @pytest.mark.parametrize(("name", "backend"), SOME)
@@ -91,15 +95,6 @@ def test_both_backends_in_float32(name, backend):
     assert (truth["alpha"] - 0.3).abs().min() > ALPHA
     for variable in BOTH[1:]:
         close(found[variable], truth[variable], 0, 1e-12)
-
-
-@pytest.mark.parametrize(("name", "length"), [("llama", 2), ("gemma2", 3), ("gpt2", 40), ("gemma2", 40)])
-def test_other_lengths(name, length):
-    model, tokens = view(name, dtype="float64"), drawn_tokens(2, length)
-    truth, found = expected(model, tokens, range(min(8, length))), sinks(model, tokens)
-    assert found.key.values.tolist() == list(range(min(8, length)))
-    for variable in (*BOTH, *HEADS, *NORMS):
-        close(found[variable], truth[variable], SAME, 1e-13)
 
 
 def test_means_over_prompts():
@@ -297,8 +292,7 @@ def test_ranking():
     np.testing.assert_equal(ranked(found, 3), rows[:3])
     for row in rows:
         at = {"layer": row.layer, "head": row.head}
-        for name in ("attends", "written", "output", "output_own", "reads", "reacts"):
-            assert getattr(row, name) == float(found[name].sel(at))
+        assert all(getattr(row, name) == float(found[name].sel(at)) for name in ("attends", "output_own", "reacts"))
         assert found.has_role.sel(at | {"role": row.role}).item() == 1
         both = found.selected.sel(at | {"rule": "sink-reading"}).item()
         assert both == (row.attends > ATTENDS and row.reads > READS)
@@ -408,20 +402,18 @@ def test_result(tmp_path):
 # ------------------------------------------------------------------------------------------------- trained models
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-llama-ntk", "tiny-mistral-window", "tiny-qwen2", STORIES])
-def test_trained_models(name):
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-mistral-window", "tiny-qwen2", STORIES])
+def test_trained_models_and_their_roundings(name):
     if isinstance(name, Path) and not name.is_dir():
         pytest.skip("the checkpoint stories260K is not here")
-    model = probes.load(name, device="cpu")
+    model, coarse = (probes.load(name, device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16"))
     tokens = probes.prompts(model, n=2, length=64)
-    found, truth = sinks(model, tokens, reacts="mean", pictures=1), expected(model, tokens, range(8))
+    found, truth = sinks(model, tokens, reacts="mean"), expected(model, tokens, range(8))
     for variable in (*BOTH, *HEADS):
         close(found[variable], truth[variable], 1e-4, ALPHA)
-    assert 0 < float(found.reacts.min()) < float(found.reacts.max()) < 1
     if model.bos is not None:  # far above uniform attention
         assert float(found.alpha.sel(key=0).mean("prompt").max()) > 2 * float(found.uniform.sel(key=0).max())
     # In bfloat16 the model rounds to 8 bits at every step: weights of attention agree to a few hundredths at worst.
-    coarse = probes.load(name, device="cpu", dtype="bfloat16")
     rough = sinks(coarse, tokens, reacts="mean")
     close(rough.alpha, found.alpha, 0, 2e-2)
     for variable in ("attends", "reads", "reads_along", "reacts"):
