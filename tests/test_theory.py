@@ -368,12 +368,12 @@ def test_blocks_that_cannot_be_taken_apart_or_do_something_else_are_refused_by_n
         with refused(f"block {layer} of 'in-memory llama' \\(transformer_lens\\) cannot be taken apart"):
             second_moment(lens, some_tokens(), from_layer=layer)
     model = families.model("llama")
-    handle = model.model.layers[1].register_forward_hook(lambda module, args, output: output)
+    model.model.layers[1].register_forward_hook(lambda module, args, output: output)
     seen = HuggingFaceView(model)
     with refused("block 1 of 'in-memory llama' \\(transformers\\) cannot be taken apart"):
         second_moment(seen, some_tokens())
     assert second_moment(seen, some_tokens(), from_layer=2).sensitivity.values.any()  # block 1 is below
-    handle.remove()
+    seen = HuggingFaceView(families.model("llama"))
     known: Any = seen.parts
     monkeypatch.setattr(
         seen, "parts", lambda layer: replace(known(layer), scale=known(layer).scale * (1 + (layer == 1)))
