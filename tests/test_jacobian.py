@@ -14,14 +14,14 @@ import pytest
 import reference
 import torch
 import xarray as xr
-from measured import LAYER_NORM, STORIES, close, drawn_tokens, refused
+from measured import LAYER_NORM, close, drawn_tokens, refused
 from measured import view as cached
 from torch import Tensor
 
 import probes
 from probes import jacobian as checked_jacobian
 from probes.models.huggingface import HuggingFaceView
-from probes.models.view import Parts, View
+from probes.models.view import Parts
 
 jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type checks ahead of our own messages
 LENGTH = 12  # longer than the window of 8
@@ -183,24 +183,15 @@ def test_sketches_are_unbiased_whatever_the_basis_was_found_by(options):
     assert np.abs((squared.mean(0)[reached] - exact[reached]) / spread).max() < 4
 
 
-def pairs_covered(model: View, *, products: int, prompts: int, seeds: int, length: int) -> float:
-    """Share of (prompt, seed, position) whose 95 % interval holds the exact sensitivity."""
-    tokens, covered = probes.prompts(model, n=prompts, length=length), []
-    exact = jacobian(model, tokens).sensitivity.values
-    for prompt, truth in zip(tokens, exact, strict=True):
+# Without and with a basis. Positions of a draw go together: the share is known to 0.7 % from these draws (of 120 and of 45).
+@pytest.mark.parametrize(("products", "seeds"), [(8, 40), pytest.param(48, 15, marks=pytest.mark.slow)])
+def test_intervals_hold_the_exact_sensitivity_as_often_as_they_say(products, seeds):
+    model, covered = probes.load("tiny-llama", device="cpu"), []
+    tokens = probes.prompts(model, n=3, length=64)
+    for prompt, truth in zip(tokens, jacobian(model, tokens).sensitivity.values, strict=True):
         got = jacobian(model, prompt.expand(seeds, -1).contiguous(), method="sketch", products=products)
         covered.append((np.abs(got.sensitivity - truth) <= 1.96 * got.stderr).mean())
-    return float(np.mean(covered))
-
-
-@pytest.mark.parametrize(  # without and with a basis
-    ("name", "products", "seeds"), [(STORIES, 8, 40), pytest.param("tiny-llama", 48, 15, marks=pytest.mark.slow)]
-)
-def test_intervals_cover(name, products, seeds):
-    if name == STORIES and not STORIES.is_dir():
-        pytest.skip("the checkpoint stories260K is not here")
-    model = probes.load(name, device="cpu")
-    assert 0.90 <= pairs_covered(model, products=products, prompts=3, seeds=seeds, length=64) <= 0.99
+    assert 0.92 <= np.mean(covered) <= 0.98
 
 
 @pytest.mark.parametrize("name", probes.bundled())
