@@ -1,4 +1,4 @@
-"""What algebra says about every model, whatever its weights: symmetries, causality, scales, independence of prompts.
+"""What algebra says about every model, whatever its weights: symmetries, causality, scales.
 
 Each test changes the weights of a small random model in a way whose effect on a measurement is known exactly, and measures
 before and after, in float64.
@@ -45,14 +45,14 @@ ROUNDED = 1e-5
 bounded = settings(max_examples=5, derandomize=True, deadline=None, database=None)
 
 
-def llama(seed: int = 0, **changed: Any) -> Any:
-    return families.build(LlamaConfig(**SMALL | changed), seed=seed, dtype=torch.float64)
+def llama(**changed: Any) -> Any:
+    return families.build(LlamaConfig(**SMALL | changed), dtype=torch.float64)
 
 
 @cache
-def original(seed: int = 0) -> Any:
+def original() -> Any:
     """Not to be changed; `changed` makes copies."""
-    return llama(seed)
+    return llama()
 
 
 def changed(model: PreTrainedModel, change: Any) -> Any:
@@ -203,20 +203,6 @@ def test_a_norm_takes_the_scale_of_the_stream_away(factor):
         close(sensitivity(larger, readout=readout), sensitivity(model, readout=readout) / factor, ROUNDED)
 
 
-@pytest.mark.slow
-@bounded
-@given(factors)
-def test_what_one_weight_gains_and_the_next_loses_changes_nothing(factor):
-    expected = sensitivity(original(), pathway="all")
-    before = probes.sinks(probes.load(original(), device="cpu"), ONE)
-    for one, other in (("v_proj", "o_proj"), ("q_proj", "k_proj"), ("up_proj", "down_proj")):
-        model = scaled(original(), **{one: factor, other: 1 / factor})
-        close(sensitivity(model, pathway="all"), expected)
-        after = probes.sinks(probes.load(model, device="cpu"), ONE)
-        for name in ("alpha", "attends", "reads", "written_norm"):
-            close(after[name].values, before[name].values)
-
-
 def test_a_block_of_zeros_on_top_changes_nothing():
     deeper = llama(num_hidden_layers=BLOCKS + 1)
     weights = original().state_dict()
@@ -226,26 +212,3 @@ def test_a_block_of_zeros_on_top_changes_nothing():
     given: Any = {"attention": "measured", "score_path": True}
     kernels = [probes.theory.second_moment(probes.load(m, device="cpu"), ONE, **given) for m in (deeper, original())]
     close(*(kernel["sensitivity"].values for kernel in kernels))
-
-
-# ---------------------------------------------------------------------------------------------- pathways and prompts
-
-
-@bounded
-@given(st.integers(0, 5), st.integers(1, LENGTH - 1))
-def test_pathways_obey_the_triangle_inequality(seed, query):
-    total, value, score = sensitivity(original(seed), query=query, pathway="all")
-    slack = 1e-9 * (value + score)
-    assert np.all(total <= value + score + slack)
-    assert np.all(total >= np.abs(value - score) - slack)
-
-
-@bounded
-@given(st.permutations(range(len(TOKENS))), st.integers(1, len(TOKENS)))
-def test_a_prompt_does_not_know_the_others(order, count):
-    picked = list(order)[:count]
-    view = probes.load(original(), device="cpu")
-    expected = probes.jacobian(view, TOKENS)["sensitivity"].values[picked]
-    assert np.array_equal(probes.jacobian(view, TOKENS[picked])["sensitivity"].values, expected)
-    alpha = probes.sinks(view, TOKENS)["alpha"].values[picked]
-    assert np.array_equal(probes.sinks(view, TOKENS[picked])["alpha"].values, alpha)
