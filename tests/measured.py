@@ -1,6 +1,9 @@
 """What tests of the measurements share: prompts, views of every family, twins of what heads do, heads of known answer."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,12 +13,17 @@ import families
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor
 
 import probes
 from probes.errors import InputError
+from probes.measures.sinks import sinks as checked_sinks
 from probes.models.huggingface import HuggingFaceView
-from probes.models.view import View
+from probes.models.view import Attention, Parts, View
+from probes.results.dataset import load, save
+
+sinks: Any = inspect.unwrap(checked_sinks)  # as users call it: no type checks ahead of our own messages
 
 STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 BACKENDS = ("transformers", "transformer_lens")
@@ -40,6 +48,9 @@ def drawn_tokens(
     return tokens
 
 
+TOKENS = drawn_tokens()
+
+
 @cache
 def view(name: str, backend: Any = "transformers", dtype: str = "float32", bos: Any = "prepended") -> Any:
     """Not to be changed: several tests have the same."""
@@ -54,6 +65,46 @@ def close(got: Any, truth: Any, rtol: float, atol: float = 0.0) -> None:
 def refused(*words: str) -> Any:
     """An error of one line with these words in this order."""
     return pytest.raises(InputError, match=r"\A[^\n]*" + "[^\n]*".join(words) + r"[^\n]*\Z")
+
+
+def watched(seen: Any, embeddings: Tensor, **options: Any) -> list[tuple[int, Attention]]:
+    found: list[tuple[int, Attention]] = []
+    with seen.watching(lambda layer, attention: found.append((layer, attention))):
+        seen.residual(embeddings, **options)
+    return found
+
+
+def hooks_of(model: torch.nn.Module) -> dict[str, Any]:
+    return {
+        name: (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks), sorted(vars(m)))
+        for name, m in model.named_modules()
+    }
+
+
+def complete(ds: xr.Dataset, path: Path) -> None:
+    """Every variable says what it is and in which unit, and the file gives all of it back."""
+    for name, variable in ds.data_vars.items():
+        assert name == "tokens" or (variable.attrs["long_name"] and variable.attrs["units"]), name
+    save(ds, path)
+    assert load(path).identical(ds)
+
+
+def parts_of(model: View, layer: int) -> Parts:
+    parts = model.parts(layer)
+    assert parts is not None
+    return parts
+
+
+def by_readout(model: View, last: Tensor, readout: str) -> Tensor:
+    """The derivative [output, d] of a readout by the last position's stream after the last block."""
+    readouts: dict[str, Callable[[Tensor], Tensor]] = {
+        "residual": lambda x: x,
+        "normed": model.norm,
+        "logits": lambda x: model.unembed(model.norm(x)),
+    }
+    top = torch.autograd.functional.jacobian(readouts[readout], last)
+    assert isinstance(top, Tensor)
+    return top.detach()
 
 
 def recorded(model: View, tokens: Tensor) -> list[dict[str, list[Tensor]]]:

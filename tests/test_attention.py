@@ -1,9 +1,7 @@
-"""Columns, diagonals and blocks of patterns against full patterns in float64; watching, in every family and backend."""
+"""Columns, diagonals and blocks of patterns against full patterns in float64; and of whole models."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,9 +9,9 @@ import families
 import pytest
 import reference
 import torch
-from attentions import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same
 from families import BLOCKS, HEAD_DIM, HEADS, WIDTH
-from measured import BACKENDS, EVERY, SOME, drawn_tokens
+from measured import BACKENDS, EVERY, SOME, drawn_tokens, hooks_of, watched
+from patterns import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same
 from torch import Tensor, nn
 
 import probes
@@ -31,7 +29,7 @@ from probes.measures.attention import (
 )
 from probes.models import fused
 from probes.models.fused import attend
-from probes.models.view import Attention, Edit
+from probes.models.view import Attention
 
 LENGTH = 24  # three windows
 IDS = drawn_tokens(3, LENGTH, least=3, seed=7)
@@ -65,7 +63,6 @@ def test_columns_diagonals_and_pairs(kind, dtype):
         assert not found[pattern[..., chosen] == 0].any()  # exactly
     same(columns(given, range(LENGTH)), pattern, noise)
     assert columns(given, []).shape == (2, 2, LENGTH, 0)
-
     lags = [0, 1, 7, 8, LENGTH - 1, LENGTH, LENGTH + 5]
     if given.prefix is not None:  # there is something ahead
         lags += [-1, -7, 1 - LENGTH, -LENGTH, -LENGTH - 5]
@@ -76,7 +73,6 @@ def test_columns_diagonals_and_pairs(kind, dtype):
             there = 0 <= i - lag < LENGTH
             expected = logits[..., i, i - lag] if there else torch.full((2, 2), float("-inf")).double()
             same(along[..., n, i], expected, noise)
-
     queries, keys = [5, 23, 0, 3, 20], [5, 2, 0, 4, 13]
     for i, j in ((queries, keys), (torch.tensor(queries), torch.tensor(keys))):
         same(pairs(given, i, j), logits[..., queries, keys], noise)
@@ -85,13 +81,9 @@ def test_columns_diagonals_and_pairs(kind, dtype):
 
 def test_what_lies_outside_the_prompt():
     given = drawn(4)
-    found = diagonals(given, [4, 9])
-    assert found.shape == (2, 2, 2, 4)
-    assert found.dtype == torch.float64
-    assert bool((found == float("-inf")).all())
     with pytest.raises(InputError, match="lag -2 looks ahead of the query, which sees nothing there; give lags from 0"):
         diagonals(given, [1, -2])
-    for key in (-1, 4, 400):
+    for key in (-1, 4):
         with pytest.raises(InputError, match=f"key {key} is outside the prompt; positions run from 0 to 3"):
             columns(given, [0, key])
 
@@ -140,17 +132,11 @@ def test_a_threshold_is_exceeded_not_met():
 # ------------------------------------------------------------------------------------------------------ families
 
 
-@cache
-def _original(name: str) -> Any:
+def original(name: str) -> Any:
     """Eager, which returns its patterns; in float64 they are rounded by its float32 softmax alone."""
-    made = families.model(name, dtype=torch.float64)
+    made: Any = families.model(name, dtype=torch.float64)
     made.set_attn_implementation("eager")
     return made
-
-
-def original(name: str) -> Any:
-    """A copy for each caller: tests may change what they get."""
-    return copy.deepcopy(_original(name))
 
 
 @cache
@@ -162,13 +148,6 @@ def view(name: str, backend: Any) -> Any:
 def eager(name: str) -> Any:
     with torch.no_grad():
         return original(name)(IDS, output_attentions=True, use_cache=False).attentions
-
-
-def watched(seen: Any, embeddings: Tensor, **options: Any) -> list[tuple[int, Attention]]:
-    found: list[tuple[int, Attention]] = []
-    with seen.watching(lambda layer, attention: found.append((layer, attention))):
-        seen.residual(embeddings, **options)
-    return found
 
 
 @pytest.mark.usefixtures("pieces")
@@ -191,7 +170,7 @@ def test_watched_attention_is_the_eager_pattern(name, backend):
         same(columns(attention, range(LENGTH)), expected, EAGER)
         same(column_statistics(attention, 0.2).total, expected.sum(-2), LENGTH * EAGER)
         # Against the twin, of the queries and keys that were seen: float64's own rounding.
-        logits = reference.attention_logits(
+        logits = reference.masked_logits(
             attention.query[:1], attention.key[:1], attention.scale, softcap=attention.softcap, window=attention.window
         )
         noise = 1e-15 * float(attention.query.norm(dim=-1).max() * attention.key.norm(dim=-1).max() + 100)
@@ -204,164 +183,9 @@ def test_watched_attention_is_the_eager_pattern(name, backend):
 
     run_watched(seen, seen.embed(IDS), watch)
     assert layers == list(range(BLOCKS))
-    given: list[bool] = []  # transformers' models run the kernel that gives both, so that neither is computed twice
-    with seen.watching(lambda _, a: given.append(a.output is not None and a.normalizer is not None)), torch.no_grad():
-        seen.residual(seen.embed(IDS))
+    with torch.no_grad():  # transformers' models run the kernel that gives both, so that neither is computed twice
+        given = [a.output is not None and a.normalizer is not None for _, a in watched(seen, seen.embed(IDS))]
     assert given == [backend == "transformers"] * BLOCKS
-
-
-# ------------------------------------------------------------------------------------------------------ watching
-
-
-def hooks_of(model: nn.Module) -> dict[str, Any]:
-    return {
-        name: (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks), sorted(vars(m)))
-        for name, m in model.named_modules()
-    }
-
-
-@pytest.mark.parametrize(("name", "backend"), SOME)
-def test_every_block_is_seen_once_and_nothing_is_left(name, backend):
-    model = original(name)
-    seen: Any = probes.load(model, backend)
-    embeddings = seen.embed(IDS)
-    plain = seen.residual(embeddings)
-    before, outer = hooks_of(seen._model), hooks_of(model)  # in its first pass a bridge sets hooks of its own
-    for call in (seen.residual, seen.trace, lambda given: seen.trace(given, attention=True)):
-        found: list[int] = []
-        with seen.watching(lambda layer, attention, found=found: found.append(layer)):
-            call(embeddings)
-            assert found == list(range(BLOCKS))
-            call(embeddings)
-        assert found == 2 * list(range(BLOCKS))
-        call(embeddings)  # nobody watches any more
-        assert len(found) == 2 * BLOCKS
-    with seen.watching(lambda layer, attention: None):
-        same(seen.residual(embeddings), plain, 1e-9)  # the kernel that gives the log-sum-exp, too, may be another
-    assert torch.equal(seen.residual(embeddings), plain)
-    assert hooks_of(seen._model) == before
-    assert hooks_of(model) == outer
-
-
-@pytest.mark.parametrize(("name", "backend"), SOME)
-def test_the_watcher_sees_what_was_recorded_and_edited(name, backend):
-    seen = view(name, backend)
-    embeddings = seen.embed(IDS[:1])
-    seen.residual(embeddings)  # in its first pass a bridge sets hooks of its own
-    before, sites = hooks_of(seen._model), ("query", "key", "value")
-    for site in sites:
-        edits = [Edit(site, 1, lambda x: -2 * x)]
-        trace = seen.trace(embeddings, attention=True, edits=edits)
-        found = dict(watched(seen, embeddings, edits=edits))
-        plain = dict(watched(seen, embeddings))
-        before = hooks_of(seen._model)  # in its first pass a bridge sets hooks of its own
-        for layer, block in enumerate(trace.blocks):
-            again: list[tuple[int, Attention]] = []
-            with seen.watching(lambda at, attention, again=again: again.append((at, attention))):
-                same(block(trace.residual[layer]), trace.residual[layer + 1], 1e-9)
-                assert block(trace.residual[layer].repeat(3, 1, 1)).shape == (3, LENGTH, WIDTH)
-            assert [at for at, _ in again] == [layer, layer]
-            block(trace.residual[layer])  # nobody watches any more
-            assert len(again) == 2
-            for other in sites:
-                own = getattr(trace.attention[layer], other)
-                same(getattr(found[layer], other), own, 1e-9)
-                same(getattr(again[0][1], other), own, 1e-9)
-                same(getattr(again[1][1], other), own.expand(3, -1, -1, -1), 1e-9)
-        assert hooks_of(seen._model) == before
-        same(getattr(found[1], site), -2 * getattr(plain[1], site), 1e-12)
-        assert not torch.allclose(found[2].query, plain[2].query)
-        if found[1].output is not None:  # what the kernel gave is of the edited ones
-            logits = logits_of(found[1])
-            same(found[1].output, logits.softmax(-1) @ found[1].value, 1e-9)
-            same(normalizers(found[1]), logits.logsumexp(-1), 1e-9)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_innermost_watcher_of_its_own_view_is_called(backend):
-    seen = view("llama", backend)
-    embeddings = seen.embed(IDS)
-    calls: list[str] = []
-
-    def named(name: str) -> Callable[[int, Attention], None]:
-        return lambda layer, attention: calls.append(f"{name} {layer}")
-
-    with seen.watching(named("outer")):
-        seen.residual(embeddings)
-        with seen.watching(named("inner")):
-            seen.residual(embeddings)
-        seen.residual(embeddings)
-    assert calls == [f"{name} {layer}" for name in ("outer", "inner", "outer") for layer in range(BLOCKS)]
-
-    model = families.model("llama")
-    first, second = probes.load(model, backend), probes.load(model)
-    embeddings = first.embed(IDS)
-    calls.clear()
-
-    def watch(layer: int, attention: Attention) -> None:
-        calls.append(f"first {layer}")
-        second.residual(embeddings)  # another view's pass within this one's
-
-    inner = [f"second {layer}" for layer in range(BLOCKS)]
-    with first.watching(watch), second.watching(named("second")):
-        first.residual(embeddings)
-    assert calls == [call for layer in range(BLOCKS) for call in (f"first {layer}", *inner)]
-    first.residual(embeddings)
-    assert len(calls) == BLOCKS * (BLOCKS + 1)
-
-
-@pytest.mark.parametrize(("name", "backend"), [("llama", "transformer_lens"), ("gpt_neox", "transformers")])
-def test_a_watcher_that_raises_leaves_the_model_usable(name, backend):
-    seen = view(name, backend)
-    embeddings = seen.embed(IDS)
-    plain, before = seen.residual(embeddings), hooks_of(seen._model)
-    trace = seen.trace(embeddings[:1])
-
-    def fail(layer: int, attention: Attention) -> None:
-        if layer == 1:
-            raise ZeroDivisionError
-
-    for call in (
-        lambda: seen.residual(embeddings),
-        lambda: seen.trace(embeddings),
-        lambda: trace.blocks[1](trace.residual[1]),
-    ):
-        with pytest.raises(ZeroDivisionError), seen.watching(fail):
-            call()
-        assert hooks_of(seen._model) == before
-        call()
-    assert torch.equal(seen.residual(embeddings), plain)
-    assert [layer for layer, _ in watched(seen, embeddings)] == list(range(BLOCKS))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_attention_that_goes_unseen_is_named(backend):
-    seen: Any = probes.load(families.model("llama"), backend)
-    module = seen._blocks[1].self_attn if backend == "transformers" else seen._blocks[1].attn
-    vars(module)["forward"] = lambda hidden_states, *args, **kwargs: (hidden_states / 2, None)
-    embeddings = seen.embed(IDS)
-    assert seen.residual(embeddings).isfinite().all()
-    trace = seen.trace(embeddings[:1])
-    with seen.watching(lambda layer, attention: None):
-        for call in (seen.residual, seen.trace, trace.blocks[1]):
-            with pytest.raises(RuntimeError, match=r"llama: site '(attention|query)' of block 1 never fired"):
-                call(embeddings)
-        assert trace.blocks[0](embeddings).isfinite().all()
-    assert seen.residual(embeddings).isfinite().all()
-
-
-def test_watched_passes_are_differentiable():
-    """The log-sum-exp then comes from logits written out: kernels give none together with a graph."""
-    seen = view("mistral", "transformers")
-    given = seen.embed(IDS).requires_grad_()
-    (expected,) = torch.autograd.grad(seen.residual(given).sum(), given)
-    found: list[Attention] = []
-    with seen.watching(lambda layer, attention: found.append(attention)):
-        (gradient,) = torch.autograd.grad(seen.residual(given).sum(), given)
-    same(gradient, expected, 1e-9)
-    for attention in found:
-        assert not normalizers(attention).requires_grad
-        same(normalizers(attention), logits_of(attention).logsumexp(-1), 1e-9)
 
 
 # -------------------------------------------------------------------------------------------------- output weights
@@ -374,8 +198,8 @@ class Adapted(nn.Module):
         super().__init__()
         self.base = base
         generator = torch.Generator().manual_seed(4)
-        a, b = (torch.randn(shape, generator=generator) for shape in ((2, base.in_features), (base.out_features, 2)))
-        self.a, self.b = nn.Parameter(a.to(base.weight)), nn.Parameter(b.to(base.weight))
+        shapes = ((2, base.in_features), (base.out_features, 2))
+        self.a, self.b = (torch.randn(shape, generator=generator).to(base.weight) for shape in shapes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + x @ self.a.T @ self.b.T
@@ -385,16 +209,11 @@ class Adapted(nn.Module):
 def test_heads_outputs_make_up_the_branch(name, backend):
     """`sum_h o_h W_O[h]` plus the bias is what the attention module gives; post-norms come after."""
     model, seen = original(name), view(name, backend)
-    decoder = model.get_decoder()
-    blocks = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
     branches: list[Tensor] = []
-    names = ("self_attn", "attn", "attention")
-    modules = [next(getattr(b, n) for n in names if hasattr(b, n)) for b in blocks]
-    handles = [m.register_forward_hook(lambda module, args, out: branches.append(out[0])) for m in modules]
+    for block in families.blocks(model):
+        families.attention(block).register_forward_hook(lambda module, args, out: branches.append(out[0]))
     with torch.no_grad():
         model(IDS, use_cache=False)
-    for handle in handles:
-        handle.remove()
     for layer, attention in watched(seen, seen.embed(IDS)):
         assert seen.output_weights(layer).shape == (HEADS, HEAD_DIM, WIDTH)
         assert not seen.output_weights(layer).requires_grad
@@ -445,10 +264,10 @@ def test_by_layer_equals_one_pass(name, backend, chunk):
         if layer == 1:
             continue  # what nobody asks for is run all the same
         found = list(running)
-        for part in found:  # queries and keys alone
+        for part in found:  # queries and keys alone: nothing to be taken for values, nor of their size
             assert part.output is None
-            assert part.value.untyped_storage().nbytes() <= 8  # nothing of the values' size behind it
-            assert part.value.isnan().all()  # and nothing to be taken for values
+            assert part.value.untyped_storage().nbytes() <= 8
+            assert part.value.isnan().all()
         assert [len(part.query) for part in found] == {1: [1, 1, 1], 2: [2, 1], 3: [3]}[chunk]
         for site in ("query", "key"):
             same(torch.cat([getattr(part, site) for part in found]), getattr(whole[layer], site), 1e-9)
@@ -467,3 +286,27 @@ def test_by_layer_equals_one_pass(name, backend, chunk):
             break
     assert hooks_of(seen._model) == before
     assert len(watched(seen, embeddings)) == BLOCKS
+
+
+# ------------------------------------------------------------------------------------------------------ on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "backend"), SOME)
+def test_on_a_gpu(name, backend, dtype):
+    model: Any = probes.load(families.model(name), backend, device="cuda", dtype=dtype)
+    layers: list[int] = []
+
+    def watch(layer: int, attention: Attention) -> None:
+        layers.append(layer)
+        logits, noise = logits_of(attention), 8 * rounding(attention)
+        same(normalizers(attention), logits.logsumexp(-1), noise)
+        same(columns(attention, range(LENGTH)), logits.softmax(-1), noise)
+        same(column_statistics(attention, 0.2).total, logits.softmax(-1).sum(-2), noise)
+        same(diagonals(attention, [1, LENGTH])[..., 0, 1:], logits.diagonal(-1, -2, -1), noise)
+
+    run_watched(model, model.embed(IDS.cuda()), watch)
+    assert layers == list(range(BLOCKS))
+    for _, found in by_layer(model, chunks(model.embed(IDS.cuda()), 2)):
+        assert [len(part.query) for part in found] == [2, 1]

@@ -9,10 +9,9 @@ import families
 import numpy as np
 import pytest
 import torch
-from measured import LAYER_NORM, close, known_model, known_tokens, recorded, refused, view
-from test_sinks import TOKENS, sinks
-from test_toy_view import TOKENS as TOY_TOKENS
-from test_toy_view import made
+from made_toys import TOKENS as TOY_TOKENS
+from made_toys import made
+from measured import LAYER_NORM, TOKENS, close, known_model, known_tokens, recorded, refused, sinks, view
 from torch import Tensor, nn
 
 import probes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attentions import DTYPES, HEAD, HEADS, KINDS, SLOPES, drawn, keys_of, logits_of, rounding, same, twin_logits
+from patterns import DTYPES, HEAD, HEADS, KINDS, SLOPES, drawn, keys_of, logits_of, rounding, same, twin_logits
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -14,21 +14,22 @@ import pytest
 import reference
 import torch
 import xarray as xr
-from measured import LAYER_NORM, STORIES, close, drawn_tokens, refused
+from measured import LAYER_NORM, close, drawn_tokens, refused
+from measured import view as cached
 from torch import Tensor
 
 import probes
 from probes import jacobian as checked_jacobian
 from probes.models.huggingface import HuggingFaceView
-from probes.models.view import Parts, View
+from probes.models.view import Parts
 
 jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type checks ahead of our own messages
 LENGTH = 12  # longer than the window of 8
 BRUTE = {name: 1e-11 if name in LAYER_NORM else 5e-5 for name in families.FAMILIES}
 
 
-def view(name: str, *, dtype: torch.dtype = torch.float64) -> HuggingFaceView:
-    return HuggingFaceView(families.model(name, dtype=dtype))
+def view(name: str, dtype: str = "float64") -> Any:
+    return cached(name, dtype=dtype)
 
 
 def brute_model(name: str) -> Any:
@@ -42,7 +43,6 @@ def brute(
 ) -> np.ndarray:
     """Sensitivities of one prompt by autograd through the whole transformers model, one output at a time."""
     decoder = model.get_decoder()
-    blocks = decoder.h if hasattr(decoder, "h") else decoder.layers
     final = next(getattr(decoder, n) for n in ("ln_f", "final_layer_norm", "norm") if hasattr(decoder, n))
     held: dict[str, Tensor] = {}
 
@@ -54,7 +54,7 @@ def brute(
         held["residual"], held["normed"] = args[0], output
 
     handles = [
-        blocks[layer].register_forward_pre_hook(before_block, with_kwargs=True),
+        families.blocks(model)[layer].register_forward_pre_hook(before_block, with_kwargs=True),
         final.register_forward_hook(at_norm),
     ]
     held["logits"] = model(tokens, use_cache=False).logits
@@ -130,8 +130,7 @@ def test_chunk_sizes_agree_and_pairs_that_are_not_kept_cost_precision_only(monke
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gpt2", "gpt_neox"])
 def test_transformer_lens_gives_the_same(name):
     tokens = some_tokens()
-    lens = probes.load(families.model(name), "transformer_lens", tokenizer=families.tokenizer())
-    got = jacobian(lens, tokens)
+    got = jacobian(cached(name, "transformer_lens"), tokens)
     assert got.attrs["engine"] == "autograd"
     # float32 here (6e-8), float64 there, through blocks that amplify
     close(got.sensitivity, jacobian(view(name), tokens).sensitivity, 5e-4)
@@ -161,7 +160,7 @@ def test_a_sketch_of_all_directions_is_exact(readout, options):
     [(6, "residual"), (48, "residual"), pytest.param(48, "logits", marks=pytest.mark.slow)],  # 6: without a basis
 )
 def test_squared_sketches_are_unbiased(products, readout):
-    seen, tokens, seeds = view("llama", dtype=torch.float32), some_tokens(length=24), 200
+    seen, tokens, seeds = view("llama", dtype="float32"), some_tokens(length=24), 200
     exact = jacobian(seen, tokens, readout=readout).sensitivity.values[0] ** 2
     got = jacobian(seen, tokens.expand(seeds, -1).contiguous(), method="sketch", products=products, readout=readout)
     assert bool(got.basis_products.all()) == (products == 48)
@@ -174,7 +173,7 @@ def test_squared_sketches_are_unbiased(products, readout):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"engine": "autograd"}, {"pathway": "score"}, {"from_layer": "all"}])
 def test_sketches_are_unbiased_whatever_the_basis_was_found_by(options):
-    seen, tokens, seeds = view("llama", dtype=torch.float32), some_tokens(length=16), 60
+    seen, tokens, seeds = view("llama", dtype="float32"), some_tokens(length=16), 60
     exact = jacobian(seen, tokens, **options).sensitivity.values[0] ** 2
     got = jacobian(seen, tokens.expand(seeds, -1).contiguous(), method="sketch", products=32, **options)
     assert (got.basis_products > 0).all()
@@ -184,24 +183,15 @@ def test_sketches_are_unbiased_whatever_the_basis_was_found_by(options):
     assert np.abs((squared.mean(0)[reached] - exact[reached]) / spread).max() < 4
 
 
-def pairs_covered(model: View, *, products: int, prompts: int, seeds: int, length: int) -> float:
-    """Share of (prompt, seed, position) whose 95 % interval holds the exact sensitivity."""
-    tokens, covered = probes.prompts(model, n=prompts, length=length), []
-    exact = jacobian(model, tokens).sensitivity.values
-    for prompt, truth in zip(tokens, exact, strict=True):
+# Without and with a basis. Positions of a draw go together: the share is known to 0.7 % from these draws (of 120 and of 45).
+@pytest.mark.parametrize(("products", "seeds"), [(8, 40), pytest.param(48, 15, marks=pytest.mark.slow)])
+def test_intervals_hold_the_exact_sensitivity_as_often_as_they_say(products, seeds):
+    model, covered = probes.load("tiny-llama", device="cpu"), []
+    tokens = probes.prompts(model, n=3, length=64)
+    for prompt, truth in zip(tokens, jacobian(model, tokens).sensitivity.values, strict=True):
         got = jacobian(model, prompt.expand(seeds, -1).contiguous(), method="sketch", products=products)
         covered.append((np.abs(got.sensitivity - truth) <= 1.96 * got.stderr).mean())
-    return float(np.mean(covered))
-
-
-@pytest.mark.parametrize(  # without and with a basis
-    ("name", "products", "seeds"), [(STORIES, 8, 40), pytest.param("tiny-llama", 48, 15, marks=pytest.mark.slow)]
-)
-def test_intervals_cover(name, products, seeds):
-    if name == STORIES and not STORIES.is_dir():
-        pytest.skip("the checkpoint stories260K is not here")
-    model = probes.load(name, device="cpu")
-    assert 0.90 <= pairs_covered(model, products=products, prompts=3, seeds=seeds, length=64) <= 0.99
+    assert 0.92 <= np.mean(covered) <= 0.98
 
 
 @pytest.mark.parametrize("name", probes.bundled())
@@ -243,7 +233,7 @@ def test_scalar_is_the_product_with_ones():
 @pytest.mark.parametrize("options", [{}, *({"method": "sketch", "products": p} for p in (40, "auto"))])
 def test_the_same_call_gives_the_same_numbers_and_progress_ends_at_the_total(options):
     calls: list[tuple[float, float]] = []
-    seen, tokens = view("qwen3", dtype=torch.float32), some_tokens(2, 24)
+    seen, tokens = view("qwen3", dtype="float32"), some_tokens(2, 24)
     first = jacobian(seen, tokens, **options, progress=lambda done, total: calls.append((done, total)))
     xr.testing.assert_identical(first.drop_attrs(), jacobian(seen, tokens, **options).drop_attrs())
     if options:

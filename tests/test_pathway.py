@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,50 +12,33 @@ import numpy as np
 import pytest
 import reference
 import torch
-from measured import BACKENDS, LAYER_NORM, close, drawn_tokens, refused
+from measured import BACKENDS, LAYER_NORM, by_readout, close, drawn_tokens, parts_of, refused
 from measured import view as cached
-from torch import Tensor
 
 from probes import jacobian as checked_jacobian
 from probes.models.huggingface import HuggingFaceView
-from probes.models.view import Parts, View
 
 jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type checks ahead of our own messages
 PATHWAYS = ("total", "value", "score")
 LENGTH = 11  # longer than the window of 8
+TOKENS = drawn_tokens(1, LENGTH)
 # transformers computes RMS norms in float32 even in float64 models (6e-8), the twin does not; three blocks of wide weights
 # amplify that by about a hundred, and the score path, a difference of two larger Jacobians, by ten more.
 TWIN = {name: 1e-10 if name in LAYER_NORM else 2e-4 for name in families.FAMILIES}
-
-
-def some_tokens() -> Tensor:
-    return drawn_tokens(1, LENGTH)
 
 
 def view(name: str, backend: str = "transformers") -> Any:
     return cached(name, backend, "float64")
 
 
-def taken_apart(seen: View, layer: int) -> Parts:
-    parts = seen.parts(layer)
-    assert parts is not None
-    return parts
-
-
 @cache
 def twin(name: str, readout: str = "residual", query: int = LENGTH - 1, layer: int = 0) -> dict[str, np.ndarray]:
     """||J_j||_F / sqrt(d) of every pathway, by autograd through the twin's blocks, positions after the query left out."""
     seen = view(name)
-    trace = seen.trace(seen.embed(some_tokens()[:, : query + 1]))
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "residual": lambda x: x,
-        "normed": seen.norm,
-        "logits": lambda x: seen.unembed(seen.norm(x)),
-    }
-    top = torch.autograd.functional.jacobian(functions[readout], trace.residual[-1][0, -1])
-    assert isinstance(top, Tensor)
-    parts = [taken_apart(seen, at) for at in range(layer, families.BLOCKS)]
-    norms = reference.pathway_norms(parts, trace.rotary[layer:], trace.residual[layer][0], top.detach())
+    trace = seen.trace(seen.embed(TOKENS[:, : query + 1]))
+    parts = [parts_of(seen, at) for at in range(layer, families.BLOCKS)]
+    top = by_readout(seen, trace.residual[-1][0, -1], readout)
+    norms = reference.pathway_norms(parts, trace.rotary[layer:], trace.residual[layer][0], top)
     return {pathway: (values / families.WIDTH**0.5).numpy() for pathway, values in norms.items()}
 
 
@@ -71,7 +53,7 @@ def test_every_pathway_is_the_twins(name, engine):
     # One engine takes every layer at once, the other block 0 alone.
     from_layer = "all" if engine == "parts" else 0
     for pathway in PATHWAYS:
-        got = jacobian(view(name), some_tokens(), pathway=pathway, engine=engine, from_layer=from_layer)
+        got = jacobian(view(name), TOKENS, pathway=pathway, engine=engine, from_layer=from_layer)
         found = got.sensitivity[0] if from_layer == 0 else got.sensitivity[0, 0]
         close(found, expected[pathway], TWIN[name])
         assert json.loads(got.attrs["options"])["pathway"] == pathway
@@ -86,7 +68,7 @@ def test_every_pathway_is_the_twins(name, engine):
 @pytest.mark.parametrize(("name", "readout"), [("gemma2", "logits"), ("gpt_neox", "normed")])
 def test_other_readouts_are_the_twins(name, readout):
     for pathway in PATHWAYS:
-        got = jacobian(view(name), some_tokens(), pathway=pathway, readout=readout)
+        got = jacobian(view(name), TOKENS, pathway=pathway, readout=readout)
         tolerance = max(TWIN[name], 1e-7)  # square roots of eigenvalues
         close(got.sensitivity[0], twin(name, readout)[pathway], tolerance)
 
@@ -94,7 +76,7 @@ def test_other_readouts_are_the_twins(name, readout):
 @pytest.mark.parametrize(("name", "engine"), [("mistral", "parts"), ("gpt2", "autograd")])
 def test_an_earlier_query_is_the_twins_and_later_positions_are_zero(name, engine):
     for pathway in PATHWAYS:
-        got = jacobian(view(name), some_tokens(), pathway=pathway, query=6, engine=engine).sensitivity[0]
+        got = jacobian(view(name), TOKENS, pathway=pathway, query=6, engine=engine).sensitivity[0]
         close(got[:7], twin(name, query=6)[pathway], TWIN[name])
         assert not got[7:].any()
 
@@ -102,7 +84,7 @@ def test_an_earlier_query_is_the_twins_and_later_positions_are_zero(name, engine
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
 def test_transformer_lens_gives_the_same(name):
     for pathway in PATHWAYS:
-        got = jacobian(view(name, BACKENDS[1]), some_tokens(), pathway=pathway)
+        got = jacobian(view(name, BACKENDS[1]), TOKENS, pathway=pathway)
         assert got.attrs["engine"] == "autograd"
         # A bridge's eager attention takes its softmax in float32, GPT-2's as Llama's.
         close(got.sensitivity[0], twin(name)[pathway], 1e-3)
@@ -117,9 +99,9 @@ def test_blocks_in_parts_and_blocks_by_autograd_go_together():
     seen = HuggingFaceView(model)
     for pathway in PATHWAYS:
         with pytest.warns(UserWarning, match="engine autograd for block 1"):
-            mixed = jacobian(seen, some_tokens(), pathway=pathway)
+            mixed = jacobian(seen, TOKENS, pathway=pathway)
         assert mixed.attrs["engine"] == "autograd+parts"
-        own = jacobian(seen, some_tokens(), pathway=pathway, engine="autograd")
+        own = jacobian(seen, TOKENS, pathway=pathway, engine="autograd")
         close(mixed.sensitivity, own.sensitivity, TWIN["gpt_neox"])
 
 
@@ -127,19 +109,19 @@ def test_blocks_in_parts_and_blocks_by_autograd_go_together():
 
 
 def test_a_sketch_of_all_directions_is_exact():
-    got = jacobian(view("gpt2"), some_tokens(), method="sketch", products=500, pathway="all")
+    got = jacobian(view("gpt2"), TOKENS, method="sketch", products=500, pathway="all")
     assert got.sensitivity.dims == ("pathway", "prompt", "position")
     for pathway in PATHWAYS:
-        alone = jacobian(view("gpt2"), some_tokens(), pathway=pathway)
+        alone = jacobian(view("gpt2"), TOKENS, pathway=pathway)
         close(got.sensitivity.sel(pathway=pathway), alone.sensitivity, 1e-9)  # rounding
     assert not got.stderr.any()
 
 
 @pytest.mark.parametrize("engine", ["parts", "autograd"])
 def test_scalar_is_one_row_of_the_pathway(engine):
-    seen, tokens = view("gpt2"), some_tokens()
+    seen, tokens = view("gpt2"), TOKENS
     x = seen.embed(tokens)[0]
-    parts, rotary = [taken_apart(seen, layer) for layer in range(families.BLOCKS)], seen.trace(x[None]).rotary
+    parts, rotary = [parts_of(seen, layer) for layer in range(families.BLOCKS)], seen.trace(x[None]).rotary
     expected = reference.pathway_norms(parts, rotary, x, torch.ones(1, families.WIDTH, dtype=torch.float64))
     for pathway in PATHWAYS:
         got = jacobian(seen, tokens, method="scalar", pathway=pathway, engine=engine).sensitivity[0]
@@ -152,4 +134,4 @@ def test_scalar_is_one_row_of_the_pathway(engine):
 @pytest.mark.parametrize("pathway", ["values", "", None, "Total"])
 def test_an_unknown_pathway_is_refused(pathway):
     with refused(f"pathway '{pathway}' does not exist; use total, value, score"):
-        jacobian(view("llama"), some_tokens(), pathway=pathway)
+        jacobian(view("llama"), TOKENS, pathway=pathway)

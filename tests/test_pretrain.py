@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from families import sized
-from reference import bigram_loss as reference_bigram_loss
+from reference_toys import bigram_loss as reference_bigram_loss
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

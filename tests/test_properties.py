@@ -1,4 +1,4 @@
-"""What algebra says about every model, whatever its weights: symmetries, causality, scales, independence of prompts.
+"""What algebra says about every model, whatever its weights: symmetries, causality, scales.
 
 Each test changes the weights of a small random model in a way whose effect on a measurement is known exactly, and measures
 before and after, in float64.
@@ -39,22 +39,20 @@ SMALL: dict[str, Any] = {
 }
 TOKENS = torch.randint(WORDS, (4, LENGTH), generator=torch.Generator().manual_seed(1))
 ONE = TOKENS[:1]
-READOUTS = ("residual", "normed", "logits")
 SAME = 1e-9  # float64, sums in another order
-ROUNDED = (
-    1e-5  # where norms see other numbers: an RMSNorm of transformers computes in float32, and two blocks amplify that
-)
+# Where norms see other numbers: an RMSNorm of transformers computes in float32, and two blocks amplify that.
+ROUNDED = 1e-5
 bounded = settings(max_examples=5, derandomize=True, deadline=None, database=None)
 
 
-def llama(seed: int = 0, **changed: Any) -> Any:
-    return families.build(LlamaConfig(**SMALL | changed), seed=seed, dtype=torch.float64)
+def llama(**changed: Any) -> Any:
+    return families.build(LlamaConfig(**SMALL | changed), dtype=torch.float64)
 
 
 @cache
-def original(seed: int = 0) -> Any:
+def original() -> Any:
     """Not to be changed; `changed` makes copies."""
-    return llama(seed)
+    return llama()
 
 
 def changed(model: PreTrainedModel, change: Any) -> Any:
@@ -96,9 +94,8 @@ def with_heads(order: tuple[list[int], list[int]]) -> tuple[Any, list[int]]:
     def change(model: Any) -> None:
         for block in model.model.layers:
             attention = block.self_attn
-            attention.q_proj.weight.copy_(attention.q_proj.weight[rows(heads)].clone())
-            attention.k_proj.weight.copy_(attention.k_proj.weight[rows(groups)].clone())
-            attention.v_proj.weight.copy_(attention.v_proj.weight[rows(groups)].clone())
+            for reader, order in ((attention.q_proj, heads), (attention.k_proj, groups), (attention.v_proj, groups)):
+                reader.weight.copy_(reader.weight[rows(order)].clone())
             attention.o_proj.weight.copy_(attention.o_proj.weight[:, rows(heads)].clone())
 
     return changed(original(), change), heads
@@ -206,52 +203,12 @@ def test_a_norm_takes_the_scale_of_the_stream_away(factor):
         close(sensitivity(larger, readout=readout), sensitivity(model, readout=readout) / factor, ROUNDED)
 
 
-@pytest.mark.slow
-@bounded
-@given(factors)
-def test_what_one_weight_gains_and_the_next_loses_changes_nothing(factor):
-    expected = sensitivity(original(), pathway="all")
-    before = probes.sinks(probes.load(original(), device="cpu"), ONE)
-    for one, other in (("v_proj", "o_proj"), ("q_proj", "k_proj"), ("up_proj", "down_proj")):
-        model = scaled(original(), **{one: factor, other: 1 / factor})
-        close(sensitivity(model, pathway="all"), expected)
-        after = probes.sinks(probes.load(model, device="cpu"), ONE)
-        for name in ("alpha", "attends", "reads", "written_norm"):
-            close(after[name].values, before[name].values)
-
-
 def test_a_block_of_zeros_on_top_changes_nothing():
     deeper = llama(num_hidden_layers=BLOCKS + 1)
     weights = original().state_dict()
     deeper.load_state_dict({name: weights.get(name, torch.zeros_like(w)) for name, w in deeper.state_dict().items()})
-    for readout in READOUTS:
-        close(sensitivity(deeper, readout=readout), sensitivity(original(), readout=readout), 1e-9)
-    kernels = [
-        probes.theory.second_moment(probes.load(m, device="cpu"), ONE, attention="measured", score_path=True)
-        for m in (deeper, original())
-    ]
-    one, other = (kernel["sensitivity"].values for kernel in kernels)
-    close(one, other, 1e-9)
-
-
-# ---------------------------------------------------------------------------------------------- pathways and prompts
-
-
-@bounded
-@given(st.integers(0, 5), st.integers(1, LENGTH - 1))
-def test_pathways_obey_the_triangle_inequality(seed, query):
-    total, value, score = sensitivity(original(seed), query=query, pathway="all")
-    slack = 1e-9 * (value + score)
-    assert np.all(total <= value + score + slack)
-    assert np.all(total >= np.abs(value - score) - slack)
-
-
-@bounded
-@given(st.permutations(range(len(TOKENS))), st.integers(1, len(TOKENS)))
-def test_a_prompt_does_not_know_the_others(order, count):
-    picked = list(order)[:count]
-    view = probes.load(original(), device="cpu")
-    expected = probes.jacobian(view, TOKENS)["sensitivity"].values[picked]
-    assert np.array_equal(probes.jacobian(view, TOKENS[picked])["sensitivity"].values, expected)
-    alpha = probes.sinks(view, TOKENS)["alpha"].values[picked]
-    assert np.array_equal(probes.sinks(view, TOKENS[picked])["alpha"].values, alpha)
+    for readout in ("residual", "normed", "logits"):
+        close(sensitivity(deeper, readout=readout), sensitivity(original(), readout=readout))
+    given: Any = {"attention": "measured", "score_path": True}
+    kernels = [probes.theory.second_moment(probes.load(m, device="cpu"), ONE, **given) for m in (deeper, original())]
+    close(*(kernel["sensitivity"].values for kernel in kernels))

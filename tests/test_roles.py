@@ -8,44 +8,33 @@ from typing import Any
 import families
 import numpy as np
 import pytest
-import reference
+import reference_heads
 import torch
-from measured import close, drawn_tokens, known_model, known_tokens, recorded, refused, view
-from test_sinks import TOKENS, sinks
+from measured import TOKENS, close, drawn_tokens, known_model, known_tokens, recorded, refused, sinks, view
 
 from probes.measures.roles import COLUMNS, LARGE, ROLES, assigned, cells, counts, ranked, reading_at, role_names
 from probes.models.swap import swapped
 from probes.models.view import View
-from probes.results.dataset import load, save
 from probes.results.statistics import Interval, jackknifed
 
 SIZES = ("written", "output", "output_own")
 
 
-def expected(model: View, tokens: Any, other: View | None = None) -> dict[str, np.ndarray]:
+def expected(model: View, tokens: Any, other: View) -> dict[str, np.ndarray]:
     """Sizes of every prompt [prompt, layer, head], entry by entry in float64."""
-    found = {name: [] for name in (*SIZES, *["reacts_output"] * (other is not None))}
-    after = recorded(other, tokens) if other is not None else [None] * len(tokens)
-    for n, (own, swap) in enumerate(zip(recorded(model, tokens), after, strict=True)):
-        streams = model.trace(model.embed(tokens[n : n + 1])).residual
-        for name in found:
-            found[name].append(np.zeros((model.spec.blocks, model.spec.heads)))
-        for layer, window in enumerate(model.spec.windows):
-            for head, weights in enumerate(model.output_weights(layer).double()):
-
-                def of(one: Any, what: str, at: tuple[int, int] = (layer, head)) -> Any:
-                    return None if one is None else one[what][at[0]][at[1]].double()
-
-                one = reference.written_beside(
-                    of(own, "patterns"),
-                    of(own, "values") @ weights,
-                    streams[layer][0].double(),
-                    window,
-                    None if swap is None else of(swap, "patterns") @ of(swap, "values") @ weights,
-                )
-                for name, size in one.items():
-                    found[name][-1][layer, head] = size
-    return {name: np.stack(some) for name, some in found.items()}
+    found: dict[str, list[float]] = {}
+    for prompt, own, after in zip(tokens, recorded(model, tokens), recorded(other, tokens), strict=True):
+        streams = model.trace(model.embed(prompt[None])).residual
+        for layer, head in np.ndindex(families.BLOCKS, families.HEADS):
+            (pattern, value), (new, moved) = (
+                (x["patterns"][layer][head], x["values"][layer][head]) for x in (own, after)
+            )
+            weights, window = model.output_weights(layer)[head].double(), model.spec.windows[layer]
+            stream, swap = streams[layer][0].double(), new.double() @ moved @ weights
+            sizes = reference_heads.written_beside(pattern.double(), value @ weights, stream, window, swap)
+            for name, size in sizes.items():
+                found.setdefault(name, []).append(size)
+    return {name: np.reshape(sizes, (len(tokens), families.BLOCKS, families.HEADS)) for name, sizes in found.items()}
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
@@ -173,7 +162,7 @@ def test_intervals_are_over_documents():
 # ------------------------------------------------------------------------------------------------------- as a result
 
 
-def test_counts_of_a_result(tmp_path):
+def test_counts_of_a_result():
     found = sinks(view("llama"), TOKENS, reacts="zero")
     names = role_names(found)
     assert all(found.has_role.sel(role=names[at], layer=at[0], head=at[1]) == 1 for at in np.ndindex(names.shape))
@@ -183,8 +172,6 @@ def test_counts_of_a_result(tmp_path):
     assert reading_at(found)[LARGE] == (found.written > LARGE).sum() == found.has_role.sel(role="reads").sum()
     few, many = reading_at(found, (2.0, 0.5)).values()
     assert few <= reading_at(found)[LARGE] <= many
-    save(found, tmp_path / "sinks.nc")
-    assert load(tmp_path / "sinks.nc").identical(found)
 
 
 def test_a_result_of_before_there_were_roles():

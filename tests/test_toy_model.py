@@ -7,7 +7,7 @@ from typing import Any
 
 import made_toys as toys
 import pytest
-import reference
+import reference_toys
 import torch
 from commands import bad_input
 from made_toys import EXACT, LOOKS, MASKS, OTHERS, moved, named, switches_of, tolerance
@@ -69,7 +69,7 @@ def test_every_combination_of_switches_is_the_twin_s(look):
     for n, other in enumerate(OTHERS):
         a = architecture(**look, **other)
         weights, inputs = moved(a, n), some_inputs(a)
-        truth = torch.stack([reference.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
+        truth = torch.stack([reference_toys.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
         batched, switches = stacked([weights]), switches_of(a)
         close(forward(a, batched, switches, inputs)[0], truth, tolerance(a))
         del batched["embedding"]
@@ -84,7 +84,7 @@ def test_other_depths_and_heads(blocks, heads):
     for look in ({"mask": "causal"}, {"mask": "prefix", "prefix": 2, "positional": "learned"}):
         a = architecture(blocks=blocks, heads=heads, width=8, norm="rms", feed_forward=True, **look)
         weights, inputs = moved(a), some_inputs(a)
-        truth = torch.stack([reference.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
+        truth = torch.stack([reference_toys.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
         close(forward(a, stacked([weights]), switches_of(a), inputs)[0], truth)
 
 

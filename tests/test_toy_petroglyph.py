@@ -5,7 +5,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-import reference
+import reference_toys
 import torch
 import xarray as xr
 from tiny_runs import questioned, verdicts
@@ -38,16 +38,16 @@ def test_orders_are_all_permutations_of_prefixes_without_repeats():
 
 
 @pytest.mark.parametrize(("layers", "mask", "residual"), [(1, "causal", True), (2, "causal", False), (2, "full", True)])
-def test_outputs_are_those_of_plain_loops(layers, mask, residual):
+def test_outputs_are_the_twins(layers, mask, residual):
     architecture = Settings().architecture(layers=layers, mask=mask, positional="none", residual=residual)
     weights = initial(architecture, 3)
     tokens = distinct_tokens(10, 6, 2)
     found = exact_outputs(architecture, stacked([weights]), tokens)[0]
     assert found.dtype == torch.float64
-    for row, out in zip(tokens.tolist(), found.tolist(), strict=True):
-        plain = {name: x.tolist() for name, x in weights.items()}
-        expected = reference.plain_attention_only(plain, row, layers, causal=mask == "causal", residual=residual)
-        assert out == pytest.approx(expected, rel=1e-12, abs=1e-14)
+    for row, out in zip(tokens, found.tolist(), strict=True):
+        assert out == pytest.approx(
+            reference_toys.toy_pass(architecture, weights, row)[1].tolist(), rel=1e-12, abs=1e-14
+        )
 
 
 def test_differences_are_largest_and_least_over_permutations_and_sequences():

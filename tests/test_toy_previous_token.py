@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-import reference
+import reference_toys
 import torch
 import xarray as xr
 from PIL import Image
@@ -26,7 +26,7 @@ from toy.train import Run, Trained, seed_of
 
 @pytest.mark.parametrize(("vocabulary", "context"), [(3, 4), (5, 3), (2, 6)])
 def test_blind_limit_is_the_best_that_counting_finds(vocabulary, context):
-    found = reference.best_reader(vocabulary, context, context - 2, last_apart=True)
+    found = reference_toys.best_reader(vocabulary, context, context - 2, last_apart=True)
     assert math.log(blind_limit(vocabulary, context)) == pytest.approx(found, rel=1e-12)
 
 
@@ -47,7 +47,7 @@ def test_separation_is_the_best_of_all_directions(asked):
     for _ in range(12):
         points = generator.normal(size=(4, 2))
         (direction,), (margin,) = separations(points[None], asked)
-        best, along = reference.widest_margin(points.tolist(), asked)
+        best, along = reference_toys.widest_margin(points.tolist(), asked)
         if best <= 0:
             assert np.isnan(direction).all()
             assert np.isnan(margin)
@@ -107,7 +107,7 @@ def test_relative_perplexity_is_that_of_the_reference_pass():
     for model, value in zip(models, found, strict=True):
         losses = []
         for sequence in ids:
-            _, logits = reference.toy_pass(model.run.architecture, model.weights, sequence)
+            _, logits = reference_toys.toy_pass(model.run.architecture, model.weights, sequence)
             losses.append(float(logits.logsumexp(0) - logits[sequence[-2]]))
         assert value == pytest.approx((math.exp(np.mean(losses)) - 1) / 5, rel=1e-6)
 

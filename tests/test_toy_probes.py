@@ -6,6 +6,7 @@ import made_toys as toys
 import numpy as np
 import pytest
 import reference
+import reference_toys
 import torch
 from made_toys import LOOKS, TOKENS, close, logits, made, named, own
 from torch import Tensor
@@ -124,7 +125,7 @@ def test_position_0_is_closed_under_a_causal_mask_alone(look):
     streams, others = (torch.stack(toy.trace(toy.embed(tokens)).residual)[:, :, 0] for tokens in (TOKENS, mixed))
     close(later, (streams - others).abs().amax((1, 2)))
     assert (later[1:] > 1e-3).all() if toy.spec.prefix else not later.any()
-    every = [reference.toy_pass(toy.architecture, own(toy), prompt)[0] for prompt in TOKENS]
+    every = [reference_toys.toy_pass(toy.architecture, own(toy), prompt)[0] for prompt in TOKENS]
     close(ds.norm[0], np.sqrt(np.mean([[s.norm(dim=-1).pow(2) for s in streams] for streams in every], 0)), 1e-6)
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import reference
+import reference_toys
 import torch
 import xarray as xr
 from tiny_runs import made_up as made_of
@@ -55,7 +55,7 @@ def test_limits_are_those_of_going_through_all_sequences(vocabulary, length):
     found = limits(vocabulary, length)
     for target in range(length):
         for reader, last_apart in (("bag of all", False), ("bag and last", True)):
-            expected = reference.best_reader(vocabulary, length, target, last_apart)
+            expected = reference_toys.best_reader(vocabulary, length, target, last_apart)
             assert found[reader][target] == pytest.approx(expected, abs=1e-12), (reader, target)
     assert found["nothing"] == [math.log(vocabulary)] * length
     assert limits(10, 10)["bag and last"] == [bag(10, 9)] * 9 + [0.0]

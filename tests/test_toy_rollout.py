@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-import reference
+import reference_toys
 import torch
 import xarray as xr
 from tiny_runs import changed, put, questioned, verdicts
@@ -30,7 +30,7 @@ def test_patterns_make_the_reference_pass(case):
     look = look_at(toy, inputs)
     assert look.patterns.shape == (2, 3, 6, 6)
     weights = {name: tensor[0] for name, tensor in toy._weights.items()}
-    streams, _ = reference.toy_pass(toy.architecture, weights, inputs[0])
+    streams, _ = reference_toys.toy_pass(toy.architecture, weights, inputs[0])
     for layer in range(3):
         x = streams[layer]
         n = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5)
@@ -44,7 +44,7 @@ def test_last_is_the_chance_of_walks(tiny):
     toy, inputs = experiment_of_rollout._fresh(s, Case("prefix 2", "prefix", prefix=2), 1.0, 1)
     patterns = look_at(toy, inputs).patterns[:, :3].tolist()
     own = tiny.ds.sel(case="prefix 2", source="fresh, logits 1")
-    chances = [np.mean([reference.walk_chance(one, 5, end) for one in patterns]) for end in range(6)]
+    chances = [np.mean([reference_toys.walk_chance(one, 5, end) for one in patterns]) for end in range(6)]
     np.testing.assert_allclose(own["last"].sel(seed=1, layer=2), chances, rtol=1e-5)
     np.testing.assert_allclose(own["last"].sel(key=slice(2, None)).sum("key"), own["outside"], rtol=1e-5)
 
@@ -127,7 +127,7 @@ def test_decay_bounds_use_the_measured_spread_and_can_fail():
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])
 def test_path_peaks_are_those_of_all_paths(layers):
     for lost in (0.25 * np.arange(14.0), 0.02 * np.arange(14.0) ** 2, 3 * (1 - np.cos(0.2 * np.arange(14)))):
-        weights = [reference.paths_weight(lost.tolist(), layers, x) for x in range(14)]
+        weights = [reference_toys.paths_weight(lost.tolist(), layers, x) for x in range(14)]
         assert path_peaks(lost, layers)[-1] == int(np.argmax(weights))
 
 

@@ -5,7 +5,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 import pytest
-import reference
+import reference_toys
 import torch
 from commands import bad_input
 
@@ -145,7 +145,7 @@ def test_a_sequence_is_put_together_as_the_formula_says(monkeypatch):
         classes = distance(items, WORLD.means).argmin(-1)
         given = (WORLD.means[classes], WORLD.labels, WORLD.label_of[classes], own * task.deviation)
         means, labels, label_of, noises = (one.tolist() for one in given)
-        wanted = reference.in_context_sequence(means, labels, label_of, noises, task.eps)
+        wanted = reference_toys.in_context_sequence(means, labels, label_of, noises, task.eps)
         assert torch.allclose(inputs, torch.tensor(wanted), atol=1e-6)
 
 

@@ -9,6 +9,7 @@ import made_toys as toys
 import numpy as np
 import pytest
 import reference
+import reference_toys
 import torch
 from commands import bad_input
 from made_toys import LENGTH, LOOKS, TOKENS, architecture, close, logits, made, named, own
@@ -30,7 +31,7 @@ def test_streams_and_logits_are_the_twin_s_at_every_length(look):
     for n, other in enumerate(toys.OTHERS[::3]):
         toy, length = made(n, **look, **other), (1, 3, 4, 5, LENGTH)[n % 5]
         prompt, noise = TOKENS[0, :length], max(toys.NOISE, toys.tolerance(toy.architecture))
-        streams, expected = reference.toy_pass(toy.architecture, own(toy), prompt)
+        streams, expected = reference_toys.toy_pass(toy.architecture, own(toy), prompt)
         trace = toy.trace(toy.embed(prompt[None]))
         assert len(trace.residual) == toys.BLOCKS + 1
         for found, stream in zip(trace.residual, streams, strict=True):
@@ -242,7 +243,7 @@ def test_a_trained_toy_of_vectors_has_ids_for_classes_and_labels(data):
     found = logits(toy, ids)
     assert found.shape == (1, 9, 9)
     assert bool((found[..., :6] == -math.inf).all())
-    close(found[0, -1, 6:], reference.toy_pass(a, one.weights, vectors[0])[1], 1e-5)
+    close(found[0, -1, 6:], reference_toys.toy_pass(a, one.weights, vectors[0])[1], 1e-5)
     # What ids stand for enters the hash, and stays with fresh weights.
     assert toy.identity.weights != Toy(a, one.weights).identity.weights
     assert torch.equal(toy.reinitialized(0).embed(ids), toy.embed(ids))

@@ -1,4 +1,4 @@
-"""Random attentions of every kind, their logits by the twin in float64, and how far apart the two may be."""
+"""Attention of random queries and keys under every mask, its logits by the twin, and how far rounding takes them."""
 
 from __future__ import annotations
 
@@ -56,8 +56,6 @@ def twin_logits(query: Tensor, key: Tensor, attention: Attention) -> Tensor:
     """Of these queries and keys, under the mask, soft-cap and slopes of `attention`."""
     slopes = None if attention.slopes is None else attention.slopes.cpu()
     more: dict[str, Any] = {"softcap": attention.softcap, "window": attention.window, "slopes": slopes}
-    if attention.prefix is None:
-        return reference.attention_logits(query, key, attention.scale, **more)
     return reference.masked_logits(query, key, attention.scale, **more, prefix=attention.prefix)
 
 

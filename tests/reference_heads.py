@@ -1,0 +1,162 @@
+"""Slow twins of what heads do: sinks, what they write and how they react, leakage."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from reference import sinks_of_keys
+from torch import Tensor
+
+# ------------------------------------------------------------------------------------------- sinks (probes.sinks)
+
+
+def sinks(
+    patterns: Sequence[Sequence[Tensor]],
+    keys: Sequence[Sequence[Tensor]],
+    values: Sequence[Sequence[Tensor]],
+    weights: Sequence[Tensor],
+    windows: Sequence[int | None],
+    *,
+    chosen: Sequence[int],
+    threshold: float,
+    tau: float,
+) -> dict[str, Tensor]:
+    """Sink metrics and reading of position 0, entry by entry: patterns, keys, values by prompt and block, W_O by block."""
+    length, by_key = patterns[0][0].shape[-1], sinks_of_keys(patterns, windows, None, threshold=threshold, tau=tau)
+    names = ("attends", "reads", "reads_along", "value_norm", "key_norm", "written_norm")
+    shape = (len(weights), len(weights[0]))
+    found = {n: torch.zeros(*shape, *[2] * n.endswith("norm"), dtype=torch.float64) for n in names}
+    for at in itertools.product(*map(range, shape)):
+        layer, head = at
+        a, k, v = (torch.stack([prompt[layer][head] for prompt in x]).double() for x in (patterns, keys, values))
+        written, queries = v @ weights[layer][head].double(), slice(1, min(length, windows[layer] or length))
+        of_0, output = a[:, queries, :1] * written[:, :1], (a @ written)[:, queries]  # [prompt, query, d]
+        found["attends"][at] = a[:, queries, 0].mean()
+        found["reads"][at] = (of_0.pow(2).sum() / output.pow(2).sum()).sqrt()
+        found["reads_along"][at] = (of_0 * output).sum() / output.pow(2).sum()
+        for name, rows in (("value_norm", v), ("key_norm", k), ("written_norm", written)):
+            sizes = rows.norm(dim=-1)
+            found[name][at] = torch.stack([sizes[:, 0].mean(), sizes[:, 1:].mean()])
+    alpha, over, rate = (by_key[name][..., list(chosen)] for name in ("alpha", "over_tau", "sink_rate"))
+    of_model = {"over_tau_of_model": over.mean((0, 1)), "sink_rate_of_model": rate.mean(0)}
+    return found | {"alpha": alpha, "over_tau": over, "sink_rate": rate} | of_model
+
+
+def written_beside(
+    pattern: Tensor, written: Tensor, stream: Tensor, window: int | None, swapped: Tensor
+) -> dict[str, float]:
+    """One head's sizes beside the stream over queries i >= 1 that see position 0, its values written as `written` [T, d].
+
+    `swapped` [T, d]: what it writes with another embedding at position 0.
+    """
+    taken, whole, change, here, elsewhere = [], [], [], 0.0, 0.0
+    for i in range(1, min(len(stream), window or len(stream))):
+        beside, weight, output = stream[i].norm().item(), pattern[i, 0].item(), pattern[i] @ written
+        hidden = pattern[i, 1:] / pattern[i, 1:].sum() @ written[1:]
+        taken.append((weight * written[0].norm().item() / beside) ** 2)
+        whole.append((output.norm().item() / beside) ** 2)
+        change.append(((output - swapped[i]).norm().item() / beside) ** 2)
+        here += weight * output.norm().item() ** 2
+        elsewhere += weight * hidden.norm().item() ** 2
+    found = {"written": taken, "output": whole, "reacts_output": change}
+    return {name: math.sqrt(sum(x) / len(x)) for name, x in found.items()} | {"output_own": math.sqrt(here / elsewhere)}
+
+
+def reaction(before: Tensor, after: Tensor, window: int | None) -> tuple[float, float]:
+    """Total variation over keys >= 1 of one head's rows i >= 2 that see position 0: as they are, and renormalized."""
+    moved, among = [], []
+    for i in range(2, min(before.shape[-1], window or before.shape[-1])):
+        a, b = before[i, 1 : i + 1].double(), after[i, 1 : i + 1].double()
+        moved.append((a - b).abs().sum().item() / 2)
+        among.append((a / a.sum() - b / b.sum()).abs().sum().item() / 2)
+    return sum(moved) / len(moved), sum(among) / len(among)
+
+
+# -------------------------------------------------------------------------------------------------------- leakage
+
+
+def _leakage_of_half(logits: Tensor, queries: Tensor, lags: Sequence[int]) -> dict[str, Tensor]:
+    """Means over the prompts of a half by name, [lag, query]; the names are those of science.md."""
+    mean, place = logits.mean(0), torch.arange(logits.shape[-1])
+    lag, seen = place[:, None] - place, mean.isfinite()
+    t = torch.zeros(len(place), dtype=torch.float64)
+    for n in range(len(t)):
+        of_lag = mean[(lag == n) & seen & (place > 0)]
+        t[n] = of_lag.mean() if len(of_lag) else t[n - 1]
+    toeplitz = logits - mean + t[lag]
+
+    # Position 0's mean logit without position in any stream: a constant of the band, or t(i) and a constant.
+    sees, steady = queries[seen[queries, 0]], torch.zeros_like(t)
+    if len(sees):
+        plain = [b * t + (mean[sees, 0] - b * t[sees]).mean() for b in (0, 1)]
+        steady = min(plain, key=lambda one: float((mean[sees, 0] - one[sees]).pow(2).sum()))
+    constant = logits - mean + steady[:, None]
+
+    def log_sums(sink: Tensor, others: Tensor) -> Tensor:
+        """Log-sum-exps [prompt, query] of logits of position 0 and of all others."""
+        both = torch.where(place == 0, sink, others).masked_fill(~seen, -math.inf)
+        return both[:, queries].logsumexp(-1)
+
+    z, m = log_sums(logits, logits), log_sums(toeplitz, toeplitz)
+    mean_z, mean_m = z.mean(0), m.mean(0)
+    mean_k, mean_c = log_sums(logits, toeplitz).mean(0), log_sums(constant, toeplitz).mean(0)
+    mask, rows = mean_m - mean_m.mean(), []
+    for one in lags:
+        s = mean[queries, queries - one]
+        own, plain_one = logits[:, queries, queries - one] - z, toeplitz[:, queries, queries - one] - m
+        values = {"S": s, "M": mean_m, "D": mean_z - mean_m, "l": s - mean_z, "X+": s - mean_z + mean_m}
+        values |= {"K": mean_k - mean_m, "R": mean_z - mean_k, "X": s - mean_z + mean_c, "M+": mean_c}
+        values |= {"C": mean_c - mean_m, "V": mean_k - mean_c}
+        logs = {"both": own, "w_mask": plain_one, "w_residual": own + mean_z - mean_z.mean()}
+        logs |= {"t_residual": own + mask, "neither": plain_one + mask}
+        rows.append(values | {name: x.exp().mean(0) for name, x in logs.items()})
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[str, float]:
+    """Both forms for one head from its logits [prompt, query, key] (minus infinity where hidden).
+
+    Every Toeplitz average and log-sum-exp is of whole matrices; the two halves of the prompts are taken apart first.
+    """
+    queries, middle = torch.arange(first, last + 1), len(logits) // 2
+    halves = [_leakage_of_half(half.double(), queries, lags) for half in (logits[:middle], logits[middle:])]
+
+    def covariance(x: str, y: str) -> float:
+        """Over queries, of one half with the other, mean over lags."""
+        one, other = ([half[name] - half[name].mean(-1, keepdim=True) for half in halves] for name in (x, y))
+        return float((one[0] * other[1] + one[1] * other[0]).mean() / 2)
+
+    uncorrected = float(((halves[0]["l"] + halves[1]["l"]) / 2).var(-1, correction=0).mean())
+    shared, shared_whole = covariance("X", "M+"), covariance("X+", "M")
+    both, only_mask, only_residual, no_terms, neither = (
+        covariance(cell, cell) for cell in ("both", "w_mask", "w_residual", "t_residual", "neither")
+    )
+    return {
+        "total": covariance("l", "l"),
+        "logits": covariance("S", "S"),
+        "mask": covariance("M", "M"),
+        "denominator": covariance("D", "D"),
+        "covariance": 2 * (covariance("M", "D") - covariance("S", "M") - covariance("S", "D")),
+        "stream": covariance("X+", "X+"),
+        "log mask": covariance("M", "M") - shared_whole,
+        "log residual": covariance("X+", "X+") - shared_whole,
+        "steady stream": covariance("X", "X"),
+        "steady mask": covariance("M+", "M+") - shared,
+        "steady residual": covariance("X", "X") - shared,
+        "sink constant": covariance("C", "C"),
+        "sink varying": covariance("V", "V"),
+        "noise": uncorrected - covariance("l", "l"),
+        "sink": covariance("K", "K"),
+        "rest": covariance("R", "R"),
+        "both": both,
+        "only mask": only_mask,
+        "only residual": only_residual,
+        "neither": neither,
+        "weight mask": (only_mask - neither + both - only_residual) / 2,
+        "weight residual": (only_residual - neither + both - only_mask) / 2,
+        "terms mask": (only_mask - neither + both - no_terms) / 2,
+        "terms residual": (no_terms - neither + both - only_mask) / 2,
+    }

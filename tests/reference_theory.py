@@ -1,0 +1,179 @@
+"""The slow twin of a block's step in the second-moment theory, one pair of positions at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from reference import affine, block, centred, masked_logits, normalized, rms, rotated
+from torch import Tensor
+
+from probes.models.view import Linear, Norm, Parts
+
+
+def second_moment_step(
+    parts: Parts,
+    stream: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    gram: Tensor,
+    radial: Tensor,
+    *,
+    measured: bool,
+    scores: bool,
+) -> tuple[Tensor, Tensor]:
+    """(G, S) above a block -> (G, S) below it, from the formulas at the top of theory.py, one pair of positions at a time.
+
+    G is [position, position], S [position]; `measured` takes the block's own patterns, `scores` adds the score path.
+    """
+    length, d = stream.shape
+    c = parts.head_dim
+    heads = parts.q.weight.shape[0] // c
+    groups = parts.q.weight.shape[0] // parts.k.weight.shape[0]
+
+    def projector(norm: Norm, x: Tensor) -> Tensor:
+        """P, for one row of a stream (or of one head's queries)."""
+        unit = centred(norm, x) / rms(norm, x)
+        left = torch.eye(len(x), dtype=x.dtype) - torch.outer(unit, unit) / len(x)
+        return left - 1 / len(x) if norm.kind == "layer" else left
+
+    def turn(position: int) -> Tensor:
+        """R, as a matrix."""
+        if rotary is None:
+            return torch.eye(c, dtype=stream.dtype)
+        cos, sin = rotary[0][position : position + 1], rotary[1][position : position + 1]
+        return torch.stack([rotated(column[None], cos, sin)[0] for column in torch.eye(c, dtype=stream.dtype)], 1)
+
+    # What the block computes on the way up.
+    middle = attention_output(parts, stream, rotary)
+    read = stream if parts.parallel else middle
+    after = block(parts, stream, rotary)
+
+    # Feed-forward: K_ik = tr(F_i F_k^T) / d, cross terms of two features left out.
+    norm = parts.mlp_norm
+    down = parts.down.weight
+    if parts.post_mlp_norm is not None:
+        down = parts.post_mlp_norm.weight[:, None] * down
+    slopes, branch = [], []
+    for x in read:
+        n = normalized(norm, x)
+        up = affine(parts.up, n)
+        if parts.gate is None:
+            slopes.append([slope(parts.activation, up)])
+            hidden = parts.activation(up)
+        else:
+            gate = affine(parts.gate, n)
+            slopes.append([up * slope(parts.activation, gate), parts.activation(gate)])
+            hidden = parts.activation(gate) * up
+        branch.append(affine(parts.down, hidden))
+    firsts = [one.weight * norm.weight for one in ([parts.up] if parts.gate is None else [parts.gate, parts.up])]
+    projectors, sizes = [projector(norm, x) for x in read], [rms(norm, x) for x in read]
+    kernel = torch.zeros_like(gram)
+    for i in range(length):
+        for k in range(length):
+            for which, first in enumerate(firsts):
+                lengths = (down**2).sum(0) * (first**2).sum(1)  # |W_down,f|^2 |W_first,f|^2, [f]
+                kernel[i, k] += (slopes[i][which] * slopes[k][which] * lengths).sum()
+            kernel[i, k] *= (projectors[i] @ projectors[k]).trace() / d / (d * sizes[i] * sizes[k])
+            if parts.post_mlp_norm is not None:
+                kernel[i, k] /= rms(parts.post_mlp_norm, branch[i]) * rms(parts.post_mlp_norm, branch[k])
+    between = gram + gram * kernel
+    if parts.parallel:
+        above, g, s = after, gram, radial
+    else:
+        above, g = middle, between
+        s = turned(radial, gram, after, middle)
+
+    # Attention.
+    norm = parts.attention_norm
+    n1 = [normalized(norm, x) for x in stream]
+    projectors, sizes = [projector(norm, x) for x in stream], [rms(norm, x) for x in stream]
+    turns = [turn(position) for position in range(length)]
+    post, weight = torch.ones(length, dtype=stream.dtype), torch.ones(d, dtype=stream.dtype)
+    if parts.post_attention_norm is not None:
+        added, weight = attention_output(parts, stream, rotary, branch=True), parts.post_attention_norm.weight
+        post = torch.stack([rms(parts.post_attention_norm, x) for x in added])
+    spread, through = torch.zeros_like(gram), torch.zeros_like(radial)
+    g, s = g / torch.outer(post, post), s / post**2
+    joint = torch.zeros(d, d, dtype=stream.dtype)
+    seen: Any = {"softcap": parts.softcap, "window": parts.window}
+    for head in range(heads):
+        own, shared = slice(head * c, (head + 1) * c), slice(head // groups * c, (head // groups + 1) * c)
+        w_o = weight[:, None] * parts.o.weight[:, own]
+        w_q, w_k, w_v = (w * norm.weight for w in (parts.q.weight[own], parts.k.weight[shared], parts.v.weight[shared]))
+        joint += w_o @ w_v
+        # Rotated queries and keys, and their derivative by the normed stream without the norm's weight.
+        queries, keys, values, by_query, by_key = [], [], [], [], []
+        for j, x in enumerate(n1):
+            q, k, v = (affine(one, x) for one in (parts.q, parts.k, parts.v))
+            q, k = q[own], k[shared]
+            dq, dk = w_q, w_k
+            if parts.q_norm is not None and parts.k_norm is not None:
+                dq = torch.diag(parts.q_norm.weight) @ projector(parts.q_norm, q) / rms(parts.q_norm, q) @ dq
+                dk = torch.diag(parts.k_norm.weight) @ projector(parts.k_norm, k) / rms(parts.k_norm, k) @ dk
+                q, k = normalized(parts.q_norm, q), normalized(parts.k_norm, k)
+            queries.append(turns[j] @ q)
+            keys.append(turns[j] @ k)
+            values.append(v[shared])
+            by_query.append(turns[j] @ dq)
+            by_key.append(turns[j] @ dk)
+        logits = masked_logits(torch.stack(queries)[None, None], torch.stack(keys)[None, None], parts.scale, **seen)[
+            0, 0
+        ]
+        pattern = (logits if measured else torch.where(logits.isfinite(), 0.0, logits)).softmax(-1)
+        capped = torch.where(logits.isfinite(), logits, 0.0) / (parts.softcap or math.inf)
+        steep = pattern * (1 - capped**2)
+        if measured:
+            spread += (w_o @ w_v).pow(2).sum() / d * (pattern.T @ g @ pattern)
+        if not scores:
+            continue
+        for i in range(length):
+            x, o = above[i], sum(pattern[i, j] * values[j] for j in range(length))
+
+            def felt(u: Tensor, i: int = i, x: Tensor = x) -> Tensor:
+                """|J_i u|^2 / d."""
+                along = (u @ x) ** 2 / (x @ x)
+                return g[i, i] * (u @ u - along) + s[i] * along
+
+            moved = torch.zeros(d, d, dtype=stream.dtype)  # sum_m u_im (scale W_Q^T R_i^T k_m)^T
+            for j in range(length):
+                u = steep[i, j] * w_o @ (values[j] - o)
+                through[j] += felt(u) * (parts.scale * by_key[j].T @ queries[i]).pow(2).sum() / (d * sizes[j] ** 2)
+                moved += torch.outer(u, parts.scale * by_query[i].T @ keys[j])
+            through[i] += sum(felt(column) for column in moved.T) / (d * sizes[i] ** 2)
+    if not measured:
+        spread = joint.pow(2).sum() / d * (pattern.T @ g @ pattern)
+    for j in range(length):
+        for k in range(length):
+            spread[j, k] *= (projectors[j] @ projectors[k]).trace() / d / (sizes[j] * sizes[k])
+    if parts.parallel:
+        below = turned(radial, gram, after, stream)
+    else:
+        below = turned(turned(radial, gram, after, middle), between, middle, stream)
+    return between + spread + torch.diag(through), below
+
+
+def attention_output(
+    parts: Parts, stream: Tensor, rotary: tuple[Tensor, Tensor] | None, *, branch: bool = False
+) -> Tensor:
+    """The stream after attention was added; or attention's branch alone, before any norm on it."""
+    silent = replace(parts, down=Linear(torch.zeros_like(parts.down.weight), None), post_mlp_norm=None)
+    if not branch:
+        return block(silent, stream, rotary)
+    return block(replace(silent, post_attention_norm=None), stream, rotary) - stream
+
+
+def turned(radial: Tensor, gram: Tensor, above: Tensor, below: Tensor) -> Tensor:
+    """S_below = c^2 S_above + (1 - c^2) G_above,ii, c the cosine between the stream below and above a branch."""
+    found = []
+    for i, (x, y) in enumerate(zip(above, below, strict=True)):
+        squared = (x @ y) ** 2 / ((x @ x) * (y @ y))
+        found.append(squared * radial[i] + (1 - squared) * gram[i, i])
+    return torch.stack(found)
+
+
+def slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """f'(x), elementwise."""
+    return torch.autograd.functional.jacobian(function, x).diagonal()

@@ -1,0 +1,213 @@
+"""Uniform attention's averages: against exact fractions, integrals, and curves of known share of attention."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+
+from probes.errors import InputError
+from probes.results.curves import rms_log_error
+from probes.theory.cesaro import cesaro_bins, cesaro_density, cesaro_point_mass, cesaro_row, fit_alpha
+
+
+def row_twin(length: int, alpha: float, windows: list[int | None], query: int, *, exact: bool = True) -> np.ndarray:
+    """Row `query` of N(top) ... N(lowest) from whole matrices, of fractions or in float64."""
+    share: Any = (
+        Fraction(alpha) if exact else alpha
+    )  # a float is a fraction, too: exactly the number the fast code is given
+    i, j = np.indices((length, length)).astype(object if exact else float)
+    row = share * 0 + (j[0] == query % length)
+    for window in reversed(windows):
+        width = length if window is None else window
+        row = row @ ((1 - share) * (i == j) + share * ((j <= i) & (i < j + width)) / np.minimum(i + 1, width))
+    return row.astype(float)
+
+
+def density_twin(x: float, blocks: int, alpha: float) -> float:
+    """The continuous part of the limit, term by term."""
+
+    def term(k: int) -> float:
+        chance = math.comb(blocks, k) * (1 - alpha) ** (blocks - k) * alpha**k
+        return chance * math.log(1 / x) ** (k - 1) / math.factorial(k - 1)
+
+    return sum(map(term, range(1, blocks + 1)))
+
+
+# ---------------------------------------------------------------------------------------------------- uniform attention
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_cesaro_row_is_a_row_of_the_product(data):
+    length = data.draw(st.integers(1, 8))
+    window = st.none() | st.integers(1, 9)
+    blocks = data.draw(st.integers(0, 4))
+    windows = data.draw(window | st.lists(window, min_size=blocks, max_size=blocks))
+    query = data.draw(st.integers(-length, length - 1))
+    alpha = data.draw(st.sampled_from([0.0, 1.0]) | st.floats(0.01, 1))
+    found = cesaro_row(length, blocks, alpha=alpha, window=windows, query=query)
+    listed = windows if isinstance(windows, list) else [windows] * blocks
+    # Only relative errors: an entry that is exactly zero has to be exactly zero.
+    np.testing.assert_allclose(found, row_twin(length, alpha, listed, query), rtol=1e-13)
+    assert found.sum() == pytest.approx(1, abs=1e-14)
+
+
+@pytest.mark.parametrize(("window", "alpha"), [(None, 1.0), (40, 0.3), ([None, 7, 30, 1] * 6, 1.0)])
+def test_small_entries_of_a_deep_row_keep_their_digits(window, alpha):
+    length, blocks = 300, 24
+    windows = window if isinstance(window, list) else [window] * blocks
+    row = row_twin(length, alpha, windows, -1, exact=False)
+    found = cesaro_row(length, blocks, alpha=alpha, window=window)
+    np.testing.assert_allclose(found, row, rtol=1e-12)
+    if alpha == 1:
+        assert row[row > 0].min() < 1e-18  # where differences of running sums would leave nothing but rounding
+
+
+@pytest.mark.parametrize(("blocks", "alpha"), [(1, 1.0), (12, 0.8), (64, 1.0)])
+def test_density_is_its_sum_of_terms(blocks, alpha):
+    x = np.array([[1e-9, 0.01, 0.3], [0.5, 0.999, 1.0]])
+    expected = np.array([[density_twin(value, blocks, alpha) for value in row] for row in x])
+    np.testing.assert_allclose(cesaro_density(x, blocks, alpha=alpha), expected, rtol=1e-11)
+
+
+def test_the_density_at_both_ends_and_the_point_mass():
+    assert cesaro_density([0.0, 1.0], 1).tolist() == [1, 1]
+    assert cesaro_density([0.0, 1.0], 3).tolist() == [math.inf, 0]
+    assert cesaro_density([0.0, 0.5, 1.0], 3, alpha=0.0).tolist() == [0, 0, 0]
+    # Without residuals there is nothing at the query; with them one block of three has averaged.
+    assert cesaro_density([0.0, 1.0], 3, alpha=0.25) == pytest.approx([math.inf, 3 * 0.75**2 * 0.25])
+    assert [cesaro_point_mass(*of) for of in ((3, 0.5), (2, 1.0), (7, 0.0))] == [1 / 8, 0, 1]
+
+
+@pytest.mark.parametrize(("blocks", "alpha"), [(1, 1.0), (6, 1.0), (4, 0.6)])
+def test_bins_are_integrals_of_the_density(blocks, alpha):
+    length = 10
+    bins = cesaro_bins(length, blocks, alpha=alpha)
+    # By ln 1/x = u: the density is infinite at the beginning.
+    edges = [200, *(math.log(length / j) for j in range(1, length + 1))]
+    expected = [
+        quad(lambda u: density_twin(math.exp(-u), blocks, alpha) * math.exp(-u), low, high, epsabs=0, epsrel=1e-11)[0]
+        for high, low in itertools.pairwise(edges)
+    ]
+    expected[-1] += (1 - alpha) ** blocks
+    np.testing.assert_allclose(bins, expected, rtol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 64), st.floats(0, 1))
+def test_bins_sum_to_one(length, blocks, alpha):
+    bins = cesaro_bins(length, blocks, alpha=alpha)
+    assert bins.min() >= 0
+    assert bins.sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_the_last_bin_of_a_deep_model_keeps_its_digits():
+    # ln(1/x) is between u and u (1 + 1/T) for u = 1/T in the last bin, which integrates to u^24 / 24! within that.
+    log = 24 * math.log(1 / 1024) - math.lgamma(25)
+    assert math.log(cesaro_bins(1024, 24)[-1]) == pytest.approx(log, abs=24 / 1024)
+
+
+# -------------------------------------------------------------------------------------------------------- fitting alpha
+
+
+@pytest.mark.parametrize(
+    ("blocks", "alpha", "window", "scale"),
+    [
+        (4, 1e-3, None, 1.0),
+        (12, 0.97, None, 2e5),
+        (24, 0.6, None, 3e-7),
+        (4, 0.4, 9, 2e5),
+        (6, 0.8, [5, None, 7, 7, None, 12], 1.0),
+    ],
+)
+def test_fit_recovers_the_share_of_attention(blocks, alpha, window, scale):
+    profile = scale * cesaro_row(80, blocks, alpha=alpha, window=window)
+    found = fit_alpha(profile, blocks, window=window)
+    assert found.alpha == pytest.approx(alpha, rel=1e-6)
+    assert found.error < 1e-6
+    np.testing.assert_allclose(found.curve, profile, rtol=1e-5)
+
+
+def test_fit_of_another_query():
+    profile = cesaro_row(50, 5, alpha=0.35, query=30)
+    profile[40:] = 7.0  # after the query: none of its business
+    found = fit_alpha(profile, 5, query=-20)
+    assert found.alpha == pytest.approx(0.35, rel=1e-6)
+    assert not found.curve[31:].any()
+    assert fit_alpha(cesaro_row(40, 3), 3).alpha == 1  # no residuals
+
+
+def test_fit_of_a_noisy_curve_is_the_best_there_is():
+    noise = np.exp(0.3 * np.random.default_rng(0).standard_normal(60))
+    profile = noise * cesaro_row(60, 6, alpha=0.4)
+    found = fit_alpha(profile, 6)
+
+    def error(alpha: float) -> float:
+        return rms_log_error(cesaro_row(60, 6, alpha=alpha), profile, free_scale=True)
+
+    assert found.error == pytest.approx(error(found.alpha), rel=1e-12)
+    assert found.error == pytest.approx(rms_log_error(found.curve, profile), rel=1e-12)  # the scale is the best one
+    assert 0.1 < found.error < min(error(found.alpha * 0.99), error(found.alpha * 1.01))
+    assert found.error <= min(error(alpha) for alpha in np.linspace(0.01, 1, 100).tolist())
+
+
+def test_fit_finds_the_lower_of_two_minima():
+    profile = np.exp(-3 * np.linspace(0, 1, 20))
+    profile[0], profile[-1] = 1e6, 1e4
+    error = [rms_log_error(cesaro_row(20, 4, alpha=a), profile, free_scale=True) for a in (2.5e-4, 0.1, 0.5, 0.9)]
+    assert error[0] < error[2] < min(error[1], error[3])  # there are two, and the one in the middle is the worse
+    found = fit_alpha(profile, 4)
+    assert found.alpha == pytest.approx(2.5e-4, rel=0.05)
+    assert found.error <= error[0]
+
+
+def test_fit_compares_where_both_are_positive():
+    window = 6  # three blocks reach back 15 positions
+    profile = np.random.default_rng(4).uniform(0.5, 2, 50) * cesaro_row(50, 3, alpha=0.7, window=window)
+    assert np.flatnonzero(profile)[0] == 34
+    plain = fit_alpha(profile, 3, window=window)
+    leaky = profile.copy()
+    leaky[:34] = 1e-9  # a value where the theory has none
+    assert fit_alpha(leaky, 3, window=window).alpha == pytest.approx(plain.alpha, rel=1e-6)
+    assert fit_alpha(leaky, 3, window=window).error == pytest.approx(plain.error, rel=1e-9)
+    # Not watered down by positions out of reach:
+    assert plain.error == pytest.approx(rms_log_error(plain.curve[34:], profile[34:]), rel=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cesaro_row(0, 2), "length is 0; give at least 1"),
+        (lambda: cesaro_row(5, -1), "blocks is -1; give at least 0"),
+        (lambda: cesaro_row(5, 2, alpha=1.5), "alpha is 1.5; give a share of attention from 0 to 1"),
+        (lambda: cesaro_row(5, 2, window=0), "window is 0; give at least 1"),
+        (lambda: cesaro_row(5, 2, window=[3, -1]), "window is -1; give at least 1"),
+        (lambda: cesaro_row(5, 2, window=[3]), "there are 1 windows for 2 blocks"),
+        (lambda: cesaro_row(5, 2, query=5), "query is 5 for 5 tokens; give from -5 to 4"),
+        (lambda: cesaro_density([0.5, 1.25], 2), "x is 1.25; give fractions of the text"),
+        (lambda: cesaro_density(0.5, 0), "blocks is 0; give at least 1"),
+        (lambda: cesaro_point_mass(0, 0.5), "blocks is 0; give at least 1"),
+        (lambda: cesaro_bins(0, 2), "length is 0; give at least 1"),
+        (lambda: fit_alpha(np.ones((2, 5)), 2), "the profile has shape [2, 5]; give one dimension"),
+        (lambda: fit_alpha([1.0, -2.0, 1.0, 1.0], 2), "the value -2.0 at position 1"),
+        (lambda: fit_alpha([1.0, 1.0, math.inf, 1.0], 2), "the value inf at position 2"),
+        (lambda: fit_alpha([0.0, 0.0, 1.0, 1.0], 2), "both positive at 2 positions; give a profile with at least 3"),
+        (lambda: fit_alpha(np.ones(9), 2, window=1), "both positive at 1 positions"),
+        (lambda: fit_alpha(np.ones(9), 0), "blocks is 0; give at least 1"),
+    ],
+)
+def test_bad_input_is_named(call, message, unchecked):
+    with pytest.raises(InputError, match=re.escape(message)):
+        call()
