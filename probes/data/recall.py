@@ -69,8 +69,10 @@ class Template(NamedTuple):
     question: str
 
 
+# The blank line before the question matters: a question that goes on with the list is read as its next line, whose key would
+# be a new one, and SmolLM2-135M then answers few of them.
 TEMPLATES = {
-    "sentences": Template("", "The code for {key} is {value}.\n", "", "The code for {key} is {value}"),
+    "sentences": Template("", "The code for {key} is {value}.\n", "", "\nThe code for {key} is {value}"),
     "json": Template("JSON data:\n{\n", ' "{key}": "{value}",\n', "}\n", 'Key: "{key}"\nValue: "{value}"'),
 }
 TASKS = "Here is a list.\n{context}\nContinue: {question}"  # what a chat's user says
@@ -187,7 +189,7 @@ class Maker:
 
     def couple(self, seed: int, number: int) -> Couple:
         """The couple of this number: the same for every order in which couples are made."""
-        draw = np.random.default_rng([seed, number, *self.rung[::2], self.rung.keys == "alike"])
+        draw = np.random.default_rng([seed, number, self.rung.pairs, self.rung.digits, int(self.rung.keys == "alike")])
         nouns = [self._nouns[i] for i in draw.permutation(len(self._nouns))]
         sides = []
         for own in (nouns[: self._each], nouns[self._each : 2 * self._each]):

@@ -4,33 +4,37 @@ A context lists N pairs (`probes.data.recall`), and every pair is asked for behi
 
 - `log_p`: log of the probability of its value, summed over the value's tokens, each behind the right ones before it;
 - `exact`: whether each of these is the most probable token, so that a greedy reader says the value;
-- `rank`: 1 + how many of the other values are more probable; beside the value itself `candidates` - 1 others of the context
-  are compared, drawn anew for each context (all of them where there are no more);
-- `control`: `log_p` of the same question behind another context of the same shape that lacks the key; `gain` is what the pair
-  adds, `log_p` - `control`.
+- `rank`: 1 + how many of the other values are more probable; `candidates` - 1 others of the context are compared, drawn anew
+  for each question (all of them where there are no more);
+- `control`: `log_p` of the same question behind another context of the same shape that lacks the key; `gain` is what the
+  pair adds, `log_p` - `control`.
+
+`shape` says whether recall is a U in depth, in the words of profiles (`results.ushape`): geometric means of the value's
+probability over contexts, the first 5 % of the pairs and the last pair against the median of the middle half.
 
 **Difficulty.** A model that recalls everything says as little about depth as one that recalls nothing. `pilot` contexts are
 asked rung by rung of the ladder (`recall.RUNGS`), from the easiest on, until at most `EASY` of the answers are exact; that
 rung is measured. With `pairs`, the ladder is that of so many pairs: keys apart, keys alike, longer values.
 
-**Cost.** A context runs once. All questions and answers run behind its keys and values (`probes.models.behind`): a question is
-a row, and the values that are compared share their beginnings in a tree. The naive way, a pass over the whole text for each
-question, costs about N times as much. Views that cannot continue a context go the naive way.
+**Cost.** A context runs once. All questions and answers run behind its keys and values (`probes.models.behind`): a question
+is a row, and the values that are compared share their beginnings in a tree. The naive way, a pass over the whole text for
+each question, is what views do that cannot continue a context (`benchmarks/recall.py` compares them).
 
 Source: ours; the task is that of [Liu+], arXiv 2307.03172; science of the measurement, section 11.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ..data.prompts import FirstToken
@@ -41,14 +45,18 @@ from ..models.checks import not_finite
 from ..models.given import takes_model
 from ..models.view import View
 from ..results.dataset import dataset, provenance
+from ..results.statistics import Interval, ends, jackknifed, resampling
+from ..results.ushape import SHORTEST, numbers, troughs
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry, parts
 from ..run.reporting import Progress, Report
 from ..run.resume import Piece, each
 
 CONTEXTS, PILOT, CANDIDATES = 100, 8, 36
+PILOT_DEPTHS = 12
 EASY = 0.9  # of a rung's answers, which a harder one may still be asked
 NUMBERS_AT_ONCE = 1 << 25  # logits or attention weights of the rows that run together: 128 MiB in float32
+MEASURED = ("log_p", "control", "exact", "rank")
 BY_DEPTH = ("context", "depth")
 VARIABLES = {
     "log_p": Variable(BY_DEPTH, "log probability of the value", "nat"),
@@ -69,6 +77,9 @@ class Asked:
 
     question: tuple[int, ...]
     answers: tuple[tuple[int, ...], ...]
+
+
+Scored: TypeAlias = tuple[np.ndarray, bool]  # log probabilities [answer]; whether the first answer is the greedy one
 
 
 @takes_model
@@ -170,9 +181,6 @@ def retrieval(
     return dataset(labelled(VARIABLES, values), coords=coords, attrs=attrs | maker.policy | {"query": query})
 
 
-PILOT_DEPTHS = 12
-
-
 def ladder(pairs: int | None, keys: Keys | None, digits: int | None) -> list[Rung]:
     """The rungs that are climbed, the easiest first; a single one where number, kind and digits are all given.
 
@@ -209,72 +217,65 @@ class _Asking:
     def run(self, stage: str, contexts: int) -> dict[str, np.ndarray]:
         """Every variable by context and depth."""
         pieces = each(stage, contexts // 2, lambda number: self.retry(lambda: self._piece(number)))
-        return {name: pieces.stacked(name).reshape(contexts, -1) for name in ("log_p", "control", "exact", "rank")}
+        return {name: pieces.stacked(name).reshape(contexts, -1) for name in MEASURED}
 
     def _piece(self, number: int) -> Piece:
-        """Both contexts of a couple, [context, depth]."""
-        couple, rows = self.couple(number), []
+        """Both contexts of a couple, [context, depth]: behind each run its own questions and, as controls, the other's."""
+        couple, found = self.couple(number), {name: np.zeros((2, len(self.depths))) for name in MEASURED}
+        asked = [self._asked(couple, number, side) for side in (0, 1)]
+        count = len(self.depths)
         for side in (0, 1):
-            draw = np.random.default_rng([self.seed, number, side])
-            asked, answers = [], couple.answers[side]
-            for depth in self.depths:
-                others = draw.permutation([n for n in range(len(answers)) if n != depth])[: self.candidates - 1]
-                compared = (answers[depth], *(answers[n] for n in others))
-                asked.append(Asked(couple.questions[side][depth], compared))
-            own, exact = scores(self.model, couple.contexts[side], asked)
-            alone = [Asked(one.question, one.answers[:1]) for one in asked]
-            control, _ = scores(self.model, couple.contexts[1 - side], alone)
-            rank = 1 + (own[:, 1:] > own[:, :1]).sum(1)
-            rows.append({"log_p": own[:, 0], "control": control[:, 0], "exact": exact.astype(float), "rank": rank})
-            self.report(len(asked))
-        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+            controls = [Asked(one.question, one.answers[:1]) for one in asked[1 - side]]
+            scored = scores(self.model, couple.contexts[side], [*asked[side], *controls])
+            own = np.stack([log_p for log_p, _ in scored[:count]])
+            found["log_p"][side], found["rank"][side] = own[:, 0], 1 + (own[:, 1:] > own[:, :1]).sum(1)
+            found["exact"][side] = [greedy for _, greedy in scored[:count]]
+            found["control"][1 - side] = [log_p[0] for log_p, _ in scored[count:]]
+            self.report(count)
+        return found
+
+    def _asked(self, couple: Couple, number: int, side: int) -> list[Asked]:
+        """The questions of one context, each with the values that are compared, its own first."""
+        draw, answers, found = np.random.default_rng([self.seed, number, side]), couple.answers[side], []
+        for depth in self.depths:
+            others = draw.permutation([n for n in range(len(answers)) if n != depth])[: self.candidates - 1]
+            found.append(Asked(couple.questions[side][depth], (answers[depth], *(answers[n] for n in others))))
+        return found
 
 
 @torch.no_grad()
-def scores(
-    model: View, context: Sequence[int], asked: Sequence[Asked]
-) -> tuple[Float[np.ndarray, "question answer"], Bool[np.ndarray, " question"]]:
-    """Log probabilities of every answer behind context and question, and whether the first is what a greedy reader says.
+def scores(model: View, context: Sequence[int], asked: Sequence[Asked]) -> list[Scored]:
+    """For every question its answers' log probabilities, and whether the first is what a greedy reader says.
 
-    All questions must have one length, and all answers.
+    Views that cannot continue a context make a plain pass over the whole text for every answer.
     """
-    embedded = model.embed(torch.tensor([list(context)]))
     if not isinstance(model, Continues):
-        return one_by_one(model, context, asked)
-    run = model.behind(embedded)
+        return [one_by_one(model, context, one) for one in asked]
+    run = model.behind(model.embed(torch.tensor([list(context)])))
     rows = [_Row(one) for one in asked]
     widest = max(len(row.tokens) for row in rows)
     numbers = widest * max(model.spec.vocabulary, model.spec.heads * (len(context) + widest))
     at_once = max(1, NUMBERS_AT_ONCE // (parts() * numbers))
-    log_p, exact = [], []
+    found = []
     for start in range(0, len(rows), at_once):
         some = rows[start : start + at_once]
         padded = [row.padded(max(len(row.tokens) for row in some)) for row in some]
         streams = run(*(torch.stack(tensors) for tensors in zip(*padded, strict=True)))
-        for row, stream in zip(some, streams, strict=True):
-            found, greedy = row.read(model, stream)
-            log_p.append(found)
-            exact.append(greedy)
-    return np.stack(log_p), np.array(exact)
+        found += [row.read(model, stream) for row, stream in zip(some, streams, strict=True)]
+    return found
 
 
-def one_by_one(
-    model: View, context: Sequence[int], asked: Sequence[Asked]
-) -> tuple[Float[np.ndarray, "question answer"], Bool[np.ndarray, " question"]]:
-    """`scores` by a plain pass over the whole text for every answer."""
-    log_p, exact = [], []
-    for one in asked:
-        found = []
-        for n, answer in enumerate(one.answers):
-            text = [*context, *one.question, *answer]
-            stream = model.residual(model.embed(torch.tensor([text])))[0, -len(answer) - 1 : -1]
-            logits = model.unembed(model.norm(stream)).double().log_softmax(-1).cpu()
-            at = torch.arange(len(answer))
-            found.append(float(logits[at, torch.tensor(answer)].sum()))
-            if n == 0:
-                exact.append(logits.argmax(-1).tolist() == list(answer))
-        log_p.append(found)
-    return np.array(log_p), np.array(exact)
+@torch.no_grad()
+def one_by_one(model: View, context: Sequence[int], asked: Asked) -> Scored:
+    """One of `scores`, by plain passes."""
+    log_p, greedy = [], False
+    for n, answer in enumerate(asked.answers):
+        text = torch.tensor([[*context, *asked.question, *answer]])
+        stream = model.residual(model.embed(text))[0, -len(answer) - 1 : -1]
+        logits = model.unembed(model.norm(stream)).log_softmax(-1, dtype=torch.float64).cpu()
+        log_p.append(float(logits[torch.arange(len(answer)), torch.tensor(answer)].sum()))
+        greedy = greedy or (n == 0 and logits.argmax(-1).tolist() == list(answer))
+    return np.array(log_p), greedy
 
 
 class _Row:
@@ -303,7 +304,7 @@ class _Row:
         tokens[: len(self.tokens)] = torch.tensor(self.tokens)
         return tokens, places, seen
 
-    def read(self, model: View, stream: Float[Tensor, "token d"]) -> tuple[Float[np.ndarray, " answer"], bool]:
+    def read(self, model: View, stream: Float[Tensor, "token d"]) -> Scored:
         """Log probabilities of the answers, and whether the first is the greedy one, from the row's streams."""
         start = len(self.asked.question) - 1
         logits = model.unembed(model.norm(stream[start : len(self.tokens)])).log_softmax(-1, dtype=torch.float64)
@@ -311,3 +312,50 @@ class _Row:
         picked = logits[torch.tensor(at), torch.tensor(self.asked.answers)]  # [answer, token]
         best = logits[torch.tensor(at[0])].argmax(-1).tolist()
         return picked.sum(-1).cpu().numpy(), best == list(self.asked.answers[0])
+
+
+class Recall(NamedTuple):
+    """How recall depends on depth; intervals over couples of contexts."""
+
+    exact: Interval  # share of exact answers
+    log_p: Interval  # nat, mean
+    gain: Interval  # nat, mean
+    primacy: Interval  # the first 5 % of the pairs against the middle half, ratio of probabilities
+    recency: Interval  # the last pair against it
+    trough: Interval  # where recall is least, from 0 to 1
+
+
+def shape(ds: xr.Dataset) -> Recall:
+    """The U-shape of a result of `retrieval`; NaN for the U of fewer than 8 depths."""
+    unit = ds["context"].values // 2  # each context of a couple is the other's control
+
+    def mean(name: str) -> Interval:
+        return jackknifed(lambda some: float(some.mean()), ds[name].values, unit)
+
+    def ratio(name: str) -> Interval:
+        logs = ds["log_p"].values
+        found = jackknifed(lambda some: math.log(numbers(np.exp(some.mean(0)))[name]), logs, unit)
+        return found._replace(**{end: math.exp(getattr(found, end)) for end in ("value", "low", "high")})
+
+    exact, log_p, gain = map(mean, ("exact", "log_p", "gain"))
+    return Recall(exact, log_p, gain, ratio("primacy"), ratio("recency"), trough(ds))
+
+
+def trough(ds: xr.Dataset, *, draws: int = 1000) -> Interval:
+    """Where the smoothed curve of recall is lowest, as a fraction of the depth, with its interval over couples."""
+    logs = ds["log_p"].values
+    if logs.shape[1] < SHORTEST:
+        return Interval(math.nan, math.nan, math.nan)
+    names = [str(n) for n in ds["context"].values // 2]
+    found = troughs(logs, resampling(len(logs), draws, 0, documents=names)) / (logs.shape[1] - 1)
+    low, high = ends(found[:, None])
+    return Interval(float(found[0]), float(low[0]), float(high[0]))
+
+
+def memory(model: View, length: int, question: int) -> int:
+    """Bytes above the model's own that a context of so many tokens takes with its questions of so many."""
+    spec, size = model.spec, model.dtype.itemsize
+    cache = 2 * spec.blocks * spec.kv_heads * spec.head_dim * length * size
+    row = question * max(spec.vocabulary, spec.heads * (length + question))
+    # Logits, their exponentials and weights of the rows that run together; streams and q, k, v of the context's own pass.
+    return cache + 3 * 4 * max(row, NUMBERS_AT_ONCE) + 8 * length * spec.width * size
