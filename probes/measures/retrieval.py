@@ -347,7 +347,8 @@ def trough(ds: xr.Dataset, *, draws: int = 1000) -> Interval:
     if logs.shape[1] < SHORTEST:
         return Interval(math.nan, math.nan, math.nan)
     names = [str(n) for n in ds["context"].values // 2]
-    found = troughs(logs, resampling(len(logs), draws, 0, documents=names)) / (logs.shape[1] - 1)
+    drawn = resampling(len(logs), draws, 0, documents=names).astype(float)
+    found = troughs(logs, drawn) / (logs.shape[1] - 1)
     low, high = ends(found[:, None])
     return Interval(float(found[0]), float(low[0]), float(high[0]))
 
