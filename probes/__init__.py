@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .figures import leakage_figure as leakage_figure
     from .figures import map_figure as map_figure
     from .figures import match_figure as match_figure
+    from .figures import retrieval_figure as retrieval_figure
     from .figures import sinks_figure as sinks_figure
     from .figures import theory_figure as theory_figure
     from .figures import trajectory_figure as trajectory_figure
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .measures.inspect import inspect as inspect
     from .measures.jacobian import jacobian as jacobian
     from .measures.leakage import leakage as leakage
+    from .measures.retrieval import retrieval as retrieval
     from .measures.sinks import sinks as sinks
     from .measures.trajectory import trajectory as trajectory
     from .models.initialization import Initialization as Initialization
@@ -52,13 +54,14 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "data.prompts": "draw prompts",
     "errors": "InputError",
-    "figures": "bos_figure jacobian_figure leakage_figure map_figure match_figure sinks_figure theory_figure "
-    "trajectory_figure",
+    "figures": "bos_figure jacobian_figure leakage_figure map_figure match_figure retrieval_figure "
+    "sinks_figure theory_figure trajectory_figure",
     "measures.agreement": "agreement portrait",
     "measures.bos_swap": "bos_swap",
     "measures.inspect": "inspect",
     "measures.jacobian": "jacobian",
     "measures.leakage": "leakage",
+    "measures.retrieval": "retrieval",
     "measures.sinks": "sinks",
     "measures.trajectory": "trajectory",
     "models.initialization": "Initialization",

@@ -17,12 +17,14 @@ from probes.cli.training import Pretraining
 
 PROGRAM: Any = get_command(app)
 # Commands in which an option of a shared group's name is another option: pretraining reads a corpus of its own, a report
-# has prompts for every study, an inspection reads one text, and training takes place on one device.
+# has prompts for every study, an inspection reads one text, recall asks its own questions, and training takes place on one
+# device.
 OWN = {
     "out": {"report", "inspect", "compare", "export", "pretrain"},
     "models": {"report"},
     "prompts": {"report"},
     "text": {"inspect", "pretrain"},
+    "chat": {"retrieval"},
     **{name: {"pretrain"} for name in ("length", "dataset", "split", "column", "seed")},
     "device": {"toy", "pretrain"},
 }

@@ -85,6 +85,13 @@ NULLS = {  # of the total
     "null_shuffled": Style("shuffled labels", PURPLE, "--", 1, "dashdot"),
 }
 
+# Recall by depth.
+RECALL = {
+    "log_p": Style("asked for", VERMILLION, "-", 4),
+    "control": Style("key not in the list", GREY, "--", 3, "dash"),
+    "exact": Style("asked for", VERMILLION, "-", 4),
+}
+
 # The swap of position 0: replacements by name; token ids take what is left.
 REPLACEMENTS = {"mean": BLUE, "zero": VERMILLION, "random": GREEN}
 OTHER_REPLACEMENTS = (ORANGE, PURPLE, SKY)

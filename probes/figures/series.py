@@ -14,6 +14,7 @@ from ..measures.leakage import resolved
 from ..measures.match_result import positive, samples
 from ..results.curves import Profile, band
 from ..results.profiles import mean_profiles
+from ..results.statistics import jackknife
 from ..results.theory_map import Row, rows
 from .palette import (
     BEFORE,
@@ -26,6 +27,7 @@ from .palette import (
     PARTS,
     PLACES,
     PURPLE,
+    RECALL,
     SOURCES,
     STREAM_COLOR,
     THEORIES,
@@ -184,6 +186,16 @@ def top_curves(ds: xr.Dataset) -> list[Curve]:
         largest, *others = ds["top_ratio"].sel(first=first).values.T
         found.append(Curve(ds["layer"].values, largest, style, width=width, label=style.label))
         found += [Curve(ds["layer"].values, values, style, width=width / 2, alpha=0.55) for values in others]
+    return found
+
+
+def recall_curves(ds: xr.Dataset, *names: str) -> list[Curve]:
+    """Means over contexts by the depth of the pair, with intervals over couples of contexts."""
+    unit, found = ds["context"].values // 2, []
+    for name in names:
+        mean, low, high = jackknife(lambda some: some.mean(0), ds[name].values, unit)
+        look: dict[str, Any] = {"label": RECALL[name].label, "of": {"variable": name}, "band": "95 %"}
+        found.append(Curve(ds["fraction"].values, mean, RECALL[name], low, high, marked=2.5, **look))
     return found
 
 

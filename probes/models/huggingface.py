@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from . import split
+from .behind import Continuation, Past
 from .families import family_of, spec_of
 from .fresh import fresh_model, initialization_of
 from .fused import check_edits
@@ -172,6 +173,9 @@ class HuggingFaceView(Watched):
     # -- forward passes
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
+        return self._embedded(tokens)
+
+    def _embedded(self, tokens: Tensor, **more: Tensor) -> Tensor:
         self._check_origin()
         seen: Site[Tensor] = Site("residual", 0)
 
@@ -182,7 +186,7 @@ class HuggingFaceView(Watched):
         handle = self._blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
         try:
             with torch.no_grad(), suppress(_Reached):
-                self._decoder(input_ids=tokens.to(self.device), use_cache=False)
+                self._decoder(input_ids=tokens.to(self.device), use_cache=False, **more)
         finally:
             handle.remove()
         return seen.value(self.spec.family).to(self.device)
@@ -226,6 +230,30 @@ class HuggingFaceView(Watched):
 
         return listened
 
+    @torch.no_grad()
+    def behind(self, embeddings: Float[Tensor, "1 position d"]) -> Continuation:
+        """As `Continues`."""
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        every = self.spec.heads // self.spec.kv_heads
+
+        def keep(layer: int, attention: Attention) -> None:
+            keys.append(attention.key[0, ::every].clone())
+            values.append(attention.value[0, ::every].clone())
+
+        with self.watching(keep):
+            self.residual(embeddings)
+
+        @torch.no_grad()
+        def run(tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
+            past = Past(tuple(keys), tuple(values), places.to(self.device), seen)
+            embedded = self._embedded(tokens, position_ids=past.positions)
+            with self._passing(embedded, (), None, record=False, past=past) as (_, last):
+                self._forward(embedded, position_ids=past.positions)
+            return last.value(self.spec.family)
+
+        return run
+
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
         return self._final_norm(residual).to(self.device)
 
@@ -234,14 +262,20 @@ class HuggingFaceView(Watched):
         cap = getattr(self._model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _forward(self, embeddings: Tensor) -> None:
+    def _forward(self, embeddings: Tensor, **more: Tensor) -> None:
         # The hook at block 0 puts `embeddings` where the blocks begin, after scaling and added positions. What the decoder
         # itself receives only sets the shape.
-        self._decoder(inputs_embeds=torch.zeros_like(embeddings), use_cache=False)
+        self._decoder(inputs_embeds=torch.zeros_like(embeddings), use_cache=False, **more)
 
     @contextmanager
     def _passing(
-        self, embeddings: Tensor, edits: Sequence[Edit], sites: list[Site[Attention]] | None, *, record: bool = True
+        self,
+        embeddings: Tensor,
+        edits: Sequence[Edit],
+        sites: list[Site[Attention]] | None,
+        *,
+        record: bool = True,
+        past: Past | None = None,
     ) -> Iterator[tuple[list[Site[Any]], Site[Tensor]]]:
         """Hooks for one pass: inject at block 0, apply edits, record every block's call, attention at `sites`, the end.
 
@@ -271,7 +305,7 @@ class HuggingFaceView(Watched):
         handles = [block.register_forward_pre_hook(before(i), with_kwargs=True) for i, block in enumerate(self._blocks)]
         handles.append(self._final_norm.register_forward_pre_hook(at_end))
         try:
-            with self._attending(sites, edits, range(self.spec.blocks)):
+            with self._attending(sites, edits, range(self.spec.blocks), past):
                 yield calls, last
             for call in calls:
                 call.value(self.spec.family)
@@ -281,11 +315,15 @@ class HuggingFaceView(Watched):
 
     @contextmanager
     def _attending(
-        self, sites: list[Site[Attention]] | None, edits: Sequence[Edit], layers: Sequence[int]
+        self,
+        sites: list[Site[Attention]] | None,
+        edits: Sequence[Edit],
+        layers: Sequence[int],
+        past: Past | None = None,
     ) -> Iterator[None]:
         """Listen to the attention of `layers`: record it at `sites`, apply edits, call the watcher if there is one."""
-        listener = Listening(edits, sites, self._watcher, self.device)
-        if not (listener.heard or listener.edits):
+        listener = Listening(edits, sites, self._watcher, self.device, past)
+        if not (listener.heard or listener.edits or past is not None):
             yield
             return
         with self._connected(listener, layers):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from .behind import Past
 from .fused import attend, check_told
 from .view import Attention, Edit, Site, Watcher
 
@@ -21,10 +22,15 @@ class Listening:
     """One view's pass: its edits are applied, its attention is recorded at `sites`, and its watcher is told."""
 
     def __init__(
-        self, edits: Sequence[Edit], sites: list[Site[Attention]] | None, watcher: Watcher | None, device: torch.device
+        self,
+        edits: Sequence[Edit],
+        sites: list[Site[Attention]] | None,
+        watcher: Watcher | None,
+        device: torch.device,
+        past: Past | None = None,
     ) -> None:
         self.edits = [edit for edit in edits if edit.site != "residual"]
-        self.sites, self.watcher = sites, watcher
+        self.sites, self.watcher, self.past = sites, watcher, past
         self.fired: set[tuple[int, str]] = set()
         self.modules: Mapping[int, int] = {}  # blocks by the id of their attention
         self._device = device  # where edits and the watcher find the tensors
@@ -91,7 +97,10 @@ def _attention_forward(
         softcap=kwargs.get("softcap"),
         window=kwargs.get("sliding_window"),
     )
-    attention = attend(given, normalizer=heard is not None and heard.watcher is not None)
+    if heard is not None and layer is not None and heard.past is not None:
+        attention = heard.past.attend(layer, given)
+    else:
+        attention = attend(given, normalizer=heard is not None and heard.watcher is not None)
     output = attention.output
     assert output is not None
     if heard is not None and layer is not None:

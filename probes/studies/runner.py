@@ -94,6 +94,14 @@ class Prompts:
         chosen = self.chosen()
         return {"n": chosen.pop("prompts"), **chosen}
 
+    def check(self) -> None:
+        """Refuse what can be refused without a model."""
+        check_source(**self.asked())
+
+    def drawn(self, model: View) -> Drawn:
+        """The prompts of a model."""
+        return draw(model, **self.asked())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Given(Prompts, Loading):
@@ -296,14 +304,14 @@ def subjects(
     """
     if not sources:
         raise InputError("no model given; name one, as tiny-llama")
-    check_source(**asked.asked())
+    asked.check()
     found = []
     for source in sources:
         model = loading.load(source)
         name, revision = model.identity.name, model.identity.revision
         if "@" in source and revision is not None:  # a hub id has the commit as its revision, which names no curve
             name = f"{name}@{source.rpartition('@')[2]}"
-        drawn = draw(model, **asked.asked())
+        drawn = asked.drawn(model)
         check(model, name, drawn.tokens)
         found.append(Subject(source, name, drawn, loading, model if len(sources) == 1 else None))
     named: dict[str, str] = {}

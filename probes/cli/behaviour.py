@@ -1,0 +1,58 @@
+"""Commands that measure what language models do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .command import command, flag, option
+from .console import print_report, print_written, progress, remark
+from .options import First, Options, Running, Seed, Target
+
+
+@dataclass(frozen=True)
+class Recalled(Options):
+    """Which lists are made, and what is asked; arguments of `probes.retrieval`."""
+
+    pairs: int | None = option("Pairs of a list; if not given, the ladder decides: 12 to 288.")
+    keys: Literal["apart", "alike"] | None = option("Different nouns, or colours and nouns that recur.")
+    digits: int | None = option("Digits of a value.")
+    contexts: int = option("Lists; each is the control of another one, so an even number.", 100)
+    depths: int | None = option("Pairs asked for in each list, evenly spaced; all if not given.")
+    template: str = option("sentences, json, or a TOML file with line and question.", "sentences")
+    chat: bool = flag("--chat", "The list is the user's, the answer the assistant's, by the model's chat template.")
+    candidates: int = option("Values whose probabilities are ranked for each question; 1: none, which is faster.", 36)
+    pilot: int = option("Lists asked on every rung while the ladder is climbed.", 8)
+    first: First = "auto"
+    seed: Seed = 0
+
+    def values(self) -> dict[str, Any]:
+        from ..data.prompts import parse_first
+
+        return vars(self) | {"first": parse_first(self.first)}
+
+
+@command(without=("backend",), out=Path("runs/retrieval"))
+def retrieval(target: Target, recalled: Recalled, running: Running) -> None:
+    """Measure what a model recalls of a list of keys and values, by the depth at which the pair stands.
+
+    Writes retrieval.nc, retrieval.png, retrieval.svg, retrieval.md and prints recall by depth, with the first and the last
+    pairs against the middle. Lists get harder until the model answers no more than nine of ten questions, unless --pairs,
+    --keys and --digits say how hard they are. There is no --backend: lists run once, and questions behind them, through the
+    modules of transformers. If interrupted, the same command resumes.
+
+    Examples:
+      headwater retrieval smollm2-135m --pairs 36 --contexts 24
+      headwater retrieval ./checkpoint --template json --chat
+      headwater retrieval Qwen/Qwen2.5-0.5B --pairs 144 --keys alike --depths 12
+    """
+    from ..studies.retrieval import retrieval as study
+    from ..studies.retrieval import retrieval_report
+    from ..studies.runner import written_files
+
+    with progress(recalled.contexts) as advance:
+        how = {name: value for name, value in running.values().items() if name != "backend"}
+        results = study(target.sources, target.out, recalled.values(), advance=advance, told=remark, **how)
+    print_report(retrieval_report(results))
+    print_written(written_files(results, target.out, "retrieval", "retrieval.md"))

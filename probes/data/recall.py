@@ -1,0 +1,270 @@
+"""Contexts of key-value pairs, and the questions that ask for them, in a model's own tokens.
+
+A context is N lines of one form ("The code for KEY is VALUE."), a question the beginning of such a line, its answer the
+value. Lines have *one shape*: key and value take the same number of tokens in every line, so that a pair's depth decides
+where it stands, and nothing else does. Contexts come in couples without a common key: one is the other's control, in which
+the same question, at the same place, has no answer.
+
+`RUNGS` is a ladder of difficulty. "apart": keys are different nouns. "alike": keys are a colour and a noun, and every
+colour and every noun is in several of them. Values are numbers of so many digits, different within a context.
+
+Sources: science of the measurement, section 11; the form "json" is that of [Liu+], arXiv 2307.03172, with words for UUIDs.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..errors import InputError, reason
+from ..models.view import View
+from .chat import rendered
+from .prompts import FirstToken, first_policy
+
+Keys: TypeAlias = Literal["apart", "alike"]
+
+NOUNS = Path(__file__).with_name("nouns.txt")  # common ones, most of them one token of a large vocabulary
+COLOURS = (
+    *("red", "blue", "green", "black", "white", "brown", "yellow", "pink", "purple", "gray", "golden", "silver"),
+    *("dark", "pale", "bright", "old", "new", "small", "large", "long", "short", "round", "flat", "heavy"),
+)
+MARK = "[[context]]"  # where a chat template is cut
+FIELDS = ("head", "line", "tail", "question")
+
+
+class Rung(NamedTuple):
+    """How difficult recall is made: N pairs, how their keys resemble each other, digits of a value."""
+
+    pairs: int
+    keys: Keys = "apart"
+    digits: int = 4
+
+    def __str__(self) -> str:
+        return f"{self.pairs} pairs, keys {self.keys}, {self.digits} digits"
+
+
+PAIRS = (12, 36, 72, 144, 288)
+RUNGS = (
+    *(Rung(pairs) for pairs in (12, 36)),
+    *(Rung(pairs, "alike") for pairs in (36, 72, 144)),
+    *(Rung(pairs, "alike", 8) for pairs in (144, 288)),
+)
+
+
+class Template(NamedTuple):
+    """The form of a context: `head`, a line per pair, `tail`; and of a question, which ends with its answer."""
+
+    head: str
+    line: str
+    tail: str
+    question: str
+
+
+# The blank line before the question matters: a question that goes on with the list is read as its next line, whose key would
+# be a new one, and SmolLM2-135M then answers few of them.
+TEMPLATES = {
+    "sentences": Template("", "The code for {key} is {value}.\n", "", "\nThe code for {key} is {value}"),
+    "json": Template("JSON data:\n{\n", ' "{key}": "{value}",\n', "}\n", 'Key: "{key}"\nValue: "{value}"'),
+}
+TASKS = "Here is a list.\n{context}\nContinue: {question}"  # what a chat's user says
+
+
+@dataclass(frozen=True)
+class Couple:
+    """Two contexts of one shape without a common key.
+
+    Attributes:
+        contexts: token ids of each.
+        questions: of each context, for every depth, the ids that ask for the pair at it; the answer follows.
+        answers: likewise the ids of the values.
+        starts: of every depth, the position of its line's first token and of its value's first token, the same for both.
+    """
+
+    contexts: tuple[tuple[int, ...], tuple[int, ...]]
+    questions: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
+    answers: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
+    starts: tuple[tuple[int, int], ...]
+
+
+class Shape(NamedTuple):
+    """How many tokens a line or a question has before its value, in it, and after it."""
+
+    before: int
+    value: int
+    after: int
+
+
+def filled(form: str, key: str, value: str) -> str:
+    """A line or question with its key and value; other braces stay."""
+    return form.replace("{key}", key).replace("{value}", value)
+
+
+def read_template(given: str | Path) -> Template:
+    """A form by its name, or from a TOML file with `line` and `question`, and `head` and `tail` if wanted.
+
+    In `line` and `question` stand {key} and {value}, in `question` {value} last.
+
+    Raises:
+        InputError: no such form or file, another field, or a placeholder that is missing.
+    """
+    if str(given) in TEMPLATES:
+        return TEMPLATES[str(given)]
+    path = Path(given)
+    if not path.is_file():
+        raise InputError(f"template '{given}' is neither {' nor '.join(TEMPLATES)} nor a file; give one of them")
+    try:
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"template '{given}' cannot be read ({reason(error)}); give a TOML file") from None
+    if unknown := [name for name in fields if name not in FIELDS or not isinstance(fields[name], str)]:
+        raise InputError(f"template '{given}' has '{unknown[0]}'; give texts called {', '.join(FIELDS)}")
+    template = Template(*(fields.get(name, "") for name in FIELDS))
+    for name in ("line", "question"):
+        for placeholder in ("{key}", "{value}"):
+            if placeholder not in getattr(template, name):
+                raise InputError(f"template '{given}' lacks {placeholder} in its {name}; put it in")
+    if not template.question.endswith("{value}"):
+        raise InputError(f"template '{given}' has a question that goes on after {{value}}; end it there")
+    return template
+
+
+class Maker:
+    """Makes the couples of one rung for one model.
+
+    Args:
+        model: whose tokenizer decides.
+        rung: how difficult.
+        template: the form of context and question.
+        first: what stands at position 0, as in `probes.prompts`; nothing under `chat`, whose template decides.
+        chat: whether context and question stand in the user's turn of the model's chat template, and the answer in the
+            assistant's.
+
+    Raises:
+        InputError: no tokenizer or chat template, too few keys or values of one shape, or a context longer than the model's.
+    """
+
+    def __init__(
+        self, model: View, rung: Rung, template: Template, *, first: FirstToken | int = "auto", chat: bool = False
+    ) -> None:
+        if model.tokenizer is None:
+            raise InputError(f"{model.identity.name} has no tokenizer; load the model with one")
+        if rung.pairs < 2 or rung.digits < 2:
+            raise InputError(f"{rung}: give at least 2 pairs and 2 digits")
+        self.model, self.rung = model, rung
+        self.template = in_chat(model, template) if chat else template
+        self.policy = {"first_policy": "chat template"} if chat else first_policy(model, first)
+        self._ids = cache(self._encoded)
+        words = NOUNS.read_text(encoding="utf-8").split()
+        forms = (self.template.line, self.template.question)
+        if rung.keys == "apart":
+            self._nouns, self._colours = self._alike(words, forms), [""]
+        else:  # a grid of colours and nouns, as square as it can be
+            side = math.ceil(math.sqrt(rung.pairs))
+            self._colours = [f"{one} " for one in COLOURS][: min(side, len(COLOURS))]
+            self._nouns = self._alike(words, forms, self._colours[0])
+            self._colours = self._alike(self._colours, forms, after=self._nouns[0])
+        self._each = math.ceil(rung.pairs / len(self._colours))  # nouns of one context
+        if 2 * self._each > len(self._nouns):
+            most = len(self._nouns) // 2 * len(self._colours)
+            raise InputError(
+                f"the tokenizer of {model.identity.name} gives {len(self._nouns)} nouns one shape, enough for {most} "
+                f"pairs; {rung.pairs} are asked for"
+            )
+        key = f"{self._colours[0]}{self._nouns[0]}"
+        self._shapes = tuple(self._shape(form, key) for form in forms)
+        if length := self._too_long():
+            raise InputError(
+                f"{rung} take {length} tokens, {model.identity.name} was made for {model.spec.max_length}; "
+                "ask for fewer pairs"
+            )
+
+    def couple(self, seed: int, number: int) -> Couple:
+        """The couple of this number: the same for every order in which couples are made."""
+        draw = np.random.default_rng([seed, number, self.rung.pairs, self.rung.digits, int(self.rung.keys == "alike")])
+        nouns = [self._nouns[i] for i in draw.permutation(len(self._nouns))]
+        sides = []
+        for own in (nouns[: self._each], nouns[self._each : 2 * self._each]):
+            keys = [f"{colour}{noun}" for colour, noun in product(self._colours, own)]
+            keys = [keys[i] for i in draw.permutation(len(keys))[: self.rung.pairs]]
+            sides.append(list(zip(keys, self._values(draw), strict=True)))
+        made = [self._context(side) for side in sides]
+        asked = [[self._asked(key, value) for key, value in side] for side in sides]
+        questions, answers = (tuple(tuple(one[n] for one in side) for side in asked) for n in (0, 1))
+        return Couple(tuple(ids for ids, _ in made), questions, answers, made[0][1])  # type: ignore[arg-type]
+
+    def length(self) -> int:
+        """Tokens of a context, a question and its answer together."""
+        line, question = self._shapes
+        around = len(self._start()) + len(self._ids(self.template.tail))
+        return around + self.rung.pairs * sum(line) + question.before + question.value
+
+    def _too_long(self) -> int | None:
+        most, length = self.model.spec.max_length, self.length()
+        return length if most is not None and length > most else None
+
+    def _start(self) -> list[int]:
+        first = [int(self.policy["first_id"])] if "first_id" in self.policy else []
+        return [*first, *self._ids(self.template.head)]
+
+    def _context(self, side: Sequence[tuple[str, str]]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        ids, starts = self._start(), []
+        for key, value in side:
+            starts.append((len(ids), len(ids) + self._shapes[0].before))
+            ids += self._ids(filled(self.template.line, key, value))
+        return (*ids, *self._ids(self.template.tail)), tuple(starts)
+
+    def _asked(self, key: str, value: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        ids, before = self._ids(filled(self.template.question, key, value)), self._shapes[1].before
+        return ids[:before], ids[before:]
+
+    def _values(self, draw: np.random.Generator) -> list[str]:
+        found: dict[str, None] = {}
+        lowest, key = 10 ** (self.rung.digits - 1), f"{self._colours[0]}{self._nouns[0]}"
+        for _ in range(100 * self.rung.pairs):
+            value = str(draw.integers(lowest, 10 * lowest))
+            forms = (self.template.line, self.template.question)
+            if all(len(self._ids(filled(f, key, value))) == sum(s) for f, s in zip(forms, self._shapes, strict=True)):
+                found[value] = None
+            if len(found) == self.rung.pairs:
+                return list(found)
+        raise InputError(f"too few numbers of {self.rung.digits} digits have one shape; give more digits")
+
+    def _alike(self, words: Sequence[str], forms: Sequence[str], before: str = "", after: str = "") -> list[str]:
+        """Those of the words whose lines and questions have the most frequent shape."""
+        shapes = {word: tuple(self._shape(form, f"{before}{word}{after}") for form in forms) for word in words}
+        usual = Counter(shapes.values()).most_common(1)[0][0]
+        return [word for word, shape in shapes.items() if shape == usual]
+
+    def _shape(self, form: str, key: str) -> Shape:
+        """Of a line or question with this key; what two values without a common digit leave alone is not value."""
+        one, other = (self._ids(filled(form, key, digit * self.rung.digits)) for digit in "17")
+        common = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
+        pairs = zip(reversed(one), reversed(other), strict=False)
+        after = next((n for n, pair in enumerate(pairs) if pair[0] != pair[1]), 0)
+        return Shape(common, len(one) - common - after, after)
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        assert self.model.tokenizer is not None
+        return tuple(self.model.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def in_chat(model: View, template: Template) -> Template:
+    """The same within the model's chat template: list and question are the user's, the answer is the assistant's."""
+    text = rendered(model, [{"role": "user", "content": MARK}])[0]
+    if text.count(MARK) != 1:
+        raise InputError(
+            f"the chat template of {model.identity.name} does not hold what its user says; leave out --chat"
+        )
+    before, after = text.split(MARK)
+    head, rest = TASKS.split("{context}\n")
+    asked = rest.replace("{question}", template.question.split("{value}")[0].rstrip())
+    return Template(before + head + template.head, template.line, template.tail, f"{asked}{after}{template.question}")

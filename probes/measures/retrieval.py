@@ -1,0 +1,362 @@
+r"""What a model can retrieve: key-value recall by depth.
+
+A context lists N pairs (`probes.data.recall`), and every pair is asked for behind it. Of the pair at depth k of context c:
+
+- `log_p`: log of the probability of its value, summed over the value's tokens, each behind the right ones before it;
+- `exact`: whether each of these is the most probable token, so that a greedy reader says the value;
+- `rank`: 1 + how many of the other values are more probable; `candidates` - 1 others of the context are compared, drawn anew
+  for each question (all of them where there are no more);
+- `control`: `log_p` of the same question behind another context of the same shape that lacks the key; `gain` is what the
+  pair adds, `log_p` - `control`.
+
+`shape` says whether recall is a U in depth, in the words of profiles (`results.ushape`): geometric means of the value's
+probability over contexts, the first 5 % of the pairs and the last pair against the median of the middle half.
+
+**Difficulty.** A model that recalls everything says as little about depth as one that recalls nothing. `pilot` contexts are
+asked rung by rung of the ladder (`recall.RUNGS`), from the easiest on, until at most `EASY` of the answers are exact; that
+rung is measured. With `pairs`, the ladder is that of so many pairs: keys apart, keys alike, longer values.
+
+**Cost.** A context runs once. All questions and answers run behind its keys and values (`probes.models.behind`): a question
+is a row, and the values that are compared share their beginnings in a tree. The naive way, a pass over the whole text for
+each question, is what views do that cannot continue a context (`benchmarks/recall.py` compares them).
+
+Source: ours; the task is that of [Liu+], arXiv 2307.03172; science of the measurement, section 11.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+
+from ..data.prompts import FirstToken
+from ..data.recall import RUNGS, Couple, Keys, Maker, Rung, read_template
+from ..errors import InputError
+from ..models.behind import Continues
+from ..models.checks import not_finite
+from ..models.given import takes_model
+from ..models.view import View
+from ..results.dataset import dataset, provenance
+from ..results.statistics import Interval, ends, jackknifed, resampling
+from ..results.ushape import SHORTEST, numbers, troughs
+from ..results.variables import Variable, labelled
+from ..run.memory import Retry, parts
+from ..run.reporting import Progress, Report
+from ..run.resume import Piece, each
+
+CONTEXTS, PILOT, CANDIDATES = 100, 8, 36
+PILOT_DEPTHS = 12
+EASY = 0.9  # of a rung's answers, which a harder one may still be asked
+NUMBERS_AT_ONCE = 1 << 25  # logits or attention weights of the rows that run together: 128 MiB in float32
+MEASURED = ("log_p", "control", "exact", "rank")
+BY_DEPTH = ("context", "depth")
+VARIABLES = {
+    "log_p": Variable(BY_DEPTH, "log probability of the value", "nat"),
+    "control": Variable(BY_DEPTH, "log probability of the value behind a context without the key", "nat"),
+    "gain": Variable(BY_DEPTH, "what the pair adds to the value's log probability", "nat"),
+    "exact": Variable(BY_DEPTH, "whether every token of the value is the most probable one"),
+    "rank": Variable(BY_DEPTH, "rank of the value among the context's values that are compared"),
+    "pilot_exact": Variable(("rung",), "share of exact answers in the pilot"),
+    "pilot_log_p": Variable(("rung",), "mean log probability of the value in the pilot", "nat"),
+    "place": Variable(("depth",), "position of the value's first token", "token"),
+    "line": Variable(("depth",), "position of the first token of the pair's line", "token"),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question behind a context: its ids, and the answers that are scored, the right one first."""
+
+    question: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]
+
+
+Scored: TypeAlias = tuple[np.ndarray, bool]  # log probabilities [answer]; whether the first answer is the greedy one
+
+
+@takes_model
+def retrieval(
+    model: View,
+    *,
+    pairs: int | None = None,
+    keys: Keys | None = None,
+    digits: int | None = None,
+    contexts: int = CONTEXTS,
+    depths: int | None = None,
+    template: str | Path = "sentences",
+    chat: bool = False,
+    first: FirstToken | int = "auto",
+    candidates: int = CANDIDATES,
+    pilot: int = PILOT,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Ask for every pair of lists of pairs: what a model recalls by the depth at which it stands.
+
+    Args:
+        model: any view; it is not changed. One that can continue a context (a transformers model) takes a small part of
+            the time.
+        pairs: of a context; with `keys` ("apart", "alike") and `digits` (of a value) it pins the rung of the ladder, as far
+            as they are given.
+        contexts: how many; they come in couples that are each other's control.
+        depths: so many of the pairs are asked for, evenly spaced, first and last among them; all if not given.
+        template: "sentences", "json", or a TOML file (`recall.read_template`).
+        chat: the list stands in the user's turn of the model's chat template, the answer in the assistant's.
+        first: what stands at position 0, as in `probes.prompts`.
+        candidates: values whose probabilities are compared for `rank`; 1: no comparison, which is faster.
+        pilot: contexts asked on every rung while the ladder is climbed; 0, or a single rung: no pilot.
+        seed: decides the contexts.
+        progress: called with (questions done, questions in all).
+
+    Returns:
+        Dataset with the variables of the module's text, [context, depth], where `depth` counts pairs from 0 and `fraction`
+        goes from 0 to 1; `place`, where the value stands, and the attribute `query`, the position that its first token is
+        predicted at; of the rungs that were climbed `pilot_exact` and `pilot_log_p`; attributes that say what made it.
+
+    Raises:
+        InputError: an option that cannot be used, no tokenizer, a context longer than the model was made for, values that
+            are not finite.
+
+    Source: see the module's text.
+    """
+    for name, value, least in (("contexts", contexts, 2), ("candidates", candidates, 1), ("pilot", pilot, 0)):
+        if value < least:
+            raise InputError(f"{name}={value} is too few; give at least {least}")
+    if contexts % 2 or pilot % 2:
+        raise InputError(f"contexts={contexts}, pilot={pilot}: contexts come in couples; give even numbers")
+    if seed < 0:
+        raise InputError(f"seed={seed} is negative; give 0 or more")
+    if depths is not None and depths < 2:
+        raise InputError(f"depths={depths} is too few; give at least 2, or leave it out")
+    form = read_template(template)
+    rungs = ladder(pairs, keys, digits)
+    makers = [Maker(model, rungs[0], form, first=first, chat=chat)]
+    report = Report(progress, contexts * asked_depths(rungs[-1].pairs, depths).size)
+    ask = _Asking(model, makers[0], depths, candidates, seed, report)
+    piloted: list[tuple[float, float]] = []
+    if len(rungs) > 1 and pilot:
+        for n, rung in enumerate(rungs):
+            if n:
+                makers.append(Maker(model, rung, form, first=first, chat=chat))
+            found = _Asking(model, makers[-1], PILOT_DEPTHS, 1, seed + 1, report).run(f"pilot {n}", pilot)
+            piloted.append((float(found["exact"].mean()), float(found["log_p"].mean())))
+            if piloted[-1][0] <= EASY:
+                break
+        ask = _Asking(model, makers[-1], depths, candidates, seed, report)
+    report.expect(contexts * len(ask.depths))
+    found = ask.run("contexts", contexts)
+    report.finish()
+    if not np.isfinite(found["log_p"]).all():
+        raise not_finite(model, "probabilities")
+    maker, starts = makers[-1], ask.couple(0).starts
+    rung = maker.rung
+    values = found | {
+        "gain": found["log_p"] - found["control"],
+        "pilot_exact": np.array([exact for exact, _ in piloted]),
+        "pilot_log_p": np.array([log_p for _, log_p in piloted]),
+        "line": np.array([starts[d][0] for d in ask.depths]),
+        "place": np.array([starts[d][1] for d in ask.depths]),
+    }
+    if candidates == 1:
+        del values["rank"]
+    query = len(ask.couple(0).contexts[0]) + len(ask.couple(0).questions[0][0]) - 1
+    options = {"pairs": rung.pairs, "keys": rung.keys, "digits": rung.digits, "contexts": contexts, "depths": depths}
+    options |= {"template": str(template), "chat": chat, "first": first, "candidates": candidates, "pilot": pilot}
+    coords: dict[str, Any] = {
+        "context": range(contexts),
+        "depth": ask.depths,
+        "fraction": (("depth",), ask.depths / (rung.pairs - 1)),
+        "rung": [str(one) for one in rungs[: len(piloted)]],
+    }
+    tokens = torch.tensor([ids for n in range(contexts // 2) for ids in ask.couple(n).contexts])
+    attrs = provenance(model, tokens, measurement="retrieval", **options, seed=seed)
+    return dataset(labelled(VARIABLES, values), coords=coords, attrs=attrs | maker.policy | {"query": query})
+
+
+def ladder(pairs: int | None, keys: Keys | None, digits: int | None) -> list[Rung]:
+    """The rungs that are climbed, the easiest first; a single one where number, kind and digits are all given.
+
+    Raises:
+        InputError: numbers out of range.
+    """
+    if pairs is not None and pairs < 2:
+        raise InputError(f"pairs={pairs} is too few; give at least 2")
+    if digits is not None and not 2 <= digits <= 15:
+        raise InputError(f"digits={digits} is out of range; give 2 to 15")
+    rungs = RUNGS if pairs is None else (Rung(pairs), Rung(pairs, "alike"), Rung(pairs, "alike", 8))
+    chosen = [Rung(one.pairs, keys or one.keys, digits or one.digits) for one in rungs]
+    return list(dict.fromkeys(chosen))
+
+
+def asked_depths(pairs: int, depths: int | None) -> np.ndarray:
+    """The pairs that are asked for: all, or so many of them, evenly spaced from the first to the last."""
+    return np.unique(np.linspace(0, pairs - 1, min(depths or pairs, pairs)).round().astype(int))
+
+
+class _Asking:
+    """Asks contexts of one rung, couple by couple."""
+
+    def __init__(
+        self, model: View, maker: Maker, depths: int | None, candidates: int, seed: int, report: Report
+    ) -> None:
+        self.model, self.maker, self.candidates, self.seed, self.report = model, maker, candidates, seed, report
+        self.depths = asked_depths(maker.rung.pairs, depths)
+        self.retry = Retry(f"a context of {maker.length()} tokens of '{model.identity.name}'", report)
+
+    def couple(self, number: int) -> Couple:
+        return self.maker.couple(self.seed, number)
+
+    def run(self, stage: str, contexts: int) -> dict[str, np.ndarray]:
+        """Every variable by context and depth."""
+        pieces = each(stage, contexts // 2, lambda number: self.retry(lambda: self._piece(number)))
+        return {name: pieces.stacked(name).reshape(contexts, -1) for name in MEASURED}
+
+    def _piece(self, number: int) -> Piece:
+        """Both contexts of a couple, [context, depth]: behind each run its own questions and, as controls, the other's."""
+        couple, found = self.couple(number), {name: np.zeros((2, len(self.depths))) for name in MEASURED}
+        asked = [self._asked(couple, number, side) for side in (0, 1)]
+        count = len(self.depths)
+        for side in (0, 1):
+            controls = [Asked(one.question, one.answers[:1]) for one in asked[1 - side]]
+            scored = scores(self.model, couple.contexts[side], [*asked[side], *controls])
+            own = np.stack([log_p for log_p, _ in scored[:count]])
+            found["log_p"][side], found["rank"][side] = own[:, 0], 1 + (own[:, 1:] > own[:, :1]).sum(1)
+            found["exact"][side] = [greedy for _, greedy in scored[:count]]
+            found["control"][1 - side] = [log_p[0] for log_p, _ in scored[count:]]
+            self.report(count)
+        return found
+
+    def _asked(self, couple: Couple, number: int, side: int) -> list[Asked]:
+        """The questions of one context, each with the values that are compared, its own first."""
+        draw, answers, found = np.random.default_rng([self.seed, number, side]), couple.answers[side], []
+        for depth in self.depths:
+            others = draw.permutation([n for n in range(len(answers)) if n != depth])[: self.candidates - 1]
+            found.append(Asked(couple.questions[side][depth], (answers[depth], *(answers[n] for n in others))))
+        return found
+
+
+@torch.no_grad()
+def scores(model: View, context: Sequence[int], asked: Sequence[Asked]) -> list[Scored]:
+    """For every question its answers' log probabilities, and whether the first is what a greedy reader says.
+
+    Views that cannot continue a context make a plain pass over the whole text for every answer.
+    """
+    if not isinstance(model, Continues):
+        return [one_by_one(model, context, one) for one in asked]
+    run = model.behind(model.embed(torch.tensor([list(context)])))
+    rows = [_Row(one) for one in asked]
+    widest = max(len(row.tokens) for row in rows)
+    numbers = widest * max(model.spec.vocabulary, model.spec.heads * (len(context) + widest))
+    at_once = max(1, NUMBERS_AT_ONCE // (parts() * numbers))
+    found = []
+    for start in range(0, len(rows), at_once):
+        some = rows[start : start + at_once]
+        padded = [row.padded(max(len(row.tokens) for row in some)) for row in some]
+        streams = run(*(torch.stack(tensors) for tensors in zip(*padded, strict=True)))
+        found += [row.read(model, stream) for row, stream in zip(some, streams, strict=True)]
+    return found
+
+
+@torch.no_grad()
+def one_by_one(model: View, context: Sequence[int], asked: Asked) -> Scored:
+    """One of `scores`, by plain passes."""
+    log_p, greedy = [], False
+    for n, answer in enumerate(asked.answers):
+        text = torch.tensor([[*context, *asked.question, *answer]])
+        stream = model.residual(model.embed(text))[0, -len(answer) - 1 : -1]
+        logits = model.unembed(model.norm(stream)).log_softmax(-1, dtype=torch.float64).cpu()
+        log_p.append(float(logits[torch.arange(len(answer)), torch.tensor(answer)].sum()))
+        greedy = greedy or (n == 0 and logits.argmax(-1).tolist() == list(answer))
+    return np.array(log_p), greedy
+
+
+class _Row:
+    """A question and the tree of its answers: every beginning of an answer that another token follows is one node."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked, count = asked, len(asked.question)
+        self.tokens, self.parents = list(asked.question), [*range(-1, count - 1)]
+        nodes: dict[tuple[int, ...], int] = {(): count - 1}
+        for answer in asked.answers:
+            for n in range(1, len(answer)):
+                if answer[:n] not in nodes:
+                    nodes[answer[:n]] = len(self.tokens)
+                    self.tokens.append(answer[n - 1])
+                    self.parents.append(nodes[answer[: n - 1]])
+        self.nodes = nodes
+
+    def padded(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens, places, seen); what is filled up sees itself alone and is read by nobody."""
+        places, seen = torch.zeros(size, dtype=torch.long), torch.eye(size, dtype=torch.bool)
+        for n, parent in enumerate(self.parents):
+            if parent >= 0:
+                places[n] = places[parent] + 1
+                seen[n] |= seen[parent]
+        tokens = torch.zeros(size, dtype=torch.long)
+        tokens[: len(self.tokens)] = torch.tensor(self.tokens)
+        return tokens, places, seen
+
+    def read(self, model: View, stream: Float[Tensor, "token d"]) -> Scored:
+        """Log probabilities of the answers, and whether the first is the greedy one, from the row's streams."""
+        start = len(self.asked.question) - 1
+        logits = model.unembed(model.norm(stream[start : len(self.tokens)])).log_softmax(-1, dtype=torch.float64)
+        at = [[self.nodes[answer[:n]] - start for n in range(len(answer))] for answer in self.asked.answers]
+        picked = logits[torch.tensor(at), torch.tensor(self.asked.answers)]  # [answer, token]
+        best = logits[torch.tensor(at[0])].argmax(-1).tolist()
+        return picked.sum(-1).cpu().numpy(), best == list(self.asked.answers[0])
+
+
+class Recall(NamedTuple):
+    """How recall depends on depth; intervals over couples of contexts."""
+
+    exact: Interval  # share of exact answers
+    log_p: Interval  # nat, mean
+    gain: Interval  # nat, mean
+    primacy: Interval  # the first 5 % of the pairs against the middle half, ratio of probabilities
+    recency: Interval  # the last pair against it
+    trough: Interval  # where recall is least, from 0 to 1
+
+
+def shape(ds: xr.Dataset) -> Recall:
+    """The U-shape of a result of `retrieval`; NaN for the U of fewer than 8 depths."""
+    unit = ds["context"].values // 2  # each context of a couple is the other's control
+
+    def mean(name: str) -> Interval:
+        return jackknifed(lambda some: float(some.mean()), ds[name].values, unit)
+
+    def ratio(name: str) -> Interval:
+        logs = ds["log_p"].values
+        found = jackknifed(lambda some: math.log(numbers(np.exp(some.mean(0)))[name]), logs, unit)
+        return found._replace(**{end: math.exp(getattr(found, end)) for end in ("value", "low", "high")})
+
+    exact, log_p, gain = map(mean, ("exact", "log_p", "gain"))
+    return Recall(exact, log_p, gain, ratio("primacy"), ratio("recency"), trough(ds))
+
+
+def trough(ds: xr.Dataset, *, draws: int = 1000) -> Interval:
+    """Where the smoothed curve of recall is lowest, as a fraction of the depth, with its interval over couples."""
+    logs = ds["log_p"].values
+    if logs.shape[1] < SHORTEST:
+        return Interval(math.nan, math.nan, math.nan)
+    names = [str(n) for n in ds["context"].values // 2]
+    drawn = resampling(len(logs), draws, 0, documents=names).astype(float)
+    found = troughs(logs, drawn) / (logs.shape[1] - 1)
+    low, high = ends(found[:, None])
+    return Interval(float(found[0]), float(low[0]), float(high[0]))
+
+
+def memory(model: View, length: int, question: int) -> int:
+    """Bytes above the model's own that a context of so many tokens takes with its questions of so many."""
+    spec, size = model.spec, model.dtype.itemsize
+    cache = 2 * spec.blocks * spec.kv_heads * spec.head_dim * length * size
+    row = question * max(spec.vocabulary, spec.heads * (length + question))
+    # Logits, their exponentials and weights of the rows that run together; streams and q, k, v of the context's own pass.
+    return cache + 3 * 4 * max(row, NUMBERS_AT_ONCE) + 8 * length * spec.width * size

@@ -1,0 +1,71 @@
+"""Passes that continue a context: its keys and values are computed once, and many continuations attend to them.
+
+A row of a pass holds tokens that stand behind the context. They need not be one text: `places` says how far behind the
+context's end each of them stands, and `seen` which of the row's tokens it attends to, so that a question and several
+answers that begin alike share their beginnings (a tree). All rows read the same keys and values, which are not copied:
+per block, products with the context are one matrix product over all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .view import Attention
+
+# (tokens, places, seen) -> the stream after the last block
+Continuation: TypeAlias = Callable[
+    [Int[Tensor, "row token"], Int[Tensor, "row token"], Bool[Tensor, "row token token"]], Float[Tensor, "row token d"]
+]
+
+
+@runtime_checkable
+class Continues(Protocol):
+    """A view that can run many continuations behind one context."""
+
+    def behind(self, embeddings: Float[Tensor, "1 position d"]) -> Continuation:
+        """What runs tokens behind a context that block 0 reads; without gradients."""
+        ...
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a pass behind a context knows of it, and where its own tokens stand.
+
+    Keys and values have one entry per block, `[G, T, c]`, keys after rotation; `places` count from the context's end.
+    """
+
+    keys: tuple[Float[Tensor, "group position c"], ...]
+    values: tuple[Float[Tensor, "group position c"], ...]
+    places: Int[Tensor, "row token"]
+    seen: Bool[Tensor, "row token token"]
+
+    @property
+    def positions(self) -> Int[Tensor, "row token"]:
+        """Where the tokens stand in the whole text."""
+        return self.keys[0].shape[1] + self.places
+
+    def attend(self, layer: int, attention: Attention) -> Attention:
+        """The attention of the pass's own tokens `[row, H, token, c]` over context and row, with its output."""
+        query, own = attention.query, attention.key
+        rows, heads, count, width = query.shape
+        groups = heads // len(self.keys[layer])
+        past_key, past_value = (x[layer].repeat_interleave(groups, 0).to(query) for x in (self.keys, self.values))
+        length, places = past_key.shape[1], self.positions.to(query.device)
+        flat = (query * attention.scale).transpose(0, 1).flatten(1, 2)  # [H, row token, c]
+        exact = torch.promote_types(query.dtype, torch.float32)
+        before = (flat.to(exact) @ past_key.to(exact).mT).view(heads, rows, count, length).transpose(0, 1)
+        among = (query * attention.scale).to(exact) @ own.to(exact).mT  # [row, H, token, token]
+        at, keys = places[:, None, :, None], torch.arange(length, device=query.device)
+        before = attention.logits_of(before, at, keys)
+        among = attention.logits_of(among, at, places[:, None, None, :])
+        among = among.masked_fill(~self.seen[:, None].to(query.device), float("-inf"))
+        weights = torch.cat([before, among], -1).softmax(-1).to(query.dtype)
+        read = weights[..., :length].transpose(0, 1).flatten(1, 2) @ past_value  # [H, row token, c]
+        read = read.view(heads, rows, count, width).transpose(0, 1) + weights[..., length:] @ attention.value
+        return replace(attention, output=read)

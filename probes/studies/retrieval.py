@@ -1,0 +1,142 @@
+"""The study behind `headwater retrieval`: what models recall by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from ..data.prompts import Drawn
+from ..data.recall import Maker, read_template
+from ..figures.retrieval import retrieval_figure
+from ..measures import retrieval as measure
+from ..models.view import View
+from ..results.dataset import options_of
+from ..results.tables import Report, Table, interval, write_report
+from ..run.progress import Advance
+from .runner import Loading, Prompts, Results, Study, Subject, Tell, Told, Unit, planned, run, write_results
+
+NAME = "retrieval"
+COLUMNS = ("model", "recall of", "exact", "log p (nat)", "gain (nat)", "primacy", "recency", "least at")
+PARTS = {"first": slice(0, 1), "middle": slice(None), "last": slice(-1, None)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lists(Prompts):
+    """Contexts of key-value pairs in the place of windows of text; `options` are those of the measure."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        self._form()
+
+    def drawn(self, model: View) -> Drawn:
+        """The first couple of the easiest rung, by which a resumed run knows that it is the same."""
+        chosen = self.options
+        maker = Maker(model, self._rungs()[0], self._form(), first=chosen["first"], chat=chosen["chat"])
+        return Drawn(torch.tensor(maker.couple(chosen["seed"], 0).contexts), dict(maker.policy), ())
+
+    def _rungs(self) -> list[Any]:
+        return measure.ladder(*(self.options[name] for name in ("pairs", "keys", "digits")))
+
+    def _form(self) -> Any:
+        self._rungs()
+        return read_template(self.options["template"])
+
+
+def retrieval(
+    sources: Sequence[str],
+    out: str | Path,
+    options: Mapping[str, Any],
+    *,
+    advance: Advance | None = None,
+    told: Told | None = None,
+    **loading: Any,
+) -> Results:
+    """Measure recall of every model; write results, figure and table, return the results by model name.
+
+    Writes `retrieval.nc` for one model or `retrieval-MODEL.nc` for each of several, `retrieval.png`, `retrieval.svg` and
+    `retrieval.md`, all of it at the end. After an interruption it resumes with what was measured.
+
+    Args:
+        sources: models, as `probes.load` takes them.
+        out: folder.
+        options: of `probes.retrieval`, all of them but `progress`.
+        advance, told: as in `runner.run`.
+        loading: fields of `runner.Loading`.
+
+    Raises:
+        InputError: bad input, found before anything is measured.
+    """
+    out, options = Path(out), dict(options)
+
+    def units(model: View, name: str, tokens: Tensor) -> list[Unit]:
+        def made(model: View, subject: Subject, tell: Tell) -> xr.Dataset:
+            return measure.retrieval(model, progress=tell, **options)
+
+        return [Unit(f"{name} {NAME}", options | {"template": _content(options["template"])}, made)]
+
+    def line(model: View, one: Subject) -> str:
+        length = one.tokens.shape[1]
+        return planned(one.name, model, measure.memory(model, length, length), " on the easiest rung")
+
+    def write(results: Results) -> None:
+        write_results(results, out, NAME, retrieval_figure)
+        write_report(retrieval_report(results), out / f"{NAME}.md")
+
+    study = Study(NAME, units, write, line=line, files=[f"{NAME}.md"])
+    return run(study, sources, out, Lists(options=options), Loading(**loading), advance=advance, told=told)
+
+
+def _content(template: str) -> str:
+    """A template's name, or what its file holds: another file of that name is another template."""
+    path = Path(template)
+    return path.read_text(encoding="utf-8") if path.is_file() else template
+
+
+def retrieval_report(results: Results) -> Report:
+    """Recall of every model, the U-shape of it, and the curve by depth."""
+    rows, curve, lines = [], [], []
+    for name, ds in results.items():
+        found, options = measure.shape(ds), options_of(ds)
+        what = f"{options['pairs']} pairs, keys {options['keys']}, {options['digits']} digits"
+        rows.append([name, what, *(interval(*one[:3]) for one in found)])
+        lines.append(f"{name}: {_said(found)}")
+        if ds.sizes["rung"]:
+            climbed = zip(ds["rung"].values, ds["pilot_exact"].values, strict=True)
+            lines.append(f"{name}, exact in the pilot: " + "; ".join(f"{rung}: {share:.2f}" for rung, share in climbed))
+        for part in ds["depth"].values:
+            at = ds.sel(depth=part)
+            cells = [f"{float(at[one].mean()):.2f}" for one in ("log_p", "control", "exact")]
+            curve.append([name, str(part), str(int(at["place"])), *cells])
+    ds = next(iter(results.values()))
+    made = ", ".join(ds.attrs[name] for name in ("backend", "dtype", "device"))
+    described = (
+        f"{ds.sizes['context']} contexts, template '{options_of(ds)['template']}', {made}. Exact: share of values of which "
+        "every token is the most probable; gain: log p against the same question behind a list without the key; primacy, "
+        "recency: probability (geometric mean) of the first 5 % of the pairs and of the last one against the median of the "
+        "middle half; least at: where recall is lowest, from 0 (first) to 1 (last). 95 % intervals over couples of contexts."
+    )
+    tables = [
+        Table("Recall by depth", ("model", "depth", "token", "log p", "log p without key", "exact"), curve),
+        Table("Recall", COLUMNS, rows),
+    ]
+    return Report("What is recalled, by the depth at which it stands", described, tables, lines)
+
+
+def _said(found: measure.Recall) -> str:
+    """Whether recall is a U, in a sentence."""
+    sides = [("first pairs", found.primacy), ("last pair", found.recency)]
+    if any(side.low != side.low for _, side in sides):
+        return "too few depths or contexts to tell a U"
+    said = [
+        f"the {name} {'better' if side.low > 1 else 'worse' if side.high < 1 else 'neither surely better nor worse'}"
+        for name, side in sides
+    ]
+    both = all(side.low > 1 for _, side in sides)
+    return f"{' and '.join(said)} recalled than the middle: {'a U' if both else 'no sure U'}"
