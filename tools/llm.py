@@ -31,6 +31,7 @@ import xarray as xr
 
 from probes.claims.commands import MEASURED
 from probes.data.documents import BUNDLED, read_documents
+from probes.figures import retrieval_figure
 from probes.measures.roles import ATTENDS, counts
 from probes.models.named import located
 from probes.report.measuring import draw
@@ -39,7 +40,8 @@ from probes.results.dataset import options_of
 from probes.results.folder import COMMANDS, collect
 from probes.results.profiles import change, shape
 from probes.results.statistics import jackknifed, units
-from probes.results.tables import interval
+from probes.results.tables import interval, write_report
+from probes.studies.retrieval import retrieval_report
 from probes.studies.study import agreements
 
 SMOL, QWEN = "smollm2-135m", "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
@@ -93,6 +95,7 @@ class Step(NamedTuple):
 
 
 RULE = {SMOL: "smollm2-135m", QWEN: "qwen2.5"}
+RECALL = "--keys apart --digits 4 --contexts 100 --candidates 12"
 STEPS = [
     # What the headline rests on, SmolLM2 first.
     Step("sinks", SMOL, f"{MEASURED['sinks']} --effect 40 --effect-prompts 2"),
@@ -102,7 +105,9 @@ STEPS = [
     Step("leakage", QWEN, "--prompts 64 --length 128 --fresh 0"),
     Step("jacobian", QWEN, f"--prompts 8 --seeds 1 --products 24 --length 128 --initialization {RULE[QWEN]}"),
     Step("bos-swap", QWEN, "--replace mean,random --prompts 32 --length 128 --profile-prompts 1 --products 24"),
+    Step("retrieval", SMOL, f"--pairs 36 {RECALL}"),
     # Other texts, first tokens, lengths, initializations.
+    Step("retrieval", SMOL, f"--pairs 12 {RECALL}", "pairs-12"),
     Step("leakage", SMOL, f"{MEASURED['leakage']} --text code", "code"),
     Step("jacobian", SMOL, "--conditions pretrained --prompts 16 --products 32 --text code", "code"),
     Step("sinks", SMOL, f"{MEASURED['sinks']} --text code", "code"),
@@ -179,7 +184,11 @@ def drawn(steps: Iterable[Step]) -> None:
     """Figures and tables of these steps' folders, and the table of all."""
     for root in sorted({OUT / step.variant for step in steps}):
         if root.is_dir():
-            draw(root, [kind for kind in collect(root) if kind in COMMANDS])
+            found = collect(root)
+            draw(root, [kind for kind in found if kind in COMMANDS])
+            if recalled := found["retrieval"]:
+                retrieval_figure(recalled, path=root / "retrieval" / "retrieval.png")
+                write_report(retrieval_report(recalled), root / "retrieval" / "retrieval.md")
     lines = ["# The real models in numbers", "", "95 % intervals over documents; `python tools/llm.py`.", "", *tabled()]
     if (OUT / "noise").is_dir():
         lines += ["", "With noise of half a quantization step on all quantized weights, three draws:", ""]
