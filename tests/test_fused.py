@@ -133,6 +133,7 @@ def test_a_prefix_of_one_key_is_the_causal_mask_bit_for_bit():
         found = attended_with_sums(replace(given, **other))
         assert torch.equal(found.output[..., behind:, :], expected.output[..., behind:, :])
         assert torch.equal(found.normalizer[..., behind:], expected.normalizer[..., behind:])
+        assert behind or torch.equal(replace(given, **other).pattern(), given.pattern())
 
 
 @pytest.mark.parametrize("prefix", [None, 1, 20, 149, 1000])
