@@ -58,7 +58,7 @@ def test_version_is_the_distribution_s(monkeypatch, capsys):
     [
         ("", "Missing command"),
         ("--bogus", "--bogus"),
-        ("pretrian", "'pretrian'. Did you mean 'pretrain'?"),
+        ("pretrian", "'pretrian'. Did you mean 'pretrain'"),
         ("pretrain tiny-llama", "Missing option '--out'"),
     ],
 )

@@ -156,6 +156,11 @@ def test_templates_that_cannot_be_used_are_refused_by_what_they_lack(tmp_path, c
     assert read_template(file) == Template("{", "{key} is {value}\n", "", "{key}: {value}")
 
 
+def test_a_tokenizer_without_numbers_is_refused():
+    with pytest.raises(InputError, match="does not tell numbers apart"):
+        Maker(probes.load(families.model("llama"), tokenizer=families.tokenizer()), Rung(4), read_template("sentences"))
+
+
 # ---------------------------------------------------------------------------------------------------- known recall
 
 

@@ -181,6 +181,10 @@ class Maker:
             )
         key = f"{self._colours[0]}{self._nouns[0]}"
         self._shapes = tuple(self._shape(form, key) for form in forms)
+        if not all(shape.value for shape in self._shapes):
+            raise InputError(
+                f"the tokenizer of {model.identity.name} does not tell numbers apart; load the model's own"
+            )
         if length := self._too_long():
             raise InputError(
                 f"{rung} take {length} tokens, {model.identity.name} was made for {model.spec.max_length}; "
