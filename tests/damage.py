@@ -50,14 +50,20 @@ def header_is(change: Callable[[dict[str, Any]], object] | str) -> Spoil:
     return weights_are(changed)
 
 
-def tensor_is(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
-    """Another tensor in a sound file."""
+def tensors_are(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
+    """Other tensors in a sound file."""
 
     def changed(content: bytes) -> bytes:
         tensors = load(content)
-        return save(tensors | {name: change(tensors[name])}, {"format": "pt"})
+        change(tensors)
+        return save(tensors, {"format": "pt"})
 
     return weights_are(changed)
+
+
+def tensor_is(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
+    """Another tensor in a sound file."""
+    return tensors_are(lambda tensors: tensors.update({name: change(tensors[name])}))
 
 
 def config_has(**changes: Any) -> Spoil:

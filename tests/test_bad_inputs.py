@@ -57,6 +57,8 @@ TEXT = '{"text": "w3 w4"}'
 
 LOADED: dict[str, list[Row]] = {
     "sinks SMALL": [  # weights
+        ("", UNLOADABLE, damage.weights_are(lambda b: b[:-100])),
+        ("", "not finite (lm_head.weight)", damage.tensor_is(LAST, lambda x: x.where(x < x.max(), torch.nan))),
         ("", UNLOADABLE, damage.weights_are(lambda b: b[:100])),
         ("", UNLOADABLE, damage.header_is(DEEP)),
         ("", UNLOADABLE, damage.header_is(lambda header: header[Q].update(data_offsets=header[LAST]["data_offsets"]))),
@@ -64,6 +66,7 @@ LOADED: dict[str, list[Row]] = {
         ("", UNLOADABLE, damage.bomb(WEIGHTS[0])),
     ],
     "jacobian SMALL": [
+        ("", Q, damage.tensors_are(lambda tensors: tensors.pop(Q))),
         ("", Q, damage.tensor_is(Q, lambda x: x.to(torch.int8))),
         ("", "model.safetensors.index.json", damage.index_is("{}")),
         ("", "gone.safetensors", damage.index_names("gone.safetensors")),
@@ -83,6 +86,9 @@ LOADED: dict[str, list[Row]] = {
 }
 CONFIGS: dict[str, list[Row]] = {
     "jacobian SMALL": [
+        ("", "has no config.json", damage.without("config.json")),
+        ("", "config.json", damage.file_is("small/config.json", '{"model_type": "lla')),
+        ("", "'loud'", damage.config_has(hidden_act="loud")),
         ("", "hidden_size=65, no multiple", damage.config_has(hidden_size=65, head_dim=None)),
         ("", "hidden_size=-64", damage.config_has(hidden_size=-64)),
         ("", f"num_hidden_layers={FAR}", damage.config_has(num_hidden_layers=10**12)),
@@ -100,6 +106,8 @@ CONFIGS: dict[str, list[Row]] = {
     ],
     "sinks SMALL": [
         ("", "config.json", damage.file_is("small/config.json", DEEP)),
+        ("", "config.json", damage.file_is("small/config.json", "[1]")),
+        ("", "model_type", damage.config_has(model_type=None)),
     ],
     "pretrain --config": [
         ("HERE/c", "HERE/c", damage.pipe("c")),
