@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,15 @@ def test_a_lookup_recalls_every_depth_and_climbs_the_ladder_to_its_end(monkeypat
     assert float(ds["log_p"].min()) > -1e-6
     assert float(ds["control"].max()) < -5  # the key is not there
     assert float(shape(ds).exact.value) == 1
+
+
+def test_the_ladder_ends_below_what_does_not_fit_the_model(monkeypatch):
+    monkeypatch.setattr("probes.measures.retrieval.RUNGS", (Rung(8), Rung(9), Rung(60)))
+    model = Lookup(tiny().tokenizer)
+    model.spec = replace(model.spec, max_length=200)
+    ds = retrieval(model, contexts=2, pilot=2, candidates=1)
+    assert ds["pilot_exact"].values.tolist() == [1, 1]
+    assert ds.sizes["depth"] == 9
 
 
 @pytest.mark.parametrize("window", [45, 60])

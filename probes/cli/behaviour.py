@@ -52,7 +52,7 @@ def retrieval(target: Target, recalled: Recalled, running: Running) -> None:
     from ..studies.runner import written_files
 
     with progress(recalled.contexts) as advance:
-        how = {name: value for name, value in running.values().items() if name != "backend"}
-        results = study(target.sources, target.out, recalled.values(), advance=advance, told=remark, **how)
+        how = running.values() | {"advance": advance, "told": remark}
+        results = study(target.sources, target.out, recalled.values(), **how)
     print_report(retrieval_report(results))
     print_written(written_files(results, target.out, "retrieval", "retrieval.md"))

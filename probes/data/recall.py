@@ -52,7 +52,6 @@ class Rung(NamedTuple):
         return f"{self.pairs} pairs, keys {self.keys}, {self.digits} digits"
 
 
-PAIRS = (12, 36, 72, 144, 288)
 RUNGS = (
     *(Rung(pairs) for pairs in (12, 36)),
     *(Rung(pairs, "alike") for pairs in (36, 72, 144)),
@@ -222,8 +221,13 @@ class Maker:
     def _context(self, side: Sequence[tuple[str, str]]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         ids, starts = self._start(), []
         for key, value in side:
+            line = self._ids(filled(self.template.line, key, value))
+            if len(line) != sum(self._shapes[0]):
+                raise InputError(
+                    f"'{key}' and '{value}' make a line of another shape; give --keys apart, or other --digits"
+                )
             starts.append((len(ids), len(ids) + self._shapes[0].before))
-            ids += self._ids(filled(self.template.line, key, value))
+            ids += line
         return (*ids, *self._ids(self.template.tail)), tuple(starts)
 
     def _asked(self, key: str, value: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -13,8 +13,8 @@ A context lists N pairs (`probes.data.recall`), and every pair is asked for behi
 probability over contexts, the first 5 % of the pairs and the last pair against the median of the middle half.
 
 **Difficulty.** A model that recalls everything says as little about depth as one that recalls nothing. `pilot` contexts are
-asked rung by rung of the ladder (`recall.RUNGS`), from the easiest on, until at most `EASY` of the answers are exact; that
-rung is measured. With `pairs`, the ladder is that of so many pairs: keys apart, keys alike, longer values.
+asked rung by rung of the ladder (`recall.RUNGS`), from the easiest on, until at most `EASY` of the answers are exact or the
+next rung does not fit the model; that rung is measured. With `pairs`, the ladder is that of so many pairs: keys apart, keys alike, longer values.
 
 **Cost.** A context runs once. All questions and answers run behind its keys and values (`probes.models.behind`): a question
 is a row, and the values that are compared share their beginnings in a tree. The naive way, a pass over the whole text for
@@ -140,17 +140,19 @@ def retrieval(
     rungs = ladder(pairs, keys, digits)
     makers = [Maker(model, rungs[0], form, first=first, chat=chat)]
     report = Report(progress, contexts * asked_depths(rungs[-1].pairs, depths).size)
-    ask = _Asking(model, makers[0], depths, candidates, seed, report)
     piloted: list[tuple[float, float]] = []
     if len(rungs) > 1 and pilot:
         for n, rung in enumerate(rungs):
             if n:
-                makers.append(Maker(model, rung, form, first=first, chat=chat))
+                try:
+                    makers.append(Maker(model, rung, form, first=first, chat=chat))
+                except InputError:  # too long for the model, or too many keys: the ladder ends below it
+                    break
             found = _Asking(model, makers[-1], PILOT_DEPTHS, 1, seed + 1, report).run(f"pilot {n}", pilot)
             piloted.append((float(found["exact"].mean()), float(found["log_p"].mean())))
             if piloted[-1][0] <= EASY:
                 break
-        ask = _Asking(model, makers[-1], depths, candidates, seed, report)
+    ask = _Asking(model, makers[-1], depths, candidates, seed, report)
     report.expect(contexts * len(ask.depths))
     found = ask.run("contexts", contexts)
     report.finish()

@@ -23,7 +23,6 @@ from .runner import Loading, Prompts, Results, Study, Subject, Tell, Told, Unit,
 
 NAME = "retrieval"
 COLUMNS = ("model", "recall of", "exact", "log p (nat)", "gain (nat)", "primacy", "recency", "least at")
-PARTS = {"first": slice(0, 1), "middle": slice(None), "last": slice(-1, None)}
 
 
 @dataclass(frozen=True, kw_only=True)
