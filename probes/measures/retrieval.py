@@ -14,7 +14,8 @@ probability over contexts, the first 5 % of the pairs and the last pair against 
 
 **Difficulty.** A model that recalls everything says as little about depth as one that recalls nothing. `pilot` contexts are
 asked rung by rung of the ladder (`recall.RUNGS`), from the easiest on, until at most `EASY` of the answers are exact or the
-next rung does not fit the model; that rung is measured. With `pairs`, the ladder is that of so many pairs: keys apart, keys alike, longer values.
+next rung does not fit the model; that rung is measured. With `pairs`, the ladder is that of so many pairs: keys apart, keys
+alike, longer values.
 
 **Cost.** A context runs once. All questions and answers run behind its keys and values (`probes.models.behind`): a question
 is a row, and the values that are compared share their beginnings in a tree. The naive way, a pass over the whole text for
