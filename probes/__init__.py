@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .measures.retrieval import retrieval as retrieval
     from .measures.sinks import sinks as sinks
     from .measures.trajectory import trajectory as trajectory
+    from .models.ablate import ablated as ablated
+    from .models.ablate import reweighed as reweighed
     from .models.initialization import Initialization as Initialization
     from .models.load import born as born
     from .models.load import fresh as fresh
@@ -64,6 +66,7 @@ _NAMES = {  # by module
     "measures.retrieval": "retrieval",
     "measures.sinks": "sinks",
     "measures.trajectory": "trajectory",
+    "models.ablate": "ablated reweighed",
     "models.initialization": "Initialization",
     "models.load": "born fresh load",
     "models.named": "bundled",

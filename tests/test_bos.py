@@ -24,7 +24,8 @@ from probes.measures.leakage import leakage
 from probes.measures.sinks import sinks
 from probes.measures.trajectory import trajectory
 from probes.models import swap as swap_module
-from probes.models.swap import Swapped, mean_embedding, parse_replacement, swapped
+from probes.models.edited import Edited
+from probes.models.swap import mean_embedding, parse_replacement, swapped
 from probes.models.view import Attention, Edit, View
 
 bos_swap: Any = inspect.unwrap(checked_bos_swap)  # as users call it: no type checks ahead of our own messages
@@ -133,7 +134,7 @@ def test_fresh_weights_are_swapped_anew_and_two_swaps_are_the_second():
     assert swapped(model, "zero").reinitialized(1).identity.condition == "init"  # with positions, unless told
 
     for first, second in (("mean", 5), (5, "mean"), ("zero", "random")):
-        twice: Swapped = swapped(swapped(model, first), second)
+        twice: Edited = swapped(swapped(model, first), second)
         assert twice.original is model
         assert torch.equal(twice.embed(tokens), swapped(model, second).embed(tokens))
 

@@ -272,6 +272,7 @@ class Toy(Watched):
             window=a.window,
             slopes=self._slopes,
             prefix=self.spec.prefix,
+            reweigh=tuple(edit.function for edit in edits if (edit.layer, edit.site) == (layer, "logits")),
         )
         attention = attend(attention, normalizer=watcher is not None)
         assert attention.output is not None
@@ -350,7 +351,7 @@ def _edited(edits: Sequence[Edit], layer: int, site: str, value: Tensor) -> Tens
     """The value at a site of a block after the edits of it, in their order."""
     for edit in edits:
         if (edit.layer, edit.site) == (layer, site):
-            value = edit.function(value)
+            value = edit(value)
     return value
 
 

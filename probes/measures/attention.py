@@ -78,6 +78,8 @@ def pairs(
     """Logits of (query, key) pairs, as in `Attention.logits`; what the query does not see is minus infinity."""
     device = attention.query.device
     i, j = (torch.as_tensor(x, dtype=torch.long, device=device) for x in (queries, keys))
+    if attention.reweigh:  # edits take whole rows
+        return attention.logits()[..., i, j]
     exact = torch.promote_types(attention.query.dtype, torch.float32)
     query, key = attention.query[..., i, :].to(exact), attention.key[..., j, :].to(exact)
     return attention.logits_of((query * key).sum(-1) * attention.scale, i, j)
@@ -95,6 +97,8 @@ def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch h
     device = attention.query.device
     exact = torch.promote_types(attention.query.dtype, torch.float32)
     j = torch.tensor(list(keys), dtype=torch.long, device=device)
+    if attention.reweigh:  # edits take whole rows
+        return attention.logits()[..., j].sub_(normalizers(attention)[..., None]).exp_()
     i = torch.arange(length, device=device)
     # Scaling the few keys instead of the many queries spares a copy of the queries.
     chosen = attention.key[..., j, :].to(exact) * attention.scale

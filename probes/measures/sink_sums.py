@@ -105,7 +105,7 @@ class Sums:
 
     def add(self, prompt: int, layer: int, attention: Attention) -> None:
         """One block of one prompt; where reactions are measured, of the prompt and its twin."""
-        for heads in shares(self.spec.heads):
+        for heads in [slice(None)] if attention.reweigh else shares(self.spec.heads):  # edits of logits take all heads
             self._add_heads(prompt, (layer, heads), _of_heads(attention, heads))
 
     def _add_heads(self, prompt: int, at: tuple[int, slice], attention: Attention) -> None:
@@ -246,8 +246,8 @@ def _of_heads(attention: Attention, heads: slice) -> Attention:
 
 
 def _behind_0(attention: Attention) -> Attention:
-    """Of the positions from 1 on among themselves, attended anew: what a head does where position 0 is hidden."""
-    rest = _each(replace(attention, output=None, normalizer=None), lambda x: x[:, :, 1:])
+    """Of the positions from 1 on among themselves, attended anew, unedited: what a head does where position 0 is hidden."""
+    rest = _each(replace(attention, output=None, normalizer=None, reweigh=()), lambda x: x[:, :, 1:])
     prefix = attention.prefix
     return replace(rest, prefix=None if prefix is None or prefix < 2 else prefix - 1)
 

@@ -8,7 +8,7 @@ per block, products with the context are one matrix product over all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .view import Attention
+from .view import Attention, Edit
 
 # (tokens, places, seen) -> the stream after the last block
 Continuation: TypeAlias = Callable[
@@ -28,8 +28,11 @@ Continuation: TypeAlias = Callable[
 class Continues(Protocol):
     """A view that can run many continuations behind one context."""
 
-    def behind(self, embeddings: Float[Tensor, "1 position d"]) -> Continuation:
-        """What runs tokens behind a context that block 0 reads; without gradients."""
+    def behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
+        """What runs tokens behind a context that block 0 reads; differentiable with respect to `embeddings`.
+
+        Edits act on the context and on what follows it; those of one position, which is the context's, on that alone.
+        """
         ...
 
 
@@ -65,7 +68,9 @@ class Past:
         before = attention.logits_of(before, at, keys)
         among = attention.logits_of(among, at, places[:, None, None, :])
         among = among.masked_fill(~self.seen[:, None].to(query.device), float("-inf"))
-        weights = torch.cat([before, among], -1).softmax(-1).to(query.dtype)
+        keys = torch.cat([keys.expand(rows, -1), places], 1)[:, None, None]
+        logits, log_z = attention.edited(torch.cat([before, among], -1), at, keys)
+        weights = (logits - log_z).exp().to(query.dtype)
         read = weights[..., :length].transpose(0, 1).flatten(1, 2) @ past_value  # [H, row token, c]
         read = read.view(heads, rows, count, width).transpose(0, 1) + weights[..., length:] @ attention.value
         return replace(attention, output=read)

@@ -28,6 +28,7 @@ from .view import Attention, Edit, Spec, sees
 
 BAND = 512  # least queries per band of a sliding window; below, calls cost more than the keys outside the window
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
+SITES = ("residual", "query", "key", "value", "output", "logits")
 Given: TypeAlias = tuple[Tensor, Tensor | None]  # output, and the log-sum-exp where the kernel gives it
 # What transformers tells an attention function beside queries, keys and values. These three say what is computed:
 TOLD = ("scaling", "softcap", "sliding_window")
@@ -44,7 +45,8 @@ def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
     """The attention with its output and, with `normalizer`, its log-sum-exp; differentiable."""
     length = attention.query.shape[-2]
     windowed = attention.window is not None and length > attention.window
-    if attention.softcap is not None or attention.slopes is not None or (windowed and attention.prefix is not None):
+    unusual = attention.softcap is not None or attention.slopes is not None or attention.reweigh
+    if unusual or (windowed and attention.prefix is not None):
         output, log_z = _written_out(attention)
     elif attention.prefix is not None and attention.prefix > 1:  # all queries see key 0 as it is
         output, log_z = _prefixed(attention, attention.prefix, normalizer)
@@ -148,13 +150,12 @@ def _prefixed(attention: Attention, prefix: int, normalizer: bool) -> Given:
 
 
 def _written_out(attention: Attention) -> Given:
-    """What no fused kernel knows (soft-caps, slopes, a window behind a prefix), block of queries by block."""
+    """What no fused kernel knows (soft-caps, slopes, a window behind a prefix, edits), block of queries by block."""
     found: list[Given] = []
     for start, stop in query_blocks(attention):
-        logits = attention.logits(start, stop)
-        log_z = logits.logsumexp(-1)
+        logits, log_z = attention.weighed(start, stop)
         value = attention.value[..., attention.first_key(start) : attention.last_key(stop), :]
-        found.append(((logits - log_z[..., None]).exp().to(value.dtype) @ value, log_z))
+        found.append(((logits - log_z).exp().to(value.dtype) @ value, log_z[..., 0]))
     return _joined(found)
 
 
@@ -171,8 +172,8 @@ def check_edits(edits: Sequence[Edit], spec: Spec) -> None:
         InputError: no such site or block.
     """
     for edit in edits:
-        if edit.site not in ("residual", "query", "key", "value", "output"):
-            raise InputError(f"edit site '{edit.site}' does not exist; use residual, query, key, value or output")
+        if edit.site not in SITES:
+            raise InputError(f"edit site '{edit.site}' does not exist; use one of {', '.join(SITES)}")
         if not 0 <= edit.layer < spec.blocks:
             raise InputError(f"edit of block {edit.layer}: the model has blocks 0 to {spec.blocks - 1}")
 

@@ -16,7 +16,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -230,25 +231,24 @@ class HuggingFaceView(Watched):
 
         return listened
 
-    @torch.no_grad()
-    def behind(self, embeddings: Float[Tensor, "1 position d"]) -> Continuation:
+    def behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
         """As `Continues`."""
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        every = self.spec.heads // self.spec.kv_heads
+        kept: dict[tuple[str, int], Tensor] = {}
 
-        def keep(layer: int, attention: Attention) -> None:
-            keys.append(attention.key[0, ::every].clone())
-            values.append(attention.value[0, ::every].clone())
+        def keep(site: str, layer: int, tensor: Tensor) -> Tensor:
+            kept[site, layer] = tensor[0]
+            return tensor
 
-        with self.watching(keep):
-            self.residual(embeddings)
+        layers = range(self.spec.blocks)
+        sites: tuple[Literal["key"], Literal["value"]] = ("key", "value")
+        keeping = [Edit(site, layer, partial(keep, site, layer)) for layer in layers for site in sites]
+        self.residual(embeddings, edits=[*edits, *keeping])
+        keys, values = (tuple(kept[site, layer] for layer in layers) for site in sites)
 
-        @torch.no_grad()
         def run(tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
-            past = Past(tuple(keys), tuple(values), places.to(self.device), seen)
+            past = Past(keys, values, places.to(self.device), seen)
             embedded = self._embedded(tokens, position_ids=past.positions)
-            with self._passing(embedded, (), None, record=False, past=past) as (_, last):
+            with self._passing(embedded, edits, None, record=False, past=past) as (_, last):
                 self._forward(embedded, position_ids=past.positions)
             return last.value(self.spec.family)
 
@@ -288,11 +288,12 @@ class HuggingFaceView(Watched):
 
         def before(layer: int) -> Callable[..., Any]:
             changes = [edit for edit in edits if (edit.site, edit.layer) == ("residual", layer)]
+            changes = [edit for edit in changes if past is None or edit.position is None]
 
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 stream = embeddings if layer == 0 else _hidden(args, kwargs)
                 for edit in changes:
-                    stream = edit.function(stream.to(self.device))
+                    stream = edit(stream.to(self.device))
                 call = _with_hidden(stream, args, kwargs)
                 calls[layer].fired[:] = [call if record else None]
                 return call

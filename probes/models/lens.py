@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -23,6 +24,7 @@ from transformers import AutoTokenizer
 
 from ..errors import InputError
 from .families import family_of
+from .fused import attend
 from .huggingface import Described, HuggingFaceView, shadow
 from .listening import Listening
 from .split import is_split
@@ -44,6 +46,7 @@ class LensView(HuggingFaceView):
     """
 
     backend = "transformer_lens"
+    behind = None  # type: ignore[assignment]  # a bridge's own attention does not read keys and values of before
 
     def __init__(self, bridge: TransformerBridge, *, tokenizer: Any | None = None, **described: Any) -> None:
         config = bridge.original_model.config
@@ -121,8 +124,23 @@ class LensView(HuggingFaceView):
 
         def attended(layer: int) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
-                listener.attended(layer, self._lens_attention(layer, seen[layer]))
+                attention = self._lens_attention(layer, seen[layer])
+                listener.attended(layer, replace(attention, reweigh=listener.reweighing(layer)))
                 seen[layer].clear()  # not needed any more: the next block's take their place
+
+            return hook
+
+        def mixed(layer: int) -> Callable[..., Tensor]:
+            """What reaches W_O: under edited logits attended anew, since not every bridge reads its own pattern again."""
+
+            def hook(module: nn.Module, args: Any, given: Tensor) -> Tensor:
+                output = given.unflatten(-1, (self.spec.heads, -1)) if given.ndim == 3 else given  # [B, T, H, c]
+                attention = self._lens_attention(layer, seen[layer])
+                if (layer, "logits") in edited:
+                    made = attend(replace(attention, reweigh=listener.reweighing(layer))).output
+                    assert made is not None
+                    output = made.transpose(1, 2)
+                return listener.edited(layer, "output", output.transpose(1, 2)).transpose(1, 2).reshape(given.shape)
 
             return hook
 
@@ -132,8 +150,8 @@ class LensView(HuggingFaceView):
             for layer in watched:
                 attention: Any = self._blocks[layer].attn
                 hooks = {attention.v.hook_out: projected(layer, "value", self.spec.kv_heads)}
-                if (layer, "output") in edited:
-                    hooks[attention.o.hook_in] = projected(layer, "output", self.spec.heads)
+                if edited & {(layer, "output"), (layer, "logits")}:
+                    hooks[attention.o.hook_in] = mixed(layer)
                 if self._family.positional != "rope":
                     hooks[attention.q.hook_out] = projected(layer, "query", self.spec.heads)
                     hooks[attention.k.hook_out] = projected(layer, "key", self.spec.kv_heads)
@@ -158,7 +176,7 @@ class LensView(HuggingFaceView):
         self._check_seen(layer, found)
         original: Any = self._blocks[layer].attn.original_component  # type: ignore[union-attr]
         scale = getattr(original, "scaling", None)
-        query, key, value = (found[site].detach() for site in ("query", "key", "value"))
+        query, key, value = (found[site] for site in ("query", "key", "value"))
         groups = query.shape[1] // key.shape[1]
         return Attention(
             query=query,

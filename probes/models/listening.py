@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from .behind import Past
 from .fused import attend, check_told
-from .view import Attention, Edit, Site, Watcher
+from .view import Attention, Edit, Reweigh, Site, Watcher
 
 ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
 
@@ -29,7 +29,8 @@ class Listening:
         device: torch.device,
         past: Past | None = None,
     ) -> None:
-        self.edits = [edit for edit in edits if edit.site != "residual"]
+        # Behind a context, one position of it is no business of the pass.
+        self.edits = [edit for edit in edits if edit.site != "residual" and (past is None or edit.position is None)]
         self.sites, self.watcher, self.past = sites, watcher, past
         self.fired: set[tuple[int, str]] = set()
         self.modules: Mapping[int, int] = {}  # blocks by the id of their attention
@@ -45,8 +46,14 @@ class Listening:
         self.fired.add((layer, site))
         for edit in self.edits:
             if (edit.layer, edit.site) == (layer, site):
-                tensor = edit.function(tensor.to(self._device)).to(tensor.device)
+                tensor = edit(tensor.to(self._device)).to(tensor.device)
         return tensor
+
+    def reweighing(self, layer: int) -> tuple[Reweigh, ...]:
+        """The block's edits of logits."""
+        found = tuple(edit.function for edit in self.edits if (edit.layer, edit.site) == (layer, "logits"))
+        self.fired |= {(layer, "logits")} if found else set()
+        return found
 
     def attended(self, layer: int, attention: Attention) -> None:
         self.fired.add((layer, "attention"))
@@ -96,6 +103,7 @@ def _attention_forward(
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
         softcap=kwargs.get("softcap"),
         window=kwargs.get("sliding_window"),
+        reweigh=() if heard is None or layer is None else heard.reweighing(layer),
     )
     if heard is not None and layer is not None and heard.past is not None:
         attention = heard.past.attend(layer, given)

@@ -1,9 +1,11 @@
-"""A view of a model with another embedding at position 0; the model itself stays as it is."""
+"""Position 0 replaced: its embedding, its stream from some block on, or what others read of it alone."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -11,85 +13,156 @@ from torch import Tensor
 
 from ..errors import InputError
 from .checks import check_id
+from .edited import Edited
 from .given import takes_model
-from .initialization import CONFIG, Rule
-from .view import Identity, View
+from .view import Edit, View
 
 KINDS = ("mean", "zero", "random")
 CHOICES = f"{', '.join(KINDS)} or a token id"
+Replacement: TypeAlias = int | str  # a token id, or one of KINDS
+Part: TypeAlias = Literal["stream", "keys", "values", "both"]
+PARTS: tuple[str, ...] = get_args(Part)
 EMBEDDING_NUMBERS = 1 << 22  # of embeddings averaged at a time: 16 MiB in float32, however large the vocabulary
 
 
-class Swapped:
-    """`View` of another view's model in which position 0 holds a replacement; see `swapped`.
+@dataclass(frozen=True)
+class Swap:
+    """A `Change` at position 0; see `swapped`."""
 
-    `original` is the view it was made from, `replacement` and `replacement_seed` say what stands at position 0. All else,
-    `identity` included, is the original's: the weights are.
-    """
-
-    def __init__(self, model: View, replacement: Replacement, *, seed: int = 0) -> None:
-        self.original: View = model.original if isinstance(model, Swapped) else model
-        self.replacement: Replacement = check_replacement(self.original, replacement)
-        self.replacement_seed = seed
-        self.spec, self.tokenizer = model.spec, model.tokenizer
-        self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
-        self.trace, self.residual, self.watching = model.trace, model.residual, model.watching
-        self.norm, self.unembed, self.parts = model.norm, model.unembed, model.parts
-        self.output_weights = model.output_weights
-        self._mean: Tensor | None = None
+    replacement: Replacement
+    seed: int
+    layer: int
+    part: Part
+    dose: float
+    reference: Tensor | None  # [prompt, position], for a mean stream
+    made: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)  # means, once they are known
 
     @property
-    def identity(self) -> Identity:
-        return self.original.identity
+    def said(self) -> str:
+        """Empty for the embedding alone, which results say as `replacement`."""
+        if (self.layer, self.part, self.dose) == (0, "stream", 1.0):
+            return ""
+        dose = f"{self.dose:g} of " if self.dose != 1 else ""
+        return f"{dose}{self.replacement} as {self.part} of position 0 from block {self.layer}"
 
-    @property
-    def bos(self) -> int | None:
-        return self.original.bos
-
-    def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
-        if isinstance(self.replacement, int):  # as a token, so that positions and scales are those of any token
+    def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> Tensor | None:
+        if self.layer or self.part != "stream":
+            return None
+        if isinstance(self.replacement, int) and self.dose == 1:  # positions and scales are those of any token
             tokens = tokens.clone()
             tokens[:, :1] = self.replacement
-            return self.original.embed(tokens)
-        embedded = self.original.embed(tokens).clone()  # views may hand out what they keep
-        embedded[:, :1] = self._vectors(embedded[:, :1])
+            return model.embed(tokens)
+        self._prepare(model)
+        embedded = model.embed(tokens).clone()  # views may hand out what they keep
+        embedded[:, :1] = self._mixed(embedded[:, :1])
         return embedded
 
+    def edits(self, model: View, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
+        self._prepare(model)
+        stream = Edit("residual", self.layer, self._mixed, position=0)
+        if self.part == "stream":
+            return [stream] if self.layer else []
+        taken: dict[tuple[str, int], Tensor] = {}
+
+        def take(site: str, layer: int, tensor: Tensor) -> Tensor:
+            taken[site, layer] = tensor.detach()
+            return tensor
+
+        # Position 0 sees itself alone, so that a pass of it alone makes the keys and values that it would have had.
+        wanted = [site for site in ("key", "value") if self.part in ("both", f"{site}s")]
+        layers = range(self.layer, model.spec.blocks)
+        taking = [Edit(site, layer, partial(take, site, layer)) for layer in layers for site in wanted]  # type: ignore[arg-type]
+        with torch.no_grad():
+            model.residual(embeddings[:, :1], edits=[stream, *taking])
+
+        def give(at: tuple[str, int], own: Tensor) -> Tensor:
+            return taken[at].to(own).expand_as(own)
+
+        return [Edit(site, layer, partial(give, (site, layer)), position=0) for site, layer in taken]  # type: ignore[arg-type]
+
+    def on(self, fresh: View) -> Swap:
+        return replace(self, made={})
+
+    @torch.no_grad()
+    def _prepare(self, model: View) -> None:
+        """Take what passes of their own give; an edit cannot, in the middle of another pass."""
+        if not self.made and self.replacement not in ("zero", "random"):
+            self.made["vector"] = self._vector(model)
+
+    def _mixed(self, own: Float[Tensor, "batch one d"]) -> Tensor:
+        """The prompts' own vectors at position 0, as far as the dose leaves them."""
+        other = self._vectors(own)
+        return other.expand_as(own) if self.dose == 1 else torch.lerp(own, other.expand_as(own), self.dose)
+
     def _vectors(self, own: Float[Tensor, "batch one d"]) -> Tensor:
-        """What takes the place of the prompts' own embeddings at position 0; broadcasts to them."""
+        """What takes the place of the prompts' own vectors at position 0; broadcasts to them."""
         if self.replacement == "zero":
             return torch.zeros_like(own)
-        if self.replacement == "mean":
-            self._mean = mean_embedding(self.original) if self._mean is None else self._mean
-            return self._mean.to(own)
-        # The same direction for every prompt and batch: the other prompts of a batch make no difference.
-        generator = torch.Generator().manual_seed(self.replacement_seed)
-        direction = torch.randn(own.shape[-1], generator=generator, dtype=torch.float64)
-        direction = (direction / direction.norm()).to(own.device)
-        return (own.double().norm(dim=-1, keepdim=True) * direction).to(own)
+        if self.replacement == "random":
+            # The same direction for every prompt and batch: the other prompts of a batch make no difference.
+            generator = torch.Generator().manual_seed(self.seed)
+            direction = torch.randn(own.shape[-1], generator=generator, dtype=torch.float64)
+            direction = (direction / direction.norm()).to(own.device)
+            return (own.double().norm(dim=-1, keepdim=True) * direction).to(own)
+        return self.made["vector"].to(own)
 
-    def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> Swapped:
-        """Fresh weights, position 0 replaced in the same way: "mean" is the fresh embeddings' own."""
-        fresh = self.original.reinitialized(seed, positional=positional, initialization=initialization)
-        return Swapped(fresh, self.replacement, seed=self.replacement_seed)
+    def _vector(self, model: View) -> Float[Tensor, " d"]:
+        if isinstance(self.replacement, int):
+            return model.trace(model.embed(torch.tensor([[self.replacement]]))).residual[self.layer][0, 0]
+        if not self.layer:
+            return mean_embedding(model)
+        assert self.reference is not None
+        streams = (model.trace(model.embed(row[None])).residual[self.layer][0, 1:] for row in self.reference)
+        return torch.stack([stream.double().mean(0) for stream in streams]).mean(0)
 
 
 @takes_model
-def swapped(model: View, replacement: Replacement, *, seed: int = 0) -> Swapped:
+def swapped(
+    model: View,
+    replacement: Replacement,
+    *,
+    seed: int = 0,
+    layer: int = 0,
+    part: Part = "stream",
+    dose: float = 1.0,
+    reference: Int[Tensor, "prompt position"] | None = None,
+) -> Edited:
     """The same model with a replacement at position 0, as a view that every probe can be run on.
 
     Args:
         model: any view; it is not changed. A view that is swapped already is swapped anew, from the original.
-        replacement: a token id, which takes the place of the token that a prompt has at position 0; or what block 0 reads
-            there: "mean", the mean over the vocabulary of what it reads for a token at position 0 (scale and learned
-            position included); "zero"; "random", a vector of normally distributed direction, the same for all prompts,
-            and of the norm that block 0 would read in that prompt.
+        replacement: a token id, which takes the place of the token that a prompt has at position 0; or what block `layer`
+            reads there: "mean", the mean of what block 0 reads over the vocabulary (scale and learned position included),
+            and of what later blocks read over the positions from 1 on of `reference`; "zero"; "random", a vector of normally
+            distributed direction, the same for all prompts, and of the norm that the block would read in that prompt.
         seed: of the random direction.
+        layer: the block from which on position 0 is another one; before it, it is the prompt's own.
+        part: "stream", all of it; or what other positions read of it alone: "keys", "values" or "both". Position 0 then
+            keeps its stream, and its keys or values in the blocks from `layer` on are those that the replacement would have
+            there. They are constants: no derivative passes through them.
+        dose: how much of the replacement, from 0 to 1; the rest is the prompt's own vector.
+        reference: prompts that "mean" is taken over from block 1 on.
 
     Raises:
-        InputError: no such replacement, or an id outside the vocabulary.
+        InputError: no such replacement, block, part or dose, an id outside the vocabulary, or no prompts for a mean.
     """
-    return Swapped(model, replacement, seed=seed)
+    if isinstance(model, Edited) and any(isinstance(change, Swap) for change in model.changes):
+        others = [change for change in model.changes if not isinstance(change, Swap)]
+        model = reduce(Edited, others, model.original)
+    replacement = check_replacement(model, replacement)
+    if not 0 <= layer < model.spec.blocks:
+        raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
+    if part not in PARTS:
+        raise InputError(f"part '{part}' is unknown; give {', '.join(PARTS)}")
+    if not 0 <= dose <= 1:
+        raise InputError(f"dose={dose:g} is out of range; give 0 to 1")
+    if part != "stream" and (model.spec.prefix or 0) > 1:
+        raise InputError(f"part '{part}': position 0 of {model.identity.name} reads later positions; give stream")
+    if replacement == "mean" and layer and reference is None:
+        raise InputError(
+            f"the mean of what block {layer} reads is taken over prompts; give reference=probes.prompts(model)"
+        )
+    return Edited(model, Swap(replacement, seed, layer, part, float(dose), reference))
 
 
 def parse_replacement(value: str) -> Replacement:
@@ -126,6 +199,3 @@ def mean_embedding(model: View) -> Float[Tensor, " d"]:
     for some in ids.split(max(1, EMBEDDING_NUMBERS // model.spec.width)):
         total += model.embed(some).double().sum((0, 1))
     return total / model.spec.vocabulary
-
-
-Replacement: TypeAlias = int | str  # a token id, or one of KINDS

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -133,12 +133,18 @@ class Parts:
     parallel: bool = False
 
 
+# (logits [B, H, query, key], log Z [B, H, query, 1], positions of queries and keys, which broadcast to the logits)
+# -> (logits, log Z): weights are exp(logits - log Z). Whole rows: every key that a query sees is in them.
+Reweigh: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
 @dataclass(frozen=True)
 class Attention:
     """What one block's attention multiplied: q, k `[B, H, T, c]` after rotation, v alike, and the scale of q.k.
 
     `output` and `normalizer` are what the kernel that ran gave, `sum_j A_ij v_j` and `log Z_i` (the log-sum-exp of a
-    query's logits over the keys it sees); None where the kernel that ran does not give them.
+    query's logits over the keys it sees); None where the kernel that ran does not give them. `reweigh` are edits at the site
+    "logits": what makes weights `exp(s_ij - log Z_i)` other than the softmax of the products.
     """
 
     query: Float[Tensor, "batch head position c"]
@@ -151,6 +157,7 @@ class Attention:
     prefix: int | None = None  # every query sees the first so many keys; at T or above, all of them
     output: Float[Tensor, "batch head position c"] | None = None
     normalizer: Float[Tensor, "batch head position"] | None = None
+    reweigh: tuple[Reweigh, ...] = ()
 
     def first_key(self, start: int) -> int:
         """The first key that any query from `start` on sees."""
@@ -163,9 +170,20 @@ class Attention:
     def logits(self, start: int = 0, stop: int | None = None) -> Float[Tensor, "batch head query key"]:
         """Scaled logits of queries start to stop against keys `first_key(start)` to `last_key(stop)`, in at least float32.
 
-        Soft-cap and ALiBi's slopes are in them; what a query does not see is minus infinity. They hold
+        Soft-cap, ALiBi's slopes and edits are in them; what a query does not see is minus infinity. They hold
         B H (stop - start) (last_key - first_key) numbers.
         """
+        logits, queries, keys = self._products(start, stop)
+        return self.edited(logits, queries, keys)[0] if self.reweigh else logits
+
+    def weighed(
+        self, start: int = 0, stop: int | None = None
+    ) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query one"]]:
+        """(`logits`, the log Z_i by which these queries' weights are `exp(s_ij - log Z_i)`)."""
+        return self.edited(*self._products(start, stop))
+
+    def _products(self, start: int, stop: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits before edits, and the positions of their queries and keys."""
         length = self.query.shape[-2]
         stop = length if stop is None else stop
         first, last = self.first_key(start), self.last_key(stop)
@@ -173,7 +191,14 @@ class Attention:
         query, key = (self.query[..., start:stop, :].to(exact) * self.scale, self.key[..., first:last, :].to(exact))
         queries = torch.arange(start, stop, device=query.device)[:, None]
         keys = torch.arange(first, last, device=query.device)[None, :]
-        return self.logits_of(query @ key.transpose(-1, -2), queries, keys)
+        return self.logits_of(query @ key.transpose(-1, -2), queries, keys), queries, keys
+
+    def edited(self, logits: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole rows of logits and their log-sum-exp `[B, H, query, 1]`, after the edits of them."""
+        log_z = logits.logsumexp(-1, keepdim=True)
+        for change in self.reweigh:
+            logits, log_z = change(logits, log_z, queries, keys)
+        return logits, log_z
 
     def logits_of(self, products: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """Logits of scaled products `[B, H, ...]` of the queries and keys at these positions, which broadcast to `...`.
@@ -190,7 +215,8 @@ class Attention:
 
     def pattern(self) -> Float[Tensor, "batch head query key"]:
         """The full attention pattern; for small T, since it holds B H T T numbers."""
-        return self.logits().softmax(-1).to(self.query.dtype)
+        logits, log_z = self.weighed()
+        return (logits - log_z).exp().to(self.query.dtype)
 
     def detached(self) -> Attention:
         """The same without its history."""
@@ -220,12 +246,23 @@ class Edit:
     """Change what flows: `function` receives the tensor at `site` of block `layer` and returns its replacement.
 
     `site` is "residual" (the stream the block reads, `[B, T, d]`), "query", "key", "value" (`[B, H, T, c]`, after rotation,
-    keys and values per key-value head) or "output" (`sum_j A_ij v_j` of every head, `[B, H, T, c]`, before W_O).
+    keys and values per key-value head), "output" (`sum_j A_ij v_j` of every head, `[B, H, T, c]`, before W_O), or "logits":
+    its function is a `Reweigh`. With `position` the function receives and changes that position alone.
     """
 
-    site: Literal["residual", "query", "key", "value", "output"]
+    site: Literal["residual", "query", "key", "value", "output", "logits"]
     layer: int
-    function: Callable[[Tensor], Tensor]
+    function: Callable[..., Any]
+    position: int | None = None
+
+    def __call__(self, tensor: Float[Tensor, "*rows position c"]) -> Float[Tensor, "*rows position c"]:
+        """What stands at the site after it; not for "logits"."""
+        if self.position is None:
+            return self.function(tensor)
+        at = slice(self.position, self.position + 1)
+        changed = tensor.clone()
+        changed[..., at, :] = self.function(tensor[..., at, :])
+        return changed
 
 
 Watcher = Callable[[int, Attention], None]  # (block, what its attention multiplied)
