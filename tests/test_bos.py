@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import probes
-from probes.measures import bos_swap as bos_module
+from probes.measures import consequences
 from probes.measures.bos_swap import bos_swap as checked_bos_swap
 from probes.measures.bos_swap import removed, state
 from probes.measures.leakage import leakage
@@ -183,7 +183,7 @@ def test_a_token_for_itself_changes_no_number(name):
     ("name", "backend"), [("llama", "transformers"), pytest.param("gpt2", "transformer_lens", marks=pytest.mark.slow)]
 )
 def test_before_and_after_are_what_the_probes_say(name, backend, monkeypatch):
-    monkeypatch.setattr(bos_module, "LOGITS_AT_ONCE", 5 * VOCABULARY)  # 23 predictions in pieces of 5
+    monkeypatch.setattr(consequences, "LOGITS_AT_ONCE", 5 * VOCABULARY)  # 23 predictions in pieces of 5
     model, tokens = view(name, backend), some_tokens(6)
     found = bos_swap(model, tokens, replacement="mean", seed=3, **SMALL)
     given = {"lags": (1, 2, 3), "bootstrap": 20, "seed": 3}
@@ -276,7 +276,7 @@ def test_result_is_complete(tmp_path):
 def test_replacements_are_read():
     assert [parse_replacement(value) for value in ("mean", "zero", "random", "0", "17")] == [*KINDS[2:], 0, 17]
     for value in ("", "Mean", "-1", "1.5", "1_0", "bos", "²"):
-        with refused(f"replacement '{value}'", "mean, zero, random or a token id"):
+        with refused(f"replacement '{value}'", "mean, zero, random, drawn or a token id"):
             parse_replacement(value)
 
 
@@ -288,7 +288,7 @@ def test_bad_replacements_are_refused():
         with refused(f"replacement id {given} ", f"0 to {VOCABULARY - 1}"):
             swapped(model, given)
     for given in (True, False, None, 1.0, "median", ""):
-        with refused(f"replacement '{given}'", "mean, zero, random or a token id"):
+        with refused(f"replacement '{given}'", "mean, zero, random, drawn or a token id"):
             swapped(model, given)
     assert swapped(model, np.int64(0)).replacement == 0  # type: ignore[arg-type]
 
@@ -298,7 +298,7 @@ def test_bad_options_are_refused():
     model, tokens = view("llama"), some_tokens()
     with refused("replacement 'no'"):
         bos_swap(model, tokens, replacement="no")
-    wrong = {"bootstrap": (-1, 1.5), "seed": (-1,), "profile_prompts": (0,), "products": (1, True)}
+    wrong = {"bootstrap": (-1, 1.5), "seed": (-1,), "profile_prompts": (-1,), "products": (1, True)}
     for name, values in wrong.items():
         for value in values:
             with refused(f"{name}={value} "):

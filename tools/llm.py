@@ -95,6 +95,13 @@ class Step(NamedTuple):
 
 
 RULE = {SMOL: "smollm2-135m", QWEN: "qwen2.5"}
+# Dose, first token, block, part, and what attention makes of key 0.
+INTERVENTIONS = (
+    "mean*0.2,mean*0.4,mean*0.6,mean*0.8,mean,zero,random,drawn,0,1,mean@1,mean@2,mean@4,mean@8,mean@16,mean@24,"
+    "mean:keys,mean:values,mean:both,mean@4:keys,mean@4:values,mean@4:both,without-0,without-0@4,without-0@8,without-0@16,"
+    "without-0@24,constant-sink,held-log-z,equal-log-z"
+)
+WITHOUT_PROFILE = "--prompts 32 --length 128 --profile-prompts 0 --bands 9-31,32-127 --recall 12"
 RECALL = "--keys apart --digits 4 --contexts 100 --candidates 12"
 STEPS = [
     # What the headline rests on, SmolLM2 first.
@@ -106,6 +113,8 @@ STEPS = [
     Step("jacobian", QWEN, f"--prompts 8 --seeds 1 --products 24 --length 128 --initialization {RULE[QWEN]}"),
     Step("bos-swap", QWEN, "--replace mean,random --prompts 32 --length 128 --profile-prompts 1 --products 24"),
     Step("retrieval", SMOL, f"--pairs 36 {RECALL}"),
+    Step("retrieval", QWEN, "--pairs 36 --keys alike --digits 4 --contexts 100 --candidates 1"),
+    Step("bos-swap", SMOL, f"--replace '{INTERVENTIONS}' {WITHOUT_PROFILE}", "interventions"),
     # Other texts, first tokens, lengths, initializations.
     Step("retrieval", SMOL, f"--pairs 12 {RECALL}", "pairs-12"),
     Step("leakage", SMOL, f"{MEASURED['leakage']} --text code", "code"),

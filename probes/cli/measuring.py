@@ -219,28 +219,35 @@ def leakage(target: Target, bands: Leakage, source: Source, running: Running) ->
 @command(out=Path("runs/bos-swap"), prompts=128)
 def bos_swap(
     target: Target,
-    replace: str = option("What to put at position 0, one after another: mean, zero, random, token ids.", "mean"),
+    replace: str = option(
+        "What to do at position 0, one after another: mean, zero, random, drawn, token ids, each with @BLOCK, :PART (keys, "
+        "values, both), *DOSE if wanted; without-0, constant-sink, held-log-z, equal-log-z, each with @BLOCK if wanted.",
+        "mean",
+    ),
     *,
     bands: Bands,
-    profile_prompts: int = option("Prompts of the Jacobian profile.", 4),
+    profile_prompts: int = option("Prompts of the Jacobian profile; 0: none.", 4),
     products: int = option("Products of the profile's sketch, per prompt.", 64, max=read.MOST_PRODUCTS),
+    recall: int = option("Lists of keys and values that recall is measured on; 0: none.", 0),
     source: Source,
     running: Running,
 ) -> None:
-    """Put something else at position 0 and see what changes.
+    """Put something else at position 0, or take it out of attention, and see what changes.
 
     Writes bos-swap.nc, bos-swap.png, bos-swap.svg, bos-swap.md and prints, for every replacement, the fraction of the
-    residual component of leakage that it removes in each band, and sink rate, loss and Jacobian profile before and after.
+    residual component of leakage that it removes in each band, and sink rate, loss, KL divergence, recall and Jacobian
+    profile before and after.
 
     Examples:
       headwater bos-swap tiny-llama
       headwater bos-swap tiny-llama tiny-qwen2 --replace mean,zero,random,17
       headwater bos-swap ./checkpoint --bands 9-31 --profile-prompts 2
+      headwater bos-swap smollm2-135m --replace "mean@4,mean:keys,mean*0.4,without-0@8,held-log-z" --recall 12
     """
-    from ..models.swap import parse_replacement
+    from ..models.intervene import intervention
 
-    options = {"replacement": [parse_replacement(part.strip()) for part in replace.split(",")], **bands.values()}
-    options |= {"seed": source.seed, "profile_prompts": profile_prompts, "products": products}
+    options = {"replacement": [intervention(part).label for part in replace.split(",")], **bands.values()}
+    options |= {"seed": source.seed, "profile_prompts": profile_prompts, "products": products, "recall": recall}
     _survey("bos-swap", target, source, running, options)
 
 

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from .draw import MANY, Row, along_blocks, band_axis, by_fraction, layer_axis, saved_grid, zero_line
+from .interventions import interventions_figure
 from .palette import BLACK, GREY, PUBLISHED_STYLE, Style, replacement_colors, replacement_label
 from .series import STREAM_LEFT_IN, Curve, having, loss_curves, of_several, swap_bands, swapped_profiles
 from .style import by_name, either, facts, mark, numeral, option, position_axis, results_of, spread, thinned
@@ -34,9 +35,8 @@ NEEDS = {
     "alpha_before": ("replacement", "layer", "head"),
     "alpha_after": ("replacement", "layer", "head"),
     "loss_change": ("replacement", "position"),
-    "sensitivity_before": ("replacement", "position"),
-    "sensitivity_after": ("replacement", "position"),
 }
+MOST_COLORS = 6  # interventions; more of them are points, what each does to attention against what it does to behaviour
 
 
 def bos_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
@@ -44,7 +44,8 @@ def bos_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Pa
 
     From above: the fraction of the residual component removed, by query band, with [Ruscio]'s 40 % for early queries; that
     source before and after; the change of every head's mean weight on position 0; the change of the next-token loss by
-    position; sensitivity by input position before and after. A colour per replacement.
+    position; sensitivity by input position before and after. A colour per replacement. Of many, or without profiles, see
+    `interventions_figure`.
 
     Args:
         results: results of `bos_swap`, of one replacement or of several along `replacement`, by the model's name; or one
@@ -55,6 +56,8 @@ def bos_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Pa
         InputError: no results, or one of another probe.
     """
     results = results_of({name: of_several(ds) for name, ds in by_name(results).items()}, "bos-swap", NEEDS)
+    if any(ds.sizes["replacement"] > MOST_COLORS or "sensitivity_after" not in ds for ds in results.values()):
+        return interventions_figure(results, path=path)
     colors = replacement_colors(str(name) for ds in results.values() for name in ds["replacement"].values)
     image = sum(ds["sensitivity_after"].size for ds in results.values()) > MOST_POINTS
     dots = any(ds["alpha_after"].size > MOST_MARKED * ds.sizes["replacement"] for ds in results.values())

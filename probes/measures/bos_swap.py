@@ -1,7 +1,9 @@
 """Another embedding at position 0: what a model does without its first token.
 
-`swapped` puts a view in front of a view: the same weights, but position 0 holds a replacement before block 0 reads it. It
-is a view like any other, and every probe runs on it unchanged. `bos_swap` runs several of them before and after.
+`swapped` puts a view in front of a view: the same weights, but position 0 holds a replacement before block 0 reads it, or
+from a later block on, or in its keys or values alone, or in part. `reweighed` takes key 0 away, or holds what it does to the
+denominators of attention. Each is a view like any other, and every probe runs on it unchanged. `bos_swap` runs several of
+them before and after; `probes.models.intervene` has the names of what can be done.
 
 **Removed.** The log form of leakage (`probes.leakage`) is V(X - M), X what the residual stream makes of a head's log-weights
 (through logits and denominators), M what the mask does. The residual component is V(X), the leakage that would be left if
@@ -21,6 +23,15 @@ same before and after.
 replacement alone, so that means over positions begin at 1. Where the next token of some prompt is one that the model's head
 excludes (toys that predict labels only) there is no loss: NaN, left out of the mean over positions.
 
+**Behaviour.** `kl` is `KL(p_i || p'_i)` of the next token, p as the model is; `recall_...` are those of `probes.retrieval`
+on lists of `RECALLED` pairs, before and after.
+
+**Definitions of "removed".** [Ruscio] does not say of what 40 % are removed. `removed_by` has every definition that we could
+think of (`DEFINITIONS`), each as `1 - after / before`.
+
+**What has no leakage.** Without key 0, log-weights of it are minus infinity; with log Z held or made equal, logits and
+denominators are no longer those that mask and stream make. There the parts of leakage after the intervention are NaN.
+
 **Jacobian profile.** Sensitivity to what block 0 reads, with the same probes before and after. At position 0 that is the
 sensitivity to the replacement, another point: under "zero" the norms divide by sqrt(eps) there, in block after block where
 there are no biases, and numbers of 1e13 are right.
@@ -36,34 +47,41 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
+from ..data.recall import Maker, Rung, read_template
 from ..errors import InputError
-from ..models.checks import not_finite
+from ..models.edited import Edited
 from ..models.given import takes_model
-from ..models.swap import swapped
+from ..models.intervene import Intervention, intervention
 from ..models.view import View
 from ..results.curves import Profile, mean_profile
 from ..results.dataset import dataset, provenance, tokens_hash
-from ..results.statistics import INTERVAL
+from ..results.statistics import INTERVAL, jackknifed
 from ..results.variables import Variable, with_ends
-from ..run.reporting import Progress, Report, part
-from ..run.resume import Piece, each, within
+from ..run.reporting import Progress, part
+from ..run.resume import within
+from .consequences import consequences
 from .jacobian import PRODUCTS, jacobian
 from .jacobian import memory as of_jacobian
 from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check, held
 from .leakage_forms import resampling, splits
+from .retrieval import retrieval
 from .sinks import THRESHOLD, sinks
 
 PROFILE_PROMPTS = 4
 # When each is measured, as shares of a side's time.
-STAGES = {"leakage": (0.0, 0.5), "sinks": (0.5, 0.6), "loss": (0.6, 0.7), "sensitivity": (0.7, 1.0)}
-LEAST = {"bootstrap": 0, "seed": 0, "profile_prompts": 1, "products": 2}
-LOGITS_AT_ONCE = 1 << 24  # next-token logits: 64 MiB in float32
+STAGES = {
+    "leakage": (0.0, 0.5),
+    "sinks": (0.5, 0.6),
+    "loss": (0.6, 0.7),
+    "sensitivity": (0.7, 0.9),
+    "recall": (0.9, 1.0),
+}
+LEAST = {"bootstrap": 0, "seed": 0, "profile_prompts": 0, "products": 2, "recall": 0}
+RECALLED = 12  # pairs of the lists that recall is measured on
 
 
 # -------------------------------------------------------------------------------------------------- before and after
@@ -77,7 +95,9 @@ class State:
     leaks: dict[str, np.ndarray]  # by `FORMS` and "residual", [resample, entry, layer, head, band]
     sink: xr.Dataset  # of key 0
     losses: Float[np.ndarray, "prompt predicted"]
-    profile: Profile
+    divergences: Float[np.ndarray, "prompt predicted"] | None  # from the model as it is
+    profile: Profile | None
+    recall: xr.Dataset | None
 
 
 @takes_model
@@ -92,6 +112,7 @@ def bos_swap(
     bootstrap: int = 400,
     profile_prompts: int = PROFILE_PROMPTS,
     products: int = PRODUCTS,
+    recall: int = 0,
     documents: Sequence[str] | None = None,
     before: State | None = None,
     progress: Progress | None = None,
@@ -101,11 +122,14 @@ def bos_swap(
     Args:
         model: any view; it is not changed.
         tokens: ids [prompt, position], at least 4 prompts, as in `probes.leakage`. Position 0, BOS or not, is replaced.
-        replacement: a token id, "mean", "zero" or "random", see `swapped`.
+        replacement: a token id, "mean", "zero", "random" or "drawn", see `swapped`; or an intervention by its name, as
+            "mean@4:keys" or "without-0@8", see `probes.models.intervene`. Means are taken over `tokens`.
         seed: of the resampling, the sketch's probes and the random direction.
         bands, lags, bootstrap: as in `probes.leakage`.
-        profile_prompts: how many prompts the Jacobian profile is taken on, the first ones; all, if there are fewer.
+        profile_prompts: how many prompts the Jacobian profile is taken on, the first ones; all, if there are fewer; 0: no
+            profile.
         products: of its sketch, per prompt.
+        recall: how many lists recall is measured on, an even number; 0: none.
         documents: what each prompt is a window of, as in `probes.leakage`.
         before: the model as it is, measured with the same options (`state`): several replacements need that only once.
         progress: called with (share of the work done, 1).
@@ -117,7 +141,9 @@ def bos_swap(
         [layer, band] and `residual_..._of_model` [band], what they are fractions of, `residual_steady_...` alike;
         `leakage_...` [part, layer, band], the log form in squared nats; `source_...` [source, layer, band], its Shapley
         values; `weight_...` [source, layer, band], those of the weight form: each `before`, `after` and the `change`.
-        `loss_change [position]`, `loss_change_of_model` (mean over positions from 1 on), nats.
+        `loss_change [position]`, `loss_change_of_model` (mean over positions from 1 on), `kl`, `kl_of_model` alike, nats;
+        `removed_by [definition, band]`; with `recall` the mean over lists `recall_log_p_...` and `recall_exact_...`, before,
+        after and the change.
         Without intervals: `alpha_before`, `alpha_after` [layer, head] and `sink_rate_before`, `sink_rate_after` [layer] of
         key 0; `loss_before`, `loss_after` [position], NaN at the last, which predicts nothing; `sensitivity_before`,
         `sensitivity_after` [position], rms over prompts, and their standard errors `..._stderr`. `tokens`; attributes say
@@ -129,21 +155,23 @@ def bos_swap(
 
     Source: science of the measurement, section 4; [Ruscio], arXiv 2606.06160.
     """
-    numbers = {"bootstrap": bootstrap, "profile_prompts": profile_prompts, "products": products}
+    numbers = {"bootstrap": bootstrap, "profile_prompts": profile_prompts, "products": products, "recall": recall}
     options = _options(model, tokens, seed=seed, bands=bands, lags=lags, **numbers)
+    chosen = intervention(replacement)
+    view = chosen.on(model, tokens, seed=seed)
     if before is not None and before.of != (key := _key(model, tokens, options)):
         other = ", ".join(name for name in key if before.of.get(name) != key[name])
         raise InputError(f"before was measured with other {other}; measure it with the same, or leave it out")
-    view = swapped(model, replacement, seed=seed)
     drawn = resampling(len(tokens), bootstrap, seed, documents)
     half = 0.5 if before is None else 0.0  # of the work, before the swap
     if before is None:
         with within("before"):
             before = _state(model, tokens, options, drawn, part(progress, 0.0, half))
     with within("after"):
-        states = {"before": before, "after": _state(view, tokens, options, drawn, part(progress, half, 1.0))}
+        states = {"before": before, "after": _state(view, tokens, options, drawn, part(progress, half, 1.0), chosen)}
     if progress is not None:
         progress(1.0, 1.0)
+    name = chosen.label
     return dataset(
         _variables(states, drawn.double().numpy(), bootstrap > 0),
         tokens=tokens,
@@ -152,10 +180,10 @@ def bos_swap(
             "source": list(SOURCES),
             "layer": range(model.spec.blocks),
             "head": range(model.spec.heads),
+            "definition": list(DEFINITIONS),
             **band_coordinates(options["bands"]),
         },
-        attrs=provenance(model, tokens, measurement="bos_swap", replacement=view.replacement, **options)
-        | {"replacement": view.replacement},
+        attrs=provenance(model, tokens, measurement="bos_swap", replacement=name, **options) | {"replacement": name},
     )
 
 
@@ -170,7 +198,8 @@ def _variables(
 
     def changed(name: str, suffix: str, kind: Callable[[State], Any], variable: Variable) -> list[Any]:
         """Resamples before and after, and their difference, each with its interval; the first two."""
-        one, other = (kind(side) for side in states.values())
+        one = kind(states["before"])
+        other = kind(states["after"]) if states["after"].leaks else np.full_like(one, np.nan)
         for when, values in (("before", one), ("after", other), ("change", other - one)):
             said = f"{variable.long_name}, {when}{' by' if when == 'change' else ''} the swap"
             variables.update(with_ends(f"{name}_{when}{suffix}", variable._replace(long_name=said), values))
@@ -195,20 +224,28 @@ def _variables(
             said = f"fraction of the residual component that the swap removes, {of_what}{taken}"
             add(f"removed{end}{suffix}{name}", dims, values, said)
 
+    for dim, values in zip(
+        ("", "_low", "_high") if intervals else ("",), _by_definition(*states.values()), strict=False
+    ):
+        said = "fraction that the intervention removes, by what it is a fraction of; mean over blocks and heads"
+        add(f"removed_by{dim}", ("definition", "band"), values, said)
+
     losses = [side.losses for side in states.values()]
     for when, loss in zip(states, losses, strict=True):
         said = f"next-token loss, mean over prompts, {when} the swap"
         add(f"loss_{when}", ("position",), _padded(loss.mean(0)), said, "nat")
     whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
-    change = whole @ (losses[1] - losses[0])  # [resample, position]
-    by_position = Variable(("position",), "change of the next-token loss by the swap", "nat")
-    variables |= with_ends("loss_change", by_position, _padded(change))
-    change = change[:, 1:]
-    if np.isnan(change).any():
-        known = ~np.isnan(change[0])
-        change = change[:, known] if known.any() else change
-    of_model = Variable((), "the same, mean over positions from 1 on", "nat")
-    variables |= with_ends("loss_change_of_model", of_model, change.mean(1))
+    found = {"loss_change": (losses[1] - losses[0], "change of the next-token loss by the swap")}
+    if (divergences := states["after"].divergences) is not None:
+        found["kl"] = divergences, "KL divergence of the next token from the model as it is"
+    for name, (values, said) in found.items():
+        by_position = whole @ values  # [resample, position]
+        variables |= with_ends(name, Variable(("position",), said, "nat"), _padded(by_position))
+        known = ~np.isnan(by_position[0, 1:])
+        some = by_position[:, 1:][:, known] if known.any() else by_position[:, 1:]
+        of_model = Variable((), f"{said}, mean over positions from 1 on", "nat")
+        variables |= with_ends(f"{name}_of_model", of_model, some.mean(1))
+    variables |= _recalled(*(side.recall for side in states.values()))
     for when, side in states.items():
         add(
             f"alpha_{when}",
@@ -218,6 +255,8 @@ def _variables(
         )
         rate = f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0, {when} the swap"
         add(f"sink_rate_{when}", ("layer",), side.sink.sink_rate.values, rate)
+        if side.profile is None:
+            continue
         norm = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap"
         add(f"sensitivity_{when}", ("position",), side.profile.mean, norm)
         add(f"sensitivity_{when}_stderr", ("position",), side.profile.stderr, f"standard error: {norm}")
@@ -256,13 +295,17 @@ def _options(
     bootstrap: int = 400,
     profile_prompts: int = PROFILE_PROMPTS,
     products: int = PRODUCTS,
+    recall: int = 0,
 ) -> dict[str, Any]:
     """The options by name, once they can be used."""
     bands, lags = check(model, tokens, bands, lags)
     numbers = {"seed": seed, "bootstrap": bootstrap, "profile_prompts": profile_prompts, "products": products}
+    numbers["recall"] = recall
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < LEAST[name]:
             raise InputError(f"{name}={value} cannot be used; give a whole number, {LEAST[name]} or more")
+    if recall:
+        check_recall(model, recall)
     return {"seed": seed, "bands": bands, "lags": lags} | numbers
 
 
@@ -272,16 +315,45 @@ def _key(model: View, tokens: Tensor, options: Mapping[str, Any]) -> dict[str, A
     return shared | {"tokens": tokens_hash(tokens)} | dict(options)
 
 
-def _state(model: View, tokens: Tensor, options: Mapping[str, Any], drawn: Tensor, progress: Progress | None) -> State:
+def _state(
+    model: View,
+    tokens: Tensor,
+    options: Mapping[str, Any],
+    drawn: Tensor,
+    progress: Progress | None,
+    done: Intervention | None = None,
+) -> State:
+    """The model as it is, or as an intervention leaves it."""
     heard = {name: part(progress, *stage) for name, stage in STAGES.items()}
-    found = splits(model, tokens, options["bands"], options["lags"], drawn, heard["leakage"])
-    leaks = {name: found[form] for name, form in LEAKS.items()}
+    if done is not None and done.what in WITHOUT_LEAKAGE:
+        leaks = {}
+    else:
+        found = splits(model, tokens, options["bands"], options["lags"], drawn, heard["leakage"])
+        leaks = {name: found[form] for name, form in LEAKS.items()}
     sink = sinks(model, tokens, keys=(0,), per_prompt=False, progress=heard["sinks"]).isel(key=0)
-    losses = _losses(model, tokens, heard["loss"])
+    original = model.original if done is not None and isinstance(model, Edited) else None
+    losses, divergences = consequences(model, tokens, original, heard["loss"])
     given = {name: options[name] for name in ("products", "seed")}
-    first = tokens[: options["profile_prompts"]]
-    profile = jacobian(model, first, method="sketch", **given, progress=heard["sensitivity"])
-    return State(_key(model, tokens, options), leaks, sink, losses, mean_profile(profile.sensitivity, profile.stderr))
+    profile, first = None, tokens[: options["profile_prompts"]]
+    if len(first):
+        found = jacobian(model, first, method="sketch", **given, progress=heard["sensitivity"])
+        profile = mean_profile(found.sensitivity, found.stderr)
+    recall = None
+    if options["recall"]:
+        lists = {"pairs": RECALLED, "keys": "apart", "digits": 4, "candidates": 1, "contexts": options["recall"]}
+        recall = retrieval(model, **lists, seed=options["seed"], progress=heard["recall"])
+    return State(_key(model, tokens, options), leaks, sink, losses, divergences, profile, recall)
+
+
+def check_recall(model: View, contexts: int) -> None:
+    """Refuse what recall of so many lists could not be measured on.
+
+    Raises:
+        InputError: an odd number, or a model whose tokenizer makes no lists.
+    """
+    if contexts % 2:
+        raise InputError(f"recall={contexts} is odd; lists come in couples")
+    Maker(model, Rung(RECALLED), read_template("sentences"))
 
 
 # By name: dimension, what it is, unit.
@@ -299,7 +371,53 @@ LEAKS = {
     "weight": "weight_source",
     "residual": "log_stream",
     "steady": "steady_stream",
+    "sink": "log_sink",
 }
+WITHOUT_LEAKAGE = ("without-0", "held-log-z", "equal-log-z")  # see the module's text
+
+
+# Of what a fraction is removed: [resample, band] of a side, means over blocks and heads.
+DEFINITIONS: dict[str, Callable[[State], Float[np.ndarray, "resample band"]]] = {
+    "V(X), constant sink out": lambda side: side.leaks["steady"][:, 0].mean((1, 2)),
+    "V(X), constant sink in": lambda side: side.leaks["residual"][:, 0].mean((1, 2)),
+    "V(K), position 0's own term": lambda side: side.leaks["sink"][:, 0].mean((1, 2)),
+    "V(S), all of leakage": lambda side: side.leaks["leakage"][:, 0].mean((1, 2)),
+    "source of the stream, log form": lambda side: side.leaks["source"][:, 1].mean((1, 2)),
+    "its share of leakage": lambda side: (
+        DEFINITIONS["source of the stream, log form"](side) / DEFINITIONS["V(S), all of leakage"](side)
+    ),
+    "source of the stream, weights": lambda side: side.leaks["weight"][:, 1].mean((1, 2)),
+    "all of leakage, weights": lambda side: side.leaks["weight"].sum(1).mean((1, 2)),
+}
+
+
+def _by_definition(before: State, after: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What is removed under every definition, [definition, band], with both ends."""
+    found = []
+    for of in DEFINITIONS.values():
+        one = of(before)
+        found.append(removed(one, of(after) if after.leaks else np.full_like(one, np.nan)))
+    value, low, high = (np.stack(some) for some in zip(*found, strict=True))
+    return value, low, high
+
+
+def _recalled(before: xr.Dataset | None, after: xr.Dataset | None) -> dict[str, tuple[Any, ...]]:
+    """Recall before and after with intervals over couples of lists; nothing where it was not measured."""
+    if before is None or after is None:
+        return {}
+    found: dict[str, tuple[Any, ...]] = {}
+    units = before["context"].values // 2
+    for name, what, unit in (
+        ("log_p", "log probability of the value", "nat"),
+        ("exact", "share of exact answers", "1"),
+    ):
+        one, other = before[name].values, after[name].values
+        for when, values in (("before", one), ("after", other), ("change", other - one)):
+            interval = jackknifed(lambda some: float(some.mean()), values, units)
+            for end, value in zip(("", "_low", "_high"), interval[:3], strict=True):
+                said = f"recall, {what}, {when}{' by' if when == 'change' else ''} the swap"
+                found[f"recall_{name}_{when}{end}"] = Variable((), said, unit).of(value)
+    return found
 
 
 def removed(
@@ -325,40 +443,6 @@ def removed(
 def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "... position"]:
     """NaN at the last position, which predicts nothing."""
     return np.concatenate([values, np.full((*values.shape[:-1], 1), np.nan)], -1)
-
-
-@torch.no_grad()
-def _losses(
-    model: View, tokens: Int[Tensor, "prompt position"], progress: Progress | None
-) -> Float[np.ndarray, "prompt predicted"]:
-    """`-log p` of every next token, prompt by prompt, next-token logits for some positions at a time.
-
-    NaN where the head excludes the token (logit minus infinity): toys may tell only some of the ids apart.
-    """
-    rows = max(1, LOGITS_AT_ONCE // model.spec.vocabulary)
-    report = Report(progress, len(tokens))
-
-    def measured(n: int) -> Piece:
-        found, never = np.zeros(tokens.shape[1] - 1), np.zeros(tokens.shape[1] - 1, dtype=bool)
-        normed = model.norm(model.residual(model.embed(tokens[n : n + 1])))[0, :-1]
-        targets = tokens[n, 1:].to(normed.device)
-        for start in range(0, len(targets), rows):
-            at = slice(start, start + rows)
-            logits = model.unembed(normed[at])
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            loss = functional.cross_entropy(logits, targets[at], reduction="none").double()
-            excluded = torch.isneginf(logits.gather(-1, targets[at][:, None])[:, 0])
-            excluded &= torch.isneginf(logits).all(0)[targets[at]]  # whatever it reads; a single one is a fault
-            found[at], never[at] = loss.masked_fill(excluded, torch.nan).cpu().numpy(), excluded.cpu().numpy()
-        report()
-        return {"loss": found, "never": never}
-
-    pieces = each("loss", len(tokens), measured)
-    report.finish()
-    found, never = pieces.stacked("loss"), pieces.stacked("never")
-    if not (np.isfinite(found) | never).all():
-        raise not_finite(model, "a next-token loss")
-    return found
 
 
 def memory(model: View, prompts: int, length: int, **options: Any) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .checks import check_tokens
-from .edited import Edited
+from .edited import Edited, unheard
 from .fused import query_blocks
 from .given import takes_model
 from .view import Attention, Edit, View
@@ -30,7 +30,7 @@ How: TypeAlias = Literal["zero", "mean", "from position 0"]
 Weights: TypeAlias = Literal["without 0", "constant sink", "held log Z", "equal log Z"]
 Head: TypeAlias = tuple[int, int]  # (layer, head)
 HOTTEST = 16.0  # the largest factor on a query's logits by which its log Z is made equal
-HALVINGS = 24
+HALVINGS, STEPS = 8, 10
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Heads:
         if self.how == "zero":
             return [Edit("output", layer, partial(_put, own, 0.0)) for layer, own in by_layer.items()]
         if not self.made:
-            self.made.update(self._means(model, by_layer))
+            with unheard(model):
+                self.made.update(self._means(model, by_layer))
         found = []
         for layer, own in by_layer.items():
             first, others = (mean[own] for mean in self.made[layer])
@@ -70,7 +71,6 @@ class Heads:
     def on(self, fresh: View) -> Heads:
         return replace(self, made={})
 
-    @torch.no_grad()
     def _means(self, model: View, by_layer: dict[int, list[int]]) -> dict[int, tuple[Tensor, Tensor]]:
         """Mean outputs of every head at position 0 and at the others, [H, 1, c], by block."""
         assert self.reference is not None
@@ -186,16 +186,17 @@ class Softmax:
         if self.how == "without 0":
             return [Edit("logits", layer, _without_0) for layer in layers]
         if not self.made:
-            self.made.update(self._means(model))
-        change = {"constant sink": _constant_sink, "held log Z": _held, "equal log Z": _equal}[self.how]
+            with unheard(model):
+                self.made.update(self._means(model))
+        held = partial(_held, self._middle())
+        change = {"constant sink": _constant_sink, "held log Z": held, "equal log Z": _equal}[self.how]
         return [Edit("logits", layer, partial(change, self.made[layer])) for layer in layers]
 
     def on(self, fresh: View) -> Softmax:
         return replace(self, made={})
 
-    @torch.no_grad()
     def _means(self, model: View) -> dict[int, Tensor]:
-        """Over the queries from 1 on of the reference: the mean of s_i0, or of log Z_i, of every head."""
+        """Of every head, over the queries from 1 on of the reference: the mean of s_i0 or log Z_i, or log Z's slope."""
         assert self.reference is not None
         sums: dict[int, list[Tensor]] = {}
 
@@ -203,17 +204,30 @@ class Softmax:
             found = []
             for start, stop in query_blocks(attention):
                 logits, log_z = attention.weighed(start, stop)
-                of = logits[..., :1] if self.how == "constant sink" else log_z
-                seen = attention.first_key(start) == 0
-                found.append(of[0, :, :, 0] if seen or self.how != "constant sink" else of[0, :, :0, 0])
+                first = logits[..., :1] if attention.first_key(start) == 0 else torch.full_like(log_z, float("-inf"))
+                found.append((first if self.how == "constant sink" else log_z)[0, :, :, 0])
             every = torch.cat(found, 1)[:, 1:].double()
-            known = torch.isfinite(every)
-            sums.setdefault(layer, []).append(every.where(known, 0).sum(1) / known.sum(1).clamp_min(1))
+            if self.how == "held log Z":
+                x = logarithm(torch.arange(1, every.shape[1] + 1).to(every))
+                x = x - x.mean()
+                sums.setdefault(layer, []).append((every @ x) / x.square().sum().clamp_min(1e-12))
+            else:
+                known = torch.isfinite(every)  # behind a window nobody sees key 0
+                sums.setdefault(layer, []).append(every.where(known, 0).sum(1) / known.sum(1).clamp_min(1))
 
         with model.watching(watch):
             for row in self.reference:
                 model.residual(model.embed(row[None]))
         return {layer: torch.stack(found).mean(0)[:, None, None] for layer, found in sums.items()}
+
+    def _middle(self) -> float:
+        assert self.reference is not None
+        return float(logarithm(torch.arange(1, self.reference.shape[1], dtype=torch.float64)).mean())
+
+
+def logarithm(position: Tensor) -> Tensor:
+    """log(1 + i), by which log Z_i grows with the number of keys where logits do not depend on position."""
+    return torch.log1p(position)
 
 
 def _without_0(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,8 +244,11 @@ def _constant_sink(
     return logits, logits.logsumexp(-1, keepdim=True)
 
 
-def _held(level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    return logits, torch.where(_behind_0(queries, log_z), level.to(log_z), log_z)
+def _held(
+    middle: float, slope: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    trend = slope.to(log_z) * (logarithm(queries.to(log_z)) - middle)
+    return logits, torch.where(_behind_0(queries, log_z), log_z - trend, log_z)
 
 
 def _behind_0(queries: Tensor, log_z: Tensor) -> Tensor:
@@ -249,17 +266,23 @@ def _equal(level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: 
     low, high = torch.zeros_like(log_z), torch.full_like(log_z, HOTTEST)
     for _ in range(HALVINGS):  # where the slope sum_j p_j s_j turns positive
         middle = (low + high) / 2
-        weights = _times(logits, middle).softmax(-1)
-        rises = (weights * logits.masked_fill(torch.isinf(logits), 0)).sum(-1, keepdim=True) > 0
+        rises = _slope(logits, middle)[1] > 0
         low, high = torch.where(rises, low, middle), torch.where(rises, middle, high)
-    low, high = high, torch.full_like(log_z, HOTTEST)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        above = _times(logits, middle).logsumexp(-1, keepdim=True) > level
-        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-    factor = torch.where(_behind_0(queries, log_z), low, 1.0)
+    least, factor = high, torch.full_like(log_z, HOTTEST)
+    for _ in range(STEPS):  # Newton's from the right, where a convex function does not let it overshoot
+        value, slope = _slope(logits, factor)
+        factor = torch.maximum(least, factor - (value - level).clamp_min(0) / slope.clamp_min(1e-6))
+    factor = torch.where(_behind_0(queries, log_z), factor, 1.0)
     logits = _times(logits, factor)
     return logits, logits.logsumexp(-1, keepdim=True)
+
+
+def _slope(logits: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """`log sum_j exp(b s_j)` of every query, and its derivative with respect to b."""
+    scaled = _times(logits, factor)
+    value = scaled.logsumexp(-1, keepdim=True)
+    weights = (scaled - value).exp()
+    return value, (weights * logits.masked_fill(torch.isinf(logits), 0)).sum(-1, keepdim=True)
 
 
 def _times(logits: Tensor, factor: Tensor) -> Tensor:
@@ -282,9 +305,9 @@ def reweighed(
     Args:
         model: any view; it is not changed.
         how: "without 0": no later query sees key 0. "constant sink": key 0's logit is its mean over queries, as a learned
-            sink logit would be. "held log Z": weights are `exp(s_ij - c)` with c the mean of `log Z_i`, so that no weight
-            depends on how many keys there are; they no longer sum to 1. "equal log Z": each query's logits are multiplied by
-            a factor (from 0 to 16) that makes `log Z_i` that mean, or brings it as near as a factor can.
+            sink logit would be. "held log Z": `log Z_i` loses its trend, a straight line in log(1 + i) through its mean, and
+            keeps what texts make of it; weights then no longer sum to 1. "equal log Z": each query's logits are multiplied
+            by a factor (from 0 to 16) that makes `log Z_i` its mean, or brings it as near as a factor can.
         layer: the first block that is changed.
         reference: prompts that means are taken over, of each head by itself.
 

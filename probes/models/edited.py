@@ -7,7 +7,8 @@ views.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -41,6 +42,13 @@ class Change(Protocol):
     def on(self, fresh: View) -> Change:
         """The same change of a model with fresh weights."""
         ...
+
+
+@contextmanager
+def unheard(model: View) -> Iterator[None]:
+    """Passes inside it are a change's own: no watcher of the caller's is told of them, and no gradient is kept."""
+    with model.watching(lambda layer, attention: None), torch.no_grad():
+        yield
 
 
 class Edited:
@@ -77,7 +85,7 @@ class Edited:
     @property
     def replacement(self) -> int | str | None:
         """What stands at position 0 instead of the prompt's own token, if anything does."""
-        found = [getattr(change, "replacement", None) for change in self.changes]
+        found = [getattr(change, "replacement", None) for change in self.changes if not change.said]
         return next((one for one in found if one is not None), None)
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:

@@ -7,17 +7,18 @@ from functools import partial, reduce
 from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
 from .checks import check_id
-from .edited import Edited
+from .edited import Edited, unheard
 from .given import takes_model
 from .view import Edit, View
 
-KINDS = ("mean", "zero", "random")
+KINDS = ("mean", "zero", "random", "drawn")
 CHOICES = f"{', '.join(KINDS)} or a token id"
 Replacement: TypeAlias = int | str  # a token id, or one of KINDS
 Part: TypeAlias = Literal["stream", "keys", "values", "both"]
@@ -48,10 +49,11 @@ class Swap:
     def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> Tensor | None:
         if self.layer or self.part != "stream":
             return None
-        if isinstance(self.replacement, int) and self.dose == 1:  # positions and scales are those of any token
-            tokens = tokens.clone()
-            tokens[:, :1] = self.replacement
-            return model.embed(tokens)
+        if isinstance(self.replacement, int) or self.replacement == "drawn":
+            changed = tokens.clone()
+            changed[:, 0] = self._ids(model, tokens)
+            other = model.embed(changed)  # positions and scales are those of any token
+            return other if self.dose == 1 else torch.lerp(model.embed(tokens), other, self.dose)
         self._prepare(model)
         embedded = model.embed(tokens).clone()  # views may hand out what they keep
         embedded[:, :1] = self._mixed(embedded[:, :1])
@@ -72,7 +74,7 @@ class Swap:
         wanted = [site for site in ("key", "value") if self.part in ("both", f"{site}s")]
         layers = range(self.layer, model.spec.blocks)
         taking = [Edit(site, layer, partial(take, site, layer)) for layer in layers for site in wanted]  # type: ignore[arg-type]
-        with torch.no_grad():
+        with unheard(model):
             model.residual(embeddings[:, :1], edits=[stream, *taking])
 
         def give(at: tuple[str, int], own: Tensor) -> Tensor:
@@ -83,11 +85,18 @@ class Swap:
     def on(self, fresh: View) -> Swap:
         return replace(self, made={})
 
-    @torch.no_grad()
+    def _ids(self, model: View, tokens: Int[Tensor, "batch position"]) -> Tensor:
+        """What stands at position 0: "drawn" is another token for every prompt, whatever the other prompts of its batch."""
+        if isinstance(self.replacement, int):
+            return torch.full_like(tokens[:, 0], self.replacement)
+        seeds = [[self.seed, *row] for row in tokens.tolist()]
+        return torch.tensor([int(np.random.default_rng(seed).integers(model.spec.vocabulary)) for seed in seeds])
+
     def _prepare(self, model: View) -> None:
         """Take what passes of their own give; an edit cannot, in the middle of another pass."""
         if not self.made and self.replacement not in ("zero", "random"):
-            self.made["vector"] = self._vector(model)
+            with unheard(model):
+                self.made["vector"] = self._vector(model)
 
     def _mixed(self, own: Float[Tensor, "batch one d"]) -> Tensor:
         """The prompts' own vectors at position 0, as far as the dose leaves them."""
@@ -134,8 +143,9 @@ def swapped(
         replacement: a token id, which takes the place of the token that a prompt has at position 0; or what block `layer`
             reads there: "mean", the mean of what block 0 reads over the vocabulary (scale and learned position included),
             and of what later blocks read over the positions from 1 on of `reference`; "zero"; "random", a vector of normally
-            distributed direction, the same for all prompts, and of the norm that the block would read in that prompt.
-        seed: of the random direction.
+            distributed direction, the same for all prompts, and of the norm that the block would read in that prompt;
+            "drawn", a token drawn for each prompt from the vocabulary.
+        seed: of the random direction and the drawn tokens.
         layer: the block from which on position 0 is another one; before it, it is the prompt's own.
         part: "stream", all of it; or what other positions read of it alone: "keys", "values" or "both". Position 0 then
             keeps its stream, and its keys or values in the blocks from `layer` on are those that the replacement would have
@@ -158,6 +168,10 @@ def swapped(
         raise InputError(f"dose={dose:g} is out of range; give 0 to 1")
     if part != "stream" and (model.spec.prefix or 0) > 1:
         raise InputError(f"part '{part}': position 0 of {model.identity.name} reads later positions; give stream")
+    if replacement == "drawn" and (layer or part != "stream"):
+        raise InputError(
+            "replacement 'drawn' is a token for every prompt, at layer 0, part stream; give an id elsewhere"
+        )
     if replacement == "mean" and layer and reference is None:
         raise InputError(
             f"the mean of what block {layer} reads is taken over prompts; give reference=probes.prompts(model)"
@@ -165,8 +179,8 @@ def swapped(
     return Edited(model, Swap(replacement, seed, layer, part, float(dose), reference))
 
 
-def parse_replacement(value: str) -> Replacement:
-    """Read a replacement from the command line: "mean", "zero", "random", or a token id in digits.
+def parse_replacement(value: str, choices: str = CHOICES) -> Replacement:
+    """Read a replacement from the command line: one of `KINDS`, or a token id in digits; `choices` is what an error names.
 
     Raises:
         InputError: it is none of these.
@@ -175,7 +189,7 @@ def parse_replacement(value: str) -> Replacement:
         return value
     if value.isascii() and value.isdigit() and len(value) < 20:  # Python reads no numbers of thousands of digits
         return int(value)
-    raise InputError(f"replacement '{value}' is unknown; give {CHOICES}")
+    raise InputError(f"replacement '{value}' is unknown; give {choices}")
 
 
 def check_replacement(model: View, replacement: Any) -> Replacement:

@@ -1,0 +1,96 @@
+"""Interventions at position 0 by their name, as `headwater bos-swap --replace` takes them.
+
+A name is a replacement ("mean", "zero", "random", "drawn", a token id), if wanted with `@BLOCK` (from which block on),
+`:PART` (keys, values, both) and `*DOSE`, as in "mean@4", "mean:keys", "17@8:both*0.2"; or one of `WAYS`, if wanted with
+`@BLOCK`, as in "without-0@8".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from jaxtyping import Int
+from torch import Tensor
+
+from ..errors import InputError
+from .ablate import Weights, reweighed
+from .edited import Edited
+from .swap import CHOICES, PARTS, Replacement, parse_replacement, swapped
+from .view import View
+
+# By the names that a command line takes.
+WAYS: dict[str, Weights] = {
+    "without-0": "without 0",
+    "constant-sink": "constant sink",
+    "held-log-z": "held log Z",
+    "equal-log-z": "equal log Z",
+}
+FORM = re.compile(r"(?P<what>[^@:*]+)([@:*][^@:*]+)*")
+HOW = {"@": "layer", ":": "part", "*": "dose"}
+
+
+class Intervention(NamedTuple):
+    """What is done at position 0; `what` is a replacement or one of `WAYS`."""
+
+    what: Replacement
+    layer: int = 0
+    part: str = "stream"
+    dose: float = 1.0
+
+    @property
+    def label(self) -> Replacement:
+        """As results have it: the replacement itself where that is all."""
+        plain = self == Intervention(self.what)
+        return str(self) if not plain else self.what if isinstance(self.what, str) else int(self.what)
+
+    def __str__(self) -> str:
+        layer, part = f"@{self.layer}" if self.layer else "", "" if self.part == "stream" else f":{self.part}"
+        return f"{self.what}{layer}{part}{'' if self.dose == 1 else f'*{self.dose:g}'}"
+
+    def on(self, model: View, reference: Int[Tensor, "prompt position"], *, seed: int = 0) -> Edited:
+        """The model under the intervention; means are taken over `reference`.
+
+        Raises:
+            InputError: as `swapped` and `reweighed`.
+        """
+        if self.what in WAYS:
+            return reweighed(model, WAYS[str(self.what)], layer=self.layer, reference=reference)
+        options: dict[str, Any] = {"layer": self.layer, "part": self.part, "dose": self.dose}
+        return swapped(model, self.what, seed=seed, reference=reference, **options)
+
+
+def intervention(given: Any) -> Intervention:
+    """An intervention from its name, or from a replacement alone.
+
+    Raises:
+        InputError: not written as the module says.
+    """
+    if isinstance(given, Intervention):
+        return given
+    if not isinstance(given, str):  # a token id, or what `swapped` refuses
+        return Intervention(given)
+    found = FORM.fullmatch(given.strip())
+    more = re.findall(r"([@:*])([^@:*]+)", given)
+    how = {HOW[sign]: value.strip() for sign, value in more}
+    if found is None or len(how) < len(more):
+        raise InputError(f"'{given}' is no replacement; give one as mean, mean@4, mean:keys, 17*0.2 or without-0@8")
+    name, layer, part, dose = (
+        found["what"].strip(),
+        how.get("layer", "0"),
+        how.get("part", "stream"),
+        how.get("dose", "1"),
+    )
+    if not (layer.isascii() and layer.isdigit() and len(layer) < 6):
+        raise InputError(f"'{given}': block '{layer}' is no number; give it as in mean@4")
+    if name in WAYS:
+        if how.keys() - {"layer"}:
+            raise InputError(f"'{given}': {name} acts on weights; give it a block, but no part and no dose")
+        return Intervention(name, int(layer))
+    what = parse_replacement(name, f"{CHOICES}, or {', '.join(WAYS)}")
+    if part not in PARTS:
+        raise InputError(f"'{given}': part '{part}' is unknown; give {', '.join(PARTS)}")
+    try:
+        return Intervention(what, int(layer), part, float(dose))
+    except ValueError:
+        raise InputError(f"'{given}': dose '{dose}' is no number; give 0 to 1") from None
