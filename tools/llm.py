@@ -112,7 +112,6 @@ STEPS = [
     Step("leakage", QWEN, "--prompts 64 --length 128 --fresh 0"),
     Step("jacobian", QWEN, f"--prompts 8 --seeds 1 --products 24 --length 128 --initialization {RULE[QWEN]}"),
     Step("bos-swap", QWEN, "--replace mean,random --prompts 32 --length 128 --profile-prompts 1 --products 24"),
-    Step("retrieval", SMOL, f"--pairs 36 {RECALL}"),
     Step("retrieval", QWEN, "--pairs 36 --keys alike --digits 4 --contexts 100 --candidates 1"),
     Step("bos-swap", SMOL, f"--replace '{INTERVENTIONS}' {WITHOUT_PROFILE}", "interventions"),
     # Other texts, first tokens, lengths, initializations.

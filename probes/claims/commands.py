@@ -21,6 +21,7 @@ MEASURED = {  # options for `REAL`
     "sinks": "--prompts 32 --length 256",
     "trajectory": "--prompts 32 --length 256",
     "leakage": "--prompts 512 --length 128",
+    "retrieval": "--pairs 36 --keys apart --digits 4 --contexts 100 --candidates 12",
     "bos-swap": "--replace mean,random --prompts 64 --length 128 --profile-prompts 4 --products 32",
 }
 SEEDS = (1, 2)  # of controlled runs beside the bundled models

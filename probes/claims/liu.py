@@ -1,9 +1,29 @@
-"""The rule for [Liu+], arXiv 2307.03172, "Lost in the Middle": its accuracies are not among this suite's measurements."""
+"""Rules for [Liu+], arXiv 2307.03172, "Lost in the Middle".
+
+Its accuracies in question answering over documents are not among this suite's measurements; key-value recall is.
+"""
 
 from __future__ import annotations
 
+import xarray as xr
+
+from ..measures.retrieval import edges
+from ..results.dataset import options_of
 from ..results.folder import Collected
+from .rules import Told, above, every, of_models, told
+
+FORMS = {"exact": "+.2f", "log_p": "+.2f"}
 
 
 def unmeasured(collected: Collected) -> None:
     """No result that this suite makes holds such an accuracy."""
+
+
+@of_models("retrieval", "log_p", "exact")
+def ends_recalled(ds: xr.Dataset, variable: str, ends: list[str]) -> Told:
+    """Whether pairs at these ends ("first", "last") are recalled better than those in the middle half."""
+    first, last = edges(ds, variable)
+    found = {"first": first, "last": last}
+    asked = options_of(ds)
+    said = ", ".join(f"{end} {told(found[end], FORMS[variable])}" for end in ends)
+    return f"{said} ({asked['pairs']} pairs, keys {asked['keys']})", every([above(found[end], 0) for end in ends])

@@ -344,6 +344,27 @@ def shape(ds: xr.Dataset) -> Recall:
     return Recall(exact, log_p, gain, ratio("primacy"), ratio("recency"), trough(ds))
 
 
+def edges(ds: xr.Dataset, name: str) -> tuple[Interval, Interval]:
+    """How much better the first 5 % of the pairs and the last pair are recalled than the middle half, by `log_p` or `exact`.
+
+    Differences of means over contexts, the middle's the median over its depths; NaN for fewer than 8 depths.
+    """
+    unit, length = ds["context"].values // 2, ds.sizes["depth"]
+    middle = slice(length // 4, length - length // 4)
+
+    def better(end: slice) -> Interval:
+        if length < SHORTEST:
+            return Interval(math.nan, math.nan, math.nan)
+
+        def difference(some: np.ndarray) -> float:
+            curve = some.mean(0)
+            return float(curve[end].mean() - np.median(curve[middle]))
+
+        return jackknifed(difference, ds[name].values, unit)
+
+    return better(slice(0, max(1, length // 20))), better(slice(-1, None))
+
+
 def trough(ds: xr.Dataset, *, draws: int = 1000) -> Interval:
     """Where the smoothed curve of recall is lowest, as a fraction of the depth, with its interval over couples."""
     logs = ds["log_p"].values

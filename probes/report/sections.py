@@ -23,6 +23,7 @@ from ..figures.palette import (
     MODEL,
     NAMED_COLOR,
     OTHERS_COLOR,
+    RECALL,
     SOURCES,
     THEORIES,
     TOYS,
@@ -37,6 +38,7 @@ from ..results.folder import Collected
 from ..results.tables import Report, Table, number
 from ..studies.match_report import match_report
 from ..studies.reports import bos_report, leakage_report, sinks_report, trajectory_report
+from ..studies.retrieval import retrieval_report
 from ..studies.study import AGREEMENT_COLUMNS, COLUMNS, agreement_cells, agreements, cells, described, summarize
 from . import charts, toy_charts
 from .heads import heads_data, loaded_from
@@ -310,6 +312,12 @@ def _bos_swap(results: Results) -> list[Chart]:
     ]
 
 
+def _retrieval(results: Results) -> list[Chart]:
+    quantity: Given = ("quantity", "Quantity", {})
+    asked: Given = ("asked", "Key", SEVERAL | {"dashes": {style.label: style.dash for style in RECALL.values()}})
+    return [_chart("recall", charts.recall(results), _models(results), quantity, asked)]
+
+
 def _match(results: Results) -> list[Chart]:
     state: Given = ("state", "Model's weights", {"labels": {"init": "fresh"}})
     results = {name: judged(ds) for name, ds in results.items()}
@@ -321,6 +329,7 @@ REPORTED: dict[str, tuple[Callable[[Results], Report], Callable[[Results], Seque
     "trajectory": (trajectory_report, _trajectory),
     "leakage": (leakage_report, _leakage),
     "bos-swap": (bos_report, _bos_swap),
+    "retrieval": (retrieval_report, _retrieval),
     "match": (match_report, _match),
 }
 

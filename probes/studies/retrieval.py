@@ -98,7 +98,7 @@ def _content(template: str) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else template
 
 
-def retrieval_report(results: Results) -> Report:
+def retrieval_report(results: Mapping[str, xr.Dataset]) -> Report:
     """Recall of every model, the U-shape of it, and the curve by depth."""
     rows, curve, lines = [], [], []
     for name, ds in results.items():
