@@ -38,9 +38,8 @@ def retrieval_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: st
     if explained := any("sensitivity" in ds for ds in results.values()):
         parts, paths = ("pair", "control", "others", "position 0"), ("cut", "through_first")
         rows["exact"] = replace(rows["exact"], axis=_inner_shares)
-        label = "log odds by {} (nat)"
-        rows["parts"] = Row(label.format("place"), 2.1, lambda ds: mechanism_curves(ds, *parts), _depths, log=True)
-        rows["paths"] = Row(label.format("path"), 1.6, lambda ds: mechanism_curves(ds, *paths), _last, log=True)
+        rows["parts"] = Row("sensitivity (nat)", 2.1, lambda ds: mechanism_curves(ds, *parts), _depths, log=True)
+        rows["paths"] = Row("the pair's, by path (nat)", 1.6, lambda ds: mechanism_curves(ds, *paths), _last, log=True)
     return saved_grid(results, rows, [*facts(results), *_explained(results, explained)], side=1.75, path=path)
 
 
@@ -71,7 +70,5 @@ def _explained(results: Mapping[str, xr.Dataset], mechanism: bool) -> list[str]:
     )
     found = [rungs, "band: 95 % over couples of contexts; without key: the same question behind another list"]
     if mechanism:
-        found.append(
-            "log odds: of the value against the others, per relative change of the embeddings of the pair's line"
-        )
+        found.append("sensitivity: of the value's log odds against other values, per relative change of embeddings")
     return found

@@ -2,7 +2,7 @@
 
 - Rank correlation over depth of the mean gain (all contexts of a result) with a profile: the model's own behind ordinary
   text, the one at initialization, the second-moment kernel, the norm behind the lists themselves, log distance alone (the
-  logarithm of how far before the place of its prediction the value stands). Couples are resampled, profiles stay as they are.
+  logarithm of how far before the place of its prediction the value stands). Couples are resampled, profiles stay.
 - AUC: of two traced questions at one depth, one answered exactly and one not, how often the pair's sensitivity is greater in
   the first (ties count half; Mann and Whitney). Nothing is fitted, so that every context counts as held out.
 - Variance explained: 1 - (squared errors) / (those of the mean), all of couples that the fit of log p has not seen, by log
