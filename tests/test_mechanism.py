@@ -100,7 +100,7 @@ def test_gradients_are_those_of_plain_passes_one_value_at_a_time(family):
             x, unit = embedded(model, made.contexts[side])
             expected = plain_odds(model, x, made.contexts[side], one)
             (gradient,) = torch.autograd.grad(expected, x)
-            close = {"rtol": NORMS[family], "atol": NORMS[family] * unit * float(gradient.norm())}
+            close: Any = {"rtol": NORMS[family], "atol": NORMS[family] * unit * float(gradient.norm())}
             np.testing.assert_allclose(found[odds][n], expected.item(), **close)
             np.testing.assert_allclose(found[name][n], in_parts(unit * gradient[0].numpy(), depth), **close)
 
@@ -141,7 +141,7 @@ def test_cut_is_the_derivative_with_weights_on_position_0_frozen(family):
         # The error of a central difference of step h is of the order of h^2 + rounding / h.
         size = rounding ** (1 / 3)
         for towards in (gradient, total - gradient):
-            step = torch.from_numpy(towards)[None] / np.linalg.norm(towards) * size / np.linalg.norm(towards)
+            step = torch.from_numpy(towards * size / (towards**2).sum())[None]
             ends = [plain_odds(model, x + sign * step, made.contexts[0], one, edits).item() for sign in (1, -1)]
             np.testing.assert_allclose((ends[0] - ends[1]) / 2, (gradient * step[0].numpy()).sum(), atol=30 * size**3)
     found, depth = measured(model, made, fisher=False), DEPTHS[1]
