@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .command import command, flag, option
 from .console import print_report, print_written, progress, remark
-from .options import First, Options, Running, Seed, Target
+from .options import First, Initialization, Options, Running, Seed, Target
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class Recalled(Options):
     chat: bool = flag("--chat", "The list is the user's, the answer the assistant's, by the model's chat template.")
     candidates: int = option("Values whose probabilities are ranked for each question; 1: none, which is faster.", 36)
     pilot: int = option("Lists asked on every rung while the ladder is climbed.", 8)
+    mechanism: int = option("Lists of which it is also measured what the value's log odds depend on; 0: none.", 0)
+    mechanism_depths: int = option("Pairs of each of these lists that are asked for, evenly spaced.", 5)
+    fisher: bool = flag("--fisher", "With --mechanism, also what the whole next-token distribution depends on.")
+    profile_prompts: int = option("With --mechanism, prompts of ordinary text for profiles; 0: no profiles.", 4)
+    initialization: Initialization = "config"
     first: First = "auto"
     seed: Seed = 0
 
@@ -42,8 +47,12 @@ def retrieval(target: Target, recalled: Recalled, running: Running) -> None:
     --keys and --digits say how hard they are. There is no --backend: lists run once, and questions behind them, through the
     modules of transformers. If interrupted, the same command resumes.
 
+    With --mechanism it is also measured, in some of the lists, what the value's log odds depend on: the pair asked for, the
+    other pairs, position 0, the paths through attention to it; and what that says of recall by depth.
+
     Examples:
       headwater retrieval smollm2-135m --pairs 36 --contexts 24
+      headwater retrieval smollm2-135m --pairs 36 --mechanism 24
       headwater retrieval ./checkpoint --template json --chat
       headwater retrieval Qwen/Qwen2.5-0.5B --pairs 144 --keys alike --depths 12
     """

@@ -91,6 +91,14 @@ RECALL = {
     "control": Style("key not in the list", GREY, "--", 3, "dash"),
     "exact": Style("asked for", VERMILLION, "-", 4),
 }
+MECHANISM = {  # what the value's log odds depend on
+    "pair": Style("the pair asked for", VERMILLION, "-", 5),
+    "control": Style("its place, key not in the list", GREY, "--", 2, "dash"),
+    "others": Style("another pair", BLUE, "-.", 3, "dashdot"),
+    "position 0": Style("position 0", GREEN, ":", 4, "dot"),
+    "cut": Style("weights on position 0 held", PURPLE, "-", 4),
+    "through_first": Style("through these weights", GREEN, "--", 3, "dash"),
+}
 
 # The swap of position 0: replacements by name; token ids take what is left.
 REPLACEMENTS = {"mean": BLUE, "zero": VERMILLION, "random": GREEN}

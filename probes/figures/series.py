@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import xarray as xr
 
+from ..measures import mechanism_numbers
 from ..measures.agreement import averaged, fractions, taken_at
 from ..measures.leakage import resolved
 from ..measures.match_result import positive, samples
@@ -20,6 +21,7 @@ from .palette import (
     BEFORE,
     DEPTH_COLORS,
     FIRSTS,
+    MECHANISM,
     MODEL,
     NAMED_COLOR,
     NULLS,
@@ -196,6 +198,21 @@ def recall_curves(ds: xr.Dataset, *names: str) -> list[Curve]:
         mean, low, high = jackknife(lambda some: some.mean(0), ds[name].values, unit)
         look: dict[str, Any] = {"label": RECALL[name].label, "of": {"variable": name}, "band": "95 %"}
         found.append(Curve(ds["fraction"].values, mean, RECALL[name], low, high, marked=2.5, **look))
+    return found
+
+
+def mechanism_curves(ds: xr.Dataset, *names: str) -> list[Curve]:
+    """What the log odds depend on at the traced depths: geometric means over contexts, intervals over couples.
+
+    None of a result without a mechanism.
+    """
+    if "sensitivity" not in ds:
+        return []
+    x, found = ds["fraction"].sel(depth=ds["traced_depth"].values).values, []
+    for name in names:
+        mean, low, high = mechanism_numbers.by_depth(ds, name)
+        look: dict[str, Any] = {"label": MECHANISM[name].label, "of": {"variable": name}, "band": "95 %"}
+        found.append(Curve(x, mean, MECHANISM[name], low, high, marked=3.5, **look))
     return found
 
 

@@ -28,22 +28,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float
 from torch import Tensor
 
 from ..data.prompts import FirstToken
 from ..data.recall import RUNGS, Couple, Keys, Maker, Rung, read_template
 from ..errors import InputError
-from ..models.behind import Continues
+from ..models.behind import Asked, Continues, Row
 from ..models.checks import not_finite
 from ..models.given import takes_model
+from ..models.initialization import CONFIG, Rule
 from ..models.view import View
 from ..results.dataset import dataset, provenance
 from ..results.statistics import Interval, ends, jackknifed, resampling
@@ -52,6 +51,7 @@ from ..results.variables import Variable, labelled
 from ..run.memory import Retry, parts
 from ..run.reporting import Progress, Report
 from ..run.resume import Piece, each
+from . import mechanism as mechanisms
 
 CONTEXTS, PILOT, CANDIDATES = 100, 8, 36
 PILOT_DEPTHS = 12
@@ -72,14 +72,6 @@ VARIABLES = {
 }
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One question behind a context: its ids, and the answers that are scored, the right one first."""
-
-    question: tuple[int, ...]
-    answers: tuple[tuple[int, ...], ...]
-
-
 Scored: TypeAlias = tuple[np.ndarray, bool]  # log probabilities [answer]; whether the first answer is the greedy one
 
 
@@ -97,6 +89,11 @@ def retrieval(
     first: FirstToken | int = "auto",
     candidates: int = CANDIDATES,
     pilot: int = PILOT,
+    mechanism: int = 0,
+    mechanism_depths: int = mechanisms.DEPTHS,
+    fisher: bool = False,
+    profile_prompts: int = mechanisms.PROFILE_PROMPTS,
+    initialization: Rule = CONFIG,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -114,13 +111,21 @@ def retrieval(
         first: what stands at position 0, as in `probes.prompts`.
         candidates: values whose probabilities are compared for `rank`; 1: no comparison, which is faster.
         pilot: contexts asked on every rung while the ladder is climbed; 0, or a single rung: no pilot.
-        seed: decides the contexts.
-        progress: called with (questions done, questions in all).
+        mechanism: of so many contexts, the first ones, the value's log odds are differentiated (`measures.mechanism`), at
+            `mechanism_depths` of the depths that are asked for. One such question takes as long as a context with all its
+            plain ones, or longer; 0: none.
+        fisher: also of the whole next-token distribution.
+        profile_prompts: prompts of ordinary text from which, with `mechanism`, profiles are taken; 0: no such profiles.
+        initialization: what the fresh weights of `profile_init` are drawn from, as in `View.reinitialized`.
+        seed: decides the contexts, and all else that is drawn.
+        progress: called with (questions done, questions in all); of the mechanism backward passes count.
 
     Returns:
         Dataset with the variables of the module's text, [context, depth], where `depth` counts pairs from 0 and `fraction`
         goes from 0 to 1; `place`, where the value stands, and the attribute `query`, the position that its first token is
-        predicted at; of the rungs that were climbed `pilot_exact` and `pilot_log_p`; attributes that say what made it.
+        predicted at; of the rungs that were climbed `pilot_exact` and `pilot_log_p`; with `mechanism` the variables of
+        `measures.mechanism`, [traced, traced_depth, part], where `traced` and `traced_depth` hold numbers of contexts and
+        pairs; attributes that say what made it.
 
     Raises:
         InputError: an option that cannot be used, no tokenizer, a context longer than the model was made for, values that
@@ -137,6 +142,7 @@ def retrieval(
         raise InputError(f"seed={seed} is negative; give 0 or more")
     if depths is not None and depths < 2:
         raise InputError(f"depths={depths} is too few; give at least 2, or leave it out")
+    mechanisms.check(mechanism, mechanism_depths, profile_prompts, contexts=contexts, candidates=candidates)
     form = read_template(template)
     rungs = ladder(pairs, keys, digits)
     makers = [Maker(model, rungs[0], form, first=first, chat=chat)]
@@ -154,24 +160,37 @@ def retrieval(
             if piloted[-1][0] <= EASY:
                 break
     ask = _Asking(model, makers[-1], depths, candidates, seed, report)
-    report.expect(contexts * len(ask.depths))
+    query = len(ask.couple(0).contexts[0]) + len(ask.couple(0).questions[0][0]) - 1
+    chosen = asked_depths(len(ask.depths), mechanism_depths)
+    text = mechanisms.text(model, profile_prompts, query + 1, first, seed) if mechanism else None
+    report.expect(contexts * len(ask.depths) + mechanism * len(chosen) * mechanisms.passes(fisher))
     found = ask.run("contexts", contexts)
+    more, missing = ask.explain(mechanism, chosen, fisher, text, initialization) if mechanism else ({}, {})
     report.finish()
     if not np.isfinite(found["log_p"]).all():
         raise not_finite(model, "probabilities")
     maker, starts = makers[-1], ask.couple(0).starts
     rung = maker.rung
-    values = found | {
-        "gain": found["log_p"] - found["control"],
-        "pilot_exact": np.array([exact for exact, _ in piloted]),
-        "pilot_log_p": np.array([log_p for _, log_p in piloted]),
-        "line": np.array([starts[d][0] for d in ask.depths]),
-        "place": np.array([starts[d][1] for d in ask.depths]),
-    }
+    values = (
+        found
+        | more
+        | {
+            "gain": found["log_p"] - found["control"],
+            "pilot_exact": np.array([exact for exact, _ in piloted]),
+            "pilot_log_p": np.array([log_p for _, log_p in piloted]),
+            "line": np.array([starts[d][0] for d in ask.depths]),
+            "place": np.array([starts[d][1] for d in ask.depths]),
+        }
+    )
     if candidates == 1:
         del values["rank"]
-    query = len(ask.couple(0).contexts[0]) + len(ask.couple(0).questions[0][0]) - 1
-    options = {"pairs": rung.pairs, "keys": rung.keys, "digits": rung.digits, "contexts": contexts, "depths": depths}
+    options: dict[str, Any] = {
+        "pairs": rung.pairs,
+        "keys": rung.keys,
+        "digits": rung.digits,
+        "contexts": contexts,
+        "depths": depths,
+    }
     options |= {"template": str(template), "chat": chat, "first": first, "candidates": candidates, "pilot": pilot}
     coords: dict[str, Any] = {
         "context": range(contexts),
@@ -179,9 +198,14 @@ def retrieval(
         "fraction": (("depth",), ask.depths / (rung.pairs - 1)),
         "rung": [str(one) for one in rungs[: len(piloted)]],
     }
+    if mechanism:
+        options |= {"mechanism": mechanism, "mechanism_depths": mechanism_depths, "fisher": fisher}
+        options |= {"profile_prompts": profile_prompts, "initialization": str(initialization)}
+        coords |= {"traced": range(mechanism), "traced_depth": ask.depths[chosen], "part": list(mechanisms.PARTS)}
     tokens = torch.tensor([ids for n in range(contexts // 2) for ids in ask.couple(n).contexts])
     attrs = provenance(model, tokens, measurement="retrieval", **options, seed=seed)
-    return dataset(labelled(VARIABLES, values), coords=coords, attrs=attrs | maker.policy | {"query": query})
+    attrs |= maker.policy | {"query": query} | missing
+    return dataset(labelled(VARIABLES | mechanisms.VARIABLES, values), coords=coords, attrs=attrs)
 
 
 def ladder(pairs: int | None, keys: Keys | None, digits: int | None) -> list[Rung]:
@@ -237,6 +261,30 @@ class _Asking:
             self.report(count)
         return found
 
+    def explain(
+        self, contexts: int, chosen: np.ndarray, fisher: bool, text: Tensor | None, initialization: Rule
+    ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        """The mechanism behind the answers of these depths, by number, and profiles; attributes beside them."""
+        depths = self.depths[chosen]
+
+        def one(number: int) -> Piece:
+            couple, side = self.couple(number // 2), number % 2
+            every, seed = self._asked(couple, number // 2, side), [self.seed, number]
+            asked = [every[n] for n in chosen]
+            return mechanisms.traced(
+                self.model, couple, side, depths, asked, fisher=fisher, seed=seed, report=self.report
+            )
+
+        pieces = each("mechanism", contexts, lambda number: self.retry(lambda: one(number)))
+        names = [name for name in mechanisms.VARIABLES if name in pieces[0]]
+        found = {name: pieces.stacked(name) for name in names}
+        found["norm_profile"] = np.sqrt(pieces.stacked("lines").mean((0, 1)))[self.depths]
+        if text is None:
+            return found, {}
+        how: Any = {"initialization": initialization, "seed": self.seed}
+        curves, missing = mechanisms.profiles(self.model, text, self.couple(0), self.depths, **how)
+        return found | curves, missing
+
     def _asked(self, couple: Couple, number: int, side: int) -> list[Asked]:
         """The questions of one context, each with the values that are compared, its own first."""
         draw, answers, found = np.random.default_rng([self.seed, number, side]), couple.answers[side], []
@@ -255,7 +303,7 @@ def scores(model: View, context: Sequence[int], asked: Sequence[Asked]) -> list[
     if not isinstance(model, Continues):
         return [one_by_one(model, context, one) for one in asked]
     run = model.behind(model.embed(torch.tensor([list(context)])))
-    rows = [_Row(one) for one in asked]
+    rows = [Row(one) for one in asked]
     widest = max(len(row.tokens) for row in rows)
     numbers = widest * max(model.spec.vocabulary, model.spec.heads * (len(context) + widest))
     at_once = max(1, NUMBERS_AT_ONCE // (parts() * numbers))
@@ -264,7 +312,8 @@ def scores(model: View, context: Sequence[int], asked: Sequence[Asked]) -> list[
         some = rows[start : start + at_once]
         padded = [row.padded(max(len(row.tokens) for row in some)) for row in some]
         streams = run(*(torch.stack(tensors) for tensors in zip(*padded, strict=True)))
-        found += [row.read(model, stream) for row, stream in zip(some, streams, strict=True)]
+        read = [row.log_p(model, stream) for row, stream in zip(some, streams, strict=True)]
+        found += [(log_p.cpu().numpy(), greedy) for log_p, greedy in read]
     return found
 
 
@@ -279,42 +328,6 @@ def one_by_one(model: View, context: Sequence[int], asked: Asked) -> Scored:
         log_p.append(float(logits[torch.arange(len(answer)), torch.tensor(answer)].sum()))
         greedy = greedy or (n == 0 and logits.argmax(-1).tolist() == list(answer))
     return np.array(log_p), greedy
-
-
-class _Row:
-    """A question and the tree of its answers: every beginning of an answer that another token follows is one node."""
-
-    def __init__(self, asked: Asked) -> None:
-        self.asked, count = asked, len(asked.question)
-        self.tokens, self.parents = list(asked.question), [*range(-1, count - 1)]
-        nodes: dict[tuple[int, ...], int] = {(): count - 1}
-        for answer in asked.answers:
-            for n in range(1, len(answer)):
-                if answer[:n] not in nodes:
-                    nodes[answer[:n]] = len(self.tokens)
-                    self.tokens.append(answer[n - 1])
-                    self.parents.append(nodes[answer[: n - 1]])
-        self.nodes = nodes
-
-    def padded(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(tokens, places, seen); what is filled up sees itself alone and is read by nobody."""
-        places, seen = torch.zeros(size, dtype=torch.long), torch.eye(size, dtype=torch.bool)
-        for n, parent in enumerate(self.parents):
-            if parent >= 0:
-                places[n] = places[parent] + 1
-                seen[n] |= seen[parent]
-        tokens = torch.zeros(size, dtype=torch.long)
-        tokens[: len(self.tokens)] = torch.tensor(self.tokens)
-        return tokens, places, seen
-
-    def read(self, model: View, stream: Float[Tensor, "token d"]) -> Scored:
-        """Log probabilities of the answers, and whether the first is the greedy one, from the row's streams."""
-        start = len(self.asked.question) - 1
-        logits = model.unembed(model.norm(stream[start : len(self.tokens)])).log_softmax(-1, dtype=torch.float64)
-        at = [[self.nodes[answer[:n]] - start for n in range(len(answer))] for answer in self.asked.answers]
-        picked = logits[torch.tensor(at), torch.tensor(self.asked.answers)]  # [answer, token]
-        best = logits[torch.tensor(at[0])].argmax(-1).tolist()
-        return picked.sum(-1).cpu().numpy(), best == list(self.asked.answers[0])
 
 
 class Recall(NamedTuple):
@@ -377,10 +390,11 @@ def trough(ds: xr.Dataset, *, draws: int = 1000) -> Interval:
     return Interval(float(found[0]), float(low[0]), float(high[0]))
 
 
-def memory(model: View, length: int, question: int) -> int:
+def memory(model: View, length: int, question: int, *, mechanism: bool = False) -> int:
     """Bytes above the model's own that a context of so many tokens takes with its questions of so many."""
     spec, size = model.spec, model.dtype.itemsize
     cache = 2 * spec.blocks * spec.kv_heads * spec.head_dim * length * size
     row = question * max(spec.vocabulary, spec.heads * (length + question))
     # Logits, their exponentials and weights of the rows that run together; streams and q, k, v of the context's own pass.
-    return cache + 3 * 4 * max(row, NUMBERS_AT_ONCE) + 8 * length * spec.width * size
+    plain = cache + 3 * 4 * max(row, NUMBERS_AT_ONCE) + 8 * length * spec.width * size
+    return max(plain, mechanisms.memory(model, length, question)) if mechanism else plain

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .view import Attention, Edit
+from .view import Attention, Edit, View
 
 # (tokens, places, seen) -> the stream after the last block
 Continuation: TypeAlias = Callable[
@@ -74,3 +74,47 @@ class Past:
         read = weights[..., :length].transpose(0, 1).flatten(1, 2) @ past_value  # [H, row token, c]
         read = read.view(heads, rows, count, width).transpose(0, 1) + weights[..., length:] @ attention.value
         return replace(attention, output=read)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question behind a context: its ids, and the answers that are scored, the right one first."""
+
+    question: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]
+
+
+class Row:
+    """A question and the tree of its answers: every beginning of an answer that another token follows is one node."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked, count = asked, len(asked.question)
+        self.tokens, self.parents = list(asked.question), [*range(-1, count - 1)]
+        nodes: dict[tuple[int, ...], int] = {(): count - 1}
+        for answer in asked.answers:
+            for n in range(1, len(answer)):
+                if answer[:n] not in nodes:
+                    nodes[answer[:n]] = len(self.tokens)
+                    self.tokens.append(answer[n - 1])
+                    self.parents.append(nodes[answer[: n - 1]])
+        self.nodes = nodes
+
+    def padded(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens, places, seen); what is filled up sees itself alone and is read by nobody."""
+        places, seen = torch.zeros(size, dtype=torch.long), torch.eye(size, dtype=torch.bool)
+        for n, parent in enumerate(self.parents):
+            if parent >= 0:
+                places[n] = places[parent] + 1
+                seen[n] |= seen[parent]
+        tokens = torch.zeros(size, dtype=torch.long)
+        tokens[: len(self.tokens)] = torch.tensor(self.tokens)
+        return tokens, places, seen
+
+    def log_p(self, model: View, stream: Float[Tensor, "token d"]) -> tuple[Float[Tensor, " answer"], bool]:
+        """Log probabilities of the answers, and whether the first is the greedy one, from the row's streams."""
+        start = len(self.asked.question) - 1
+        logits = model.unembed(model.norm(stream[start : len(self.tokens)])).log_softmax(-1, dtype=torch.float64)
+        at = [[self.nodes[answer[:n]] - start for n in range(len(answer))] for answer in self.asked.answers]
+        picked = logits[torch.tensor(at), torch.tensor(self.asked.answers)]  # [answer, token]
+        best = logits[torch.tensor(at[0])].argmax(-1).tolist()
+        return picked.sum(-1), best == list(self.asked.answers[0])

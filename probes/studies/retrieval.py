@@ -14,6 +14,7 @@ from torch import Tensor
 from ..data.prompts import Drawn
 from ..data.recall import Maker, read_template
 from ..figures.retrieval import retrieval_figure
+from ..measures import mechanism_numbers
 from ..measures import retrieval as measure
 from ..models.view import View
 from ..results.dataset import options_of
@@ -22,7 +23,25 @@ from ..run.progress import Advance
 from .runner import Loading, Prompts, Results, Study, Subject, Tell, Told, Unit, planned, run, write_results
 
 NAME = "retrieval"
+BY_DEPTH = (
+    "model",
+    "depth",
+    "pair",
+    "key not there",
+    "other pairs",
+    "position 0",
+    "through attention to position 0",
+    "norm",
+)
 COLUMNS = ("model", "recall of", "exact", "log p (nat)", "gain (nat)", "primacy", "recency", "least at")
+SHOWN = ("pair", "control", "others", "position 0", "through_first", "norm")
+MECHANISM = (
+    " Sensitivity: of the value's log odds against the others (nat), per relative change of the embeddings of the pair's "
+    "line, of it behind a list without the key, of another line, of position 0; the pair's paths through the weights on "
+    "position 0; norm: of the stream, whatever the answer. Geometric means over contexts. Nothing: the 90 % interval lies "
+    "within margins fixed beforehand (rank correlation 0.3, AUC 0.35 to 0.65, explained variance 0.02); effect: the 95 % "
+    "interval excludes it."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +100,10 @@ def retrieval(
         return [Unit(f"{name} {NAME}", options | {"template": _content(options["template"])}, made)]
 
     def line(model: View, one: Subject) -> str:
-        length = one.tokens.shape[1]
-        return planned(one.name, model, measure.memory(model, length, length), " on the easiest rung")
+        length, mechanism = one.tokens.shape[1], bool(options.get("mechanism"))
+        return planned(
+            one.name, model, measure.memory(model, length, length, mechanism=mechanism), " on the easiest rung"
+        )
 
     def write(results: Results) -> None:
         write_results(results, out, NAME, retrieval_figure)
@@ -125,7 +146,25 @@ def retrieval_report(results: Mapping[str, xr.Dataset]) -> Report:
         Table("Recall by depth", ("model", "depth", "token", "log p", "log p without key", "exact"), curve),
         Table("Recall", COLUMNS, rows),
     ]
+    if traced := {name: ds for name, ds in results.items() if "sensitivity" in ds}:
+        described += MECHANISM
+        tables[1:1] = _mechanism(traced)
     return Report("What is recalled, by the depth at which it stands", described, tables, lines)
+
+
+def _mechanism(results: Results) -> list[Table]:
+    """What the log odds depend on at the traced depths, and what that says, model by model."""
+    rows, said = [], []
+    for name, ds in results.items():
+        columns = [mechanism_numbers.by_depth(ds, one) for one in SHOWN]
+        for n, part in enumerate(ds["traced_depth"].values):
+            rows.append([name, str(part), *(interval(*(end[n] for end in column)) for column in columns)])
+        for one in mechanism_numbers.statements(ds):
+            said.append([name, one.name, interval(*one.number[:3]), one.verdict])
+    return [
+        Table("Sensitivity of the value's log odds", BY_DEPTH, rows),
+        Table("What it says of recall", ("model", "number", "value", "verdict"), said),
+    ]
 
 
 def _said(found: measure.Recall) -> str:

@@ -1,0 +1,294 @@
+r"""Why a pair is recalled or not: what a value's log odds depend on, measured beside recall in the same lists.
+
+Of a context, and of the question for the pair at one of its depths, let v be the right value and w the others that are
+compared. What is differentiated is
+
+    odds = log p(v) - logsumexp_w log p(w),
+
+log p summed over a value's tokens, each behind the right ones before it; for values of one token this is
+`logit(v) - logsumexp_w logit(w)`. (The gradient of log p(v) itself vanishes as p goes to 1: success would predict itself.)
+One product gives the gradient g_j at every position j of the context. It is reported per *relative* change of the
+embeddings, in nat: |g_j| times the rms of the context's embeddings over positions from 1 on, the elasticity of section 8.
+Each variable has three parts: "pair", the root of the sum of squares over the tokens of the pair's line; "others", the mean
+of the same over the other lines; "position 0". (Where no first token is put first, position 0 is in the first line, too.)
+
+- `sensitivity`: of the odds; `sensitivity_control`: of the same odds behind the other context of the couple, which lacks the
+  key, at the same places.
+- `cut`: of the odds, with the weight A_i0 of every query i from 1 on held constant in every head: all paths but those
+  through attention to position 0. `through_first`: the norm of the difference of the two gradients. Norms do not add.
+- `norm`: answer-free. `||J_j||_F / |h|` times the same rms, h the last block's stream that the value's first token is
+  predicted from; from `PRODUCTS` random normal directions z, E |z^T J_j|^2 = ||J_j||_F^2.
+- `fisher`: of the whole next-token distribution there: the root of E |grad_j log p(y)|^2 over `PRODUCTS` tokens y that are
+  drawn from it; that mean is the trace of J_j^T F J_j, F the Fisher information.
+
+Holding A_i0. With r_i = logsumexp_{j>0} s_ij, the logit s_i0 becomes `stop(s_i0 - r_i) + r_i`. No weight changes, and
+A_i0 = sigmoid(s_i0 - r_i) has no derivative; it stays exact where A_i0 is 1 in float32.
+
+Profiles by depth, root mean squares over the tokens of a pair's line: `norm_profile`, of `norm` over all lines, contexts and
+questions; `profile` and `profile_init`, of `probes.jacobian` (elasticity, geometric mean over prompts) at the question's
+place behind ordinary text of the same length, pretrained and with fresh weights; `kernel`, what the second-moment kernel
+predicts for the same text from the pretrained weights' own scales and patterns (`probes.theory.second_moment`).
+
+Sources: science of the measurement, sections 8 and 11; [Chowdhury] for the Jacobian norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..data.prompts import FirstToken, prompts
+from ..data.recall import Couple
+from ..errors import InputError
+from ..models.behind import Asked, Continues, Row
+from ..models.checks import not_finite
+from ..models.initialization import Rule
+from ..models.view import Edit, View
+from ..results.curves import band
+from ..results.variables import Variable
+from ..run.reporting import Report
+from ..run.resume import Piece
+from ..theory.kernel import second_moment
+from .jacobian import jacobian
+
+DEPTHS, PRODUCTS = 5, 4  # of a context that are traced; directions of each question
+PROFILE_PROMPTS, PROFILE_PRODUCTS = 4, 24
+PARTS = ("pair", "others", "position 0")
+PLACES = ("traced", "traced_depth")
+AT = (*PLACES, "part")
+VARIABLES = {
+    "odds": Variable(PLACES, "log odds of the value against the other values", "nat"),
+    "odds_control": Variable(PLACES, "the same behind a context without the key", "nat"),
+    "sensitivity": Variable(AT, "log odds per relative change of the embeddings", "nat"),
+    "sensitivity_control": Variable(AT, "the same behind a context without the key", "nat"),
+    "cut": Variable(AT, "the same, weights on position 0 held constant", "nat"),
+    "through_first": Variable(AT, "what passes through attention to position 0", "nat"),
+    "norm": Variable(AT, "||J_j||_F / |h| * rms(x)"),
+    "fisher": Variable(AT, "next-token distribution per relative change of the embeddings", "nat"),
+    "norm_profile": Variable(("depth",), "||J_j||_F / |h| * rms(x) of the lists"),
+    "profile": Variable(("depth",), "elasticity behind ordinary text"),
+    "profile_init": Variable(("depth",), "elasticity behind ordinary text, fresh weights"),
+    "kernel": Variable(("depth",), "predicted sensitivity behind ordinary text"),
+}
+
+
+def check(mechanism: int, depths: int, profile_prompts: int, *, contexts: int, candidates: int) -> None:
+    """Refuse numbers that cannot be traced.
+
+    Raises:
+        InputError: one of them is out of range.
+    """
+    for name, value, least in (("mechanism_depths", depths, 2), ("profile_prompts", profile_prompts, 0)):
+        if value < least:
+            raise InputError(f"{name}={value} is too few; give at least {least}")
+    if mechanism < 0 or mechanism % 2:
+        raise InputError(f"mechanism={mechanism}: contexts come in couples; give an even number, or 0 for none")
+    if mechanism > contexts:
+        raise InputError(f"mechanism={mechanism} is more than there are contexts; give at most {contexts}")
+    if mechanism and candidates < 2:
+        raise InputError(f"candidates={candidates} leaves no value to compare with; give at least 2 with mechanism")
+
+
+def passes(fisher: bool) -> int:
+    """Backward passes for each question."""
+    return 3 + PRODUCTS * (1 + fisher)
+
+
+def constant_first(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """A `Reweigh` that leaves all weights as they are, but those of queries from 1 on on key 0 have no derivative."""
+    first = (queries > 0) & (keys == 0)
+    rest = logits.masked_fill(first, float("-inf")).logsumexp(-1, keepdim=True)
+    logits = torch.where(first, (logits - rest).detach() + rest, logits)
+    return logits, logits.logsumexp(-1, keepdim=True)
+
+
+class Differentiable:
+    """A context that ran once with its history kept, for gradients of what follows it.
+
+    Views that cannot continue a context run the whole text for every answer.
+    """
+
+    def __init__(self, model: View, context: Sequence[int], edits: Sequence[Edit] = ()) -> None:
+        self.model, self.context, self.edits = model, list(context), edits
+        self.x = model.embed(torch.tensor([self.context])).detach().requires_grad_()
+        self.unit = float(self.x.detach()[0, 1:].double().pow(2).mean().sqrt())
+        self._run = model.behind(self.x, edits=edits) if isinstance(model, Continues) else None
+
+    def streams(self, row: Row) -> Float[Tensor, "token d"]:
+        """The stream after the last block at the row's tokens."""
+        if self._run is not None:
+            return self._run(*(one[None] for one in row.padded(len(row.tokens))))[0]
+        count, found = len(row.asked.question), {}
+        for answer in row.asked.answers:
+            nodes = [*range(count), *(row.nodes[answer[:n]] for n in range(1, len(answer)))]
+            if not set(nodes) <= set(found):
+                text = torch.tensor([[*self.context, *row.asked.question, *answer[:-1]]])
+                behind = self.model.embed(text).detach()[:, len(self.context) :]
+                stream = self.model.residual(torch.cat([self.x, behind], 1), edits=self.edits)
+                found |= dict(zip(nodes, stream[0, len(self.context) :], strict=True))
+        return torch.stack([found[n] for n in range(len(found))])
+
+    def odds(self, row: Row, streams: Float[Tensor, "token d"]) -> Float[Tensor, ""]:
+        """Log odds of the row's first answer against the others."""
+        log_p, _ = row.log_p(self.model, streams)
+        return log_p[0] - log_p[1:].logsumexp(0)
+
+    def gradient(self, of: Float[Tensor, ""]) -> Float[Tensor, "position d"]:
+        """Of a number by the embeddings, per relative change of them."""
+        return torch.autograd.grad(of, self.x, retain_graph=True)[0][0].double() * self.unit
+
+
+def traced(
+    model: View,
+    couple: Couple,
+    side: int,
+    depths: Sequence[int] | np.ndarray,
+    asked: Sequence[Asked],
+    *,
+    fisher: bool,
+    seed: Sequence[int],
+    report: Report,
+) -> Piece:
+    """All variables of one context: [place], [place, part], and `lines` [place, line], squares of `norm` by line.
+
+    Args:
+        couple, side: which context.
+        depths, asked: the places: which pairs, and the questions for them with the values that are compared.
+        fisher: whether `fisher` is measured.
+        seed: of the directions.
+        report: hears of every backward pass.
+    """
+    with torch.enable_grad():
+        found, whole = _whole(model, couple.contexts[side], asked, fisher, np.random.default_rng(seed), report)
+        held = [Edit("logits", layer, constant_first) for layer in range(model.spec.blocks)]
+        _, cut = _of_odds(model, couple.contexts[side], asked, report, held)
+        odds_control, control = _of_odds(model, couple.contexts[1 - side], asked, report)
+    squares: dict[str, Tensor] = {"sensitivity": whole.pow(2).sum(-1), "cut": cut.pow(2).sum(-1)}
+    squares |= {"through_first": (whole - cut).pow(2).sum(-1), "sensitivity_control": control.pow(2).sum(-1)}
+    squares |= {name: found[name] for name in ("norm", "fisher") if name in found}
+    piece = {name: _parts(values.cpu().numpy(), couple, depths) for name, values in squares.items()}
+    piece["lines"] = _by_line(found["norm"].cpu().numpy(), couple).mean(-1)
+    piece |= {"odds": found["odds"].numpy(), "odds_control": odds_control.numpy()}
+    if not all(np.isfinite(values).all() for values in piece.values()):
+        raise not_finite(model, "gradients of log odds")
+    return piece
+
+
+def _of_odds(
+    model: View, context: Sequence[int], asked: Sequence[Asked], report: Report, edits: Sequence[Edit] = ()
+) -> tuple[Float[Tensor, " place"], Float[Tensor, "place position d"]]:
+    """The odds of every question, and their gradients."""
+    ran, odds, gradients = Differentiable(model, context, edits), [], []
+    for one in asked:
+        row = Row(one)
+        odds.append(ran.odds(row, ran.streams(row)))
+        gradients.append(ran.gradient(odds[-1]))
+        odds[-1] = odds[-1].detach().cpu()
+        report()
+    return torch.stack(odds), torch.stack(gradients)
+
+
+def _whole(
+    model: View, context: Sequence[int], asked: Sequence[Asked], fisher: bool, draw: np.random.Generator, report: Report
+) -> tuple[dict[str, Tensor], Float[Tensor, "place position d"]]:
+    """`_of_odds` as "odds" and in itself; squares of `norm` and `fisher` [place, position], from the same pass."""
+    ran, gradients = Differentiable(model, context), []
+    found: dict[str, list[Tensor]] = {"odds": [], "norm": []} | ({"fisher": []} if fisher else {})
+
+    def mean_square(cotangents: Callable[[], Tensor]) -> Float[Tensor, " position"]:
+        total = torch.zeros(len(context), dtype=torch.float64, device=model.device)
+        for _ in range(PRODUCTS):
+            total += ran.gradient(cotangents()).pow(2).sum(-1).to(total)
+            report()
+        return total / PRODUCTS
+
+    for one in asked:
+        row = Row(one)
+        streams = ran.streams(row)
+        odds = ran.odds(row, streams)
+        found["odds"].append(odds.detach().cpu())
+        gradients.append(ran.gradient(odds))
+        report()
+        h = streams[len(one.question) - 1]
+        found["norm"].append(mean_square(lambda h=h: h @ direction(draw, h)) / h.detach().double().pow(2).sum())
+        if fisher:
+            log_p = model.unembed(model.norm(h[None]))[0].log_softmax(-1, dtype=torch.float64)
+            found["fisher"].append(mean_square(lambda log_p=log_p: log_p[sampled(draw, log_p)]))
+    return {name: torch.stack(values) for name, values in found.items()}, torch.stack(gradients)
+
+
+def direction(draw: np.random.Generator, like: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+    """Independent standard normal numbers, the same on every device."""
+    return torch.from_numpy(draw.standard_normal(len(like))).to(like)
+
+
+def sampled(draw: np.random.Generator, log_p: Float[Tensor, " token"]) -> int:
+    """A token of this distribution."""
+    total = log_p.detach().exp().cumsum(0).cpu().numpy()
+    return int(min(np.searchsorted(total, draw.random() * total[-1], side="right"), len(total) - 1))
+
+
+def _by_line(values: Float[np.ndarray, "*rows position"], couple: Couple) -> Float[np.ndarray, "*rows line token"]:
+    """Values at the tokens of every line; all lines have as many."""
+    starts = np.array([start for start, _ in couple.starts])
+    return values[..., starts[:, None] + np.arange(starts[1] - starts[0])]
+
+
+def _parts(
+    squares: Float[np.ndarray, "place position"], couple: Couple, depths: Sequence[int] | np.ndarray
+) -> Float[np.ndarray, "place part"]:
+    """Roots of squares, of the pair's line, over the other lines, and at position 0."""
+    lines = np.sqrt(_by_line(squares, couple).sum(-1))  # [place, line]
+    own = lines[np.arange(len(lines)), np.asarray(depths)]
+    others = (lines.sum(-1) - own) / (lines.shape[-1] - 1)
+    return np.stack([own, others, np.sqrt(squares[:, 0])], axis=-1)
+
+
+def profiles(
+    model: View, tokens: Tensor, couple: Couple, depths: np.ndarray, *, initialization: Rule, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """`profile`, `profile_init` and `kernel` by depth, from ordinary text; attributes that say why one is missing.
+
+    Args:
+        tokens: ids [prompt, position] of the length of a context with its question.
+        couple: says where lines stand.
+        depths: the pairs.
+        initialization: what fresh weights are drawn from, as in `View.reinitialized`.
+        seed: of the fresh weights and of the sketch.
+    """
+
+    def by_depth(curves: Any) -> np.ndarray:
+        mean: Any = band(curves.values).centre
+        return np.sqrt((_by_line(mean, couple)[depths] ** 2).mean(-1))
+
+    found, missing = {}, {}
+    how: dict[str, Any] = {"method": "sketch", "products": min(PROFILE_PRODUCTS, model.spec.width), "seed": seed}
+    found["profile"] = by_depth(jacobian(model, tokens, **how)["elasticity"])
+    fresh = model.reinitialized(seed, initialization=initialization)
+    found["profile_init"] = by_depth(jacobian(fresh, tokens, **how)["elasticity"])
+    try:
+        kernel = second_moment(model, tokens, attention="measured", score_path=True)
+        found["kernel"] = by_depth(kernel["sensitivity"])
+    except InputError as error:  # blocks that cannot be taken apart
+        missing["kernel_missing"] = str(error)
+    return found, missing
+
+
+def text(model: View, count: int, length: int, first: FirstToken | int, seed: int) -> Tensor | None:
+    """The ordinary text of profiles; None for none."""
+    return prompts(model, n=count, length=length, first=first, seed=seed) if count else None
+
+
+def memory(model: View, length: int, question: int) -> int:
+    """Bytes that one context's history takes, with what its questions add, about."""
+    spec, size = model.spec, model.dtype.itemsize
+    heads = spec.heads + 2 * spec.kv_heads
+    block = length * (8 * spec.width + 3 * heads * spec.head_dim + 12 * spec.width) * size
+    # Held weights on position 0 need whole patterns: logits before and after, weights, and their masks, in float32.
+    patterns = 6 * 4 * spec.heads * length * length
+    return spec.blocks * (block + patterns) + 3 * 8 * question * spec.vocabulary

@@ -1,0 +1,441 @@
+"""What a value's log odds depend on: gradients against plain passes, held weights, known models, known numbers."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from commands import call
+from lookup import Lookup
+from torch import Tensor
+
+import probes
+from probes.data.recall import Couple
+from probes.errors import InputError
+from probes.measures import mechanism, mechanism_numbers
+from probes.measures.mechanism import Differentiable, constant_first, traced
+from probes.measures.retrieval import memory, retrieval
+from probes.models.behind import Asked, Row
+from probes.models.view import Edit, View
+from probes.results.statistics import Interval
+from probes.run.reporting import Report
+from probes.studies.retrieval import retrieval as study
+from probes.theory.kernel import second_moment
+
+LINES, LINE, VALUE = 4, 6, 2  # lines of so many tokens, the last ones but one the value's
+DEPTHS = [0, 2, 3]
+# Relative rounding: transformers computes RMS norms in float32, whatever the model's dtype.
+NORMS = {"gpt2": 1e-9, "gpt_neox": 1e-9, "llama": 3e-6, "mistral": 3e-6, "gemma2": 3e-6, "qwen3": 3e-6}
+SMALL: dict[str, Any] = {"pairs": 9, "keys": "apart", "digits": 3, "contexts": 4, "candidates": 4}
+TRACED: dict[str, Any] = {"mechanism": 2, "mechanism_depths": 3, "profile_prompts": 2}
+
+
+@cache
+def view(family: str) -> View:
+    return probes.load(families.model(family).double())
+
+
+@cache
+def couple(vocabulary: int) -> Couple:
+    """Random tokens in the shape of lists; the same values' first tokens twice, so that answers share a beginning."""
+    draw = np.random.default_rng(0)
+    contexts, questions, answers = [], [], []
+    for _ in (0, 1):
+        ids = [int(draw.integers(vocabulary)) for _ in range(1 + LINES * LINE)]
+        ids[1 + LINE + 3] = ids[1 + 3]
+        lines = [tuple(ids[1 + n * LINE : 1 + (n + 1) * LINE]) for n in range(LINES)]
+        contexts.append(tuple(ids))
+        questions.append(tuple(line[:3] for line in lines))
+        answers.append(tuple(line[3 : 3 + VALUE] for line in lines))
+    starts = tuple((1 + n * LINE, 1 + n * LINE + 3) for n in range(LINES))
+    return Couple(tuple(contexts), tuple(questions), tuple(answers), starts)  # type: ignore[arg-type]
+
+
+def asked(made: Couple, side: int = 0) -> list[Asked]:
+    own = made.answers[side]
+    return [Asked(made.questions[side][n], (own[n], *(one for m, one in enumerate(own) if m != n))) for n in DEPTHS]
+
+
+def plain_odds(model: View, x: Tensor, context: tuple[int, ...], one: Asked, edits: Any = lambda text: ()) -> Tensor:
+    """The log odds, a plain pass over the whole text for every value."""
+    log_p = []
+    for answer in one.answers:
+        text = torch.tensor([[*context, *one.question, *answer]])
+        whole = torch.cat([x, model.embed(text).detach()[:, len(context) :]], 1)
+        stream = model.residual(whole, edits=edits(tuple(text[0].tolist())))[0, -len(answer) - 1 : -1]
+        logits = model.unembed(model.norm(stream)).log_softmax(-1)
+        log_p.append(logits[range(len(answer)), list(answer)].sum())
+    return log_p[0] - torch.stack(log_p[1:]).logsumexp(0)
+
+
+def in_parts(gradient: np.ndarray, depth: int) -> np.ndarray:
+    """Of the pair, the mean other pair, position 0; from [position, d]."""
+    lines = [np.sqrt((gradient[1 + n * LINE : 1 + (n + 1) * LINE] ** 2).sum()) for n in range(LINES)]
+    others = [lines[n] for n in range(LINES) if n != depth]
+    return np.array([lines[depth], np.mean(others), np.sqrt((gradient[0] ** 2).sum())])
+
+
+def embedded(model: View, context: tuple[int, ...]) -> tuple[Tensor, float]:
+    x = model.embed(torch.tensor([list(context)])).detach().requires_grad_()
+    return x, float(x.detach()[0, 1:].pow(2).mean().sqrt())
+
+
+def measured(model: View, made: Couple, *, fisher: bool = True) -> dict[str, np.ndarray]:
+    return traced(model, made, 0, DEPTHS, asked(made), fisher=fisher, seed=[1, 2], report=Report(None))
+
+
+@pytest.mark.parametrize("family", list(NORMS))
+def test_gradients_are_those_of_plain_passes_one_value_at_a_time(family):
+    model = view(family)
+    made = couple(model.spec.vocabulary)
+    found = measured(model, made, fisher=False)
+    for n, (depth, one) in enumerate(zip(DEPTHS, asked(made), strict=True)):
+        for side, odds, name in ((0, "odds", "sensitivity"), (1, "odds_control", "sensitivity_control")):
+            x, unit = embedded(model, made.contexts[side])
+            expected = plain_odds(model, x, made.contexts[side], one)
+            (gradient,) = torch.autograd.grad(expected, x)
+            close: Any = {"rtol": NORMS[family], "atol": NORMS[family] * unit * float(gradient.norm())}
+            np.testing.assert_allclose(found[odds][n], expected.item(), **close)
+            np.testing.assert_allclose(found[name][n], in_parts(unit * gradient[0].numpy(), depth), **close)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama", "gemma2"])
+def test_cut_is_the_derivative_with_weights_on_position_0_frozen(family):
+    """Finite differences of passes in which A_i0 has the numbers that it had at the point itself."""
+    model = view(family)
+    made, one = couple(model.spec.vocabulary), asked(couple(model.spec.vocabulary))[1]
+    held = [Edit("logits", layer, constant_first) for layer in range(model.spec.blocks)]
+    ran = Differentiable(model, made.contexts[0], held)
+    row = Row(one)
+    gradient = ran.gradient(ran.odds(row, ran.streams(row))).numpy() / ran.unit
+    frozen: dict[Any, Tensor] = {}
+
+    def freeze(key: Any, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        weights = (logits - log_z).exp()
+        first = frozen.setdefault(key, weights[..., :1])
+        rest = weights[..., 1:] / weights[..., 1:].sum(-1, keepdim=True)
+        mixed = torch.cat([first, (1 - first) * rest], -1)
+        mixed[:, :, 0] = weights[:, :, 0]  # query 0 sees itself alone
+        return mixed.log(), torch.zeros_like(log_z)
+
+    def edits(text: tuple[int, ...]) -> list[Edit]:
+        return [
+            Edit("logits", layer, lambda *given, layer=layer: freeze((text, layer), *given))
+            for layer in range(model.spec.blocks)
+        ]
+
+    whole = Differentiable(model, made.contexts[0])
+    total = whole.gradient(whole.odds(row, whole.streams(row))).numpy() / whole.unit
+    assert np.abs(total - gradient).max() > 1e-3 * np.abs(total).max()  # the cut paths are there
+    x, rounding = embedded(model, made.contexts[0])[0].detach(), NORMS[family]
+    with torch.no_grad():
+        base = plain_odds(model, x, made.contexts[0], one, edits).item()
+        np.testing.assert_allclose(base, ran.odds(row, ran.streams(row)).item(), rtol=rounding)
+        np.testing.assert_allclose(base, plain_odds(model, x, made.contexts[0], one).item(), rtol=rounding)
+        # The error of a central difference of step h is of the order of h^2 + rounding / h.
+        size = rounding ** (1 / 3)
+        for towards in (gradient, total - gradient):
+            step = torch.from_numpy(towards * size / (towards**2).sum())[None]
+            ends = [plain_odds(model, x + sign * step, made.contexts[0], one, edits).item() for sign in (1, -1)]
+            np.testing.assert_allclose((ends[0] - ends[1]) / 2, (gradient * step[0].numpy()).sum(), atol=30 * size**3)
+    found, depth = measured(model, made, fisher=False), DEPTHS[1]
+    np.testing.assert_allclose(found["cut"][1], in_parts(gradient * ran.unit, depth), rtol=1e-6)
+    np.testing.assert_allclose(found["through_first"][1], in_parts((total - gradient) * ran.unit, depth), rtol=1e-6)
+
+
+@pytest.mark.parametrize("sink", [0.0, 40.0, -40.0, float("-inf")])
+def test_held_weights_have_no_derivative_wherever_they_are(sink):
+    """Key 0 has all of the weight in float32, none, or is out of the window's reach; query 0 sees itself alone."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 2, 5, 5, generator=generator).masked_fill(~torch.ones(5, 5).tril().bool(), float("-inf"))
+    logits[:, :, 1:, 0] = sink
+    value = torch.randn(1, 2, 5, 3, generator=generator)
+    at, of = torch.arange(5)[:, None], torch.arange(5)[None]
+    cotangent = torch.randn(1, 2, 5, 3, generator=generator)
+
+    def gradient(kind: torch.dtype, *, slow: bool) -> tuple[Tensor, Tensor]:
+        s, v = (x.to(kind).clone().requires_grad_() for x in (logits, value))
+        if slow:
+            first = s.softmax(-1)[..., :1].detach()
+            rest = s[:, :, 1:, 1:].softmax(-1) @ v[:, :, 1:]
+            later = first[:, :, 1:] * v[:, :, :1] + (1 - first[:, :, 1:]) * rest
+            output = torch.cat([v[:, :, :1], later], 2)
+        else:
+            changed, log_z = constant_first(s, s.logsumexp(-1, keepdim=True), at, of)
+            output = (changed - log_z).exp() @ v
+        output.backward(cotangent.to(kind))
+        assert s.grad is not None
+        assert v.grad is not None
+        return s.grad.double(), v.grad.double()
+
+    for kind, close in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        for found, expected in zip(gradient(kind, slow=False), gradient(torch.float64, slow=True), strict=True):
+            torch.testing.assert_close(found, expected, rtol=close, atol=close)
+
+
+def test_norm_and_fisher_are_squares_of_the_drawn_directions():
+    model = view("llama")
+    made = couple(model.spec.vocabulary)
+    found, draw = measured(model, made), np.random.default_rng([1, 2])
+    context = made.contexts[0]
+    for n, (depth, one) in enumerate(zip(DEPTHS, asked(made), strict=True)):
+        x, unit = embedded(model, context)
+        behind = model.embed(torch.tensor([[*context, *one.question]])).detach()[:, len(context) :]
+        h = model.residual(torch.cat([x, behind], 1))[0, -1]
+        log_p = model.unembed(model.norm(h[None]))[0].log_softmax(-1)
+
+        def rooted(numbers: list[Tensor], x: Tensor = x) -> np.ndarray:
+            squares = [torch.autograd.grad(one, x, retain_graph=True)[0][0].pow(2).sum(-1) for one in numbers]
+            return torch.stack(squares).mean(0).sqrt()[:, None].numpy()
+
+        directions = [h @ torch.from_numpy(draw.standard_normal(model.spec.width)) for _ in range(mechanism.PRODUCTS)]
+        norm = rooted(directions) * unit / h.detach().norm().item()
+        np.testing.assert_allclose(found["norm"][n], in_parts(norm, depth), rtol=1e-7)
+        np.testing.assert_allclose(
+            found["lines"][n], [(norm[1 + k * LINE : 1 + (k + 1) * LINE] ** 2).mean() for k in range(LINES)], rtol=1e-7
+        )
+        said = [mechanism.sampled(draw, log_p) for _ in range(mechanism.PRODUCTS)]
+        fisher = rooted([log_p[token] for token in said]) * unit
+        np.testing.assert_allclose(found["fisher"][n], in_parts(fisher, depth), rtol=1e-7)
+
+
+def test_norm_and_fisher_are_right_in_the_mean(monkeypatch):
+    """1500 directions: squares of one direction vary by a few times their mean, so that roots are off by a few percent."""
+    monkeypatch.setattr(mechanism, "PRODUCTS", 1500)
+    model = view("llama")
+    made = couple(model.spec.vocabulary)
+    one, context = asked(made)[0], made.contexts[0]
+    found = traced(model, made, 0, DEPTHS[:1], [one], fisher=True, seed=[3], report=Report(None))
+    text = torch.tensor([[*context, *one.question]])
+    exact = probes.jacobian(model, text, method="exact")["sensitivity"].values[0, : len(context), None]
+    x, unit = embedded(model, context)
+    h = model.residual(torch.cat([x, model.embed(text).detach()[:, len(context) :]], 1))[0, -1]
+    expected = exact * unit * model.spec.width**0.5 / h.detach().norm().item()
+    np.testing.assert_allclose(found["norm"][0], in_parts(expected, DEPTHS[0]), rtol=0.06)
+    log_p, squares = model.unembed(model.norm(h[None]))[0].log_softmax(-1), 0.0
+    for token in range(model.spec.vocabulary):
+        gradient = torch.autograd.grad(log_p[token], x, retain_graph=True)[0][0]
+        squares = squares + log_p[token].exp().detach() * gradient.pow(2).sum(-1)
+    trace = torch.as_tensor(squares).sqrt()[:, None].numpy() * unit
+    np.testing.assert_allclose(found["fisher"][0], in_parts(trace, DEPTHS[0]), rtol=0.06)
+
+
+def test_a_sampled_token_is_as_frequent_as_it_is_probable():
+    draw, log_p = np.random.default_rng(0), torch.tensor([0.5, 0.0, 0.3, 0.2]).log()
+    counts = np.bincount([mechanism.sampled(draw, log_p) for _ in range(4000)], minlength=4)
+    np.testing.assert_allclose(counts / 4000, [0.5, 0, 0.3, 0.2], atol=0.03)
+    assert counts[1] == 0
+
+
+# ---------------------------------------------------------------------------------------------------------- known models
+
+
+def test_of_a_lookup_the_pair_is_everything():
+    """Its stream is the embedding of the token found: J_j is the identity there and 0 elsewhere."""
+    model = Lookup(probes.load("tiny-llama").tokenizer)
+    ds = retrieval(model, **SMALL, mechanism=2, profile_prompts=0, mechanism_depths=9)
+    assert ds["sensitivity"].dims == ("traced", "traced_depth", "part")
+    pair, others, first = (ds["sensitivity"].sel(part=part).values for part in mechanism.PARTS)
+    assert (others < 1e-6 * pair).all()
+    assert (first < 1e-6 * pair).all()
+    assert float(ds["through_first"].max()) == 0
+    np.testing.assert_array_equal(ds["cut"], ds["sensitivity"])
+    # Elasticity of an identity from a one-hot vector: |J|_F = sqrt(V), rms(x) = 1 / sqrt(V), |h| = 1.
+    np.testing.assert_allclose(ds["norm"].sel(part="pair"), 1, atol=0.1)
+    assert float(ds["norm"].isel(part=slice(1, 3)).max()) < 1e-6
+    lost = retrieval(Lookup(model.tokenizer, window=45), **SMALL, mechanism=2, profile_prompts=0, mechanism_depths=9)
+    reached = ds.attrs["query"] - ds["place"].values < 45
+    assert 0 < reached.sum() < 9
+    np.testing.assert_array_equal(lost["norm"].sel(part="pair").values > 0.5, np.tile(reached, (2, 1)))
+
+
+def test_profiles_are_those_of_jacobian_and_kernel_at_the_lines():
+    model = probes.load("tiny-llama", dtype="float64")
+    ds = retrieval(model, **SMALL, **TRACED, fisher=True, seed=3)
+    text = probes.prompts(model, n=2, length=ds.attrs["query"] + 1, seed=3)
+    line = int(ds["line"][1] - ds["line"][0])
+    how: dict[str, Any] = {"method": "sketch", "products": mechanism.PROFILE_PRODUCTS, "seed": 3}
+    expected = {
+        "profile": probes.jacobian(model, text, **how)["elasticity"],
+        "profile_init": probes.jacobian(model.reinitialized(3), text, **how)["elasticity"],
+        "kernel": second_moment(model, text, attention="measured", score_path=True)["sensitivity"],
+    }
+    for name, profile in expected.items():
+        mean = np.exp(np.log(profile.values).mean(0))
+        lines = [np.sqrt((mean[at : at + line] ** 2).mean()) for at in ds["line"].values]
+        np.testing.assert_allclose(ds[name], lines, rtol=1e-7)
+    assert ds["traced_depth"].values.tolist() == [0, 4, 8]
+    assert ds["fisher"].shape == (2, 3, 3)
+    options = json.loads(ds.attrs["options"])
+    assert (options["mechanism"], options["fisher"], options["initialization"]) == (2, True, "config")
+    assert memory(model, 2000, 8, mechanism=True) > memory(model, 2000, 8)
+    plain = retrieval(model, **SMALL, seed=3)
+    assert "mechanism" not in plain.attrs["options"]
+    np.testing.assert_array_equal(plain["log_p"], ds["log_p"])
+
+
+# --------------------------------------------------------------------------------------------------------- known numbers
+
+
+def result(draw: np.random.Generator, *, couples: int = 8, strength: float = 2.0, distance: float = 1.0) -> xr.Dataset:
+    """Answers whose log p is `strength` times log sensitivity, `distance` times log distance, and noise."""
+    contexts, depths, chosen = 2 * couples, np.arange(10), np.array([0, 4, 9])
+    scores = draw.normal(size=(contexts, 10))
+    place = 10 * depths + 5
+    log_p = strength * scores - distance * np.log(105 - place) + 0.5 * draw.normal(size=scores.shape)
+    sensitivity = np.stack([np.exp(scores[:, chosen])] * 3, -1)
+    dims = ("traced", "traced_depth", "part")
+    return xr.Dataset(
+        {
+            "log_p": (("context", "depth"), log_p),
+            "gain": (("context", "depth"), log_p),
+            "exact": (("context", "depth"), (log_p > np.median(log_p)).astype(float)),
+            "place": (("depth",), place),
+            "sensitivity": (dims, sensitivity),
+            "norm": (dims, np.exp(draw.normal(size=sensitivity.shape))),
+            "profile": (("depth",), depths**2.0),
+        },
+        coords={
+            "context": range(contexts),
+            "depth": depths,
+            "traced": range(contexts),
+            "traced_depth": chosen,
+            "part": list(mechanism.PARTS),
+        },
+        attrs={"query": 105},
+    )
+
+
+def test_auc_counts_pairs_within_a_depth():
+    ds = result(np.random.default_rng(0))
+    exact, score = ds["exact"].sel(depth=ds["traced_depth"]).values, ds["sensitivity"].sel(part="pair").values
+    score[:6] = np.round(score[:6])  # ties
+    ds["sensitivity"].loc[{"part": "pair"}] = score
+    wins, pairs = 0.0, 0
+    for place in range(3):
+        for one in np.flatnonzero(exact[:, place]):
+            for other in np.flatnonzero(1 - exact[:, place]):
+                a, b = score[one, place], score[other, place]
+                wins, pairs = wins + (1.0 if a > b else 0.5 if a == b else 0.0), pairs + 1
+    found = mechanism_numbers.auc(ds)
+    assert found.value == pytest.approx(wins / pairs)
+    assert found.low > 0.5
+    ds["exact"] = 0 * ds["exact"]
+    assert np.isnan(mechanism_numbers.auc(ds).value)
+
+
+def test_explained_variance_is_of_couples_left_out():
+    ds = result(np.random.default_rng(1), couples=4)
+    found = mechanism_numbers.explained(ds)
+    log_p = ds["log_p"].sel(depth=ds["traced_depth"]).values
+    distance = np.tile(np.log(105 - ds["place"].sel(depth=ds["traced_depth"]).values), (8, 1))
+    score = np.log(ds["sensitivity"].sel(part="pair").values)
+    shares = []
+    for columns in ([distance], [distance, score]):
+        errors = plain = 0.0
+        for left in range(4):
+            inside = np.arange(8) // 2 != left
+            features = [np.ones(inside.sum() * 3), *(column[inside].ravel() for column in columns)]
+            fit = np.linalg.solve(np.array(features) @ np.array(features).T, np.array(features) @ log_p[inside].ravel())
+            for context in np.flatnonzero(~inside):
+                for place in range(3):
+                    guess = fit @ [1, *(column[context, place] for column in columns)]
+                    errors += (log_p[context, place] - guess) ** 2
+                    plain += (log_p[context, place] - log_p[inside].mean()) ** 2
+        shares.append(1 - errors / plain)
+    assert found[""].value == pytest.approx(shares[0])
+    assert found[", more with the pair's sensitivity"].value == pytest.approx(shares[1] - shares[0])
+    ds["sensitivity"].loc[{"part": "pair", "traced": 1}] = 0.0  # cut off by a window: out of all fits
+    assert np.isfinite(mechanism_numbers.explained(ds)[", more with the pair's sensitivity"].value)
+
+
+def test_statements_find_what_is_there_and_nothing_where_there_is_nothing():
+    draw = np.random.default_rng(2)
+    said = {one.name: one for one in mechanism_numbers.statements(result(draw, couples=16))}
+    assert said["rank correlation over depth of gain with log distance"].number.value < -0.5
+    assert said["AUC of the pair's sensitivity for exact answers"].verdict == "effect"
+    assert said["variance of log p explained by log distance, more with the pair's sensitivity"].verdict == "effect"
+    nothing = result(draw, couples=60, strength=0.0, distance=0.0)
+    said = {one.name: one for one in mechanism_numbers.statements(nothing)}
+    assert said["AUC of the pair's sensitivity for exact answers"].verdict == "nothing"
+    assert said["variance of log p explained by log distance, more with the pair's sensitivity"].verdict == "nothing"
+    two = mechanism_numbers.statements(result(draw, couples=2))
+    assert {one.verdict for one in two} == {"undecided"}
+    names = {one.name for one in two}
+    assert "rank correlation over depth of gain with the pretrained profile" in names
+    assert "rank correlation over depth of gain with the kernel" not in names
+
+
+@pytest.mark.parametrize(
+    ("ends", "options", "said"),
+    [
+        ((0.5, 0.3, 0.7), {}, "effect"),
+        ((-0.5, -0.7, -0.3), {}, "effect"),
+        ((-0.5, -0.7, -0.3), {"above": True}, "nothing"),
+        ((0.1, 0.05, 0.15), {}, "nothing"),
+        ((0.1, -0.3, 0.5), {}, "undecided"),
+        ((0.0, -0.35, 0.35), {}, "nothing"),  # of 90 %: 0.29
+        ((0.5, np.nan, np.nan), {}, "undecided"),
+    ],
+)
+def test_verdicts_follow_from_intervals(ends, options, said):
+    assert mechanism_numbers.verdict(Interval(*ends), 0.0, 0.3, **options) == said
+
+
+# ------------------------------------------------------------------------------------------------------------ the command
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mechanism": 3}, "mechanism=3: contexts come in couples"),
+        ({"mechanism": -2}, "mechanism=-2: contexts come in couples"),
+        ({"mechanism": 6}, "mechanism=6 is more than there are contexts; give at most 4"),
+        ({"mechanism": 2, "mechanism_depths": 1}, "mechanism_depths=1 is too few"),
+        ({"mechanism": 2, "profile_prompts": -1}, "profile_prompts=-1 is too few"),
+        ({"mechanism": 2, "candidates": 1}, "candidates=1 leaves no value to compare with"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused(options, said):
+    with pytest.raises(InputError) as refused:
+        retrieval(probes.load("tiny-llama"), **SMALL | options)
+    assert said in str(refused.value)
+
+
+def test_an_interrupted_mechanism_resumes_with_the_same_result(tmp_path):
+    more = {"depths": None, "template": "sentences", "chat": False, "pilot": 2, "first": "auto", "seed": 0}
+    options = SMALL | TRACED | more
+    whole = study(["tiny-llama"], tmp_path / "whole", options)["tiny-llama"]
+
+    def stop(_: str, done: float, total: float) -> None:
+        if done > 0.8 * total:  # within the second traced context
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study(["tiny-llama"], tmp_path / "cut", options, advance=stop)
+    again = study(["tiny-llama"], tmp_path / "cut", options)["tiny-llama"]
+    xr.testing.assert_equal(whole, again)
+
+
+def test_the_command_shows_sensitivities_and_what_they_say(tmp_path, monkeypatch, capsys):
+    options = ["--pairs", "9", "--keys", "apart", "--digits", "3", "--contexts", "4", "--candidates", "3"]
+    options += ["--mechanism", "4", "--mechanism-depths", "2", "--fisher", "--profile-prompts", "1"]
+    assert call(monkeypatch, "retrieval", "tiny-llama", *options, "--out", str(tmp_path)) == 0
+    assert "What it says of recall" in capsys.readouterr().out
+    table = (tmp_path / "retrieval.md").read_text()
+    assert "Sensitivity of the value's log odds:" in table
+    assert table.count("rank correlation over depth of gain with") == 5
+    ds = probes.load_result(tmp_path / "retrieval.nc")
+    assert ds["fisher"].shape == (4, 2, 3)
+    figure = probes.retrieval_figure(ds)
+    labels = [cell.get_ylabel() for cell in figure.axes]
+    assert {"sensitivity (nat)", "the pair's, by path (nat)"} <= set(labels)
+    curves = figure.axes[labels.index("sensitivity (nat)")].get_lines()
+    pair = np.exp(np.log(ds["sensitivity"].sel(part="pair").values).mean(0))
+    assert any(np.allclose(line.get_ydata(), pair) for line in curves if len(np.ravel(line.get_ydata())) == 2)
