@@ -164,6 +164,7 @@ def test_commands_write_what_they_say(monkeypatch, capfd, tmp_path, ape, command
     assert "MiB above the model's" in err
     assert "nan" not in shown
     written = [out / f"{command}.{ending}" for ending in ("nc", "png", "svg", "md")[: None if command in TABLED else 3]]
+    written += [out / "sinks-heads.csv"] * (command == "sinks")
     assert shown.endswith(f"wrote {', '.join(map(str, written))}\n")
     assert sorted(out.iterdir()) == sorted(written)
     assert probes.load_result(out / f"{command}.nc").attrs["command"] == f"headwater {words}"

@@ -82,13 +82,19 @@ def groups(of: type = Options) -> list[Any]:
 def test_no_option_of_a_group_is_lost(group):
     """What a group hands to the library is named as its options are."""
     made = group(out=Path("out")) if group is Pretraining else group()
-    apart = {"Running": {"device_map", "max_memory", "offload_folder"}, "Sinks": {"keys"}, "Inspection": {"out", "top"}}
+    apart = {
+        "Running": {"device_map", "max_memory", "offload_folder", "ablate", "ablate_how"},
+        "Sinks": {"keys"},
+        "Inspection": {"out", "top"},
+    }
     assert {field.name for field in fields(group)} - apart.get(group.__name__, set()) == set(made.values())
 
 
 def test_options_that_are_handed_on_otherwise():
     spread = Running(device_map="auto", max_memory="0=20GiB, cpu=8GiB", offload_folder=Path("off")).values()
     memory = {0: "20GiB", "cpu": "8GiB"}
+    taken = Running(ablate="18.8, 2.0", ablate_how="from-0").values()["ablate"]
+    assert taken == (((18, 8), (2, 0)), "from position 0")
     assert spread["split_over"] == {"device_map": "auto", "max_memory": memory, "offload_folder": Path("off")}
     read = {"prompts": 1, "text": "a/b", "first": 7}
     assert Source(prompts=1, text=Path("a/b"), first="7").values() == vars(Source()) | read

@@ -65,7 +65,17 @@ def jacobian(target: Target, profiles: Profiles, source: Source, running: Runnin
 
 
 @command(
-    without=("no_rope", "relative_error", "readout", "pathway", "query", "from_layer", "backend"),
+    without=(
+        "no_rope",
+        "relative_error",
+        "readout",
+        "pathway",
+        "query",
+        "from_layer",
+        "backend",
+        "ablate",
+        "ablate_how",
+    ),
     out=Path("runs/theory"),
     prompts=4,
 )
@@ -153,13 +163,16 @@ def sinks(
     target: Target,
     heads: Sinks,
     top: int = option("Heads of each model in the table.", 10, min=0),
+    layer: str | None = option("Blocks in the table, as in 3-7 or 0,4; all if not given."),
+    head: str | None = option("Heads of these blocks in the table, likewise."),
     *,
     source: Source,
     running: Running,
 ) -> None:
     """Find attention sinks, and what every head does with position 0: reads, parks, reacts or ignores.
 
-    Writes sinks.nc, sinks.png, sinks.svg, sinks.md and prints the sink rate of the first keys beside uniform attention and
+    Writes sinks.nc, sinks.png, sinks.svg, sinks.md, sinks-heads.csv (all numbers of all heads) and prints the sink rate of
+    the first keys beside uniform attention and
     Wu's fraction, how many heads have which role, and the heads that take most from position 0.
 
     Examples:
@@ -169,7 +182,8 @@ def sinks(
       headwater sinks tiny-qwen2 --effect all --prompts 8 --length 64
       headwater sinks ./checkpoint --device-map auto --max-memory 0=20GiB,cpu=60GiB --offload-folder offload
     """
-    _survey("sinks", target, source, running, heads.values(), top=top)
+    chosen = {"layers": read.numbers(layer, "layer"), "heads": read.numbers(head, "head")}
+    _survey("sinks", target, source, running, heads.values(), top=top, **chosen)
 
 
 @command(out=Path("runs/trajectory"))
@@ -262,7 +276,7 @@ def _survey(
         how = source.values() | running.values() | {"reporting": reporting, "advance": advance, "told": remark}
         results = survey(target.sources, target.out, probe, options=options, **how)
     print_report(PROBES[probe].report(results, **reporting))
-    print_written(written_files(results, target.out, probe, f"{probe}.md"))
+    print_written(written_files(results, target.out, probe, f"{probe}.md", *PROBES[probe].files))
 
 
 @dataclass(frozen=True)
@@ -317,17 +331,16 @@ def inspect(
     """
     from ..figures.inspection import print_inspection, write_page
     from ..measures.reading import parse_prompt
-    from ..models.load import load
     from ..results.dataset import save
     from ..run.files import require_writable
     from ..studies.reading import read as study
-    from ..studies.runner import require_free
+    from ..studies.runner import Loading, require_free
 
     read_as, chat = parse_prompt(prompt, text, chat, ids)
     out, files = inspection.out, [inspection.out / "inspect.html", inspection.out / "inspect.nc"]
     require_writable(out)
     require_free(files)
-    view = load(model, running.backend, device=running.device, dtype=running.dtype, **running.split_over())
+    view = Loading(**running.values()).load(model)
 
     def write(result: Any) -> None:
         write_page(result, files[0], top=inspection.top)

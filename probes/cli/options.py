@@ -113,10 +113,19 @@ class Running(Options):
         "With --device-map: folder for weights that are kept on disk in another form than their own."
     )
     dtype: Literal["auto", "float32", "float64", "bfloat16"] = option("auto is float32.", "auto")
+    ablate: str | None = option("Heads that are taken out, BLOCK.HEAD, as in 18.8,26.2.")
+    ablate_how: Literal["zero", "from-0"] = option(
+        "What is taken out: all that a head writes, or what it reads at position 0.", "zero"
+    )
 
     def values(self) -> dict[str, Any]:
         """As `Options.values`, with `split_over` for models larger than one device."""
+        from ..models.ablate import parse_heads
+
         found: dict[str, Any] = {"backend": self.backend, "device": self.device, "dtype": self.dtype}
+        if self.ablate is not None:
+            how = {"zero": "zero", "from-0": "from position 0"}[self.ablate_how]
+            found["ablate"] = parse_heads(self.ablate), how
         return found | ({"split_over": spread} if (spread := self.split_over()) else {})
 
     def split_over(self) -> dict[str, Any]:
@@ -150,6 +159,20 @@ class Bands(Options):
 
         bands = None if self.bands is None else parse_bands(self.bands)
         return vars(self) | {"bands": bands, "lags": parse_lags(self.lags)}
+
+
+def numbers(text: str | None, name: str) -> frozenset[int] | None:
+    """Numbers and ranges of them, ends included, as in "3-7" or "0,4"; None for none given.
+
+    Raises:
+        InputError: something else.
+    """
+    from ..data.positions import read_ranges
+
+    if text is None:
+        return None
+    ranges = read_ranges(text, name, "3-7 or 0,4")
+    return frozenset(one for first, last in ranges for one in range(first, last + 1))
 
 
 def products(text: str | None) -> int | Literal["auto"] | None:

@@ -13,7 +13,7 @@ from .console import given, print_report, print_written, progress, remark
 from .options import Initialization, Running, Source
 
 
-@command(without=("prompts", "device_map", "max_memory", "offload_folder"))
+@command(without=("prompts", "device_map", "max_memory", "offload_folder", "ablate", "ablate_how"))
 def report(
     models: list[str] | None = argument(
         "Bundled names, folders, GGUF files or hub ids; none: make the page from the results in --out."

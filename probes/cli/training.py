@@ -57,7 +57,9 @@ class Matching(Options):
     bootstrap: Bootstrap = 400
 
 
-@command(without=("device_map", "max_memory", "offload_folder"), out=Path("runs/match"), prompts=128)
+@command(
+    without=("device_map", "max_memory", "offload_folder", "ablate", "ablate_how"), out=Path("runs/match"), prompts=128
+)
 def match(target: Target, matching: Matching, source: Source, running: Running) -> None:
     """Train toys of a model's architecture and compare both: profiles, sinks, leakage, position 0 swapped.
 

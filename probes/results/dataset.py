@@ -51,14 +51,15 @@ def provenance(model: Any, tokens: Int[Tensor, "prompt position"], **options: An
     `model`, `revision` ("null" if there is none), `condition`, `weights` (SHA-256), `config` (JSON), `backend`, `dtype`,
     `device`; of fresh weights `initialization`, what they were drawn from; `tokens_sha256`; `options` (JSON); `headwater`,
     `torch`, `transformers`, `python` (versions) and `platform`; `command` (empty when called from Python); `created` (UTC,
-    ISO 8601). For a model with a replacement at position 0 (`probes.swapped`) also `replacement`; for one out of a GGUF file
+    ISO 8601). For a model with a replacement at position 0 (`probes.swapped`) also `replacement`, for one that is changed
+    otherwise (`probes.ablated`) `changed`; for one out of a GGUF file
     `weights_file` (JSON: its name, SHA-256 and number of tensors by type), from which the weights were dequantized.
     """
     identity = model.identity
     names = ("revision", "condition", "weights", "config", "backend", "dtype", "device")
     found = {"model": identity.name, **{name: getattr(identity, name) for name in names}}
     more = {"initialization": identity.initialization, "replacement": getattr(model, "replacement", None)}
-    more["weights_file"] = identity.weights_file
+    more |= {"weights_file": identity.weights_file, "changed": getattr(model, "said", None) or None}
     found |= {"tokens_sha256": tokens_hash(tokens), "options": options}
     return attributes(found | {name: value for name, value in more.items() if value is not None}) | made_with()
 

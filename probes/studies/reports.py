@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TypeAlias
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from ..claims.rules import CONTROLLED
@@ -15,7 +16,7 @@ from ..errors import InputError
 from ..measures.leakage import PARTS, SOURCES, null_fails, resolved
 from ..measures.roles import COLUMNS as HEAD_COLUMNS
 from ..measures.roles import cells as head_cells
-from ..measures.roles import counts, parking_at, ranked, reading_at
+from ..measures.roles import counts, parking_at, ranked, reading_at, role_names
 from ..measures.sinks import RULES
 from ..measures.trajectory import COLUMNS as BLOCK_COLUMNS
 from ..measures.trajectory import cells as block_cells
@@ -41,8 +42,12 @@ def _measured(results: Results) -> str:
 # --------------------------------------------------------------------------------------------------------------- sinks
 
 
-def sinks_report(results: Results, *, top: int = 10) -> Report:
+def sinks_report(
+    results: Results, *, top: int = 10, layers: Collection[int] | None = None, heads: Collection[int] | None = None
+) -> Report:
     """Sink rates of the first keys beside the baseline, heads by role and rule, and the `top` heads of every model.
+
+    Of these blocks and heads alone, if they are given.
 
     Raises:
         InputError: `top` is negative.
@@ -52,7 +57,7 @@ def sinks_report(results: Results, *, top: int = 10) -> Report:
     ds = next(iter(results.values()))
     options = options_of(ds)
     reacts = "not measured" if options["reacts"] is None else f"with replacement '{options['reacts']}' at position 0"
-    rates, heads, lines = [], [], []
+    rates, listed, lines = [], [], []
     for name, ds in results.items():
         others = [dim for dim in ds["alpha"].dims if dim != "key"]
         alpha, uniform = ds["alpha"].mean(others), ds["uniform"].mean("layer")
@@ -62,7 +67,12 @@ def sinks_report(results: Results, *, top: int = 10) -> Report:
         if ds.sizes["key"] > KEYS_SHOWN:
             lines.append(f"{name}: {ds.sizes['key'] - KEYS_SHOWN} more keys in the result file")
         lines += [f"{name}: of {ds['attends'].size} heads {said}" for said in (_roles(ds), _rules(ds)) if said]
-        heads += [[name, *head_cells(row)] for row in ranked(ds, top)]
+        chosen = [
+            row
+            for row in ranked(ds)
+            if (layers is None or row.layer in layers) and (heads is None or row.head in heads)
+        ]
+        listed += [[name, *head_cells(row)] for row in chosen[:top]]
     described = (
         f"{_measured(results)}. Sink rate: share of (prompt, block, head) with alpha > {options['threshold']:g} [Gu]; "
         f"over tau: fraction of the queries with a weight > {options['tau']:g} on the key [Wu]; uniform: alpha of uniform "
@@ -74,9 +84,21 @@ def sinks_report(results: Results, *, top: int = 10) -> Report:
     )
     tables = [
         Table("Sinks", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), rates),
-        Table(f"Heads, the first {top} of each model", ("model", *HEAD_COLUMNS), heads),
+        Table(f"Heads, the first {top} of each model", ("model", *HEAD_COLUMNS), listed),
     ]
     return Report("Sinks, and what heads do with position 0", described, tables, lines)
+
+
+def heads_csv(results: Results) -> str:
+    """Every number of every head as comma-separated values, a line for each head of each model."""
+    frames = []
+    for name, ds in results.items():
+        alone = [str(one) for one, values in ds.data_vars.items() if values.dims == ("layer", "head")]
+        frame = ds[alone].to_dataframe()
+        frame.insert(0, "role", role_names(ds).ravel())
+        frames.append(frame.reset_index().assign(model=name).rename(columns={"layer": "block"}))
+    every = pd.concat(frames)
+    return every[["model", *(name for name in every.columns if name != "model")]].to_csv(index=False)
 
 
 def _roles(ds: xr.Dataset) -> str:

@@ -17,11 +17,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import xarray as xr
 from torch import Tensor
 
 from ..data.prompts import Drawn, FirstToken, check_source, draw
 from ..errors import InputError
+from ..measures.consequences import consequences
+from ..models.ablate import Head, How, ablated
+from ..models.edited import Edited
 from ..models.load import Backend, DType, load
 from ..models.memory import weights_of
 from ..models.view import View
@@ -35,6 +39,7 @@ Told: TypeAlias = Callable[[str], object]
 
 CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "chat", "first")
 HASH = "tokens_sha256"
+COMPARED = 8  # prompts on which the loss of a changed model is told
 MIB, GIB = 1 << 20, 1 << 30
 
 
@@ -46,6 +51,7 @@ class Loading:
     device: str = "auto"
     dtype: DType = "auto"
     split_over: Mapping[str, Any] | None = None  # device_map, max_memory, offload_folder: more than one device
+    ablate: tuple[Sequence[Head], How] | None = None  # heads that are taken out, and how (`probes.ablated`)
 
     def load(self, source: str) -> View:
         """The model; the one at hand where it is (`holding`).
@@ -55,7 +61,8 @@ class Loading:
         """
         if (held := _held.get()) is not None and held[:2] == (self, source):
             return held[2]
-        return load(source, self.backend, device=self.device, dtype=self.dtype, **self.split_over or {})
+        model = load(source, self.backend, device=self.device, dtype=self.dtype, **self.split_over or {})
+        return model if self.ablate is None else ablated(model, *self.ablate)
 
 
 _held: ContextVar[tuple[Loading, str, View] | None] = ContextVar("headwater_held", default=None)
@@ -236,6 +243,8 @@ def run(
     for one in models:
         model = one.model()
         units = study.units(model, one.name, one.tokens)
+        if isinstance(model, Edited) and one.tokens.shape[1] > 2:
+            said(consequence(model, one.tokens))
         if study.line is not None and any(unit.label in left for unit in units):
             said(study.line(model, one))
         results[one.name] = study.joined(model, [_unit(unit, model, one, unfinished, advance) for unit in units])
@@ -258,6 +267,16 @@ def _unit(
     return unfinished.unit(unit.label, {**measured_on(measured, subject.tokens), **unit.key}, measure, advance=advance)
 
 
+def consequence(model: Edited, tokens: Tensor) -> str:
+    """What a change of a model does to its predictions, in one line: loss and KL on the first prompts."""
+    some = tokens[:COMPARED]
+    after, divergence = consequences(model, some, model.original)
+    before, _ = consequences(model.original, some)
+    assert divergence is not None
+    said = f"loss {np.nanmean(after[:, 1:]):.4f}, was {np.nanmean(before[:, 1:]):.4f}; KL {divergence[:, 1:].mean():.4f} nat"
+    return f"{model.identity.name}: {said} on {len(some)} prompt{'s' * (len(some) > 1)}"
+
+
 def planned(name: str, model: View, memory: int, how: str = "") -> str:
     """What a model will take, in one line for the terminal: so many bytes of memory above its weights'."""
     sizes = (f"{x / GIB:.1f} GiB" if x >= GIB else f"{max(1, round(x / MIB))} MiB" for x in (memory, weights_of(model)))
@@ -276,7 +295,7 @@ def kept_units(out: str | Path, kind: str) -> Unfinished[xr.Dataset]:
 def measured_on(model: View, tokens: Any) -> dict[str, Any]:
     """The part of a key that is the model's, the prompts' and the program's."""
     made = provenance(model, tokens)
-    return {name: made[name] for name in ("weights", "backend", "dtype", HASH, "headwater")}
+    return {name: made[name] for name in ("weights", "backend", "dtype", "changed", HASH, "headwater") if name in made}
 
 
 def _telling(changed: list[str], key: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -26,8 +26,9 @@ from ..measures.effect import passes_in_all
 from ..models.view import View
 from ..results.dataset import options_of
 from ..results.tables import Report, write_report
+from ..run.files import atomic
 from ..run.progress import Advance
-from .reports import bos_report, leakage_report, sinks_report, trajectory_report
+from .reports import bos_report, heads_csv, leakage_report, sinks_report, trajectory_report
 from .runner import Given, Results, Study, Subject, Tell, Told, Unit, Untouched, planned, run, write_results
 
 Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap"]
@@ -47,10 +48,21 @@ class Probe:
     # takes the same arguments but for `along`.
     shared: tuple[str, Callable[..., Any]] | None = None
     resamples: bool = False  # whether it takes `documents`, to resample them
+    files: Mapping[str, Callable[..., str]] = field(
+        default_factory=dict
+    )  # further files, each with what makes its text
 
 
 PROBES: dict[str, Probe] = {
-    "sinks": Probe("sinks", sinks.sinks, sinks_figure, sinks_report, sinks.memory, resamples=True),
+    "sinks": Probe(
+        "sinks",
+        sinks.sinks,
+        sinks_figure,
+        sinks_report,
+        sinks.memory,
+        resamples=True,
+        files={"sinks-heads.csv": heads_csv},
+    ),
     "trajectory": Probe("trajectory", trajectory.trajectory, trajectory_figure, trajectory_report, trajectory.memory),
     "leakage": Probe("leakage", leakage.leakage, leakage_figure, leakage_report, leakage.memory, resamples=True),
     "bos-swap": Probe(
@@ -80,8 +92,8 @@ def survey(
 ) -> Results:
     """Run one probe on every model, write results, figure and table, return the results by model name.
 
-    Writes `NAME.nc` for one model or `NAME-MODEL.nc` for each of several, `NAME.png`, `NAME.svg` and `NAME.md`, all of it at
-    the end. Units of an interrupted survey are read from `unfinished` in the same folder.
+    Writes `NAME.nc` for one model or `NAME-MODEL.nc` for each of several, `NAME.png`, `NAME.svg`, `NAME.md` and the probe's
+    further files, all of it at the end. Units of an interrupted survey are read from `unfinished` in the same folder.
 
     Args:
         sources: models, as `probes.load` takes them.
@@ -89,7 +101,7 @@ def survey(
         probe: its name, or a `Probe` of one's own.
         options: of the probe, beside `progress`. "bos-swap" takes several replacements as a list; its results then have
             the leading dimension `replacement`, text, in that order.
-        reporting: options of the table: `top` heads, for "sinks".
+        reporting: options of the table: `top` heads, `layers` and `heads`, for "sinks".
         advance: hears (what is running, done, in all).
         told: hears in one line which units are there already, and for every model what it will take.
         write: writes the results instead, in one process; neither figure nor table is made.
@@ -134,6 +146,9 @@ def survey(
     def write_all(results: Results) -> None:
         write_results(results, out, chosen.name, chosen.figure)
         write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
+        for name, text in chosen.files.items():
+            with atomic(out / name) as temporary:
+                temporary.write_text(text(results), encoding="utf-8")
 
     study = Study(
         chosen.name,
@@ -142,7 +157,7 @@ def survey(
         check=check,
         joined=lambda model, units: units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units),
         line=line if chosen.memory else None,
-        files=[f"{chosen.name}.md"],
+        files=[f"{chosen.name}.md", *chosen.files],
     )
     return run(study, sources, out, asked, asked.loading(), advance=advance, told=told)
 
