@@ -291,26 +291,13 @@ def result(draw: np.random.Generator, *, couples: int = 8, strength: float = 2.0
     place = 10 * depths + 5
     log_p = strength * scores - distance * np.log(105 - place) + 0.5 * draw.normal(size=scores.shape)
     sensitivity = np.stack([np.exp(scores[:, chosen])] * 3, -1)
-    dims = ("traced", "traced_depth", "part")
-    return xr.Dataset(
-        {
-            "log_p": (("context", "depth"), log_p),
-            "gain": (("context", "depth"), log_p),
-            "exact": (("context", "depth"), (log_p > np.median(log_p)).astype(float)),
-            "place": (("depth",), place),
-            "sensitivity": (dims, sensitivity),
-            "norm": (dims, np.exp(draw.normal(size=sensitivity.shape))),
-            "profile": (("depth",), depths**2.0),
-        },
-        coords={
-            "context": range(contexts),
-            "depth": depths,
-            "traced": range(contexts),
-            "traced_depth": chosen,
-            "part": list(mechanism.PARTS),
-        },
-        attrs={"query": 105},
-    )
+    by_depth, traced_by = ("context", "depth"), ("traced", "traced_depth", "part")
+    variables: dict[str, Any] = {name: (by_depth, log_p) for name in ("log_p", "gain")}
+    variables |= {"exact": (by_depth, (log_p > np.median(log_p)).astype(float)), "place": ("depth", place)}
+    variables |= {"profile": ("depth", depths**2.0), "sensitivity": (traced_by, sensitivity)}
+    variables |= {"norm": (traced_by, np.exp(draw.normal(size=sensitivity.shape)))}
+    coords = {"context": range(contexts), "depth": depths, "traced": range(contexts), "traced_depth": chosen}
+    return xr.Dataset(variables, coords | {"part": list(mechanism.PARTS)}, {"query": 105})
 
 
 def test_auc_counts_pairs_within_a_depth():

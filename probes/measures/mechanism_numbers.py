@@ -15,7 +15,7 @@ Verdicts. "nothing": the 90 % interval lies within a margin that was fixed befor
 8): 0.3 for rank correlations, and for AUC as the rank correlation 2 AUC - 1; 0.02 of the variance, above which it must not
 reach, since a fit that carries over worse than none explains nothing, too. "effect": the 95 % interval lies on one side of
 what nothing would give, above it for explained variance. Else "undecided". So are all with fewer than `FEWEST` couples, and
-a rank correlation near 0 where the gain itself does not repeat (`RELIABLE`: halves, by Spearman and Brown's formula for all).
+a rank correlation near 0 where the gain itself does not repeat (`RELIABLE`: of halves, by Spearman and Brown's formula).
 """
 
 from __future__ import annotations
