@@ -23,6 +23,7 @@ from probes.measures.mechanism import Differentiable, constant_first, traced
 from probes.measures.retrieval import memory, retrieval
 from probes.models.behind import Asked, Row
 from probes.models.view import Edit, View
+from probes.results.curves import spearman
 from probes.results.statistics import Interval
 from probes.run.reporting import Report
 from probes.studies.retrieval import retrieval as study
@@ -290,26 +291,13 @@ def result(draw: np.random.Generator, *, couples: int = 8, strength: float = 2.0
     place = 10 * depths + 5
     log_p = strength * scores - distance * np.log(105 - place) + 0.5 * draw.normal(size=scores.shape)
     sensitivity = np.stack([np.exp(scores[:, chosen])] * 3, -1)
-    dims = ("traced", "traced_depth", "part")
-    return xr.Dataset(
-        {
-            "log_p": (("context", "depth"), log_p),
-            "gain": (("context", "depth"), log_p),
-            "exact": (("context", "depth"), (log_p > np.median(log_p)).astype(float)),
-            "place": (("depth",), place),
-            "sensitivity": (dims, sensitivity),
-            "norm": (dims, np.exp(draw.normal(size=sensitivity.shape))),
-            "profile": (("depth",), depths**2.0),
-        },
-        coords={
-            "context": range(contexts),
-            "depth": depths,
-            "traced": range(contexts),
-            "traced_depth": chosen,
-            "part": list(mechanism.PARTS),
-        },
-        attrs={"query": 105},
-    )
+    by_depth, traced_by = ("context", "depth"), ("traced", "traced_depth", "part")
+    variables: dict[str, Any] = {name: (by_depth, log_p) for name in ("log_p", "gain")}
+    variables |= {"exact": (by_depth, (log_p > np.median(log_p)).astype(float)), "place": ("depth", place)}
+    variables |= {"profile": ("depth", depths**2.0), "sensitivity": (traced_by, sensitivity)}
+    variables |= {"norm": (traced_by, np.exp(draw.normal(size=sensitivity.shape)))}
+    coords = {"context": range(contexts), "depth": depths, "traced": range(contexts), "traced_depth": chosen}
+    return xr.Dataset(variables, coords | {"part": list(mechanism.PARTS)}, {"query": 105})
 
 
 def test_auc_counts_pairs_within_a_depth():
@@ -366,10 +354,27 @@ def test_statements_find_what_is_there_and_nothing_where_there_is_nothing():
     assert said["AUC of the pair's sensitivity for exact answers"].verdict == "nothing"
     assert said["variance of log p explained by log distance, more with the pair's sensitivity"].verdict == "nothing"
     two = mechanism_numbers.statements(result(draw, couples=2))
-    assert {one.verdict for one in two} == {"undecided"}
+    assert {one.verdict for one in two} == {"undecided", "-"}
     names = {one.name for one in two}
     assert "rank correlation over depth of gain with the pretrained profile" in names
     assert "rank correlation over depth of gain with the kernel" not in names
+
+
+def test_a_gain_that_does_not_repeat_leaves_rank_correlations_undecided():
+    """The halves of noise do not correlate, those of a curve do; one unlike the profile is nothing."""
+    draw = np.random.default_rng(4)
+    ds, unit = result(draw, couples=40, strength=0.0, distance=0.0), np.arange(80) // 2
+    wave = np.array([3.0, 1.0, 4.0, 1.5, 5.0, 0.5, 2.0, 4.5, 2.5, 3.5])  # rank correlation with the depth: 0.03
+    noise = draw.normal(size=(80, 10))
+    assert abs(mechanism_numbers.split_halves(noise, unit)) < 0.4
+    assert mechanism_numbers.split_halves(noise + 5 * wave, unit) > 0.95
+    named = "rank correlation over depth of gain with the pretrained profile"
+    for gain, verdicts in ((noise, {"undecided", "effect"}), (noise + 5 * wave, {"nothing"})):
+        ds["gain"] = (("context", "depth"), gain)
+        said = {one.name: one for one in mechanism_numbers.statements(ds)}
+        assert said[named].verdict in verdicts
+        assert said[named].number.value == pytest.approx(spearman(gain.mean(0), np.arange(10)))
+    assert np.isnan(mechanism_numbers.split_halves(noise[:2], unit[:2]))
 
 
 @pytest.mark.parametrize(
@@ -430,7 +435,7 @@ def test_the_command_shows_sensitivities_and_what_they_say(tmp_path, monkeypatch
     assert "What it says of recall" in capsys.readouterr().out
     table = (tmp_path / "retrieval.md").read_text()
     assert "Sensitivity of the value's log odds:" in table
-    assert table.count("rank correlation over depth of gain with") == 5
+    assert table.count("rank correlation over depth of gain with") == 5  # and one of halves
     ds = probes.load_result(tmp_path / "retrieval.nc")
     assert ds["fisher"].shape == (4, 2, 3)
     figure = probes.retrieval_figure(ds)

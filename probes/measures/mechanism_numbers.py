@@ -2,7 +2,10 @@
 
 - Rank correlation over depth of the mean gain (all contexts of a result) with a profile: the model's own behind ordinary
   text, the one at initialization, the second-moment kernel, the norm behind the lists themselves, log distance alone (the
-  logarithm of how far before the place of its prediction the value stands). Couples are resampled, profiles stay.
+  logarithm of how far before the place of its prediction the value stands). Profiles stay as they are when couples are left
+  out. Noise of the mean gain draws all of these towards 0. How much there is, the rank correlation of the gain of half of
+  the couples with that of the other half tells (mean over splits). In simulations (36 depths, no relation) 4 to 9 % of the
+  intervals exclude 0; percentiles of resampled couples do so for 18 % where there are 4 couples, and are not taken.
 - AUC: of two traced questions at one depth, one answered exactly and one not, how often the pair's sensitivity is greater in
   the first (ties count half; Mann and Whitney). Nothing is fitted, so that every context counts as held out.
 - Variance explained: 1 - (squared errors) / (those of the mean), all of couples that the fit of log p has not seen, by log
@@ -11,7 +14,8 @@
 Verdicts. "nothing": the 90 % interval lies within a margin that was fixed beforehand (science of the measurement, section
 8): 0.3 for rank correlations, and for AUC as the rank correlation 2 AUC - 1; 0.02 of the variance, above which it must not
 reach, since a fit that carries over worse than none explains nothing, too. "effect": the 95 % interval lies on one side of
-what nothing would give, above it for explained variance. Else "undecided".
+what nothing would give, above it for explained variance. Else "undecided". So are all with fewer than `FEWEST` couples, and
+a rank correlation near 0 where the gain itself does not repeat (`RELIABLE`: of halves, by Spearman and Brown's formula).
 """
 
 from __future__ import annotations
@@ -24,10 +28,11 @@ import xarray as xr
 from jaxtyping import Float
 
 from ..results.curves import spearman
-from ..results.statistics import Interval, ends, jackknife, jackknifed, resampling
+from ..results.statistics import Interval, jackknife, jackknifed
 
 RANK_MARGIN, VARIANCE_MARGIN = 0.3, 0.02
-FEWEST = 3  # couples, for an interval
+FEWEST = 6  # couples, for an interval
+RELIABLE, SPLITS = 0.5, 50  # reliability of the mean gain, from which on a rank correlation near 0 says something
 PROFILES = {
     "profile": "the pretrained profile",
     "profile_init": "the profile at initialization",
@@ -54,14 +59,19 @@ class Statement(NamedTuple):
     verdict: str
 
 
-def statements(ds: xr.Dataset, *, draws: int = 2000) -> list[Statement]:
+def statements(ds: xr.Dataset) -> list[Statement]:
     """All that a result of `retrieval` with a mechanism says; profiles that it lacks are left out."""
-    found = []
+    gain, unit = ds["gain"].values, ds["context"].values // 2
+    halves = split_halves(gain, unit)
+    said = "rank correlation over depth of gain, half of the couples with the other half"
+    found = [Statement(said, Interval(halves, math.nan, math.nan), "-")]
+    repeats = 2 * halves / (1 + halves) >= RELIABLE if halves > -1 else False
     curves = {name: ds[name].values for name in PROFILES if name in ds} | {"log_distance": log_distance(ds)}
     for name, curve in curves.items():
-        number = correlation(ds["gain"].values, curve, ds["context"].values // 2, draws)
-        said = f"rank correlation over depth of gain with {PROFILES[name]}"
-        found.append(Statement(said, number, verdict(number, 0.0, RANK_MARGIN)))
+        number = _over_couples(lambda some, curve=curve: spearman(some.mean(0), curve), gain, unit)
+        word = verdict(number, 0.0, RANK_MARGIN)
+        word = word if repeats or word != "nothing" else "undecided"
+        found.append(Statement(f"rank correlation over depth of gain with {PROFILES[name]}", number, word))
     number = auc(ds)
     found.append(
         Statement("AUC of the pair's sensitivity for exact answers", number, verdict(number, 0.5, RANK_MARGIN / 2))
@@ -87,17 +97,15 @@ def log_distance(ds: xr.Dataset) -> Float[np.ndarray, " depth"]:
     return np.log(ds.attrs["query"] - ds["place"].values)
 
 
-def correlation(
-    gain: Float[np.ndarray, "context depth"], curve: Float[np.ndarray, " depth"], unit: np.ndarray, draws: int
-) -> Interval:
-    """Rank correlation of the mean gain with a curve, resampled over couples."""
-    if len(np.unique(unit)) < FEWEST:
-        return Interval(spearman(gain.mean(0), curve), math.nan, math.nan)
-    weights = resampling(len(gain), draws, 0, documents=[str(one) for one in unit]).astype(float)
-    means = weights @ gain / weights.sum(1, keepdims=True)
-    found = np.array([spearman(mean, curve) for mean in means])
-    low, high = ends(found[:, None])
-    return Interval(float(found[0]), float(low[0]), float(high[0]))
+def split_halves(gain: Float[np.ndarray, "context depth"], unit: np.ndarray) -> float:
+    """Rank correlation over depth of the mean gain of half of the couples with that of the rest; NaN for a single one."""
+    names, draw, found = np.unique(unit), np.random.default_rng(0), []
+    if len(names) < 2:
+        return math.nan
+    for _ in range(SPLITS):
+        own = np.isin(unit, draw.permutation(names)[: len(names) // 2])
+        found.append(spearman(gain[own].mean(0), gain[~own].mean(0)))
+    return float(np.mean(found))
 
 
 def auc(ds: xr.Dataset) -> Interval:
