@@ -30,7 +30,7 @@ How: TypeAlias = Literal["zero", "mean", "from position 0"]
 Weights: TypeAlias = Literal["without 0", "constant sink", "held log Z", "equal log Z"]
 Head: TypeAlias = tuple[int, int]  # (layer, head)
 HOTTEST = 16.0  # the largest factor on a query's logits by which its log Z is made equal
-HALVINGS, STEPS = 8, 10
+HALVINGS, STEPS = 10, 12
 
 
 @dataclass(frozen=True)
@@ -259,19 +259,27 @@ def _behind_0(queries: Tensor, log_z: Tensor) -> Tensor:
 def _equal(level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Logits times a factor b_i per query, so that log sum_j exp(b_i s_ij) is `level`, or as near to it as it comes.
 
-    That function of b is convex: b lies between its least value, found by its slope, and `HOTTEST`.
+    That function of b is convex: it falls from 0 to where it is least and rises from there to `HOTTEST`, and Newton's steps
+    from either end do not overshoot. Where both sides reach the level, b is the one nearer to 1.
     """
     level = level.to(logits).expand_as(log_z)
-
-    low, high = torch.zeros_like(log_z), torch.full_like(log_z, HOTTEST)
+    none, hottest = torch.zeros_like(log_z), torch.full_like(log_z, HOTTEST)
+    low, high = none, hottest
     for _ in range(HALVINGS):  # where the slope sum_j p_j s_j turns positive
         middle = (low + high) / 2
         rises = _slope(logits, middle)[1] > 0
         low, high = torch.where(rises, low, middle), torch.where(rises, middle, high)
-    least, factor = high, torch.full_like(log_z, HOTTEST)
-    for _ in range(STEPS):  # Newton's from the right, where a convex function does not let it overshoot
-        value, slope = _slope(logits, factor)
-        factor = torch.maximum(least, factor - (value - level).clamp_min(0) / slope.clamp_min(1e-6))
+    left, right = none, hottest
+    for _ in range(STEPS):
+        value, slope = _slope(logits, left)
+        left = torch.minimum(low, left + (value - level).clamp_min(0) / (-slope).clamp_min(1e-6))
+        value, slope = _slope(logits, right)
+        right = torch.maximum(high, right - (value - level).clamp_min(0) / slope.clamp_min(1e-6))
+    at_none, at_hottest = _slope(logits, none)[0], _slope(logits, hottest)[0]
+    nearer = torch.where((left - 1).abs() < (right - 1).abs(), left, right)
+    factor = torch.where(at_hottest < level, left, torch.where(at_none < level, right, nearer))
+    beyond = (at_none < level) & (at_hottest < level)
+    factor = torch.where(beyond, torch.where(at_none < at_hottest, hottest, none), factor)
     factor = torch.where(_behind_0(queries, log_z), factor, 1.0)
     logits = _times(logits, factor)
     return logits, logits.logsumexp(-1, keepdim=True)

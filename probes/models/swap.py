@@ -77,10 +77,20 @@ class Swap:
         with unheard(model):
             model.residual(embeddings[:, :1], edits=[stream, *taking])
 
-        def give(at: tuple[str, int], own: Tensor) -> Tensor:
-            return taken[at].to(own).expand_as(own)
+        own: dict[int, Tensor] = {}  # position 0's values, which it goes on reading itself
 
-        return [Edit(site, layer, partial(give, (site, layer)), position=0) for site, layer in taken]  # type: ignore[arg-type]
+        def give(site: str, layer: int, tensor: Tensor) -> Tensor:
+            if site == "value":
+                own[layer] = tensor
+            return taken[site, layer].to(tensor).expand_as(tensor)
+
+        def keep(layer: int, output: Tensor) -> Tensor:
+            return own[layer].repeat_interleave(output.shape[1] // own[layer].shape[1], 1)
+
+        found = [Edit(site, layer, partial(give, site, layer), position=0) for site, layer in taken]  # type: ignore[arg-type]
+        return found + [
+            Edit("output", layer, partial(keep, layer), position=0) for site, layer in taken if site == "value"
+        ]
 
     def on(self, fresh: View) -> Swap:
         return replace(self, made={})

@@ -1,0 +1,343 @@
+"""Views of a changed model against changes made by hand, in double precision, on both backends and on toys."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from functools import partial
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+from measured import EVERY, SOME, close, drawn_tokens, refused, view, watched
+from torch import Tensor
+
+import probes
+from probes.measures.consequences import consequences
+from probes.models.ablate import HOTTEST, ablated, parse_heads, reweighed
+from probes.models.behind import Continues
+from probes.models.intervene import WAYS, Intervention, intervention
+from probes.models.swap import swapped
+from probes.models.view import Edit
+
+TOKENS = drawn_tokens(3, 12, least=3, first=0)
+BLOCKS, HEADS = families.BLOCKS, families.HEADS
+CHANGES: dict[str, Any] = {
+    "stream": lambda model: swapped(model, "mean", layer=1, dose=0.6, reference=TOKENS),
+    "keys": lambda model: swapped(model, 17, layer=1, part="keys"),
+    "zero": lambda model: ablated(model, [(0, 1), (2, 0)]),
+    "mean": lambda model: ablated(model, [(1, 2)], "mean", reference=TOKENS),
+    "from position 0": lambda model: ablated(model, [(1, 0), (1, 3)], "from position 0"),
+    "without 0": lambda model: reweighed(model, "without 0", layer=1),
+    "held log Z": lambda model: reweighed(model, "held log Z", reference=TOKENS),
+}
+
+
+def run(model: Any, tokens: Tensor = TOKENS, **options: Any) -> Tensor:
+    """The last stream."""
+    with torch.no_grad():
+        return model.residual(model.embed(tokens), **options)
+
+
+def doubled(name: str, backend: str = "transformers") -> Any:
+    return view(name, backend, dtype="float64")
+
+
+def patterns(model: Any, tokens: Tensor = TOKENS) -> list[Tensor]:
+    return [attention.pattern() for _, attention in watched(model, model.embed(tokens))]
+
+
+# -------------------------------------------------------------------------------------------------------------- heads
+
+
+@pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
+def test_a_head_at_zero_is_one_without_its_rows_of_w_o(backend):
+    model = families.model("llama", dtype=torch.float64)
+    other = copy.deepcopy(model)
+    weight = families.attention(families.blocks(other)[1]).o_proj.weight
+    with torch.no_grad():
+        weight[:, 2 * families.HEAD_DIM : 3 * families.HEAD_DIM] = 0
+    load = partial(probes.load, backend=backend, tokenizer=families.tokenizer(), device="cpu")
+    close(run(ablated(load(model), [(1, 2)])), run(load(other)), 1e-12)
+
+
+@pytest.mark.parametrize(("name", "backend"), SOME)
+def test_other_heads_by_their_outputs(name, backend):
+    model, seen = doubled(name, backend), {}
+
+    def keep(output: Tensor) -> Tensor:
+        seen["own"] = output.clone()
+        return output
+
+    run(model, edits=[Edit("output", 1, keep)])
+    first, others = (seen["own"][:, :, some].mean((0, 2)) for some in (slice(1), slice(1, None)))
+    by_hand = seen["own"].clone()
+    by_hand[:, 2, 0], by_hand[:, 2, 1:] = first[2], others[2]
+    found = ablated(model, [(1, 2)], "mean", reference=TOKENS)
+    close(run(found), run(model, edits=[Edit("output", 1, lambda _: by_hand)]), 1e-9, 1e-9)
+
+    attention = watched(model, model.embed(TOKENS))[1][1]
+    term = attention.pattern()[..., :1] * attention.value[:, :, :1]
+    term[:, :, 0] = 0
+    by_hand = seen["own"].clone()
+    by_hand[:, 3] -= term[:, 3]
+    found = ablated(model, [(1, 3)], "from position 0")
+    close(run(found), run(model, edits=[Edit("output", 1, lambda _: by_hand)]), 2e-4, 1e-4)
+
+
+def test_the_effect_of_a_head_is_that_of_its_view():
+    model = doubled("llama")
+    found = probes.sinks(model, TOKENS, reacts=None, effect="all", effect_prompts=3).sel(layer=1, head=2)
+    other = ablated(model, [(1, 2)], "from position 0")
+    loss, divergence = consequences(other, TOKENS, model)
+    before, _ = consequences(model, TOKENS)
+    close(found["loss_change"], (loss - before)[:, 1:].mean(), 1e-4, 1e-6)
+    one, two = (m.unembed(m.norm(run(m)))[:, -1].log_softmax(-1).detach() for m in (model, other))
+    assert divergence is not None
+    last = (one.exp() * (one - two)).sum(-1).numpy()  # effects take the last position in, too
+    close(found["effect"], np.concatenate([divergence[:, 1:], last[:, None]], 1).mean(), 1e-4, 1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------- position 0
+
+
+@pytest.mark.parametrize("layer", [0, 1, BLOCKS - 1])
+@pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
+def test_keys_and_values_are_all_that_others_read_of_position_0(layer, backend):
+    model = doubled("gemma2", backend)
+    given: dict[str, Any] = {"layer": layer, "dose": 0.7, "reference": TOKENS}
+    stream, both, keys, values = (
+        run(swapped(model, "mean", part=part, **given)) for part in ("stream", "both", "keys", "values")
+    )
+    close(both[:, 1:], stream[:, 1:], 1e-9, 1e-9)
+    assert not torch.allclose(both[:, 0], stream[:, 0], rtol=1e-3)
+    assert torch.equal(both[:, 0], run(model)[:, 0])
+    for one in (keys, values):
+        assert not torch.allclose(one[:, 1:], both[:, 1:], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "backend"), EVERY)
+def test_doses_and_tokens_from_a_block_on(name, backend):
+    model = doubled(name, backend)
+    own = run(model)
+    assert torch.equal(run(swapped(model, 17, layer=1, dose=0.0)), own)
+    other = TOKENS.clone()
+    other[:, 0] = 17
+    streams = [m.trace(m.embed(t)).residual[1] for m, t in ((model, TOKENS), (model, other))]
+    half = streams[0].clone()
+    half[:, 0] = (streams[0] + streams[1])[:, 0] / 2
+    by_hand = run(model, edits=[Edit("residual", 1, lambda _: half)])
+    close(run(swapped(model, 17, layer=1, dose=0.5)), by_hand, 1e-9, 1e-9)
+    close(run(swapped(model, 17, dose=1.0)), run(model, other), 1e-12)
+
+
+def test_drawn_tokens_are_each_prompt_s_own():
+    model = doubled("llama")
+    together = swapped(model, "drawn").embed(TOKENS)
+    alone = torch.cat([swapped(model, "drawn").embed(row[None]) for row in TOKENS])
+    assert torch.equal(together, alone)
+    assert len({tuple(row.tolist()) for row in together[:, 0]}) == len(TOKENS)
+    assert not torch.equal(swapped(model, "drawn", seed=1).embed(TOKENS), together)
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize(("name", "backend"), SOME)
+def test_without_key_0_rows_are_normalized_anew(name, backend):
+    model = doubled(name, backend)
+    own, found = patterns(model)[0], patterns(reweighed(model, "without 0"))[0]
+    expected = own.clone()
+    expected[..., 1:, 0] = 0
+    close(found, expected / expected.sum(-1, keepdim=True), 1e-9, 1e-12)
+
+
+def test_a_constant_sink_is_the_mean_logit():
+    model = doubled("llama")
+    logits = [attention.logits() for _, attention in watched(model, model.embed(TOKENS))]
+    found = [a.logits() for _, a in watched(reweighed(model, "constant sink", reference=TOKENS), model.embed(TOKENS))]
+    expected = logits[0].clone()
+    expected[:, :, 1:, 0] = logits[0][:, :, 1:, 0].mean((0, 2))[:, None]
+    close(found[0], expected, 1e-9)
+
+
+def test_log_z_loses_its_trend():
+    model = doubled("llama")
+    own = watched(model, model.embed(TOKENS))[0][1]
+    log_z = own.logits().logsumexp(-1)[:, :, 1:]
+    x = np.log1p(np.arange(1, 12))
+    slopes = np.array([[np.polyfit(x, values, 1)[0] for values in prompt] for prompt in log_z.numpy()]).mean(0)
+    trend = torch.from_numpy(slopes[:, None] * (x - x.mean()))
+    expected = own.pattern()
+    expected[:, :, 1:] *= trend.exp()[..., None]
+    close(patterns(reweighed(model, "held log Z", reference=TOKENS))[0], expected, 1e-9, 1e-12)
+
+
+def test_factors_make_log_z_its_mean_or_come_as_near_as_they_can():
+    model = doubled("gpt2")
+    own = watched(model, model.embed(TOKENS))[0][1].logits()
+    level = own.logsumexp(-1)[:, :, 1:].mean((0, 2))
+    found = watched(reweighed(model, "equal log Z", reference=TOKENS), model.embed(TOKENS))[0][1].logits()
+    reached, grid = 0, torch.linspace(0, HOTTEST, 20_001, dtype=torch.float64)
+    for prompt, head, query in np.ndindex(len(TOKENS), HEADS, 11):
+        logits = own[prompt, head, query + 1, : query + 2]
+        every = (grid[:, None] * logits).logsumexp(-1)
+        nearest = float((every - level[head]).abs().min())
+        got = float((found[prompt, head, query + 1, : query + 2].logsumexp(-1) - level[head]).abs())
+        assert got < nearest + 2e-3
+        reached += nearest < 1e-3
+    assert reached > 20
+    assert torch.equal(found[:, :, 0, 0], own[:, :, 0, 0])
+
+
+# ------------------------------------------------------------------------------------------- views like any other view
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_derivatives_pass_through_a_change(change):
+    model = CHANGES[change](doubled("gpt2"))
+    embedded = model.embed(TOKENS[:1])[0]
+    whole = torch.autograd.functional.jacobian(lambda x: model.residual(x[None])[0, -1], embedded)
+    expected = whole.pow(2).sum((0, 2)).div(len(embedded[0])).sqrt()
+    close(probes.jacobian(model, TOKENS[:1], method="exact").sensitivity[0], expected, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral", "gpt2"])
+@pytest.mark.parametrize("change", [*CHANGES, "embedding"])
+def test_what_follows_a_context_is_changed_as_in_a_plain_pass(name, change):
+    model = swapped(doubled(name), "zero") if change == "embedding" else CHANGES[change](doubled(name))
+    assert isinstance(model, Continues)
+    ahead = model.behind(model.embed(TOKENS[:1, :7]))
+    n = TOKENS.shape[1] - 7
+    found = ahead(TOKENS[:1, 7:], torch.arange(n)[None], torch.ones(n, n, dtype=torch.bool).tril()[None])
+    close(found.detach(), run(model, TOKENS[:1])[:, 7:], 1e-6, 1e-9)
+
+
+def test_a_bridge_continues_no_context():
+    for change in ("zero", "without 0"):
+        assert not isinstance(CHANGES[change](doubled("llama", "transformer_lens")), Continues)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_leave_the_model_alone_and_hold_for_fresh_weights(change):
+    model = doubled("llama")
+    before, found = run(model), CHANGES[change](model)
+    calls = len(watched(found, found.embed(TOKENS)))
+    assert calls == BLOCKS  # a change's own passes are not heard
+    assert torch.equal(run(model), before)
+    assert not torch.equal(run(found), before)
+    assert found.said
+    assert found.identity.name.endswith(f"({found.said})")
+    assert found.identity.weights == model.identity.weights
+    fresh = model.reinitialized(3)
+    assert torch.equal(run(found.reinitialized(3)), run(CHANGES[change](fresh)))
+    trace = found.trace(found.embed(TOKENS[:1]), attention=True)
+    stream = trace.residual[0]
+    for block in trace.blocks:
+        stream = block(stream)
+    close(stream.detach(), trace.residual[-1], 1e-12)
+
+
+def test_changes_add_up():
+    model = doubled("llama")
+    both = ablated(swapped(model, "zero", layer=1), [(2, 1)])
+    other = swapped(ablated(model, [(2, 1)]), "zero", layer=1)
+    assert torch.equal(run(both), run(other))
+    assert swapped(both, "mean").said == "2.1 zero"  # a swap takes the place of another
+    edit = Edit("residual", 2, torch.neg)
+    found = run(both, edits=[edit])
+    close(found, run(ablated(model, [(2, 1)]), edits=[*both.edits(model.embed(TOKENS)), edit]), 1e-12)
+
+
+def test_sinks_are_those_of_the_changed_pattern():
+    model = doubled("llama")
+    seen = probes.sinks(reweighed(model, "without 0"), TOKENS, keys=(0,), reacts=None)
+    assert float(seen.attends.max()) == 0
+    held = reweighed(model, "held log Z", reference=TOKENS)
+    expected = torch.stack([one[:, :, 1:, 0].mean((0, -1)) for one in patterns(held)])
+    close(probes.sinks(held, TOKENS, keys=(0,), reacts=None).attends, expected, 1e-6)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_changed_is_refused():
+    model = doubled("llama")
+    ablate, swap, weigh = (inspect.unwrap(one) for one in (ablated, swapped, reweighed))
+    for call, words in (
+        (lambda: ablate(model, [(BLOCKS, 0)]), (f"head {BLOCKS}.0 ", f"blocks 0 to {BLOCKS - 1}")),
+        (lambda: ablate(model, []), ("none or one twice", "18.8")),
+        (lambda: ablate(model, [(0, 1), (0, 1)]), ("one twice",)),
+        (lambda: ablate(model, [(0, 1)], "half"), ("how 'half'", "zero, mean")),
+        (lambda: ablate(model, [(0, 1)], "mean"), ("reference",)),
+        (lambda: swap(model, "mean", layer=1), ("reference",)),
+        (lambda: swap(model, "zero", layer=BLOCKS), (f"layer={BLOCKS} ", f"0 to {BLOCKS - 1}")),
+        (lambda: swap(model, "zero", part="query"), ("part 'query'", "keys")),
+        (lambda: swap(model, "zero", dose=1.5), ("dose=1.5 ", "0 to 1")),
+        (lambda: swap(model, "drawn", layer=1), ("'drawn'", "id")),
+        (lambda: weigh(model, "softer"), ("how 'softer'", "without 0")),
+        (lambda: weigh(model, "without 0", layer=-1), ("layer=-1 ",)),
+        (lambda: weigh(model, "equal log Z"), ("reference",)),
+        (lambda: parse_heads("18-8"), ("heads '18-8'", "18.8,26.2")),
+    ):
+        with refused(*words):
+            call()
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def test_interventions_by_name():
+    for name, made in (
+        ("mean", Intervention("mean")),
+        ("17@8:both*0.2", Intervention(17, 8, "both", 0.2)),
+        ("zero:keys@1", Intervention("zero", 1, "keys")),
+        (" without-0@2", Intervention("without-0", 2)),
+        (5, Intervention(5)),
+    ):
+        assert intervention(name) == made
+        assert intervention(str(made)) == made
+        assert intervention(made.label) == made
+    assert [intervention(name).label for name in ("mean", "17", "17*0.5")] == ["mean", 17, "17*0.5"]
+    for name in (
+        "",
+        "means",
+        "mean@",
+        "mean@x",
+        "mean@1@2",
+        "mean:half",
+        "mean*a",
+        "without-0:keys",
+        "equal-log-z*0.5",
+    ):
+        with refused(re.escape(f"'{name}'")):
+            intervention(name)
+
+
+def test_every_way_has_a_name():
+    model = doubled("llama")
+    for name, how in WAYS.items():
+        found = intervention(f"{name}@1").on(model, TOKENS)
+        assert torch.equal(run(found), run(reweighed(model, how, layer=1, reference=TOKENS)))
+
+
+def test_behaviour_beside_attention():
+    model = doubled("llama")
+    tokens = drawn_tokens(6, 24, least=3, first=0)
+    options: dict[str, Any] = {"bootstrap": 20, "profile_prompts": 0, "lags": (1, 2)}
+    for name in ("zero@1:keys", "without-0"):
+        found, changed = (
+            probes.bos_swap(model, tokens, replacement=name, **options),
+            intervention(name).on(model, tokens),
+        )
+        one, two = (m.unembed(m.norm(run(m, tokens))).log_softmax(-1) for m in (model, changed))
+        one, two = one.detach(), two.detach()
+        kl = (one.exp() * (one - two)).sum(-1).mean(0)
+        close(found.kl[:-1], kl[:-1], 1e-4, 1e-7)
+        close(found.kl_of_model, kl[1:-1].mean(), 1e-4)
+        assert found.attrs["replacement"] == name
+        assert "sensitivity_after" not in found
+        assert np.isnan(found.removed_by).all() == (name == "without-0")
+        if name != "without-0":
+            close(found.removed_by.sel(definition="V(X), constant sink in"), found.removed_of_model, 1e-9)
