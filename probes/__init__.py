@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .data.prompts import prompts as prompts
     from .errors import InputError as InputError
     from .figures import bos_figure as bos_figure
+    from .figures import decode_figure as decode_figure
     from .figures import jacobian_figure as jacobian_figure
     from .figures import leakage_figure as leakage_figure
     from .figures import map_figure as map_figure
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .measures.agreement import agreement as agreement
     from .measures.agreement import portrait as portrait
     from .measures.bos_swap import bos_swap as bos_swap
+    from .measures.decode import decode as decode
     from .measures.inspect import inspect as inspect
     from .measures.jacobian import jacobian as jacobian
     from .measures.leakage import leakage as leakage
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from .measures.trajectory import trajectory as trajectory
     from .models.ablate import ablated as ablated
     from .models.ablate import reweighed as reweighed
+    from .models.erase import erased as erased
     from .models.initialization import Initialization as Initialization
     from .models.load import born as born
     from .models.load import fresh as fresh
@@ -56,10 +59,11 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "data.prompts": "draw prompts",
     "errors": "InputError",
-    "figures": "bos_figure jacobian_figure leakage_figure map_figure match_figure retrieval_figure "
+    "figures": "bos_figure decode_figure jacobian_figure leakage_figure map_figure match_figure retrieval_figure "
     "sinks_figure theory_figure trajectory_figure",
     "measures.agreement": "agreement portrait",
     "measures.bos_swap": "bos_swap",
+    "measures.decode": "decode",
     "measures.inspect": "inspect",
     "measures.jacobian": "jacobian",
     "measures.leakage": "leakage",
@@ -67,6 +71,7 @@ _NAMES = {  # by module
     "measures.sinks": "sinks",
     "measures.trajectory": "trajectory",
     "models.ablate": "ablated reweighed",
+    "models.erase": "erased",
     "models.initialization": "Initialization",
     "models.load": "born fresh load",
     "models.named": "bundled",

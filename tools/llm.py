@@ -114,6 +114,8 @@ STEPS = [
     Step("bos-swap", QWEN, "--replace mean,random --prompts 32 --length 128 --profile-prompts 1 --products 24"),
     Step("retrieval", QWEN, "--pairs 36 --keys alike --digits 4 --contexts 100 --candidates 1"),
     Step("bos-swap", SMOL, f"--replace '{INTERVENTIONS}' {WITHOUT_PROFILE}", "interventions"),
+    Step("decode", SMOL, "--prompts 48 --length 128 --recall 12"),
+    Step("decode", SMOL, "--prompts 48 --length 128 --recall 12 --layer 4", "layer-4"),
     # Other texts, first tokens, lengths, initializations.
     Step("retrieval", SMOL, f"--pairs 12 {RECALL}", "pairs-12"),
     Step("leakage", SMOL, f"{MEASURED['leakage']} --text code", "code"),

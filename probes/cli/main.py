@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..run import processes
 from .behaviour import retrieval
 from .console import given
-from .measuring import bos_swap, inspect, jacobian, leakage, sinks, theory, trajectory
+from .measuring import bos_swap, decode, inspect, jacobian, leakage, sinks, theory, trajectory
 from .pages import compare, export, report
 from .training import map_, match, pretrain, toy
 
@@ -27,8 +27,8 @@ BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PATIENCE = 20  # seconds within which the first of several processes reports what is wrong
 # Commands whose prompts several processes can share:
-SHARED = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "retrieval")
-COMMANDS = [jacobian, theory, map_, sinks, trajectory, leakage, bos_swap]
+SHARED = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "retrieval", "decode")
+COMMANDS = [jacobian, theory, map_, sinks, trajectory, leakage, bos_swap, decode]
 COMMANDS += [retrieval, inspect, match, toy, report, compare, export, pretrain]
 EXAMPLES = """Examples:
   headwater jacobian tiny-llama

@@ -279,6 +279,31 @@ def _survey(
     print_written(written_files(results, target.out, probe, f"{probe}.md", *PROBES[probe].files))
 
 
+@command(out=Path("runs/decode"), without=("ablate", "ablate_how"))
+def decode(
+    target: Target,
+    layer: int | None = option("The block before which position is erased; if not given, every block."),
+    rank: int = option("Directions of the position means that are erased, and of random ones.", 8),
+    recall: int = option("Lists of keys and values that recall is measured on; 0: none.", 0),
+    bootstrap: read.Bootstrap = 200,
+    *,
+    source: Source,
+    running: Running,
+) -> None:
+    """Read position off the residual stream, block by block, then erase it and see whether the model used it.
+
+    Writes decode.nc, decode.png, decode.svg, decode.md and prints how much of log(1 + i) the stream predicts in documents
+    held out, and what erasing it does to loss, next token, leakage and recall, beside random directions.
+
+    Examples:
+      headwater decode tiny-llama
+      headwater decode smollm2-135m --prompts 32 --length 128 --recall 12
+      headwater decode ./checkpoint --layer 4 --rank 16
+    """
+    options = {"layer": layer, "rank": rank, "recall": recall, "bootstrap": bootstrap, "seed": source.seed}
+    _survey("decode", target, source, running, options)
+
+
 @dataclass(frozen=True)
 class Inspection(Options):
     """What of a text's reading is measured, and against what."""

@@ -22,7 +22,7 @@ from .dataset import load
 MAP = "map"
 REAL = "llm"  # folder of results of real language models
 # What result files of models are called after, in folders of whatever name.
-COMMANDS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "retrieval", "match")
+COMMANDS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "retrieval", "decode", "match")
 
 
 @dataclass(frozen=True)

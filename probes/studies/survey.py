@@ -1,4 +1,4 @@
-"""The study behind `headwater sinks`, `trajectory`, `leakage` and `bos-swap`: one probe on models, kept unit by unit.
+"""The study behind `headwater sinks`, `trajectory`, `leakage`, `decode`, `bos-swap`: one probe on models, unit by unit.
 
 A unit is a model, or a model with one replacement at position 0. What each probe needs of this module is in `PROBES`.
 """
@@ -18,20 +18,22 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..figures.bos import bos_figure
+from ..figures.decode import decode_figure
 from ..figures.leakage import leakage_figure
 from ..figures.sinks import sinks_figure
 from ..figures.trajectory import trajectory_figure
-from ..measures import bos_swap, leakage, sinks, trajectory
+from ..measures import bos_swap, decode, leakage, sinks, trajectory
 from ..measures.effect import passes_in_all
 from ..models.view import View
 from ..results.dataset import options_of
 from ..results.tables import Report, write_report
 from ..run.files import atomic
 from ..run.progress import Advance
+from .decode_report import decode_report
 from .reports import bos_report, heads_csv, leakage_report, sinks_report, trajectory_report
 from .runner import Given, Results, Study, Subject, Tell, Told, Unit, Untouched, planned, run, write_results
 
-Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap"]
+Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap", "decode"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ PROBES: dict[str, Probe] = {
     ),
     "trajectory": Probe("trajectory", trajectory.trajectory, trajectory_figure, trajectory_report, trajectory.memory),
     "leakage": Probe("leakage", leakage.leakage, leakage_figure, leakage_report, leakage.memory, resamples=True),
+    "decode": Probe("decode", decode.decode, decode_figure, decode_report, decode.memory, resamples=True),
     "bos-swap": Probe(
         "bos-swap",
         bos_swap.bos_swap,
