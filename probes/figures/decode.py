@@ -77,7 +77,7 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
     ds = next(iter(results.values()))
     where = "every block" if option(ds, "layer") is None else f"block {option(ds, 'layer')}"
     return [
-        f"means: the {option(ds, 'rank')} leading directions of the position means erased at {where}; random: as many "
-        "drawn ones; direction: least-squares erasure of log(1 + i)",
+        f"means: the {option(ds, 'rank')} leading directions of the position means erased at {where}; permuted: the "
+        "same of permuted positions; random: as many drawn ones; direction: least-squares erasure of log(1 + i)",
         "documents held out; 95 % over documents, of recall over couples of lists",
     ]

@@ -8,8 +8,9 @@ prompt permuted, which nothing can predict. Layer l is what block l reads, the l
 **Used.** What the stream says of position is erased (`probes.models.erase`), by statistics of the *other* half of the
 documents, and the half is measured: `loss_change` and `kl` of the next token, means over positions from 1 on; `r2_after`,
 the last layer decoded anew; `residual_..`, V(X) of leakage without its constant sink (`probes.leakage`), of its first band;
-`recall_..` of lists (`probes.retrieval`), where it was asked for. "random" erases as many directions as "means", and stands
-for what any loss of directions does.
+`recall_..` of lists (`probes.retrieval`), where it was asked for. "permuted" erases what "means" would if positions were
+permuted, "random" as many directions that are drawn: position means over few prompts are means of text as well, and what
+"means" costs beyond "permuted" is position's.
 
 Intervals (95 %) are over documents, those of recall over couples of lists.
 
@@ -45,7 +46,7 @@ from .leakage import LAGS, band_coordinates, check
 from .leakage_forms import resampling, splits
 from .retrieval import retrieval
 
-STRENGTHS = tuple(10.0**n for n in range(-7, 2))  # of the ridge, in units of the stream's mean variance
+STRENGTHS = tuple(10.0**n for n in range(-7, 5))  # of the ridge, in units of the stream's mean variance
 RANK, BOOTSTRAP = 8, 200
 FEWEST = 8  # prompts, so that each half has enough for leakage
 VARIABLES = {
@@ -81,7 +82,7 @@ def decode(
         model: any view; it is not changed.
         tokens: ids [prompt, position], at least 8 prompts.
         layer: the block before which position is erased; None: before every block.
-        rank: directions that "means" and "random" erase.
+        rank: directions that all but "direction" erase.
         recall: how many lists recall is measured on, an even number; 0: none.
         bootstrap: resamples of the documents for V(X).
         seed: of permutations, random directions, resamples and lists.
@@ -90,7 +91,7 @@ def decode(
 
     Returns:
         Dataset with the variables of the module's text, `..._low` and `..._high` for each, over `layer` (0 to the number of
-        blocks) and `erasure` ("means", "random", "direction").
+        blocks) and `erasure` ("means", "permuted", "random", "direction").
 
     Raises:
         InputError: an option that cannot be used, fewer than 8 prompts, values that are not finite.

@@ -1,8 +1,9 @@
 """What the residual stream says of position, erased: views that every probe can be run on.
 
 An erasure is x - (x - m) B A^T at every position but 0, with m the mean stream, at what one block reads or at what every
-block reads. "means": A = B, the leading principal directions of the position means of the stream around m. "random": as
-many orthonormal directions that are drawn. "direction": least-squares concept erasure of t = log(1 + i), with S the
+block reads. "means": A = B, the leading principal directions of the position means of the stream around m. "permuted":
+those of means whose positions were permuted in every prompt, which hold as much text and no position. "random": as many
+orthonormal directions that are drawn. "direction": least-squares concept erasure of t = log(1 + i), with S the
 stream's covariance and c its covariance with t: A = c, B = S^-1 c / (c^T S^-1 c). No linear function of the stream then
 covaries with t, and no other erasure that achieves this changes the stream less, in the metric of S^-1.
 
@@ -28,7 +29,7 @@ from .edited import Edited, unheard
 from .given import takes_model
 from .view import Edit, View
 
-What: TypeAlias = Literal["means", "random", "direction"]
+What: TypeAlias = Literal["means", "permuted", "random", "direction"]
 WHATS: tuple[What, ...] = get_args(What)
 LEAST = 1e-8  # of the largest eigenvalue of the covariance; below it a direction counts as not there
 
@@ -42,13 +43,17 @@ class Moments:
     second: Float[Tensor, "d d"]  # of x x^T
     along: Float[Tensor, "d targets"]  # of x t, for every target t
     by_position: Float[Tensor, "position d"]  # of x over prompts
+    permuted: Float[Tensor, "position d"]  # the same, every prompt's positions permuted
     targets: Float[Tensor, "moment targets"]  # of t, and of t^2
 
     @classmethod
-    def of(cls, stream: Float[Tensor, "position d"], targets: Float[Tensor, "position targets"]) -> Moments:
-        """Of one prompt, position 0 left out, in float64."""
+    def of(
+        cls, stream: Float[Tensor, "position d"], targets: Float[Tensor, "position targets"], seed: int = 0
+    ) -> Moments:
+        """Of one prompt, position 0 left out, in float64; `seed` is its permutation's."""
         x, t = stream[1:].double().cpu(), targets[1:]
-        return cls(len(x), x.sum(0), x.T @ x, x.T @ t, x, torch.stack([t.sum(0), t.square().sum(0)]))
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+        return cls(len(x), x.sum(0), x.T @ x, x.T @ t, x, x[order], torch.stack([t.sum(0), t.square().sum(0)]))
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(*(one + two for one, two in zip(vars(self).values(), vars(other).values(), strict=True)))
@@ -77,9 +82,9 @@ def place(length: int) -> Float[Tensor, "position one"]:
 def moments(model: View, tokens: Iterable[Tensor], layers: Iterable[int]) -> dict[int, Moments]:
     """Of what these blocks read, by block; one pass per prompt."""
     layers, found = list(layers), {}
-    for row in tokens:
+    for n, row in enumerate(tokens):
         streams = model.trace(model.embed(row[None])).residual
-        own = {layer: Moments.of(streams[layer][0], place(len(row))) for layer in layers}
+        own = {layer: Moments.of(streams[layer][0], place(len(row)), n) for layer in layers}
         found = {layer: found[layer] + one for layer, one in own.items()} if found else own
     return found
 
@@ -137,8 +142,9 @@ def directions(found: Moments, what: What, rank: int, seed: int) -> tuple[Tensor
         drawn = torch.randn(width, rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         basis = torch.linalg.qr(drawn).Q
         return found.mean, basis, basis
-    if what == "means":
-        means = found.by_position * (len(found.by_position) / found.count)  # sums over prompts of equal length
+    if what in ("means", "permuted"):
+        means = found.by_position if what == "means" else found.permuted
+        means = means * (len(means) / found.count)  # sums over prompts of equal length
         basis = torch.linalg.svd(means - means.mean(0), full_matrices=False).Vh[:rank].T
         return found.mean, basis, basis
     values, vectors = torch.linalg.eigh(found.covariance)
@@ -172,7 +178,7 @@ def erased(
         what: "means", "random" or "direction", see the module's text.
         reference: prompts that means and covariances are taken over, best of other documents than are measured on.
         layer: the block whose input is changed; None: every block's, each by the statistics of the model as it is.
-        rank: directions of "means" and "random".
+        rank: directions of all but "direction".
         seed: of "random".
 
     Raises:

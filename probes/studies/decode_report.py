@@ -48,9 +48,10 @@ def decode_report(results: Mapping[str, xr.Dataset]) -> Report:
         f"{ds.sizes['prompt']} prompts, T = {ds.sizes['position']}, {ds.attrs['backend']}, {ds.attrs['dtype']}, "
         f"{ds.attrs['device']}. R^2: share of the variance of log(1 + i), i >= 1, that a ridge regression on the stream "
         "predicts in documents that it has not seen; permuted: the same with every prompt's positions permuted. Erased at "
-        f"{where}: the {options['rank']} leading directions of the position means, as many random ones, or log(1 + i) alone "
-        "by least squares. Loss, KL and V(X) of leakage in nats (V(X) in squared nats), recall: change of log p and of the "
-        "share of exact answers in lists. 95 % intervals over documents, of recall over couples of lists."
+        f"{where}: the {options['rank']} leading directions of the position means, those of means over permuted positions, "
+        "as many random ones, or log(1 + i) alone by least squares. Loss, KL and V(X) of leakage in nats (V(X) in squared "
+        "nats), recall: change of log p and of the share of exact answers in lists. 95 % intervals over documents, of "
+        "recall over couples of lists."
     )
     tables = [
         Table("Position in the stream", ("model", "layer", "R^2", "R^2, permuted"), decoded),
@@ -60,9 +61,9 @@ def decode_report(results: Mapping[str, xr.Dataset]) -> Report:
 
 
 def _used(ds: xr.Dataset) -> str:
-    """Whether erasing position costs more than erasing as much that is random."""
-    means, drawn = (estimate(ds, "loss_change", erasure=what) for what in ("means", "random"))
+    """Whether erasing position costs more than erasing as much text that holds none."""
+    means, drawn = (estimate(ds, "loss_change", erasure=what) for what in ("means", "permuted"))
     more = "more than" if means[1] > drawn[2] else "less than" if means[2] < drawn[1] else "about as much as"
     alone, low, high = estimate(ds, "loss_change", erasure="direction")
     single = f"log(1 + i) alone changes the loss by {alone:+.4f} [{low:+.4f}, {high:+.4f}] nat"
-    return f"erasing the span of the position means costs {more} erasing as many random directions; {single}"
+    return f"erasing the span of the position means costs {more} erasing that of permuted positions; {single}"
