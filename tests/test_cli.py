@@ -145,6 +145,7 @@ TABLED = {  # besides jacobian, which writes no table
     "theory": SMALL,
     "sinks": f"{FEW} --top 2 --pictures 1",
     "trajectory": f"{FEW} --starts 8",
+    "decode": "--prompts 8 --length 24 --rank 4 --bootstrap 10",
     "leakage": f"{FEW} --bootstrap 20 --lags 1,2 --bands 3-11,12-19",
     "bos-swap": f"{FEW} --replace mean,17 --bootstrap 20 --lags 1-2 --bands 3-19 --profile-prompts 1 --products 8",
 }
@@ -209,9 +210,9 @@ def test_defaults_are_those_of_the_library():
     agree("pretrain", defaults(run, Options), "command bos")
     agree("inspect", defaults(probes.inspect), "progress")
     theories = "theories by_path"  # of `headwater theory`
-    others = f"advance told name finish write split_over {theories}"
+    others = f"advance told name finish write split_over ablate {theories}"
     agree("jacobian", defaults(study, Loading, Settings), others, conditions=",".join(Settings().conditions))
-    others = "options reporting advance told write split_over progress per_prompt before documents"
+    others = "options reporting advance told write split_over ablate progress per_prompt before documents"
     # What the command line writes differently, or chooses otherwise: differences of variances need more prompts than means.
     own = {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8"}
     for probe in PROBES:

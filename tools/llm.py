@@ -103,6 +103,7 @@ INTERVENTIONS = (
 )
 WITHOUT_PROFILE = "--prompts 32 --length 128 --profile-prompts 0 --bands 9-31,32-127 --recall 12"
 RECALL = "--keys apart --digits 4 --contexts 100 --candidates 12"
+ALIKE = "--keys alike --digits 4 --candidates 12"
 STEPS = [
     # What the headline rests on, SmolLM2 first.
     Step("sinks", SMOL, f"{MEASURED['sinks']} --effect 40 --effect-prompts 2"),
@@ -114,8 +115,11 @@ STEPS = [
     Step("bos-swap", QWEN, "--replace mean,random --prompts 32 --length 128 --profile-prompts 1 --products 24"),
     Step("retrieval", QWEN, "--pairs 36 --keys alike --digits 4 --contexts 100 --candidates 1"),
     Step("bos-swap", SMOL, f"--replace '{INTERVENTIONS}' {WITHOUT_PROFILE}", "interventions"),
+    Step("retrieval", SMOL, f"--pairs 36 {RECALL} --mechanism 24 --initialization {RULE[SMOL]}", "mechanism"),
+    Step(
+        "retrieval", QWEN, f"--pairs 36 {ALIKE} --contexts 24 --mechanism 4 --initialization {RULE[QWEN]}", "mechanism"
+    ),
     Step("decode", SMOL, "--prompts 48 --length 128 --recall 12"),
-    Step("decode", SMOL, "--prompts 48 --length 128 --recall 12 --layer 4", "layer-4"),
     # Other texts, first tokens, lengths, initializations.
     Step("retrieval", SMOL, f"--pairs 12 {RECALL}", "pairs-12"),
     Step("leakage", SMOL, f"{MEASURED['leakage']} --text code", "code"),

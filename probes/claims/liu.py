@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import xarray as xr
 
+from ..measures.mechanism_numbers import auc, correlation, log_distance
 from ..measures.retrieval import edges
 from ..results.dataset import options_of
 from ..results.folder import Collected
 from .rules import Told, above, every, of_models, told
 
+TRACED = "mechanism/retrieval"  # results with what answers depend on
+CHANCE = 0.5
 FORMS = {"exact": "+.2f", "log_p": "+.2f"}
 
 
@@ -27,3 +30,19 @@ def ends_recalled(ds: xr.Dataset, variable: str, ends: list[str]) -> Told:
     asked = options_of(ds)
     said = ", ".join(f"{end} {told(found[end], FORMS[variable])}" for end in ends)
     return f"{said} ({asked['pairs']} pairs, keys {asked['keys']})", every([above(found[end], 0) for end in ends])
+
+
+@of_models(TRACED, "gain", "sensitivity")
+def recall_follows(ds: xr.Dataset, profile: str) -> Told:
+    """Whether gain by depth is ranked as a profile is."""
+    if profile != "log_distance" and profile not in ds:
+        return "-", None
+    curve = log_distance(ds) if profile == "log_distance" else ds[profile].values
+    found = correlation(ds["gain"].values, curve, ds["context"].values // 2)
+    return told(found, "+.2f"), above(found, 0)
+
+
+@of_models(TRACED, "exact", "sensitivity")
+def recall_predicted(ds: xr.Dataset) -> Told:
+    found = auc(ds)
+    return told(found, ".2f"), above(found, CHANCE)

@@ -333,3 +333,27 @@ def isolation_null(ds: xr.Dataset, margin: float) -> Told:
         elif total > 0:
             tests.append(nothing(Interval(*(end / total for end in own[:3])), margin))
     return ", ".join(said), every(tests)
+
+
+# ----------------------------------------------------------------------------------------- what position 0 is needed for
+
+
+def _under(ds: xr.Dataset, variable: str, replacement: str) -> Interval | None:
+    """A number of one intervention; None where the result lacks it."""
+    there = "replacement" in ds.dims and replacement in ds["replacement"].values
+    return estimated(ds, variable, replacement=replacement) if there else None
+
+
+@of_models("interventions/bos-swap", "loss_change_of_model")
+def loss_rises(ds: xr.Dataset, replacement: str) -> Told | None:
+    found = _under(ds, "loss_change_of_model", replacement)
+    return None if found is None else (f"{told(found, '+.3f')} nat", above(found, 0))
+
+
+@of_models("interventions/bos-swap", "kl_of_model")
+def matters_less(ds: xr.Dataset, replacement: str, than: str) -> Told | None:
+    one, other = (_under(ds, "kl_of_model", name) for name in (replacement, than))
+    if one is None or other is None:
+        return None
+    holds = True if one.high < other.low else False if one.low > other.high else None
+    return f"{told(one, '.3f')} against {told(other, '.3f')} nat", holds

@@ -279,7 +279,7 @@ def _survey(
     print_written(written_files(results, target.out, probe, f"{probe}.md", *PROBES[probe].files))
 
 
-@command(out=Path("runs/decode"), without=("ablate", "ablate_how"))
+@command(out=Path("runs/decode"))
 def decode(
     target: Target,
     layer: int | None = option("The block before which position is erased; if not given, every block."),

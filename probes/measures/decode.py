@@ -7,10 +7,10 @@ prompt permuted, which nothing can predict. Layer l is what block l reads, the l
 
 **Used.** What the stream says of position is erased (`probes.models.erase`), by statistics of the *other* half of the
 documents, and the half is measured: `loss_change` and `kl` of the next token, means over positions from 1 on; `r2_after`,
-the last layer decoded anew; `residual_..`, V(X) of leakage without its constant sink (`probes.leakage`), of its first band;
-`recall_..` of lists (`probes.retrieval`), where it was asked for. "permuted" erases what "means" would if positions were
-permuted, "random" as many directions that are drawn: position means over few prompts are means of text as well, and what
-"means" costs beyond "permuted" is position's.
+the last layer decoded anew; `residual_..`, V(X) of leakage without its constant sink (`probes.leakage`), of its first band,
+of causal models; `recall_..` of lists (`probes.retrieval`), where it was asked for. "permuted" erases what "means" would if
+positions were permuted, "random" as many directions that are drawn: position means over few prompts are means of text as
+well, and what "means" costs beyond "permuted" is position's.
 
 Intervals (95 %) are over documents, those of recall over couples of lists.
 
@@ -86,7 +86,7 @@ def decode(
         recall: how many lists recall is measured on, an even number; 0: none.
         bootstrap: resamples of the documents for V(X).
         seed: of permutations, random directions, resamples and lists.
-        documents: what each prompt is a window of; if not given, each prompt counts as one.
+        documents: what each prompt is a window of; if not given, or all of one, each prompt counts as one.
         progress: called with (share of the work done, 1).
 
     Returns:
@@ -99,7 +99,8 @@ def decode(
     Source: see the module's text.
     """
     check_tokens(model, tokens)
-    bands, lags = check(model, tokens, None, LAGS)
+    causal = (model.spec.prefix or 0) <= 1  # leakage is split for causal masks alone
+    bands, lags = check(model, tokens, None, LAGS) if causal else ([], LAGS)
     if len(tokens) < FEWEST:
         raise InputError(f"{len(tokens)} prompts are too few; give at least {FEWEST}")
     for name, value in (("recall", recall), ("bootstrap", bootstrap), ("seed", seed)):
@@ -108,14 +109,14 @@ def decode(
     if recall:
         check_recall(model, recall)
     erased(model, reference=tokens, layer=layer, rank=rank)
-    halves = [np.flatnonzero(half) for half in _halves(tokens, documents)]
     unit, drawn = _units(tokens, documents), (bootstrap, seed)
+    halves = [np.flatnonzero(unit % 2 == side) for side in (0, 1)]  # no document is in both
     layers = list(range(model.spec.blocks + 1))
     values: dict[str, Any] = _decoded(model, tokens, halves, unit, layers, seed, part(progress, 0.0, 0.2))
     leaking = partial(_leaking, tokens=tokens, halves=halves, documents=documents, where=(bands[:1], lags), drawn=drawn)
     found = []
     with within("before"):
-        before = leaking([model, model])
+        before = leaking([model, model]) if causal else None
         recalled = _recalled(model, recall, seed)
     for n, what in enumerate(WHATS):
         stage = part(progress, 0.3 + 0.7 * n / len(WHATS), 0.3 + 0.7 * (n + 1) / len(WHATS))
@@ -125,7 +126,7 @@ def decode(
             whole = erased(model, what, reference=tokens, **options)
             found.append(_consequences(model, views, tokens, halves, unit, stage))
             found[-1] |= {"r2_after": _decoded_after(views, tokens, halves, unit, layers[-1])}
-            found[-1] |= _leaked(before, leaking(views))
+            found[-1] |= {} if before is None else _leaked(before, leaking(views))
             found[-1] |= _changed(recalled, _recalled(whole, recall, seed))
     for name in found[0]:
         values[name] = tuple(np.array(ends) for ends in zip(*(one[name] for one in found), strict=True))
@@ -138,7 +139,7 @@ def decode(
     given = {"layer": layer, "rank": rank, "recall": recall, "bootstrap": bootstrap, "seed": seed}
     if progress is not None:
         progress(1.0, 1.0)
-    first = {f"leakage_{name}": str(one[0]) for name, one in band_coordinates(bands[:1]).items() if name == "band"}
+    first = {"leakage_band": str(band_coordinates(bands[:1])["band"][0])} if bands else {}
     return dataset(
         variables,
         tokens=tokens,
@@ -147,21 +148,12 @@ def decode(
     )
 
 
-def _halves(tokens: Tensor, documents: Sequence[str] | None) -> list[np.ndarray]:
-    """Prompts of either half; no document is in both."""
-    if documents is None:
-        first = np.arange(len(tokens)) % 2 == 0
-        return [first, ~first]
-    names = list(dict.fromkeys(documents))
-    if len(names) < 2:
-        raise InputError("all prompts are of one document; give two or more, so that one can be held out")
-    first = np.array([names.index(name) % 2 == 0 for name in documents])
-    return [first, ~first]
-
-
 def _units(tokens: Tensor, documents: Sequence[str] | None) -> np.ndarray:
+    """The document of each prompt by number; where there are fewer than two, each prompt counts as one."""
     names = list(dict.fromkeys(documents or []))
-    return np.arange(len(tokens)) if documents is None else np.array([names.index(name) for name in documents])
+    if documents is None or len(names) < 2:
+        return np.arange(len(tokens))
+    return np.array([names.index(name) for name in documents])
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding
