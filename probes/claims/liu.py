@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import xarray as xr
 
-from ..measures.mechanism_numbers import auc, correlation, log_distance
+from ..measures.mechanism_numbers import auc, follows
 from ..measures.retrieval import edges
 from ..results.dataset import options_of
 from ..results.folder import Collected
@@ -37,8 +37,7 @@ def recall_follows(ds: xr.Dataset, profile: str) -> Told:
     """Whether gain by depth is ranked as a profile is."""
     if profile != "log_distance" and profile not in ds:
         return "-", None
-    curve = log_distance(ds) if profile == "log_distance" else ds[profile].values
-    found = correlation(ds["gain"].values, curve, ds["context"].values // 2)
+    found = follows(ds, profile)
     return told(found, "+.2f"), above(found, 0)
 
 
