@@ -56,6 +56,7 @@ SMALLER: dict[str, dict[str, str]] = {
         "bootstrap=200": "bootstrap=20",
         "starts=16": "starts=8",
     },
+    "6-why-is-the-middle-lost": {},
     "theory": {
         "draws=300": "draws=20",
         "WIDTH, BLOCKS, LENGTH, SEEDS = 128, 6, 64, 6": "WIDTH, BLOCKS, LENGTH, SEEDS = 32, 3, 32, 2",
