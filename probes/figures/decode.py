@@ -12,15 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .draw import Row, layer_axis, ruled, saved_grid, zero_line
-from .palette import GREY, VERMILLION, Style
-from .series import Curve
+from .palette import VERMILLION, Style
+from .series import Curve, decoded_curves
 from .style import facts, option, results_of
 
 NEEDS = {"r2": ("layer",), "r2_shuffled": ("layer",), "loss_change": ("erasure",), "kl": ("erasure",)}
-CURVES = {
-    "r2": Style("positions", VERMILLION, "-", 4),
-    "r2_shuffled": Style("permuted positions", GREY, "--", 3, "dash"),
-}
 ERASED = {
     "kl": "KL (nat)",
     "loss_change": "change of loss (nat)",
@@ -40,19 +36,11 @@ def decode_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
         InputError: no results, or one of another probe.
     """
     results = results_of(results, "decode", NEEDS)
-    rows = {"r2": Row("R² of log(1 + i)", 1.9, _decoded, _layers)}
+    rows = {"r2": Row("R² of log(1 + i)", 1.9, decoded_curves, _layers)}
     for name, said in ERASED.items():
         if all(name in ds for ds in results.values()):
             rows[name] = Row(said, 1.3, partial(_points, name=name), _erasures, own=True)
     return saved_grid(results, rows, [*facts(results), *_explained(results)], side=1.75, path=path)
-
-
-def _decoded(ds: xr.Dataset) -> list[Curve]:
-    found = []
-    for name, style in CURVES.items():
-        low, high = (ds[f"{name}_{end}"].values for end in ("low", "high"))
-        found.append(Curve(ds["layer"].values, ds[name].values, style, low, high, label=style.label, marked=2.5))
-    return found
 
 
 def _layers(cell: Axes, ds: xr.Dataset) -> None:

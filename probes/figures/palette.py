@@ -100,6 +100,11 @@ MECHANISM = {  # what the value's log odds depend on
     "through_first": Style("through these weights", GREEN, "--", 3, "dash"),
 }
 
+DECODED = {
+    "r2": Style("positions", VERMILLION, "-", 4),
+    "r2_shuffled": Style("permuted positions", GREY, "--", 3, "dash"),
+}
+
 # The swap of position 0: replacements by name; token ids take what is left.
 REPLACEMENTS = {"mean": BLUE, "zero": VERMILLION, "random": GREEN}
 OTHER_REPLACEMENTS = (ORANGE, PURPLE, SKY)

@@ -19,6 +19,7 @@ from ..results.statistics import jackknife
 from ..results.theory_map import Row, rows
 from .palette import (
     BEFORE,
+    DECODED,
     DEPTH_COLORS,
     FIRSTS,
     MECHANISM,
@@ -213,6 +214,14 @@ def mechanism_curves(ds: xr.Dataset, *names: str) -> list[Curve]:
         mean, low, high = mechanism_numbers.by_depth(ds, name)
         look: dict[str, Any] = {"label": MECHANISM[name].label, "of": {"variable": name}, "band": "95 %"}
         found.append(Curve(x, mean, MECHANISM[name], low, high, marked=3.5, **look))
+    return found
+
+
+def decoded_curves(ds: xr.Dataset) -> list[Curve]:
+    """R^2 by layer of positions, and of permuted ones."""
+    found = []
+    for name, style in DECODED.items():
+        found.append(Curve(ds["layer"].values, ds[name].values, style, *ends(ds, name), label=style.label, marked=2.5))
     return found
 
 

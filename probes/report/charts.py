@@ -23,6 +23,7 @@ from ..figures.series import (
     Curve,
     at_height,
     cosine_curves,
+    decoded_curves,
     having,
     key_curves,
     log_form_curves,
@@ -295,6 +296,18 @@ def recall(results: Results) -> go.Figure:
                 band(figure, curve.x, curve.y, curve.low, curve.high, color=color, meta=of)
                 look: dict[str, Any] = {"dash": curve.style.dash, "mode": "lines+markers", "meta": of}
                 figure.add_trace(line(curve.x, curve.y, name=f"{name}, {curve.label}", color=color, **look))
+    return figure
+
+
+def decoded(results: Results) -> go.Figure:
+    """R^2 of log(1 + i) from the stream, by layer, of positions and of permuted ones; 95 % bands."""
+    figure = empty("layer", "R² of log(1 + i)", across=WHOLE)
+    for name, color in model_colors(results).items():
+        for curve in decoded_curves(results[name]):
+            of = {"model": name, "positions": curve.label}
+            band(figure, curve.x, curve.y, curve.low, curve.high, color=color, meta=of)
+            look: dict[str, Any] = {"dash": curve.style.dash, "mode": "lines+markers", "meta": of}
+            figure.add_trace(line(curve.x, curve.y, name=f"{name}, {curve.label}", color=color, **look))
     return figure
 
 

@@ -19,6 +19,7 @@ import xarray as xr
 
 from ..figures.palette import (
     CYCLE,
+    DECODED,
     DEPTH_COLORS,
     MODEL,
     NAMED_COLOR,
@@ -36,6 +37,7 @@ from ..results.curves import band, profiles, rms_log_error, spearman
 from ..results.dataset import quickly
 from ..results.folder import Collected
 from ..results.tables import Report, Table, number
+from ..studies.decode_report import decode_report
 from ..studies.match_report import match_report
 from ..studies.reports import bos_report, leakage_report, sinks_report, trajectory_report
 from ..studies.retrieval import retrieval_report
@@ -318,6 +320,11 @@ def _retrieval(results: Results) -> list[Chart]:
     return [_chart("recall", charts.recall(results), _models(results), quantity, asked)]
 
 
+def _decode(results: Results) -> list[Chart]:
+    kinds: Given = ("positions", "Positions", SEVERAL | {"dashes": {one.label: one.dash for one in DECODED.values()}})
+    return [_chart("decoded", charts.decoded(results), _models(results), kinds)]
+
+
 def _match(results: Results) -> list[Chart]:
     state: Given = ("state", "Model's weights", {"labels": {"init": "fresh"}})
     results = {name: judged(ds) for name, ds in results.items()}
@@ -330,6 +337,7 @@ REPORTED: dict[str, tuple[Callable[[Results], Report], Callable[[Results], Seque
     "leakage": (leakage_report, _leakage),
     "bos-swap": (bos_report, _bos_swap),
     "retrieval": (retrieval_report, _retrieval),
+    "decode": (decode_report, _decode),
     "match": (match_report, _match),
 }
 
