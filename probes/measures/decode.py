@@ -3,8 +3,9 @@ r"""Is what the residual stream knows of position used? Position read off it, an
 **Reading.** Ridge regression of log(1 + i) on the stream at each layer (`probes.measures.ridge`), position 0 left out.
 Documents are held out: a reader fitted on the documents of one half is tried on those of the other, and the other way round.
 `r2` of a prompt is `1 - sum (z - z^)^2 / sum (z - mean z)^2`, and that of the model its mean over prompts: 0 for a reader
-that knows the mean alone, below 0 for one that is misled. Layer l is the stream that block l reads, so that layer 0 are the
-embeddings; the last one is what the final norm reads. `r2_shuffled` is the null: positions in another order in every prompt.
+that knows the mean alone, below 0 for one that is misled; predictions end where log(1 + i) of the prompt does. Layer l is the
+stream that block l reads, so that layer 0 are the embeddings; the last one is what the final norm reads. `r2_shuffled` is the
+null: positions in another order in every prompt.
 
 **Erasing** (`probes.models.erase`): the span of the position means ("means"), a random subspace of as many dimensions
 ("random"), the one direction that moves with log(1 + i) ("direction"), in front of one block or of all. What is erased is
