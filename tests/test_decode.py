@@ -118,7 +118,7 @@ def plain_reader(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray
         error = 0.0
         for (x, z), (other, truth) in (parts, parts[::-1]):
             w, constant = plain_fit(x, z, strength)
-            error += float(np.sum((truth - other @ w - constant) ** 2))
+            error += float(np.sum((truth - np.clip(other @ w + constant, z.min(), z.max())) ** 2))
         if error <= best * (1 + 1e-9):
             best, chosen = error, strength
     (x, z), (other, truth) = parts

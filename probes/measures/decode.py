@@ -1,11 +1,11 @@
 r"""Is what the residual stream knows of position used? Position read off it, and the same taken out of it.
 
 **Reading.** Ridge regression of log(1 + i) on the stream at each layer (`probes.measures.ridge`), position 0 left out.
-Documents are held out: a reader fitted on the documents of one half is tried on those of the other, and the other way round.
-`r2` of a prompt is `1 - sum (z - z^)^2 / sum (z - mean z)^2`, and that of the model its mean over prompts: 0 for a reader
-that knows the mean alone, below 0 for one that is misled; predictions end where log(1 + i) of the prompt does. Layer l is the
-stream that block l reads, so that layer 0 are the embeddings; the last one is what the final norm reads. `r2_shuffled` is the
-null: positions in another order in every prompt.
+Documents are held out: a reader fitted on the documents of one half is tried on those of the other, and vice versa. `r2` of
+a prompt is `1 - sum (z - z^)^2 / sum (z - mean z)^2`, and that of the model its mean over prompts: 0 for a reader that knows
+the mean alone, below 0 for one that is misled; predictions end where log(1 + i) of the prompt does. Layer l is the stream
+that block l reads, so that layer 0 are the embeddings; the last one is what the final norm reads. `r2_shuffled` is the null:
+positions in another order in every prompt.
 
 **Erasing** (`probes.models.erase`): the span of the position means ("means"), a random subspace of as many dimensions
 ("random"), the one direction that moves with log(1 + i) ("direction"), in front of one block or of all. What is erased is
@@ -227,9 +227,9 @@ def _read(
 ) -> tuple[Float[np.ndarray, "prompt layer target"], Float[np.ndarray, "half layer"]]:
     """R^2 on every prompt by readers fitted on the other half, and their strengths."""
     layers = model.spec.blocks + 1
-    at_once = max(1, SUMS_BYTES // (3 * 8 * model.spec.width**2))
+    at_once = max(1, SUMS_BYTES // (4 * 8 * model.spec.width**2))
     chunks = [range(start, min(start + at_once, layers)) for start in range(0, layers, at_once)]
-    report = Report(progress, len(tokens) * (len(chunks) + 1))
+    report = Report(progress, len(tokens) * (2 * len(chunks) + 1))
 
     def fit(n: int) -> Piece:
         half, chunk = n % 2, chunks[n // 2]
@@ -348,7 +348,7 @@ def _read_anew(
 ) -> Float[np.ndarray, " prompt"]:
     """R^2 on the prompts of a half, in their order, by readers of this view fitted on the other part of that half."""
     own = fold.prompts(half=half)
-    report = Report(heard("readers"), 2 * len(own))
+    report = Report(heard("readers"), 3 * len(own))
 
     def fit(quarter: int) -> Piece:
         one, other = (fold.prompts(half=half, quarter=quarter, eighth=eighth) for eighth in (0, 1))
@@ -430,7 +430,7 @@ def _of_outcomes(outcomes: Mapping[str, Outcome], fold: Folds) -> dict[str, tupl
 def memory(model: View, prompts: int, length: int, **options: Any) -> int:
     """Bytes above the loaded model at the peak, about: sums of products, a half's streams, or those of leakage."""
     sizes = Sizes.of(model)
-    sums = min(SUMS_BYTES, 3 * 8 * sizes.width**2 * (sizes.blocks + 1))
+    sums = min(SUMS_BYTES, 4 * 8 * sizes.width**2 * (sizes.blocks + 1))
     streams = 3 * -(-prompts // 2) * length * sizes.width * sizes.itemsize + 4 * 8 * sizes.width**2
     found = sizes.passing(length) + max(sums, streams)
     return max(found, held(model, -(-prompts // 2), length, **options)) if options.get("erase") else found

@@ -4,13 +4,13 @@ Of streams x_n (positions from 1 on of all prompts of a training set) with targe
 
     w = (S + lambda I)^{-1} c,   S = \sum (x - x̄)(x - x̄)^T,   c = \sum (x - x̄)(z - z̄),   z^ = z̄ + w . (x - x̄),
 
-which needs no more of the streams than \sum x, \sum x x^T and \sum x z. The strength lambda is the best of `STRENGTHS` times
-the mean eigenvalue of S: the training set has two parts, of different documents; each strength is fitted on either part and
-tried on the other one, from sums alone, and with the best of them the whole set is fitted.
+which needs no more of the streams than \sum x, \sum x x^T and \sum x z. The strength lambda is the best of `STRENGTHS`
+times the mean eigenvalue of S: the training set has two parts, of different documents; each strength is fitted on either part
+and tried on the other one in a second pass, and with the best of them the whole set is fitted.
 
-What is predicted beyond the prompt's own range of log(1 + i) counts as its nearer end. Without that, a single token with a
-massive activation, of a kind that the training set lacks, would decide over R^2 (-12 in the middle of SmolLM2-135M, 32
-prompts of 128 tokens).
+What is predicted beyond the prompt's own range of log(1 + i) counts as its nearer end, here and in R^2. Without that, a single
+token with a massive activation, of a kind that the training set lacks, would decide over strength and R^2 (-12 in the middle
+of SmolLM2-135M, 32 prompts of 128 tokens).
 
 A second target is the null: the same numbers in another order in every prompt.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,29 +87,26 @@ class Solved:
         below = self.sizes + torch.from_numpy(strengths).to(self.sizes)[:, None] * mean
         return (self.along[:, target] / below) @ self.vectors.T
 
-    def errors(self, other: Sums, target: int) -> Float[Tensor, " strength"]:
-        """Sums of squares that are left of another part's targets, by strength."""
-        w, layer = self.weights(STRENGTHS, target), self.layer
-        constant = self.level[target] - w @ self.mean
-        x, z = other.x[layer], other.z[target]
-        products = other.zz[target] - 2 * w @ other.xz[layer, :, target] + ((w @ other.xx[layer]) * w).sum(1)
-        return products + other.count * constant**2 + 2 * constant * (w @ x - z)
+    def constants(self, weights: Float[Tensor, "strength d"], target: int) -> Float[Tensor, " strength"]:
+        """What is added to `weights @ x`, by strength."""
+        return self.level[target] - weights @ self.mean
 
 
-def fitted(parts: tuple[Sums, Sums]) -> Piece:
-    """Readers of every layer and target: `weights` [layer, target, d], `constant` and `strength` [layer, target]."""
-    whole = parts[0] + parts[1]
+def fitted(whole: Sums, errors: Float[np.ndarray, "layer target strength"]) -> Piece:
+    """Readers of every layer and target: `weights` [layer, target, d], `constant` and `strength` [layer, target].
+
+    Of strengths whose errors are equal the greatest is taken.
+    """
     layers, width = whole.x.shape
     found: Piece = {name: np.zeros((layers, len(TARGETS))) for name in ("constant", "strength")}
     found["weights"] = np.zeros((layers, len(TARGETS), width))
     for layer in range(layers):
-        one, other, both = (Solved(sums, layer) for sums in (*parts, whole))
+        solved = Solved(whole, layer)
         for target in range(len(TARGETS)):
-            errors = one.errors(parts[1], target) + other.errors(parts[0], target)
-            best = len(STRENGTHS) - 1 - int(errors.flip(0).argmin())  # of equal ones the strongest
-            w = both.weights(STRENGTHS[best : best + 1], target)[0]
-            found["weights"][layer, target] = w.cpu().numpy()
-            found["constant"][layer, target] = float(both.level[target] - w @ both.mean)
+            best = len(STRENGTHS) - 1 - int(errors[layer, target, ::-1].argmin())
+            w = solved.weights(STRENGTHS[best : best + 1], target)
+            found["weights"][layer, target] = w[0].cpu().numpy()
+            found["constant"][layer, target] = float(solved.constants(w, target)[0])
             found["strength"][layer, target] = STRENGTHS[best]
     return found
 
@@ -147,7 +145,28 @@ def trained(
             report()
     if not all(torch.isfinite(sums.xx).all() for sums in parts):
         raise not_finite(model, "residual streams")
-    return fitted(parts)
+    errors = torch.zeros(len(layers), len(TARGETS), len(STRENGTHS), dtype=torch.float64, device=device)
+    for sums, prompts in zip(parts, halves[::-1], strict=True):  # fitted on one part, tried on the other
+        solved = [Solved(sums, layer) for layer in range(len(layers))]
+        tried = [[one.weights(STRENGTHS, target) for target in range(len(TARGETS))] for one in solved]
+        for n in prompts:
+            z = targets(tokens.shape[1], n, seed, device)
+
+            def test(layer: int, stream: Tensor, z: Tensor = z, solved: Any = solved, tried: Any = tried) -> None:
+                if layer in layers:
+                    at = layer - layers.start
+                    for target, w in enumerate(tried[at]):
+                        predicted = stream[1:].double() @ w.T + solved[at].constants(w, target)  # [position, strength]
+                        errors[at, target] += (z[:, target, None] - ended(predicted, z[:, target])).square().sum(0)
+
+            passing(model, tokens[n : n + 1], test)
+            report()
+    return fitted(parts[0] + parts[1], errors.cpu().numpy())
+
+
+def ended(predicted: Tensor, z: Tensor) -> Tensor:
+    """Predictions within the range of a prompt's targets."""
+    return predicted.clamp(z.min(), z.max())
 
 
 def explained(
@@ -163,7 +182,7 @@ def explained(
         if layer in layers:
             at = layer - layers.start
             predicted = stream[1:].double() @ weights[at].T + constant[at]
-            left = z - predicted.clamp(z.amin(0), z.amax(0))
+            left = z - ended(predicted, z)
             found[at] = (1 - left.square().sum(0) / whole).cpu().numpy()
 
     passing(model, tokens[prompt : prompt + 1], look)
