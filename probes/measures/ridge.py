@@ -5,12 +5,12 @@ Of streams x_n (positions from 1 on of all prompts of a training set) with targe
     w = (S + lambda I)^{-1} c,   S = \sum (x - x̄)(x - x̄)^T,   c = \sum (x - x̄)(z - z̄),   z^ = z̄ + w . (x - x̄),
 
 which needs no more of the streams than \sum x, \sum x x^T and \sum x z. The strength lambda is the best of `STRENGTHS`
-times the mean eigenvalue of S: the training set has two parts, of different documents; each strength is fitted on either part
-and tried on the other one in a second pass, and with the best of them the whole set is fitted.
+times the mean eigenvalue of S: the training set has two parts, of different documents; each strength is fitted on either
+part and tried on the other one in a second pass, and with the best of them the whole set is fitted.
 
-What is predicted beyond the prompt's own range of log(1 + i) counts as its nearer end, here and in R^2. Without that, a single
-token with a massive activation, of a kind that the training set lacks, would decide over strength and R^2 (-12 in the middle
-of SmolLM2-135M, 32 prompts of 128 tokens).
+What is predicted beyond the prompt's own range of log(1 + i) counts as its nearer end, here and in R^2. Without that, a
+single token with a massive activation, of a kind that the training set lacks, would decide over strength and R^2 (-12 in
+the middle of SmolLM2-135M, 32 prompts of 128 tokens).
 
 A second target is the null: the same numbers in another order in every prompt.
 """
