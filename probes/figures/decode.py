@@ -13,13 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .draw import Row, layer_axis, ruled, saved_grid, zero_line
-from .palette import BLUE, GREY, ORANGE, VERMILLION, Style
-from .series import Curve
+from .palette import GREY, ORANGE, VERMILLION, Style
+from .series import Curve, decoded_curves
 from .style import facts, results_of
 
 NEEDS = {"r2": ("layer",), "r2_shuffled": ("layer",)}
-READ = Style("documents held out", BLUE, "-", 4, marker="o")
-NULL = Style("positions shuffled", GREY, "--", 3, marker="s")
 ERASED = {
     "none": Style("nothing", GREY, "", 3, marker="D"),
     "means": Style("span of position means", VERMILLION, "", 4, marker="o"),
@@ -50,7 +48,7 @@ def decode_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
         InputError: no results, or one of another probe.
     """
     results = results_of(results, "decode", NEEDS)
-    rows = {"r2": Row("$R^2$ of log(1 + i)", 1.9, _readers, _layers)}
+    rows = {"r2": Row("$R^2$ of log(1 + i)", 1.9, decoded_curves, _layers)}
     for name, (label, beside) in OUTCOMES.items():
         if any(name in ds for ds in results.values()):
             rows[name] = Row(label, 1.5, partial(_erased, of=name, beside=beside), _places, own=True)
@@ -59,14 +57,6 @@ def decode_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
         "intervals over documents, of recall over couples of lists"
     )
     return saved_grid(results, rows, [*facts(results), said], side=1.9, path=path)
-
-
-def _readers(ds: xr.Dataset) -> list[Curve]:
-    found = []
-    for name, style in (("r2", READ), ("r2_shuffled", NULL)):
-        low, high = (ds[f"{name}_{end}"].values for end in ("low", "high"))
-        found.append(Curve(ds["layer"].values, ds[name].values, style, low, high, label=style.label, marked=2.5))
-    return found
 
 
 def _layers(cell: Axes, ds: xr.Dataset) -> None:
