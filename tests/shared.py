@@ -28,6 +28,7 @@ SURVEYS: dict[str, dict[str, Any]] = {
         "length": 32,
         "options": {"replacement": ["mean", "zero"], "bootstrap": 9, "products": 20},
     },
+    "decode": {"prompts": 9, "length": 32, "options": {"erase": (2,), "bootstrap": 9, "recall": 0}},
 }
 STUDIES: dict[str, Settings] = {
     "jacobian": Settings(prompts=3, length=24, seeds=1, products=40),

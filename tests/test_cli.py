@@ -145,7 +145,7 @@ TABLED = {  # besides jacobian, which writes no table
     "theory": SMALL,
     "sinks": f"{FEW} --top 2 --pictures 1",
     "trajectory": f"{FEW} --starts 8",
-    "decode": "--prompts 8 --length 24 --rank 4 --bootstrap 10",
+    "decode": "--prompts 8 --length 20 --erase 1 --bootstrap 20 --lags 1,2 --bands 3-11",
     "leakage": f"{FEW} --bootstrap 20 --lags 1,2 --bands 3-11,12-19",
     "bos-swap": f"{FEW} --replace mean,17 --bootstrap 20 --lags 1-2 --bands 3-19 --profile-prompts 1 --products 8",
 }
@@ -214,7 +214,7 @@ def test_defaults_are_those_of_the_library():
     agree("jacobian", defaults(study, Loading, Settings), others, conditions=",".join(Settings().conditions))
     others = "options reporting advance told write split_over ablate progress per_prompt before documents"
     # What the command line writes differently, or chooses otherwise: differences of variances need more prompts than means.
-    own = {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8"}
+    own = {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8", "erase": "all"}
     for probe in PROBES:
         library = defaults(survey, Given) | defaults(PROBES[probe].measure)
         agree(probe, library, others, prompts={"leakage": 256, "bos-swap": 128}.get(probe, 32), **own)

@@ -1,182 +1,371 @@
-"""Position read off the stream and erased: against plain sums and loops, and on toys whose answer is known."""
+"""Position read off the stream and erased: against plain twins, for models whose answer is known, and behind a context."""
 
 from __future__ import annotations
 
-import inspect
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-import made_toys
+import made_toys as toys
 import numpy as np
 import pytest
 import torch
-from measured import close, drawn_tokens, refused, view
+from commands import bad_input, call
+from measured import complete
 from torch import Tensor
 
 import probes
-from probes.figures import decode_figure
-from probes.measures.decode import STRENGTHS, decode
-from probes.models.behind import Continues
-from probes.models.erase import Moments, directions, erased, moments, place
-from probes.studies.decode_report import decode_report
+from probes.measures import decode as measure
+from probes.measures.consequences import consequences
+from probes.measures.decode import Folds, parse_erase
+from probes.measures.ridge import STRENGTHS, targets
+from probes.models.erase import Erased, log_position
+from probes.models.view import Edit, View
+from probes.run.resume import keeping
+from toy.model import initial
+from toy.view import Toy
 
-TOKENS = drawn_tokens(16, 24, least=3, first=0)
-FEW: dict[str, Any] = {"bootstrap": 20, "rank": 2}
-
-
-def streams(model: Any, tokens: Tensor, layer: int) -> np.ndarray:
-    """[prompt, position from 1 on, d]."""
-    return np.stack([model.trace(model.embed(row[None])).residual[layer][0, 1:].double().numpy() for row in tokens])
-
-
-def fitted(x: np.ndarray, t: np.ndarray, strength: float) -> tuple[np.ndarray, float]:
-    """Slopes and offset of a ridge regression, the strength in units of the mean variance."""
-    centred, target = x - x.mean(0), t - t.mean()
-    covariance = centred.T @ centred / len(x)
-    covariance += strength * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-    slopes = np.linalg.solve(covariance, centred.T @ target / len(x))
-    return slopes, t.mean() - x.mean(0) @ slopes
+LENGTH, VOCABULARY, ASKED = toys.LENGTH, toys.VOCABULARY, 3
+QUICK: dict[str, Any] = {"leakage": False, "recall": 0}
 
 
-def test_documents_are_held_out_as_in_plain_loops():
-    model, layer = view("gpt2", dtype="float64"), 2
-    x, t = streams(model, TOKENS, layer), np.log1p(np.arange(1, 24))
-    errors, deviations = [], []
+def prompts(count: int, seed: int = 1) -> Tensor:
+    return torch.randint(VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+def streams(model: View, tokens: Tensor) -> np.ndarray:
+    """[prompt, layer, position, d], position 0 left out."""
+    found = [torch.stack([x[0, 1:] for x in model.trace(model.embed(row[None])).residual]) for row in tokens]
+    return torch.stack(found).double().numpy()
+
+
+@cache
+def pointer() -> Toy:
+    """Copies the token at position 3 by its learned absolute position: one head attends there, whatever the tokens are."""
+    width = LENGTH + 2 * VOCABULARY  # one-hot positions, one-hot tokens, what the head writes
+    a = toys.architecture(blocks=1, heads=1, width=width, positional="learned", norm="none", feed_forward=False)
+    weights = {name: torch.zeros_like(x).double() for name, x in initial(a, 0).items()}
+    place, token, written = range(LENGTH), range(LENGTH, LENGTH + VOCABULARY), range(LENGTH + VOCABULARY, width)
+    weights["positions"][:, place] = torch.eye(LENGTH).double()
+    weights["embedding"][:, token] = torch.eye(VOCABULARY).double()
+    weights["0.q"][place, 0] = 20 * width**0.5
+    weights["0.k"][ASKED, 0] = 1
+    for n in range(VOCABULARY):
+        weights["0.v"][token[n], n] = weights["0.o"][n, written[n]] = 1
+        weights["unembedding"][written[n], n] = 10
+    return Toy(a, weights)
+
+
+def right(model: View, tokens: Tensor) -> float:
+    """Share of the prompts whose last position says the token at position 3."""
+    logits = model.unembed(model.norm(model.residual(model.embed(tokens))))[:, -1]
+    return float((logits.argmax(-1) == tokens[:, ASKED]).double().mean())
+
+
+# ------------------------------------------------------------------------------------------------------ known answers
+
+
+def test_absolute_positions_are_read_and_what_needs_them_is_destroyed():
+    model, tokens = pointer(), prompts(48)
+    ds = probes.decode(model, tokens, rank=LENGTH, **QUICK)
+    assert float(ds.r2.min()) > 0.999
+    assert float(ds.r2_shuffled_low.max()) < 0.05
+    held_out = prompts(200, seed=2)
+    assert right(model, held_out) == 1
+    erased = probes.erased(model, "means", reference=tokens, rank=LENGTH)
+    assert right(erased, held_out) < 0.5
+    ranks = ds["rank"].sel(layer=0)
+    assert float(ranks.sel(intervention="means all")) == float(ranks.sel(intervention="random all")) >= 10
+    assert float(ds.held.sel(intervention="means all")[0]) > 0.9
+    at = ds.sel(intervention="means all")
+    assert float(at.kl_low) > 1
+    assert float(at.r2_last) < 0.3 < 0.99 < float(ds.r2_last.sel(intervention="none"))
+
+
+def test_without_encoding_and_mask_nothing_knows_of_position():
+    model = toys.made(mask="full", positional="none", norm="rms", feed_forward=True)
+    ds = probes.decode(model, prompts(64), **QUICK)
+    assert np.abs(ds.r2.values).max() < 0.01
+    assert (ds.r2_low.values <= 0.0).all()
+    assert (ds["rank"].sel(intervention="means all").values[:-1] < 1).all()  # at most a false one in one half
+    assert abs(float(ds.loss_change.sel(intervention="direction all"))) < 0.05
+
+
+def test_under_a_causal_mask_one_token_at_position_0_tells():
+    """Uniform attention reads 1/(i + 1) of it."""
+    plain, tokens = toys.made(mask="causal"), prompts(64).clamp_min(1)
+    tokens[:, 0] = 0
+    weights = {name: w * (not name.endswith(".q")) for name, w in toys.own(plain).items()}
+    weights["embedding"][0] *= 30
+    ds = probes.decode(Toy(plain.architecture, weights), tokens, erase=(), **QUICK)
+    assert float(ds.r2[0]) < 0.01 < 0.5 < float(ds.r2_low[1])
+
+
+# -------------------------------------------------------------------------------------------------------- plain twins
+
+
+def plain_fit(x: np.ndarray, z: np.ndarray, strength: float) -> tuple[np.ndarray, float]:
+    centred = x - x.mean(0)
+    s = centred.T @ centred
+    ridge = strength * np.trace(s) / len(s) * np.eye(len(s))
+    w = np.linalg.solve(s + ridge, centred.T @ (z - z.mean()))
+    return w, float(z.mean() - w @ x.mean(0))
+
+
+def plain_reader(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, float]:
+    best, chosen = np.inf, 0.0
+    for strength in STRENGTHS:
+        error = 0.0
+        for (x, z), (other, truth) in (parts, parts[::-1]):
+            w, constant = plain_fit(x, z, strength)
+            error += float(np.sum((truth - np.clip(other @ w + constant, z.min(), z.max())) ** 2))
+        if error <= best * (1 + 1e-9):
+            best, chosen = error, strength
+    (x, z), (other, truth) = parts
+    return plain_fit(np.concatenate([x, other]), np.concatenate([z, truth]), chosen)
+
+
+@pytest.mark.parametrize("position", [{"positional": "rope"}, {"positional": "learned"}], ids=str)
+def test_cross_fitted_readers_are_those_of_plain_loops(position, tmp_path, monkeypatch):
+    model, tokens = toys.made(**position, norm="rms", feed_forward=True), prompts(20)
+    names = [f"d{n // 2}" for n in range(20)]
+    ds = probes.decode(model, tokens, erase=(), documents=names, seed=4)
+    complete(ds, tmp_path / "decode.nc")
+    found, unit = streams(model, tokens), np.arange(20) // 2
+    for target, variable in enumerate(("r2", "r2_shuffled")):
+        z = [targets(LENGTH, n, 4, torch.device("cpu"))[:, target].numpy() for n in range(20)]
+        assert np.allclose(np.sort(z[7]), np.log(1 + np.arange(1, LENGTH)))
+        for layer in range(toys.BLOCKS + 1):
+            by_prompt = np.zeros(20)
+            for half in (0, 1):
+                of = [[n for n in range(20) if unit[n] % 2 == half and unit[n] // 2 % 2 == part] for part in (0, 1)]
+                parts = [
+                    (np.concatenate([found[n, layer] for n in some]), np.concatenate([z[n] for n in some]))
+                    for some in of
+                ]
+                w, constant = plain_reader(parts)
+                for n in range(20):
+                    if unit[n] % 2 != half:
+                        left = z[n] - np.clip(found[n, layer] @ w + constant, z[n].min(), z[n].max())
+                        by_prompt[n] = 1 - np.sum(left**2) / np.sum((z[n] - z[n].mean()) ** 2)
+            assert float(ds[variable][layer]) == pytest.approx(by_prompt.mean(), abs=1e-6)
+            if variable == "r2":
+                np.testing.assert_allclose(ds.r2_by_prompt[:, layer], by_prompt, atol=1e-6)
+    monkeypatch.setattr("probes.measures.decode.SUMS_BYTES", 1)  # a pass for every layer
+    again = probes.decode(model, tokens, erase=(), documents=names, seed=4)
+    np.testing.assert_allclose(again.r2, ds.r2, rtol=0, atol=1e-12)
+
+
+def test_the_direction_is_least_squares_concept_erasure():
+    model, reference = toys.made(positional="learned"), prompts(12)
+    x = streams(model, reference)[:, 1].reshape(-1, toys.WIDTH)
+    z = np.tile(np.log(1 + np.arange(1, LENGTH)), 12)
+    mean, cov = x.mean(0), np.cov(x.T, bias=True)
+    sizes, axes = np.linalg.eigh(cov)
+    whitening = axes @ np.diag(sizes**-0.5) @ axes.T
+    whitened = whitening @ ((x - mean).T @ (z - z.mean()) / len(z))
+    onto = np.outer(whitened, whitened) / (whitened @ whitened)
+    expected = x - (x - mean) @ (np.linalg.inv(whitening) @ onto @ whitening).T
+
+    view = probes.erased(model, "direction", layer=1, reference=reference)
+    change = view.changes[-1]
+    assert isinstance(change, Erased)
+    eraser = change.erasers(model)[1]
+    found = eraser(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+    moved = np.square(found - x).sum() / np.square(x - mean).sum()
+    assert eraser.removed == pytest.approx(moved, rel=1e-9)
+    with_constant = np.column_stack([found, np.ones(len(x))])
+    best = with_constant @ np.linalg.lstsq(with_constant, z, rcond=None)[0]
+    np.testing.assert_allclose(best, z.mean(), rtol=0, atol=1e-8)  # no linear reader knows more than the mean
+    # As the pass has it: position 0 stays, the block before is as it was.
+    traced, plain = (one.trace(one.embed(reference[:1])).residual for one in (view, model))
+    assert torch.equal(traced[1], plain[1])
+    stream = plain[1].clone()
+    stream[:, 1:] = eraser(stream[:, 1:])
+    torch.testing.assert_close(traced[2], model.trace(model.embed(reference[:1])).blocks[1](stream), rtol=0, atol=1e-12)
+
+
+def test_all_blocks_read_streams_without_the_direction():
+    """Each is estimated behind the changes of those before it."""
+    model, reference = toys.made(positional="rope", norm="rms", feed_forward=True), prompts(16)
+    view = probes.erased(model, "direction", layer="all", reference=reference)
+    z = log_position(LENGTH).repeat(16)
+    for layer in range(toys.BLOCKS):
+        seen: list[Tensor] = []
+
+        def look(stream: Tensor, seen: list[Tensor] = seen) -> Tensor:
+            seen.append(stream[0, 1:])
+            return stream
+
+        for row in reference:
+            view.residual(view.embed(row[None]), edits=[Edit("residual", layer, look)])
+        x = torch.cat(seen)
+        covariance = (x - x.mean(0)).T @ (z - z.mean()) / len(z)
+        assert float(covariance.abs().max()) < 1e-10
+
+
+def test_spans_are_projected_out():
+    model, reference = pointer(), prompts(40)
+    made = {}
+    for what in ("means", "random"):
+        change = probes.erased(model, what, layer=0, reference=reference, rank=4, seed=3).changes[-1]
+        assert isinstance(change, Erased)
+        made[what] = one = change.erasers(model)[0]
+        assert one.rank == 4
+        torch.testing.assert_close(one.write @ one.read, torch.eye(4).double(), rtol=0, atol=1e-10)
+        x = torch.from_numpy(streams(model, reference)[:, 0]).flatten(0, 1)
+        gone = (x - one(x)).square().sum() / (x - x.mean(0)).square().sum()
+        assert one.removed == pytest.approx(float(gone), rel=1e-9)
+        torch.testing.assert_close((one(x) - one.mean) @ one.read, torch.zeros(len(x), 4).double(), rtol=0, atol=1e-10)
+    assert made["means"].held > 0.3 > 2 * made["random"].held
+    again = probes.erased(model, "random", layer=0, reference=reference, rank=4, seed=4).changes[-1]
+    assert isinstance(again, Erased)
+    assert not torch.allclose(again.erasers(model)[0].read, made["random"].read)
+
+
+def test_outcomes_are_measured_on_the_documents_that_were_not_used():
+    model, tokens = toys.made(positional="learned", norm="rms", feed_forward=True), prompts(16)
+    ds = probes.decode(
+        model, tokens, erase=(1,), rank=2, bands=toys.BANDS, lags=toys.LAGS, bootstrap=10, recall=0, seed=5
+    )
+    assert ds.intervention.values.tolist() == ["none", "means 1", "random 1", "direction 1"]
+    plain, _ = consequences(model, tokens)
+    np.testing.assert_allclose(ds.loss_by_prompt[0], plain[:, 1:].mean(1), rtol=1e-9)
     for half in (0, 1):
-        train, test = np.arange(1 - half, 16, 2), np.arange(half, 16, 2)
-        folds = [train[0::2], train[1::2]]
-        losses = []
-        for strength in STRENGTHS:
-            loss = 0.0
-            for one, other in (folds, folds[::-1]):
-                slopes, offset = fitted(np.concatenate(x[one]), np.tile(t, len(one)), strength)
-                loss += float(((x[other] @ slopes + offset - t) ** 2).sum())
-            losses.append(loss)
-        slopes, offset = fitted(np.concatenate(x[train]), np.tile(t, len(train)), STRENGTHS[int(np.argmin(losses))])
-        errors.append(((x[test] @ slopes + offset - t) ** 2).sum())
-        deviations.append(((np.tile(t, (len(test), 1)) - t.mean()) ** 2).sum())
-    # The permuted target has a say in the strength, too: the least of both losses; here both agree or lie beside.
-    found = decode(model, TOKENS, **FEW)
-    assert abs(float(found.r2[layer]) - (1 - sum(errors) / sum(deviations))) < 0.02
-    assert (found.r2_low <= found.r2).all()
-    assert float(found.r2_shuffled.max()) < 0.1
+        own, others = tokens[half::2], tokens[1 - half :: 2]
+        view = probes.erased(model, "means", layer=1, reference=others, rank=2, seed=5 + half)
+        loss, kl = consequences(view, own, model)
+        assert kl is not None
+        at = ds.sel(intervention="means 1")
+        np.testing.assert_allclose(at.loss_by_prompt[half::2], loss[:, 1:].mean(1), rtol=1e-9)
+        np.testing.assert_allclose(at.kl_by_prompt[half::2], kl[:, 1:].mean(1), rtol=1e-9)
+        # Readers anew: the other part of the same half, through the changed model, as `decode` of it alone would.
+        for part in (0, 1):
+            rows = streams(view, own)[:, -1]
+            z = np.log(1 + np.arange(1, LENGTH))
+            fit = [[n for n in range(8) if n % 2 != part and n // 2 % 2 == eighth] for eighth in (0, 1)]
+            w, constant = plain_reader([(np.concatenate(rows[some]), np.tile(z, len(some))) for some in fit])
+            left = [np.sum((z - np.clip(rows[n] @ w + constant, z[0], z[-1])) ** 2) for n in range(part, 8, 2)]
+            expected = 1 - np.array(left) / np.sum((z - z.mean()) ** 2)
+            np.testing.assert_allclose(at.r2_last_by_prompt[half::2][part::2], expected, atol=1e-6)
+    assert float(ds.loss_change[1]) == pytest.approx(float((ds.loss_by_prompt[1] - ds.loss_by_prompt[0]).mean()))
+    leaks = [
+        probes.leakage(model, tokens[half::2], bands=toys.BANDS, lags=toys.LAGS, bootstrap=0, fresh=0)
+        for half in (0, 1)
+    ]
+    expected = np.mean([one.steady_stream_of_model.values for one in leaks], axis=0)
+    np.testing.assert_allclose(ds.residual[0], expected, rtol=1e-6)
+    assert (ds.residual_change[0] == 0).all()
+    assert (ds.residual_low[1] <= ds.residual_high[1]).all()
 
 
-def test_least_squares_erasure_leaves_no_covariance_and_changes_least():
-    model = view("gpt2", dtype="float64")
-    before = moments(model, TOKENS, [1])[1]
-    mean, reading, writing = directions(before, "direction", 1, 0)
-    x = torch.from_numpy(np.concatenate(streams(model, TOKENS, 1)))
-    t = torch.from_numpy(np.tile(np.log1p(np.arange(1, 24)), len(TOKENS)))
-    y = x - (x - mean) @ reading @ writing.T
-    covariance = ((y - y.mean(0)) * (t - t.mean())[:, None]).mean(0)
-    scale = ((x - x.mean(0)) * (t - t.mean())[:, None]).mean(0).abs().max()
-    assert float(covariance.abs().max()) < 1e-8 * float(scale)
-    # Any other rank-one erasure of the same direction moves the stream further in the metric of its inverse covariance.
-    values, vectors = torch.linalg.eigh(before.covariance)
-    whitened = vectors / values.clamp_min(1e-12).sqrt() * (values > 1e-8 * values[-1])
-
-    def moved(read: Tensor) -> float:
-        return float((((x - mean) @ read @ writing.T) @ whitened).square().sum())
-
-    other = writing / (writing * writing).sum()  # the orthogonal projection
-    assert moved(reading) < moved(other)
+def test_documents_are_never_on_both_sides():
+    names = [f"d{n % 9}" for n in range(27)]
+    fold = Folds(names, 27)
+    for bits in ({}, {"half": 1}, {"half": 0, "quarter": 1}):
+        inner = ("half", "quarter", "eighth")[len(bits)]
+        sides = [{names[n] for n in fold.prompts(**bits, **{inner: side})} for side in (0, 1)]
+        assert all(sides)
+        assert not sides[0] & sides[1]
+    assert Folds(["one"] * 8, 8).prompts(half=1) == [1, 3, 5, 7]
 
 
-def test_spans_of_means_are_those_of_a_decomposition():
-    model = view("llama", dtype="float64")
-    found = moments(model, TOKENS, [1])[1]
-    x = streams(model, TOKENS, 1)
-    means = x.mean(0)
-    _, _, rows = np.linalg.svd(means - means.mean(0), full_matrices=False)
-    _, basis, _ = directions(found, "means", 3, 0)
-    close(basis @ basis.T, rows[:3].T @ rows[:3], 1e-6, 1e-8)
-    close(found.mean, x.mean((0, 1)), 1e-9, 1e-12)
-    permuted = directions(found, "permuted", 3, 0)[1]
-    assert not torch.allclose(permuted @ permuted.T, basis @ basis.T, atol=0.1)
-    drawn = directions(found, "random", 3, 5)[1]
-    close(drawn.T @ drawn, torch.eye(3), 1e-9, 1e-12)
-    assert not torch.equal(drawn, directions(found, "random", 3, 6)[1])
+# ------------------------------------------------------------------------------------------ real passes, and the command
 
 
-@pytest.mark.parametrize("what", ["means", "permuted", "random", "direction"])
-@pytest.mark.parametrize("layer", [1, None])
-def test_an_erasure_is_a_view_that_leaves_position_0_alone(what, layer):
-    model = view("llama", dtype="float64")
-    found = erased(model, what, reference=TOKENS, layer=layer, rank=2)
-    with torch.no_grad():
-        one, two = (m.residual(m.embed(TOKENS[:2])) for m in (model, found))
-        assert torch.equal(one[:, 0], two[:, 0])
-        assert not torch.allclose(one[:, 1:], two[:, 1:], rtol=1e-3)
-        assert isinstance(found, Continues)
-        n = TOKENS.shape[1] - 9
-        ahead = found.behind(found.embed(TOKENS[:1, :9]))
-        behind = ahead(TOKENS[:1, 9:], torch.arange(n)[None], torch.ones(n, n, dtype=torch.bool).tril()[None])
-    close(behind, two[:1, 9:], 1e-6, 1e-9)
-    assert what in found.said
+def test_recall_behind_a_context_is_that_of_plain_passes():
+    model = probes.load("tiny-llama", dtype="float64")
+    reference = probes.prompts(model, n=6, length=24)
+    view = probes.erased(model, "direction", reference=reference)
+    context, row = reference[0, :16], reference[1, 1:5]
+    seen = torch.ones(4, 4).tril().bool()[None]
+    found = view.behind(view.embed(context[None]))(row[None], torch.arange(4)[None], seen)[0]
+    whole = view.residual(view.embed(torch.cat([context, row])[None]))[0, 16:]
+    torch.testing.assert_close(found, whole.detach(), rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(whole, model.residual(model.embed(torch.cat([context, row])[None]))[0, 16:])
+    assert view.said == "direction erased at all blocks"
+    fresh = view.reinitialized(0)
+    assert isinstance(fresh.changes[-1], Erased)
+    assert not fresh.changes[-1].made
 
 
-def test_learned_positions_are_read_off_and_used():
-    switches = {"positional": "learned", "width": 16, "heads": 2, **made_toys.STANDARD}
-    toy = made_toys.made(**switches)
-    weights = made_toys.moved(toy.architecture)
-    name = next(name for name in weights if "position" in name)
-    weights[name] = 4 * weights[name]  # far above the tokens
-    toy = made_toys.Toy(toy.architecture, weights)
-    tokens = torch.randint(made_toys.VOCABULARY, (24, made_toys.LENGTH), generator=torch.Generator().manual_seed(1))
-    found = decode(toy, tokens, rank=8, bootstrap=20)
-    assert float(found.r2[0]) > 0.95
-    change = found.kl.sel(erasure="means"), found.kl.sel(erasure="direction")
-    assert float(change[0]) > 0.1
-    assert float(change[0]) > float(change[1])
+def test_the_command_measures_recall(monkeypatch, capsys, tmp_path):
+    words = f"decode tiny-llama --erase 3 --prompts 8 --length 16 --no-leakage --recall 4 --out {tmp_path}"
+    assert call(monkeypatch, *words.split(), "--device", "cpu") == 0
+    ds = probes.load_result(tmp_path / "decode.nc")
+    assert ds.recall_log_p.shape == ds.recall_exact.shape == (4,)
+    assert ds.attrs["left_out"] == ""
+    shown = capsys.readouterr().out
+    assert "direction 3" in shown
+    assert "Position in the stream" in shown
+    assert all((tmp_path / f"decode.{end}").stat().st_size for end in ("png", "svg", "md"))
 
 
-def test_nothing_is_read_off_where_there_is_no_position():
-    toy = made_toys.made(positional="none", width=16, heads=2, **made_toys.STANDARD)
-    tokens = torch.randint(made_toys.VOCABULARY, (24, made_toys.LENGTH), generator=torch.Generator().manual_seed(1))
-    assert (
-        float(decode(toy, tokens, rank=4, bootstrap=20).r2[0]) < 0.05
-    )  # at the embeddings; the causal mask tells later
-    full = made_toys.made(positional="none", mask="full", width=16, heads=2, **made_toys.STANDARD)
-    found = decode(full, tokens, rank=4, bootstrap=20)
-    assert float(found.r2.max()) < 0.05
-    assert "residual_after" not in found
-    mean, reading, writing = directions(moments(toy, tokens, [0])[0], "direction", 1, 0)
-    assert torch.isfinite(reading).all()
-    assert mean.shape == writing[:, 0].shape
+def test_what_cannot_be_measured_is_said(tmp_path):
+    left = probes.decode(toys.made(mask="full"), prompts(16), rank=2)
+    assert "lets every query see a prefix" in left.attrs["left_out"]
+    assert "has no tokenizer" in left.attrs["left_out"]
+    assert not {"residual", "recall_log_p"} & set(left)
+    probes.decode_figure(left, path=tmp_path / "left.png")
 
 
-def test_the_report_and_the_figure_say_what_the_result_holds(tmp_path):
-    model = view("llama", dtype="float64")
-    found = decode(model, TOKENS, documents=[f"text {n // 2}" for n in range(16)], **FEW)
-    report = decode_report({"ape": found})
-    assert [len(table.rows) for table in report.tables] == [model.spec.blocks + 1, 4]
-    assert "permuted positions" in report.lines[-1]
-    decode_figure({"ape": found}, path=tmp_path / "decode.png")
-    assert (tmp_path / "decode.png").stat().st_size > 10_000
-    close(found.residual_change, found.residual_after - found.residual_before, 1e-9, 1e-12)
-    again = decode(model, TOKENS, documents=[f"text {n // 2}" for n in range(16)], **FEW)
-    assert found.drop_attrs().equals(again.drop_attrs())
+def test_places_from_the_command_line():
+    assert parse_erase("off") == ()
+    assert parse_erase("all, 0,12") == ("all", 0, 12)
+    for wrong in ("", "1,x", "-1", "none"):
+        with bad_input(f"erase '{wrong}' names no blocks"):
+            parse_erase(wrong)
+
+
+WRONG: Any = "mean"
+NOTHING: Any = None
+CALLS: list[tuple[Any, str]] = [
+    (
+        lambda: probes.decode(toys.made(), prompts(7)),
+        "7 prompts are too few to hold some out; give prompts of at least 8",
+    ),
+    (lambda: probes.decode(toys.made(), prompts(9), documents=["a", "b", "c"] * 3), "3 documents are too few"),
+    (lambda: probes.decode(toys.made(), prompts(8), documents=["a"]), "1 documents are named for 8 prompts"),
+    (lambda: probes.decode(toys.made(), prompts(8)[:, :3]), "prompts of 3 positions leave too few"),
+    (lambda: probes.decode(toys.made(), prompts(8), erase=(2,)), "layer '2' does not exist; toy has blocks 0 to 1"),
+    (lambda: probes.decode(toys.made(), prompts(8), erase=(1, 1)), "erase 1, 1 repeats one"),
+    (lambda: probes.decode(toys.made(), prompts(8), rank=0), "rank=0, seed=0: give a rank of 1 or more"),
+    (lambda: probes.decode(toys.made(), prompts(8), recall=6), "recall=6, bootstrap=400: give a multiple of 4"),
+    (lambda: probes.decode(toys.made(), prompts(8), bands=[(3, 99)], lags=(1,)), "band 3-99 does not fit"),
+    (lambda: probes.erased(toys.made(), WRONG, reference=prompts(4)), "erasure 'mean' is unknown; give means, random"),
+    (lambda: probes.erased(toys.made(), reference=prompts(1)), "reference has shape [1, 12]; give at least 2 prompts"),
+    (lambda: probes.erased(toys.made(), layer=True, reference=prompts(4)), "layer 'True' does not exist"),
+    (lambda: probes.erased(toys.made(), reference=NOTHING), "give reference=probes.prompts(model)"),
+    (lambda: probes.decode_figure({}), "no results to draw"),
+]
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_decoded_is_refused():
-    model, plain, erase = view("llama"), inspect.unwrap(decode), inspect.unwrap(erased)
-    for call, words in (
-        (lambda: plain(model, TOKENS[:4]), ("4 prompts", "at least 8")),
-        (lambda: plain(model, TOKENS, rank=23), ("rank=23 ", "1 to 22")),
-        (lambda: plain(model, TOKENS, layer=9), ("layer=9 ",)),
-        (lambda: plain(model, TOKENS, bootstrap=-1), ("bootstrap=-1 ",)),
-        (lambda: erase(model, "all", reference=TOKENS), ("what 'all'", "means")),
-    ):
-        with refused(*words):
-            call()
-    assert probes.decode is decode
+@pytest.mark.parametrize(("wrong", "said"), CALLS)
+def test_what_cannot_be_decoded_is_refused(wrong, said):
+    with bad_input(said):
+        wrong()
 
 
-def test_moments_add_up():
-    x = torch.randn(2, 9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    both = Moments.of(x[0], place(9)) + Moments.of(x[1], place(9))
-    kept = x[:, 1:].reshape(-1, 3)
-    close(both.covariance, torch.from_numpy(np.cov(kept.numpy().T, bias=True)), 1e-9)
-    t = place(9)[1:].repeat(2, 1)
-    close(both.with_targets, (kept - kept.mean(0)).T @ (t - t.mean()) / 16, 1e-9, 1e-12)
+def test_a_stopped_command_resumes_with_the_same_numbers(tmp_path, monkeypatch):
+    model, tokens = toys.made(positional="learned"), prompts(8)
+    whole = probes.decode(model, tokens, rank=2, **QUICK)
+    stops = {"left": 12}
+
+    def stopping(*given: Any, **named: Any) -> Any:
+        stops["left"] -= 1
+        if not stops["left"]:
+            raise KeyboardInterrupt
+        return explained(*given, **named)
+
+    explained = measure.explained
+    monkeypatch.setattr(measure, "explained", stopping)
+    file = Path(tmp_path) / "kept"
+    with pytest.raises(KeyboardInterrupt), keeping(file, {}):
+        probes.decode(model, tokens, rank=2, **QUICK)
+    with keeping(file, {}):
+        again = probes.decode(model, tokens, rank=2, **QUICK)
+    assert 12 - stops["left"] == 5 * len(tokens) + 1  # all of them once, and the one that stopped
+    for name in whole.data_vars:
+        np.testing.assert_array_equal(again[name], whole[name])

@@ -35,7 +35,7 @@ COMMANDS = {
     "trajectory": f"trajectory SMALL --prompts 4 --starts 8 {SHORT}",
     "leakage": f"leakage SMALL --prompts 4 --bootstrap 4 --lags 1,2 --bands 3-11 {SHORT}",
     "bos-swap": f"bos-swap SMALL --prompts 4 --bootstrap 4 --lags 1,2 --bands 3-11 --products 8 {SHORT}",
-    "decode": "decode SMALL --prompts 8 --bootstrap 4 --rank 2 --length 24 --device cpu --text TEXT",
+    "decode": "decode SMALL --prompts 8 --erase 1 --bootstrap 4 --length 24 --device cpu --text TEXT",
     "retrieval": "retrieval tiny-llama --pairs 8 --keys apart --digits 3 --contexts 2 --candidates 2 --device cpu",
     "inspect": "inspect SMALL --text TEXT2 --baseline none --products 8 --device cpu",
     "match": f"match SMALL --quick --prompts 4 --seeds 1 --bootstrap 4 {SHORT}",

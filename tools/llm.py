@@ -31,7 +31,7 @@ import xarray as xr
 
 from probes.claims.commands import MEASURED
 from probes.data.documents import BUNDLED, read_documents
-from probes.figures import retrieval_figure
+from probes.figures import decode_figure, retrieval_figure
 from probes.measures.roles import ATTENDS, counts
 from probes.models.named import located
 from probes.report.measuring import draw
@@ -41,6 +41,7 @@ from probes.results.folder import COMMANDS, collect
 from probes.results.profiles import change, shape
 from probes.results.statistics import jackknifed, units
 from probes.results.tables import interval, write_report
+from probes.studies.decode import decode_report
 from probes.studies.retrieval import retrieval_report
 from probes.studies.study import agreements
 
@@ -119,7 +120,7 @@ STEPS = [
     Step(
         "retrieval", QWEN, f"--pairs 36 {ALIKE} --contexts 24 --mechanism 4 --initialization {RULE[QWEN]}", "mechanism"
     ),
-    Step("decode", SMOL, "--prompts 48 --length 128 --recall 12"),
+    Step("decode", SMOL, "--prompts 32 --length 128 --erase all,15 --recall 16"),
     # Other texts, first tokens, lengths, initializations.
     Step("retrieval", SMOL, f"--pairs 12 {RECALL}", "pairs-12"),
     Step("leakage", SMOL, f"{MEASURED['leakage']} --text code", "code"),
@@ -149,6 +150,10 @@ STEPS = [
     *(Step("jacobian", model, "--conditions pretrained --prompts 8 --products 32", "noise") for model in NOISE),
     Step("jacobian", SMOL, "--conditions pretrained --prompts 2 --products 24 --length 1024", "t1024"),
 ]
+
+
+# Kinds that are no part of a report's own studies, with what draws and tells them.
+OF_COMMANDS = (("retrieval", retrieval_figure, retrieval_report), ("decode", decode_figure, decode_report))
 
 
 def prepare(step: Step) -> None:
@@ -200,9 +205,10 @@ def drawn(steps: Iterable[Step]) -> None:
         if root.is_dir():
             found = collect(root)
             draw(root, [kind for kind in found if kind in COMMANDS])
-            if recalled := found["retrieval"]:
-                retrieval_figure(recalled, path=root / "retrieval" / "retrieval.png")
-                write_report(retrieval_report(recalled), root / "retrieval" / "retrieval.md")
+            for kind, figure, reported in OF_COMMANDS:
+                if results := found[kind]:
+                    figure(results, path=root / kind / f"{kind}.png")
+                    write_report(reported(results), root / kind / f"{kind}.md")
     lines = ["# The real models in numbers", "", "95 % intervals over documents; `python tools/llm.py`.", "", *tabled()]
     if (OUT / "noise").is_dir():
         lines += ["", "With noise of half a quantization step on all quantized weights, three draws:", ""]

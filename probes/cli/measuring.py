@@ -282,26 +282,31 @@ def _survey(
 @command(out=Path("runs/decode"))
 def decode(
     target: Target,
-    layer: int | None = option("The block before which position is erased; if not given, every block."),
-    rank: int = option("Directions of the position means that are erased, and of random ones.", 8),
-    recall: int = option("Lists of keys and values that recall is measured on; 0: none.", 0),
-    bootstrap: read.Bootstrap = 200,
+    erase: str = option("Where position is erased: all blocks together, some, as in all,0,12, or off.", "all"),
+    rank: int = option("Dimensions that are erased at most.", 8, min=1),
+    leakage: bool = option("Whether the residual component of leakage is measured.", True),
+    recall: int = option("Lists that recall is measured on under every erasure, a multiple of 4; 0: none.", 16, min=0),
     *,
+    bands: Bands,
     source: Source,
     running: Running,
 ) -> None:
-    """Read position off the residual stream, block by block, then erase it and see whether the model used it.
+    """Read position off the residual stream, erase it, and see whether the model misses it.
 
-    Writes decode.nc, decode.png, decode.svg, decode.md and prints how much of log(1 + i) the stream predicts in documents
-    held out, and what erasing it does to loss, next token, leakage and recall, beside random directions.
+    Writes decode.nc, decode.png, decode.svg, decode.md and prints R^2 of log(1 + i) at every layer on documents held out,
+    and what happens to next-token loss, leakage and recall when the span of the position means, a random subspace of the
+    same rank, or the one direction that moves with position is taken out of the stream. If interrupted, the same command
+    resumes.
 
     Examples:
       headwater decode tiny-llama
-      headwater decode smollm2-135m --prompts 32 --length 128 --recall 12
-      headwater decode ./checkpoint --layer 4 --rank 16
+      headwater decode tiny-llama tiny-qwen2 --erase all,2 --recall 0
+      headwater decode ./checkpoint --erase off --prompts 64
     """
-    options = {"layer": layer, "rank": rank, "recall": recall, "bootstrap": bootstrap, "seed": source.seed}
-    _survey("decode", target, source, running, options)
+    from ..measures.decode import parse_erase
+
+    options = {"erase": parse_erase(erase), "rank": rank, "leakage": leakage, "recall": recall}
+    _survey("decode", target, source, running, options | bands.values() | {"seed": source.seed})
 
 
 @dataclass(frozen=True)

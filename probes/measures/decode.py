@@ -1,30 +1,39 @@
-r"""What the residual stream says of position, and whether the model uses it.
+r"""Is what the residual stream knows of position used? Position read off it, and the same taken out of it.
 
-**Decoded.** At each layer, t = log(1 + i) is regressed on the stream at the positions i >= 1 (ridge; the strength is chosen
-within the training documents). Documents are held out: each half of them is predicted by a fit to the other. `r2` is
-1 - (squared errors) / (squared deviations from the training mean). `r2_shuffled` is the same with the positions of every
-prompt permuted, which nothing can predict. Layer l is what block l reads, the last one what the final norm reads.
+**Reading.** Ridge regression of log(1 + i) on the stream at each layer (`probes.measures.ridge`), position 0 left out.
+Documents are held out: a reader fitted on the documents of one half is tried on those of the other, and vice versa. `r2` of
+a prompt is `1 - sum (z - z^)^2 / sum (z - mean z)^2`, and that of the model its mean over prompts: 0 for a reader that knows
+the mean alone, below 0 for one that is misled; predictions end where log(1 + i) of the prompt does. Layer l is the stream
+that block l reads, so that layer 0 are the embeddings; the last one is what the final norm reads. `r2_shuffled` is the null:
+positions in another order in every prompt.
 
-**Used.** What the stream says of position is erased (`probes.models.erase`), by statistics of the *other* half of the
-documents, and the half is measured: `loss_change` and `kl` of the next token, means over positions from 1 on; `r2_after`,
-the last layer decoded anew; `residual_..`, V(X) of leakage without its constant sink (`probes.leakage`), of its first band,
-of causal models; `recall_..` of lists (`probes.retrieval`), where it was asked for. "permuted" erases what "means" would if
-positions were permuted, "random" as many directions that are drawn: position means over few prompts are means of text as
-well, and what "means" costs beyond "permuted" is position's.
+**Erasing** (`probes.models.erase`): the span of the position means ("means"), a random subspace of as many dimensions
+("random"), the one direction that moves with log(1 + i) ("direction"), in front of one block or of all. What is erased is
+estimated on the documents of one half, and what that does is measured on those of the other:
 
-Intervals (95 %) are over documents, those of recall over couples of lists.
+- `loss_change`, `kl`: next-token loss, and divergence from the model as it is; means over positions from 1 on, in nats.
+- `r2_last`: R^2 at the last layer by readers that are fitted anew, on the changed model: within the half that is measured,
+  on one part of its documents for the other. Readers of the untouched model ("none") are fitted on as few.
+- `residual`: V(X), the residual component of leakage without the constant sink (`probes.leakage`), mean over blocks and
+  heads; the mean of both halves, each on its own prompts.
+- `recall_log_p`, `recall_exact`: of the values of lists of key-value pairs (`probes.retrieval`).
 
-Sources: ours; science of the measurement, section 12; LEACE, arXiv 2306.03819, for "direction".
+Intervals (95 %) are the jackknife's over documents, of recall over couples of lists, of V(X) percentiles of the bootstrap
+over documents. They hold what was fitted fixed: they say how the number would differ on other documents, not with other
+readers or subspaces. Changes are paired.
+
+Sources: [Belrose], LEACE, arXiv 2306.03819; [Chi], arXiv 2305.13571, and [Kazemnejad], arXiv 2305.19466, for position in
+streams without encoding; the rest is ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -32,35 +41,33 @@ from torch import Tensor
 from ..errors import InputError
 from ..models.checks import check_tokens
 from ..models.edited import Edited
-from ..models.erase import WHATS, Moments, erased, place
+from ..models.erase import RANK, Erased, Where, check_where, erased
 from ..models.given import takes_model
+from ..models.memory import Sizes
 from ..models.view import View
 from ..results.dataset import dataset, provenance
-from ..results.statistics import INTERVAL, jackknife, jackknifed
-from ..results.variables import Variable
-from ..run.reporting import Progress, part
-from ..run.resume import within
+from ..results.statistics import jackknife, numbered
+from ..results.variables import Variable, with_ends
+from ..run.reporting import Progress, Report, part
+from ..run.resume import Piece, each, within
 from .bos_swap import RECALLED, check_recall
 from .consequences import consequences
-from .leakage import LAGS, band_coordinates, check
+from .leakage import LAGS, band_coordinates, check, held
 from .leakage_forms import resampling, splits
 from .retrieval import retrieval
+from .ridge import TARGETS, explained, trained
 
-STRENGTHS = tuple(10.0**n for n in range(-7, 5))  # of the ridge, in units of the stream's mean variance
-RANK, BOOTSTRAP = 8, 200
-FEWEST = 8  # prompts, so that each half has enough for leakage
-VARIABLES = {
-    "r2": Variable(("layer",), "variance of log(1 + i) that the stream predicts, documents held out"),
-    "r2_shuffled": Variable(("layer",), "the same of permuted positions"),
-    "loss_change": Variable(("erasure",), "change of the next-token loss", "nat"),
-    "kl": Variable(("erasure",), "KL divergence of the next token from the model as it is", "nat"),
-    "r2_after": Variable(("erasure",), "R^2 of the last layer, decoded anew"),
-    "residual_before": Variable(("erasure",), "V(X), constant sink out, as the model is", "nat^2"),
-    "residual_after": Variable(("erasure",), "V(X), constant sink out, erased", "nat^2"),
-    "residual_change": Variable(("erasure",), "change of V(X), constant sink out", "nat^2"),
-    "recall_log_p_change": Variable(("erasure",), "change of the log probability of values in lists", "nat"),
-    "recall_exact_change": Variable(("erasure",), "change of the share of exact answers"),
-}
+WHATS = ("means", "random", "direction")
+NONE = "none"  # the model as it is, among the interventions
+LEAST_DOCUMENTS = 8  # two halves, measured in two parts, each fitted in two parts
+SUMS_BYTES = 1 << 30  # of products of streams that are added up together: layers beyond that take another pass
+READ, CHANGED = 0.3, 0.7  # shares of the time
+STAGES = {
+    "loss": (0.0, 0.2),
+    "readers": (0.2, 0.5),
+    "leakage": (0.5, 0.9),
+    "recall": (0.9, 1.0),
+}  # of an intervention's
 
 
 @takes_model
@@ -68,270 +75,362 @@ def decode(
     model: View,
     tokens: Int[Tensor, "prompt position"],
     *,
-    layer: int | None = None,
+    erase: Sequence[Where] = ("all",),
     rank: int = RANK,
-    recall: int = 0,
-    bootstrap: int = BOOTSTRAP,
+    leakage: bool = True,
+    bands: Any = None,
+    lags: Any = LAGS,
+    bootstrap: int = 400,
+    recall: int = 16,
     seed: int = 0,
     documents: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """How well position can be read off the stream, layer by layer, and what erasing it does.
+    """How well position can be read off the stream of every layer, and what a model does without it.
 
     Args:
         model: any view; it is not changed.
-        tokens: ids [prompt, position], at least 8 prompts.
-        layer: the block before which position is erased; None: before every block.
-        rank: directions that all but "direction" erase.
-        recall: how many lists recall is measured on, an even number; 0: none.
-        bootstrap: resamples of the documents for V(X).
-        seed: of permutations, random directions, resamples and lists.
-        documents: what each prompt is a window of; if not given, or all of one, each prompt counts as one.
+        tokens: ids [prompt, position], of at least 8 documents.
+        erase: where position is erased: blocks, "all" for all of them together; none: nothing is erased.
+        rank: dimensions that are erased at most, see `probes.erased`.
+        leakage: whether V(X) is measured, on prompts that are enough and long enough for it.
+        bands, lags, bootstrap: as in `probes.leakage`.
+        recall: lists that recall is measured on under every intervention, a multiple of 4, half of them with what each half
+            of the documents gave; 0: none. Left out where the tokenizer makes no lists.
+        seed: of the null, the random subspaces, the resampling and the lists.
+        documents: what each prompt is a window of; without, or where there is one alone, every prompt is its own document.
         progress: called with (share of the work done, 1).
 
     Returns:
-        Dataset with the variables of the module's text, `..._low` and `..._high` for each, over `layer` (0 to the number of
-        blocks) and `erasure` ("means", "permuted", "random", "direction").
+        Dataset. `r2 [layer]`, `r2_shuffled [layer]` with `..._low` and `..._high`, `r2_by_prompt [prompt, layer]`, `strength
+        [half, layer]` of the ridge. With `erase`, along `intervention` ("none", "means all", "random all", "direction all",
+        "means 4", ...): `loss`, `loss_change`, `kl`, `r2_last`, `r2_last_change`, where measured `residual [intervention,
+        band]`, `recall_log_p` and `recall_exact`, all with a `..._change` and intervals; `loss_by_prompt`, `kl_by_prompt`,
+        `r2_last_by_prompt`; `rank [intervention, layer]`, dimensions erased, `removed`, share of the stream's variance that
+        goes, and `held`, share of the variance of the position means in it; means of both halves. The attribute `left_out`
+        says what was not measured and why.
 
     Raises:
-        InputError: an option that cannot be used, fewer than 8 prompts, values that are not finite.
+        InputError: too few documents or positions, no such block, an option that cannot be used, values that are not finite.
 
     Source: see the module's text.
     """
     check_tokens(model, tokens)
-    causal = (model.spec.prefix or 0) <= 1  # leakage is split for causal masks alone
-    bands, lags = check(model, tokens, None, LAGS) if causal else ([], LAGS)
-    if len(tokens) < FEWEST:
-        raise InputError(f"{len(tokens)} prompts are too few; give at least {FEWEST}")
-    for name, value in (("recall", recall), ("bootstrap", bootstrap), ("seed", seed)):
-        if value < 0:
-            raise InputError(f"{name}={value} is negative; give 0 or more")
-    if recall:
-        check_recall(model, recall)
-    erased(model, reference=tokens, layer=layer, rank=rank)
-    unit, drawn = _units(tokens, documents), (bootstrap, seed)
-    halves = [np.flatnonzero(unit % 2 == side) for side in (0, 1)]  # no document is in both
-    layers = list(range(model.spec.blocks + 1))
-    values: dict[str, Any] = _decoded(model, tokens, halves, unit, layers, seed, part(progress, 0.0, 0.2))
-    leaking = partial(_leaking, tokens=tokens, halves=halves, documents=documents, where=(bands[:1], lags), drawn=drawn)
-    found = []
-    with within("before"):
-        before = leaking([model, model]) if causal else None
-        recalled = _recalled(model, recall, seed)
-    for n, what in enumerate(WHATS):
-        stage = part(progress, 0.3 + 0.7 * n / len(WHATS), 0.3 + 0.7 * (n + 1) / len(WHATS))
-        options = {"layer": layer, "rank": rank, "seed": seed}
-        with within(what):
-            views = [erased(model, what, reference=tokens[other], **options) for other in halves[::-1]]
-            whole = erased(model, what, reference=tokens, **options)
-            found.append(_consequences(model, views, tokens, halves, unit, stage))
-            found[-1] |= {"r2_after": _decoded_after(views, tokens, halves, unit, layers[-1])}
-            found[-1] |= {} if before is None else _leaked(before, leaking(views))
-            found[-1] |= _changed(recalled, _recalled(whole, recall, seed))
-    for name in found[0]:
-        values[name] = tuple(np.array(ends) for ends in zip(*(one[name] for one in found), strict=True))
-    variables = {
-        f"{name}{end}": variable._replace(long_name=f"{variable.long_name}{said}").of(value)
-        for name, variable in VARIABLES.items()
-        if name in values
-        for end, said, value in zip(("", "_low", "_high"), ("", ", low end", ", high end"), values[name], strict=True)
-    }
-    given = {"layer": layer, "rank": rank, "recall": recall, "bootstrap": bootstrap, "seed": seed}
+    count, length = tokens.shape
+    names = _interventions(model, erase, rank, seed)
+    fold = Folds(documents, count)
+    if length < 4:
+        raise InputError(f"prompts of {length} positions leave too few behind position 0; give at least 4")
+    if recall < 0 or recall % 4 or bootstrap < 0:
+        raise InputError(f"recall={recall}, bootstrap={bootstrap}: give a multiple of 4, or 0, and 0 or more resamples")
+    options: dict[str, Any] = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "recall": recall, "seed": seed}
+    left_out = {}
+    if not leakage or not erase:
+        options["bands"] = None
+    else:
+        try:
+            smaller = min((fold.prompts(half=h) for h in (0, 1)), key=len)
+            options["bands"], options["lags"] = check(model, tokens[smaller], bands, lags)
+        except InputError as error:
+            if bands is not None:
+                raise
+            left_out["V(X)"] = str(error)
+    if recall and erase:
+        try:
+            check_recall(model, recall // 2)
+        except InputError as error:
+            left_out["recall"], options["recall"] = str(error), 0
+    measured = bool(erase)
+    readable, strengths = _read(model, tokens, fold, seed, part(progress, 0.0, READ if measured else 1.0))
+    variables = _of_readers(readable, strengths, fold)
+    coords: dict[str, Any] = {"layer": range(model.spec.blocks + 1), "half": ["first", "second"]}
+    if measured:
+        outcomes: dict[str, Outcome] = {}
+        for n, (name, (what, where)) in enumerate(names.items()):
+            views = [_view(model, tokens[fold.prompts(half=1 - h)], what, where, rank, seed + h) for h in (0, 1)]
+            share = part(progress, *(READ + CHANGED * at / len(names) for at in (n, n + 1)))
+            with within(name):
+                outcomes[name] = _outcome(model, views, tokens, fold, options, share)
+        variables |= _of_outcomes(outcomes, fold)
+        coords |= {"intervention": list(outcomes)}
+        coords |= {} if options["bands"] is None else band_coordinates(options["bands"])
     if progress is not None:
         progress(1.0, 1.0)
-    first = {"leakage_band": str(band_coordinates(bands[:1])["band"][0])} if bands else {}
-    return dataset(
-        variables,
-        tokens=tokens,
-        coords={"layer": layers, "erasure": list(WHATS)},
-        attrs=provenance(model, tokens, measurement="decode", **given) | first,
+    said = {"erase": [str(one) for one in erase], "rank": rank, "leakage": leakage, "bands": bands, "lags": list(lags)}
+    said |= {"bootstrap": bootstrap, "recall": recall, "seed": seed}
+    why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+    attrs = provenance(model, tokens, measurement="decode", **said) | {"left_out": why}
+    return dataset(variables, tokens=tokens, coords=coords, attrs=attrs)
+
+
+def _interventions(model: View, erase: Sequence[Where], rank: int, seed: int) -> dict[str, tuple[Any, Any]]:
+    """(what is erased, where), by name; the model as it is first."""
+    if rank < 1 or seed < 0:
+        raise InputError(f"rank={rank}, seed={seed}: give a rank of 1 or more and a seed of 0 or more")
+    if len(set(erase)) < len(erase):
+        raise InputError(f"erase {', '.join(map(str, erase))} repeats one; give each place once")
+    for where in erase:
+        check_where(model, where)
+    return {NONE: (None, None)} | {f"{what} {where}": (what, where) for where, what in product(erase, WHATS)}
+
+
+def parse_erase(value: str) -> tuple[Where, ...]:
+    """Read from the command line: "off", or places as in "all,0,12".
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if value.strip() == "off":
+        return ()
+    found: list[Where] = []
+    for word in (word.strip() for word in value.split(",")):
+        if word != "all" and not (word.isascii() and word.isdigit() and len(word) < 6):
+            raise InputError(f"erase '{value}' names no blocks; give off, all, or blocks as in all,0,12")
+        found.append(word if word == "all" else int(word))
+    return tuple(found)
+
+
+class Folds:
+    """Documents in two halves, each half in two parts, each part in two: `unit` is the number of a prompt's document.
+
+    Raises:
+        InputError: too few documents for that, or not one named for each prompt.
+    """
+
+    def __init__(self, documents: Sequence[str] | None, count: int) -> None:
+        if documents is not None and len(documents) != count:
+            raise InputError(f"{len(documents)} documents are named for {count} prompts; name one for each")
+        self.documents = documents
+        self.unit = np.arange(count) if documents is None else numbered(documents)
+        known = len(np.unique(self.unit))
+        if known < LEAST_DOCUMENTS:
+            what = "prompts" if known == count else "documents"
+            raise InputError(f"{known} {what} are too few to hold some out; give prompts of at least {LEAST_DOCUMENTS}")
+
+    def prompts(self, **bits: int) -> list[int]:
+        """Those of a half (`half=0`), of a part of it (`quarter`), of a part of that (`eighth`)."""
+        found = np.ones(len(self.unit), dtype=bool)
+        for name, bit in bits.items():
+            found &= (self.unit >> ("half", "quarter", "eighth").index(name)) & 1 == bit
+        return np.flatnonzero(found).tolist()
+
+
+def _view(model: View, reference: Tensor, what: Any, where: Any, rank: int, seed: int) -> View:
+    return model if what is None else erased(model, what, layer=where, reference=reference, rank=rank, seed=seed)
+
+
+# ------------------------------------------------------------------------------------------------------------ readers
+
+
+def _read(
+    model: View, tokens: Tensor, fold: Folds, seed: int, progress: Progress | None
+) -> tuple[Float[np.ndarray, "prompt layer target"], Float[np.ndarray, "half layer"]]:
+    """R^2 on every prompt by readers fitted on the other half, and their strengths."""
+    layers = model.spec.blocks + 1
+    at_once = max(1, SUMS_BYTES // (4 * 8 * model.spec.width**2))
+    chunks = [range(start, min(start + at_once, layers)) for start in range(0, layers, at_once)]
+    report = Report(progress, len(tokens) * (2 * len(chunks) + 1))
+
+    def fit(n: int) -> Piece:
+        half, chunk = n % 2, chunks[n // 2]
+        parts = (fold.prompts(half=half, quarter=0), fold.prompts(half=half, quarter=1))
+        return trained(model, tokens, parts, chunk, seed, report)
+
+    pieces = each("fit", 2 * len(chunks), fit)
+    readers = [
+        {name: np.concatenate([piece[name] for piece in pieces[half::2]]) for name in pieces[0]} for half in (0, 1)
+    ]
+
+    def tried(n: int) -> Piece:
+        found = explained(model, tokens, n, readers[1 - (int(fold.unit[n]) & 1)], range(layers), seed)
+        report()
+        return {"r2": found}
+
+    r2 = each("tried", len(tokens), tried).stacked("r2")
+    report.finish()
+    return r2, np.stack([one["strength"][:, 0] for one in readers])
+
+
+def _of_readers(r2: np.ndarray, strengths: np.ndarray, fold: Folds) -> dict[str, tuple[Any, ...]]:
+    said = "R^2 of log(1 + i) by ridge regression on the stream, documents held out"
+    variables = _with_interval("r2", Variable(("layer",), said), r2[..., TARGETS.index("position")], fold.unit)
+    null = Variable(("layer",), f"{said}, positions shuffled within prompts")
+    variables |= _with_interval("r2_shuffled", null, r2[..., TARGETS.index("shuffled")], fold.unit)
+    variables["r2_by_prompt"] = Variable(("prompt", "layer"), said).of(r2[..., TARGETS.index("position")])
+    strength = Variable(("half", "layer"), "strength of the ridge, in mean eigenvalues of the stream's covariance")
+    return variables | {"strength": strength.of(strengths)}
+
+
+def _with_interval(
+    name: str, variable: Variable, values: Float[np.ndarray, "sample _"], unit: Int[np.ndarray, " _"]
+) -> dict[str, tuple[Any, ...]]:
+    """The mean over samples with the jackknife's ends."""
+    found = {}
+    for end, value in zip(("", "low", "high"), jackknife(lambda some: some.mean(0), values, unit), strict=True):
+        long_name = f"{variable.long_name}, {end} end of the 95 % interval" if end else variable.long_name
+        found[f"{name}_{end}" if end else name] = variable._replace(long_name=long_name).of(value)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- interventions
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was measured under one intervention."""
+
+    by_prompt: dict[str, Float[np.ndarray, " prompt"]]  # loss, kl, r2_last
+    by_list: dict[str, Float[np.ndarray, " list"]]  # recall; empty where it was not measured
+    residual: Float[np.ndarray, "resample band"] | None
+    sizes: dict[str, Float[np.ndarray, " layer"]]  # rank, removed, held; NaN where nothing is erased
+
+
+def _outcome(
+    model: View,
+    views: Sequence[View],
+    tokens: Tensor,
+    fold: Folds,
+    options: Mapping[str, Any],
+    progress: Progress | None,
+) -> Outcome:
+    """One intervention: `views[h]` is what the documents of half h are measured on, estimated on the other half."""
+    heard = {name: part(progress, *stage) for name, stage in STAGES.items()}
+    count, last = len(tokens), model.spec.blocks
+    found = {name: np.zeros(count) for name in ("loss", "kl", "r2_last")}
+    recalled: dict[str, list[np.ndarray]] = {"recall_log_p": [], "recall_exact": []}
+    residual: list[np.ndarray] = []
+    for half, view in enumerate(views):
+        own = fold.prompts(half=half)
+
+        def halved(name: str, half: int = half) -> Progress | None:
+            return part(heard[name], half / 2, (half + 1) / 2)
+
+        with within(f"half {half}"):
+            original = model if isinstance(view, Edited) and view is not model else None
+            loss, kl = consequences(view, tokens[own], original, halved("loss"))
+            found["loss"][own] = _mean(loss[:, 1:])
+            found["kl"][own] = 0.0 if kl is None else kl[:, 1:].mean(1)
+            found["r2_last"][own] = _read_anew(view, tokens, fold, half, range(last, last + 1), options["seed"], halved)
+            if options["bands"] is not None:
+                named = None if fold.documents is None else [fold.documents[n] for n in own]
+                drawn = resampling(len(own), options["bootstrap"], options["seed"] + half, named)
+                forms = splits(view, tokens[own], options["bands"], options["lags"], drawn, halved("leakage"))
+                residual.append(forms["steady_stream"][:, 0].mean((1, 2)))  # of [resample, 1, layer, head, band]
+            if options["recall"]:
+                lists: dict[str, Any] = {"pairs": RECALLED, "keys": "apart", "digits": 4, "candidates": 1}
+                lists |= {"contexts": options["recall"] // 2, "seed": options["seed"] + half}
+                ds = retrieval(view, **lists, progress=halved("recall"))
+                for name, values in recalled.items():
+                    values.append(ds[name.removeprefix("recall_")].values.mean(1))
+    return Outcome(
+        found,
+        {name: np.concatenate(values) for name, values in recalled.items() if values},
+        np.mean(residual, axis=0) if residual else None,
+        _sizes(model, views),
     )
 
 
-def _units(tokens: Tensor, documents: Sequence[str] | None) -> np.ndarray:
-    """The document of each prompt by number; where there are fewer than two, each prompt counts as one."""
-    names = list(dict.fromkeys(documents or []))
-    if documents is None or len(names) < 2:
-        return np.arange(len(tokens))
-    return np.array([names.index(name) for name in documents])
+def _mean(losses: Float[np.ndarray, "prompt predicted"]) -> Float[np.ndarray, " prompt"]:
+    """Over positions whose next token the head knows; NaN where it knows none of them."""
+    known = ~np.isnan(losses)
+    total, number = np.where(known, losses, 0).sum(1), known.sum(1)
+    return np.divide(total, number, out=np.full(len(losses), np.nan), where=number > 0)
 
 
-# ------------------------------------------------------------------------------------------------------------- decoding
-
-
-def ridge(found: Moments, strength: float) -> Float[Tensor, "d targets"]:
-    """Slopes of the targets on the stream, both around their means."""
-    covariance = found.covariance
-    covariance.diagonal().add_(strength * float(covariance.diagonal().mean()))
-    return torch.linalg.solve(covariance, found.with_targets)
-
-
-def errors(found: Moments, slopes: Tensor, trained: Moments) -> Float[Tensor, "two targets"]:
-    """Squared errors of a fit to `trained` on other prompts, and squared deviations from the training mean; sums."""
-    offset = trained.targets[0] / trained.count - trained.mean @ slopes  # [targets]
-    fitted = (slopes * (found.second @ slopes)).sum(0) + 2 * offset * (found.first @ slopes) + found.count * offset**2
-    crossed = (slopes * found.along).sum(0) + offset * found.targets[0]
-    centre = trained.targets[0] / trained.count
-    deviation = found.targets[1] - 2 * centre * found.targets[0] + found.count * centre**2
-    return torch.stack([found.targets[1] - 2 * crossed + fitted, deviation])
-
-
-def chosen(folds: Sequence[Moments]) -> Tensor:
-    """Slopes by the strength whose fit to one fold predicts the other best, both ways together."""
-    one, other = folds
-    losses = [(errors(other, ridge(one, s), one) + errors(one, ridge(other, s), other))[0].sum() for s in STRENGTHS]
-    return ridge(one + other, STRENGTHS[int(torch.stack(losses).argmin())])
-
-
-def _decoded(
-    model: View,
+def _read_anew(
+    view: View,
     tokens: Tensor,
-    halves: Sequence[np.ndarray],
-    unit: np.ndarray,
-    layers: Sequence[int],
+    fold: Folds,
+    half: int,
+    layers: range,
     seed: int,
-    progress: Progress | None = None,
-    view_of: Mapping[int, View] | None = None,
-) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """R^2 with its ends over documents, [layer], of positions and of permuted ones.
+    heard: Callable[[str], Progress | None],
+) -> Float[np.ndarray, " prompt"]:
+    """R^2 on the prompts of a half, in their order, by readers of this view fitted on the other part of that half."""
+    own = fold.prompts(half=half)
+    report = Report(heard("readers"), 3 * len(own))
 
-    Of another view for each half that is predicted, if `view_of` says so.
-    """
-    sums = np.zeros((len(tokens), len(layers), 2, 2))  # [prompt, layer, error or deviation, target]
-    draw = torch.Generator().manual_seed(seed)
-    length = tokens.shape[1]
-    # The same permutation for every prompt would be a target like any other: each has its own.
-    orders = [1 + torch.randperm(length - 1, generator=draw) for _ in range(len(tokens))]
+    def fit(quarter: int) -> Piece:
+        one, other = (fold.prompts(half=half, quarter=quarter, eighth=eighth) for eighth in (0, 1))
+        return trained(view, tokens, (one, other), layers, seed, report)
 
-    def targets(n: int) -> Tensor:
-        own = place(length)
-        return torch.cat([own, torch.cat([own[:1], own[orders[n]]])], 1)
+    readers = list(each("fit", 2, fit))
 
-    def streams(n: int, view: View) -> Sequence[Tensor]:
-        traced = view.trace(view.embed(tokens[n : n + 1])).residual
-        return [traced[layer][0] for layer in layers]
+    def tried(n: int) -> Piece:
+        quarter = int(fold.unit[own[n]]) >> 1 & 1
+        found = explained(view, tokens, own[n], readers[1 - quarter], layers, seed)
+        report()
+        return {"r2": found[0, :1]}
 
-    done = 0
-    for side, half in enumerate(halves):
-        view = model if view_of is None else view_of[side]
-        slopes, trained = _fitted(halves[1 - side], unit, lambda n, view=view: (streams(n, view), targets(n)))
-        for n in half:
-            for at, stream in enumerate(streams(int(n), view)):
-                sums[n, at] = errors(Moments.of(stream, targets(int(n))), slopes[at], trained[at]).numpy()
-            done += 1
-            if progress is not None:
-                progress(done, len(tokens))
-
-    def explained(some: np.ndarray) -> np.ndarray:
-        error, deviation = some.sum(0).transpose(1, 0, 2)
-        return 1 - error / deviation  # [layer, target]
-
-    value, low, high = jackknife(explained, sums, unit)
-    return {name: (value[:, t], low[:, t], high[:, t]) for t, name in enumerate(("r2", "r2_shuffled"))}
+    r2 = each("tried", len(own), tried).stacked("r2")[:, 0]
+    report.finish()
+    return r2
 
 
-def _fitted(half: np.ndarray, unit: np.ndarray, given: Any) -> tuple[list[Tensor], list[Moments]]:
-    """Slopes and moments by layer, of one half's prompts; the strength by its documents in two folds."""
-    documents = list(dict.fromkeys(unit[half].tolist()))
-    folds: list[list[Moments] | None] = [None, None]
-    for count, n in enumerate(half):
-        fold = documents.index(unit[n]) % 2 if len(documents) > 1 else count % 2
-        streams, targets = given(int(n))
-        own = [Moments.of(stream, targets) for stream in streams]
-        before = folds[fold]
-        folds[fold] = own if before is None else [one + two for one, two in zip(before, own, strict=True)]
-    one, other = (fold if fold is not None else folds[1 - n] for n, fold in enumerate(folds))
-    assert one is not None
-    assert other is not None
-    return [chosen(pair) for pair in zip(one, other, strict=True)], [a + b for a, b in zip(one, other, strict=True)]
+def _sizes(model: View, views: Sequence[View]) -> dict[str, Float[np.ndarray, " layer"]]:
+    """What was erased before each block, means of both halves."""
+    found = {name: np.full((len(views), model.spec.blocks + 1), np.nan) for name in ("rank", "removed", "held")}
+    for n, view in enumerate(views):
+        change = view.changes[-1] if isinstance(view, Edited) and view is not model else None
+        if isinstance(change, Erased) and isinstance(view, Edited):
+            for layer, one in change.erasers(view.original).items():
+                for name, values in found.items():
+                    values[n, layer] = getattr(one, name)
+    return {name: values.mean(0) for name, values in found.items()}
 
 
-# -------------------------------------------------------------------------------------------------------------- erasing
+SAID = {
+    "loss": ("next-token loss, mean over positions from 1 on", "nat"),
+    "kl": ("KL divergence of the next token from the model as it is, mean over positions from 1 on", "nat"),
+    "r2_last": ("R^2 of log(1 + i) at the last layer, by readers fitted anew", "1"),
+    "recall_log_p": ("log probability of a value in a list", "nat"),
+    "recall_exact": ("share of exact answers of lists", "1"),
+}
+SIZES = {
+    "rank": "dimensions that are erased before a block",
+    "removed": "share of the stream's variance that is erased before a block",
+    "held": "share of the variance of the position means that is in what is erased",
+}
 
 
-def _consequences(
-    model: View,
-    views: Sequence[Edited],
-    tokens: Tensor,
-    halves: Sequence[np.ndarray],
-    unit: np.ndarray,
-    progress: Progress | None,
-) -> dict[str, tuple[float, float, float]]:
-    """Change of loss, and KL, means over positions from 1 on, with ends over documents."""
-    change, kl = np.zeros(len(tokens)), np.zeros(len(tokens))
-    for side, (half, view) in enumerate(zip(halves, views, strict=True)):
-        with within(f"half {side}"):
-            before, _ = consequences(model, tokens[half])
-            with within("after"):
-                after, divergence = consequences(
-                    view, tokens[half], model, part(progress, 0.2 * side, 0.2 * side + 0.2)
-                )
-        assert divergence is not None
-        change[half], kl[half] = np.nanmean((after - before)[:, 1:], 1), divergence[:, 1:].mean(1)
-    found = {"loss_change": change, "kl": kl}
-    return {name: _ends(jackknifed(lambda some: float(some.mean()), values, unit)) for name, values in found.items()}
-
-
-def _decoded_after(
-    views: Sequence[Edited], tokens: Tensor, halves: Sequence[np.ndarray], unit: np.ndarray, last: int
-) -> tuple[float, float, float]:
-    found = _decoded(views[0], tokens, halves, unit, [last], 0, view_of=dict(enumerate(views)))["r2"]
-    return tuple(float(end[0]) for end in found)  # type: ignore[return-value]
-
-
-def _leaking(
-    views: Sequence[View],
-    *,
-    tokens: Tensor,
-    halves: Sequence[np.ndarray],
-    documents: Sequence[str] | None,
-    where: tuple[Any, Any],
-    drawn: tuple[int, int],
-) -> Float[np.ndarray, " resample"]:
-    """V(X) of each half by its view, mean over blocks, heads and both halves; the estimate, then the resamples."""
-    found = []
-    for side, (half, view) in enumerate(zip(halves, views, strict=True)):
-        named = None if documents is None else [str(documents[n]) for n in half]
-        weights = resampling(len(half), *drawn, named)
-        with within(f"leakage {side}"):
-            split = splits(view, tokens[half], *where, weights)["steady_stream"]  # [resample, 1, layer, head, band]
-        found.append(split.mean((1, 2, 3, 4)))
-    return np.mean(found, 0)
-
-
-def _leaked(before: np.ndarray, after: np.ndarray) -> dict[str, tuple[float, float, float]]:
-    """V(X) before and after, and its change, with percentiles of the paired resamples; NaN without any."""
-    named = {"residual_before": before, "residual_after": after, "residual_change": after - before}
-    found = {}
-    for name, x in named.items():
-        low, high = np.percentile(x[1:], INTERVAL) if len(x) > 1 else (np.nan, np.nan)
-        found[name] = float(x[0]), float(low), float(high)
+def _of_outcomes(outcomes: Mapping[str, Outcome], fold: Folds) -> dict[str, tuple[Any, ...]]:
+    """The variables along `intervention`; changes are those from the first one, the model as it is."""
+    found: dict[str, tuple[Any, ...]] = {}
+    every = list(outcomes.values())
+    lists = len(next(iter(every[0].by_list.values()), ()))
+    for name, (said, unit) in SAID.items():
+        of_prompts = name in every[0].by_prompt
+        if not of_prompts and not every[0].by_list:
+            continue
+        of = [one.by_prompt[name] if of_prompts else one.by_list[name] for one in every]
+        values = np.stack(of, 1)  # [sample, intervention]
+        samples = fold.unit if of_prompts else np.arange(lists) // 2
+        along = Variable(("intervention",), said, unit)
+        found |= _with_interval(name, along, values, samples)
+        if name != "kl":
+            change = along._replace(long_name=f"{said}, change by the intervention")
+            found |= _with_interval(f"{name}_change", change, values - values[:, :1], samples)
+        if of_prompts:
+            found[f"{name}_by_prompt"] = Variable(("intervention", "prompt"), said, unit).of(values.T)
+    for name, said in SIZES.items():
+        values = np.stack([one.sizes[name] for one in every])
+        found[name] = Variable(("intervention", "layer"), said).of(values)
+    parts = [one.residual for one in every if one.residual is not None]
+    if parts:
+        residual = np.stack(parts, 1)  # [resample, intervention, band]
+        along = Variable(
+            ("intervention", "band"), "V(X), residual component of leakage without the constant sink", "nat^2"
+        )
+        found |= with_ends("residual", along, residual)
+        change = along._replace(long_name=f"{along.long_name}, change by the intervention")
+        found |= with_ends("residual_change", change, residual - residual[:, :1])
     return found
-
-
-def _recalled(view: View, lists: int, seed: int) -> xr.Dataset | None:
-    """Recall of lists, which are other text than the erasure was fitted to; None for none."""
-    if not lists:
-        return None
-    asked: dict[str, Any] = {"pairs": RECALLED, "keys": "apart", "digits": 4, "candidates": 1, "contexts": lists}
-    return retrieval(view, **asked, seed=seed)
-
-
-def _changed(before: xr.Dataset | None, after: xr.Dataset | None) -> dict[str, tuple[float, float, float]]:
-    """Change of recall, with ends over couples of lists."""
-    if before is None or after is None:
-        return {}
-    unit, found = before["context"].values // 2, {}
-    for name in ("log_p", "exact"):
-        change = after[name].values - before[name].values
-        found[f"recall_{name}_change"] = _ends(jackknifed(lambda some: float(some.mean()), change, unit))
-    return found
-
-
-def _ends(found: Any) -> tuple[float, float, float]:
-    return found.value, found.low, found.high
 
 
 def memory(model: View, prompts: int, length: int, **options: Any) -> int:
-    """Bytes above the loaded model at the peak, about: sums of both folds, by layer."""
-    return 8 * (model.spec.blocks + 1) * 4 * (model.spec.width**2 + length * model.spec.width)
+    """Bytes above the loaded model at the peak, about: sums of products, a half's streams, or those of leakage."""
+    sizes = Sizes.of(model)
+    sums = min(SUMS_BYTES, 4 * 8 * sizes.width**2 * (sizes.blocks + 1))
+    streams = 3 * -(-prompts // 2) * length * sizes.width * sizes.itemsize + 4 * 8 * sizes.width**2
+    found = sizes.passing(length) + max(sums, streams)
+    return max(found, held(model, -(-prompts // 2), length, **options)) if options.get("erase") else found

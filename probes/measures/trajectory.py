@@ -241,7 +241,7 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report) 
                         np.maximum(highest[at, layer], ordered.cpu().numpy(), out=highest[at, layer])
                 zero[at, layer] = stream[0].double().cpu()
 
-            _passing(model, tokens[n : n + 1], look)
+            passing(model, tokens[n : n + 1], look)
             report()
         found = {"norms": norms, "highest": highest, "zero": zero.numpy()}
         for layer, own in enumerate(one.cpu().numpy() for one in counts):
@@ -376,8 +376,8 @@ def _firsts(model: View, tokens: Int[Tensor, "prompt position"]) -> dict[str, Te
 
 
 @torch.no_grad()
-def _passing(model: View, tokens: Int[Tensor, "1 position"], look: Callable[[int, Tensor], None]) -> None:
-    """One pass in which `look(layer, stream [T, d])` sees each stream in turn; none is kept."""
+def passing(model: View, tokens: Int[Tensor, "1 position"], look: Callable[[int, Tensor], None]) -> None:
+    """One pass in which `look(layer, stream [T, d])` sees what every block reads, then the last stream; none is kept."""
 
     def seen(layer: int, stream: Tensor) -> Tensor:
         look(layer, stream[0])

@@ -139,7 +139,7 @@ def ablated(
     if not chosen or len(set(chosen)) < len(chosen):
         raise InputError("heads name none or one twice; give each once, as in 18.8,26.2")
     if how == "mean":
-        _check_reference(model, reference)
+        check_reference(model, reference)
     return Edited(model, Heads(chosen, how, reference))
 
 
@@ -158,7 +158,7 @@ def parse_heads(value: str) -> tuple[Head, ...]:
     return tuple(found)
 
 
-def _check_reference(model: View, reference: Tensor | None) -> None:
+def check_reference(model: View, reference: Tensor | None) -> None:
     if reference is None:
         raise InputError("means are taken over prompts; give reference=probes.prompts(model)")
     check_tokens(model, reference)
@@ -327,5 +327,5 @@ def reweighed(
     if not 0 <= layer < model.spec.blocks:
         raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
     if how != "without 0":
-        _check_reference(model, reference)
+        check_reference(model, reference)
     return Edited(model, Softmax(how, layer, reference))

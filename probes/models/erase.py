@@ -1,164 +1,215 @@
-"""What the residual stream says of position, erased: views that every probe can be run on.
+"""What the residual stream knows of position, erased: a view in which a block reads the stream without a subspace of it.
 
-An erasure is x - (x - m) B A^T at every position but 0, with m the mean stream, at what one block reads or at what every
-block reads. "means": A = B, the leading principal directions of the position means of the stream around m. "permuted":
-those of means whose positions were permuted in every prompt, which hold as much text and no position. "random": as many
-orthonormal directions that are drawn. "direction": least-squares concept erasure of t = log(1 + i), with S the
-stream's covariance and c its covariance with t: A = c, B = S^-1 c / (c^T S^-1 c). No linear function of the stream then
-covaries with t, and no other erasure that achieves this changes the stream less, in the metric of S^-1.
+`x -> x - write (read (x - mean))` at every position but 0, with `mean` the stream's mean over these positions:
 
-Position 0 keeps its stream: it is told from all others by far more than its place.
+- "means": an orthogonal projection, of the span of the means of the stream by position, around their mean. Means of few
+  prompts are noise, too, whose leading directions are those of the tokens' own variance; what erases these erases text.
+  So the span is estimated where that noise is alike in all directions, on the whitened stream, and from the covariance of
+  the means over positions between the two halves of the reference: noise has no part in its expectation, and makes
+  eigenvalues of either sign. Leading directions are taken that hold `SHARE` of its trace, at most `rank` of them, and
+  only those whose eigenvalue is above `NOISE` times the size of the most negative one. There may be none.
+- "random": the same with a random subspace of as many dimensions.
+- "direction": least-squares concept erasure [Belrose]: `x - W^+ P W (x - mean)`, with W the whitening of the stream and P
+  the projection onto the whitened covariance with log(1 + i). That covariance, c, is one vector here, so that with S the
+  stream's covariance the change is `c (c^T S^+ (x - mean)) / (c^T S^+ c)`: of all affine maps behind which no linear reader
+  of the reference finds log(1 + i), the one that moves the stream least.
 
-Source: the closed form is that of LEACE, Belrose et al., arXiv 2306.03819; science of the measurement, section 12.
+Everything is estimated on `reference`, and of a view that is changed already on its original. Where several blocks are
+changed, the stream that a block reads has passed the changes of those before it, in the estimates as in the view.
+
+Source: [Belrose], LEACE, arXiv 2306.03819, theorem 4.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from ..errors import InputError
-from .checks import check_tokens
+from .ablate import check_reference
 from .edited import Edited, unheard
 from .given import takes_model
 from .view import Edit, View
 
-What: TypeAlias = Literal["means", "permuted", "random", "direction"]
-WHATS: tuple[What, ...] = get_args(What)
-LEAST = 1e-8  # of the largest eigenvalue of the covariance; below it a direction counts as not there
-
-
-@dataclass
-class Moments:
-    """Sums over the positions from 1 on of streams: enough for means, covariances and regressions on log(1 + i)."""
-
-    count: int
-    first: Float[Tensor, " d"]  # sum of x
-    second: Float[Tensor, "d d"]  # of x x^T
-    along: Float[Tensor, "d targets"]  # of x t, for every target t
-    by_position: Float[Tensor, "position d"]  # of x over prompts
-    permuted: Float[Tensor, "position d"]  # the same, every prompt's positions permuted
-    targets: Float[Tensor, "moment targets"]  # of t, and of t^2
-
-    @classmethod
-    def of(
-        cls, stream: Float[Tensor, "position d"], targets: Float[Tensor, "position targets"], seed: int = 0
-    ) -> Moments:
-        """Of one prompt, position 0 left out, in float64; `seed` is its permutation's."""
-        x, t = stream[1:].double().cpu(), targets[1:]
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-        return cls(len(x), x.sum(0), x.T @ x, x.T @ t, x, x[order], torch.stack([t.sum(0), t.square().sum(0)]))
-
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(*(one + two for one, two in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-    @property
-    def mean(self) -> Float[Tensor, " d"]:
-        """Of the stream."""
-        return self.first / self.count
-
-    @property
-    def covariance(self) -> Float[Tensor, "d d"]:
-        """Of the stream."""
-        return self.second / self.count - torch.outer(self.mean, self.mean)
-
-    @property
-    def with_targets(self) -> Float[Tensor, "d targets"]:
-        """Covariance of the stream with every target."""
-        return self.along / self.count - torch.outer(self.mean, self.targets[0] / self.count)
-
-
-def place(length: int) -> Float[Tensor, "position one"]:
-    """The target: log(1 + i)."""
-    return torch.arange(length, dtype=torch.float64).log1p()[:, None]
-
-
-def moments(model: View, tokens: Iterable[Tensor], layers: Iterable[int]) -> dict[int, Moments]:
-    """Of what these blocks read, by block; one pass per prompt."""
-    layers, found = list(layers), {}
-    for n, row in enumerate(tokens):
-        streams = model.trace(model.embed(row[None])).residual
-        own = {layer: Moments.of(streams[layer][0], place(len(row)), n) for layer in layers}
-        found = {layer: found[layer] + one for layer, one in own.items()} if found else own
-    return found
+What: TypeAlias = Literal["means", "random", "direction"]
+Where: TypeAlias = int | str  # a block, or "all"
+RANK = 8  # directions at most
+SHARE = 0.95  # of the variance of the position means
+NOISE = 1.5  # a factor of 1 would take a direction of pure noise every other time
 
 
 @dataclass(frozen=True)
-class Erasure:
-    """A `Change` of streams; see `erased`."""
+class Eraser:
+    """The change at one block, in float64: `x - ((x - mean) @ read) @ write`."""
+
+    mean: Float[Tensor, " d"]
+    read: Float[Tensor, "d rank"]
+    write: Float[Tensor, "rank d"]
+    removed: float  # share of the reference's variance
+    held: float  # share of the variance of the position means that is in what is erased; NaN where they have none
+
+    @property
+    def rank(self) -> int:
+        """Dimensions that are erased."""
+        return self.read.shape[1]
+
+    def __call__(self, stream: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
+        exact = stream.to(torch.promote_types(stream.dtype, torch.float32))
+        mean, read, write = (x.to(exact) for x in (self.mean, self.read, self.write))
+        return (exact - ((exact - mean) @ read) @ write).to(stream)
+
+
+@dataclass(frozen=True)
+class Erased:
+    """A `Change` of the stream at every position but 0; see `erased`."""
 
     what: What
-    layer: int | None
+    layers: tuple[int, ...]
     reference: Tensor
     rank: int
     seed: int
-    made: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    everywhere: bool
+    made: dict[int, Eraser] = field(default_factory=dict, repr=False, compare=False)  # by block
 
     @property
     def said(self) -> str:
         """What, and where."""
-        where = "every block" if self.layer is None else f"block {self.layer}"
-        rank = "" if self.what == "direction" else f" {self.rank}"
-        return f"position erased at {where}: {self.what}{rank}"
+        return f"{self.what} erased at {'all blocks' if self.everywhere else f'block {self.layers[0]}'}"
 
     def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> None:
         """The model's own embeddings."""
 
     def edits(self, model: View, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
-        layers = range(model.spec.blocks) if self.layer is None else [self.layer]
-        if not self.made:
-            with unheard(model):
-                found = moments(model, self.reference, layers)
-            self.made.update({n: directions(one, self.what, self.rank, self.seed + n) for n, one in found.items()})
-        return [edit for layer in layers for edit in self._at(layer)]
+        found = []
+        for layer, eraser in self.erasers(model).items():
+            # Position 0 is put back. Behind a context there is none, and these two act on the context alone.
+            kept: list[Tensor] = []
+            found.append(Edit("residual", layer, partial(_keep, kept), 0))
+            found.append(Edit("residual", layer, eraser))
+            found.append(Edit("residual", layer, partial(_give, kept), 0))
+        return found
 
-    def _at(self, layer: int) -> list[Edit]:
-        first: list[Tensor] = []
-
-        def keep(own: Tensor) -> Tensor:
-            first[:] = [own]
-            return own
-
-        return [
-            Edit("residual", layer, keep, position=0),
-            Edit("residual", layer, partial(projected, *self.made[layer])),
-            Edit("residual", layer, lambda _: first[0], position=0),
-        ]
-
-    def on(self, fresh: View) -> Erasure:
+    def on(self, fresh: View) -> Erased:
         return replace(self, made={})
 
+    def erasers(self, model: View) -> dict[int, Eraser]:
+        """By block; estimated when they are first asked for."""
+        if not self.made:
+            self.made.update(self._estimated(model))
+        return self.made
 
-def directions(found: Moments, what: What, rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(m, B, A) of an erasure, in float64: [d], [d, rank], [d, rank]."""
-    width = len(found.mean)
-    if what == "random":
-        drawn = torch.randn(width, rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        basis = torch.linalg.qr(drawn).Q
-        return found.mean, basis, basis
-    if what in ("means", "permuted"):
-        means = found.by_position if what == "means" else found.permuted
-        means = means * (len(means) / found.count)  # sums over prompts of equal length
-        basis = torch.linalg.svd(means - means.mean(0), full_matrices=False).Vh[:rank].T
-        return found.mean, basis, basis
-    values, vectors = torch.linalg.eigh(found.covariance)
-    inverse = torch.where(values > LEAST * values[-1], 1 / values, 0)
-    along = found.with_targets[:, :1]
-    reading = vectors @ (inverse[:, None] * (vectors.T @ along))
-    size = (along * reading).sum()
-    return found.mean, reading / size if size > 0 else torch.zeros_like(reading), along
+    def _estimated(self, model: View) -> dict[int, Eraser]:
+        """A pass of the reference, block by block; at the blocks that are changed its streams are held together."""
+        ranks = {}
+        if self.what == "random":
+            means = replace(self, what="means", made={})
+            ranks = {layer: one.rank for layer, one in means.erasers(model).items()}
+        found: dict[int, Eraser] = {}
+        with unheard(model):
+            blocks = model.trace(model.embed(self.reference[:1])).blocks
+            streams = torch.cat([model.embed(row[None]) for row in self.reference])
+            for layer in range(max(self.layers) + 1):
+                if layer in self.layers:
+                    found[layer] = one = self._of_block(layer, streams[:, 1:], ranks.get(layer, 0))
+                    streams = torch.cat([streams[:, :1], one(streams[:, 1:])], 1)
+                if layer < max(self.layers):
+                    streams = torch.cat([blocks[layer](row[None]) for row in streams])
+        return found
+
+    def _of_block(self, layer: int, streams: Float[Tensor, "prompt position d"], rank: int) -> Eraser:
+        mean, cov, means = _moments(streams)
+        one, other = (half - half.mean(0) for half in means)
+        between = (one.T @ other + other.T @ one) / (2 * len(one))
+        whole = between.trace()
+
+        def held(basis: Tensor) -> float:
+            return float(torch.einsum("dr,de,er->", basis, between, basis) / whole) if whole > 0 else math.nan
+
+        if self.what == "direction":
+            read, write, removed = _direction(cov, _by_position(streams) - mean)
+            return Eraser(mean, read, write, removed, held(functional.normalize(write.T, dim=0)))
+        if self.what == "means":
+            basis = _span(cov, between, self.rank)
+        else:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + layer)
+            drawn = torch.randn(len(mean), rank, generator=generator, dtype=torch.float64)
+            basis = torch.linalg.qr(drawn.to(mean.device)).Q
+        removed = torch.einsum("dr,de,er->", basis, cov, basis) / cov.trace()
+        return Eraser(mean, basis, basis.T.contiguous(), float(removed), held(basis))
 
 
-def projected(mean: Tensor, reading: Tensor, writing: Tensor, stream: Tensor) -> Tensor:
-    """x - (x - m) B A^T."""
-    mean, reading, writing = (one.to(stream) for one in (mean, reading, writing))
-    return stream - (stream - mean) @ reading @ writing.T
+def _keep(kept: list[Tensor], first: Float[Tensor, "batch one d"]) -> Tensor:
+    kept[:] = [first]
+    return first
+
+
+def _give(kept: list[Tensor], first: Float[Tensor, "batch one d"]) -> Tensor:
+    return kept[0]
+
+
+def log_position(length: int, device: Any = None) -> Float[Tensor, " position"]:
+    """log(1 + i) of the positions from 1 on, in float64."""
+    return torch.arange(1, length, dtype=torch.float64, device=device).log1p()
+
+
+def _moments(
+    streams: Float[Tensor, "prompt position d"],
+) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"], Float[Tensor, "half position d"]]:
+    """Mean, covariance, and means by position of either half of the prompts, in float64; prompt by prompt."""
+    count, length, width = streams.shape
+    half = count // 2
+    means = torch.stack([_by_position(some) for some in (streams[:half], streams[half:])])
+    mean = (half * means[0] + (count - half) * means[1]).mean(0) / count
+    cov = torch.zeros(width, width, dtype=torch.float64, device=streams.device)
+    for row in streams:
+        around = row.double() - mean
+        cov += around.T @ around
+    return mean, cov / (count * length), means
+
+
+def _by_position(streams: Float[Tensor, "prompt position d"]) -> Float[Tensor, "position d"]:
+    total = torch.zeros(streams.shape[1:], dtype=torch.float64, device=streams.device)
+    for row in streams:
+        total += row.double()
+    return total / len(streams)
+
+
+def _span(cov: Float[Tensor, "d d"], between: Float[Tensor, "d d"], most: int) -> Float[Tensor, "d rank"]:
+    """An orthonormal basis of the span of position means that stands above the noise; it may be empty."""
+    own, axes = torch.linalg.eigh(cov)
+    alive = own > len(own) * torch.finfo(own.dtype).eps * own[-1]
+    deviations, axes = own[alive].sqrt(), axes[:, alive]
+    whitened = (axes.T @ between @ axes) / deviations[:, None] / deviations
+    sizes, directions = torch.linalg.eigh(whitened)
+    sizes, directions = sizes.flip(0), directions.flip(1)
+    above = int((sizes > NOISE * sizes[-1].clamp(max=0).abs()).sum())
+    rounding = int((sizes > len(sizes) * torch.finfo(sizes.dtype).eps * sizes[0]).sum())
+    enough = int((sizes.cumsum(0) < SHARE * sizes.sum()).sum()) + 1
+    count = min(above, rounding, enough, most)
+    return torch.linalg.qr((axes * deviations) @ directions[:, :count]).Q
+
+
+def _direction(
+    cov: Float[Tensor, "d d"], means: Float[Tensor, "position d"]
+) -> tuple[Float[Tensor, "d one"], Float[Tensor, "one d"], float]:
+    """What reads log(1 + i), what is taken away with it, and the share of the variance that goes.
+
+    `read` is S^+ c and `write` is c / (c^T S^+ c): the covariance left is `c - c (c^T S^+ c) / (c^T S^+ c) = 0`.
+    """
+    logs = log_position(len(means) + 1, means.device)
+    c = (logs - logs.mean()) @ means / len(means)
+    read = torch.linalg.pinv(cov, hermitian=True) @ c
+    known = c @ read
+    write = c / known if known > 0 else torch.zeros_like(c)  # a stream without any position: nothing to erase
+    removed = known * write.square().sum() / cov.trace()  # of variance c^T S^+ c is what `read` finds
+    return read[:, None], write[None], float(removed)
 
 
 @takes_model
@@ -166,30 +217,54 @@ def erased(
     model: View,
     what: What = "means",
     *,
+    layer: Where = "all",
     reference: Int[Tensor, "prompt position"],
-    layer: int | None = None,
-    rank: int = 8,
+    rank: int = RANK,
     seed: int = 0,
 ) -> Edited:
-    """The same model without what its stream says of position, as a view that every probe can be run on.
+    """The same model, in which blocks read the stream without what it knows of position; a view for every probe.
+
+    Every position but 0 is changed, each by itself.
 
     Args:
         model: any view; it is not changed.
-        what: "means", "random" or "direction", see the module's text.
-        reference: prompts that means and covariances are taken over, best of other documents than are measured on.
-        layer: the block whose input is changed; None: every block's, each by the statistics of the model as it is.
-        rank: directions of all but "direction".
-        seed: of "random".
+        what: "means", the span of the means of the stream by position (leading directions that hold 95 % of their variance,
+            at most `rank`, as far as they are more than noise); "random", a random subspace of as many dimensions;
+            "direction", the one direction of the stream that moves with log(1 + i), by least-squares concept erasure. See
+            the module's text.
+        layer: the block that reads the changed stream, or "all".
+        reference: prompts [prompt, position] that everything is estimated on; give others than those you measure on. Their
+            streams at one block are held together.
+        rank: directions at most; nothing for "direction", which has one.
+        seed: of the random subspaces.
 
     Raises:
-        InputError: no such erasure or block, or a rank that the stream does not have.
+        InputError: no such erasure or block, a rank below 1, or a reference of one prompt or that the model cannot take.
     """
-    check_tokens(model, reference)
-    if what not in WHATS:
-        raise InputError(f"what '{what}' is unknown; give {', '.join(WHATS)}")
-    if layer is not None and not 0 <= layer < model.spec.blocks:
-        raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
-    most = min(model.spec.width, reference.shape[1] - 2)
-    if not 1 <= rank <= most:
-        raise InputError(f"rank={rank} is out of range; give 1 to {most}")
-    return Edited(model, Erasure(what, layer, reference, rank, seed))
+    if what not in get_args(What):
+        raise InputError(f"erasure '{what}' is unknown; give {', '.join(get_args(What))}")
+    if rank < 1 or seed < 0:
+        raise InputError(f"rank={rank}, seed={seed}: give a rank of 1 or more and a seed of 0 or more")
+    check_reference(model, reference)
+    if len(reference) < 2 or reference.shape[1] < 3:
+        raise InputError(
+            f"reference has shape {list(reference.shape)}; give at least 2 prompts of at least 3 positions"
+        )
+    layers = check_where(model, layer)
+    return Edited(model, Erased(what, layers, reference, rank, seed, layer == "all"))
+
+
+def check_where(model: View, layer: Any) -> tuple[int, ...]:
+    """The blocks of a place.
+
+    Raises:
+        InputError: there is no such block.
+    """
+    blocks = model.spec.blocks
+    if layer == "all":
+        return tuple(range(blocks))
+    if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < blocks:
+        raise InputError(
+            f"layer '{layer}' does not exist; {model.identity.name} has blocks 0 to {blocks - 1}, or give all"
+        )
+    return (layer,)

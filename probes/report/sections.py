@@ -37,7 +37,7 @@ from ..results.curves import band, profiles, rms_log_error, spearman
 from ..results.dataset import quickly
 from ..results.folder import Collected
 from ..results.tables import Report, Table, number
-from ..studies.decode_report import decode_report
+from ..studies.decode import decode_report
 from ..studies.match_report import match_report
 from ..studies.reports import bos_report, leakage_report, sinks_report, trajectory_report
 from ..studies.retrieval import retrieval_report

@@ -31,7 +31,7 @@ KEYS_SHOWN = 8
 MILLION = 1_000_000  # squared weights are tiny: in millionths their tables are narrow enough to read
 
 
-def _measured(results: Results) -> str:
+def measured(results: Results) -> str:
     """Prompts, their length, dtype and device; the same for all models but for the dtype of models in memory."""
     ds = next(iter(results.values()))
     found = [*quickly(results.values()), f"{ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}"]
@@ -74,7 +74,7 @@ def sinks_report(
         ]
         listed += [[name, *head_cells(row)] for row in chosen[:top]]
     described = (
-        f"{_measured(results)}. Sink rate: share of (prompt, block, head) with alpha > {options['threshold']:g} [Gu]; "
+        f"{measured(results)}. Sink rate: share of (prompt, block, head) with alpha > {options['threshold']:g} [Gu]; "
         f"over tau: fraction of the queries with a weight > {options['tau']:g} on the key [Wu]; uniform: alpha of uniform "
         "attention under the same masks, mean over blocks. Heads by written: size of what comes from position 0 beside the "
         "stream; output: of all that the head writes; own output: the same beside the head's own with position 0 hidden; "
@@ -145,7 +145,7 @@ def trajectory_report(results: Results) -> Report:
                 f"{number(course[-1], '.3f')} before the final norm, {_together(course)}"
             )
     described = (
-        f"{_measured(results)}, {options_of(next(iter(results.values())))['starts']} starts. "
+        f"{measured(results)}, {options_of(next(iter(results.values())))['starts']} starts. "
         "Layer l is the stream that block l reads, the last one what the final norm reads; |h_0| and others: medians of "
         "the norm at position 0 and elsewhere; massive: dimensions above 100 and 1,000 medians [Sun]; > 30: above 30 "
         "medians; dimension: the one of the largest magnitude; cosine: mean over pairs of starts at position 0, and "
@@ -190,7 +190,7 @@ def leakage_report(results: Results) -> Report:
     """
     early_band = str(next(iter(results.values()))["band"].values[0])
     described = (
-        f"{_measured(results)}. Log form in squared nats, weight form in millionths of squared weights, the mask taken "
+        f"{measured(results)}. Log form in squared nats, weight form in millionths of squared weights, the mask taken "
         "as all of the denominator or as its number of terms alone; 95 % bootstrap intervals over documents. Nulls: the "
         "total of uniform attention under the same mask, of fresh weights, and of the model under shuffled query labels "
         "(97.5 % quantile). Constant sink: a logit of position 0 that is the same for all queries is no position in any "
@@ -333,7 +333,7 @@ def bos_report(results: Results) -> Report:
     """What every replacement removes per band, and what it does to sinks, loss and sensitivity."""
     both = {(name, replacement): ds for name, whole in results.items() for replacement, ds in _by_replacement(whole)}
     described = (
-        f"{_measured(results)}. Residual component: V(X), the log form of leakage in squared nats that would be left if "
+        f"{measured(results)}. Residual component: V(X), the log form of leakage in squared nats that would be left if "
         "the mask made none, mean over blocks and heads; position 0's logit, as far as it is the same for all queries (the "
         "constant sink), counts with the mask, or, left in, with the residual stream. Removed: 1 - after / before, negative "
         "where the swap adds to it, - where there is nothing before; 95 % bootstrap intervals over documents, ? where it "

@@ -29,7 +29,7 @@ from ..results.dataset import options_of
 from ..results.tables import Report, write_report
 from ..run.files import atomic
 from ..run.progress import Advance
-from .decode_report import decode_report
+from .decode import decode_report
 from .reports import bos_report, heads_csv, leakage_report, sinks_report, trajectory_report
 from .runner import Given, Results, Study, Subject, Tell, Told, Unit, Untouched, planned, run, write_results
 
