@@ -49,6 +49,46 @@ def judged(name: str, collected: Collected) -> Claim:
     return row
 
 
+def recalled(first: float, last: float) -> xr.Dataset:
+    """Recall of 20 lists of 12 pairs, at either end so much above the middle, with a little noise."""
+    noise = 0.01 * np.random.default_rng(0).standard_normal((20, 12))
+    values = noise + np.where(np.arange(12) == 0, 0.3 * first, np.where(np.arange(12) == 11, 0.3 * last, 0.0)) + 0.5
+    variables = {name: (("context", "depth"), values) for name in ("exact", "log_p")}
+    attrs = real(options=json.dumps({"pairs": 12, "keys": "apart"}), command="headwater retrieval x")
+    return xr.Dataset(variables, {"context": range(20), "depth": range(12)}, attrs)
+
+
+def traced(by: float, tells: float = 1.0) -> xr.Dataset:
+    """A result with a mechanism: gain rises (or falls) with every profile, sensitivity with exact answers."""
+    draw, depth = np.random.default_rng(0), np.arange(12)
+    noise = 0.01 * draw.standard_normal((20, 12))
+    exact = (draw.random((20, 12)) < 0.5).astype(float)
+    own = tells * (exact[:12] - 0.5) + 0.01 * draw.standard_normal((12, 12)) + 2.0
+    values: dict[str, Any] = {
+        "gain": (("context", "depth"), noise + by * depth[::-1] / 12),
+        "log_p": (("context", "depth"), noise),
+        "exact": (("context", "depth"), exact),
+        "sensitivity": (("traced", "traced_depth", "part"), own[:, :, None]),
+        "place": (("depth",), 12 * depth),
+        "profile": (("depth",), 1 / (1.0 + depth)),
+        "profile_init": (("depth",), 1 / (1.0 + depth)),
+    }
+    coords: dict[str, Any] = {"context": range(20), "depth": depth, "traced": range(12), "traced_depth": depth}
+    attrs = real(command="headwater retrieval x") | {"query": 150}
+    return xr.Dataset(values, coords | {"part": ["pair"]}, attrs)
+
+
+def interventions(**changes: float) -> xr.Dataset:
+    """Change of loss and KL under interventions: 1 nat with an interval of a tenth, where no other is given."""
+    names = ["drawn", "without-0", "held-log-z", "constant-sink"]
+    values = np.array([changes.get(name.replace("-", "_"), 1.0) for name in names])
+    found: dict[str, Any] = {}
+    for name in ("loss_change_of_model", "kl_of_model"):
+        for end, by in (("", 0.0), ("_low", -0.1), ("_high", 0.1)):
+            found[f"{name}{end}"] = (("replacement",), values + by)
+    return xr.Dataset(found, {"replacement": names}, real(command="headwater bos-swap x"))
+
+
 def curve(first: float = 10.0, last: float = 10.0, *, length: int = LENGTH, fall: float = 2.0) -> np.ndarray:
     """Falls from `first` to 1, and ends in `last`."""
     values = 1 + (first - 1) * np.exp(-np.arange(length) / fall)
@@ -402,6 +442,21 @@ def cases() -> Iterator[Any]:
     both = (given(map=atlas_of(*deep({2: 5, 4: 9}), *deep({2: 5, 4: one}, 1.0))) for one in (9, 4))
     yield "wu-depth-does-not-undo-logits", *both
     yield "wu-window-slows", windows(2, 5), windows(5, 2)
+    for short in ("exact", "probability"):
+        for kind, ends in (("u", (-1.0, -1.0)), ("primacy", (-1.0, 1.0)), ("recency", (1.0, -1.0))):
+            yes, no = (given(retrieval={"x": recalled(*either)}) for either in ((1.0, 1.0), ends))
+            yield f"liu-recall-{kind}-{short}", yes, no
+    for short in ("profile", "birth", "distance"):
+        yield f"liu-recall-follows-{short}", *(given(mechanism__retrieval={"x": traced(by)}) for by in (1.0, -1.0))
+    yield "liu-recall-predicted", *(given(mechanism__retrieval={"x": traced(1.0, tells)}) for tells in (1.0, -1.0))
+
+    def intervened(**changes: float) -> Collected:
+        return given(interventions__bos_swap={"x": interventions(**changes)})
+
+    yield "ruscio-position-0-needed", intervened(without_0=2.0), intervened(without_0=-2.0)
+    yield "ruscio-denominators-steadied", intervened(held_log_z=2.0), intervened(held_log_z=-2.0)
+    yield "ruscio-token-at-0-matters-less", intervened(drawn=0.1), intervened(drawn=4.0)
+    yield "ruscio-constant-logit-suffices", intervened(constant_sink=0.1), intervened(constant_sink=4.0)
 
 
 CASES: dict[str, tuple[Collected, Collected]] = {name: (yes, no) for name, yes, no in cases()}

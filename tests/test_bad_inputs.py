@@ -218,7 +218,7 @@ VALUES: dict[str, list[Row]] = {
     ],
     "bos-swap SMALL": [
         ("--replace nothing", "replacement 'nothing' is unknown"),
-        ("--profile-prompts 0", "profile_prompts=-1"),
+        ("--profile-prompts -1", "profile_prompts=-1"),
     ],
     READ: [
         ("--baseline text --initialization 0.02", "initialization '0.02' has no use with baseline text"),
