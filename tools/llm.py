@@ -120,7 +120,7 @@ STEPS = [
     Step(
         "retrieval", QWEN, f"--pairs 36 {ALIKE} --contexts 24 --mechanism 4 --initialization {RULE[QWEN]}", "mechanism"
     ),
-    Step("decode", SMOL, "--prompts 32 --length 128 --erase all,15 --recall 16"),
+    Step("decode", SMOL, "--prompts 32 --length 128 --erase all --recall 8"),
     # Other texts, first tokens, lengths, initializations.
     Step("retrieval", SMOL, f"--pairs 12 {RECALL}", "pairs-12"),
     Step("leakage", SMOL, f"{MEASURED['leakage']} --text code", "code"),

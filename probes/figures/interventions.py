@@ -97,6 +97,8 @@ def _signed(cell: Axes, ds: xr.Dataset) -> None:
 
 def _plain(cell: Axes, ds: xr.Dataset) -> None:
     zero_line(cell)
+    cell.set_yscale("symlog", linthresh=1.0, linscale=0.8)
+    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
     _named(cell, ds, "recall_log_p_change")
 
 
