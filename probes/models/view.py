@@ -143,8 +143,7 @@ class Attention:
     """What one block's attention multiplied: q, k `[B, H, T, c]` after rotation, v alike, and the scale of q.k.
 
     `output` and `normalizer` are what the kernel that ran gave, `sum_j A_ij v_j` and `log Z_i` (the log-sum-exp of a
-    query's logits over the keys it sees); None where the kernel that ran does not give them. `reweigh` are edits at the site
-    "logits": what makes weights `exp(s_ij - log Z_i)` other than the softmax of the products.
+    query's logits over the keys it sees); None where the kernel that ran does not give them. `reweigh`: edits of "logits".
     """
 
     query: Float[Tensor, "batch head position c"]
