@@ -15,13 +15,15 @@ from measured import complete
 from torch import Tensor
 
 import probes
+from probes.figures.decode import _erased
 from probes.measures import decode as measure
 from probes.measures.consequences import consequences
-from probes.measures.decode import Folds, parse_erase
+from probes.measures.decode import Folds, erases_nothing, parse_erase
 from probes.measures.ridge import STRENGTHS, targets
 from probes.models.erase import Erased, log_position
 from probes.models.view import Edit, View
 from probes.run.resume import keeping
+from probes.studies.decode import decode_report
 from toy.model import initial
 from toy.view import Toy
 
@@ -260,6 +262,23 @@ def test_outcomes_are_measured_on_the_documents_that_were_not_used():
     assert (ds.residual_low[1] <= ds.residual_high[1]).all()
 
 
+def test_an_erasure_of_nothing_has_no_effect_to_show():
+    """A rank of 0 says that no span was found, not that position is not used."""
+    made = toys.made(positional="learned", norm="rms", feed_forward=True)
+    found = probes.decode(made, prompts(8), erase=("all",), rank=2, **QUICK)
+    assert not erases_nothing(found.sel(intervention="direction all"))
+    empty = found.copy(deep=True)
+    at = list(map(str, found["intervention"].values)).index("means all")
+    empty["rank"][at] = np.where(np.isfinite(found["rank"].values[at]), 0, np.nan)
+    assert erases_nothing(empty.isel(intervention=at))
+    report = decode_report({"toy": empty})
+    (row,) = (row for row in report.tables[0].rows if row[1] == "means all")
+    assert set(row[4:]) == {"-"}
+    assert any("means all: no direction is more than noise" in line for line in report.lines)
+    drawn = [curve for curve in _erased(empty, "loss_change", beside=False) if curve.label == "span of position means"]
+    assert not any(len(curve.x) for curve in drawn)
+
+
 def test_documents_are_never_on_both_sides():
     names = [f"d{n % 9}" for n in range(27)]
     fold = Folds(names, 27)
@@ -331,7 +350,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: probes.decode(toys.made(), prompts(8), erase=(2,)), "layer '2' does not exist; toy has blocks 0 to 1"),
     (lambda: probes.decode(toys.made(), prompts(8), erase=(1, 1)), "erase 1, 1 repeats one"),
     (lambda: probes.decode(toys.made(), prompts(8), rank=0), "rank=0, seed=0: give a rank of 1 or more"),
-    (lambda: probes.decode(toys.made(), prompts(8), recall=6), "recall=6, bootstrap=400: give a multiple of 4"),
+    (lambda: probes.decode(toys.made(), prompts(8), recall=6), "recall=6 is no multiple of 4"),
     (lambda: probes.decode(toys.made(), prompts(8), bands=[(3, 99)], lags=(1,)), "band 3-99 does not fit"),
     (lambda: probes.erased(toys.made(), WRONG, reference=prompts(4)), "erasure 'mean' is unknown; give means, random"),
     (lambda: probes.erased(toys.made(), reference=prompts(1)), "reference has shape [1, 12]; give at least 2 prompts"),

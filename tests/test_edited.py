@@ -252,6 +252,36 @@ def test_changes_add_up():
     close(found, run(ablated(model, [(2, 1)]), edits=[*both.edits(model.embed(TOKENS)), edit]), 1e-12)
 
 
+def test_each_change_is_found_under_those_before_it():
+    model, seen = doubled("llama"), {}
+    first = ablated(model, [(0, 1)])
+
+    def keep(output: Tensor) -> Tensor:
+        seen["own"] = output.clone()
+        return output
+
+    run(first, edits=[Edit("output", 1, keep)])
+    by_hand = seen["own"].clone()
+    by_hand[:, 2, 0], by_hand[:, 2, 1:] = seen["own"][:, 2, 0].mean(0), seen["own"][:, 2, 1:].mean((0, 1))
+    found = ablated(first, [(1, 2)], "mean", reference=TOKENS)
+    close(run(found), run(first, edits=[Edit("output", 1, lambda _: by_hand)]), 1e-9, 1e-9)
+    whole, read = (run(swapped(first, 17, part=part))[:, 1:] for part in ("stream", "both"))
+    close(read, whole, 1e-9, 1e-9)  # the keys and values that others read are those of the ablated model
+
+
+def test_a_changed_model_is_what_its_own_changes_are_measured_against():
+    model, tokens = doubled("llama"), drawn_tokens(6, 24, least=3, first=0)
+    first = ablated(model, [(0, 1), (1, 0)])
+    found = probes.bos_swap(first, tokens, replacement="zero", bootstrap=20, profile_prompts=0, lags=(1, 2))
+    before, after = (consequences(one, tokens)[0] for one in (first, swapped(first, "zero")))
+    close(found.loss_before[:-1], before.mean(0), 1e-4)
+    close(found.loss_after[:-1], after.mean(0), 1e-4)
+    close(found.kl[:-1], consequences(swapped(first, "zero"), tokens, first)[1].mean(0), 1e-4)
+    own, swap = (probes.trajectory(one, tokens, starts=3) for one in (first, swapped(first, "zero")))
+    close(swap.cosine, own.cosine, 1e-9)  # other first tokens of the ablated model, not of the original
+    assert not np.allclose(own.cosine, probes.trajectory(model, tokens, starts=3).cosine, rtol=0, atol=1e-6)
+
+
 def test_sinks_are_those_of_the_changed_pattern():
     model = doubled("llama")
     seen = probes.sinks(reweighed(model, "without 0"), TOKENS, keys=(0,), reacts=None)
@@ -267,8 +297,8 @@ def test_what_cannot_be_changed_is_refused():
     ablate, swap, weigh = (inspect.unwrap(one) for one in (ablated, swapped, reweighed))
     for call, words in (
         (lambda: ablate(model, [(BLOCKS, 0)]), (f"head {BLOCKS}.0 ", f"blocks 0 to {BLOCKS - 1}")),
-        (lambda: ablate(model, []), ("none or one twice", "18.8")),
-        (lambda: ablate(model, [(0, 1), (0, 1)]), ("one twice",)),
+        (lambda: ablate(model, []), ("heads name none", "18.8")),
+        (lambda: ablate(model, [(0, 1), (0, 1)]), ("head 0.1 is named twice",)),
         (lambda: ablate(model, [(0, 1)], "half"), ("how 'half'", "zero, mean")),
         (lambda: ablate(model, [(0, 1)], "mean"), ("reference",)),
         (lambda: swap(model, "mean", layer=1), ("reference",)),

@@ -53,7 +53,6 @@ from torch import Tensor
 
 from ..data.recall import Maker, Rung, read_template
 from ..errors import InputError
-from ..models.edited import Edited
 from ..models.given import takes_model
 from ..models.intervene import Intervention, intervention
 from ..models.view import View
@@ -168,7 +167,8 @@ def bos_swap(
         with within("before"):
             before = _state(model, tokens, options, drawn, part(progress, 0.0, half))
     with within("after"):
-        states = {"before": before, "after": _state(view, tokens, options, drawn, part(progress, half, 1.0), chosen)}
+        after = _state(view, tokens, options, drawn, part(progress, half, 1.0), chosen, model)
+    states = {"before": before, "after": after}
     if progress is not None:
         progress(1.0, 1.0)
     name = chosen.label
@@ -322,8 +322,9 @@ def _state(
     drawn: Tensor,
     progress: Progress | None,
     done: Intervention | None = None,
+    original: View | None = None,
 ) -> State:
-    """The model as it is, or as an intervention leaves it."""
+    """The model as it is, or as an intervention leaves it, and then how far that is from the model as it is."""
     heard = {name: part(progress, *stage) for name, stage in STAGES.items()}
     if done is not None and done.what in WITHOUT_LEAKAGE:
         leaks = {}
@@ -331,7 +332,6 @@ def _state(
         found = splits(model, tokens, options["bands"], options["lags"], drawn, heard["leakage"])
         leaks = {name: found[form] for name, form in LEAKS.items()}
     sink = sinks(model, tokens, keys=(0,), per_prompt=False, progress=heard["sinks"]).isel(key=0)
-    original = model.original if done is not None and isinstance(model, Edited) else None
     losses, divergences = consequences(model, tokens, original, heard["loss"])
     given = {name: options[name] for name in ("products", "seed")}
     profile, first = None, tokens[: options["profile_prompts"]]

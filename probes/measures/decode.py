@@ -121,8 +121,12 @@ def decode(
     fold = Folds(documents, count)
     if length < 4:
         raise InputError(f"prompts of {length} positions leave too few behind position 0; give at least 4")
-    if recall < 0 or recall % 4 or bootstrap < 0:
-        raise InputError(f"recall={recall}, bootstrap={bootstrap}: give a multiple of 4, or 0, and 0 or more resamples")
+    if recall < 0 or recall % 4:
+        raise InputError(
+            f"recall={recall} is no multiple of 4 (couples of lists on both halves); give one, or 0 for none"
+        )
+    if bootstrap < 0:
+        raise InputError(f"bootstrap={bootstrap} is negative; give 0 or more resamples")
     options: dict[str, Any] = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "recall": recall, "seed": seed}
     left_out = {}
     if not leakage or not erase:
@@ -367,13 +371,19 @@ def _read_anew(
     return r2
 
 
+def erases_nothing(ds: xr.Dataset) -> bool:
+    """Whether an intervention of a result erased no direction at all: its rank is 0 wherever it acts."""
+    rank = ds["rank"].values
+    return bool(np.isfinite(rank).any() and np.nanmax(rank) == 0)
+
+
 def _sizes(model: View, views: Sequence[View]) -> dict[str, Float[np.ndarray, " layer"]]:
     """What was erased before each block, means of both halves."""
     found = {name: np.full((len(views), model.spec.blocks + 1), np.nan) for name in ("rank", "removed", "held")}
     for n, view in enumerate(views):
         change = view.changes[-1] if isinstance(view, Edited) and view is not model else None
         if isinstance(change, Erased) and isinstance(view, Edited):
-            for layer, one in change.erasers(view.original).items():
+            for layer, one in change.erasers(view.before).items():
                 for name, values in found.items():
                     values[n, layer] = getattr(one, name)
     return {name: values.mean(0) for name, values in found.items()}

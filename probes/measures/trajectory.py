@@ -41,6 +41,7 @@ from ..errors import InputError
 from ..models.checks import check_tokens, not_finite
 from ..models.given import takes_model
 from ..models.memory import KEPT_FREE, Sizes
+from ..models.swap import unswapped
 from ..models.view import Edit, View
 from ..results.curves import three_digits
 from ..results.dataset import dataset, provenance
@@ -105,8 +106,8 @@ def trajectory(
             "id" where several prompts all begin with one other id, else "text".
         starts: tokens whose paths are compared. They are drawn from those in `tokens` where these are enough, else from
             the vocabulary; BOS, end-of-text, padding and other special ids are not among them, nor ids that block 0
-            reads as zero. Of a view whose position 0 is replaced (`probes.models.swap.swapped`) the original is taken
-            for this part.
+            reads as zero. Of a view whose position 0 is replaced (`probes.models.swap.swapped`) the view without
+            that is taken for this part.
         seed: which tokens these are.
         progress: called with (passes done, passes in all).
 
@@ -135,7 +136,7 @@ def trajectory(
     pool = allowed_starts(model, starts, seed)
     batches = _firsts(model, tokens)
     # A replacement at position 0 would be the same for all starts, and their cosines 1.
-    unchanged: View = getattr(model, "original", model)
+    unchanged: View = unswapped(model)
     ids = drawn_starts(unchanged, tokens, pool, starts, seed)
     report = Report(progress, sum(2 * len(batch) + 1 for batch in batches.values()) + 3)
     found = [_along(model, batch, report) for batch in batches.values()]

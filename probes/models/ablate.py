@@ -116,6 +116,8 @@ def ablated(
 ) -> Edited:
     """The same model without what some heads write, as a view that every probe can be run on.
 
+    The heads still attend: what a probe says of such a head itself (`probes.sinks`) is what it would write.
+
     Args:
         model: any view; it is not changed.
         heads: (block, head) of each, counted from 0.
@@ -136,8 +138,10 @@ def ablated(
                 f"head {layer}.{head} does not exist; {model.identity.name} has blocks 0 to {blocks - 1} with heads 0 to "
                 f"{count - 1}"
             )
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise InputError("heads name none or one twice; give each once, as in 18.8,26.2")
+    if not chosen:
+        raise InputError("heads name none; give some, as in 18.8,26.2")
+    if twice := [f"{layer}.{head}" for layer, head in chosen if chosen.count((layer, head)) > 1]:
+        raise InputError(f"head {twice[0]} is named twice; give each once, as in 18.8,26.2")
     if how == "mean":
         check_reference(model, reference)
     return Edited(model, Heads(chosen, how, reference))

@@ -2,7 +2,8 @@
 
 An `Edited` view is a view like any other, so that every probe runs on it unchanged. The model itself stays as it is. What is
 changed is a list of `Change`s, which act together: `swapped` and `ablated` (and `reweighed`) can be applied to each other's
-views.
+views. What a change has to find out by passes of its own (a mean, another token's keys) is found under those before it: it
+changes the model that the others left.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .view import Edit, Identity, Parts, Trace, View
 
 @runtime_checkable
 class Change(Protocol):
-    """What an edited view does otherwise than its model."""
+    """What an edited view does otherwise than its model, which is the view that it was made from."""
 
     @property
     def said(self) -> str:
@@ -54,11 +55,12 @@ def unheard(model: View) -> Iterator[None]:
 class Edited:
     """`View` of another view's model in whose passes something is changed.
 
-    `original` is the view it was made from, `changes` what is done. `identity` is the original's, but that its name says
-    what was changed: the weights are the original's.
+    `before` is the view it was made from, `original` the one without any change, `changes` what is done to that. `identity`
+    is the original's, but that its name says what was changed: the weights are the original's.
     """
 
     def __init__(self, model: View, change: Change) -> None:
+        self.before: View = model
         self.original: View = model.original if isinstance(model, Edited) else model
         self.changes: tuple[Change, ...] = (*model.changes, change) if isinstance(model, Edited) else (change,)
         self.spec, self.tokenizer = model.spec, model.tokenizer
@@ -89,14 +91,13 @@ class Edited:
         return next((one for one in found if one is not None), None)
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
-        for change in self.changes:
-            if (found := change.embedded(self.original, tokens)) is not None:
-                return found
-        return self.original.embed(tokens)
+        found = self.changes[-1].embedded(self.before, tokens)
+        return self.before.embed(tokens) if found is None else found
 
     def edits(self, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
         """Of a pass over these embeddings."""
-        return [edit for change in self.changes for edit in change.edits(self.original, embeddings)]
+        earlier = self.before.edits(embeddings) if isinstance(self.before, Edited) else []
+        return [*earlier, *self.changes[-1].edits(self.before, embeddings)]
 
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()

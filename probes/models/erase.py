@@ -14,7 +14,7 @@
   stream's covariance the change is `c (c^T S^+ (x - mean)) / (c^T S^+ c)`: of all affine maps behind which no linear reader
   of the reference finds log(1 + i), the one that moves the stream least.
 
-Everything is estimated on `reference`, and of a view that is changed already on its original. Where several blocks are
+Everything is estimated on `reference`, under the changes that a view has already. Where several blocks are
 changed, the stream that a block reads has passed the changes of those before it, in the estimates as in the view.
 
 Source: [Belrose], LEACE, arXiv 2306.03819, theorem 4.3.

@@ -82,7 +82,7 @@ def intervention(given: Any) -> Intervention:
         how.get("dose", "1"),
     )
     if not (layer.isascii() and layer.isdigit() and len(layer) < 6):
-        raise InputError(f"'{given}': block '{layer}' is no number; give it as in mean@4")
+        raise InputError(f"'{given}': block '{layer}' does not exist; give a number, as in mean@4")
     if name in WAYS:
         if how.keys() - {"layer"}:
             raise InputError(f"'{given}': {name} acts on weights; give it a block, but no part and no dose")

@@ -149,7 +149,7 @@ def swapped(
     """The same model with a replacement at position 0, as a view that every probe can be run on.
 
     Args:
-        model: any view; it is not changed. A view that is swapped already is swapped anew, from the original.
+        model: any view; it is not changed. A view that is swapped already is swapped anew.
         replacement: a token id, which takes the place of the token that a prompt has at position 0; or what block `layer`
             reads there: "mean", the mean of what block 0 reads over the vocabulary (scale and learned position included),
             and of what later blocks read over the positions from 1 on of `reference`; "zero"; "random", a vector of normally
@@ -166,9 +166,7 @@ def swapped(
     Raises:
         InputError: no such replacement, block, part or dose, an id outside the vocabulary, or no prompts for a mean.
     """
-    if isinstance(model, Edited) and any(isinstance(change, Swap) for change in model.changes):
-        others = [change for change in model.changes if not isinstance(change, Swap)]
-        model = reduce(Edited, others, model.original)
+    model = unswapped(model)
     replacement = check_replacement(model, replacement)
     if not 0 <= layer < model.spec.blocks:
         raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
@@ -187,6 +185,14 @@ def swapped(
             f"the mean of what block {layer} reads is taken over prompts; give reference=probes.prompts(model)"
         )
     return Edited(model, Swap(replacement, seed, layer, part, float(dose), reference))
+
+
+def unswapped(model: View) -> View:
+    """The same view with the model's own position 0; other changes of it stay."""
+    if not (isinstance(model, Edited) and any(isinstance(change, Swap) for change in model.changes)):
+        return model
+    others = [change for change in model.changes if not isinstance(change, Swap)]
+    return reduce(lambda view, change: Edited(view, change.on(view)), others, model.original)
 
 
 def parse_replacement(value: str, choices: str = CHOICES) -> Replacement:

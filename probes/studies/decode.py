@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import xarray as xr
 
+from ..measures.decode import erases_nothing
 from ..results.dataset import options_of
 from ..results.tables import Report, Table, estimated, number
 from .reports import measured
@@ -34,7 +35,9 @@ def decode_report(results: Results) -> Report:
         for done in map(str, ds["intervention"].values) if "intervention" in ds.coords else ():
             at = ds.sel(intervention=done)
             sizes = [_over_layers(at[one]) for one in ("rank", "removed")]
-            cells = [estimated(at, one) if one in ds else "-" for one in OUTCOMES.values()]
+            if nothing := erases_nothing(at):
+                lines.append(f"{name}: {done}: no direction is more than noise on these documents; give more prompts")
+            cells = [estimated(at, one) if one in ds and not nothing else "-" for one in OUTCOMES.values()]
             outcomes.append([name, done, *sizes, *cells])
             for band in ds["band"].values if "residual" in ds else ():
                 both = (estimated(at, one, band=band) for one in ("residual", "residual_change"))
