@@ -117,7 +117,7 @@ def test_what_counts_as_the_same_output():
 @every_page
 def test_outputs_follow_what_made_them_links_resolve_and_options_exist(page):
     found, program = blocks(page), typer.main.get_command(cli.app)
-    assert {block.kind for block in found} <= {"python", "sh", "text"}
+    assert {block.kind for block in found} <= {"python", "sh", "text", "toml"}
     for before, block in zip([None, *found], found, strict=False):
         assert block.kind != "text" or (before is not None and before.kind in ("python", "sh"))
         assert not block.note or block.note.startswith(("not run: ", "fails with ")), block.note

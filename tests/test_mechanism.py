@@ -414,7 +414,7 @@ def test_what_cannot_be_traced_is_refused(options, said):
 
 
 def test_an_interrupted_mechanism_resumes_with_the_same_result(tmp_path):
-    more = {"depths": None, "template": "sentences", "chat": False, "pilot": 2, "first": "auto", "seed": 0}
+    more = {"depths": None, "template": "sentences", "chat": False, "pilot": 2, "first": "auto", "seed": 0, "orders": 1}
     options = SMALL | TRACED | more
     whole = study(["tiny-llama"], tmp_path / "whole", options)["tiny-llama"]
 

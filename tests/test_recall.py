@@ -18,7 +18,9 @@ from lookup import Lookup
 import probes
 from probes.data.recall import RUNGS, Maker, Rung, Template, in_chat, read_template
 from probes.errors import InputError
-from probes.measures.retrieval import Asked, asked_depths, ladder, one_by_one, retrieval, scores, shape
+from probes.measures.mechanism_numbers import couples
+from probes.measures.recall_numbers import repeats, shape
+from probes.measures.retrieval import Asked, asked_depths, ladder, one_by_one, retrieval, scores
 from probes.models.behind import Continues
 from probes.models.view import View
 from probes.studies.retrieval import retrieval as study
@@ -31,6 +33,7 @@ OPTIONS: dict[str, Any] = {
     "pilot": 2,
     "first": "auto",
     "seed": 0,
+    "orders": 1,
 }
 
 
@@ -111,6 +114,56 @@ def test_contexts_are_text_of_one_shape_in_couples_without_a_common_key(template
             assert max(len({*column}) for column in zip(*words, strict=True)) <= 4  # of 8 keys
 
 
+def test_orders_have_the_same_pairs_and_announced_keys_stand_where_they_stood():
+    model, rung = tiny(), Rung(9, digits=3)
+    for template in map(read_template, ("sentences", "announced")):
+        maker, plain = (Maker(model, rung, template, orders=orders) for orders in (2, 1))
+        one, two, other = map(maker.couple, (4, 4, 4), (0, 1, 2))
+        assert (one, other) == (plain.couple(4, 0), plain.couple(4, 1))
+        assert one.pairs == (tuple(range(9)),) * 2
+        assert one.starts == two.starts
+        for side in (0, 1):
+            assert sorted(two.pairs[side]) == list(range(9)) != list(two.pairs[side])
+            for name in ("questions", "answers"):
+                first, again = getattr(one, name)[side], getattr(two, name)[side]
+                assert again == tuple(first[n] for n in two.pairs[side])
+        before = one.starts[0][0]
+        assert one.contexts[0][:before] == two.contexts[0][:before]
+        keys = [model.tokenizer.decode(q).split("for ")[-1].split(" is")[0] for q in one.questions[0]]
+        said = model.tokenizer.decode(one.contexts[0][:before])
+        assert (", ".join(sorted(keys)) in said) == (template == read_template("announced"))
+
+
+def test_values_are_nouns_that_are_nothing_else():
+    model, tokenizer = tiny(), tiny().tokenizer
+    maker = Maker(model, Rung(6, digits=0), read_template("reworded"))
+    couple = maker.couple(1, 0)
+    asked = [tokenizer.decode(q).split("belongs to ")[-1].split("?")[0] for side in couple.questions for q in side]
+    values = [tokenizer.decode(answer).strip() for side in couple.answers for answer in side]
+    assert len({*asked, *values}) == 24
+    text = tokenizer.decode(couple.contexts[0])
+    assert all(f"The code for {key} is {value}.\n" in text for key, value in zip(asked[:6], values[:6], strict=True))
+    assert str(maker.rung) == "6 pairs, keys apart, values are nouns"
+
+
+def test_pairs_are_known_again_in_another_order():
+    options: Any = SMALL | {"contexts": 24, "orders": 3, "candidates": 1}
+    ds = retrieval(tiny(), **options)
+    draw = np.random.default_rng(0)
+    assert (np.sort(ds["pair"].values, -1) == np.arange(9)).all()
+    own, noise = draw.normal(size=(4, 2, 9)), draw.normal(size=(24, 9))
+    for share in (0.0, 0.5, 1.0):
+        for n in range(24):  # contexts by group, order and side
+            own_part = own[n // 6, n % 2][ds["pair"].values[n]]
+            ds["log_p"][n] = share**0.5 * own_part + (1 - share) ** 0.5 * noise[n]
+        found = repeats(ds)
+        assert abs(found.value - share) < 0.2
+        assert share in (0.0, 1.0) or 0 < found.low < found.value < found.high < 1
+    assert (couples(ds) == np.arange(24) // 6).all()
+    with pytest.raises(InputError, match="measure with orders=2"):
+        repeats(retrieval(tiny(), **options | {"orders": 1}))
+
+
 def test_the_first_token_and_the_chat_template_stand_where_they_are_asked_for():
     model = tiny()
     assert model.bos is not None
@@ -140,7 +193,16 @@ def test_a_chat_puts_the_list_in_the_user_s_turn(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('line = "{key} is {value}"', "lacks {key} in its question"),
+        ('line = "{key} is {value}"', "has no question; give one with {key} and {value}"),
+        ('line = "{key} is {value}"\nquestion = "{value}"', "lacks {key} in its question"),
+        (
+            'line = "{key} is {value}"\nquestion = "{key} {foo}: {value}"',
+            "has {foo} in its question; it may have {key} and",
+        ),
+        (
+            'head = "{key}"\nline = "{key} is {value}"\nquestion = "{key}: {value}"',
+            "has {key} in its head; it may have {keys}",
+        ),
         ('line = "{key} is"\nquestion = "{key}: {value}"', "lacks {value} in its line"),
         ('line = "{key} is {value}"\nquestion = "{key}: {value}."', "goes on after {value}"),
         ('line = "{key} is {value}"\nquestion = "{key}: {value}"\nfoot = "x"', "has 'foot'; give texts called head"),
@@ -222,9 +284,14 @@ def test_the_ladder_stops_where_answers_are_wrong():
         ({"candidates": 0}, "candidates=0 is too few"),
         ({"pairs": 1}, "pairs=1 is too few"),
         ({"digits": 1}, "digits=1 is out of range"),
+        ({"orders": 0}, "orders=0 is too few"),
+        ({"orders": 3}, "contexts=100 is no multiple of 6, a couple in 3 orders; give one, as 96"),
+        ({"pairs": 8, "depths": 20}, "depths=20 is more than there are pairs; give at most 8"),
+        ({"fisher": True}, "fisher=True does nothing without mechanism"),
+        ({"initialization": "0.02"}, "initialization=0.02 does nothing without mechanism"),
         ({"depths": 1}, "depths=1 is too few"),
         ({"seed": -1}, "seed=-1 is negative"),
-        ({"template": "verse"}, "template 'verse' is neither sentences nor json nor a file"),
+        ({"template": "verse"}, "template 'verse' is no file and none of sentences, json"),
         ({"pairs": 5000, "keys": "apart", "digits": 5}, "5000 are asked for"),
         ({"pairs": 40, "keys": "apart", "digits": 4}, "was made for 256"),
         ({"first": 10**9}, "first token id 1000000000 is outside the vocabulary"),

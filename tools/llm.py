@@ -32,6 +32,7 @@ import xarray as xr
 from probes.claims.commands import MEASURED
 from probes.data.documents import BUNDLED, read_documents
 from probes.figures import decode_figure, retrieval_figure
+from probes.measures.recall_numbers import shape as recall
 from probes.measures.roles import ATTENDS, counts
 from probes.models.named import located
 from probes.report.measuring import draw
@@ -102,9 +103,23 @@ INTERVENTIONS = (
     "mean:keys,mean:values,mean:both,mean@4:keys,mean@4:values,mean@4:both,without-0,without-0@4,without-0@8,without-0@16,"
     "without-0@24,constant-sink,held-log-z,equal-log-z"
 )
-WITHOUT_PROFILE = "--prompts 32 --length 128 --profile-prompts 0 --bands 9-31,32-127 --recall 12"
+# Of Qwen, whose weights overflow when log Z is held (its logits reach far above any normal sum).
+FEWER = "drawn,zero,without-0,without-0@4,without-0@8,mean@8,mean@4:values,constant-sink,equal-log-z"
+WITHOUT_PROFILE = "--length 128 --profile-prompts 0 --bands 9-31,32-127"
 RECALL = "--keys apart --digits 4 --contexts 100 --candidates 12"
 ALIKE = "--keys alike --digits 4 --candidates 12"
+FORMS = {  # lists of another form: what is said of it, and its options
+    "orders": ("each in four orders", "--pairs 36 --keys apart --digits 4 --contexts 48 --orders 4"),
+    "reworded": ("the question in other words", "--pairs 36 --keys apart --digits 4 --contexts 24 --template reworded"),
+    "announced": (
+        "keys named before the list",
+        "--pairs 36 --keys apart --digits 4 --contexts 24 --template announced",
+    ),
+    "nouns": ("nouns for numbers", "--pairs 36 --keys apart --digits 0 --contexts 24"),
+    "json": ("JSON", "--pairs 36 --keys apart --digits 4 --contexts 24 --template json"),
+    "alike": ("keys alike", "--pairs 36 --keys alike --digits 4 --contexts 24"),
+    "pairs-72": ("72 pairs", "--pairs 72 --keys apart --digits 4 --contexts 24"),
+}
 STEPS = [
     # What the headline rests on, SmolLM2 first.
     Step("sinks", SMOL, f"{MEASURED['sinks']} --effect 40 --effect-prompts 2"),
@@ -115,14 +130,17 @@ STEPS = [
     Step("jacobian", QWEN, f"--prompts 8 --seeds 1 --products 24 --length 128 --initialization {RULE[QWEN]}"),
     Step("bos-swap", QWEN, "--replace mean,random --prompts 32 --length 128 --profile-prompts 1 --products 24"),
     Step("retrieval", QWEN, "--pairs 36 --keys alike --digits 4 --contexts 100 --candidates 1"),
-    Step("bos-swap", SMOL, f"--replace '{INTERVENTIONS}' {WITHOUT_PROFILE}", "interventions"),
+    Step("bos-swap", SMOL, f"--replace '{INTERVENTIONS}' --prompts 32 {WITHOUT_PROFILE} --recall 12", "interventions"),
     Step("retrieval", SMOL, f"--pairs 36 {RECALL} --mechanism 24 --initialization {RULE[SMOL]}", "mechanism"),
     Step(
         "retrieval", QWEN, f"--pairs 36 {ALIKE} --contexts 24 --mechanism 4 --initialization {RULE[QWEN]}", "mechanism"
     ),
     Step("decode", SMOL, "--prompts 32 --length 128 --erase all --recall 8"),
+    Step("bos-swap", QWEN, f"--replace '{FEWER}' --prompts 16 {WITHOUT_PROFILE} --recall 4", "interventions"),
+    Step("decode", QWEN, "--prompts 32 --length 128 --erase all --no-leakage"),
     # Other texts, first tokens, lengths, initializations.
     Step("retrieval", SMOL, f"--pairs 12 {RECALL}", "pairs-12"),
+    *(Step("retrieval", SMOL, f"{said} --candidates 1", variant) for variant, (_, said) in FORMS.items()),
     Step("leakage", SMOL, f"{MEASURED['leakage']} --text code", "code"),
     Step("jacobian", SMOL, "--conditions pretrained --prompts 16 --products 32 --text code", "code"),
     Step("sinks", SMOL, f"{MEASURED['sinks']} --text code", "code"),
@@ -290,6 +308,9 @@ def rows() -> Iterator[tuple[str, str, Cell]]:
             yield f"{name}, {told}", kind, partial(_shape, condition=condition, name=name)
     yield "middle, pretrained against init (elasticity)", "jacobian", _middle
     yield "kernel with score path at init", "jacobian", _kernel
+    recalled = {"36 pairs": "mechanism", "12 pairs": "pairs-12"} | {said: of for of, (said, _) in FORMS.items()}
+    for told, variant in recalled.items():
+        yield f"recall, {told}: exact; first pairs, last pair against the middle", f"{variant}/retrieval", _recall
     for said, block in (("second", 1), ("last", -1)):
         for path in ("value", "score"):
             told = f"{path} path into the {said} block against the total, init; pretrained"
@@ -322,6 +343,11 @@ def _kernel(ds: xr.Dataset) -> str:
 def _path(ds: xr.Dataset, path: str, block: int) -> str:
     at = ds.sel(pathway=path).isel(layer=block)
     return "; ".join(interval(*estimate(at, "share", condition=c), form=".2f") for c in ("init", "pretrained"))
+
+
+def _recall(ds: xr.Dataset) -> str:
+    found = recall(ds)
+    return "; ".join(interval(*getattr(found, name)[:3], form=".2g") for name in ("exact", "primacy", "recency"))
 
 
 def _effect(ds: xr.Dataset) -> str:

@@ -69,7 +69,7 @@ def changed(node: ast.AST, signed: bool) -> tuple[str, ast.expr, ast.expr] | Non
     if isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op).__name__ in SWAPPED:
         new.op = SWAPPED[type(node.op).__name__]()
         return "arithmetic" if isinstance(node, ast.BinOp) else "and, or", node, new
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         return "number", node, ast.Constant(node.value + 1)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return "not", node, new.operand

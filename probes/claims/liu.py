@@ -8,7 +8,7 @@ from __future__ import annotations
 import xarray as xr
 
 from ..measures.mechanism_numbers import auc, follows
-from ..measures.retrieval import edges
+from ..measures.recall_numbers import edges
 from ..results.dataset import options_of
 from ..results.folder import Collected
 from .rules import Told, above, every, of_models, told

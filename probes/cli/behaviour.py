@@ -15,15 +15,19 @@ from .options import First, Initialization, Options, Running, Seed, Target
 class Recalled(Options):
     """Which lists are made, and what is asked; arguments of `probes.retrieval`."""
 
-    pairs: int | None = option("Pairs of a list; if not given, the ladder decides: 12 to 288.")
+    pairs: int | None = option("Pairs of a list; if not given, lists get harder, from 12 pairs to 288.")
     keys: Literal["apart", "alike"] | None = option("Different nouns, or colours and nouns that recur.")
-    digits: int | None = option("Digits of a value.")
-    contexts: int = option("Lists; each is the control of another one, so an even number.", 100)
+    digits: int | None = option("Digits of a value, 2 to 15; 0: values are nouns.")
+    contexts: int = option("Lists, an even number: each is the control of another one.", 100)
+    orders: int = option("Orders in which each couple of lists is asked; contexts is a multiple of twice as many.", 1)
     depths: int | None = option("Pairs asked for in each list, evenly spaced; all if not given.")
-    template: str = option("sentences, json, or a TOML file with line and question.", "sentences")
+    template: str = option(
+        "sentences, json, reworded, announced (keys before the list), or a TOML file (line; question, {value} last).",
+        "sentences",
+    )
     chat: bool = flag("--chat", "The list is the user's, the answer the assistant's, by the model's chat template.")
     candidates: int = option("Values whose probabilities are ranked for each question; 1: none, which is faster.", 36)
-    pilot: int = option("Lists asked on every rung while the ladder is climbed.", 8)
+    pilot: int = option("Lists that are tried before lists get harder.", 8)
     mechanism: int = option("Lists of which it is also measured what the value's log odds depend on; 0: none.", 0)
     mechanism_depths: int = option("Pairs of each of these lists that are asked for, evenly spaced.", 5)
     fisher: bool = flag("--fisher", "With --mechanism, also what the whole next-token distribution depends on.")

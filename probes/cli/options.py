@@ -115,17 +115,24 @@ class Running(Options):
     dtype: Literal["auto", "float32", "float64", "bfloat16"] = option("auto is float32.", "auto")
     ablate: str | None = option("Heads that are taken out, BLOCK.HEAD, as in 18.8,26.2.")
     ablate_how: Literal["zero", "from-0"] = option(
-        "What is taken out: all that a head writes, or what it reads at position 0.", "zero"
+        "What is taken out: all that a head writes, or what it reads at position 0; its mean: in Python, probes.ablated.",
+        "zero",
     )
 
     def values(self) -> dict[str, Any]:
-        """As `Options.values`, with `split_over` for models larger than one device."""
+        """As `Options.values`, with `split_over` for models larger than one device, and `ablate` read.
+
+        Raises:
+            InputError: heads that cannot be read, or a way to take none out.
+        """
         from ..models.ablate import parse_heads
 
         found: dict[str, Any] = {"backend": self.backend, "device": self.device, "dtype": self.dtype}
         if self.ablate is not None:
             how = {"zero": "zero", "from-0": "from position 0"}[self.ablate_how]
             found["ablate"] = parse_heads(self.ablate), how
+        elif self.ablate_how != "zero":
+            raise InputError(f"ablate-how '{self.ablate_how}' takes out no head; name some, as in --ablate 18.8,26.2")
         return found | ({"split_over": spread} if (spread := self.split_over()) else {})
 
     def split_over(self) -> dict[str, Any]:

@@ -6,7 +6,10 @@ where it stands, and nothing else does. Contexts come in couples without a commo
 the same question, at the same place, has no answer.
 
 `RUNGS` is a ladder of difficulty. "apart": keys are different nouns. "alike": keys are a colour and a noun, and every
-colour and every noun is in several of them. Values are numbers of so many digits, different within a context.
+colour and every noun is in several of them. Values are numbers of so many digits, different within a context, or nouns.
+
+`TEMPLATES` tell what a question has in common with the line that answers it: in "sentences" and "json" the words around the
+key, in "reworded" the key alone; in "announced" keys also stand before the list, in the order of the alphabet.
 
 Sources: science of the measurement, section 11; the form "json" is that of [Liu+], arXiv 2307.03172, with words for UUIDs.
 """
@@ -14,6 +17,7 @@ Sources: science of the measurement, section 11; the form "json" is that of [Liu
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
@@ -37,19 +41,20 @@ COLOURS = (
     *("red", "blue", "green", "black", "white", "brown", "yellow", "pink", "purple", "gray", "golden", "silver"),
     *("dark", "pale", "bright", "old", "new", "small", "large", "long", "short", "round", "flat", "heavy"),
 )
+LIKE_VALUES = ("house", "book")  # nouns that share no beginning: what differs between lines with them is the value
 MARK = "[[context]]"  # where a chat template is cut
-FIELDS = ("head", "line", "tail", "question")
+PLACEHOLDERS = {"head": ("{keys}",), "line": ("{key}", "{value}"), "tail": (), "question": ("{key}", "{value}")}
 
 
 class Rung(NamedTuple):
-    """How difficult recall is made: N pairs, how their keys resemble each other, digits of a value."""
+    """How difficult recall is made: N pairs, how their keys resemble each other, digits of a value (0: values are nouns)."""
 
     pairs: int
     keys: Keys = "apart"
     digits: int = 4
 
     def __str__(self) -> str:
-        return f"{self.pairs} pairs, keys {self.keys}, {self.digits} digits"
+        return f"{self.pairs} pairs, keys {self.keys}, {f'{self.digits} digits' if self.digits else 'values are nouns'}"
 
 
 RUNGS = (
@@ -60,7 +65,7 @@ RUNGS = (
 
 
 class Template(NamedTuple):
-    """The form of a context: `head`, a line per pair, `tail`; and of a question, which ends with its answer."""
+    """The form of a context: `head`, where {keys} names all keys, a line per pair, `tail`; and of a question."""
 
     head: str
     line: str
@@ -70,9 +75,12 @@ class Template(NamedTuple):
 
 # The blank line before the question matters: a question that goes on with the list is read as its next line, whose key would
 # be a new one, and SmolLM2-135M then answers few of them.
+LINE = "The code for {key} is {value}.\n"
 TEMPLATES = {
-    "sentences": Template("", "The code for {key} is {value}.\n", "", "\nThe code for {key} is {value}"),
+    "sentences": Template("", LINE, "", "\nThe code for {key} is {value}"),
     "json": Template("JSON data:\n{\n", ' "{key}": "{value}",\n', "}\n", 'Key: "{key}"\nValue: "{value}"'),
+    "reworded": Template("", LINE, "", "\nQuestion: Which code belongs to {key}?\nAnswer: {value}"),
+    "announced": Template("There is a code for {keys}.\n\n", LINE, "", "\nThe code for {key} is {value}"),
 }
 TASKS = "Here is a list.\n{context}\nContinue: {question}"  # what a chat's user says
 
@@ -86,12 +94,14 @@ class Couple:
         questions: of each context, for every depth, the ids that ask for the pair at it; the answer follows.
         answers: likewise the ids of the values.
         starts: of every depth, the position of its line's first token and of its value's first token, the same for both.
+        pairs: of each context, the number of the pair at every depth, by which it is known in another order of the list.
     """
 
     contexts: tuple[tuple[int, ...], tuple[int, ...]]
     questions: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
     answers: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
     starts: tuple[tuple[int, int], ...]
+    pairs: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 class Shape(NamedTuple):
@@ -110,7 +120,7 @@ def filled(form: str, key: str, value: str) -> str:
 def read_template(given: str | Path) -> Template:
     """A form by its name, or from a TOML file with `line` and `question`, and `head` and `tail` if wanted.
 
-    In `line` and `question` stand {key} and {value}, in `question` {value} last.
+    In `line` and `question` stand {key} and {value}, in `question` {value} last; in `head` may stand {keys}.
 
     Raises:
         InputError: no such form or file, another field, or a placeholder that is missing.
@@ -119,18 +129,24 @@ def read_template(given: str | Path) -> Template:
         return TEMPLATES[str(given)]
     path = Path(given)
     if not path.is_file():
-        raise InputError(f"template '{given}' is neither {' nor '.join(TEMPLATES)} nor a file; give one of them")
+        raise InputError(f"template '{given}' is no file and none of {', '.join(TEMPLATES)}; give one of them")
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"template '{given}' cannot be read ({reason(error)}); give a TOML file") from None
-    if unknown := [name for name in fields if name not in FIELDS or not isinstance(fields[name], str)]:
-        raise InputError(f"template '{given}' has '{unknown[0]}'; give texts called {', '.join(FIELDS)}")
-    template = Template(*(fields.get(name, "") for name in FIELDS))
-    for name in ("line", "question"):
-        for placeholder in ("{key}", "{value}"):
-            if placeholder not in getattr(template, name):
-                raise InputError(f"template '{given}' lacks {placeholder} in its {name}; put it in")
+    if unknown := [name for name in fields if name not in PLACEHOLDERS or not isinstance(fields[name], str)]:
+        raise InputError(f"template '{given}' has '{unknown[0]}'; give texts called {', '.join(PLACEHOLDERS)}")
+    template = Template(*(fields.get(name, "") for name in PLACEHOLDERS))
+    for name, allowed in PLACEHOLDERS.items():
+        text = getattr(template, name)
+        if name in ("line", "question") and not text:
+            raise InputError(f"template '{given}' has no {name}; give one with {' and '.join(allowed)}")
+        if unknown := [one for one in re.findall(r"\{\w+\}", text) if one not in allowed]:
+            raise InputError(
+                f"template '{given}' has {unknown[0]} in its {name}; it may have {' and '.join(allowed) or 'none'} there"
+            )
+        if missing := [one for one in allowed if one not in text and name != "head"]:
+            raise InputError(f"template '{given}' lacks {missing[0]} in its {name}; put it in")
     if not template.question.endswith("{value}"):
         raise InputError(f"template '{given}' has a question that goes on after {{value}}; end it there")
     return template
@@ -146,19 +162,27 @@ class Maker:
         first: what stands at position 0, as in `probes.prompts`; nothing under `chat`, whose template decides.
         chat: whether context and question stand in the user's turn of the model's chat template, and the answer in the
             assistant's.
+        orders: couples of so many successive numbers have the same pairs, each in an order of its own.
 
     Raises:
         InputError: no tokenizer or chat template, too few keys or values of one shape, or a context longer than the model's.
     """
 
     def __init__(
-        self, model: View, rung: Rung, template: Template, *, first: FirstToken | int = "auto", chat: bool = False
+        self,
+        model: View,
+        rung: Rung,
+        template: Template,
+        *,
+        first: FirstToken | int = "auto",
+        chat: bool = False,
+        orders: int = 1,
     ) -> None:
         if model.tokenizer is None:
             raise InputError(f"{model.identity.name} has no tokenizer; load the model with one")
-        if rung.pairs < 2 or rung.digits < 2:
-            raise InputError(f"{rung}: give at least 2 pairs and 2 digits")
-        self.model, self.rung = model, rung
+        if rung.pairs < 2 or rung.digits not in (0, *range(2, 16)):
+            raise InputError(f"{rung}: give at least 2 pairs and 2 to 15 digits, or 0 for nouns")
+        self.model, self.rung, self.orders = model, rung, orders
         self.template = in_chat(model, template) if chat else template
         self.policy = {"first_policy": "chat template"} if chat else first_policy(model, first)
         self._ids = cache(self._encoded)
@@ -171,15 +195,16 @@ class Maker:
             self._colours = [f"{one} " for one in COLOURS][: min(side, len(COLOURS))]
             self._nouns = self._alike(words, forms, self._colours[0])
             self._colours = self._alike(self._colours, forms, after=self._nouns[0])
-        self._each = math.ceil(rung.pairs / len(self._colours))  # nouns of one context
-        if 2 * self._each > len(self._nouns):
-            most = len(self._nouns) // 2 * len(self._colours)
+        self._each = math.ceil(rung.pairs / len(self._colours))  # nouns of one context's keys
+        needed = self._each + (0 if rung.digits else rung.pairs)
+        if 2 * needed > len(self._nouns):
+            most = len(self._nouns) // 2 * rung.pairs // needed
             raise InputError(
                 f"the tokenizer of {model.identity.name} gives {len(self._nouns)} nouns one shape, enough for {most} "
                 f"pairs; {rung.pairs} are asked for"
             )
-        key = f"{self._colours[0]}{self._nouns[0]}"
-        self._shapes = tuple(self._shape(form, key) for form in forms)
+        self._key = f"{self._colours[0]}{self._nouns[0]}"
+        self._shapes = tuple(self._shape(form, self._key) for form in forms)
         if not all(shape.value for shape in self._shapes):
             raise InputError(
                 f"the tokenizer of {model.identity.name} does not tell numbers apart; load the model's own"
@@ -192,34 +217,45 @@ class Maker:
 
     def couple(self, seed: int, number: int) -> Couple:
         """The couple of this number: the same for every order in which couples are made."""
-        draw = np.random.default_rng([seed, number, self.rung.pairs, self.rung.digits, int(self.rung.keys == "alike")])
+        rung = self.rung
+        draw = np.random.default_rng([seed, number // self.orders, rung.pairs, rung.digits, int(rung.keys == "alike")])
         nouns = [self._nouns[i] for i in draw.permutation(len(self._nouns))]
-        sides = []
+        sides, pairs = [], []
         for own in (nouns[: self._each], nouns[self._each : 2 * self._each]):
             keys = [f"{colour}{noun}" for colour, noun in product(self._colours, own)]
-            keys = [keys[i] for i in draw.permutation(len(keys))[: self.rung.pairs]]
-            sides.append(list(zip(keys, self._values(draw), strict=True)))
+            keys = [keys[i] for i in draw.permutation(len(keys))[: rung.pairs]]
+            sides.append(list(zip(keys, self._values(draw, nouns[2 * self._each :], len(sides)), strict=True)))
+        again = np.random.default_rng([seed, number])
+        for n, side in enumerate(sides):
+            order = again.permutation(len(side)) if number % self.orders else np.arange(len(side))
+            sides[n] = [side[i] for i in order]
+            pairs.append(tuple(order.tolist()))
         made = [self._context(side) for side in sides]
         asked = [[self._asked(key, value) for key, value in side] for side in sides]
         questions, answers = (tuple(tuple(one[n] for one in side) for side in asked) for n in (0, 1))
-        return Couple(tuple(ids for ids, _ in made), questions, answers, made[0][1])  # type: ignore[arg-type]
+        contexts = tuple(ids for ids, _ in made)
+        return Couple(contexts, questions, answers, made[0][1], tuple(pairs))  # type: ignore[arg-type]
 
     def length(self) -> int:
         """Tokens of a context, a question and its answer together."""
         line, question = self._shapes
-        around = len(self._start()) + len(self._ids(self.template.tail))
+        around = len(self._start([self._key] * self.rung.pairs)) + len(self._ids(self.template.tail))
         return around + self.rung.pairs * sum(line) + question.before + question.value
 
     def _too_long(self) -> int | None:
         most, length = self.model.spec.max_length, self.length()
         return length if most is not None and length > most else None
 
-    def _start(self) -> list[int]:
+    def _start(self, keys: Sequence[str]) -> list[int]:
         first = [int(self.policy["first_id"])] if "first_id" in self.policy else []
-        return [*first, *self._ids(self.template.head)]
+        return [*first, *self._ids(self.template.head.replace("{keys}", ", ".join(sorted(keys))))]
 
     def _context(self, side: Sequence[tuple[str, str]]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        ids, starts = self._start(), []
+        ids, starts = self._start([key for key, _ in side]), []
+        if len(ids) != len(self._start([self._key] * len(side))):
+            raise InputError(
+                "keys take another number of tokens before the list than in it; leave {keys} out of its head"
+            )
         for key, value in side:
             line = self._ids(filled(self.template.line, key, value))
             if len(line) != sum(self._shapes[0]):
@@ -234,15 +270,20 @@ class Maker:
         ids, before = self._ids(filled(self.template.question, key, value)), self._shapes[1].before
         return ids[:before], ids[before:]
 
-    def _values(self, draw: np.random.Generator) -> list[str]:
+    def _values(self, draw: np.random.Generator, nouns: Sequence[str], side: int) -> list[str]:
+        """Of one side: numbers, or nouns that are neither keys nor values of the other side."""
+        count, forms = self.rung.pairs, (self.template.line, self.template.question)
+        if not self.rung.digits:
+            return list(nouns[side * count : (side + 1) * count])
         found: dict[str, None] = {}
-        lowest, key = 10 ** (self.rung.digits - 1), f"{self._colours[0]}{self._nouns[0]}"
-        for _ in range(100 * self.rung.pairs):
+        lowest = 10 ** (self.rung.digits - 1)
+        for _ in range(100 * count):
             value = str(draw.integers(lowest, 10 * lowest))
-            forms = (self.template.line, self.template.question)
-            if all(len(self._ids(filled(f, key, value))) == sum(s) for f, s in zip(forms, self._shapes, strict=True)):
+            if all(
+                len(self._ids(filled(f, self._key, value))) == sum(s) for f, s in zip(forms, self._shapes, strict=True)
+            ):
                 found[value] = None
-            if len(found) == self.rung.pairs:
+            if len(found) == count:
                 return list(found)
         raise InputError(f"too few numbers of {self.rung.digits} digits have one shape; give more digits")
 
@@ -254,7 +295,8 @@ class Maker:
 
     def _shape(self, form: str, key: str) -> Shape:
         """Of a line or question with this key; what two values without a common digit leave alone is not value."""
-        one, other = (self._ids(filled(form, key, digit * self.rung.digits)) for digit in "17")
+        values = [digit * self.rung.digits for digit in "17"] if self.rung.digits else LIKE_VALUES
+        one, other = (self._ids(filled(form, key, value)) for value in values)
         common = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
         pairs = zip(reversed(one), reversed(other), strict=False)
         after = next((n for n, pair in enumerate(pairs) if pair[0] != pair[1]), 0)

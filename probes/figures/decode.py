@@ -12,6 +12,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..measures.decode import erases_nothing
 from .draw import Row, layer_axis, ruled, saved_grid, zero_line
 from .palette import GREY, ORANGE, VERMILLION, Style
 from .series import Curve, decoded_curves
@@ -72,6 +73,9 @@ def _erased(ds: xr.Dataset, of: str, beside: bool) -> list[Curve]:
     places, found = _where(ds), []
     for n, (what, style) in enumerate(ERASED.items()):
         at = [k for k, name in enumerate(map(str, ds["intervention"].values)) if name.partition(" ")[0] == what]
+        at = [
+            k for k in at if not erases_nothing(ds.isel(intervention=k))
+        ]  # it would look as if position were not used
         if not at or (what == "none" and not beside):
             continue
         named = [str(ds["intervention"].values[k]).partition(" ")[2] for k in at]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -18,7 +19,7 @@ from .palette import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, Style
 from .series import Curve
 from .style import facts, numeral
 
-LEAST = 1e-4  # nats; below, the axis is linear
+NEAR = (7.0, 5.0)  # points across and up, between marks whose labels would overlap
 KINDS = {
     "embedding": Style("embedding", BLUE, "", 4, marker="o"),
     "dose": Style("part of it", BLUE, "", 4, marker="o"),
@@ -48,16 +49,35 @@ def interventions_figure(results: Mapping[str, xr.Dataset], *, path: str | Path 
         path: where to save; see `save_figure`.
     """
     rows = {
-        "kl": Row("KL, next token (nat)", 2.6, partial(_points, of="kl_of_model"), _logarithmic, own=True),
-        "loss": Row("change of loss (nat)", 2.2, partial(_points, of="loss_change_of_model"), _signed, own=True),
+        "kl": Row(
+            "KL, next token (nat)",
+            2.6,
+            partial(intervention_points, of="kl_of_model"),
+            partial(_scaled, of="kl_of_model", linear=1e-2),
+            own=True,
+        ),
+        "loss": Row(
+            "change of loss (nat)",
+            2.2,
+            partial(intervention_points, of="loss_change_of_model"),
+            partial(_scaled, of="loss_change_of_model", linear=0.01),
+            own=True,
+        ),
     }
     if all("recall_log_p_change" in ds for ds in results.values()):
-        row = Row("change of recall,\nlog p (nat)", 2.2, partial(_points, of="recall_log_p_change"), _plain, own=True)
+        row = Row(
+            "change of recall,\nlog p (nat)",
+            2.2,
+            partial(intervention_points, of="recall_log_p_change"),
+            partial(_scaled, of="recall_log_p_change", linear=1.0),
+            own=True,
+        )
         rows["recall"] = row
     return saved_grid(results, rows, [*facts(results), *_explained(results)], side=1.75, path=path)
 
 
-def _points(ds: xr.Dataset, of: str) -> list[Curve]:
+def intervention_points(ds: xr.Dataset, of: str) -> list[Curve]:
+    """A variable by the sink rate after each intervention, kind by kind; `of["names"]` says which point is which."""
     names = [str(name) for name in ds["replacement"].values]
     x = ds["sink_rate_after"].mean("layer").values
     ends = [ds[f"{of}_{end}"].values if f"{of}_{end}" in ds else None for end in ("low", "high")]
@@ -66,40 +86,36 @@ def _points(ds: xr.Dataset, of: str) -> list[Curve]:
         at = [n for n, name in enumerate(names) if kind_of(name) == kind]
         if at:
             low, high = (None if end is None else end[at] for end in ends)
-            look = {"label": style.label, "filled": kind != "dose"}
+            look: dict[str, Any] = {"label": style.label, "filled": kind != "dose"}
+            look["of"] = {"names": [names[n] for n in at]}
             found.append(Curve(x[at], ds[of].values[at], style, low, high, "points", **look))
     return found
 
 
 def _named(cell: Axes, ds: xr.Dataset, of: str) -> None:
-    """Numbers beside the points; the caption says which intervention has which."""
+    """Numbers beside the points, one label for points that lie on each other; the caption says what each number is."""
     before = float(ds["sink_rate_before"].mean())
     cell.axvline(before, color=GREY, linewidth=0.9, linestyle=":")
-    x = ds["sink_rate_after"].mean("layer").values
-    for n, (at, y) in enumerate(zip(x, ds[of].values, strict=True), start=1):
-        if np.isfinite(y):
-            cell.annotate(str(n), (at, y), xytext=(2.5, 2.5), textcoords="offset points", fontsize=5.5, color="#333333")
-    cell.set_xlabel("sink rate of position 0, after (dotted: before)")
+    points = np.column_stack([ds["sink_rate_after"].mean("layer").values, ds[of].values])
+    places = cell.transData.transform(points) * 72 / cell.figure.dpi
+    labels: dict[int, list[int]] = {}
+    for n in np.flatnonzero(np.isfinite(points).all(-1)).tolist():
+        near = (one for one in labels if (np.abs(places[one] - places[n]) < NEAR).all())
+        labels.setdefault(next(near, n), []).append(n + 1)
+    for n, numbers in labels.items():
+        said = ", ".join(map(str, numbers))
+        cell.annotate(said, points[n], xytext=(3, 3), textcoords="offset points", fontsize=5.5, color="#333333")
+    cell.set_xlabel("sink rate of position 0, after")
 
 
-def _logarithmic(cell: Axes, ds: xr.Dataset) -> None:
-    cell.set_yscale("symlog", linthresh=LEAST, linscale=0.4)
-    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
-    _named(cell, ds, "kl_of_model")
-
-
-def _signed(cell: Axes, ds: xr.Dataset) -> None:
+def _scaled(cell: Axes, ds: xr.Dataset, of: str, linear: float) -> None:
+    """An axis that is linear up to `linear`, and logarithmic beyond it; below 0 only as far as there are values."""
     zero_line(cell)
-    cell.set_yscale("symlog", linthresh=0.01, linscale=0.4)
+    cell.set_yscale("symlog", linthresh=linear, linscale=0.5)
     cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
-    _named(cell, ds, "loss_change_of_model")
-
-
-def _plain(cell: Axes, ds: xr.Dataset) -> None:
-    zero_line(cell)
-    cell.set_yscale("symlog", linthresh=1.0, linscale=0.8)
-    cell.yaxis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
-    _named(cell, ds, "recall_log_p_change")
+    if np.nanmin(ds[of].values) > -linear:
+        cell.set_ylim(bottom=-linear / 2)
+    _named(cell, ds, of)
 
 
 def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
@@ -109,6 +125,6 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
         said.append(f"{name}: {numbers}")
     return [
         *dict.fromkeys(said),
-        "what@block:part*dose; @block: from which block on; KL from the model as it is; intervals: 95 %, bootstrap over "
-        "documents, of recall over couples of lists",
+        "what@block:part*dose; @block: from which block on; dotted: sink rate before; KL from the model as it is; "
+        "intervals: 95 %, bootstrap over documents, of recall over couples of lists",
     ]

@@ -194,7 +194,7 @@ def top_curves(ds: xr.Dataset) -> list[Curve]:
 
 def recall_curves(ds: xr.Dataset, *names: str) -> list[Curve]:
     """Means over contexts by the depth of the pair, with intervals over couples of contexts."""
-    unit, found = ds["context"].values // 2, []
+    unit, found = mechanism_numbers.couples(ds), []
     for name in names:
         mean, low, high = jackknife(lambda some: some.mean(0), ds[name].values, unit)
         look: dict[str, Any] = {"label": RECALL[name].label, "of": {"variable": name}, "band": "95 %"}

@@ -242,7 +242,7 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
         ]
     medians = f"norms of over {MOST_MARKED} heads: medians and quartiles of {GROUPS} equal groups, by mean weight on 0"
     pictures = (
-        f"pictures: patterns (block.head) of the first heads in the table, first {positions} positions of a prompt, "
+        f"pictures: patterns (block.head) of the heads that rank first, first {positions} positions of a prompt, "
         "shade: square root of the weight"
     )
     return [

@@ -57,6 +57,7 @@ from ..theory.kernel import second_moment
 from .jacobian import jacobian
 
 DEPTHS, PRODUCTS = 5, 4  # of a context that are traced; directions of each question
+PASS = 4  # plain questions behind a context that take as long as one backward pass, about
 PROFILE_PROMPTS, PROFILE_PRODUCTS = 4, 24
 PARTS = ("pair", "others", "position 0")
 PLACES = ("traced", "traced_depth")
@@ -94,9 +95,9 @@ def check(mechanism: int, depths: int, profile_prompts: int, *, contexts: int, c
         raise InputError(f"candidates={candidates} leaves no value to compare with; give at least 2 with mechanism")
 
 
-def passes(fisher: bool) -> int:
-    """Backward passes for each question."""
-    return 3 + PRODUCTS * (1 + fisher)
+def cost(fisher: bool) -> int:
+    """Of tracing one question, in plain questions: each of its backward passes takes about as long as `PASS` of them."""
+    return PASS * (3 + PRODUCTS * (1 + fisher))
 
 
 def constant_first(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +190,7 @@ def _of_odds(
         odds.append(ran.odds(row, ran.streams(row)))
         gradients.append(ran.gradient(odds[-1]))
         odds[-1] = odds[-1].detach().cpu()
-        report()
+        report(PASS)
     return torch.stack(odds), torch.stack(gradients)
 
 
@@ -204,7 +205,7 @@ def _whole(
         total = torch.zeros(len(context), dtype=torch.float64, device=model.device)
         for _ in range(PRODUCTS):
             total += ran.gradient(cotangents()).pow(2).sum(-1).to(total)
-            report()
+            report(PASS)
         return total / PRODUCTS
 
     for one in asked:
@@ -213,7 +214,7 @@ def _whole(
         odds = ran.odds(row, streams)
         found["odds"].append(odds.detach().cpu())
         gradients.append(ran.gradient(odds))
-        report()
+        report(PASS)
         h = streams[len(one.question) - 1]
         found["norm"].append(mean_square(lambda h=h: h @ direction(draw, h)) / h.detach().double().pow(2).sum())
         if fisher:

@@ -28,6 +28,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from ..results.curves import spearman
+from ..results.dataset import options_of
 from ..results.statistics import Interval, jackknife, jackknifed
 
 RANK_MARGIN, VARIANCE_MARGIN = 0.3, 0.02
@@ -61,7 +62,7 @@ class Statement(NamedTuple):
 
 def statements(ds: xr.Dataset) -> list[Statement]:
     """All that a result of `retrieval` with a mechanism says; profiles that it lacks are left out."""
-    gain, unit = ds["gain"].values, ds["context"].values // 2
+    gain, unit = ds["gain"].values, couples(ds)
     halves = split_halves(gain, unit)
     said = "rank correlation over depth of gain, half of the couples with the other half"
     found = [Statement(said, Interval(halves, math.nan, math.nan), "-")]
@@ -84,7 +85,7 @@ def statements(ds: xr.Dataset) -> list[Statement]:
 def follows(ds: xr.Dataset, profile: str) -> Interval:
     """Rank correlation over depth of the mean gain with one of `PROFILES`, with a jackknife over couples."""
     curve = log_distance(ds) if profile == "log_distance" else ds[profile].values
-    return _over_couples(lambda some: spearman(some.mean(0), curve), ds["gain"].values, ds["context"].values // 2)
+    return _over_couples(lambda some: spearman(some.mean(0), curve), ds["gain"].values, couples(ds))
 
 
 def verdict(number: Interval, null: float, margin: float, *, above: bool = False) -> str:
@@ -123,12 +124,12 @@ def auc(ds: xr.Dataset) -> Interval:
         difference = some[:, None, :, 1] - some[None, :, :, 1]
         return float((np.sign(difference) / 2 + 0.5)[counted].mean()) if counted.any() else math.nan
 
-    return _over_couples(estimate, np.stack([exact, score], -1), ds["traced"].values // 2)
+    return _over_couples(estimate, np.stack([exact, score], -1), couples(ds, "traced"))
 
 
 def explained(ds: xr.Dataset) -> dict[str, Interval]:
     """Explained variance of log p: by log distance (""), and what the pair's sensitivity, or norm, adds to it."""
-    log_p, unit = _at_places(ds, "log_p"), ds["traced"].values // 2
+    log_p, unit = _at_places(ds, "log_p"), couples(ds, "traced")
     known = ds["depth"].values.searchsorted(ds["traced_depth"].values)
     distance = np.broadcast_to(log_distance(ds)[known], log_p.shape)
     couple = np.broadcast_to(unit[:, None], log_p.shape)
@@ -167,10 +168,15 @@ def _over_couples(estimate: object, values: np.ndarray, unit: np.ndarray) -> Int
     return found if len(np.unique(unit)) >= FEWEST else found._replace(low=math.nan, high=math.nan)
 
 
+def couples(ds: xr.Dataset, along: str = "context") -> np.ndarray:
+    """The unit that each context belongs to: each of a couple is the other's control, and orders share their pairs."""
+    return ds[along].values // (2 * options_of(ds).get("orders", 1))
+
+
 def by_depth(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One of `SHOWN` at the traced depths: geometric mean over contexts, low and high end over couples, [place]."""
     variable, part = SHOWN[name]
     with np.errstate(divide="ignore"):
         logs = np.log(ds[variable].sel(part=part).values)
-    mean, low, high = jackknife(lambda some: some.mean(0), logs, ds["traced"].values // 2)
+    mean, low, high = jackknife(lambda some: some.mean(0), logs, couples(ds, "traced"))
     return np.exp(mean), np.exp(low), np.exp(high)

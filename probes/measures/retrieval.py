@@ -9,8 +9,8 @@ A context lists N pairs (`probes.data.recall`), and every pair is asked for behi
 - `control`: `log_p` of the same question behind another context of the same shape that lacks the key; `gain` is what the
   pair adds, `log_p` - `control`.
 
-`shape` says whether recall is a U in depth, in the words of profiles (`results.ushape`): geometric means of the value's
-probability over contexts, the first 5 % of the pairs and the last pair against the median of the middle half.
+`recall_numbers.shape` says whether recall is a U in depth, in the words of profiles (`results.ushape`): geometric means of
+the value's probability over contexts, the first 5 % of the pairs and the last pair against the median of the middle half.
 
 **Difficulty.** A model that recalls everything says as little about depth as one that recalls nothing. `pilot` contexts are
 asked rung by rung of the ladder (`recall.RUNGS`), from the easiest on, until at most `EASY` of the answers are exact or the
@@ -26,10 +26,9 @@ Source: ours; the task is that of [Liu+], arXiv 2307.03172; science of the measu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -45,8 +44,6 @@ from ..models.given import takes_model
 from ..models.initialization import CONFIG, Rule
 from ..models.view import View
 from ..results.dataset import dataset, provenance
-from ..results.statistics import Interval, ends, jackknifed, resampling
-from ..results.ushape import SHORTEST, numbers, troughs
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry, parts
 from ..run.reporting import Progress, Report
@@ -67,6 +64,7 @@ VARIABLES = {
     "rank": Variable(BY_DEPTH, "rank of the value among the context's values that are compared"),
     "pilot_exact": Variable(("rung",), "share of exact answers in the pilot"),
     "pilot_log_p": Variable(("rung",), "mean log probability of the value in the pilot", "nat"),
+    "pair": Variable(BY_DEPTH, "number of the pair among those of the contexts that share them"),
     "place": Variable(("depth",), "position of the value's first token", "token"),
     "line": Variable(("depth",), "position of the first token of the pair's line", "token"),
 }
@@ -83,6 +81,7 @@ def retrieval(
     keys: Keys | None = None,
     digits: int | None = None,
     contexts: int = CONTEXTS,
+    orders: int = 1,
     depths: int | None = None,
     template: str | Path = "sentences",
     chat: bool = False,
@@ -102,11 +101,12 @@ def retrieval(
     Args:
         model: any view; it is not changed. One that can continue a context (a transformers model) takes a small part of
             the time.
-        pairs: of a context; with `keys` ("apart", "alike") and `digits` (of a value) it pins the rung of the ladder, as far
-            as they are given.
+        pairs: of a context; with `keys` ("apart", "alike") and `digits` (of a value; 0: values are nouns) it pins the rung
+            of the ladder, as far as they are given.
         contexts: how many; they come in couples that are each other's control.
+        orders: so many successive couples have the same pairs, each in an order of its own.
         depths: so many of the pairs are asked for, evenly spaced, first and last among them; all if not given.
-        template: "sentences", "json", or a TOML file (`recall.read_template`).
+        template: "sentences", "json", "reworded", "announced", or a TOML file (`recall.read_template`).
         chat: the list stands in the user's turn of the model's chat template, the answer in the assistant's.
         first: what stands at position 0, as in `probes.prompts`.
         candidates: values whose probabilities are compared for `rank`; 1: no comparison, which is faster.
@@ -118,7 +118,7 @@ def retrieval(
         profile_prompts: prompts of ordinary text from which, with `mechanism`, profiles are taken; 0: no such profiles.
         initialization: what the fresh weights of `profile_init` are drawn from, as in `View.reinitialized`.
         seed: decides the contexts, and all else that is drawn.
-        progress: called with (questions done, questions in all); of the mechanism backward passes count.
+        progress: called with (questions done, questions in all); a backward pass of the mechanism counts as several.
 
     Returns:
         Dataset with the variables of the module's text, [context, depth], where `depth` counts pairs from 0 and `fraction`
@@ -133,26 +133,19 @@ def retrieval(
 
     Source: see the module's text.
     """
-    for name, value, least in (("contexts", contexts, 2), ("candidates", candidates, 1), ("pilot", pilot, 0)):
-        if value < least:
-            raise InputError(f"{name}={value} is too few; give at least {least}")
-    if contexts % 2 or pilot % 2:
-        raise InputError(f"contexts={contexts}, pilot={pilot}: contexts come in couples; give even numbers")
-    if seed < 0:
-        raise InputError(f"seed={seed} is negative; give 0 or more")
-    if depths is not None and depths < 2:
-        raise InputError(f"depths={depths} is too few; give at least 2, or leave it out")
-    mechanisms.check(mechanism, mechanism_depths, profile_prompts, contexts=contexts, candidates=candidates)
+    numbers: dict[str, Any] = {"contexts": contexts, "orders": orders, "depths": depths, "candidates": candidates}
+    numbers |= {"mechanism": mechanism, "mechanism_depths": mechanism_depths, "profile_prompts": profile_prompts}
+    check(**numbers, pilot=pilot, fisher=fisher, initialization=initialization, pairs=pairs, seed=seed)
     form = read_template(template)
     rungs = ladder(pairs, keys, digits)
-    makers = [Maker(model, rungs[0], form, first=first, chat=chat)]
+    makers = [Maker(model, rungs[0], form, first=first, chat=chat, orders=orders)]
     report = Report(progress, contexts * asked_depths(rungs[-1].pairs, depths).size)
     piloted: list[tuple[float, float]] = []
     if len(rungs) > 1 and pilot:
         for n, rung in enumerate(rungs):
             if n:
                 try:
-                    makers.append(Maker(model, rung, form, first=first, chat=chat))
+                    makers.append(Maker(model, rung, form, first=first, chat=chat, orders=orders))
                 except InputError:  # too long for the model, or too many keys: the ladder ends below it
                     break
             found = _Asking(model, makers[-1], PILOT_DEPTHS, 1, seed + 1, report).run(f"pilot {n}", pilot)
@@ -163,7 +156,7 @@ def retrieval(
     query = len(ask.couple(0).contexts[0]) + len(ask.couple(0).questions[0][0]) - 1
     chosen = asked_depths(len(ask.depths), mechanism_depths)
     text = mechanisms.text(model, profile_prompts, query + 1, first, seed) if mechanism else None
-    report.expect(contexts * len(ask.depths) + mechanism * len(chosen) * mechanisms.passes(fisher))
+    report.expect(contexts * len(ask.depths) + mechanism * len(chosen) * mechanisms.cost(fisher))
     found = ask.run("contexts", contexts)
     more, missing = ask.explain(mechanism, chosen, fisher, text, initialization) if mechanism else ({}, {})
     report.finish()
@@ -184,11 +177,15 @@ def retrieval(
     )
     if candidates == 1:
         del values["rank"]
+    if orders > 1:
+        couples = [ask.couple(n) for n in range(contexts // 2)]
+        values["pair"] = np.array([side for one in couples for side in one.pairs])[:, ask.depths]
     options: dict[str, Any] = {
         "pairs": rung.pairs,
         "keys": rung.keys,
         "digits": rung.digits,
         "contexts": contexts,
+        "orders": orders,
         "depths": depths,
     }
     options |= {"template": str(template), "chat": chat, "first": first, "candidates": candidates, "pilot": pilot}
@@ -208,6 +205,51 @@ def retrieval(
     return dataset(labelled(VARIABLES | mechanisms.VARIABLES, values), coords=coords, attrs=attrs)
 
 
+def check(
+    *,
+    contexts: int = CONTEXTS,
+    orders: int = 1,
+    depths: int | None = None,
+    candidates: int = CANDIDATES,
+    pilot: int = PILOT,
+    mechanism: int = 0,
+    mechanism_depths: int = mechanisms.DEPTHS,
+    profile_prompts: int = mechanisms.PROFILE_PROMPTS,
+    fisher: bool = False,
+    initialization: Rule = CONFIG,
+    pairs: int | None = None,
+    seed: int = 0,
+    **_: Any,
+) -> None:
+    """Refuse numbers that cannot be used; other options of `retrieval` are left alone.
+
+    Raises:
+        InputError: one of them is out of range, or does nothing.
+    """
+    for name, value, least in (("contexts", contexts, 2), ("candidates", candidates, 1), ("pilot", pilot, 0)):
+        if value < least:
+            raise InputError(f"{name}={value} is too few; give at least {least}")
+    if contexts % 2 or pilot % 2:
+        raise InputError(f"contexts={contexts}, pilot={pilot}: contexts come in couples; give even numbers")
+    if orders < 1:
+        raise InputError(f"orders={orders} is too few; give at least 1")
+    if contexts % (2 * orders):
+        raise InputError(
+            f"contexts={contexts} is no multiple of {2 * orders}, a couple in {orders} orders; give one, as "
+            f"{max(1, contexts // (2 * orders)) * 2 * orders}"
+        )
+    if seed < 0:
+        raise InputError(f"seed={seed} is negative; give 0 or more")
+    if depths is not None and depths < 2:
+        raise InputError(f"depths={depths} is too few; give at least 2, or leave it out")
+    if depths is not None and pairs is not None and depths > pairs:
+        raise InputError(f"depths={depths} is more than there are pairs; give at most {pairs}, or leave it out")
+    for name, value, unset in (("fisher", fisher, False), ("initialization", initialization, CONFIG)):
+        if not mechanism and value != unset:
+            raise InputError(f"{name}={value} does nothing without mechanism; give mechanism=24, or leave it out")
+    mechanisms.check(mechanism, mechanism_depths, profile_prompts, contexts=contexts, candidates=candidates)
+
+
 def ladder(pairs: int | None, keys: Keys | None, digits: int | None) -> list[Rung]:
     """The rungs that are climbed, the easiest first; a single one where number, kind and digits are all given.
 
@@ -216,10 +258,10 @@ def ladder(pairs: int | None, keys: Keys | None, digits: int | None) -> list[Run
     """
     if pairs is not None and pairs < 2:
         raise InputError(f"pairs={pairs} is too few; give at least 2")
-    if digits is not None and not 2 <= digits <= 15:
-        raise InputError(f"digits={digits} is out of range; give 2 to 15")
+    if digits is not None and digits not in (0, *range(2, 16)):
+        raise InputError(f"digits={digits} is out of range; give 2 to 15, or 0 for nouns")
     rungs = RUNGS if pairs is None else (Rung(pairs), Rung(pairs, "alike"), Rung(pairs, "alike", 8))
-    chosen = [Rung(one.pairs, keys or one.keys, digits or one.digits) for one in rungs]
+    chosen = [Rung(one.pairs, keys or one.keys, one.digits if digits is None else digits) for one in rungs]
     return list(dict.fromkeys(chosen))
 
 
@@ -328,66 +370,6 @@ def one_by_one(model: View, context: Sequence[int], asked: Asked) -> Scored:
         log_p.append(float(logits[torch.arange(len(answer)), torch.tensor(answer)].sum()))
         greedy = greedy or (n == 0 and logits.argmax(-1).tolist() == list(answer))
     return np.array(log_p), greedy
-
-
-class Recall(NamedTuple):
-    """How recall depends on depth; intervals over couples of contexts."""
-
-    exact: Interval  # share of exact answers
-    log_p: Interval  # nat, mean
-    gain: Interval  # nat, mean
-    primacy: Interval  # the first 5 % of the pairs against the middle half, ratio of probabilities
-    recency: Interval  # the last pair against it
-    trough: Interval  # where recall is least, from 0 to 1
-
-
-def shape(ds: xr.Dataset) -> Recall:
-    """The U-shape of a result of `retrieval`; NaN for the U of fewer than 8 depths."""
-    unit = ds["context"].values // 2  # each context of a couple is the other's control
-
-    def mean(name: str) -> Interval:
-        return jackknifed(lambda some: float(some.mean()), ds[name].values, unit)
-
-    def ratio(name: str) -> Interval:
-        logs = ds["log_p"].values
-        found = jackknifed(lambda some: math.log(numbers(np.exp(some.mean(0)))[name]), logs, unit)
-        return found._replace(**{end: math.exp(getattr(found, end)) for end in ("value", "low", "high")})
-
-    exact, log_p, gain = map(mean, ("exact", "log_p", "gain"))
-    return Recall(exact, log_p, gain, ratio("primacy"), ratio("recency"), trough(ds))
-
-
-def edges(ds: xr.Dataset, name: str) -> tuple[Interval, Interval]:
-    """How much better the first 5 % of the pairs and the last pair are recalled than the middle half, by `log_p` or `exact`.
-
-    Differences of means over contexts, the middle's the median over its depths; NaN for fewer than 8 depths.
-    """
-    unit, length = ds["context"].values // 2, ds.sizes["depth"]
-    middle = slice(length // 4, length - length // 4)
-
-    def better(end: slice) -> Interval:
-        if length < SHORTEST:
-            return Interval(math.nan, math.nan, math.nan)
-
-        def difference(some: np.ndarray) -> float:
-            curve = some.mean(0)
-            return float(curve[end].mean() - np.median(curve[middle]))
-
-        return jackknifed(difference, ds[name].values, unit)
-
-    return better(slice(0, max(1, length // 20))), better(slice(-1, None))
-
-
-def trough(ds: xr.Dataset, *, draws: int = 1000) -> Interval:
-    """Where the smoothed curve of recall is lowest, as a fraction of the depth, with its interval over couples."""
-    logs = ds["log_p"].values
-    if logs.shape[1] < SHORTEST:
-        return Interval(math.nan, math.nan, math.nan)
-    names = [str(n) for n in ds["context"].values // 2]
-    drawn = resampling(len(logs), draws, 0, documents=names).astype(float)
-    found = troughs(logs, drawn) / (logs.shape[1] - 1)
-    low, high = ends(found[:, None])
-    return Interval(float(found[0]), float(low[0]), float(high[0]))
 
 
 def memory(model: View, length: int, question: int, *, mechanism: bool = False) -> int:

@@ -23,7 +23,6 @@ from ..figures.series import (
     Curve,
     at_height,
     cosine_curves,
-    decoded_curves,
     having,
     key_curves,
     log_form_curves,
@@ -33,7 +32,6 @@ from ..figures.series import (
     null_curves,
     of_several,
     profiles_with,
-    recall_curves,
     share_curves,
     swap_bands,
 )
@@ -64,7 +62,6 @@ METRICS = {
 }
 FLOORS = {"written": LARGE, "effect": 1e-6}  # of a shade's end, where other sizes are usual
 QUANTITIES = {"alpha": "mean weight α", "sink_rate_of_model": "sink rate [Gu]", "over_tau_of_model": "over τ [Wu]"}
-RECALLED = {"log p of the value (nat)": ("log_p", "control"), "share of exact answers": ("exact",)}
 FORMS = {
     "steady": "log form",
     "log": "log form, the constant sink left in",
@@ -280,34 +277,6 @@ def cosines(results: Results) -> go.Figure:
             of = {"model": name, "place": curve.of["place"]}
             band(figure, curve.x, curve.y, curve.low, curve.high, color=color, meta=of | {"shaded": QUANTILES})
             figure.add_trace(line(curve.x, curve.y, name=name, color=color, mode="lines+markers", meta=of))
-    return figure
-
-
-# -------------------------------------------------------------------------------------------------------------- recall
-
-
-def recall(results: Results) -> go.Figure:
-    """Recall by depth of the pair: log probability, with and without the key in the list, and exact answers; 95 % bands."""
-    figure = empty("depth of the pair, first to last", "")
-    for name, color in model_colors(results).items():
-        for quantity, names in RECALLED.items():
-            for curve in recall_curves(results[name], *names):
-                of = {"model": name, "quantity": quantity, "asked": curve.label}
-                band(figure, curve.x, curve.y, curve.low, curve.high, color=color, meta=of)
-                look: dict[str, Any] = {"dash": curve.style.dash, "mode": "lines+markers", "meta": of}
-                figure.add_trace(line(curve.x, curve.y, name=f"{name}, {curve.label}", color=color, **look))
-    return figure
-
-
-def decoded(results: Results) -> go.Figure:
-    """R^2 of log(1 + i) from the stream, by layer, of positions and of permuted ones; 95 % bands."""
-    figure = empty("layer", "R² of log(1 + i)", across=WHOLE)
-    for name, color in model_colors(results).items():
-        for curve in decoded_curves(results[name]):
-            of = {"model": name, "positions": curve.label}
-            band(figure, curve.x, curve.y, curve.low, curve.high, color=color, meta=of)
-            look: dict[str, Any] = {"dash": curve.style.dash, "mode": "lines+markers", "meta": of}
-            figure.add_trace(line(curve.x, curve.y, name=f"{name}, {curve.label}", color=color, **look))
     return figure
 
 

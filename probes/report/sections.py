@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import plotly.graph_objects as go
 import xarray as xr
 
+from ..figures.interventions import KINDS
 from ..figures.palette import (
     CYCLE,
     DECODED,
@@ -42,7 +43,7 @@ from ..studies.match_report import match_report
 from ..studies.reports import bos_report, leakage_report, sinks_report, trajectory_report
 from ..studies.retrieval import retrieval_report
 from ..studies.study import AGREEMENT_COLUMNS, COLUMNS, agreement_cells, agreements, cells, described, summarize
-from . import charts, toy_charts
+from . import behaviour_charts, charts, toy_charts
 from .heads import heads_data, loaded_from
 from .plotting import metas
 
@@ -135,7 +136,13 @@ def _reported(
     if not (results := collected[name]):
         return _section(name, missing=(_command(collected, name, name),))
     said = report(results)
-    return _section(name, drawn(results), lead=(said.described, *said.lines), tables=tuple(said.tables))
+    shown, tables = [*drawn(results)], [*said.tables]
+    if name in IN_DEPTH and (more := collected[f"{IN_DEPTH[name][0]}/{name}"]):
+        variant, others, wanted = IN_DEPTH[name]
+        shown += others(more)
+        some = [table for table in report(more).tables if table.title.startswith(wanted)]
+        tables += [replace(table, title=f"{variant.capitalize()}: {table.title}") for table in some]
+    return _section(name, shown, lead=(said.described, *said.lines), tables=tuple(tables))
 
 
 def _section(name: str, charts_: Sequence[Chart] = (), **parts: Any) -> Section:
@@ -317,12 +324,22 @@ def _bos_swap(results: Results) -> list[Chart]:
 def _retrieval(results: Results) -> list[Chart]:
     quantity: Given = ("quantity", "Quantity", {})
     asked: Given = ("asked", "Key", SEVERAL | {"dashes": {style.label: style.dash for style in RECALL.values()}})
-    return [_chart("recall", charts.recall(results), _models(results), quantity, asked)]
+    return [_chart("recall", behaviour_charts.recall(results), _models(results), quantity, asked)]
+
+
+def _followed(results: Results) -> list[Chart]:
+    return [_chart("followed", behaviour_charts.followed(results), _models(results), tall=True)]
+
+
+def _interventions(results: Results) -> list[Chart]:
+    looks = SEVERAL | {"colors": {style.label: style.color for style in KINDS.values()}}
+    choices: list[Given] = [ONE_MODEL, ("quantity", "Quantity", {}), ("kind", "What is changed", looks)]
+    return [_chart("interventions", behaviour_charts.interventions(results), *choices, tall=True)]
 
 
 def _decode(results: Results) -> list[Chart]:
     kinds: Given = ("positions", "Positions", SEVERAL | {"dashes": {one.label: one.dash for one in DECODED.values()}})
-    return [_chart("decoded", charts.decoded(results), _models(results), kinds)]
+    return [_chart("decoded", behaviour_charts.decoded(results), _models(results), kinds)]
 
 
 def _match(results: Results) -> list[Chart]:
@@ -339,6 +356,13 @@ REPORTED: dict[str, tuple[Callable[[Results], Report], Callable[[Results], Seque
     "retrieval": (retrieval_report, _retrieval),
     "decode": (decode_report, _decode),
     "match": (match_report, _match),
+}
+
+
+# By section: the variant whose results are shown beside its own, their charts, and how the titles of their tables begin.
+IN_DEPTH: dict[str, tuple[str, Callable[[Results], Sequence[Chart]], tuple[str, ...]]] = {
+    "retrieval": ("mechanism", _followed, ("Sensitivity of the value", "What it says of recall")),
+    "bos-swap": ("interventions", _interventions, ("Sinks, loss, next token", "Removed under every definition")),
 }
 
 

@@ -84,7 +84,7 @@ def sinks_report(
     )
     tables = [
         Table("Sinks", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), rates),
-        Table(f"Heads, the first {top} of each model", ("model", *HEAD_COLUMNS), listed),
+        Table(f"Heads, at most {top} of each model", ("model", *HEAD_COLUMNS), listed),
     ]
     return Report("Sinks, and what heads do with position 0", described, tables, lines)
 

@@ -12,13 +12,15 @@ import xarray as xr
 from torch import Tensor
 
 from ..data.prompts import Drawn
-from ..data.recall import Maker, read_template
+from ..data.recall import Maker, Rung, read_template
 from ..figures.retrieval import retrieval_figure
 from ..measures import mechanism_numbers
 from ..measures import retrieval as measure
+from ..measures.recall_numbers import Recall, repeats, shape
 from ..models.view import View
 from ..results.dataset import options_of
 from ..results.tables import Report, Table, interval, write_report
+from ..results.ushape import SHORTEST
 from ..run.progress import Advance
 from .runner import Loading, Prompts, Results, Study, Subject, Tell, Told, Unit, planned, run, write_results
 
@@ -51,12 +53,14 @@ class Lists(Prompts):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
+        measure.check(**self.options)
         self._form()
 
     def drawn(self, model: View) -> Drawn:
         """The first couple of the easiest rung, by which a resumed run knows that it is the same."""
         chosen = self.options
-        maker = Maker(model, self._rungs()[0], self._form(), first=chosen["first"], chat=chosen["chat"])
+        how = {name: chosen[name] for name in ("first", "chat", "orders")}
+        maker = Maker(model, self._rungs()[0], self._form(), **how)
         return Drawn(torch.tensor(maker.couple(chosen["seed"], 0).contexts), dict(maker.policy), ())
 
     def _rungs(self) -> list[Any]:
@@ -101,9 +105,9 @@ def retrieval(
 
     def line(model: View, one: Subject) -> str:
         length, mechanism = one.tokens.shape[1], bool(options.get("mechanism"))
-        return planned(
-            one.name, model, measure.memory(model, length, length, mechanism=mechanism), " on the easiest rung"
-        )
+        climbed = len(measure.ladder(*(options[name] for name in ("pairs", "keys", "digits")))) > 1
+        needed = measure.memory(model, length, length, mechanism=mechanism)
+        return planned(one.name, model, needed, " for the easiest lists" * climbed)
 
     def write(results: Results) -> None:
         write_results(results, out, NAME, retrieval_figure)
@@ -123,10 +127,15 @@ def retrieval_report(results: Mapping[str, xr.Dataset]) -> Report:
     """Recall of every model, the U-shape of it, and the curve by depth."""
     rows, curve, lines = [], [], []
     for name, ds in results.items():
-        found, options = measure.shape(ds), options_of(ds)
-        what = f"{options['pairs']} pairs, keys {options['keys']}, {options['digits']} digits"
+        found, options = shape(ds), options_of(ds)
+        what = str(Rung(options["pairs"], options["keys"], options["digits"]))
         rows.append([name, what, *(interval(*one[:3]) for one in found)])
         lines.append(f"{name}: {_said(found)}")
+        if "pair" in ds and ds.sizes["depth"] == options["pairs"]:
+            again = interval(*repeats(ds)[:3])
+            lines.append(
+                f"{name}: log p of a pair against its own in another order, depth means taken out: r = {again}"
+            )
         if ds.sizes["rung"]:
             climbed = zip(ds["rung"].values, ds["pilot_exact"].values, strict=True)
             lines.append(f"{name}, exact in the pilot: " + "; ".join(f"{rung}: {share:.2f}" for rung, share in climbed))
@@ -140,7 +149,8 @@ def retrieval_report(results: Mapping[str, xr.Dataset]) -> Report:
         f"{ds.sizes['context']} contexts, template '{options_of(ds)['template']}', {made}. Exact: share of values of which "
         "every token is the most probable; gain: log p against the same question behind a list without the key; primacy, "
         "recency: probability (geometric mean) of the first 5 % of the pairs and of the last one against the median of the "
-        "middle half; least at: where recall is lowest, from 0 (first) to 1 (last). 95 % intervals over couples of contexts."
+        "middle half; least at: where recall is lowest, from 0 (first) to 1 (last). 95 % intervals over couples of "
+        "contexts, or over sets of couples with the same pairs."
     )
     tables = [
         Table("Recall by depth", ("model", "depth", "token", "log p", "log p without key", "exact"), curve),
@@ -167,11 +177,11 @@ def _mechanism(results: Results) -> list[Table]:
     ]
 
 
-def _said(found: measure.Recall) -> str:
+def _said(found: Recall) -> str:
     """Whether recall is a U, in a sentence."""
     sides = [("first pairs", found.primacy), ("last pair", found.recency)]
     if any(side.low != side.low for _, side in sides):
-        return "too few depths or contexts to tell a U"
+        return f"no U can be told; that takes {SHORTEST} depths and two couples of contexts (with other pairs), or more"
     said = [
         f"the {name} {'better' if side.low > 1 else 'worse' if side.high < 1 else 'neither surely better nor worse'}"
         for name, side in sides

@@ -6,7 +6,7 @@ A unit is a model, or a model with one replacement at position 0. What each prob
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -118,6 +118,7 @@ def survey(
     split_up = _units(chosen, dict(options or {}))
 
     def check(model: View, name: str, tokens: Tensor) -> None:
+        _check_shown(model, name, **(reporting or {}))
         for own in split_up.values():
             with suppress(Untouched.Reached):
                 chosen.measure(Untouched(model), tokens, **own)
@@ -165,6 +166,15 @@ def survey(
     return run(study, sources, out, asked, asked.loading(), advance=advance, told=told)
 
 
+def _check_shown(
+    model: View, name: str, *, layers: Collection[int] | None = None, heads: Collection[int] | None = None, **_: Any
+) -> None:
+    """Refuse a table that would have no row of a model."""
+    for what, chosen, count in (("layer", layers, model.spec.blocks), ("head", heads, model.spec.heads)):
+        if chosen and min(chosen) >= count:
+            raise InputError(f"{what} {min(chosen)} does not exist; {name} has {what}s 0 to {count - 1}")
+
+
 def _units(probe: Probe, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Options of every unit by what tells it from the model's others: "" where there is one unit per model."""
     if probe.along is None or probe.along not in options:
@@ -172,8 +182,10 @@ def _units(probe: Probe, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     values = options[probe.along]
     values = list(values) if isinstance(values, (list, tuple)) else [values]
     names = [str(value) for value in values]
-    if not names or len(set(names)) < len(names):
-        raise InputError(f"{probe.along} '{','.join(names)}' names none or one twice; give each once")
+    if not names:
+        raise InputError(f"{probe.along} names none; give one or more")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{probe.along} '{twice[0]}' is named twice; give each once")
     return {name: {**options, probe.along: value} for name, value in zip(names, values, strict=True)}
 
 
