@@ -11,10 +11,9 @@ All models that can share a seed's data and fresh weights do; all models of one 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, get_args
@@ -22,14 +21,14 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
 
 from probes.errors import InputError
 
-from ..model import Architecture, Mask, Switches, forward, initial
-from ..tasks import Drawn, InContext
-from ..train import Run, Trained, stacked
+from ..model import Architecture, Mask, initial
+from ..tasks import Drawn, InContext, World
+from ..train import Run, Trained
 from .experiment import Work
+from .in_context import PARTS, accuracies, generator_of, retrieved
 from .sweep import Cells, Measure, Part, each_at_least, sweep
 
 DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
@@ -51,7 +50,6 @@ SCALES = ("text", "program")
 FIRST_CHECK = (
     100  # steps; how often the published program measures, and the first of ours, which lie ever further apart
 )
-CHUNK = {"cpu": 1 << 19, "cuda": 1 << 28}  # numbers in a stream of a test pass: what fits the cache, or the memory
 DIMS = ("scale", "data", "depth", "mask", "positional", "residual", "training", "seed")
 MEASURES = {
     "accuracy": Measure("accuracy by which item is right", "1", ("pair", "order"), np.float32),
@@ -62,6 +60,15 @@ MEASURES = {
     ),
     "course_gap": Measure("accuracy gap during training", "1", ("pair", "step"), np.float32),
     "training_loss": Measure("training loss since the step before", "nat", ("step",), np.float32),
+    "novel_accuracy": Measure("accuracy on sequences of novel classes", "1", (), np.float32),
+    "course_novel": Measure("accuracy on sequences of novel classes, during training", "1", ("step",), np.float32),
+    "course_copied": Measure("share of answers that are a label of the context", "1", ("step",), np.float32),
+    "course_match": Measure(
+        "weight of the last position on items with the right label, and on those labels",
+        "1",
+        ("layer", "part", "step"),
+        np.float32,
+    ),
 }
 # What the settings' lists may hold.
 ALLOWED = {"positional": POSITIONAL, "residual": RESIDUAL, "training": tuple(TRAINING), "data": DATA, "scales": SCALES}
@@ -69,7 +76,7 @@ ALLOWED = {"positional": POSITIONAL, "residual": RESIDUAL, "training": tuple(TRA
 
 @dataclass(frozen=True)
 class Settings:
-    """The grid is the full product of the lists; "sinusoidal" is trained on biased data alone, as published.
+    """The grid is the full product of the lists; "sinusoidal" was published for biased data alone.
 
     `masks`: causal, full, window-N, prefix-N (decay goes with causal and window-N alone). `seeds`, `steps`, `checks`: their
     number; a check measures gaps on `course_tests` sequences, the trained model's are of `tests`, for each pair and order.
@@ -81,7 +88,7 @@ class Settings:
     training: tuple[str, ...] = tuple(TRAINING)
     data: tuple[str, ...] = DATA
     scales: tuple[str, ...] = SCALES
-    masks: tuple[str, ...] = ("causal",)
+    masks: tuple[str, ...] = ("causal", "full")
     seeds: int = 5
     steps: int = 100_000
     tests: int = 10_000
@@ -104,8 +111,7 @@ class Settings:
         each_at_least(self, 1, "seeds", "steps", "tests", "checks", "course_tests", "batch")
         if not cases(self):
             raise InputError(
-                "nothing is left of the grid: sinusoidal goes with biased training alone, decay with masks causal and "
-                "window-N alone; give another positional"
+                "nothing is left of the grid: decay goes with masks causal and window-N alone; give another positional"
             )
         for case in cases(self):
             if case.seed == 0:
@@ -147,8 +153,6 @@ def cases(settings: Settings) -> list[Case]:
 
 def in_grid(case: Case) -> bool:
     """Whether a combination is trained at all."""
-    if case.positional == "sinusoidal" and case.training == "unbiased":
-        return False  # it was published for biased data alone
     return case.positional != "decay" or case.mask == "causal" or case.mask.startswith("window")
 
 
@@ -229,13 +233,17 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     Returns:
         `accuracy [..., pair, order]`, `gap [..., pair]`, `accuracy_by_position [..., position]` of the trained models, over
         the dimensions of `DIMS` (NaN for what is not part of the grid); `course_accuracy [..., pair, order, step]`,
-        `course_gap [..., pair, step]` and `training_loss [..., step]` (mean since the step before) over training.
+        `course_gap [..., pair, step]` and `training_loss [..., step]` (mean since the step before) over training;
+        `novel_accuracy` and, over training, `course_novel`, `course_copied [..., step]`, `course_match [..., layer, part,
+        step]`: `in_context.Retrieved` on sequences made as in training, of novel classes, unbiased whatever the training.
     """
     steps = check_steps(settings)
     coords = axes_of(settings) | {
         "pair": list(PAIRS),
         "order": list(ORDERS),
         "position": (("position",), np.arange(ITEMS), {"long_name": "item that holds the answer", "units": "1"}),
+        "layer": np.arange(max(settings.depths)),
+        "part": list(PARTS),
         "step": (("step",), np.array(steps), {"long_name": "updates of the weights", "units": "1"}),
     }
     return sweep(coords, Part(DIMS, MEASURES, _measured(settings, steps, work)))
@@ -248,22 +256,26 @@ def _measured(s: Settings, steps: Sequence[int], work: Work) -> Cells:
         for world in dict.fromkeys(case.world for case in part):
             chosen = [(case, model) for case, model in zip(part, models, strict=True) if case.world == world]
             first, final = chosen[0][1].run, [(model.run.architecture, model.weights) for _, model in chosen]
+            then = [[(one.run.architecture, one.recorded[step]) for _, one in chosen] for step in steps[:-1]]
+            then.append(final)
             accuracy = np.empty((len(chosen), len(PAIRS), len(ORDERS)), np.float32)
             course = np.empty((*accuracy.shape, len(steps)), np.float32)
             for a, b, drawn in _pair_tests(first, s.tests, device):
                 accuracy[:, a, b] = accuracies(final, drawn, device)
-                some = Drawn(drawn.inputs[:, : s.course_tests], drawn.hidden[:, : s.course_tests])
-                for n, step in enumerate(steps):
-                    kept = [model.recorded[step] if step < s.steps else model.weights for _, model in chosen]
-                    then = [(architecture, weights) for (architecture, _), weights in zip(final, kept, strict=True)]
-                    course[:, a, b, n] = accuracies(then, some, device)
+                some = _some(drawn, s.course_tests)
+                for n, models_then in enumerate(then):
+                    course[:, a, b, n] = accuracies(models_then, some, device)
             single = np.stack(
                 [accuracies(final, drawn, device) for _, drawn in _single_tests(first, s.tests, device)], -1
             )
+            classes, unseen = _novel_test(first, s.tests, device)
+            novel = accuracies(final, unseen, device)
+            told = [retrieved(one, classes, _some(unseen, s.course_tests), device) for one in then]
             for n, (case, model) in enumerate(chosen):
                 losses = [float(model.losses[a:b].mean()) for a, b in zip([0, *steps], steps, strict=False)]
                 gaps = accuracy[n, :, 0] - accuracy[n, :, 1], course[n, :, 0] - course[n, :, 1]
-                values = (accuracy[n], gaps[0], single[n], course[n], gaps[1], losses)
+                learning = [np.stack([values[n] for values in one], -1) for one in zip(*told, strict=True)]
+                values = (accuracy[n], gaps[0], single[n], course[n], gaps[1], losses, novel[n], *learning)
                 yield case, dict(zip(MEASURES, values, strict=True))
 
 
@@ -310,29 +322,13 @@ def _single_tests(run: Run, n: int, device: torch.device) -> Iterator[tuple[int,
         yield at, task.single(world, generator_of(device, "single", run.seed, at), n, at)
 
 
-def generator_of(device: torch.device, *what: str | int) -> torch.Generator:
-    """Its own for each test set, none of them one of training's."""
-    text = " ".join(map(str, ("test", *what)))
-    return torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]))
+def _novel_test(run: Run, n: int, device: torch.device) -> tuple[World, Drawn]:
+    """The world, and n sequences of novel classes, whose answers stand anywhere."""
+    task: Any = replace(run.task, biased=None)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    world = task.world(run.seed, device)
+    return world, task.novel(world, generator_of(device, "novel", run.seed), n)
 
 
-def accuracies(
-    models: Sequence[tuple[Architecture, Mapping[str, Tensor]]], drawn: Drawn, device: torch.device
-) -> list[float]:
-    """The share of the n sequences that each model, all of one shape, answers rightly."""
-    shape = models[0][0].shape
-    numbers = shape.length * (shape.width + shape.heads * shape.length)  # of a sequence in one model
-    most = max(1, CHUNK[device.type] // numbers)  # sequences of all models of one pass
-    together = min(len(models), max(1, most // drawn.inputs.shape[1])) if device.type == "cuda" else 1
-    found: list[float] = []
-    with torch.no_grad():
-        for at in range(0, len(models), together):
-            some = models[at : at + together]
-            switches = Switches.of([architecture for architecture, _ in some], device)
-            weights = {name: tensor.to(device) for name, tensor in stacked([weights for _, weights in some]).items()}
-            right = torch.zeros(len(some), device=device)
-            each = max(1, most // together)
-            for inputs, answers in zip(drawn.inputs[0].split(each), drawn.hidden[0].split(each), strict=True):
-                right += (forward(shape, weights, switches, inputs[None]).argmax(-1) == answers).sum(1)
-            found += (right / drawn.hidden.shape[1]).tolist()
-    return found
+def _some(drawn: Drawn, n: int) -> Drawn:
+    """The first n sequences of one step."""
+    return Drawn(drawn.inputs[:, :n], drawn.hidden[:, :n])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -56,10 +57,53 @@ def tables(ds: xr.Dataset) -> list[Table]:
             gaps.append([*map(str, labels), *(_signed(one["gap"].median("seed").values) for one in by_training)])
             levels.append([*map(str, labels), *map(_level, by_training)])
     title = "Accuracy where the answer is the first, middle, last item, and loss at the end of training (medians)"
-    return [
+    found = [
         Table(f"Gap ({', '.join(PAIRS)}; median over seeds), by training data", (*dims, *trainings), gaps),
         Table(title, (*dims, *trainings), levels),
     ]
+    return [*found, learning(ds)] if "course_novel" in ds else found
+
+
+def learning(ds: xr.Dataset) -> Table:
+    """Who has learnt to retrieve, and when: a row per kind of model, its seeds side by side."""
+    states, dims = gate(ds)[1], tuple(dim for dim in DIMS if dim != "seed")
+    columns = (
+        "accuracy",
+        f"step of {TRAINED:g}",
+        "a label of the context",
+        "on right items",
+        "on right labels",
+        "state",
+    )
+    rows = []
+    for labels, cell in places(ds, *dims):
+        cell = cell.isel(seed=np.flatnonzero(cell["novel_accuracy"].notnull()))
+        if cell.sizes["seed"]:
+            of: dict[Any, Any] = dict(zip(dims, labels, strict=True))
+            end = cell.isel(step=-1).sel(layer=int(of["depth"]) - 1)
+            on = [_each(end["course_match"].sel(part=part)) for part in ("item", "label")]
+            kind = str(states.sel({dim: of[dim] for dim in states.dims}).item())
+            numbers = (_each(cell["novel_accuracy"]), _reached(cell), _each(end["course_copied"]), *on)
+            rows.append([*map(str, labels), *numbers, kind])
+    title = (
+        f"Retrieval of novel classes, each seed: accuracy (blind to content: {BLIND:.3f}), the check from which on it is "
+        f"{TRAINED:g} or more, share of answers that are any label of the context, the last block's weights from the query"
+    )
+    return Table(title, (*dims, *columns), rows)
+
+
+def _each(values: xr.DataArray) -> str:
+    return ", ".join(number(value, ".3f") for value in values.values)
+
+
+def _reached(cell: xr.Dataset) -> str:
+    """The step of the first check from which on accuracy stays at the gate or above."""
+    steps, told = cell["step"].values, []
+    for course in cell["course_novel"].transpose("seed", "step").values:
+        below = np.flatnonzero(course < TRAINED)
+        first = 0 if not below.size else int(below[-1]) + 1
+        told.append(str(steps[first]) if first < steps.size else "-")
+    return ", ".join(told)
 
 
 def _signed(values: np.ndarray) -> str:
@@ -91,12 +135,13 @@ def claims(ds: xr.Dataset) -> list[Claim]:
 
 
 def gate(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
-    """Accuracies [..., seed] that decide, and what each kind of model has learnt, over `DIMS`: means over paired tests.
+    """Accuracies [..., seed] on novel classes, and what each kind of model has learnt, over `DIMS`.
 
     Of biased data no accuracy tells: who always copies the first label is right where answers stand first, and wrong
-    elsewhere. Those models have what the same ones have learnt from unbiased data, where there are such.
+    elsewhere. Those models have what the same ones have learnt from unbiased data, where there are such. Results of before
+    have no accuracy but that of the paired tests, which a reader blind to content answers as well.
     """
-    accuracy = ds["accuracy"].mean(("pair", "order"))
+    accuracy = ds["novel_accuracy"] if "novel_accuracy" in ds else ds["accuracy"].mean(("pair", "order"))
     if "unbiased" in ds["training"].values:
         accuracy = accuracy.sel(training="unbiased", drop=True).where(accuracy.notnull()).combine_first(accuracy)
     accuracy = accuracy.transpose(*DIMS)

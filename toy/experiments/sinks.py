@@ -13,7 +13,6 @@ noise, which `fresh` shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -25,25 +24,13 @@ from torch import Tensor
 from probes.errors import InputError
 from probes.measures.sinks import TAU
 
-from ..model import (
-    Architecture,
-    Switches,
-    Weights,
-    embedded,
-    initial,
-    joined,
-    logit_bias,
-    normed,
-    rotated,
-    split,
-    times,
-    written,
-)
+from ..model import Architecture, Switches, Weights, initial, logit_bias
 from ..tasks import Drawn
-from ..train import Trained, stacked
+from ..train import Trained
 from . import position_bias
 from .experiment import Work
-from .position_bias import CHUNK, Case, accuracies, generator_of
+from .in_context import CHUNK, accuracies, generator_of, patterns, stacked_on
+from .position_bias import Case
 from .sweep import Cells, Measure, Part, sweep
 
 DIMS = ("scale", "depth", "mask", "residual", "seed")
@@ -161,20 +148,6 @@ def _measured(s: Settings, training: position_bias.Settings, work: Work, seen: l
                 seen.append((place[:-1], {"pattern": np.stack(found)}))
 
 
-def patterns(architecture: Architecture, weights: Weights, switches: Switches, inputs: Tensor) -> Iterator[Tensor]:
-    """Attention of every block in turn, [E, B, H, query, key]; arguments as of `model.forward`."""
-    a = architecture
-    x = embedded(weights, switches, inputs)
-    for layer in range(a.blocks):
-        n = normed(a, weights, f"{layer}.attention_norm", x)
-        q, k, v = (split(a, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
-        q, k = (rotated(switches, y) for y in (q, k))
-        pattern = ((q * a.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias).softmax(-1)
-        yield pattern
-        if layer + 1 < a.blocks:
-            x = written(a, weights, switches, layer, x, joined(pattern @ v))
-
-
 def metrics(
     architecture: Architecture, weights: Weights, switches: Switches, inputs: Tensor, tau: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -219,8 +192,7 @@ def _sequences(case: Case, training: position_bias.Settings, n: int, device: tor
 
 def _one(model: Trained, device: torch.device) -> tuple[Architecture, Weights, Switches]:
     """A model as the pass takes it."""
-    weights = {name: tensor.to(device) for name, tensor in stacked([model.weights]).items()}
-    return model.run.architecture, weights, Switches.of([model.run.architecture], device)
+    return model.run.architecture, stacked_on([model.weights], device), Switches.of([model.run.architecture], device)
 
 
 def _fresh(model: Trained) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Position bias by depth, positional encoding and training data: gap bars, accuracy by position, gaps over training."""
+"""Position bias by depth, positional encoding and training data: gaps, accuracy by position, both over training."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from probes.figures.style import BLACK, BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDEST
+from probes.results.gate import TRAINED
 
 from ..experiments.position_bias import ITEMS, PAIRS
-from ..experiments.position_bias_claims import FEWEST, kinds, over_seeds
+from ..experiments.position_bias_claims import BLIND, FEWEST, kinds, over_seeds
 from ..tasks import InContext
 from .sheet import entry, files, grid, ranged, sheet
 
@@ -144,6 +145,61 @@ def position_bias_curves_figure(
     return figure
 
 
+def position_bias_learning_figure(
+    ds: xr.Dataset, *, at: Mapping[str, str] | None = None, path: str | Path | None = None
+) -> Figure:
+    """Accuracy on novel classes and the last block's weight on right labels over training: a line per seed.
+
+    A column per positional encoding, two rows per depth; models trained on unbiased data, or on the first kind there is.
+
+    Args:
+        ds: result of the experiment `position-bias`.
+        at: which kind of data and mask, as {scale, data, mask}; the first trained unless told.
+        path: where to save; see `save_figure`.
+    """
+    world, at = _chosen(ds, at)
+    encodings, training, depths = _names(world, "positional"), _names(world, "training")[0], world["depth"].values
+    world = world.sel(training=training)
+    size = max(NARROWEST, PANEL * len(encodings) + 0.8), 2 * 1.4 * len(depths) + 1.5
+    notes = [f"answers {TRAININGS[training]}; a line per seed", _kind(at)]
+    with sheet(ds, size, notes, dpi=_dpi(size[0]), path=path) as figure:
+        cells = figure.subplots(2 * len(depths), len(encodings), sharex=True, sharey="row", squeeze=False)
+        even = InContext.burst / (2 * ITEMS + 1)
+        for (row, depth), (column, name) in product(enumerate(depths), enumerate(encodings)):
+            one = world.sel(depth=depth, positional=name)
+            on = one["course_match"].sel(layer=depth - 1, part="label")
+            for cell, values, lines in zip(
+                cells[2 * row : 2 * row + 2, column],
+                (one["course_novel"], on),
+                ((TRAINED, BLIND), (even,)),
+                strict=True,
+            ):
+                for residual in world["residual"].values:
+                    look: Any = {
+                        "color": ENCODINGS[name][2],
+                        "linewidth": 1.1,
+                        "marker": "." if on.step.size < 2 else "",
+                    }
+                    curves = values.sel(residual=residual).transpose("step", "seed")
+                    cell.plot(values["step"], curves, linestyle="--" if residual == "on" else "-", **look)
+                for line, style in zip(lines, ("-", ":") if len(lines) > 1 else (":",), strict=True):
+                    cell.axhline(line, color=GREY, linewidth=0.8, linestyle=style)
+                grid(cell)
+                _step_axis(cell, world["step"].values)
+        for cell, name in zip(cells[0], encodings, strict=True):
+            cell.set_title(ENCODINGS[name][0], fontsize=9)
+        for row, depth in enumerate(depths):
+            cells[2 * row, 0].set(ylabel=f"{depth} blocks\naccuracy", ylim=(0, 1.02))
+            cells[2 * row + 1, 0].set(ylabel="weight on\nright labels", ylim=(0, None))
+        for cell in cells[-1]:
+            cell.set_xlabel("training step")
+        handles = [entry("without residual stream", color=GREY), entry("with it", color=GREY, linestyle="--")]
+        handles += [entry(f"gate, {TRAINED:g}", color=GREY, linewidth=0.8)]
+        handles += [entry("blind to content", color=GREY, linewidth=0.8, linestyle=":")]
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    return figure
+
+
 def _chosen(ds: xr.Dataset, at: Mapping[str, str] | None) -> tuple[xr.Dataset, dict[str, str]]:
     """The models of one kind, and of which."""
     at = dict(at or kinds(ds)[0])
@@ -239,7 +295,7 @@ def _dpi(width: float) -> int:
 
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
-    """Gap bars and curves; the first kind of data under `path` itself, any others with their names added to it."""
+    """All figures; the first kind of data under `path` itself, any others with their names added to it."""
     written: list[Path] = []
     for n, at in enumerate(kinds(ds)):
         base = path if n == 0 else path.with_name("-".join((path.name, *at.values())))
@@ -247,4 +303,8 @@ def draw(ds: xr.Dataset, path: Path) -> list[Path]:
         position_bias_figure(ds, at=at, path=base)
         position_bias_curves_figure(ds, at=at, path=curves)
         written += [*files(base), *files(curves)]
+        if "course_novel" in ds:
+            learning = base.with_name(f"{base.name}-learning")
+            position_bias_learning_figure(ds, at=at, path=learning)
+            written += files(learning)
     return written

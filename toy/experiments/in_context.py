@@ -1,0 +1,127 @@
+"""How models of in-context retrieval are tested: what they answer, and where their last position looks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..model import (
+    Architecture,
+    Switches,
+    Weights,
+    embedded,
+    forward,
+    joined,
+    normed,
+    rotated,
+    split,
+    times,
+    written,
+)
+from ..tasks import Drawn, World
+from ..train import stacked
+
+CHUNK = {"cpu": 1 << 19, "cuda": 1 << 28}  # numbers in a stream of a test pass: what fits the cache, or the memory
+PARTS = ("item", "label")  # of what stands in the context, in their order
+
+Model = tuple[Architecture, Mapping[str, Tensor]]  # its weights without model dimension
+
+
+class Retrieved(NamedTuple):
+    """What models do with sequences of novel classes.
+
+    `accuracy`, `copied [model]`: shares of right answers, and of those that are a label of the context. `match [model,
+    block, part]`: how much of the last position's attention is on the items that carry the right label, and on those
+    labels themselves, mean over heads and sequences.
+    """
+
+    accuracy: Float[np.ndarray, " model"]
+    copied: Float[np.ndarray, " model"]
+    match: Float[np.ndarray, "model block part"]
+
+
+def retrieved(models: Sequence[Model], world: World, drawn: Drawn, device: torch.device) -> Retrieved:
+    """Test models of one shape on one step of sequences."""
+    inputs, right = drawn.inputs[0], drawn.hidden[0]
+    shown = inputs[:, 1::2]  # [n, item, d], the labels
+    said = answers(models, inputs, device)
+    copied = [float(_among(shown, world.labels[one]).any(1).float().mean()) for one in said]
+    matching = _among(shown, world.labels[right])
+    found = np.array([_on(model, inputs, matching, device) for model in models], np.float32)
+    return Retrieved(_shares(said == right), np.array(copied, np.float32), found)
+
+
+def _among(shown: Float[Tensor, "n item d"], labels: Float[Tensor, "n d"]) -> Tensor:
+    """Which items carry a sequence's label, [n, item]."""
+    return (shown == labels[:, None]).all(-1)
+
+
+def _on(model: Model, inputs: Tensor, matching: Tensor, device: torch.device) -> list[list[float]]:
+    """[block, part]: the last position's weight on what is marked."""
+    a = model[0]
+    weights, switches = stacked_on([model[1]], device), Switches.of([a], device)
+    total = torch.zeros(a.blocks, len(PARTS), dtype=torch.float64, device=device)
+    each = max(1, CHUNK[device.type] // (a.length * (a.width + a.heads * a.length)))
+    with torch.no_grad():
+        for some, marked in zip(inputs.split(each), matching.split(each), strict=True):
+            for layer, pattern in enumerate(patterns(a, weights, switches, some[None])):
+                last = pattern[0, :, :, -1, :-1].unflatten(-1, (-1, len(PARTS)))  # [n, H, item, part]
+                total[layer] += (last * marked[:, None, :, None]).sum(2).mean(1).sum(0)
+    return (total / len(inputs)).tolist()
+
+
+def patterns(architecture: Architecture, weights: Weights, switches: Switches, inputs: Tensor) -> Iterator[Tensor]:
+    """Attention of every block in turn, [E, B, H, query, key]; arguments as of `model.forward`."""
+    a = architecture
+    x = embedded(weights, switches, inputs)
+    for layer in range(a.blocks):
+        n = normed(a, weights, f"{layer}.attention_norm", x)
+        q, k, v = (split(a, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
+        q, k = (rotated(switches, y) for y in (q, k))
+        pattern = ((q * a.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias).softmax(-1)
+        yield pattern
+        if layer + 1 < a.blocks:
+            x = written(a, weights, switches, layer, x, joined(pattern @ v))
+
+
+def generator_of(device: torch.device, *what: str | int) -> torch.Generator:
+    """Its own for each test set, none of them one of training's."""
+    text = " ".join(map(str, ("test", *what)))
+    return torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]))
+
+
+def stacked_on(weights: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+    """Weights of several models side by side, on the device."""
+    return {name: tensor.to(device) for name, tensor in stacked(weights).items()}
+
+
+def answers(models: Sequence[Model], inputs: Float[Tensor, "n T d"], device: torch.device) -> Int[Tensor, "model n"]:
+    """The label that each model, all of one shape, gives to each sequence."""
+    shape = models[0][0].shape
+    numbers = shape.length * (shape.width + shape.heads * shape.length)  # of a sequence in one model
+    most = max(1, CHUNK[device.type] // numbers)  # sequences of all models of one pass
+    together = min(len(models), max(1, most // len(inputs))) if device.type == "cuda" else 1
+    found = []
+    with torch.no_grad():
+        for at in range(0, len(models), together):
+            some = models[at : at + together]
+            switches = Switches.of([architecture for architecture, _ in some], device)
+            weights = stacked_on([weights for _, weights in some], device)
+            each = inputs.split(max(1, most // together))
+            found.append(torch.cat([forward(shape, weights, switches, x[None]).argmax(-1) for x in each], 1))
+    return torch.cat(found)
+
+
+def accuracies(models: Sequence[Model], drawn: Drawn, device: torch.device) -> Float[np.ndarray, " model"]:
+    """The share of one step's sequences that each model, all of one shape, answers rightly."""
+    return _shares(answers(models, drawn.inputs[0], device) == drawn.hidden[0])
+
+
+def _shares(right: Tensor) -> Float[np.ndarray, " model"]:
+    return (right.sum(1) / right.shape[1]).cpu().numpy()
