@@ -23,6 +23,7 @@ TINY: dict[str, list[str]] = {
         *("grid-widths=2", "rate-vocabularies=5", "rate-steps=60", "rate-points=6", "blind-widths=2,3", "points=5"),
         *("offset-contexts=3,4", "test=64", "curve-test=64", "batches=16,32", "large-seeds=1"),
     ],
+    "exchanges": ["vocabulary=8", "seeds=2", "steps=400", "every=10", "points=5", "batch=16", "test=64", "shifts=20"],
     "position-bias": [
         *("depths=1,2", "positional=none,decay,rope,sinusoidal", "residual=off,on", "training=unbiased,first-and-last"),
         *("data=gaussian", "scales=text", "seeds=2", "steps=6", "tests=60", "checks=2", "course-tests=100"),

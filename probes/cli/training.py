@@ -89,7 +89,9 @@ def match(target: Target, matching: Matching, source: Source, running: Running) 
 
 @command()
 def toy(
-    names: list[str] = argument("retrieval, previous-token, position-bias, sinks, rollout, petroglyph, or all.", ...),
+    names: list[str] = argument(
+        "retrieval, previous-token, exchanges, position-bias, sinks, rollout, petroglyph, or all.", ...
+    ),
     quick: bool = flag("--quick", "A small setting of about a minute each, marked as quick."),
     changed: list[str] | None = option(
         "Change a setting; lists as in depths=2,4. May be repeated.", None, "--with", metavar="FIELD=VALUE"

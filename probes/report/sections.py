@@ -57,6 +57,7 @@ SCALAR = "--method scalar --conditions pretrained"
 # What the other experiments show is drawn by their own figures.
 DRAWN = {
     "previous-token": ("previous-token", "previous-token-hyperparameters"),
+    "exchanges": ("exchanges", "exchanges-circles"),
     "sinks": ("sinks",),
     "rollout": ("rollout",),
     "petroglyph": ("petroglyph",),

@@ -144,7 +144,7 @@ def _curves(s: Settings, work: Work) -> list[Part]:
     steps = _log_grid(s.steps, s.points)
     models = [(*v, seed) for v in _variants(s) for seed in range(s.seeds)]
     both = [(kind, *model) for kind in POSITIONAL for model in models]
-    runs = [_run(s, seed, positional=kind, residual=r, projection=p) for kind, r, p, seed in both]
+    runs = [run_of(s, seed, positional=kind, residual=r, projection=p) for kind, r, p, seed in both]
     names = ("embedding", "positions", "0.q", "0.k", "0.v", "0.o", "unembedding")
     trained = work.train("curves", runs, s.steps, record=steps.tolist(), recorded=names)
     relative = np.stack([relative_perplexity(trained, s.curve_test, at=int(step)) for step in steps], -1)
@@ -192,7 +192,7 @@ def _cells(s: Settings, work: Work) -> Part:
             beyond = (cell.context, cell.width) != (4, 2) or seed >= s.large_seeds
             if (cell.steps > 3000) == long and not (batch > s.batch and beyond):
                 given = {name: getattr(cell, name) for name in ("vocabulary", "context", "width", "learning_rate")}
-                runs.append(_run(s, seed, batch=batch, **given, **v._asdict()))
+                runs.append(run_of(s, seed, batch=batch, **given, **v._asdict()))
                 cells.append((batch, cell.name, *v, seed))
         found += _ends(s, work, f"cells {steps}", runs, steps).tolist()
     measures = {"relative_published": Measure("(perplexity - 1) / V in the post's settings")}
@@ -203,7 +203,7 @@ def _cells(s: Settings, work: Work) -> Part:
 def _grid(s: Settings, work: Work) -> Part:
     """Relative perplexity after `steps` steps against vocabulary, context and width."""
     cells = list(product(s.grid_vocabularies, s.grid_contexts, s.grid_widths, range(s.seeds)))
-    runs = [_run(s, seed, vocabulary=v, context=c, width=width) for v, c, width, seed in cells]
+    runs = [run_of(s, seed, vocabulary=v, context=c, width=width) for v, c, width, seed in cells]
     measures = {"relative_by_size": Measure(f"(perplexity - 1) / V after {s.steps} steps")}
     found = each(cells, relative_by_size=_ends(s, work, "grid", runs, s.steps))
     return Part(("vocabulary", "context", "width", "seed"), measures, found)
@@ -214,7 +214,7 @@ def _rates(s: Settings, work: Work) -> list[Part]:
     cells = list(product(s.rate_vocabularies, s.rates, SCHEDULES, range(s.seeds)))
     if not cells:
         return []
-    runs = [_run(s, seed, vocabulary=v, learning_rate=rate, schedule=schedule) for v, rate, schedule, seed in cells]
+    runs = [run_of(s, seed, vocabulary=v, learning_rate=rate, schedule=schedule) for v, rate, schedule, seed in cells]
     trained = work.train("rates", runs, s.rate_steps)
     ends = _bin_ends(s.rate_steps, s.rate_points)
     starts = np.concatenate([[0], ends[:-1]])
@@ -237,7 +237,7 @@ def _rates(s: Settings, work: Work) -> list[Part]:
 def _blind(s: Settings, work: Work) -> Part:
     """Models without positions, by width: what is the plateau the bound of?"""
     cells = list(product(s.blind_widths, range(s.seeds)))
-    ends = _ends(s, work, "blind", [_run(s, seed, width=width, positional="none") for width, seed in cells], s.steps)
+    ends = _ends(s, work, "blind", [run_of(s, seed, width=width, positional="none") for width, seed in cells], s.steps)
     measures = {"blind_perplexity": Measure(f"perplexity without positional encoding after {s.steps} steps")}
     return Part(("blind_width", "seed"), measures, each(cells, blind_perplexity=1 + s.vocabulary * ends))
 
@@ -249,7 +249,7 @@ def _offsets(s: Settings, work: Work) -> Part:
         for context in s.offset_contexts
         for target, seed in product(range(-context, -1), range(s.seeds))
     ]
-    runs = [_run(s, seed, context=context, target=target) for context, target, seed in cells]
+    runs = [run_of(s, seed, context=context, target=target) for context, target, seed in cells]
     text = f"(perplexity - 1) / V after {s.steps} steps, by the position asked for"
     found = each(cells, relative_by_target=_ends(s, work, "offsets", runs, s.steps))
     return Part(("offset_context", "target", "seed"), {"relative_by_target": Measure(text)}, found)
@@ -264,7 +264,7 @@ def _ends(s: Settings, work: Work, label: str, runs: Sequence[Run], steps: int) 
     return relative_perplexity(work.train(label, runs, steps), s.test) if runs else np.empty(0)
 
 
-def _run(s: Settings, seed: int, **given: Any) -> Run:
+def run_of(s: Settings, seed: int, **given: Any) -> Run:
     """A model and its training; what is not given is as in the settings, with learned positions, -2 asked for."""
     named = ("vocabulary", "context", "width", "residual", "projection", "learning_rate", "batch")
     usual = {name: getattr(s, name) for name in named}

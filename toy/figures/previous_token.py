@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from PIL import Image
 
-from probes.figures.style import BLACK, BLUE, FAINT, GREEN, GREY, ORANGE, PURPLE, SIGNED, SKY, STYLE, VERMILLION
-from probes.run.files import atomic
+from probes.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SIGNED, SKY, VERMILLION
 
 from ..experiments.previous_token_claims import (
     ENDS,
@@ -28,6 +23,7 @@ from ..experiments.previous_token_claims import (
     typical_seed,
 )
 from ..experiments.rules import known, setting
+from .animation import animate, plane
 from .previous_token_settings import previous_token_hyperparameters_figure
 from .sheet import entry, files, sheet, wanted
 
@@ -35,11 +31,7 @@ from .sheet import entry, files, sheet, wanted
 ASKED = VERMILLION
 OTHERS = (BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK)
 WIDTH = 7.4
-FRAME = (3.5, 3.2)  # inches of an animation's picture
-FRAME_DPI = 100
 FRAMES = 60  # of an animation at most
-SHADES = 6  # of each colour of an animation's palette, from itself to white: edges are smoothed
-TURN, HOLD = 110, 2000  # milliseconds of a frame, and of the last one
 
 
 def previous_token_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
@@ -86,53 +78,18 @@ def previous_token_paths(ds: xr.Dataset, *, path: str | Path) -> Path:
     chosen = np.unique(np.linspace(0, len(steps) - 1, min(FRAMES, len(steps))).round().astype(int))
     reach = 1.08 * max(np.abs(p).max(), np.abs(e).max())
     places = [int(x) for x in ds["position"].values]
-    images: list[Image.Image] = []
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=FRAME, dpi=FRAME_DPI)
-        canvas = FigureCanvasAgg(figure)
-        for n in chosen:
-            figure.clear()
-            cell = figure.add_axes((0.12, 0.11, 0.85, 0.79))
-            _plane(cell, reach)
-            cell.plot(*e[n].T, linestyle="", marker=".", markersize=3.5, color=GREY, zorder=2)
-            for k, place in enumerate(places):
-                color = _color(place)
-                cell.plot(*p[: n + 1, k].T, color=color, linewidth=0.9, alpha=0.6, zorder=3)
-                cell.plot(*p[n, k], marker="o", markersize=6, color=color, zorder=4)
-                cell.annotate(_place(place), p[n, k], (5, 4), textcoords="offset points", fontsize=8, color=color)
-            cell.set_title(f"step {int(steps[n]):,}, perplexity {perplexity[n]:.2f}", fontsize=9)
-            canvas.draw()
-            images.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
-    palette = _palette([_color(place) for place in places])
-    frames = [_indexed(image, palette) for image in images]
-    content = io.BytesIO()
-    durations = [TURN] * (len(frames) - 1) + [HOLD]
-    frames[0].save(
-        content, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
-    )
-    with atomic(path) as temporary:
-        temporary.write_bytes(content.getvalue())
-    return path
 
+    def picture(cell: Axes, n: int) -> None:
+        plane(cell, reach)
+        cell.plot(*e[n].T, linestyle="", marker=".", markersize=3.5, color=GREY, zorder=2)
+        for k, place in enumerate(places):
+            color = _color(place)
+            cell.plot(*p[: n + 1, k].T, color=color, linewidth=0.9, alpha=0.6, zorder=3)
+            cell.plot(*p[n, k], marker="o", markersize=6, color=color, zorder=4)
+            cell.annotate(_place(place), p[n, k], (5, 4), textcoords="offset points", fontsize=8, color=color)
+        cell.set_title(f"step {int(steps[n]):,}, perplexity {perplexity[n]:.2f}", fontsize=9)
 
-def _palette(colors: list[str]) -> np.ndarray:
-    """[color, 3]: greys, and each of the colours in shades. One for all frames, so that nothing flickers."""
-    shares = np.linspace(0, 1, SHADES, endpoint=False)[:, None]
-    own = [np.array([int(color[n : n + 2], 16) for n in (1, 3, 5)]) for color in dict.fromkeys(colors)]
-    shaded = [(1 - shares) * color + shares * 255 for color in own]
-    greys = np.repeat(np.linspace(0, 255, 18)[:, None], 3, 1)
-    return np.concatenate([greys, *shaded]).round().astype(np.int32)
-
-
-def _indexed(image: Image.Image, palette: np.ndarray) -> Image.Image:
-    """The nearest colour of the palette for each pixel (Pillow's own search is a coarse one)."""
-    pixels = np.asarray(image, dtype=np.int32) @ np.array([1 << 16, 1 << 8, 1], dtype=np.int32)
-    colors, which = np.unique(pixels, return_inverse=True)
-    parts = np.stack([colors >> 16, colors >> 8 & 255, colors & 255], -1)
-    nearest = np.square(parts[:, None] - palette).sum(-1).argmin(-1)
-    found = Image.fromarray(nearest.astype(np.uint8)[which].reshape(pixels.shape), mode="P")
-    found.putpalette(palette.astype(np.uint8).tobytes())
-    return found
+    return animate(path, [(picture, int(n)) for n in chosen], [_color(place) for place in places])
 
 
 def _own(ds: xr.Dataset, name: str) -> xr.DataArray:
@@ -159,13 +116,6 @@ def _color(place: int) -> str:
     if place == -1:
         return ASKED
     return OTHERS[(-place - (place < -1)) % len(OTHERS)]
-
-
-def _plane(cell: Axes, reach: float) -> None:
-    cell.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
-    cell.axvline(0, color=FAINT, linewidth=0.8, zorder=0)
-    cell.set(xlim=(-reach, reach), ylim=(-reach, reach))
-    cell.set_aspect("equal", adjustable="box")
 
 
 def _curves(cell: Axes, ds: xr.Dataset) -> None:
@@ -200,7 +150,7 @@ def _paths(cell: Axes, ds: xr.Dataset) -> None:
     e = tokens.isel(seed=seed, step=-1).transpose("token", "axis").values[:, :2]
     s = directions.isel(seed=seed, step=-1).values[:2]
     reach = 1.12 * max(np.abs(p).max(), np.abs(e).max())
-    _plane(cell, reach)
+    plane(cell, reach)
     cell.plot(*e.T, linestyle="", marker=".", markersize=3.5, color=GREY, zorder=2)
     for place, course in zip(ds["position"].values, p, strict=True):
         color = _color(int(place))
