@@ -107,7 +107,7 @@ def test_any_part_of_a_result_is_judged_by_the_same_statements(name, tmp_path_fa
         "retrieval": ("layers", "target", "residual"),
         "previous-token": ("seed", "batch", "offset_context"),
         "exchanges": ("residual", "learning_rate", "schedule", "seed"),
-        "position-bias": ("depth", "mask", "positional", "training", "residual", "seed"),
+        "position-bias": ("mask", "positional", "training", "residual", "seed"),
         "rollout": ("case", "source", "decay", "theta"),
         "petroglyph": ("layers", "mask", "positional", "norm"),
     }

@@ -62,8 +62,8 @@ def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> C
 
     def say(given: Mapping[str, Any]) -> str:
         found, many = [], 0
-        for labels, one in places(accuracy, *accuracy.dims[:-1]):
-            kind = dict(zip(accuracy.dims, labels, strict=False))
+        for labels, one in places(accuracy, *DIMS[:-1]):
+            kind: dict[str, Any] = dict(zip(DIMS, labels, strict=False))
             if one.notnull().any() and _read(kind, given):
                 many += 1
                 if str(states.sel(kind).item()) != "trained":

@@ -23,7 +23,7 @@ WIDTH = 2  # of a model whose mask alone matters
 
 def kinds(ds: xr.Dataset) -> list[dict[str, Any]]:
     """The kinds of toys whose sinks were measured, each under some masks: {scale, data, depth, positional, residual}."""
-    if "over_tau" not in ds:
+    if "over_tau" not in ds or "unbiased" not in ds["training"].values:
         return []
     found = ds["over_tau"].sel(training="unbiased").notnull().any(["mask", "seed", "layer", "key"])
     return [dict(zip(KINDS, labels, strict=True)) for labels, one in places(found, *KINDS) if one]

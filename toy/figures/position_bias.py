@@ -339,7 +339,7 @@ def draw(ds: xr.Dataset, path: Path) -> list[Path]:
         written.extend(files(base))
 
     for n, (labels, one) in enumerate(_worlds(ds)):
-        at, names = dict(zip(WORLD, labels, strict=True)), labels if n else ()
+        at, names = {"scale": labels[0], "data": labels[1]}, labels if n else ()
         add(position_bias_figure, at, *names)
         masks = _names(one, "mask")
         if {*masks} - {*COURSES} and "unbiased" in _names(one, "training"):
