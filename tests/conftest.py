@@ -55,7 +55,8 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The smallest run of the experiment of toys that a file of tests is named after."""
     from tiny_runs import ran
 
-    return ran(request.module.__name__.removeprefix("test_toy_").replace("_", "-"), tmp_path_factory)
+    name = request.module.__name__.removeprefix("test_toy_").replace("_", "-")
+    return ran({"sinks": "position-bias"}.get(name, name), tmp_path_factory)
 
 
 @pytest.fixture

@@ -387,9 +387,9 @@ def test_commands_name_models_as_they_were_given(collected, checkpoints, tmp_pat
 
 @pytest.mark.slow
 def test_pictures_are_embedded_while_there_is_room_or_refused(root, tmp_path, monkeypatch):
-    result = Path(shutil.copy(root / "toy" / "retrieval.nc", tmp_path / "sinks.nc"))
-    Image.new("RGB", (60, 60), "#D55E00").save(tmp_path / "sinks.png")
-    found = Collected(tmp_path, {"toy": {"sinks": load(result)}}, {("toy", "sinks"): result})
+    result = Path(shutil.copy(root / "toy" / "retrieval.nc", tmp_path / "rollout.nc"))
+    Image.new("RGB", (60, 60), "#D55E00").save(tmp_path / "rollout.png")
+    found = Collected(tmp_path, {"toy": {"rollout": load(result)}}, {("toy", "rollout"): result})
     svg = tmp_path / "p.svg"
     svg.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>", encoding="utf-8")
 
@@ -397,10 +397,10 @@ def test_pictures_are_embedded_while_there_is_room_or_refused(root, tmp_path, mo
         return build(found, [], tmp_path, command="c", sentences=[], picture=picture).read_text(encoding="utf-8")
 
     assert "data:image/svg+xml;base64," in built(svg)
-    assert "figure of headwater toy sinks" in built()
+    assert "figure of headwater toy rollout" in built()
     monkeypatch.setattr("probes.report.page.PICTURES", 10)
-    assert "<code>toy/sinks.png</code>" in built()
-    assert "figure of headwater toy sinks" not in built()
+    assert "<code>toy/rollout.png</code>" in built()
+    assert "figure of headwater toy rollout" not in built()
     with pytest.raises(InputError, match=r"'elsewhere\.png' cannot be read .*draw it first"):
         built(Path("elsewhere.png"))
     with pytest.raises(InputError, match=r"'p\.gif' is no PNG or SVG"):

@@ -1,4 +1,4 @@
-"""Experiment sinks: the metric against the probe and by hand, a tiny run against its models, the claims' rules, figures."""
+"""Sinks of toys: the metric against the probe and by hand, a tiny run against its models, the claims' rules, figures."""
 
 from dataclasses import replace
 
@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from tiny_runs import claims, questioned, verdicts
+from pages import held
+from tiny_runs import TINY, claims
 
 import probes
-from toy.experiments import sinks
-from toy.experiments.position_bias import architecture_of
-from toy.experiments.sinks import metrics, patterns, uniform_sink
-from toy.experiments.sinks_claims import kinds, tables
+from probes.claims.claim import Claim
+from toy.experiments import experiment, sinks
+from toy.experiments.in_context import patterns
+from toy.experiments.position_bias import DIMS, Case, architecture_of, run_of
+from toy.experiments.sinks import looked_at, metrics, uniform_sink
+from toy.experiments.sinks_claims import kinds, masks_of, tables
 from toy.model import Switches, block, embedded, initial
-from toy.tasks import InContext
-from toy.train import Run, stacked, train
+from toy.train import stacked, train
 from toy.view import Toy
 
 LENGTH = 17
@@ -96,46 +98,58 @@ def test_even_weights_by_hand(mask, expected):
 
 def test_a_tiny_run(tiny):
     ds = tiny.ds
-    assert ds["sink"].dims == (*sinks.DIMS, "position")
-    assert ds["sink"].notnull().all()
-    deep = ds["over_tau"].sel(layer=1)
-    assert deep.sel(depth=2).notnull().all()
-    assert deep.sel(depth=1).isnull().all()
-    np.testing.assert_allclose(ds["sink"], ds["over_tau"].mean("layer"), rtol=1e-6)
+    there = ds["gap"].notnull().all("pair")
+    unbiased = there & (ds["training"] == "unbiased")
+    for name in ("over_tau", "alpha"):
+        assert ds[name].dims == (*DIMS, "layer", "key")
+        assert (ds[name].sel(layer=[0, 1]).notnull().all(["layer", "key"]) == unbiased).all()
+        assert (ds[name].sel(layer=3).notnull().all("key") == unbiased & (ds["depth"] == 4)).all()
     # Attention of one sequence: rows that the mask lets sum to one.
-    pattern = ds["pattern"].sel(depth=2, mask="window-5")
+    which = {"scale": "text", "data": "gaussian", "depth": 2, "positional": "none", "residual": "off"}
+    pattern = ds["pattern"].sel(which | {"mask": "window-5", "training": "unbiased", "seed": 0, "layer": [0, 1]})
     np.testing.assert_allclose(pattern.sum("key"), 1, rtol=1e-5)
     assert (pattern.sel(query=10, key=[5, 11, 16]) == 0).all()
-    np.testing.assert_array_equal(ds["fresh"].sel(residual="on", depth=1), ds["fresh"].sel(residual="off", depth=1))
-    figures = ("sinks", "sinks-text-1-residual", "sinks-text-2", "sinks-text-2-residual")
-    assert {file.name for file in tiny.files if file.suffix == ".png"} == {f"{name}.png" for name in figures}
-    assert len(tiny.report.tables[0].rows) == len(kinds(ds)) * ds.sizes["mask"]
+    assert ds["pattern"].sel(seed=1).isnull().all()
+    assert which in kinds(ds)
+    assert set(masks_of(ds, which)) == {*ds["mask"].values}
+    assert set(masks_of(ds, which | {"residual": "on"})) == {"causal"}
+    figures = ("sinks", "sinks-text-2-residual", "sinks-text-4")
+    drawn = {file.stem for file in tiny.files if file.suffix == ".png" and "sinks" in file.name}
+    assert drawn == {f"position-bias-{name}" for name in figures}
+    (table,) = tables(ds)
+    assert len(table.rows) == int(unbiased.any("seed").sum())
+    assert [row[5] for row in table.rows if row[3:5] == ["none", "on"]] == ["causal"]
 
 
 def test_numbers_of_a_run_are_those_of_its_models(tiny):
-    ds = tiny.ds
-    task = InContext(width=8, batch=8)
-    run = Run(architecture_of(2, "prefix-4", "none", "on", 8), task, seed=1, learning_rate=1e-3, weight_decay=1e-6)
-    (model,) = train([run], 5)
-    drawn = replace(task, batch=40).draw(task.world(1, "cpu"), sinks.generator_of(torch.device("cpu"), "sinks", 1), 1)
-    at = {"scale": "text", "depth": 2, "mask": "prefix-4", "residual": "on", "seed": 1}
-    over, alpha = metrics(*passed(run.architecture, model.weights), drawn.inputs[0], 0.2)
-    few = 2.01 / (40 * LENGTH)  # a weight at tau itself may fall on either side, trained alone or among others
-    np.testing.assert_allclose(ds["over_tau"].sel(at), over, atol=few)
-    np.testing.assert_allclose(ds["alpha"].sel(at), alpha, atol=1e-5)
-    fresh, _ = metrics(*passed(run.architecture, initial(run.architecture, 1)), drawn.inputs[0], 0.2)
-    np.testing.assert_allclose(ds["fresh"].sel(at), fresh.mean(0), atol=few)
-    assert float(ds["training_loss"].sel(at)) == pytest.approx(float(model.losses[-1]), rel=1e-5)
+    s = experiment.settings_of("position-bias", quick=False, given=TINY["position-bias"])
+    case = Case("text", "gaussian", 2, "prefix-4", "none", "off", "unbiased", 0)
+    run = run_of(case, s)
+    (model,) = train([run], s.steps)
+    here = tiny.ds.sel(case._asdict()).sel(layer=[0, 1])
+    device = torch.device("cpu")
+    found = looked_at(model, s.tests, s.tau, device)
+    few = 2.01 / (s.tests * LENGTH)  # a weight at tau itself may fall on either side, trained alone or among others
+    np.testing.assert_allclose(here["over_tau"], found["over_tau"], atol=few)
+    np.testing.assert_allclose(here["alpha"], found["alpha"], atol=1e-5)
+    np.testing.assert_allclose(here["pattern"], found["pattern"], atol=1e-5)
+    fresh = looked_at(replace(model, weights=initial(run.architecture, 0)), s.tests, s.tau, device)
+    np.testing.assert_allclose(here["fresh"], fresh["over_tau"].mean(0), atol=few)
 
 
 def made_up(tiny, sink, masks=("causal", "window-5", "window-9", "prefix-2", "prefix-4")) -> xr.Dataset:
-    """One kind of trained models of a tiny run with another metric: `sink` [position] by mask, 0.1 before training."""
-    ds = tiny.ds.sel(depth=[2], residual=["off"], mask=list(masks)).copy(deep=True)
+    """The models of a tiny run without encoding, trained, with another metric: `sink` [key] by mask, 0.1 before training."""
+    which = {"data": ["gaussian"], "depth": [2], "mask": list(masks), "positional": ["none"], "residual": ["off"]}
+    ds = tiny.ds.sel(which | {"layer": [0, 1]}).copy(deep=True)
     ds["fresh"][:] = 0.1
     ds["novel_accuracy"][:] = 0.9
     for mask in masks:
-        ds["sink"].loc[{"mask": mask}] = sink(mask)
+        ds["over_tau"].loc[{"mask": mask}] = sink(mask)
     return ds
+
+
+def of_sinks(ds: xr.Dataset) -> list[Claim]:
+    return [claim for claim in claims("position-bias", ds) if "-sink-" in claim.id]
 
 
 def as_published(mask: str) -> np.ndarray:
@@ -165,29 +179,33 @@ def test_statements_hold_and_fail_where_they_do(tiny, refuted, which, place, val
         return values
 
     ds = made_up(tiny, sink)
-    assert len(claims("sinks", ds)) == 5
-    assert questioned("sinks", ds, "wu-toy-sink-") == {f"{name}-text-2" for name in refuted}
-    assert "not measured" not in {claim.verdict for claim in claims("sinks", ds)}
+    assert len(of_sinks(ds)) == 5
+    assert {c.id for c in of_sinks(ds) if held(c) is not True} == {f"wu-toy-sink-{name}-text-2" for name in refuted}
+    assert "not measured" not in {claim.verdict for claim in of_sinks(ds)}
 
 
 def test_toys_that_do_not_retrieve_are_not_judged(tiny):
     ds = made_up(tiny, as_published)
     ds["novel_accuracy"].loc[{"mask": "causal"}] = 0.5
-    found = claims("sinks", ds)
+    found = of_sinks(ds)
     assert [c.verdict for c in found] == ["not trained"] * 2 + ["holds"] * 3
-    assert "0.500 to 0.900, of a reader blind to content 0.516; 4 of 5 kinds of toys trained" in found[0].measured
-    ds["sink"].loc[{"mask": "window-5", "seed": 0, "position": 3}] = 0.9
-    assert claims("sinks", ds)[2].verdict == "undecided"
-    # Accuracy on classes of training fails nobody, and lets nobody pass.
-    old = ds.drop_vars("novel_accuracy").assign(accuracy=ds["accuracy"] * 0 + 0.9)
-    for untold in (old, tiny.ds):
-        assert {c.verdict for c in claims("sinks", untold)} == {"not trained"}
+    assert found[0].measured.startswith("1 of 1 settings have not learnt after 6 steps")
+    ds["novel_accuracy"].loc[{"mask": ["window-5", "window-9"]}] = 0.5
+    assert of_sinks(ds)[2].measured.count("0.500 [0.500, 0.500]") == 2
+    ds["novel_accuracy"].loc[{"mask": ["window-5", "window-9"]}] = 0.9
+    ds["over_tau"].loc[{"mask": "window-5", "seed": 0, "key": 3}] = 0.9
+    assert of_sinks(ds)[2].verdict == "undecided"
+    assert {c.verdict for c in of_sinks(tiny.ds)} == {"not trained", "not measured"}  # four blocks have no window
 
 
 def test_what_was_not_run_is_not_judged(tiny):
     for mask, judged in (("prefix-2", [None, None, None, None, True]), ("window-5", [None, None, True, None, None])):
-        assert list(verdicts("sinks", made_up(tiny, as_published, (mask,))).values()) == judged
-    only = tiny.ds.sel(residual=["on"], depth=[1])
-    assert len(claims("sinks", only)) == 5
-    assert len(claims("sinks", tiny.ds)) == 10  # with a residual stream they are not published
-    assert tables(only)[0].rows[0][2] == "on"
+        ds = made_up(tiny, as_published, (mask,))
+        assert [held(claim) for claim in of_sinks(ds)] == judged
+    only = tiny.ds.sel(residual=["on"], depth=[2])
+    assert len(of_sinks(only)) == 5
+    assert len(of_sinks(tiny.ds)) == 10
+    # Toys with a residual stream are judged where the others have not learnt.
+    ds = made_up(tiny, as_published, ("causal",))
+    both = xr.concat([ds.where(ds["seed"] < 0), ds], "residual").assign_coords(residual=["off", "on"])
+    assert of_sinks(both)[0].measured.startswith("with residual stream: causal: 0.200")

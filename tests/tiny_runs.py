@@ -25,13 +25,9 @@ TINY: dict[str, list[str]] = {
     ],
     "exchanges": ["vocabulary=8", "seeds=2", "steps=400", "every=10", "points=5", "batch=16", "test=64", "shifts=20"],
     "position-bias": [
-        *("depths=1,2", "positional=none,decay,rope,sinusoidal", "residual=off,on", "training=unbiased,first-and-last"),
-        *("data=gaussian", "scales=text", "seeds=2", "steps=6", "tests=60", "checks=2", "course-tests=100"),
-        *("width=8", "batch=8"),
-    ],
-    "sinks": [
-        *("masks=causal,window-5,window-9,prefix-2,prefix-4", "depths=1,2", "residual=off,on", "scales=text"),
-        *("seeds=2", "steps=5", "sequences=40", "width=8", "batch=8"),
+        *("plan=contrasts", "depths=2,4", "residual=off,on", "training=unbiased,first-and-last", "scales=text"),
+        *("masks=causal,full,window-5,window-9,prefix-2,prefix-4", "seeds=2", "steps=6", "tests=60", "checks=2"),
+        *("course-tests=100", "width=8", "batch=8"),
     ],
     "rollout": [
         *("length=6", "layers=8", "width=8", "seeds=2", "sequences=3", "scales=0.1,1", "windows=3", "prefixes=2"),

@@ -58,7 +58,7 @@ SCALAR = "--method scalar --conditions pretrained"
 DRAWN = {
     "previous-token": ("previous-token", "previous-token-hyperparameters"),
     "exchanges": ("exchanges", "exchanges-circles"),
-    "sinks": ("sinks",),
+    "position-bias": ("position-bias-sinks",),
     "rollout": ("rollout",),
     "petroglyph": ("petroglyph",),
 }

@@ -35,7 +35,7 @@ from ..checks import usable_device
 from ..train import Run, Trained, forget, train
 
 # In the order of the sources' figures.
-EXPERIMENTS = ("retrieval", "previous-token", "exchanges", "position-bias", "sinks", "rollout", "petroglyph")
+EXPERIMENTS = ("retrieval", "previous-token", "exchanges", "position-bias", "rollout", "petroglyph")
 OWN_SETTINGS = ("rollout", "petroglyph")  # theorems and an exact statement: their sources train nothing
 NAMED = 3  # settings that differ, in a caption; more are in the report
 EXAMPLES: dict[Any, str] = {int: "3", float: "0.5", bool: "yes or no"}
@@ -152,7 +152,7 @@ def run(
         "seconds": round(time.monotonic() - began - work.clock.now + work.clock.spent, 1),
         "dtype": "float32",
     }
-    ds.attrs = attributes(made | dict(ds.attrs)) | made_with()
+    ds.attrs = attributes(made | made_with() | dict(ds.attrs))
     with together():
         save(ds, out / f"{name}.nc")
         written = [out / f"{name}.nc", *draw(name, ds, out / name)]

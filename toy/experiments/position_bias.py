@@ -6,16 +6,21 @@ are then asked about classes they never saw, with two identical items of which o
 accuracy where a is right minus accuracy where b is right. A positive gap of an earlier a and a later b is a bias toward the
 earlier.
 
-All models that can share a seed's data and fresh weights do; all models of one world share its test sequences.
+All models that can share a seed's data and fresh weights do; all models of one world share its test sequences. Models of
+unbiased data are read by `sinks` as well [Wu, K.4].
+
+Results add up: what the result in the folder holds of the same trainings stays, and only other models are trained.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, product
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -23,12 +28,16 @@ import torch
 import xarray as xr
 
 from probes.errors import InputError
+from probes.measures.sinks import TAU
+from probes.results.dataset import load, made_with
 
+from ..checks import one_of
 from ..model import Architecture, Mask, initial
 from ..tasks import Drawn, InContext, World
 from ..train import Run, Trained
 from .experiment import Work
 from .in_context import PARTS, accuracies, generator_of, retrieved
+from .sinks import looked_at
 from .sweep import Cells, Measure, Part, each_at_least, sweep
 
 DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
@@ -50,6 +59,7 @@ SCALES = ("text", "program")
 FIRST_CHECK = (
     100  # steps; how often the published program measures, and the first of ours, which lie ever further apart
 )
+RESULT = "position-bias.nc"
 DIMS = ("scale", "data", "depth", "mask", "positional", "residual", "training", "seed")
 MEASURES = {
     "accuracy": Measure("accuracy by which item is right", "1", ("pair", "order"), np.float32),
@@ -69,17 +79,42 @@ MEASURES = {
         ("layer", "part", "step"),
         np.float32,
     ),
+    "over_tau": Measure(
+        "share of the queries that see a key which give it more than tau", "1", ("layer", "key"), np.float32
+    ),
+    "alpha": Measure("mean weight over the queries from the key on", "1", ("layer", "key"), np.float32),
+    "fresh": Measure("over_tau before training, mean over blocks", "1", ("key",), np.float32),
+    "pattern": Measure("attention of the first sequence, seed 0", "1", ("layer", "query", "key"), np.float32),
 }
 # What the settings' lists may hold.
 ALLOWED = {"positional": POSITIONAL, "residual": RESIDUAL, "training": tuple(TRAINING), "data": DATA, "scales": SCALES}
+# The contrasts of [Wu, section 5 and K.4]: each line is the product of these values and of the settings' lists where it
+# names none. The main residual switch is the first of `residual`.
+CAUSAL: dict[str, Sequence[Any]] = {"depth": (2,), "data": ("gaussian",), "mask": ("causal",), "residual": ("main",)}
+CONTRASTS: tuple[dict[str, Sequence[Any]], ...] = (
+    CAUSAL,
+    CAUSAL | {"mask": ("full",), "training": ("unbiased", "first", "last")},
+    CAUSAL
+    | {
+        "mask": ("window-5", "window-9", "window-13", "prefix-2", "prefix-4", "prefix-6"),
+        "positional": ("none",),
+        "training": ("unbiased",),
+    },
+    CAUSAL | {"residual": ("main", "other"), "training": ("unbiased",)},
+    CAUSAL | {"depth": (4,), "training": ("unbiased",), "seed": (0, 1)},
+    CAUSAL | {"data": ("fixed",), "positional": ("none", "rope"), "training": ("unbiased",)},
+)
+PLANS = ("product", "contrasts")
+GRID = ("plan", "depths", "positional", "residual", "training", "data", "scales", "masks", "seeds")  # may grow
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The grid is the full product of the lists; "sinusoidal" was published for biased data alone.
+    """The grid is the full product of the lists, or (`plan`) `CONTRASTS` alone; [Wu] has sinusoids on biased data alone.
 
     `masks`: causal, full, window-N, prefix-N (decay goes with causal and window-N alone). `seeds`, `steps`, `checks`: their
     number; a check measures gaps on `course_tests` sequences, the trained model's are of `tests`, for each pair and order.
+    `tau`: the weight above which a query counts for a sink.
     """
 
     depths: tuple[int, ...] = (2, 4, 6)
@@ -89,6 +124,7 @@ class Settings:
     data: tuple[str, ...] = DATA
     scales: tuple[str, ...] = SCALES
     masks: tuple[str, ...] = ("causal", "full")
+    plan: str = "product"
     seeds: int = 5
     steps: int = 100_000
     tests: int = 10_000
@@ -98,6 +134,7 @@ class Settings:
     batch: int = 128
     learning_rate: float = 1e-3
     weight_decay: float = 1e-6
+    tau: float = TAU
 
     def __post_init__(self) -> None:
         for name, allowed in ALLOWED.items():
@@ -108,10 +145,14 @@ class Settings:
             given = getattr(self, name)
             if not given or len(set(given)) < len(given):
                 raise InputError(f"{name}={','.join(map(str, given))} is no list of distinct values; give each once")
+        one_of("plan", self.plan, PLANS)
+        if not 0 < self.tau < 1:
+            raise InputError(f"tau={self.tau} is no threshold of a weight; give a number between 0 and 1")
         each_at_least(self, 1, "seeds", "steps", "tests", "checks", "course_tests", "batch")
         if not cases(self):
             raise InputError(
-                "nothing is left of the grid: decay goes with masks causal and window-N alone; give another positional"
+                "nothing is left of the grid: decay goes with masks causal and window-N alone, and plan=contrasts has "
+                "combinations of its own; give other lists"
             )
         for case in cases(self):
             if case.seed == 0:
@@ -137,7 +178,7 @@ class Case(NamedTuple):
 
 
 def axes_of(settings: Settings) -> dict[str, Any]:
-    """The grid's axes."""
+    """The lists as axes."""
     s = settings
     lists = (s.scales, s.data, s.depths, s.masks, s.positional, s.residual, s.training, range(s.seeds))
     return {dim: list(values) for dim, values in zip(DIMS, lists, strict=True)}
@@ -148,12 +189,45 @@ def cases(settings: Settings) -> list[Case]:
     axes = axes_of(settings)
     order = ("scale", "data", "depth", "seed", "training", "mask", "positional", "residual")
     found = (Case(**dict(zip(order, values, strict=True))) for values in product(*(axes[dim] for dim in order)))
-    return [case for case in found if in_grid(case)]
+    return [case for case in found if in_grid(case) and in_plan(case, settings)]
 
 
 def in_grid(case: Case) -> bool:
     """Whether a combination is trained at all."""
     return case.positional != "decay" or case.mask == "causal" or case.mask.startswith("window")
+
+
+def in_plan(case: Case, settings: Settings) -> bool:
+    """Whether a combination belongs to the settings' plan."""
+    own = case._asdict() | {"residual": "main" if case.residual == settings.residual[0] else "other"}
+    lines = CONTRASTS if settings.plan == "contrasts" else ({},)
+    return any(all(own[dim] in values for dim, values in line.items()) for line in lines)
+
+
+def before(settings: Settings, file: Path) -> xr.Dataset | None:
+    """The result that is there, of the same trainings and tests.
+
+    Raises:
+        InputError: it was made with other settings than those of the grid.
+    """
+    if not file.exists():
+        return None
+    ds = load(file)
+    made = json.loads(ds.attrs["settings"])
+    for name, value in asdict(settings).items():
+        if name not in GRID and made.get(name) != value:
+            raise InputError(
+                f"'{file}' was made with {name}={made.get(name, '-')}, not {value}; give the same to add to it, "
+                "another --out, or remove it"
+            )
+    return ds
+
+
+def measured_in(ds: xr.Dataset) -> list[Case]:
+    """The models of a result."""
+    there = ds["gap"].transpose(*DIMS, "pair").notnull().all("pair")
+    axes = [there[dim].values.tolist() for dim in DIMS]
+    return [Case(*(axis[i] for axis, i in zip(axes, place, strict=True))) for place in np.argwhere(there.values)]
 
 
 def switches_of(mask: str) -> dict[str, Any]:
@@ -228,7 +302,7 @@ def parts(found: Sequence[Case], device: str) -> list[list[Case]]:
 
 
 def measure(settings: Settings, work: Work) -> xr.Dataset:
-    """Train the grid and test it.
+    """Train what the result in the folder has not, and test it; the models of both are in the new result.
 
     Returns:
         `accuracy [..., pair, order]`, `gap [..., pair]`, `accuracy_by_position [..., position]` of the trained models, over
@@ -236,23 +310,58 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         `course_gap [..., pair, step]` and `training_loss [..., step]` (mean since the step before) over training;
         `novel_accuracy` and, over training, `course_novel`, `course_copied [..., step]`, `course_match [..., layer, part,
         step]`: `in_context.Retrieved` on sequences made as in training, of novel classes, unbiased whatever the training.
+        Of models trained on unbiased data what `sinks.looked_at` gives.
     """
-    steps = check_steps(settings)
-    coords = axes_of(settings) | {
+    steps, asked = check_steps(settings), cases(settings)
+    old = before(settings, work.folder.with_name(RESULT))
+    have = measured_in(old) if old is not None else []
+    every = {*have, *asked}
+    whole = settings if every == {*asked} or old is None else _union(json.loads(old.attrs["settings"]), settings)
+    axes = {
+        dim: [value for value in values if any(getattr(case, dim) == value for case in every)]
+        for dim, values in axes_of(whole).items()
+    }
+    coords = axes | {
         "pair": list(PAIRS),
         "order": list(ORDERS),
         "position": (("position",), np.arange(ITEMS), {"long_name": "item that holds the answer", "units": "1"}),
-        "layer": np.arange(max(settings.depths)),
+        "layer": np.arange(max(axes["depth"])),
         "part": list(PARTS),
         "step": (("step",), np.array(steps), {"long_name": "updates of the weights", "units": "1"}),
+        "query": np.arange(2 * ITEMS + 1),
+        "key": (("key",), np.arange(2 * ITEMS + 1), {"long_name": "position of the key", "units": "1"}),
     }
-    return sweep(coords, Part(DIMS, MEASURES, _measured(settings, steps, work)))
+    found = _measured(settings, [case for case in asked if case not in have], steps, work)
+    attrs: dict[str, Any] = {}
+    if old is not None:
+        found = chain(_kept(old, have), found)
+        work.clock.spent += float(old.attrs["seconds"])
+        if whole is not settings:  # one command does not make all of it
+            commands = dict.fromkeys([*str(old.attrs["command"]).split("; "), str(made_with()["command"])])
+            attrs = {"settings": asdict(whole), "command": "; ".join(filter(None, commands))}
+    return sweep(coords, Part(DIMS, MEASURES, found), attrs=attrs)
 
 
-def _measured(s: Settings, steps: Sequence[int], work: Work) -> Cells:
+def _union(old: dict[str, Any], new: Settings) -> Settings:
+    """Settings whose lists hold those of an earlier result as well."""
+    lists: dict[str, Any] = {}
+    for name in ("depths", "masks", *ALLOWED):
+        both = dict.fromkeys([*old[name], *getattr(new, name)])
+        lists[name] = tuple(both if name == "masks" else sorted(both, key=ALLOWED.get(name, sorted(both)).index))
+    return replace(new, plan="product", seeds=max(old["seeds"], new.seeds), **lists)
+
+
+def _kept(old: xr.Dataset, have: Sequence[Case]) -> Cells:
+    """What an earlier result has of its models."""
+    for case in have:
+        one = old.sel(case._asdict())
+        yield case, {name: one[name].transpose(*MEASURES[name].dims).values for name in MEASURES if name in one}
+
+
+def _measured(s: Settings, found: Sequence[Case], steps: Sequence[int], work: Work) -> Cells:
     """World by world, since models of one world share its test sequences."""
     device = work.device
-    for part, models in trained(s, cases(s), steps, work):
+    for part, models in trained(s, found, steps, work):
         for world in dict.fromkeys(case.world for case in part):
             chosen = [(case, model) for case, model in zip(part, models, strict=True) if case.world == world]
             first, final = chosen[0][1].run, [(model.run.architecture, model.weights) for _, model in chosen]
@@ -276,7 +385,8 @@ def _measured(s: Settings, steps: Sequence[int], work: Work) -> Cells:
                 gaps = accuracy[n, :, 0] - accuracy[n, :, 1], course[n, :, 0] - course[n, :, 1]
                 learning = [np.stack([values[n] for values in one], -1) for one in zip(*told, strict=True)]
                 values = (accuracy[n], gaps[0], single[n], course[n], gaps[1], losses, novel[n], *learning)
-                yield case, dict(zip(MEASURES, values, strict=True))
+                sinks = looked_at(model, s.tests, s.tau, device) if case.training == "unbiased" else {}
+                yield case, dict(zip(MEASURES, values, strict=False)) | sinks
 
 
 def trained(

@@ -1,25 +1,25 @@
-"""What a result of position-bias says: tables, who has learnt the task, and the statements of [Wu], section 5."""
+"""What a result of position-bias says: its tables, and the statements of [Wu], section 5; those of sinks are beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from probes.claims.claim import Claim, Verdict
-from probes.claims.rules import SURE, Test, above, below, every, nothing, some
-from probes.results.gate import TRAINED, blind_reader, learnt
+from probes.claims.rules import SURE, Test, above, below, every, nothing, some, told
+from probes.results.gate import TRAINED
 from probes.results.statistics import Interval, over_runs
-from probes.results.tables import Table, number
+from probes.results.tables import Table
 
-from ..tasks import InContext
-from .position_bias import DIMS, FIRST, LAST, MIDDLE, PAIRS
+from . import sinks_claims
+from .learnt import PASSED, by_stream, gate, learning, name_of, scaled, untrained
+from .position_bias import FIRST, LAST, MIDDLE, PAIRS
 from .rules import (
-    OVER_RUNS,
     Judged,
     Lacks,
     at,
@@ -35,15 +35,8 @@ from .rules import (
 
 FEWEST = 3  # seeds from which on an interval by Student's t says something (that of two is 13 times their range)
 SAME = 0.01  # of accuracy; a smaller change of a gap is nothing
-PASSED = f"Only toys with an accuracy on novel classes of {TRAINED:g} or more count, {OVER_RUNS}"
+EVEN = 0.02  # of accuracy; a smaller gap is no bias: of three runs' 10,000 sequences chance alone gives half of that
 GATE = f"{PASSED}; of biased data, where those of unbiased data have it"
-BLIND = blind_reader(InContext.items // InContext.burst, InContext.labels)
-
-
-def kinds(ds: xr.Dataset) -> list[dict[str, str]]:
-    """Kinds of data and masks that were trained, each as {scale, data, mask}."""
-    dims = ("scale", "data", "mask")
-    return [dict(zip(dims, names, strict=True)) for names, one in places(ds["gap"], *dims) if one.notnull().any()]
 
 
 def tables(ds: xr.Dataset) -> list[Table]:
@@ -51,7 +44,7 @@ def tables(ds: xr.Dataset) -> list[Table]:
     trainings = tuple(map(str, ds["training"].values))
     dims = ("scale", "data", "mask", "depth", "positional", "residual")
     gaps, levels = [], []
-    for labels, cell in places(ds, *dims):
+    for labels, cell in places(ds[["gap", "accuracy_by_position", "training_loss"]], *dims):
         if cell["gap"].notnull().any():
             by_training = [cell.sel(training=name) for name in trainings]
             gaps.append([*map(str, labels), *(_signed(one["gap"].median("seed").values) for one in by_training)])
@@ -61,49 +54,8 @@ def tables(ds: xr.Dataset) -> list[Table]:
         Table(f"Gap ({', '.join(PAIRS)}; median over seeds), by training data", (*dims, *trainings), gaps),
         Table(title, (*dims, *trainings), levels),
     ]
-    return [*found, learning(ds)] if "course_novel" in ds else found
-
-
-def learning(ds: xr.Dataset) -> Table:
-    """Who has learnt to retrieve, and when: a row per kind of model, its seeds side by side."""
-    states, dims = gate(ds)[1], tuple(dim for dim in DIMS if dim != "seed")
-    columns = (
-        "accuracy",
-        f"step of {TRAINED:g}",
-        "a label of the context",
-        "on right items",
-        "on right labels",
-        "state",
-    )
-    rows = []
-    for labels, cell in places(ds, *dims):
-        cell = cell.isel(seed=np.flatnonzero(cell["novel_accuracy"].notnull()))
-        if cell.sizes["seed"]:
-            of: dict[Any, Any] = dict(zip(dims, labels, strict=True))
-            end = cell.isel(step=-1).sel(layer=int(of["depth"]) - 1)
-            on = [_each(end["course_match"].sel(part=part)) for part in ("item", "label")]
-            kind = str(states.sel({dim: of[dim] for dim in states.dims}).item())
-            numbers = (_each(cell["novel_accuracy"]), _reached(cell), _each(end["course_copied"]), *on)
-            rows.append([*map(str, labels), *numbers, kind])
-    title = (
-        f"Retrieval of novel classes, each seed: accuracy (blind to content: {BLIND:.3f}), the check from which on it is "
-        f"{TRAINED:g} or more, share of answers that are any label of the context, the last block's weights from the query"
-    )
-    return Table(title, (*dims, *columns), rows)
-
-
-def _each(values: xr.DataArray) -> str:
-    return ", ".join(number(value, ".3f") for value in values.values)
-
-
-def _reached(cell: xr.Dataset) -> str:
-    """The step of the first check from which on accuracy stays at the gate or above."""
-    steps, told = cell["step"].values, []
-    for course in cell["course_novel"].transpose("seed", "step").values:
-        below = np.flatnonzero(course < TRAINED)
-        first = 0 if not below.size else int(below[-1]) + 1
-        told.append(str(steps[first]) if first < steps.size else "-")
-    return ", ".join(told)
+    found += [learning(ds)] if "course_novel" in ds else []
+    return [*found, *sinks_claims.tables(ds)]
 
 
 def _signed(values: np.ndarray) -> str:
@@ -130,57 +82,39 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     """The statements, for each scale of the data by itself; the paper's residual streams are off unless named."""
     accuracy, states = gate(ds)
     scales = [{"scale": scale, "scaled": scaled(scale)} for scale in ds["scale"].values.tolist()]
-    done = ds.where(states == "trained")
-    return judge(__name__, ds, lists={"scale": scales}, done=done, untrained=gate_told(accuracy, states))
+    shared: dict[str, Any] = {
+        "done": ds.where(states == "trained"),
+        "untrained": untrained(ds, accuracy, states),
+    }
+    return [*judge(__name__, ds, lists={"scale": scales}, **shared), *sinks_claims.claims(ds, **shared)]
 
 
-def gate(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
-    """Accuracies [..., seed] on novel classes, and what each kind of model has learnt, over `DIMS`.
-
-    Of biased data no accuracy tells: who always copies the first label is right where answers stand first, and wrong
-    elsewhere. Those models have what the same ones have learnt from unbiased data, where there are such. Results of before
-    have no accuracy but that of the paired tests, which a reader blind to content answers as well.
-    """
-    accuracy = ds["novel_accuracy"] if "novel_accuracy" in ds else ds["accuracy"].mean(("pair", "order"))
-    if "unbiased" in ds["training"].values:
-        accuracy = accuracy.sel(training="unbiased", drop=True).where(accuracy.notnull()).combine_first(accuracy)
-    accuracy = accuracy.transpose(*DIMS)
-    return accuracy, learnt_by_kind(accuracy)
+def world(ds: xr.Dataset, scale: str, data: str = "gaussian", mask: str = "causal") -> xr.Dataset:
+    """The models of one kind of data under one mask."""
+    return at(ds, scale=scale, data=data, mask=mask)
 
 
-def learnt_by_kind(accuracy: xr.DataArray) -> xr.DataArray:
-    """`probes.results.gate.learnt` of accuracies [..., seed] on the task's two classes per sequence."""
-    state = partial(learnt, blind=BLIND)
-    return xr.apply_ufunc(state, accuracy, input_core_dims=[["seed"]], vectorize=True, output_dtypes=[object])
-
-
-def gate_told(accuracy: xr.DataArray, states: xr.DataArray, classes: str = "novel classes") -> str:
-    """Accuracies [..., seed] in words, and how many kinds of toys have learnt what."""
-    known = accuracy.notnull().any("seed")
-    least, most = (number(end, ".3f") for end in (accuracy.min(), accuracy.max()))
-    trained, partly = (int(((states == name) & known).sum()) for name in ("trained", "partly trained"))
-    return (
-        f"accuracy on {classes} {least} to {most}, of a reader blind to content {BLIND:.3f}; {trained} of "
-        f"{int(known.sum())} kinds of toys trained, {partly} partly"
-    )
-
-
-def scaled(scale: str) -> str:
-    """Which scale of the data a statement is about, in words."""
-    return f"vectors scaled as in the paper's {scale}"
-
-
-def world(ds: xr.Dataset, scale: str, data: str = "gaussian") -> xr.Dataset:
-    """The causal models of one kind of data."""
-    return at(ds, scale=scale, data=data, mask="causal")
-
-
-def gap_of(ds: xr.Dataset, scale: str, positional: str, training: str) -> xr.DataArray:
-    """[depth, seed, pair] of the depths that are there, of Gaussian data, without residual stream."""
-    found = at(world(ds, scale)["gap"], positional=positional, training=training, residual="off")
-    found = found.transpose("depth", "seed", "pair").dropna("depth")
+def gap_of(ds: xr.Dataset, scale: str, positional: str, training: str, mask: str = "causal") -> xr.DataArray:
+    """[depth, seed, pair] of the depths that are there, of Gaussian data."""
+    found = at(world(ds, scale, mask=mask)["gap"], positional=positional, training=training)
+    found = found.transpose("depth", "seed", "pair").dropna("depth", how="all")
     need(found.size)
     return found
+
+
+def learns(ds: xr.Dataset, scale: str) -> Judged:
+    """Every kind of toy on unbiased data, under a causal mask, passes the gate."""
+    need("novel_accuracy" in ds)
+    accuracy = at(world(ds, scale)["novel_accuracy"], training="unbiased")
+    dims = ("residual", "positional", "depth")
+    found = {
+        name_of(dict(zip(dims, labels, strict=True))): over_runs(one.values)
+        for labels, one in places(accuracy, *dims)
+        if one.notnull().any()
+    }
+    need(found)
+    measured = "; ".join(f"{name} {told(one, '.3f')}" for name, one in found.items())
+    return decided(measured, *(above(one, TRAINED) for one in found.values()))
 
 
 def by_depth(values: xr.DataArray) -> str:
@@ -192,12 +126,23 @@ def _told(values: xr.DataArray) -> str:
     return over_told(values, "+.3f")
 
 
-def earlier(ds: xr.Dataset, scale: str, training: str, pairs: list[str]) -> Judged:
-    """The earlier item is preferred without encoding."""
-    gap = gap_of(ds, scale, "none", training).sel(pair=pairs)
+@by_stream
+def earlier(ds: xr.Dataset, scale: str, training: str, pairs: list[str], positional: str = "none") -> Judged:
+    """The earlier item is preferred."""
+    gap = gap_of(ds, scale, positional, training).sel(pair=pairs)
     return decided(". ".join(f"{pair}: {by_depth(one)}" for (pair,), one in places(gap, "pair")), each_above(gap))
 
 
+@by_stream
+def smallest(ds: xr.Dataset, scale: str, pair: str, positional: str = "none") -> Judged:
+    """The gap of a pair is nearer to 0 than those of the others."""
+    gap = gap_of(ds, scale, positional, "unbiased")
+    rest = abs(gap.sel(pair=[name for name in PAIRS if name != pair])) - abs(gap.sel(pair=pair, drop=True))
+    said = ". ".join(f"{name}: {by_depth(one)}" for (name,), one in places(rest, "pair"))
+    return decided(f"distance from 0 beyond that of {pair}, {said}", each_above(rest))
+
+
+@by_stream
 def grows(ds: xr.Dataset, scale: str, positional: str) -> Judged:
     """The bias toward earlier items is larger in the deepest models than in the shallowest."""
     mean = gap_of(ds, scale, positional, "unbiased").mean("pair").sortby("depth")
@@ -206,61 +151,93 @@ def grows(ds: xr.Dataset, scale: str, positional: str) -> Judged:
     return decided(f"mean of the three gaps: {by_depth(mean)}", each_above(rise))
 
 
-def recency(ds: xr.Dataset, scale: str, positional: str) -> Judged:
-    """An encoding moves the bias toward recent items."""
-    plain, other = (gap_of(ds, scale, name, "unbiased") for name in ("none", positional))
-    less = (plain - other).mean("pair")
+@by_stream
+def recency(ds: xr.Dataset, scale: str, positional: str, than: str = "none") -> Judged:
+    """One encoding moves the bias toward recent items, against another or none."""
+    plain, other = (gap_of(ds, scale, name, "unbiased") for name in (than, positional))
+    less = (plain - other).mean("pair").dropna("depth", how="all")
     need(less.size)
-    return decided(f"mean of the three gaps without it less those with it: {by_depth(less)}", each_above(less))
+    return decided(
+        f"mean of the three gaps with {than} less that with {positional}: {by_depth(less)}", each_above(less)
+    )
 
 
-def follows(ds: xr.Dataset, scale: str, training: str, signs: dict[str, int]) -> Judged:
-    """Biased data shift each of these gaps in this direction, against unbiased data, whatever the encoding."""
+@by_stream
+def follows(
+    ds: xr.Dataset,
+    scale: str,
+    training: Mapping[str, Mapping[str, int]],
+    positional: Sequence[str] = (),
+    mask: str = "causal",
+) -> Judged:
+    """Biased data shift gaps in these directions, against unbiased data, whatever the encoding."""
     found = []
-    for positional in ds["positional"].values.tolist():
-        with suppress(Lacks):
-            change = gap_of(ds, scale, positional, training) - gap_of(ds, scale, positional, "unbiased")
-            for pair, sign in signs.items():
-                shift = change.sel(pair=pair)
-                found.append((f"{positional}, {pair}: {by_depth(shift)}", each_above(sign * shift)))
+    for name in positional or ds["positional"].values.tolist():
+        for answers, signs in training.items():
+            with suppress(Lacks):
+                change = gap_of(ds, scale, name, answers, mask) - gap_of(ds, scale, name, "unbiased", mask)
+                for pair, sign in signs.items():
+                    shift = change.sel(pair=pair).dropna("depth", how="all")
+                    need(shift.size)
+                    found.append((f"{name}, {answers}, {pair}: {by_depth(shift)}", each_above(sign * shift)))
     return by_parts(found, before="shift of the gap: ", between=". ")
+
+
+@by_stream
+def even(ds: xr.Dataset, scale: str, mask: str, positional: Sequence[str]) -> Judged:
+    """No gap of unbiased training differs from 0 by more than a margin."""
+    found = []
+    for name in positional:
+        with suppress(Lacks):
+            gap = gap_of(ds, scale, name, "unbiased", mask)
+            tests = [nothing(one, EVEN) for one in over_each(gap)]
+            said = "; ".join(f"{pair} {by_depth(one)}" for (pair,), one in places(gap, "pair"))
+            found.append((f"{name}: {said}", every(tests)))
+    return by_parts(found, between=". ")
 
 
 Differences = Callable[[xr.DataArray, xr.DataArray], list[xr.DataArray]]
 
 
-def in_some(ds: xr.Dataset, scale: str, differences: Differences) -> Judged:
-    """Whether under some encoding and depth, trained on answers first or last, all these differences are above 0.
+@by_stream
+def in_some(ds: xr.Dataset, scale: str, differences: Differences, training: Sequence[str], holds: bool) -> Judged:
+    """Whether under some encoding and depth, trained on such answers, all these differences are above 0, or under none.
 
     `differences` [depth, seed] are of gaps [depth, seed, pair] and accuracies [depth, seed, position].
     """
     told, tests = [], []
-    for positional in ds["positional"].values.tolist():
+    for positional, answers in product(ds["positional"].values.tolist(), training):
         with suppress(Lacks):
-            gap = gap_of(ds, scale, positional, "first-and-last")
-            which = {"positional": positional, "training": "first-and-last", "residual": "off"}
+            gap = gap_of(ds, scale, positional, answers)
+            which = {"positional": positional, "training": answers}
             found = differences(gap, world(ds, scale)["accuracy_by_position"].sel(which))
             for depth in gap["depth"].values:
                 values = [one.sel(depth=depth) for one in found]
-                told.append(f"{positional}, depth {depth}: {' and '.join(map(_told, values))}")
+                told.append(f"{positional}, {answers}, depth {depth}: {' and '.join(map(_told, values))}")
                 tests.append(every([each_above(one) for one in values]))
     need(told)
-    return Judged("; ".join(told), some(tests)(SURE))
+    verdict = some(tests)(SURE)
+    other: dict[Verdict, Verdict] = {"holds": "does not hold", "does not hold": "holds"}
+    return Judged("; ".join(told), verdict if holds else other.get(verdict, verdict))
 
 
-def lost_in_the_middle_gaps(ds: xr.Dataset, scale: str) -> Judged:
+def lost_in_the_middle_gaps(ds: xr.Dataset, scale: str, training: Sequence[str], holds: bool = True) -> Judged:
     """By gaps: the first wins over the middle, the last too."""
-    return in_some(ds, scale, lambda gap, _: [gap.sel(pair="first-middle"), -gap.sel(pair="middle-last")])
+
+    def lost(gap: xr.DataArray, _: xr.DataArray) -> list[xr.DataArray]:
+        return [gap.sel(pair="first-middle"), -gap.sel(pair="middle-last")]
+
+    return in_some(ds, scale=scale, differences=lost, training=training, holds=holds)
 
 
-def lost_in_the_middle_accuracy(ds: xr.Dataset, scale: str) -> Judged:
+def lost_in_the_middle_accuracy(ds: xr.Dataset, scale: str, training: Sequence[str]) -> Judged:
     """By accuracy: the middle items are answered worse than either end."""
 
     def lost(_: xr.DataArray, curve: xr.DataArray) -> list[xr.DataArray]:
         inner = curve.sel(position=[MIDDLE - 1, MIDDLE]).mean("position")
         return [curve.sel(position=end) - inner for end in (FIRST, LAST)]
 
-    return in_some(ds, scale, lost)
+    return in_some(ds, scale=scale, differences=lost, training=training, holds=True)
 
 
 def residuals(gap: xr.DataArray) -> list[xr.DataArray]:
@@ -283,6 +260,17 @@ def residual_weaker(ds: xr.Dataset, scale: str) -> Judged:
     told = f"mean gap further from 0 with residual streams in {up}, nearer in {down} of {len(found)} kinds of models"
     same = every([nothing(one, SAME) for one in found])(SURE) == "holds"
     return Judged(told, "does not hold" if same else some([*more, *less])(SURE))
+
+
+def not_monotonic(ds: xr.Dataset, scale: str, positional: str) -> Judged:
+    """With residual streams the bias rises between some depths that follow each other, and falls between others."""
+    mean = gap_of(at(ds, residual="on"), scale, positional, "unbiased").mean("pair").sortby("depth")
+    need(mean.sizes["depth"] > 2)
+    steps = [
+        mean.isel(depth=b, drop=True) - mean.isel(depth=a, drop=True) for a, b in pairwise(range(mean.sizes["depth"]))
+    ]
+    ways = [some([each_above(sign * step) for step in steps]) for sign in (1, -1)]
+    return decided(f"mean of the three gaps: {by_depth(mean)}", *ways)
 
 
 def alike(ds: xr.Dataset, one: dict[str, str], other: dict[str, str], scale: str = "") -> Judged:

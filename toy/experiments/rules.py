@@ -4,6 +4,7 @@ A table of `NAME.toml` is a statement, and its header the id behind the file's `
 
 - `source`, `claim`, `rule` in words, `published`, `kind`: the fields of `Statement`;
 - `judge`: the name of the rule in `NAME_claims`, as `by`, or that of the header, `-` as `_`; its parameters, also words;
+- `gated`: false where the rule reads toys that have not learnt their task, too;
 - `each`: the name of a list; every entry makes a statement, and may hold parameters, too. Neighbours of one list take turns;
 - any others: words. `{name}` in a text stands for one, or for a constant of `NAME_claims`: a threshold is written once.
 
@@ -65,7 +66,7 @@ def judge(
     *,
     lists: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     done: xr.Dataset | None = None,
-    untrained: str = "",
+    untrained: Callable[[Mapping[str, Any]], str] | None = None,
 ) -> list[Claim]:
     """Judge a result by the statements of an experiment, in the order of their file.
 
@@ -75,28 +76,32 @@ def judge(
         lists: for `each`.
         done: the part of the result that counts, where some models have not learnt their task. What only the others tell is
             "not trained".
-        untrained: what was measured of those, in words.
+        untrained: what was measured of those, in words, by the parameters of the rule that reads them.
     """
     found = []
-    for statement, rule in stated(import_module(module), lists or {}):
+    for statement, rule, gated in stated(import_module(module), lists or {}):
         judged = Judged()
         try:
-            judged = rule(ds if done is None else done)
+            judged = rule(done if done is not None and gated else ds)
         except Lacks:
-            if done is not None:
+            if done is not None and gated and untrained is not None:
                 with suppress(Lacks):
                     rule(ds)
-                    judged = Judged(untrained, "not trained")
+                    judged = Judged(untrained(rule.keywords), "not trained")
         found.append(statement.judged(*judged))
     return found
 
 
-def stated(module: ModuleType, lists: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[Statement, Rule]]:
-    """The statements of an experiment, each with its rule."""
+def stated(
+    module: ModuleType, lists: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> Iterator[tuple[Statement, partial[Judged], bool]]:
+    """The statements of an experiment, each with its rule, and whether that reads only toys that do their task."""
     read = tomllib.loads(Path(str(module.__file__).replace("_claims.py", ".toml")).read_text(encoding="utf-8"))
     tables = {header: read.pop(header) for header, table in list(read.items()) if isinstance(table, dict)}
     usual = (
-        {"each": "", "prefix": "", "suffix": ""} | {key: x for key, x in vars(module).items() if key.isupper()} | read
+        {"each": "", "prefix": "", "suffix": "", "gated": True}
+        | {key: x for key, x in vars(module).items() if key.isupper()}
+        | read
     )
     for name, group in groupby(tables.items(), key=lambda item: (usual | item[1])["each"]):
         given_of: Sequence[Mapping[str, Any]] = {"": [{}], **lists}[name]
@@ -105,7 +110,11 @@ def stated(module: ModuleType, lists: Mapping[str, Sequence[Mapping[str, Any]]])
             values = Values(usual | table | own | dict(given) | {"id": "{prefix}" + header + "{suffix}"})
             rule = getattr(module, own.pop("by"))
             own |= {key: given[key] for key in signature(rule).parameters if key in given}
-            yield Statement(**{key: values[key] for key in FIELDS if key in values}), partial(rule, **own)
+            yield (
+                Statement(**{key: values[key] for key in FIELDS if key in values}),
+                partial(rule, **own),
+                values["gated"],
+            )
 
 
 def decided(measured: str, *tests: Test) -> Judged:

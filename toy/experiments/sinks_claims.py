@@ -1,53 +1,71 @@
-"""What a result of sinks says: its table, and the statements of [Wu] K.4."""
+"""What a result of position-bias says of attention sinks: their table, and the statements of [Wu] K.4."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 from probes.claims.claim import Claim
 from probes.results.tables import Table, number
 
-from .position_bias_claims import PASSED, gate_told, learnt_by_kind, scaled
-from .rules import Judged, at, by_parts, decided, each_above, judge, need, over_told, places
-from .sinks import DIMS
+from .learnt import PASSED, by_stream, scaled
+from .position_bias import architecture_of
+from .rules import Judged, at, by_parts, decided, each_above, judge, need, over_told, places, setting
+from .sinks import uniform_sink
 
 __all__ = ["PASSED", "claims", "kinds", "tables"]
-TOYS = ("scale", "depth", "residual")
+KINDS = ("scale", "data", "depth", "positional", "residual")
+WIDTH = 2  # of a model whose mask alone matters
 
 
 def kinds(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """What was trained under each mask, as {scale, depth, residual}."""
-    return [dict(zip(TOYS, labels, strict=True)) for labels, _ in places(ds, *TOYS)]
+    """The kinds of toys whose sinks were measured, each under some masks: {scale, data, depth, positional, residual}."""
+    if "over_tau" not in ds or "unbiased" not in ds["training"].values:
+        return []
+    found = ds["over_tau"].sel(training="unbiased").notnull().any(["mask", "seed", "layer", "key"])
+    return [dict(zip(KINDS, labels, strict=True)) for labels, one in places(found, *KINDS) if one]
+
+
+def masks_of(ds: xr.Dataset, kind: dict[str, Any]) -> dict[str, xr.Dataset]:
+    """What was measured of a kind of toys under each mask, as [seed, layer, ...]; `even` is `uniform_sink`."""
+    found, tau = at(ds, **kind, training="unbiased"), float(setting(ds, "tau"))
+    found = found[["over_tau", "alpha", "fresh", "pattern", "novel_accuracy"]]
+    by_mask = {str(mask): found.sel(mask=mask).dropna("seed", subset=["fresh"]) for mask in ds["mask"].values}
+    return {
+        mask: one.dropna("layer", how="all", subset=["over_tau"])
+        .transpose("seed", "layer", ...)
+        .assign(
+            sink=one["over_tau"].mean("layer"),
+            even=("key", uniform_sink(architecture_of(1, mask, "none", "off", WIDTH), tau)),
+        )
+        for mask, one in by_mask.items()
+        if one.sizes["seed"]
+    }
 
 
 def tables(ds: xr.Dataset) -> list[Table]:
     """The metric of the first token and of the highest other one, per model; medians over seeds."""
     rows = []
-    for labels, one in places(ds, *TOYS, "mask"):
-        sink, fresh = (one[name].median("seed").values for name in ("sink", "fresh"))
-        alpha = one["alpha"].mean("layer").median("seed").values
-        other = 1 + int(sink[1:].argmax())
-        ends = (number(one[name].median("seed"), ".2f") for name in ("training_loss", "accuracy"))
-        first = (number(values[0], ".3f") for values in (sink, fresh, one["uniform"].values, alpha))
-        rows.append([*map(str, labels), *first, f"{sink[other]:.3f} at {other}", *ends])
-    columns = ("first token", "before training", "even weights", "alpha [Gu]", "highest other", "loss", "accuracy")
-    return [Table("Sink metric, medians over seeds", (*TOYS, "mask", *columns), rows)]
+    for kind in kinds(ds):
+        for mask, one in masks_of(ds, kind).items():
+            sink, fresh = (one[name].median("seed").values for name in ("sink", "fresh"))
+            alpha = one["alpha"].mean("layer").median("seed").values
+            other = 1 + int(np.argmax(sink[1:]))
+            accuracy = number(one["novel_accuracy"].median("seed"), ".2f")
+            first = (number(values[0], ".3f") for values in (sink, fresh, one["even"].values, alpha))
+            rows.append([*map(str, kind.values()), mask, *first, f"{sink[other]:.3f} at {other}", accuracy])
+    columns = ("first token", "before training", "even weights", "alpha [Gu]", "highest other", "accuracy")
+    return [Table("Sink metric, medians over seeds", (*KINDS, "mask", *columns), rows)] if rows else []
 
 
-def claims(ds: xr.Dataset) -> list[Claim]:
-    """The statements, for each scale and depth by itself, without residual stream where that was trained."""
-    residual = "off" if "off" in ds["residual"].values else str(ds["residual"].values[0])
-    toys = [{"toys": toy, "scaled": scaled(toy["scale"])} | toy for toy in kinds(ds) if toy["residual"] == residual]
-    # Who fails on the classes of training fails on novel ones: where a result lacks those, nobody passes.
-    novel = "novel_accuracy" in ds
-    accuracy = ds["novel_accuracy" if novel else "accuracy"].transpose(*DIMS)
-    states = learnt_by_kind(accuracy)
-    states = states if novel else states.where(states != "trained", "partly trained")
-    told = gate_told(accuracy, states, "novel classes" if novel else "classes of training")
-    return judge(__name__, ds, lists={"kind_of_toy": toys}, done=ds.where(states == "trained"), untrained=told)
+def claims(ds: xr.Dataset, **shared: Any) -> list[Claim]:
+    """The statements, for each scale and depth by itself; `shared` as in `rules.judge`."""
+    pairs = [(scale, depth) for (scale, depth), _ in places(ds["gap"], "scale", "depth")]
+    toys = [{"scale": scale, "depth": depth, "scaled": scaled(scale)} for scale, depth in pairs]
+    return judge(__name__, ds, lists={"kind_of_toy": toys}, **shared)
 
 
 def size_of(mask: str) -> int:
@@ -55,57 +73,56 @@ def size_of(mask: str) -> int:
     return int(mask.partition("-")[2] or 0)
 
 
-def under(ds: xr.Dataset, toys: dict[str, Any], kind: str) -> dict[str, xr.Dataset]:
-    """What was trained under each mask of a kind (causal, window-N or prefix-N), by N; lacks where nothing was."""
-    masks = sorted((mask for mask in map(str, ds["mask"].values) if mask.startswith(kind)), key=size_of)
-    found = {mask: at(ds, **toys, mask=mask).transpose("seed", "position", ...) for mask in masks}
-    found = {mask: one for mask, one in found.items() if bool(one["sink"].notnull().any())}
+def under(ds: xr.Dataset, scale: str, depth: int, mask: str) -> dict[str, xr.Dataset]:
+    """What was trained under each mask of a kind (causal, window or prefix), by N, without encoding; lacks without any."""
+    need("over_tau" in ds)
+    which = {"scale": scale, "data": "gaussian", "depth": depth, "positional": "none"}
+    found = {name: one for name, one in masks_of(ds, which).items() if name.startswith(mask)}
     need(found)
-    return found
+    return dict(sorted(found.items(), key=lambda item: size_of(item[0])))
 
 
-def first_is_largest(ds: xr.Dataset, toys: dict[str, Any], masks: str) -> Judged:
+@by_stream
+def first_is_largest(ds: xr.Dataset, scale: str, depth: int, mask: str) -> Judged:
     """The metric at the first token is above that of every other, under each mask of a kind."""
     found = []
-    for mask, one in under(ds, toys, masks).items():
-        own, other = one["sink"].isel(position=0), one["sink"].isel(position=slice(1, None)).max("position")
-        fresh = float(one["fresh"].isel(position=0).mean())
-        said = f"{mask}: {_told(own)} at 0 (before training {fresh:.3f}), highest other {_told(other)}"
+    for name, one in under(ds, scale, depth, mask).items():
+        own, other = one["sink"].isel(key=0), one["sink"].isel(key=slice(1, None)).max("key")
+        fresh = float(one["fresh"].isel(key=0).mean())
+        said = f"{name}: {_told(own)} at 0 (before training {fresh:.3f}), highest other {_told(other)}"
         found.append((said, each_above(own - other)))
     return by_parts(found)
 
 
-def made_by_training(ds: xr.Dataset, toys: dict[str, Any]) -> Judged:
+@by_stream
+def made_by_training(ds: xr.Dataset, scale: str, depth: int, mask: str) -> Judged:
     """Fresh weights give the first token less."""
-    one = under(ds, toys, "causal")["causal"].isel(position=0)
-    even = float(one["uniform"].mean())
-    told = f"{_told(one['sink'])} at 0; before training {_told(one['fresh'])}, even weights {even:.3f}"
+    one = under(ds, scale, depth, mask)[mask].isel(key=0)
+    told = f"{_told(one['sink'])} at 0; before training {_told(one['fresh'])}, even weights {float(one['even']):.3f}"
     return decided(told, each_above(one["sink"] - one["fresh"]))
 
 
-def weaker_with_window(ds: xr.Dataset, toys: dict[str, Any]) -> Judged:
+@by_stream
+def weaker_with_window(ds: xr.Dataset, scale: str, depth: int, mask: str) -> Judged:
     """The metric at the first token rises with the window."""
-    found = {mask: one.isel(position=0) for mask, one in under(ds, toys, "window").items()}
+    found = {name: one.isel(key=0) for name, one in under(ds, scale, depth, mask).items()}
     need(len(found) > 1)
     told = [
-        f"{mask}: {_told(one['sink'])} (alpha {float(one['alpha'].mean()):.3f}, "
-        f"even weights {float(one['uniform'].mean()):.3f})"
-        for mask, one in found.items()
+        f"{name}: {_told(one['sink'])} (alpha {float(one['alpha'].mean()):.3f}, even weights {float(one['even']):.3f})"
+        for name, one in found.items()
     ]
     sinks = [one["sink"] for one in found.values()]
     return decided("; ".join(told), *(each_above(wide - narrow) for narrow, wide in pairwise(sinks)))
 
 
-def shared_by_prefix(ds: xr.Dataset, toys: dict[str, Any]) -> Judged:
+@by_stream
+def shared_by_prefix(ds: xr.Dataset, scale: str, depth: int, mask: str) -> Judged:
     """Every token of a prefix has a higher metric than any after it."""
     found = []
-    for mask, one in under(ds, toys, "prefix").items():
-        inside, outside = slice(size_of(mask)), slice(size_of(mask), None)
-        least, after = (
-            one["sink"].isel(position=inside).min("position"),
-            one["sink"].isel(position=outside).max("position"),
-        )
-        said = f"{mask}: lowest of the prefix {_told(least)}, highest after it {_told(after)}"
+    for name, one in under(ds, scale, depth, mask).items():
+        inside, outside = slice(size_of(name)), slice(size_of(name), None)
+        least, after = one["sink"].isel(key=inside).min("key"), one["sink"].isel(key=outside).max("key")
+        said = f"{name}: lowest of the prefix {_told(least)}, highest after it {_told(after)}"
         found.append((said, each_above(least - after)))
     return by_parts(found)
 

@@ -1,8 +1,8 @@
-"""Position bias by depth, positional encoding and training data: gaps, accuracy by position, both over training."""
+"""Position bias by encoding, training data, mask and depth: gaps, accuracy by position, both over training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,16 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from probes.figures.style import BLACK, BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDEST
 from probes.results.gate import TRAINED
 
+from ..experiments.learnt import BLIND, ENCODINGS, STREAMS, gate
 from ..experiments.position_bias import ITEMS, PAIRS
-from ..experiments.position_bias_claims import BLIND, FEWEST, kinds, over_seeds
+from ..experiments.position_bias_claims import FEWEST, over_seeds
+from ..experiments.rules import places
 from ..tasks import InContext
+from . import sinks
 from .sheet import entry, files, grid, ranged, sheet
 
 PAIR_COLORS = dict(zip(PAIRS, (BLUE, ORANGE, SKY), strict=True))
-ENCODINGS = {  # in full, short, and how lines of it look
-    "none": ("no encoding", "none", BLACK),
-    "decay": ("decay mask", "decay", VERMILLION),
-    "rope": ("RoPE", "RoPE", GREEN),
-    "sinusoidal": ("sinusoidal", "sin", PURPLE),
-}
+COLORS = {"none": BLACK, "decay": VERMILLION, "rope": GREEN, "sinusoidal": PURPLE}
 TRAININGS = {
     "unbiased": "anywhere",
     "first": "first",
@@ -39,6 +37,10 @@ TRAININGS = {
 }
 DIAMOND: Any = {"marker": "D", "color": BLACK, "markerfacecolor": "white"}
 COURSE_PAIR = "first-last"  # the one whose gap is drawn over training
+WORLD = ("scale", "data")
+PALE = 0.3  # how opaque the bars of toys are that have not learnt to retrieve
+COURSES = ("causal", "full")  # the masks whose curves are drawn
+SMALL = 6.5  # points of the names of masks
 PANEL, NARROWEST = 1.85, 7.0  # inches across: a panel, and a figure with its small print
 # A reader who names any label of the context is right by choice of the item, or because another item has the same label.
 ANY_LABEL = 1 / ITEMS + (1 - 1 / ITEMS) / InContext.labels
@@ -47,65 +49,84 @@ ANY_LABEL = 1 / ITEMS + (1 - 1 / ITEMS) / InContext.labels
 def position_bias_figure(
     ds: xr.Dataset, *, at: Mapping[str, str] | None = None, path: str | Path | None = None
 ) -> Figure:
-    """Gap bars of three pairs of items, a column per training data.
+    """Gap bars of three pairs of items: a row per positional encoding, a column per training data, masks side by side.
 
-    Models of several depths have a row per positional encoding and a group of bars per depth; models of one depth a single
-    row and a group per encoding. Bars are means over seeds with intervals as `over_seeds` gives them; where models with
-    a residual stream were trained too, diamonds are theirs.
+    Masks are the causal and the full one, each in all its depths; where neither was trained those that were. Bars are means
+    over seeds with intervals as `over_seeds` gives them, pale where toys do not pass the gate; diamonds are of toys with the
+    other residual switch.
 
     Args:
         ds: result of the experiment `position-bias`.
-        at: which kind of data and mask, as {scale, data, mask}; the first trained unless told.
+        at: which data, as {scale, data}; the first trained unless told.
         path: where to save; see `save_figure`.
     """
     world, at = _chosen(ds, at)
-    trainings, encodings = _names(world, "training"), _names(world, "positional")
-    depths = world["depth"].values.tolist()
-    by_depth = len(depths) > 1
-    rows: list[str | None] = [*encodings] if by_depth else [None]
+    masks = _names(world, "mask")
+    wide = [mask for mask in masks if mask in COURSES] or masks
+    rows = [(name, wide) for name in _names(world, "positional")]
+    return _gaps(ds, world, at, rows, _names(world, "training"), path)
+
+
+def position_bias_masks_figure(
+    ds: xr.Dataset, *, at: Mapping[str, str] | None = None, path: str | Path | None = None
+) -> Figure:
+    """Gap bars under every mask, without encoding, after unbiased training; bars and arguments as those of the other."""
+    world, at = _chosen(ds, at)
+    rows = [("none", _names(world.sel(positional="none"), "mask"))]
+    return _gaps(ds, world, at, rows, ["unbiased"], path)
+
+
+def _gaps(
+    ds: xr.Dataset,
+    world: xr.Dataset,
+    at: Mapping[str, str],
+    rows: Sequence[tuple[str, list[str]]],
+    trainings: Sequence[str],
+    path: str | Path | None,
+) -> Figure:
+    """A row for each (encoding, masks), a column for each training."""
+    passed, depths = (gate(ds)[1] == "trained").sel(at), world["depth"].values.tolist()
     bars, marks = _residuals(world)
-    note = "above 0: the earlier item is believed"
-    if bars == "on":
-        note += "; models with a residual stream"
-    elif marks is None:
-        note += "; models without residual stream"
-    depth = [] if by_depth else [f"{depths[0]} blocks"]
+    notes = [f"above 0: the earlier item is believed; {STREAMS[bars]}; {_about_seeds(world)}", _kind(at)]
     width = max(NARROWEST, PANEL * len(trainings) + 0.8)
-    size = width, 1.45 * len(rows) + (1.4 if by_depth else 2.1)
-    with sheet(ds, size, [note, *depth, _about_seeds(world), _kind(at)], dpi=_dpi(width), path=path) as figure:
-        cells = figure.subplots(len(rows), len(trainings), sharex=by_depth, sharey=True, squeeze=False)
-        for row, line in zip(rows, cells, strict=True):
+    pale = False
+    with sheet(ds, (width, 1.45 * len(rows) + 1.6), notes, dpi=_dpi(width), path=path) as figure:
+        cells = figure.subplots(len(rows), len(trainings), sharey=True, squeeze=False)
+        for (name, masks), line in zip(rows, cells, strict=True):
             for training, cell in zip(trainings, line, strict=True):
-                panel = world["gap"].sel(training=training)
-                if row is None:
-                    groups = [name for name in encodings if bool(panel.sel(positional=name).notnull().any())]
-                    shown = panel.sel(positional=groups).isel(depth=0).transpose("positional", ...)
-                    labels = [ENCODINGS[name][1] for name in groups]
-                else:
-                    shown = panel.sel(positional=row).transpose("depth", ...)
-                    labels = [str(depth) for depth in depths]
-                _bars(cell, shown, labels, bars, marks)
-        names = ["" if row is None else f"{ENCODINGS[row][0]}\n" for row in rows]
-        _labels(cells, trainings, [f"{name}accuracy gap" for name in names], "blocks" if by_depth else "encoding")
+                place = {"positional": name, "training": training}
+                panel = world["gap"].sel(place)
+                kinds = [{"mask": mask, "depth": depth} for mask, depth in product(masks, depths)]
+                kinds = [kind for kind in kinds if bool(panel.sel(kind).notnull().any())]
+                learnt = [bool(passed.sel(place | kind | {"residual": bars})) for kind in kinds]
+                pale |= not all(learnt)
+                labels = [_group(kind, len(depths) > 1) for kind in kinds]
+                _bars(cell, [panel.sel(kind) for kind in kinds], labels, learnt, bars, marks)
+        _labels(cells, trainings, [f"{ENCODINGS[name]}\naccuracy gap" for name, _ in rows], "")
         handles: list[Patch | Line2D] = [
             Patch(color=color, label=pair.replace("-", " against ")) for pair, color in PAIR_COLORS.items()
         ]
+        if pale:
+            handles.append(Patch(color=GREY, alpha=PALE, label="has not learnt to retrieve"))
         if marks is not None:
-            handles.append(entry("with residual stream", linestyle="", markersize=4, **DIAMOND))
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+            handles.append(entry(STREAMS[marks], linestyle="", markersize=4, **DIAMOND))
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if width > 8 else 3)
     return figure
 
 
-def position_bias_curves_figure(
-    ds: xr.Dataset, *, at: Mapping[str, str] | None = None, path: str | Path | None = None
-) -> Figure:
+def _group(kind: Mapping[str, Any], deep: bool) -> str:
+    """Below a group of bars."""
+    return kind["mask"].replace("-", "\n") + f"\n{kind['depth']} blocks" * deep
+
+
+def position_bias_curves_figure(ds: xr.Dataset, *, at: Mapping[str, str], path: str | Path | None = None) -> Figure:
     """Accuracy by the item with the answer, and the gap of first against last over training; a column per training data.
 
     Both have a row per depth; lines are medians over seeds, shades the range of the full ones.
 
     Args:
         ds: result of the experiment `position-bias`.
-        at: which kind of data and mask, as {scale, data, mask}; the first trained unless told.
+        at: which data and mask, as {scale, data, mask}.
         path: where to save; see `save_figure`.
     """
     world, at = _chosen(ds, at)
@@ -137,7 +158,7 @@ def position_bias_curves_figure(
                 ("accuracy", "item with the answer") if dim == "position" else ("gap first-last", "training step")
             )
             _labels(cells, trainings, [f"{depth} blocks\n{what}" for depth in depths], along)
-        handles = [entry(ENCODINGS[name][0], color=ENCODINGS[name][2], linewidth=1.6) for name in encodings]
+        handles = [entry(ENCODINGS[name], color=COLORS[name], linewidth=1.6) for name in encodings]
         if len(residuals) > 1:
             handles.append(entry("with residual stream", color=GREY, linewidth=1.3, linestyle="--"))
         handles.append(entry("any label of the context", color=GREY, linewidth=0.8, linestyle=":"))
@@ -145,16 +166,14 @@ def position_bias_curves_figure(
     return figure
 
 
-def position_bias_learning_figure(
-    ds: xr.Dataset, *, at: Mapping[str, str] | None = None, path: str | Path | None = None
-) -> Figure:
+def position_bias_learning_figure(ds: xr.Dataset, *, at: Mapping[str, str], path: str | Path | None = None) -> Figure:
     """Accuracy on novel classes and the last block's weight on right labels over training: a line per seed.
 
     A column per positional encoding, two rows per depth; models trained on unbiased data, or on the first kind there is.
 
     Args:
         ds: result of the experiment `position-bias`.
-        at: which kind of data and mask, as {scale, data, mask}; the first trained unless told.
+        at: which data and mask, as {scale, data, mask}.
         path: where to save; see `save_figure`.
     """
     world, at = _chosen(ds, at)
@@ -176,7 +195,7 @@ def position_bias_learning_figure(
             ):
                 for residual in world["residual"].values:
                     look: Any = {
-                        "color": ENCODINGS[name][2],
+                        "color": COLORS[name],
                         "linewidth": 1.1,
                         "marker": "." if on.step.size < 2 else "",
                     }
@@ -187,7 +206,7 @@ def position_bias_learning_figure(
                 grid(cell)
                 _step_axis(cell, world["step"].values)
         for cell, name in zip(cells[0], encodings, strict=True):
-            cell.set_title(ENCODINGS[name][0], fontsize=9)
+            cell.set_title(ENCODINGS[name], fontsize=9)
         for row, depth in enumerate(depths):
             cells[2 * row, 0].set(ylabel=f"{depth} blocks\naccuracy", ylim=(0, 1.02))
             cells[2 * row + 1, 0].set(ylabel="weight on\nright labels", ylim=(0, None))
@@ -202,8 +221,15 @@ def position_bias_learning_figure(
 
 def _chosen(ds: xr.Dataset, at: Mapping[str, str] | None) -> tuple[xr.Dataset, dict[str, str]]:
     """The models of one kind, and of which."""
-    at = dict(at or kinds(ds)[0])
-    return ds.sel(at), at
+    at = dict(at or dict(zip(WORLD, _worlds(ds)[0][0], strict=True)))
+    world = ds.sel(at)
+    some = [dim for dim in world["gap"].dims if dim != "depth"]
+    return world.isel(depth=np.flatnonzero(world["gap"].notnull().any(some))), at
+
+
+def _worlds(ds: xr.Dataset) -> list[tuple[tuple[str, str], xr.Dataset]]:
+    """Scales and data of which something was trained, each with its models."""
+    return [(labels, one) for labels, one in places(ds, *WORLD) if bool(one["gap"].notnull().any())]
 
 
 def _names(world: xr.Dataset, dim: str) -> list[str]:
@@ -212,19 +238,27 @@ def _names(world: xr.Dataset, dim: str) -> list[str]:
 
 
 def _residuals(world: xr.Dataset) -> tuple[str, str | None]:
-    """Whose gaps are bars, and whose are diamonds."""
-    names = _names(world, "residual")
-    return ("off", "on" if "on" in names else None) if "off" in names else ("on", None)
+    """Whose gaps are bars, and whose are diamonds: the residual switch with more models comes first."""
+    many = {name: int(world["gap"].sel(residual=name).notnull().sum()) for name in _names(world, "residual")}
+    first, *other = sorted(many, key=lambda name: -many[name])
+    return first, next(iter(other), None)
 
 
-def _bars(cell: Axes, gap: xr.DataArray, labels: Sequence[str], bars: str, marks: str | None) -> None:
-    """Groups along the first dimension of [group, residual, seed, pair], a bar per pair."""
+def _bars(
+    cell: Axes,
+    gaps: Sequence[xr.DataArray],
+    labels: Sequence[str],
+    learnt: Sequence[bool],
+    bars: str,
+    marks: str | None,
+) -> None:
+    """A group for each [residual, seed, pair], a bar per pair."""
     each = 0.8 / len(PAIRS)
-    for (g, of_group), (p, (pair, color)) in product(enumerate(gap), enumerate(PAIR_COLORS.items())):
+    for (g, of_group), (p, (pair, color)) in product(enumerate(gaps), enumerate(PAIR_COLORS.items())):
         x = g + (p - 1) * each
         value, low, high = over_seeds(of_group.sel(residual=bars, pair=pair).values)
         if np.isfinite(value):
-            cell.bar(x, value, width=each * 0.92, color=color, linewidth=0)
+            cell.bar(x, value, width=each * 0.92, color=color, linewidth=0, alpha=1 if learnt[g] else PALE)
             cell.vlines(x, low, high, color=BLACK, linewidth=0.9)
         if marks is not None:
             value, low, high = over_seeds(of_group.sel(residual=marks, pair=pair).values)
@@ -233,9 +267,10 @@ def _bars(cell: Axes, gap: xr.DataArray, labels: Sequence[str], bars: str, marks
                 cell.plot(x + each * 0.24, value, markersize=3, mew=0.8, **DIAMOND)
     cell.axhline(0, color=BLACK, linewidth=0.7)
     grid(cell)
-    if not bool(gap.notnull().any()):
+    if not gaps:
         cell.text(0.5, 0.55, "not trained", transform=cell.transAxes, ha="center", fontsize=7.5, color=GREY)
-    cell.set(xticks=range(len(labels)), xticklabels=labels, xlim=(-0.6, len(labels) - 0.4))
+    cell.set(xticks=range(len(labels)), xlim=(-0.6, max(len(labels), 1) - 0.4))
+    cell.set_xticklabels(labels, fontsize=SMALL)
 
 
 def _lines(cell: Axes, values: xr.DataArray, dim: str, encodings: Sequence[str]) -> None:
@@ -245,7 +280,7 @@ def _lines(cell: Axes, values: xr.DataArray, dim: str, encodings: Sequence[str])
         curves = values.sel(positional=name, residual=residual).transpose("seed", dim).values
         if np.isfinite(curves).any():
             full = values.sizes["residual"] == 1 or residual == "off"
-            look: Any = {"color": ENCODINGS[name][2], "linewidth": 1.2, "marker": "." if x.size < 2 else ""}
+            look: Any = {"color": COLORS[name], "linewidth": 1.2, "marker": "." if x.size < 2 else ""}
             if full:
                 ranged(cell, x, curves, alpha=0.15, **look)
             else:
@@ -282,8 +317,8 @@ def _about_seeds(world: xr.Dataset) -> str:
 
 def _kind(at: Mapping[str, str]) -> str:
     data = "Gaussian data" if at["data"] == "gaussian" else "fixed-vocabulary data"
-    drawn = "1/sqrt(d), as in the paper's text" if at["scale"] == "text" else "1/d, as in its program"
-    return f"{data}, components of standard deviation {drawn}; mask: {at['mask']}"
+    drawn = "1/sqrt(d)" if at["scale"] == "text" else "1/d"
+    return f"{data}, components of deviation {drawn}" + (f"; {at['mask']} mask" if "mask" in at else "")
 
 
 def _thousands(value: float, _: object) -> str:
@@ -297,14 +332,21 @@ def _dpi(width: float) -> int:
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
     """All figures; the first kind of data under `path` itself, any others with their names added to it."""
     written: list[Path] = []
-    for n, at in enumerate(kinds(ds)):
-        base = path if n == 0 else path.with_name("-".join((path.name, *at.values())))
-        curves = base.with_name(f"{base.name}-curves")
-        position_bias_figure(ds, at=at, path=base)
-        position_bias_curves_figure(ds, at=at, path=curves)
-        written += [*files(base), *files(curves)]
-        if "course_novel" in ds:
-            learning = base.with_name(f"{base.name}-learning")
-            position_bias_learning_figure(ds, at=at, path=learning)
-            written += files(learning)
-    return written
+
+    def add(figure: Callable[..., Figure], at: Mapping[str, str], *names: str) -> None:
+        base = path.with_name("-".join((path.name, *names)))
+        figure(ds, at=at, path=base)
+        written.extend(files(base))
+
+    for n, (labels, one) in enumerate(_worlds(ds)):
+        at, names = {"scale": labels[0], "data": labels[1]}, labels if n else ()
+        add(position_bias_figure, at, *names)
+        masks = _names(one, "mask")
+        if {*masks} - {*COURSES} and "unbiased" in _names(one, "training"):
+            add(position_bias_masks_figure, at, *names, "masks")
+        for mask in [mask for mask in masks if mask in COURSES] or masks[:1]:
+            own = names if mask == "causal" else (*names, mask)
+            add(position_bias_curves_figure, at | {"mask": mask}, *own, "curves")
+            if "course_novel" in ds:
+                add(position_bias_learning_figure, at | {"mask": mask}, *own, "learning")
+    return [*written, *sinks.draw(ds, path.with_name(f"{path.name}-sinks"))]

@@ -1,4 +1,4 @@
-"""Attention sinks by mask: the metric along positions, and the patterns of one sequence."""
+"""Attention sinks by mask: the metric along keys, and the patterns of one sequence [Wu, Fig. 7]."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from matplotlib.figure import Figure
 
 from probes.figures.style import BLUE, DPI, GREY, VERMILLION, WEIGHTS, WIDEST
 
-from ..experiments.sinks_claims import kinds
+from ..experiments.learnt import name_of
+from ..experiments.rules import setting
+from ..experiments.sinks_claims import kinds, masks_of
 from .sheet import entry, files, grid, ranged, sheet
 
 DARKEST = 0.5  # the weight from which on a map is as dark as it gets; even weights are 0.06
-PANEL, NARROWEST = 1.4, 7.0  # inches across: a panel, and a figure with its small print
+PANEL, NARROWEST, LARGEST_MAP = 1.4, 7.0, 2.2  # inches across: a panel, a figure with its small print, a map
 FRESH: Any = {"color": VERMILLION, "linewidth": 1.1, "linestyle": "--"}
 EVEN: Any = {"color": GREY, "linewidth": 1.1, "linestyle": ":"}
 
 
 def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: str | Path | None = None) -> Figure:
-    """A column per mask: the metric along positions above, the patterns of one sequence below, a row per block.
+    """A column per mask: the metric along keys above, the patterns of one sequence below, a row per block.
 
     The metric is the median over seeds and its range, with that of the same models before training and of even weights.
 
     Args:
-        ds: result of the experiment `sinks`.
-        at: which models, as {scale, depth, residual}; the first trained unless told.
+        ds: result of the experiment `position-bias`.
+        at: which models, as `kinds` has them; the first unless told.
         path: where to save; see `save_figure`.
     """
     at = dict(at or kinds(ds)[0])
-    one = ds.sel(at)
-    masks, depth, length = [str(mask) for mask in one["mask"].values], int(at["depth"]), one.sizes["position"]
+    by_mask = masks_of(ds, at)
+    first = next(iter(by_mask.values()))
+    masks, depth, length, seeds = list(by_mask), first.sizes["layer"], first.sizes["key"], first.sizes["seed"]
     width = max(NARROWEST, PANEL * len(masks) + 1.2)
-    each = (width - 1.2) / len(masks)
-    seeds, tau = one.sizes["seed"], str(ds["over_tau"].attrs["long_name"]).rpartition("> ")[2]
-    drawn = "1/sqrt(d), as in the paper's text" if at["scale"] == "text" else "1/d, as in its program"
-    stream = "with" if at["residual"] == "on" else "without"
+    each = min((width - 1.2) / len(masks), LARGEST_MAP)
     facts = [
-        f"metric: share of the queries that see a position with a weight above {tau}, mean over blocks",
-        f"medians over {seeds} seeds and their range" if seeds > 1 else "one seed: no range",
-        f"components of standard deviation {drawn}; {stream} residual stream; maps: first sequence, seed 0",
+        f"{name_of(at)}; medians over {seeds} seeds and their range" if seeds > 1 else f"{name_of(at)}; one seed",
+        f"metric: share of the queries that see a key which give it more than {setting(ds, 'tau'):g}; maps: one sequence",
     ]
     size = width, 2.4 + each * depth + 1.0
     with sheet(ds, size, facts, dpi=min(DPI, int(WIDEST / width)), path=path) as figure:
         cells = figure.subplots(depth + 1, len(masks), squeeze=False, height_ratios=[1.9, *[each] * depth])
         image = None
-        top = 1.05 * max(float(one[name].max()) for name in ("sink", "fresh", "uniform"))
-        for n, (mask, column) in enumerate(zip(masks, cells.T, strict=True)):
-            models = one.sel(mask=mask)
+        top = 1.05 * max(float(one[name].max()) for one in by_mask.values() for name in ("sink", "fresh", "even"))
+        for n, ((mask, models), column) in enumerate(zip(by_mask.items(), cells.T, strict=True)):
             _metric(column[0], models)
             column[0].set(title=mask.replace("-", " "), ylim=(0, top))
             for layer, cell in enumerate(column[1:]):
-                image = cell.imshow(models["pattern"].sel(layer=layer).values, cmap=WEIGHTS, vmin=0, vmax=DARKEST)
+                image = cell.imshow(
+                    models["pattern"].isel(seed=0, layer=layer).values, cmap=WEIGHTS, vmin=0, vmax=DARKEST
+                )
                 cell.set(xticks=[0, length // 2, length - 1], yticks=[0, length // 2, length - 1])
                 cell.tick_params(labelleft=n == 0, labelbottom=layer == depth - 1)
                 for side in ("top", "right"):
@@ -79,19 +79,20 @@ def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: s
 
 
 def _metric(cell: Axes, models: xr.Dataset) -> None:
-    positions = models["position"].values
-    sink, fresh = (models[name].transpose("seed", "position").values for name in ("sink", "fresh"))
-    cell.plot(positions, models["uniform"].values, **EVEN)
-    cell.plot(positions, np.median(fresh, 0), **FRESH)
-    ranged(cell, positions, sink, BLUE, alpha=0.2, linewidth=1.3, marker="o", markersize=2.5)
-    cell.set(xticks=[0, len(positions) // 2, len(positions) - 1], xlabel="position")
+    keys = models["key"].values
+    sink, fresh = (models[name].transpose("seed", "key").values for name in ("sink", "fresh"))
+    cell.plot(keys, models["even"].values, **EVEN)
+    cell.plot(keys, np.median(fresh, 0), **FRESH)
+    ranged(cell, keys, sink, BLUE, alpha=0.2, linewidth=1.3, marker="o", markersize=2.5)
+    cell.set(xticks=[0, len(keys) // 2, len(keys) - 1], xlabel="key")
     grid(cell)
 
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
-    """The figure of the first models under `path` itself, those of other scales, depths or residual switches beside it."""
+    """A figure of every kind of toys without encoding, on Gaussian data, the first under `path` itself."""
     written: list[Path] = []
-    for n, at in enumerate(kinds(ds)):
+    chosen = [kind for kind in kinds(ds) if (kind["positional"], kind["data"]) == ("none", "gaussian")]
+    for n, at in enumerate(chosen):
         residual = "-residual" if at["residual"] == "on" else ""
         base = path if n == 0 else path.with_name(f"{path.name}-{at['scale']}-{at['depth']}{residual}")
         sinks_figure(ds, at=at, path=base)

@@ -1,0 +1,152 @@
+"""Who has learnt to retrieve: the gate that toys of in-context retrieval pass before statements about them are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from probes.claims.rules import told
+from probes.results.gate import TRAINED, blind_reader, learnt
+from probes.results.statistics import over_runs
+from probes.results.tables import Table, number
+
+from ..tasks import InContext
+from .position_bias import DIMS
+from .rules import OVER_RUNS, Judged, Lacks, at, places, setting
+
+PASSED = f"Only toys with an accuracy on novel classes of {TRAINED:g} or more count, {OVER_RUNS}"
+BLIND = blind_reader(InContext.items // InContext.burst, InContext.labels)
+ENCODINGS = {"none": "no encoding", "decay": "decay mask", "rope": "RoPE", "sinusoidal": "sinusoidal"}
+STREAMS = {"off": "without residual stream", "on": "with residual stream"}
+NAMED = 4  # kinds of toys that a verdict of "not trained" names
+
+
+def gate(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
+    """Accuracies [..., seed] on novel classes, and what each kind of model has learnt, over `DIMS`.
+
+    Of biased data no accuracy tells: who always copies the first label is right where answers stand first, and wrong
+    elsewhere. Those models have what the same ones have learnt from unbiased data, where there are such. Results of before
+    have no accuracy but that of the paired tests, which a reader blind to content answers as well.
+    """
+    accuracy = ds["novel_accuracy"] if "novel_accuracy" in ds else ds["accuracy"].mean(("pair", "order"))
+    if "unbiased" in ds["training"].values:
+        accuracy = accuracy.sel(training="unbiased", drop=True).where(accuracy.notnull()).combine_first(accuracy)
+    accuracy = accuracy.transpose(*DIMS)
+    state = partial(learnt, blind=BLIND)
+    states = xr.apply_ufunc(state, accuracy, input_core_dims=[["seed"]], vectorize=True, output_dtypes=[object])
+    return accuracy, states
+
+
+def name_of(kind: Mapping[str, Any]) -> str:
+    """A kind of toys in words, by what it has of `DIMS`."""
+    words = {
+        "positional": ENCODINGS.get,
+        "residual": STREAMS.get,
+        "depth": "{} blocks".format,
+        "mask": "{} mask".format,
+        "data": "{} data".format,
+        "training": "answers {}".format,
+    }
+    usual = {"mask": "causal", "data": "gaussian", "training": "unbiased"}
+    return ", ".join(str(word(kind[dim])) for dim, word in words.items() if dim in kind and kind[dim] != usual.get(dim))
+
+
+def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> Callable[[Mapping[str, Any]], str]:
+    """What a verdict of "not trained" says: of the settings that a rule with these parameters reads, those that failed."""
+    if "unbiased" in accuracy["training"].values:  # all others have its states
+        accuracy = accuracy.sel(training=["unbiased"])
+
+    def say(given: Mapping[str, Any]) -> str:
+        found, many = [], 0
+        for labels, one in places(accuracy, *DIMS[:-1]):
+            kind: dict[str, Any] = dict(zip(DIMS, labels, strict=False))
+            if one.notnull().any() and _read(kind, given):
+                many += 1
+                if str(states.sel(kind).item()) != "trained":
+                    found.append(f"{name_of(kind)} {told(over_runs(one.values), '.3f')}")
+        more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        return (
+            f"{len(found)} of {many} settings have not learnt after {setting(ds, 'steps'):,} steps; accuracy on novel "
+            f"classes (blind to content: {BLIND:.3f}): {'; '.join(found[:NAMED])}{more}"
+        )
+
+    return say
+
+
+def _read(kind: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether a rule with these parameters reads a kind of toys."""
+    asked = given.get("positional", kind["positional"])
+    names = {asked} if isinstance(asked, str) else {*asked}
+    return (
+        all(given.get(dim, kind[dim]) == kind[dim] for dim in ("scale", "depth"))
+        and (kind["data"] == "gaussian" or "one" in given)  # which compares two kinds of data
+        and str(kind["mask"]).startswith(str(given.get("mask", "causal")))
+        and kind["positional"] in names | {given.get("than")}
+    )
+
+
+def by_stream(rule: Callable[..., Judged]) -> Callable[..., Judged]:
+    """A rule on toys without residual stream, as in the paper; on those with it where the others lack what it needs."""
+
+    @wraps(rule)
+    def judged(ds: xr.Dataset, **given: Any) -> Judged:
+        for residual, words in STREAMS.items():
+            try:
+                found = rule(at(ds, residual=residual), **given)
+            except Lacks:
+                continue
+            return found._replace(measured=f"{words}: {found.measured}") if residual == "on" else found
+        raise Lacks
+
+    return judged
+
+
+def learning(ds: xr.Dataset) -> Table:
+    """Who has learnt to retrieve, and when: a row per kind of model, its seeds side by side."""
+    states, dims = gate(ds)[1], tuple(dim for dim in DIMS if dim != "seed")
+    columns = (
+        "accuracy",
+        f"step of {TRAINED:g}",
+        "a label of the context",
+        "on right items",
+        "on right labels",
+        "state",
+    )
+    rows = []
+    for labels, cell in places(ds[["novel_accuracy", "course_novel", "course_copied", "course_match"]], *dims):
+        cell = cell.isel(seed=np.flatnonzero(cell["novel_accuracy"].notnull()))
+        if cell.sizes["seed"]:
+            of: dict[Any, Any] = dict(zip(dims, labels, strict=True))
+            end = cell.isel(step=-1).sel(layer=int(of["depth"]) - 1)
+            on = [_each(end["course_match"].sel(part=part)) for part in ("item", "label")]
+            kind = str(states.sel({dim: of[dim] for dim in states.dims}).item())
+            numbers = (_each(cell["novel_accuracy"]), _reached(cell), _each(end["course_copied"]), *on)
+            rows.append([*map(str, labels), *numbers, kind])
+    title = (
+        f"Retrieval of novel classes, each seed: accuracy (blind to content: {BLIND:.3f}), the check from which on it is "
+        f"{TRAINED:g} or more, share of answers that are any label of the context, the last block's weights from the query"
+    )
+    return Table(title, (*dims, *columns), rows)
+
+
+def _each(values: xr.DataArray) -> str:
+    return ", ".join(number(value, ".3f") for value in values.values)
+
+
+def _reached(cell: xr.Dataset) -> str:
+    """The step of the first check from which on accuracy stays at the gate or above."""
+    steps, told = cell["step"].values, []
+    for course in cell["course_novel"].transpose("seed", "step").values:
+        below = np.flatnonzero(course < TRAINED)
+        first = 0 if not below.size else int(below[-1]) + 1
+        told.append(str(steps[first]) if first < steps.size else "-")
+    return ", ".join(told)
+
+
+def scaled(scale: str) -> str:
+    """Which scale of the data a statement is about, in words."""
+    return f"vectors scaled as in the paper's {scale}"
