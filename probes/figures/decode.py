@@ -24,6 +24,7 @@ ERASED = {
     "means": Style("span of position means", VERMILLION, "", 4, marker="o"),
     "random": Style("random, same rank", GREY, "", 4, marker="s"),
     "direction": Style("direction of log(1 + i)", ORANGE, "", 4, marker="^"),
+    "shuffled": Style("the same, positions shuffled", GREY, "", 4, marker="v"),
 }
 # By variable: the axis, and whether the model as it is stands beside the others.
 OUTCOMES = {
