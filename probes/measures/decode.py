@@ -106,9 +106,9 @@ def decode(
         [half, layer]` of the ridge. With `erase`, along `intervention` ("none", "means all", "random all", "direction all",
         "shuffled all", "means 4", ...): `loss`, `loss_change`, `kl`, `r2_last`, `r2_last_change`, where measured `residual
         [intervention, band]`, `recall_log_p` and `recall_exact`, all with a `..._change` and intervals; `loss_by_prompt`,
-        `kl_by_prompt`, `r2_last_by_prompt`; `rank [intervention, layer]`, dimensions erased, `removed`, share of the stream's
-        variance that goes, and `held`, share of the variance of the position means in it; means of both halves. The attribute
-        `left_out` says what was not measured and why.
+        `kl_by_prompt`, `r2_last_by_prompt`; `rank [intervention, layer]`, dimensions erased, `removed`, share of the
+        stream's variance that goes, and `held`, share of the variance of the position means in it; means of both halves. The
+        attribute `left_out` says what was not measured and why.
 
     Raises:
         InputError: too few documents or positions, no such block, an option that cannot be used, values that are not finite.
