@@ -136,7 +136,8 @@ class Erased:
             return float(torch.einsum("dr,de,er->", basis, between, basis) / whole) if whole > 0 else math.nan
 
         if self.what in ("direction", "shuffled"):
-            orders = None if self.what == "direction" else other_orders(*streams.shape[:2], self.seed)
+            count, length = streams.shape[:2]
+            orders = None if self.what == "direction" else other_orders(count, length, self.seed)
             read, write, removed = _direction(cov, _by_position(streams, orders) - mean)
             return Eraser(mean, read, write, removed, held(functional.normalize(write.T, dim=0)))
         if self.what == "means":
