@@ -264,7 +264,7 @@ def test_recall_is_paired_by_couples_of_the_same_lists(measured):
 
 def test_erasures_and_interventions_are_compared_like_with_like(measured):
     ds = measured["decode"]
-    more = ds.assign(loss_by_prompt=ds["loss_by_prompt"] * xr.DataArray([1.0, 2, 1, 1], dims="intervention"))
+    more = ds.assign(loss_by_prompt=ds["loss_by_prompt"] * xr.DataArray([1.0, 2, 1, 1, 1], dims="intervention"))
     found = compare_results(ds, more)
     own = (ds["loss_by_prompt"][1] * 2 - ds["loss_by_prompt"][1]).values
     expected = jackknifed(lambda v: float(v.mean()), own, np.arange(8))[:3]
