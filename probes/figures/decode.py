@@ -80,7 +80,7 @@ def _erased(ds: xr.Dataset, of: str, beside: bool) -> list[Curve]:
         if not at or (what == "none" and not beside):
             continue
         named = [str(ds["intervention"].values[k]).partition(" ")[2] for k in at]
-        x = np.array([-1.0 if what == "none" else places.index(one) + 0.18 * (n - 2) for one in named])
+        x = np.array([-1.0 if what == "none" else places.index(one) + 0.18 * (n - 2.5) for one in named])
         values, low, high = (ds[name].values[at] for name in (of, f"{of}_low", f"{of}_high"))
         found.append(Curve(x, values, style, low, high, "points", label=style.label))
     return found
