@@ -15,6 +15,7 @@ import torch
 import probes
 from probes.measures.leakage import leakage
 from probes.run import processes
+from probes.studies.retrieval import retrieval
 from probes.studies.study import Settings, study
 from probes.studies.survey import survey
 from probes.theory.kernel import second_moment
@@ -36,6 +37,9 @@ STUDIES: dict[str, Settings] = {
     "resumed": Settings(prompts=3, length=24, products="auto", relative_error=0.01, conditions=("pretrained",)),
     "theory": Settings(prompts=3, length=24, seeds=1, products=40, theories=("uniform", "values"), by_path=True),
 }
+RECALL: dict[str, Any] = {"pairs": 6, "keys": "apart", "digits": 3, "contexts": 6, "candidates": 3, "depths": None}
+RECALL |= {"template": "sentences", "chat": False, "pilot": 2, "first": "auto", "seed": 0, "orders": 1}
+RECALL |= {"mechanism": 4, "mechanism_depths": 2, "profile_prompts": 2}
 SECOND_ROUND = 150  # products of three prompts, 32 for each in the first round and no less in the second
 
 
@@ -45,6 +49,7 @@ def everything(folder: Path) -> None:
         survey(["tiny-llama"], folder / name, name, **given)  # type: ignore[arg-type]
     for name, settings in STUDIES.items():
         study(["tiny-llama"], folder / name, settings, name="theory" if name == "theory" else "jacobian")
+    retrieval(["tiny-llama"], folder / "retrieval", RECALL)
 
 
 def begin(folder: Path) -> None:

@@ -54,7 +54,9 @@ def measured():
         "sinks": probes.sinks(model, tokens),
         "trajectory": probes.trajectory(model, tokens, starts=8),
         "leakage": leakage(model, tokens, bootstrap=20),
-        "bos-swap": probes.bos_swap(model, tokens, bootstrap=20, profile_prompts=1, products=4),
+        "bos-swap": probes.bos_swap(model, tokens, bootstrap=20, profile_prompts=1, products=4, recall=2),
+        "decode": probes.decode(model, probes.prompts(model, n=8, length=16), erase=(1,), leakage=False, recall=0),
+        "retrieval": probes.retrieval(model, pairs=9, digits=3, keys="apart", contexts=4, candidates=3),
     }
 
 
@@ -241,6 +243,37 @@ def test_leakage_is_compared_by_its_own_intervals(measured):
     assert change.change.value == pytest.approx(change.b - change.a)
     described = comparison_report(compare_results(one, other)).described
     assert "own: independent intervals" in " ".join(described.lower().split())
+
+
+def test_recall_is_paired_by_couples_of_the_same_lists(measured):
+    ds = measured["retrieval"]
+    more = ds.assign(log_p=ds["log_p"] + np.random.default_rng(15).uniform(0, 1, ds["log_p"].shape))
+    found = compare_results(ds, more)
+    a, b = (x["log_p"].values.reshape(2, 2, 9) for x in (ds, more))  # couples, each with two lists
+    expected = paired(lambda v: float(v.mean()), (a, np.arange(2)), (b, np.arange(2)))[:3]
+    np.testing.assert_allclose(found.row("log p").change[:3], expected, rtol=1e-9)
+    primacy = [probes.ushape(np.exp(x["log_p"].values.mean(0))).primacy for x in (ds, more)]
+    np.testing.assert_allclose([found.row("primacy").a, found.row("primacy").b], primacy)
+    assert "both have the same 4 lists; units are 2 sets" in found.paired
+    assert {row.how for row in found.rows} == {"by prompt"}
+    longer = measured["retrieval"].assign_attrs(tokens_sha256="other", options=ds.attrs["options"].replace("9", "12"))
+    apart = compare_results(ds, longer)
+    assert apart.paired.startswith("unpaired: other lists, 2 sets")
+    assert "differs: pairs: 9 in A, 12 in B" in apart.remarks
+
+
+def test_erasures_and_interventions_are_compared_like_with_like(measured):
+    ds = measured["decode"]
+    more = ds.assign(loss_by_prompt=ds["loss_by_prompt"] * xr.DataArray([1.0, 2, 1, 1, 1], dims="intervention"))
+    found = compare_results(ds, more)
+    own = (ds["loss_by_prompt"][1] * 2 - ds["loss_by_prompt"][1]).values
+    expected = jackknifed(lambda v: float(v.mean()), own, np.arange(8))[:3]
+    np.testing.assert_allclose(found.row("loss change", "means 1").change[:3], expected, rtol=1e-9)
+    assert found.row("loss change", "random 1").change.value == 0
+    assert found.row("R^2, best layer").a == pytest.approx(float(ds["r2"].max()))
+    swap = measured["bos-swap"]
+    row = compare_results(swap, swap).row("recall, log p, change", "mean")
+    assert (row.a, row.how) == (pytest.approx(float(swap["recall_log_p_change"])), "own")
 
 
 def test_settings_that_differ_are_named(measured):

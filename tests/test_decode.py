@@ -20,7 +20,7 @@ from probes.measures import decode as measure
 from probes.measures.consequences import consequences
 from probes.measures.decode import Folds, erases_nothing, parse_erase
 from probes.measures.ridge import STRENGTHS, targets
-from probes.models.erase import Erased, log_position
+from probes.models.erase import Erased, log_position, other_orders
 from probes.models.view import Edit, View
 from probes.run.resume import keeping
 from probes.studies.decode import decode_report
@@ -82,6 +82,8 @@ def test_absolute_positions_are_read_and_what_needs_them_is_destroyed():
     at = ds.sel(intervention="means all")
     assert float(at.kl_low) > 1
     assert float(at.r2_last) < 0.3 < 0.99 < float(ds.r2_last.sel(intervention="none"))
+    of_one = ds.r2_last.sel(intervention=["direction all", "shuffled all"])
+    assert float(of_one[0]) < 0.1 < 0.9 < float(of_one[1])  # the control leaves position where it is
 
 
 def test_without_encoding_and_mask_nothing_knows_of_position():
@@ -188,11 +190,15 @@ def test_the_direction_is_least_squares_concept_erasure():
     torch.testing.assert_close(traced[2], model.trace(model.embed(reference[:1])).blocks[1](stream), rtol=0, atol=1e-12)
 
 
-def test_all_blocks_read_streams_without_the_direction():
-    """Each is estimated behind the changes of those before it."""
+@pytest.mark.parametrize("what", ["direction", "shuffled"])
+def test_all_blocks_read_streams_without_the_direction(what):
+    """Each is estimated behind the changes of those before it; shuffled positions are the same ones in all of them."""
     model, reference = toys.made(positional="rope", norm="rms", feed_forward=True), prompts(16)
-    view = probes.erased(model, "direction", layer="all", reference=reference)
+    view = probes.erased(model, what, layer="all", reference=reference, seed=2)
     z = log_position(LENGTH).repeat(16)
+    if what == "shuffled":
+        orders = other_orders(16, LENGTH - 1, 2)  # position order[n] has the place n
+        z = torch.cat([log_position(LENGTH)[order.argsort()] for order in orders])
     for layer in range(toys.BLOCKS):
         seen: list[Tensor] = []
 
@@ -231,7 +237,7 @@ def test_outcomes_are_measured_on_the_documents_that_were_not_used():
     ds = probes.decode(
         model, tokens, erase=(1,), rank=2, bands=toys.BANDS, lags=toys.LAGS, bootstrap=10, recall=0, seed=5
     )
-    assert ds.intervention.values.tolist() == ["none", "means 1", "random 1", "direction 1"]
+    assert ds.intervention.values.tolist() == ["none", "means 1", "random 1", "direction 1", "shuffled 1"]
     plain, _ = consequences(model, tokens)
     np.testing.assert_allclose(ds.loss_by_prompt[0], plain[:, 1:].mean(1), rtol=1e-9)
     for half in (0, 1):
@@ -313,7 +319,7 @@ def test_the_command_measures_recall(monkeypatch, capsys, tmp_path):
     words = f"decode tiny-llama --erase 3 --prompts 8 --length 16 --no-leakage --recall 4 --out {tmp_path}"
     assert call(monkeypatch, *words.split(), "--device", "cpu") == 0
     ds = probes.load_result(tmp_path / "decode.nc")
-    assert ds.recall_log_p.shape == ds.recall_exact.shape == (4,)
+    assert ds.recall_log_p.shape == ds.recall_exact.shape == (5,)
     assert ds.attrs["left_out"] == ""
     shown = capsys.readouterr().out
     assert "direction 3" in shown
@@ -385,6 +391,6 @@ def test_a_stopped_command_resumes_with_the_same_numbers(tmp_path, monkeypatch):
         probes.decode(model, tokens, rank=2, **QUICK)
     with keeping(file, {}):
         again = probes.decode(model, tokens, rank=2, **QUICK)
-    assert 12 - stops["left"] == 5 * len(tokens) + 1  # all of them once, and the one that stopped
+    assert 12 - stops["left"] == 6 * len(tokens) + 1  # all of them once, and the one that stopped
     for name in whole.data_vars:
         np.testing.assert_array_equal(again[name], whole[name])

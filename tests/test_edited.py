@@ -371,3 +371,18 @@ def test_behaviour_beside_attention():
         assert np.isnan(found.removed_by).all() == (name == "without-0")
         if name != "without-0":
             close(found.removed_by.sel(definition="V(X), constant sink in"), found.removed_of_model, 1e-9)
+
+
+def test_recall_by_depth_is_that_of_the_changed_model():
+    model = probes.load("tiny-llama", dtype="float64")
+    tokens = probes.prompts(model, n=4, length=40)
+    options: dict[str, Any] = {"bootstrap": 0, "profile_prompts": 0, "bands": ((9, 31),), "recall": 4}
+    found = probes.bos_swap(model, tokens, replacement="without-0@2", **options)
+    lists: dict[str, Any] = {"pairs": 12, "keys": "apart", "digits": 4, "candidates": 1, "contexts": 4}
+    after, before = (probes.retrieval(m, **lists)["log_p"] for m in (reweighed(model, "without 0", layer=2), model))
+    close(found.recall_by_depth_log_p_after, after.mean("context"), 1e-9)
+    close(found.recall_by_depth_log_p_change, (after - before).mean("context"), 1e-9, 1e-9)
+    close(found.recall_log_p_change, (after - before).mean(), 1e-9, 1e-9)
+    by_couple = (after - before).values.reshape(2, 2, 12).mean(1)
+    reach = 12.706 * np.abs(by_couple[0] - by_couple[1]) / 2  # of two couples: Student's t, one degree of freedom
+    close(found.recall_by_depth_log_p_change_high - found.recall_by_depth_log_p_change, reach, 1e-3, 1e-9)

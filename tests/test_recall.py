@@ -19,7 +19,7 @@ import probes
 from probes.data.recall import RUNGS, Maker, Rung, Template, in_chat, read_template
 from probes.errors import InputError
 from probes.measures.mechanism_numbers import couples
-from probes.measures.recall_numbers import repeats, shape
+from probes.measures.recall_numbers import PLACES, carries_over, repeats, shape
 from probes.measures.retrieval import Asked, asked_depths, ladder, one_by_one, retrieval, scores
 from probes.models.behind import Continues
 from probes.models.view import View
@@ -162,6 +162,34 @@ def test_pairs_are_known_again_in_another_order():
     assert (couples(ds) == np.arange(24) // 6).all()
     with pytest.raises(InputError, match="measure with orders=2"):
         repeats(retrieval(tiny(), **options | {"orders": 1}))
+
+
+def test_what_carries_over_to_another_length_tells_position_from_distance():
+    draw, made = np.random.default_rng(1), {}
+    for pairs in (9, 8, 12):
+        made[pairs] = retrieval(tiny(), **SMALL | {"pairs": pairs, "candidates": 1})
+    for by, of in PLACES.items():
+        for ds in made.values():
+            curve = of(ds)
+            ds["log_p"][:] = 3 * curve + 0.001 * draw.normal(size=ds["log_p"].shape)
+        found = {name: carries_over(list(made.values()), name) for name in PLACES}
+        assert found[by].low > 0.99
+        assert all(found[name].value < 0.9 for name in PLACES if name != by)
+    noise = list(made.values())
+    for ds in noise:
+        ds["log_p"][:] = draw.normal(size=ds["log_p"].shape)
+    assert carries_over(noise, "log distance").low < 0
+    # One length of two by hand: the slope of the other one.
+    one, other = noise[:2]
+    errors = total = 0.0
+    for here, there in ((one, other), (other, one)):
+        (x, y), (u, v) = ((PLACES["log distance"](ds), ds["log_p"].values.mean(0)) for ds in (here, there))
+        slope = np.polyfit(u, v, 1)[0]
+        errors += np.mean(((y - y.mean()) - slope * (x - x.mean())) ** 2)
+        total += np.var(y)
+    assert carries_over([one, other], "log distance").value == pytest.approx(1 - errors / total)
+    with pytest.raises(InputError, match="two lengths"):
+        carries_over([one, one], "log distance")
 
 
 def test_the_first_token_and_the_chat_template_stand_where_they_are_asked_for():

@@ -13,11 +13,14 @@ from tiny_runs import made_up as made_of
 from tiny_runs import put, questioned, ran
 from tiny_runs import verdicts as verdicts_of
 
+from probes.results.curves import spearman
 from toy.experiments import experiment, retrieval
 from toy.experiments.retrieval import CURVE_POINTS, DIMS, Settings, above_least, bag, limits
-from toy.experiments.retrieval_claims import PUBLISHED, Variant, nearest, tables
+from toy.experiments.retrieval_claims import PUBLISHED, Variant, nearest, ordered, tables
 from toy.experiments.rules import Lacks
+from toy.model import initial
 from toy.tasks import Copying
+from toy.view import Toy
 
 verdicts = partial(verdicts_of, "retrieval", prefix="liu7-retrieval-")
 # Ids of claims, without the experiment's part.
@@ -97,6 +100,27 @@ def test_numbers_of_a_run_are_those_of_each_model_on_its_own(tmp_path):
         assert models["curve"][n].values == pytest.approx(means, rel=1e-5)
 
 
+def test_targets_are_held_against_the_weights_they_were_trained_from():
+    ds = made_up().isel(layers=[1], width=[1], residual=[1], feed_forward=[1])
+    kind = retrieval.architecture(2, 10, True, True, 10, 10)
+    one = Settings(layers=(2,), width=(10,), residual=(True,), feed_forward=(True,))
+    assert kind == one.runs()[0].architecture
+    tokens = torch.randint(10, (16, 10), generator=torch.Generator().manual_seed(retrieval.TEST_SEED))
+    for seed in range(3):
+        model, squares = Toy(kind, initial(kind, seed)), torch.zeros(10)
+        for row in tokens:
+            of = torch.autograd.functional.jacobian(lambda x, m=model: m.residual(x)[0, -1], model.embed(row[None]))
+            squares += of[:, 0].square().sum((0, 2)) / (10 * 16)
+        np.testing.assert_allclose(retrieval.fresh_profile(kind, seed), squares.sqrt(), rtol=1e-4)
+        ds["loss"][..., seed, :] = -squares.sqrt().numpy() if seed else -np.arange(10.0)
+    told = ordered(ds)
+    assert [row[:3] for row in told] == [["2", "10", "residual, feed-forward"], ["2 or more", "all", "all"]]
+    assert told[0][3:] == told[1][3:]
+    by_profile = [spearman(-ds["loss"][0, 0, 0, 0, n].values, retrieval.fresh_profile(kind, n)) for n in range(3)]
+    assert by_profile[1:] == [1, 1]
+    assert told[0][3].startswith(f"{np.mean(by_profile):.2f} [")
+
+
 def test_published_setting_is_the_whole_grid():
     runs = Settings().runs()
     assert len(runs) == 1200 == 3 * 2 * 2 * 2 * 5 * 10
@@ -111,7 +135,7 @@ def test_all_statements_hold_where_the_published_curves_are_reproduced():
     for key in PUBLISHED:
         near = nearest(ds, *key)
         assert (near.variant, near.rms) == (Variant(0, 0), 0)
-    assert len(tables(ds)) == 4
+    assert len(tables(ds)) == 5
 
 
 every = slice(None)

@@ -24,6 +24,7 @@ ERASED = {
     "means": Style("span of position means", VERMILLION, "", 4, marker="o"),
     "random": Style("random, same rank", GREY, "", 4, marker="s"),
     "direction": Style("direction of log(1 + i)", ORANGE, "", 4, marker="^"),
+    "shuffled": Style("the same, positions shuffled", GREY, "", 4, marker="v"),
 }
 # By variable: the axis, and whether the model as it is stands beside the others.
 OUTCOMES = {
@@ -79,7 +80,7 @@ def _erased(ds: xr.Dataset, of: str, beside: bool) -> list[Curve]:
         if not at or (what == "none" and not beside):
             continue
         named = [str(ds["intervention"].values[k]).partition(" ")[2] for k in at]
-        x = np.array([-1.0 if what == "none" else places.index(one) + 0.18 * (n - 2) for one in named])
+        x = np.array([-1.0 if what == "none" else places.index(one) + 0.18 * (n - 2.5) for one in named])
         values, low, high = (ds[name].values[at] for name in (of, f"{of}_low", f"{of}_high"))
         found.append(Curve(x, values, style, low, high, "points", label=style.label))
     return found

@@ -24,7 +24,7 @@ replacement alone, so that means over positions begin at 1. Where the next token
 excludes (toys that predict labels only) there is no loss: NaN, left out of the mean over positions.
 
 **Behaviour.** `kl` is `KL(p_i || p'_i)` of the next token, p as the model is; `recall_...` are those of `probes.retrieval`
-on lists of `RECALLED` pairs, before and after.
+on lists of `RECALLED` pairs, before and after: the mean, and by the depth of the pair.
 
 **Definitions of "removed".** [Ruscio] does not say of what 40 % are removed. `removed_by` has every definition that we could
 think of (`DEFINITIONS`), each as `1 - after / before`.
@@ -51,18 +51,17 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..data.recall import Maker, Rung, read_template
 from ..errors import InputError
 from ..models.given import takes_model
 from ..models.intervene import Intervention, intervention
 from ..models.view import View
 from ..results.curves import Profile, mean_profile
 from ..results.dataset import dataset, provenance, tokens_hash
-from ..results.statistics import INTERVAL, jackknifed
+from ..results.statistics import INTERVAL
 from ..results.variables import Variable, with_ends
 from ..run.reporting import Progress, part
 from ..run.resume import within
-from .consequences import consequences
+from .consequences import RECALLED, check_recall, consequences, recalled
 from .jacobian import PRODUCTS, jacobian
 from .jacobian import memory as of_jacobian
 from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check, held
@@ -80,7 +79,6 @@ STAGES = {
     "recall": (0.9, 1.0),
 }
 LEAST = {"bootstrap": 0, "seed": 0, "profile_prompts": 0, "products": 2, "recall": 0}
-RECALLED = 12  # pairs of the lists that recall is measured on
 
 
 # -------------------------------------------------------------------------------------------------- before and after
@@ -142,7 +140,7 @@ def bos_swap(
         values; `weight_...` [source, layer, band], those of the weight form: each `before`, `after` and the `change`.
         `loss_change [position]`, `loss_change_of_model` (mean over positions from 1 on), `kl`, `kl_of_model` alike, nats;
         `removed_by [definition, band]`; with `recall` the mean over lists `recall_log_p_...` and `recall_exact_...`, before,
-        after and the change.
+        after and the change, and `recall_by_depth_log_p_... [depth]`, `recall_by_depth_exact_... [depth]` alike.
         Without intervals: `alpha_before`, `alpha_after` [layer, head] and `sink_rate_before`, `sink_rate_after` [layer] of
         key 0; `loss_before`, `loss_after` [position], NaN at the last, which predicts nothing; `sensitivity_before`,
         `sensitivity_after` [position], rms over prompts, and their standard errors `..._stderr`. `tokens`; attributes say
@@ -181,6 +179,7 @@ def bos_swap(
             "layer": range(model.spec.blocks),
             "head": range(model.spec.heads),
             "definition": list(DEFINITIONS),
+            **({"depth": range(RECALLED)} if recall else {}),
             **band_coordinates(options["bands"]),
         },
         attrs=provenance(model, tokens, measurement="bos_swap", replacement=name, **options) | {"replacement": name},
@@ -245,7 +244,7 @@ def _variables(
         some = by_position[:, 1:][:, known] if known.any() else by_position[:, 1:]
         of_model = Variable((), f"{said}, mean over positions from 1 on", "nat")
         variables |= with_ends(f"{name}_of_model", of_model, some.mean(1))
-    variables |= _recalled(*(side.recall for side in states.values()))
+    variables |= recalled(*(side.recall for side in states.values()))
     for when, side in states.items():
         add(
             f"alpha_{when}",
@@ -345,17 +344,6 @@ def _state(
     return State(_key(model, tokens, options), leaks, sink, losses, divergences, profile, recall)
 
 
-def check_recall(model: View, contexts: int) -> None:
-    """Refuse what recall of so many lists could not be measured on.
-
-    Raises:
-        InputError: an odd number, or a model whose tokenizer makes no lists.
-    """
-    if contexts % 2:
-        raise InputError(f"recall={contexts} is odd; lists come in couples")
-    Maker(model, Rung(RECALLED), read_template("sentences"))
-
-
 # By name: dimension, what it is, unit.
 FORMS = {
     "leakage": ("part", "leakage, log form", "nat^2"),
@@ -399,25 +387,6 @@ def _by_definition(before: State, after: State) -> tuple[np.ndarray, np.ndarray,
         found.append(removed(one, of(after) if after.leaks else np.full_like(one, np.nan)))
     value, low, high = (np.stack(some) for some in zip(*found, strict=True))
     return value, low, high
-
-
-def _recalled(before: xr.Dataset | None, after: xr.Dataset | None) -> dict[str, tuple[Any, ...]]:
-    """Recall before and after with intervals over couples of lists; nothing where it was not measured."""
-    if before is None or after is None:
-        return {}
-    found: dict[str, tuple[Any, ...]] = {}
-    units = before["context"].values // 2
-    for name, what, unit in (
-        ("log_p", "log probability of the value", "nat"),
-        ("exact", "share of exact answers", "1"),
-    ):
-        one, other = before[name].values, after[name].values
-        for when, values in (("before", one), ("after", other), ("change", other - one)):
-            interval = jackknifed(lambda some: float(some.mean()), values, units)
-            for end, value in zip(("", "_low", "_high"), interval[:3], strict=True):
-                said = f"recall, {what}, {when}{' by' if when == 'change' else ''} the swap"
-                found[f"recall_{name}_{when}{end}"] = Variable((), said, unit).of(value)
-    return found
 
 
 def removed(

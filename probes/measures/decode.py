@@ -8,8 +8,9 @@ that block l reads, so that layer 0 are the embeddings; the last one is what the
 positions in another order in every prompt.
 
 **Erasing** (`probes.models.erase`): the span of the position means ("means"), a random subspace of as many dimensions
-("random"), the one direction that moves with log(1 + i) ("direction"), in front of one block or of all. What is erased is
-estimated on the documents of one half, and what that does is measured on those of the other:
+("random"), the one direction that moves with log(1 + i) ("direction"), what the same estimate gives of shuffled positions
+("shuffled"), in front of one block or of all. What is erased is estimated on the documents of one half, and what that does
+is measured on those of the other:
 
 - `loss_change`, `kl`: next-token loss, and divergence from the model as it is; means over positions from 1 on, in nats.
 - `r2_last`: R^2 at the last layer by readers that are fitted anew, on the changed model: within the half that is measured,
@@ -50,14 +51,13 @@ from ..results.statistics import jackknife, numbered
 from ..results.variables import Variable, with_ends
 from ..run.reporting import Progress, Report, part
 from ..run.resume import Piece, each, within
-from .bos_swap import RECALLED, check_recall
-from .consequences import consequences
+from .consequences import RECALLED, check_recall, consequences
 from .leakage import LAGS, band_coordinates, check, held
 from .leakage_forms import resampling, splits
 from .retrieval import retrieval
 from .ridge import TARGETS, explained, trained
 
-WHATS = ("means", "random", "direction")
+WHATS = ("means", "random", "direction", "shuffled")
 NONE = "none"  # the model as it is, among the interventions
 LEAST_DOCUMENTS = 8  # two halves, measured in two parts, each fitted in two parts
 SUMS_BYTES = 1 << 30  # of products of streams that are added up together: layers beyond that take another pass
@@ -104,11 +104,11 @@ def decode(
     Returns:
         Dataset. `r2 [layer]`, `r2_shuffled [layer]` with `..._low` and `..._high`, `r2_by_prompt [prompt, layer]`, `strength
         [half, layer]` of the ridge. With `erase`, along `intervention` ("none", "means all", "random all", "direction all",
-        "means 4", ...): `loss`, `loss_change`, `kl`, `r2_last`, `r2_last_change`, where measured `residual [intervention,
-        band]`, `recall_log_p` and `recall_exact`, all with a `..._change` and intervals; `loss_by_prompt`, `kl_by_prompt`,
-        `r2_last_by_prompt`; `rank [intervention, layer]`, dimensions erased, `removed`, share of the stream's variance that
-        goes, and `held`, share of the variance of the position means in it; means of both halves. The attribute `left_out`
-        says what was not measured and why.
+        "shuffled all", "means 4", ...): `loss`, `loss_change`, `kl`, `r2_last`, `r2_last_change`, where measured `residual
+        [intervention, band]`, `recall_log_p` and `recall_exact`, all with a `..._change` and intervals; `loss_by_prompt`,
+        `kl_by_prompt`, `r2_last_by_prompt`; `rank [intervention, layer]`, dimensions erased, `removed`, share of the
+        stream's variance that goes, and `held`, share of the variance of the position means in it; means of both halves. The
+        attribute `left_out` says what was not measured and why.
 
     Raises:
         InputError: too few documents or positions, no such block, an option that cannot be used, values that are not finite.

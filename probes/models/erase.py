@@ -13,6 +13,8 @@
   the projection onto the whitened covariance with log(1 + i). That covariance, c, is one vector here, so that with S the
   stream's covariance the change is `c (c^T S^+ (x - mean)) / (c^T S^+ c)`: of all affine maps behind which no linear reader
   of the reference finds log(1 + i), the one that moves the stream least.
+- "shuffled": the control of "direction", estimated from log(1 + i) with the positions of every prompt in another order. Of
+  few prompts the covariance with log(1 + i) is noise, too, and taking that out of all blocks harms a model by itself.
 
 Everything is estimated on `reference`, under the changes that a view has already. Where several blocks are
 changed, the stream that a block reads has passed the changes of those before it, in the estimates as in the view.
@@ -23,6 +25,7 @@ Source: [Belrose], LEACE, arXiv 2306.03819, theorem 4.3.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -38,7 +41,7 @@ from .edited import Edited, unheard
 from .given import takes_model
 from .view import Edit, View
 
-What: TypeAlias = Literal["means", "random", "direction"]
+What: TypeAlias = Literal["means", "random", "direction", "shuffled"]
 Where: TypeAlias = int | str  # a block, or "all"
 RANK = 8  # directions at most
 SHARE = 0.95  # of the variance of the position means
@@ -132,8 +135,10 @@ class Erased:
         def held(basis: Tensor) -> float:
             return float(torch.einsum("dr,de,er->", basis, between, basis) / whole) if whole > 0 else math.nan
 
-        if self.what == "direction":
-            read, write, removed = _direction(cov, _by_position(streams) - mean)
+        if self.what in ("direction", "shuffled"):
+            count, length = streams.shape[:2]
+            orders = None if self.what == "direction" else other_orders(count, length, self.seed)
+            read, write, removed = _direction(cov, _by_position(streams, orders) - mean)
             return Eraser(mean, read, write, removed, held(functional.normalize(write.T, dim=0)))
         if self.what == "means":
             basis = _span(cov, between, self.rank)
@@ -174,10 +179,19 @@ def _moments(
     return mean, cov / (count * length), means
 
 
-def _by_position(streams: Float[Tensor, "prompt position d"]) -> Float[Tensor, "position d"]:
+def other_orders(prompts: int, length: int, seed: int) -> list[Tensor]:
+    """For each prompt, another order of its positions: the same for all blocks, as positions are."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randperm(length, generator=generator) for _ in range(prompts)]
+
+
+def _by_position(
+    streams: Float[Tensor, "prompt position d"], orders: Sequence[Tensor] | None = None
+) -> Float[Tensor, "position d"]:
+    """Means over prompts, each with its positions in these orders."""
     total = torch.zeros(streams.shape[1:], dtype=torch.float64, device=streams.device)
-    for row in streams:
-        total += row.double()
+    for n, row in enumerate(streams):
+        total += (row if orders is None else row[orders[n].to(row.device)]).double()
     return total / len(streams)
 
 
@@ -230,13 +244,13 @@ def erased(
         model: any view; it is not changed.
         what: "means", the span of the means of the stream by position (leading directions that hold 95 % of their variance,
             at most `rank`, as far as they are more than noise); "random", a random subspace of as many dimensions;
-            "direction", the one direction of the stream that moves with log(1 + i), by least-squares concept erasure. See
-            the module's text.
+            "direction", the one direction of the stream that moves with log(1 + i), by least-squares concept erasure;
+            "shuffled", its control, from positions in another order in every prompt. See the module's text.
         layer: the block that reads the changed stream, or "all".
         reference: prompts [prompt, position] that everything is estimated on; give others than those you measure on. Their
             streams at one block are held together.
-        rank: directions at most; nothing for "direction", which has one.
-        seed: of the random subspaces.
+        rank: directions at most; nothing for "direction" and "shuffled", which have one.
+        seed: of the random subspaces and of the other orders.
 
     Raises:
         InputError: no such erasure or block, a rank below 1, or a reference of one prompt or that the model cannot take.

@@ -8,8 +8,11 @@ table names:
   once, so that what a text does to both alike cancels.
 - `by document`: the tokens differ (two tokenizers, with and without BOS), but both are windows of the same documents.
 - `unpaired`: neither; two independent samples, whose half-widths add in quadrature.
-- `own`: the results hold no values by prompt, but intervals of their own (leakage, bos-swap). These are combined in the same
-  way; that the prompts may be the same is not made use of, so that the interval is rather too wide.
+- `own`: the results hold no values by prompt, but intervals of their own (leakage, bos-swap, what a mechanism says of
+  recall). These are combined in the same way; that the prompts may be the same is not made use of, so that the interval is
+  rather too wide.
+
+Of `retrieval`, lists of keys and values stand in the place of prompts, and their couples are the units.
 
 A number that has none of these stands without an interval. Jacobians are compared by their elasticity, geometric means over
 prompts and seeds [section 8 of the specification]: numbers are not those of `headwater jacobian`'s table, which are of root
@@ -32,6 +35,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ..errors import InputError
+from ..measures.mechanism_numbers import couples
 from ..results.dataset import load, number_types, options_of, recorded
 from ..results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
 from ..results.tables import Report, Table, interval, number
@@ -79,7 +83,8 @@ def compare_results(a: xr.Dataset, b: xr.Dataset) -> Comparison:
     """Hold one result against another of the same measurement: every number with the interval of its change.
 
     Args:
-        a: a result of `probes.jacobian`, `sinks`, `trajectory`, `leakage` or `bos_swap`, single or combined.
+        a: a result of `probes.jacobian`, `sinks`, `trajectory`, `leakage`, `bos_swap`, `decode` or `retrieval`, single or
+            combined.
         b: another one, over prompts of the same length; differences are B - A, ratios B / A.
 
     Returns:
@@ -95,7 +100,7 @@ def compare_results(a: xr.Dataset, b: xr.Dataset) -> Comparison:
     kinds = [measurement(ds) for ds in (a, b)]
     if kinds[0] != kinds[1]:
         raise InputError(f"A is a result of {kinds[0]}, B of {kinds[1]}; compare two results of one measurement")
-    lengths = [ds.sizes["position"] for ds in (a, b)]
+    lengths = [ds.sizes.get("position") for ds in (a, b)]  # lists have none: their ends and middles are compared
     if lengths[0] != lengths[1]:
         raise InputError(f"prompts of A have {lengths[0]} tokens, those of B {lengths[1]}; measure both at one length")
     found = [dict(MEASUREMENTS[kinds[0]](ds)) for ds in (a, b)]
@@ -175,6 +180,12 @@ def _change(row: Row) -> str:
 
 def pairing(a: xr.Dataset, b: xr.Dataset) -> tuple[str, Unit, Unit]:
     """How two results belong together, and each one's units; paired units have the same numbers in both."""
+    if "context" in a.dims:
+        return (
+            "by prompt" if a.attrs["tokens_sha256"] == b.attrs["tokens_sha256"] else "unpaired",
+            couples(a),
+            couples(b),
+        )
     tokens = [ds["tokens"].values for ds in (a, b)]
     if np.array_equal(tokens[0], tokens[1]):
         unit = units(a if "document" in a.coords else b)
@@ -249,8 +260,12 @@ def _exp(change: Interval) -> Interval:
 
 
 def _said(how: str, a: xr.Dataset, b: xr.Dataset, unit: Unit, other_unit: Unit) -> str:
-    counts = [ds.sizes["prompt"] for ds in (a, b)]
+    counts = [_sampled(ds) for ds in (a, b)]
     count = [len(np.unique(one)) for one in (unit, other_unit)]
+    if "context" in a.dims:
+        same = f"paired by list: both have the same {counts[0]} lists; units are {count[0]} sets without a common pair"
+        other = f"unpaired: other lists, {count[0]} sets without a common pair in A and {count[1]} in B"
+        return same if how == "by prompt" else f"{other}, taken as independent"
     what = ["prompts" if n == prompts else "documents" for n, prompts in zip(count, counts, strict=True)]
     if how == "by prompt":
         return f"paired by prompt: both have the same {counts[0]} prompts; units are {count[0]} {what[0]}"
@@ -271,7 +286,7 @@ def differing(a: xr.Dataset, b: xr.Dataset) -> list[str]:
             "backend": ", ".join(recorded(ds, "backend")),
             "fresh weights": ", ".join(recorded(ds, "initialization")),
             "version of headwater": ", ".join(recorded(ds, "headwater")),
-            "prompts": str(ds.sizes["prompt"]),
+            "prompts": str(_sampled(ds)),
         }
         options = {name: value for name, value in options_of(ds).items() if name not in ASIDE}
         if options.get("method") in ("exact", "scalar"):  # as many as the width, or one
@@ -282,6 +297,11 @@ def differing(a: xr.Dataset, b: xr.Dataset) -> list[str]:
         for name in dict.fromkeys([*found[0], *found[1]])
         if found[0].get(name) != found[1].get(name)
     ]
+
+
+def _sampled(ds: xr.Dataset) -> int:
+    """Prompts of a result, or lists."""
+    return ds.sizes["context" if "context" in ds.dims else "prompt"]
 
 
 def _named(ds: xr.Dataset) -> str:

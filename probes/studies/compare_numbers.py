@@ -18,11 +18,12 @@ from jaxtyping import Float
 
 from ..errors import InputError
 from ..measures.leakage import SOURCES, resolved
+from ..measures.mechanism_numbers import statements
 from ..measures.sinks import RULES
 from ..results.curves import estimate
 from ..results.dataset import options_of
 from ..results.statistics import Interval
-from ..results.ushape import EDGE, SHORTEST, numbers, troughs
+from ..results.ushape import EDGE, SHORTEST, beginning, numbers, troughs
 
 Values: TypeAlias = Float[np.ndarray, "prompt ..."]
 
@@ -53,7 +54,7 @@ def measurement(ds: xr.Dataset) -> str:
     """
     named = str(options_of(ds).get("measurement", "leakage" if "log_form_of_model" in ds else "another kind"))
     kind = named.replace("_", "-")
-    if kind not in MEASUREMENTS or "tokens" not in ds:
+    if kind not in MEASUREMENTS or not ("tokens" in ds or kind == "retrieval"):
         raise InputError(f"a result of {kind} holds no numbers to compare; give two of {', '.join(MEASUREMENTS)}")
     return kind
 
@@ -152,7 +153,7 @@ def _of_leakage(ds: xr.Dataset) -> Found:
 
 
 def _of_bos_swap(ds: xr.Dataset) -> Found:
-    """What every replacement removes, the constant sink included or taken out, and what it does to the loss."""
+    """What every replacement removes, the constant sink included or taken out, and what it does to sinks and behaviour."""
     names = {"removed": "removed_of_model", "removed, no constant sink": "removed_steady_of_model"}
     several = "replacement" in ds.dims
     for replacement in map(str, ds["replacement"].values if several else [ds.attrs.get("replacement", "")]):
@@ -160,7 +161,56 @@ def _of_bos_swap(ds: xr.Dataset) -> Found:
         for band in map(str, ds["band"].values):
             for said in (one for one, name in names.items() if name in ds):
                 yield (f"{replacement}, band {band}", said), Number(_own(at, names[said], band=band))
+        yield (replacement, "sink rate, after"), Number(alone(at["sink_rate_after"].mean()))
         yield (replacement, "loss change"), Number(_own(at, "loss_change_of_model"))
+        if "kl_of_model" in ds:
+            yield (replacement, "KL"), Number(_own(at, "kl_of_model"), size=True)
+        yield from _of_recall(replacement, at)
+
+
+def _of_recall(of: str, ds: xr.Dataset) -> Found:
+    """What a change of the model does to recall, where it was measured."""
+    for said, name in {"log p": "recall_log_p_change", "exact": "recall_exact_change"}.items():
+        if name in ds:
+            yield (of, f"recall, {said}, change"), Number(_own(ds, name))
+
+
+def _of_decode(ds: xr.Dataset) -> Found:
+    """R^2 of position at the ends of the stack and at its best, and what each erasure does."""
+    r2 = ds["r2_by_prompt"].values
+    for said, at in {"embeddings": r2[:, :1], "last layer": r2[:, -1:], "best layer": r2}.items():
+        yield ("stream", f"R^2, {said}"), Number(Sample(at, lambda some: float(some.mean(0).max())))
+    names = list(map(str, ds["intervention"].values))[1:] if "intervention" in ds.coords else []
+    for n, done in enumerate(names, start=1):
+        at, loss = ds.isel(intervention=n), ds["loss_by_prompt"].values
+        yield (done, "loss change"), Number(Sample(loss[n] - loss[0], _mean))
+        yield (done, "KL"), Number(Sample(ds["kl_by_prompt"].values[n], _mean), size=True)
+        yield (done, "R^2 last"), Number(Sample(ds["r2_last_by_prompt"].values[n], _mean))
+        for band in ds["band"].values if "residual_change" in ds else ():
+            yield (f"{done}, band {band}", "V(X), change"), Number(_own(at, "residual_change", band=band))
+        yield from _of_recall(done, at)
+
+
+def _of_retrieval(ds: xr.Dataset) -> Found:
+    """Recall over all depths and by depth; with a mechanism, what it says of recall."""
+    exact, logs = (ds[name].values for name in ("exact", "log_p"))
+    for said, name in {"exact": "exact", "log p": "log_p", "gain": "gain"}.items():
+        yield ("all depths", said), Number(Sample(ds[name].values, _mean))
+    if (depths := logs.shape[1]) >= SHORTEST:
+        parts = {"first 5 %": slice(beginning(depths)), "middle half": slice(depths // 4, depths - depths // 4)}
+        for said, at in (parts | {"last": slice(-1, None)}).items():
+            yield ("by depth", f"{said}, exact"), Number(Sample(exact[:, at], _mean))
+        for name in ("primacy", "recency"):
+            ratio: Any = lambda some, name=name: numbers(np.exp(some.mean(0)))[name]  # noqa: E731
+            yield ("by depth", name), Number(Sample(logs, ratio), size=True)
+        least = Sample(
+            logs,
+            lambda some: float(troughs(some, np.ones((1, len(some))))[0]) / (depths - 1),
+            lambda some, weights: troughs(some, weights) / (depths - 1),
+        )
+        yield ("by depth", "least at"), Number(least)
+    for one in statements(ds) if "sensitivity" in ds else ():
+        yield ("mechanism", one.name), Number(one.number)
 
 
 MEASUREMENTS: dict[str, Callable[[xr.Dataset], Found]] = {
@@ -169,6 +219,8 @@ MEASUREMENTS: dict[str, Callable[[xr.Dataset], Found]] = {
     "trajectory": _of_trajectory,
     "leakage": _of_leakage,
     "bos-swap": _of_bos_swap,
+    "decode": _of_decode,
+    "retrieval": _of_retrieval,
 }
 
 

@@ -48,8 +48,9 @@ def decode_report(results: Results) -> Report:
         "fitted on; layer l is what block l reads; null: positions shuffled within prompts. Erased before a block, or all "
         f"of them, at every position but 0: means, the span of the position means (at most {options['rank']} dimensions, as "
         "many as are more than noise); random, as many random ones; direction, the one that moves with log(1 + i) (LEACE); "
-        "all estimated on other documents. Rank and removed: dimensions, and share of the stream's variance, mean over the "
-        "blocks. Loss and log p: change, in nat; R^2 last: at the last layer, by readers fitted anew on fewer documents; "
+        "shuffled, what the same estimate gives of shuffled positions; all estimated on other documents. Rank and removed: "
+        "dimensions, and share of the stream's variance, mean over the blocks. Loss and log p: change, in nat; R^2 last: at "
+        "the last layer, by readers fitted anew on fewer documents; "
         "95 % intervals over documents, of recall over couples of lists."
     )
     tables = [Table("What each erasure changes", ("model", "erased", "rank", "removed", *OUTCOMES), outcomes)] * bool(

@@ -360,9 +360,24 @@ def bos_report(results: Results) -> Report:
     effects += ["recall, log p", "after", "change", "exact", "after"] * recalled
     rows = [[*names, *_effects(ds), *(_recall(ds) if recalled else [])] for names, ds in both.items()]
     tables.append(Table("Sinks, loss, next token and profile, before and after", (*at, *effects), rows))
+    tables += _recalled_by_depth(both)
     if all("removed_by" in ds for ds in both.values()):
         tables.append(_definitions(both))
     return Report("Position 0 swapped", described, tables, _published(both))
+
+
+def _recalled_by_depth(both: Mapping[tuple[str, str], xr.Dataset]) -> list[Table]:
+    """Log p of values by the depth of the pair; of results that hold it."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for (model, replacement), ds in both.items():
+        for name, when in (("-", "before"), (replacement, "after")):
+            if (of := f"recall_by_depth_log_p_{when}") in ds:
+                rows[model, name] = [number(value, ".2f") for value in ds[of]]
+    depths = tuple(str(n) for n in range(max(map(len, rows.values()), default=0)))
+    columns = ("model", "replacement", *depths)
+    return [Table("Recall, log p by the depth of the pair", columns, [[*of, *row] for of, row in rows.items()])] * bool(
+        rows
+    )
 
 
 def _definitions(both: Mapping[tuple[str, str], xr.Dataset]) -> Table:

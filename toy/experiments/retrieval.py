@@ -21,10 +21,12 @@ from jaxtyping import Bool, Float
 from torch.nn import functional
 
 from probes.errors import InputError
+from probes.measures.jacobian import jacobian
 
-from ..model import Architecture
+from ..model import Architecture, initial
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, logits
+from ..view import Toy
 from .experiment import Work
 from .sweep import Measure, Part, axes, each, each_at_least, each_distinct, sweep
 
@@ -33,6 +35,7 @@ SMOOTH = 50  # steps; spikes are looked for in means over so many
 SPIKE = 0.1  # nats; a loss so far above its least is a spike: ten times the deviation of a mean over `SMOOTH` steps
 TEST_SEED = 2**32  # of the fresh sequences; runs have smaller ones
 TEST_CHUNK = 2048  # sequences evaluated at a time
+PROFILED = 16  # sequences that the profile of fresh weights is taken over
 DIMS = ("layers", "width", "residual", "feed_forward", "seed", "target")
 
 
@@ -81,15 +84,7 @@ class Settings:
         """The training of every cell."""
         return [
             Run(
-                Architecture(
-                    blocks=layers,
-                    width=width,
-                    length=self.context,
-                    vocabulary=self.vocabulary,
-                    outputs=self.vocabulary,
-                    residual=residual,
-                    feed_forward=feed_forward,
-                ),
+                architecture(layers, width, residual, feed_forward, self.vocabulary, self.context),
                 Copying(self.vocabulary, self.context, target, self.batch),
                 seed=seed,
                 learning_rate=self.learning_rate,
@@ -97,6 +92,29 @@ class Settings:
             )
             for layers, width, residual, feed_forward, seed, target in self.cells()
         ]
+
+
+def architecture(
+    layers: int, width: int, residual: bool, feed_forward: bool, vocabulary: int, context: int
+) -> Architecture:
+    """Of one kind of model."""
+    return Architecture(
+        blocks=layers,
+        width=width,
+        length=context,
+        vocabulary=vocabulary,
+        outputs=vocabulary,
+        residual=residual,
+        feed_forward=feed_forward,
+    )
+
+
+def fresh_profile(kind: Architecture, seed: int) -> Float[np.ndarray, " position"]:
+    """Sensitivity of the last position's stream to every token before any training, rms over `PROFILED` sequences."""
+    draw = torch.Generator().manual_seed(TEST_SEED)
+    tokens = torch.randint(kind.outputs, (PROFILED, kind.length), generator=draw)
+    found = jacobian(Toy(kind, initial(kind, seed)), tokens, method="exact")["sensitivity"].values
+    return np.sqrt((found**2).mean(0))
 
 
 QUICK = Settings(

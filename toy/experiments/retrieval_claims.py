@@ -13,9 +13,9 @@ from probes.claims.claim import Claim
 from probes.claims.rules import SURE, above, below, between, every, nothing, range_told, told
 from probes.results.curves import spearman
 from probes.results.statistics import Interval, over_runs
-from probes.results.tables import Table, number
+from probes.results.tables import Table, interval, number
 
-from .retrieval import CURVE_POINTS, above_least
+from .retrieval import CURVE_POINTS, above_least, architecture, fresh_profile
 from .retrieval import SMOOTH as SMOOTH
 from .retrieval import SPIKE as SPIKE
 from .rules import Judged, at, by_parts, decided, each_above, judge, known, need, over_each, over_told, places, setting
@@ -104,6 +104,11 @@ def tables(ds: xr.Dataset) -> list[Table]:
             converged,
         ),
     ]
+    if len(targets) > 2:
+        columns = (*kind, "profile of fresh weights", "nearness to the end", "profile, the last token left out")
+        found.append(
+            Table("What orders the targets: rank correlation of -loss over k, mean over seeds", columns, ordered(ds))
+        )
     against = [_against(key, one) for key in PUBLISHED if (one := known(spread, ds, *key)) is not None]
     if against:
         columns = (
@@ -114,6 +119,33 @@ def tables(ds: xr.Dataset) -> list[Table]:
         title = "Published curves, the variant nearest to each, and what its seeds say about single runs"
         found.append(Table(title, columns, against))
     return found
+
+
+def ordered(ds: xr.Dataset) -> list[list[str]]:
+    """What the loss by target follows in every kind of model, and in all of two layers or more; intervals over seeds.
+
+    The profile is that of the weights that the seed's models were trained from.
+    """
+    sizes, targets, rows, deep = [setting(ds, name) for name in ("vocabulary", "context")], ds["target"].values, [], []
+    for layers, width, variant in product(ds["layers"].values.tolist(), ds["width"].values.tolist(), variants(ds)):
+        kind = architecture(layers, width, *map(bool, variant), *sizes)
+        by_seed = []
+        for seed, loss in zip(
+            ds["seed"].values.tolist(), of_kind(ds, layers, width, variant)["loss"].values, strict=True
+        ):
+            profile, inner = fresh_profile(kind, seed)[targets], targets < sizes[1] - 1
+            pairs = (profile, -loss), (targets, -loss), (profile[inner], -loss[inner])
+            by_seed.append([spearman(*pair) for pair in pairs])
+        deep += [by_seed] * (layers > 1)
+        rows.append([str(layers), str(width), str(variant), *map(_over_seeds_of, zip(*by_seed, strict=True))])
+    if deep:
+        every = np.mean(deep, axis=0)
+        rows.append(["2 or more", "all", "all", *map(_over_seeds_of, every.T)])
+    return rows
+
+
+def _over_seeds_of(values: Any) -> str:
+    return interval(*over_runs(values)[:3], form=".2f")
 
 
 def falling(curve: xr.DataArray) -> xr.DataArray:
