@@ -61,6 +61,7 @@ DRAWN = {
     "sinks": ("sinks",),
     "rollout": ("rollout",),
     "petroglyph": ("petroglyph",),
+    "births": ("births", "births-profiles"),
 }
 
 
