@@ -12,6 +12,7 @@ import xarray as xr
 from pages import held
 
 from probes.claims.claim import Claim
+from probes.data.documents import HELDOUT
 from probes.results.dataset import dataset
 from probes.results.tables import Report
 from toy.experiments import experiment
@@ -36,6 +37,11 @@ TINY: dict[str, list[str]] = {
     ],
     "petroglyph": [
         *("seeds=2", "steps=40", "tests=200", "length=4", "sequences=2", "norm=none,rms", "width=4", "batch=32"),
+    ],
+    "births": [
+        *("kinds=uniform-0.36,flat-0.36", "seeds=0", "steps=8", "checkpoints=0,4", "batch=2", "length=32", "width=16"),
+        *("blocks=2", "vocabulary=400", f"text={HELDOUT}", "heldout-characters=4000", "prompts=2", "products=8"),
+        *("pairs=2", "contexts=4"),
     ],
 }
 

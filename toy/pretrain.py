@@ -13,8 +13,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,6 +89,9 @@ def pretrain(
     save_every: int = 200,
     device: str = "cpu",
     compile: bool = False,
+    fresh: Callable[[Any], Any] | None = None,
+    told: Mapping[str, Any] | None = None,
+    advance: Callable[[int, float | None], None] | None = None,
 ) -> dict[str, Any]:
     """Train a fresh model of `config` and write it to the folder `out`; resume a run that was interrupted there.
 
@@ -98,6 +103,9 @@ def pretrain(
         options: see `Options`.
         save_every: steps between resumable states (removed at the end).
         compile: pass the forward pass through `torch.compile`.
+        fresh: makes the model that is trained from the config; without it the options' seed decides the weights.
+        told: what `fresh` depends on; a resumed run must share it, and `training.json` holds it.
+        advance: called with (steps done, loss where it is logged) in place of the progress bar.
 
     Returns:
         What `training.json` holds.
@@ -116,18 +124,15 @@ def pretrain(
         Windows(tokens, length=options.length, seed=options.seed, bos=tokenizer.bos_token_id)
         for tokens in (stream, held)
     )
-    model = _fresh_model(config, options.seed, device)
-    run = _Training(model, windows, options, out, _fingerprint(config, options, stream))
-    with _progress() as progress:
-        task = progress.add_task(f"pretrain {out.name}", total=options.steps, completed=run.step, loss="-")
+    model = _rounded((fresh or partial(_fresh_model, seed=options.seed))(config)).to(device).train()
+    run = _Training(model, windows, options, out, _fingerprint(config, options, stream) | dict(told or {}))
+    with _bar(out.name, run.step, options.steps) if advance is None else nullcontext(advance) as advanced:
         forward = torch.compile(model) if compile else model
         while run.step < options.steps:
             if run.step in keep_steps:
                 save_model(model, tokenizer, out / f"step{run.step}")
             loss = run.one_step(forward)
-            if loss is not None:
-                progress.update(task, loss=f"{loss:.3f}")
-            progress.update(task, completed=run.step)
+            advanced(run.step, loss)
             if run.step % save_every == 0 and run.step < options.steps:
                 run.save()
     write_log(out, run.log)
@@ -230,7 +235,7 @@ class _Training:
             }
 
 
-def _fresh_model(config: Any, seed: int, device: str) -> Any:
+def _fresh_model(config: Any, seed: int) -> Any:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
@@ -239,10 +244,15 @@ def _fresh_model(config: Any, seed: int, device: str) -> Any:
     except ValueError as error:  # what transformers raises for a config class without a causal language model
         reason = str(error).splitlines()[0][:200]
         raise InputError(f"model_type '{config.model_type}' is no causal language model ({reason}); use one") from None
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.bfloat16())
-    return model.to(device).train()
+    return model
+
+
+@torch.no_grad()
+def _rounded(model: Any) -> Any:
+    """The model with its weights rounded to bfloat16, in place."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.bfloat16())
+    return model
 
 
 def _fingerprint(config: Any, options: Options, stream: np.ndarray) -> dict[str, Any]:
@@ -270,9 +280,17 @@ def _check(config: Any, options: Options, *, keep_steps: Collection[int], save_e
             raise InputError(f"keep_steps={step} is not before a step; give steps from 0 to {options.steps - 1}")
 
 
-def _progress() -> Progress:
+@contextmanager
+def _bar(name: str, done: int, steps: int) -> Iterator[Callable[[int, float | None], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("loss {task.fields[loss]}"), console=Console(stderr=True))
+    with Progress(*columns, TextColumn("loss {task.fields[loss]}"), console=Console(stderr=True)) as progress:
+        task = progress.add_task(f"pretrain {name}", total=steps, completed=done, loss="-")
+
+        def advance(step: int, loss: float | None) -> None:
+            shown: dict[str, Any] = {} if loss is None else {"loss": f"{loss:.3f}"}
+            progress.update(task, completed=step, **shown)
+
+        yield advance
 
 
 def run(

@@ -90,7 +90,7 @@ def match(target: Target, matching: Matching, source: Source, running: Running) 
 @command()
 def toy(
     names: list[str] = argument(
-        "retrieval, previous-token, exchanges, position-bias, rollout, petroglyph, or all.", ...
+        "retrieval, previous-token, exchanges, position-bias, rollout, petroglyph, births, or all.", ...
     ),
     quick: bool = flag("--quick", "A small setting of about a minute each, marked as quick."),
     changed: list[str] | None = option(
@@ -108,6 +108,7 @@ def toy(
       headwater toy all --quick
       headwater toy retrieval --out reports/toy
       headwater toy position-bias --with depths=2 --with steps=20000 --with seeds=2
+      headwater toy births --with kinds=uniform-0.36,flat-0.36 --with seeds=0
     """
     from toy.experiments.experiment import EXPERIMENTS, run, settings_of
 

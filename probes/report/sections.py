@@ -61,6 +61,7 @@ DRAWN = {
     "position-bias": ("position-bias-sinks",),
     "rollout": ("rollout",),
     "petroglyph": ("petroglyph",),
+    "births": ("births", "births-profiles"),
 }
 
 

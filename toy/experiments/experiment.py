@@ -35,8 +35,9 @@ from ..checks import usable_device
 from ..train import Run, Trained, forget, train
 
 # In the order of the sources' figures.
-EXPERIMENTS = ("retrieval", "previous-token", "exchanges", "position-bias", "rollout", "petroglyph")
-OWN_SETTINGS = ("rollout", "petroglyph")  # theorems and an exact statement: their sources train nothing
+EXPERIMENTS = ("retrieval", "previous-token", "exchanges", "position-bias", "rollout", "petroglyph", "births")
+# Theorems, an exact statement and an open question: their sources train nothing.
+OWN_SETTINGS = ("rollout", "petroglyph", "births")
 NAMED = 3  # settings that differ, in a caption; more are in the report
 EXAMPLES: dict[Any, str] = {int: "3", float: "0.5", bool: "yes or no"}
 LISTS: dict[Any, str] = {int: "2,4", float: "0.5,1", bool: "no,yes"}
@@ -183,7 +184,7 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
         InputError: there is no experiment of that name.
     """
     seeds = ds.sizes.get("seed", 1)
-    model = f"toys, {seeds} seed{'s' if seeds > 1 else ''}, {_kind(ds).lower()}"
+    model = f"{ds.attrs.get('models', 'toys')}, {seeds} seed{'s' if seeds > 1 else ''}, {_kind(ds).lower()}"
     full = f"headwater toy {name} --out runs/toy"
     made = str(ds.attrs.get("command", "")) or full
     return [
@@ -197,10 +198,12 @@ def extent(ds: xr.Dataset, most: int | None = None) -> str:
 
     More settings than `most` that differ are only named.
     """
-    less, own = _reduced(ds), ds.attrs.get("experiment") in OWN_SETTINGS
-    details = "; ".join(less.values()) or ("the sources give no setting" if own else "the published setting")
+    less, whole = _reduced(ds), _whole(ds)
+    details = "; ".join(less.values()) or (
+        "the sources give no setting" if whole == "full" else "the published setting"
+    )
     if most is not None and len(less) > most:
-        details = f"{', '.join(less)} differ from the published setting, see the table beside it"
+        details = f"{', '.join(less)} differ from the {whole} setting, see the table beside it"
     made = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
     return f"{_kind(ds)}: {details}. {made}."
 
@@ -213,12 +216,16 @@ def in_short(ds: xr.Dataset) -> str:
 def _reduced(ds: xr.Dataset) -> dict[str, str]:
     """The settings that differ from the published ones, by name: "seeds 3 (published: 5)"."""
     settings, full = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
-    whole = "full" if ds.attrs.get("experiment") in OWN_SETTINGS else "published"
+    whole = _whole(ds)
     return {
         (said := name.replace("_", " ")): f"{said} {_shown(settings[name])} ({whole}: {_shown(full[name])})"
         for name in settings
         if settings[name] != full[name]
     }
+
+
+def _whole(ds: xr.Dataset) -> str:
+    return "full" if ds.attrs.get("experiment") in OWN_SETTINGS else "published"
 
 
 def _kind(ds: xr.Dataset) -> str:

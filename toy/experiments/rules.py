@@ -2,7 +2,7 @@
 
 A table of `NAME.toml` is a statement, and its header the id behind the file's `prefix`. Its keys are:
 
-- `source`, `claim`, `rule` in words, `published`, `kind`: the fields of `Statement`;
+- `source`, `claim`, `rule` in words, `published`, `kind`, `population`: the fields of `Statement`;
 - `judge`: the name of the rule in `NAME_claims`, as `by`, or that of the header, `-` as `_`; its parameters, also words;
 - `gated`: false where the rule reads toys that have not learnt their task, too;
 - `each`: the name of a list; every entry makes a statement, and may hold parameters, too. Neighbours of one list take turns;
@@ -33,7 +33,7 @@ from probes.claims.rules import SURE, Test, above, every, told
 from probes.results.statistics import Interval, over_runs
 
 OVER_RUNS = "by the 95 % interval over runs"
-FIELDS = ("id", "source", "claim", "rule", "published", "kind")
+FIELDS = ("id", "source", "claim", "rule", "published", "kind", "population")
 Part = TypeVar("Part", xr.Dataset, xr.DataArray)
 Found = TypeVar("Found")
 

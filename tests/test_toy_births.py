@@ -1,0 +1,247 @@
+"""Experiment births: slopes against algebra, the flat kernel, one order of the data, kept runs, the rules both ways."""
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import bad_input
+from test_pretrain import SMALL, interrupted, small_config, text_documents, train
+from tiny_runs import TINY, changed, made_up, ran, verdicts
+
+from probes.errors import InputError
+from probes.measures.jacobian import jacobian
+from probes.models.fresh import fresh_model, initialization_of
+from probes.models.load import fresh, load
+from probes.results.ushape import ushape
+from toy.experiments import births
+from toy.experiments.births import Settings, kernel, rule_of
+from toy.experiments.births_claims import fitted, regressed
+from toy.experiments.experiment import run
+from toy.pretrain import pretrain
+
+rng = np.random.default_rng(0)
+
+
+def by_inverse(y: np.ndarray, columns: Sequence[np.ndarray]) -> tuple[float, float]:
+    """The first column's coefficient and its standard error, by the normal equations; a constant comes on top."""
+    design = np.column_stack([*columns, np.ones_like(y)])
+    inverse = np.linalg.inv(design.T @ design)
+    fit = inverse @ design.T @ y
+    left = y - design @ fit
+    return float(fit[0]), math.sqrt(float(left @ left) / (len(y) - design.shape[1]) * inverse[0, 0])
+
+
+def test_a_slope_among_covariates_is_that_of_the_normal_equations():
+    x, sigma = rng.normal(size=18), rng.normal(size=18)
+    loss = 0.8 * x + 0.6 * rng.normal(size=18)
+    y = 0.3 * x - 2 * sigma + loss + 0.1 * rng.normal(size=18) + 4
+    for others in ((), (sigma,), (sigma, loss)):
+        slope, error = by_inverse(y, (x, *others))
+        fit = fitted(y, x, *others)
+        freedom = 18 - 2 - len(others)
+        assert fit.slope.value == pytest.approx(slope, rel=1e-9)
+        assert fit.slope.freedom == freedom
+        reach = {16: 2.1199, 15: 2.1314, 14: 2.1448}[freedom] * error  # Student's 97.5 %, from a printed table
+        assert (fit.slope.low, fit.slope.high) == pytest.approx((slope - reach, slope + reach), rel=1e-4)
+    # One covariate: the inflation is that of two correlated predictors.
+    assert fitted(y, x, loss).inflation == pytest.approx(1 / (1 - np.corrcoef(x, loss)[0, 1] ** 2), rel=1e-9)
+    assert fitted(y, x).inflation == pytest.approx(1)
+    same = fitted(y, x, np.full(18, 3.0)).slope  # a constant is no covariate, and takes no freedom
+    assert tuple(same) == pytest.approx(tuple(fitted(y, x).slope))
+
+
+def test_no_slope_where_covariates_say_it_all_or_runs_are_few():
+    x = rng.normal(size=8)
+    assert math.isnan(fitted(rng.normal(size=8), x, 2 * x + 1).slope.value)
+    assert math.isnan(fitted(rng.normal(size=2), x[:2]).slope.value)
+    assert math.isnan(fitted(rng.normal(size=8), np.ones(8)).slope.value)
+
+
+def test_intervals_of_known_slopes_cover_them():
+    kinds = np.repeat(rng.normal(size=6), 3)
+    hits = 0
+    for _ in range(400):
+        found = fitted(0.4 * kinds + rng.normal(size=18), kinds).slope
+        hits += found.low <= 0.4 <= found.high
+    assert 0.92 <= hits / 400 <= 0.98  # 95 %, within three standard errors of the count
+
+
+def test_the_flat_kernel_is_flatter_by_theory_and_by_the_exact_jacobian():
+    s = Settings(width=32, blocks=4, length=48, pairs=2, vocabulary=64)
+    flat, uniform = rule_of("flat-0.36", s), rule_of("uniform-0.36", s)
+    spreads, ends = {}, {}
+    for name, rule in {"flat": flat, "uniform": uniform}.items():
+        view = fresh(s.config(), 7, initialization=rule)  # not one of the draws that the search has seen
+        measured = jacobian(view, torch.randperm(64)[None, :48], method="exact")["sensitivity"].values[0]
+        curves = [kernel(s.config(), rule, s.length), measured]
+        spreads[name] = [math.log(curve.max() / curve.min()) for curve in curves]
+        ends[name] = [abs(math.log(end)) for end in ushape(measured)[:2]]
+    assert np.all(np.array(spreads["flat"]) < 0.5 * np.array(spreads["uniform"]))
+    assert np.all(np.array(ends["flat"]) < 0.5 * np.array(ends["uniform"]))
+    # What is scaled: those kinds of matrices alone, by powers of two; the rest keeps d sigma^2.
+    for names in births.GROUPS:
+        assert len({getattr(flat, name) for name in names}) == 1
+        assert math.log2(getattr(flat, names[0]) / uniform.o) == pytest.approx(
+            round(math.log2(flat.o / uniform.o)), abs=9
+        )
+    assert {name for name in births.KINDS if getattr(flat, name) != getattr(uniform, name)} <= set(
+        sum(births.GROUPS, ())
+    )
+    assert 32 * flat.v**2 == pytest.approx(0.36)
+
+
+def test_branches_are_divided_by_the_root_of_twice_the_depth():
+    rule = rule_of("branches-0.5", Settings())
+    assert 128 * rule.q**2 == pytest.approx(0.5)
+    assert rule.o == rule.down == pytest.approx(rule.q / math.sqrt(12))
+
+
+def test_all_runs_read_the_same_text_in_the_same_order(tmp_path):
+    read: dict[str, list[torch.Tensor]] = {}
+    config = small_config()
+    for name, (seed, factor) in {"one": (0, 1.0), "other": (5, 3.0)}.items():
+
+        def made(given: Any, name: str = name, seed: int = seed, factor: float = factor) -> Any:
+            model = fresh_model(given, seed, initialization_of(given, factor * 0.1))
+            told: list[torch.Tensor] = read.setdefault(name, [])
+            model.register_forward_pre_hook(
+                lambda module, args, kwargs: told.append(kwargs["input_ids"]) if module.training else None,
+                with_kwargs=True,
+            )
+            return model
+
+        train(tmp_path / name, config=config, fresh=made, told={"drawn": {"seed": seed}})
+    assert len(read["one"]) == SMALL.steps
+    assert all(torch.equal(*pair) for pair in zip(read["one"], read["other"], strict=True))
+    first, second = (json.loads((tmp_path / name / "training.json").read_text()) for name in read)
+    assert (first["data"], first["options"]) == (second["data"], second["options"])
+    assert (first["drawn"], second["drawn"]) == ({"seed": 0}, {"seed": 5})
+    step0 = [load(tmp_path / name / "step0").identity.weights for name in read]
+    assert step0[0] != step0[1]
+
+
+def test_a_resumed_run_of_other_fresh_weights_is_refused(tmp_path):
+    interrupted(tmp_path / "model", told={"drawn": {"seed": 0}})
+    with pytest.raises(InputError, match="unfinished run with other seed"):
+        train(tmp_path / "model", save_every=10, told={"drawn": {"seed": 1}})
+
+
+def test_progress_is_told_instead_of_shown(tmp_path, capfd):
+    told: list[tuple[int, float | None]] = []
+    documents = text_documents()
+    pretrain(
+        small_config(),
+        tmp_path / "model",
+        training=documents[:-6],
+        heldout=documents[-6:],
+        options=SMALL,
+        advance=lambda step, loss: told.append((step, loss)),
+    )
+    assert [step for step, _ in told] == list(range(1, SMALL.steps + 1))
+    assert [n for n, (_, loss) in enumerate(told) if loss is not None] == [0, 10, 20, 23]
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_models_are_kept_and_used_by_later_calls_with_other_kinds(tmp_path_factory, tmp_path):
+    first = ran("births", tmp_path_factory)
+    shutil.copytree(first.out / "births-runs", tmp_path / "births-runs")
+    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "births-runs").rglob("*.*")}
+    assert len(files) > 20
+    given = [one for one in TINY["births"] if not one.startswith(("kinds=", "prompts="))]
+    ds, *_ = run("births", tmp_path, given=[*given, "kinds=flat-0.36", "prompts=2"], device="cpu")
+    np.testing.assert_array_equal(ds["elasticity"], first.ds["elasticity"].sel(kind=["flat-0.36"]))
+    assert {file: file.stat().st_mtime_ns for file in files} == files  # nothing was trained or measured again
+    # Other prompts: measured anew, not trained.
+    ds, *_ = run("births", tmp_path, given=[*given, "kinds=flat-0.36", "prompts=1"], device="cpu")
+    assert not np.array_equal(ds["elasticity"], first.ds["elasticity"].sel(kind=["flat-0.36"]))
+    assert (tmp_path / "births-runs/flat-0.36-0/model.safetensors").stat().st_mtime_ns in files.values()
+    for other, says in (("steps=9", "a model with other steps"), ("checkpoints=0,2", "has no checkpoint 2")):
+        rest = [one for one in TINY["births"] if one.split("=")[0] != other.split("=")[0]]
+        with bad_input(says):
+            run("births", tmp_path, given=[*rest, other], device="cpu")
+
+
+def test_what_is_measured_of_a_checkpoint_is_what_probes_measure_of_its_folder(tmp_path_factory):
+    tiny = ran("births", tmp_path_factory)
+    one = tiny.ds.sel(kind="flat-0.36", seed=0)
+    view = load(tiny.out / "births-runs/flat-0.36-0/step4")
+    tokens = births.draw(view, n=2, length=32, text="code", seed=0).tokens
+    exact = jacobian(view, tokens, method="exact")["elasticity"].values
+    expected = np.exp(np.log(exact).mean(0))
+    # 8 products of 16 directions: a sketch, not the exact norm.
+    np.testing.assert_allclose(one["elasticity"].sel(step=4), expected, rtol=0.35)
+    shape = ushape(one["elasticity"].sel(step=4).values)
+    assert (one["primacy"].sel(step=4), one["recency"].sel(step=4)) == pytest.approx(shape[:2], rel=1e-5)
+    report = json.loads((tiny.out / "births-runs/flat-0.36-0/training.json").read_text())
+    assert float(one["loss"].isel(step=-1)) == pytest.approx(
+        report["validation_loss"], rel=0.01
+    )  # but for last targets
+    assert float(one["deviation"].sel(matrix="v")) == pytest.approx(math.sqrt(0.36 / 16))
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """A result in which trained profiles follow from those at initialization with slope 1."""
+    s = Settings()
+    coords = {"kind": list(s.kinds), "seed": list(s.seeds), "step": list(s.points()), "matrix": list(births.KINDS)}
+    draws = np.random.default_rng(1)
+    initial = np.log([18.0, 7, 2.6, 3, 8, 1.2])[:, None] + 0.05 * draws.normal(size=(6, 3))
+    moved = 0.02 * draws.normal(size=(6, 3, 5))
+    moved[..., 0] = 0
+    dims = "kind seed step"
+    return made_up(
+        coords,
+        s,
+        primacy=(dims, np.exp(initial[..., None] + moved)),
+        recency=(dims, 2 * np.exp(initial[..., None] + moved[..., ::-1] * [0, 1, 1, 1, 1])),
+        loss=(dims, 2 + 0.1 * draws.normal(size=(6, 3, 5))),
+        sink_rate=(dims, 0.1),
+        sink_weight=(dims, 0.05),
+        gain=(dims, 1.0),
+        exact=(dims, 0.0),
+        strength=("kind", [births.strength(kind) for kind in s.kinds]),
+        deviation=("kind matrix", 0.02),
+    )
+
+
+IDS = {f"{name}-{end}" for name in ("follows", "early", "from-flat") for end in births.ENDS}
+
+
+def test_all_statements_hold_where_they_do(everything):
+    assert verdicts("births", everything, "births-") == dict.fromkeys(IDS, True)
+    fit = regressed(everything, "primacy", -1, ("log sigma", "loss"))
+    assert fit.slope.low < 1 < fit.slope.high
+    assert (fit.units, fit.slope.freedom, regressed(everything, "primacy", -1, kinds=True).units) == (18, 14, 6)
+    assert fit.inflation > 1.5  # most kinds differ in sigma
+
+
+def test_statements_fail_where_nothing_follows_and_are_open_where_noise_is_large(everything):
+    draws = np.random.default_rng(2)
+
+    def forgotten(size: float) -> Any:
+        def change(values: np.ndarray) -> None:
+            values[..., 1:] = np.exp(np.log(0.5) + size * draws.normal(size=values[..., 1:].shape))
+
+        return change
+
+    none = verdicts("births", changed(everything, "primacy", forgotten(0.01)), "births-")
+    assert {name for name, holds in none.items() if holds is False} == {
+        f"{x}-primacy" for x in ("follows", "early", "from-flat")
+    }
+    noisy = verdicts("births", changed(everything, "recency", forgotten(2.0)), "births-")
+    assert (noisy["follows-recency"], noisy["follows-primacy"]) == (None, True)
+
+
+def test_what_was_not_trained_is_not_judged(everything):
+    one = verdicts("births", everything.isel(kind=[0], seed=[0]), "births-")
+    assert one == dict.fromkeys(IDS)
+    missing = everything.where(everything["kind"] != "flat-0.36").assign(strength=everything["strength"])
+    found = verdicts("births", missing, "births-")
+    assert (found["from-flat-primacy"], found["follows-primacy"]) == (None, True)
+    assert regressed(missing, "primacy", -1).units == 15
