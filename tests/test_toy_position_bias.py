@@ -63,12 +63,15 @@ LEARNT = {  # gaps of the three pairs that biased training adds
 }
 
 
+WITH_STREAM = {2: 0.4, 4: 0.8, 6: 0.5}  # by depth, what a residual stream leaves of the bias
+
+
 def published(case: Case) -> np.ndarray:
     if case.mask == "full" and case.training == "unbiased":
         return np.zeros(3)
     even = {"none": 0.2, "decay": -0.2, "rope": -0.15, "sinusoidal": 0.1}[case.positional] + 0.03 * case.depth
     learns = (case.training, case.positional) != ("last", "none")
-    gap = even * np.array([0.6, 1.0, 0.5]) * ({2: 0.4, 4: 0.8, 6: 0.5}[case.depth] if case.residual == "on" else 1.0)
+    gap = even * np.array([0.6, 1.0, 0.5]) * (WITH_STREAM[case.depth] if case.residual == "on" else 1.0)
     return gap + learns * np.array(LEARNT[case.training])
 
 
@@ -329,7 +332,7 @@ def turned(**which: str):
         ("data-last", only("none", "last", -0.6, depth=4)),
         ("lost-in-the-middle-gaps", lambda case, gap: np.abs(gap)),
         ("residual-same-sign", turned(residual="on")),
-        ("residual-weaker", lambda case, gap: gap * 2 if case.residual == "on" else gap),
+        ("residual-weaker", lambda case, gap: gap / WITH_STREAM[case.depth] if case.residual == "on" else gap),
         ("fixed-vocabulary", turned(data="fixed")),
         ("decay-beyond-rope", only("rope", "unbiased", -0.3)),
         ("middle-last-smallest", only("none", "unbiased", np.array([0, 0, 0.5]))),
