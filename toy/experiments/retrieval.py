@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from probes.errors import InputError
 
-from ..model import Architecture
+from ..model import Architecture, AttentionSwitch
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, logits
 from .experiment import Work
@@ -56,6 +56,7 @@ class Settings:
     learning_rate: float = 1e-2
     schedule: str = "cosine"
     batch: int = 128
+    attention: str = "softmax"  # or sigmoid, relu: what becomes of the lost middle where weights do not sum to 1
     sequences: int = 16_384  # fresh ones for the final loss; its standard error is then 0.006 nats at most
 
     def __post_init__(self) -> None:
@@ -89,6 +90,7 @@ class Settings:
                     outputs=self.vocabulary,
                     residual=residual,
                     feed_forward=feed_forward,
+                    attention=cast(AttentionSwitch, self.attention),
                 ),
                 Copying(self.vocabulary, self.context, target, self.batch),
                 seed=seed,
