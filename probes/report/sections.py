@@ -59,7 +59,7 @@ DRAWN = {
     "previous-token": ("previous-token", "previous-token-hyperparameters"),
     "exchanges": ("exchanges", "exchanges-circles"),
     "sinks": ("sinks",),
-    "rollout": ("rollout",),
+    "rollout": ("rollout", "rollout-masks"),
     "petroglyph": ("petroglyph",),
 }
 
