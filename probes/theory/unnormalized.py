@@ -51,7 +51,7 @@ def shares(weights: Float[np.ndarray, "layer query key"]) -> Float[np.ndarray, "
         logs = np.log(factors)
     for layer, weight in enumerate(logs):
         paths = weight + reached  # by logarithms: products of many layers leave float64's range
-        reached = logsumexp(paths, axis=1)
+        reached = np.asarray(logsumexp(paths, axis=1))
         pattern = np.exp(paths - np.where(np.isfinite(reached), reached, 0.0)[:, None])
         found[layer] = below = pattern @ below
     return found
@@ -69,7 +69,7 @@ def even_shares(length: int, t: int) -> Float[np.ndarray, " distance"]:
     at_least("t", t, 0)
     x = np.arange(length)
     paths = gammaln(t + x + 1) - gammaln(x + 1) - gammaln(t + 1)
-    return np.exp(paths - logsumexp(paths))
+    return np.exp(paths - np.asarray(logsumexp(paths)))
 
 
 def limit_shares(pattern: Float[np.ndarray, "query key"]) -> Float[np.ndarray, " key"]:

@@ -117,7 +117,8 @@ def plane_rates(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     """Least and largest f(x) / x^2 of the drawn directions, [turned, seed]; noise changes neither."""
     lost = variable(ds, "planes_lost").isel(noise=0).transpose("turned", "seed", "distance")
     rates = np.array([[turned_rates(one) for one in kind] for kind in lost.values])
-    return tuple(lost.isel(distance=0).copy(data=rates[..., n]) for n in range(2))
+    low, high = (lost.isel(distance=0).copy(data=rates[..., n]) for n in range(2))
+    return low, high
 
 
 def _by_kind(low: xr.DataArray, high: xr.DataArray) -> Iterator[tuple[tuple[str], np.ndarray, np.ndarray]]:
