@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ class Settings:
     turning: float = 50.0  # nats
     noises: tuple[float, ...] = (0.001, 0.02)  # of the inputs beside the common vector, per component
     turned: tuple[str, ...] = ("slow aligned", "all aligned", "slow random", "all random")  # several planes
-    others: tuple[AttentionSwitch, ...] = ("sigmoid", "relu")  # in place of softmax
+    others: tuple[str, ...] = ("sigmoid", "relu")  # in place of softmax
 
     def __post_init__(self) -> None:
         each_at_least(self, 1, "seeds", "sequences", "layers", "peak_layers", "trained_steps", "batch")
@@ -342,7 +342,9 @@ def _others(s: Settings, work: Work) -> Part:
     def found() -> Cells:
         every = list(product(s.others, s.scales, range(s.seeds)))
         for n, (name, scale, seed) in enumerate(every, start=1):
-            architecture = replace(_architecture(s, Case("causal"), s.length, s.layers), attention=name)
+            architecture = replace(
+                _architecture(s, Case("causal"), s.length, s.layers), attention=cast(AttentionSwitch, name)
+            )
             weights, inputs = _drawn_toy(architecture, s.sequences, scale, seed)
             for rows, (beyond, gone) in beyond_first(architecture, weights, inputs).items():
                 yield (f"{name}{rows}", _fresh_source(scale), seed), {"beyond": beyond, "gone": gone}

@@ -14,7 +14,7 @@ from probes.figures.style import BLUE, GREY, STYLE, VERMILLION, save_figure, sma
 from probes.theory.rollout import centers, visible
 
 TOKENS, WINDOW, PREFIX, DECAY = 6, 3, 2, 0.5  # DECAY in nats per token
-WIDTH, HEIGHT, DPI = 10.2, 1.9, 120
+WIDTH, HEIGHT, DPI = 10.2, 2.0, 210
 THICK, OPAQUE = 2.0, 0.75  # of an edge of weight 1, in points
 BEND = 0.55  # of an arrow, of its length
 SHRINK = 7  # points between an arrow and the middle of its node
