@@ -380,7 +380,7 @@ def _bounds(
     """Bounds from what the logits of a path lose by its distance, at most and at least, and those of one step."""
     _rate("B", B)
     paths, layers = _paths(np.arange(len(step), dtype=np.float64), t), t + 1
-    low = paths - most - layers * (2 * B + float(logsumexp(-step)))
+    low = paths - most - layers * (2 * B + np.asarray(logsumexp(-step)))
     high = paths - least + layers * 2 * B
     return Bounds(np.exp(low), np.exp(np.minimum(high, 0.0)))
 
