@@ -39,7 +39,9 @@ def toy_pass(a: Architecture, weights: dict[str, Tensor], inputs: Tensor) -> tup
                 q, k = rotated(q, cos, sin), rotated(k, cos, sin)
             slopes = None if a.decay is None else torch.tensor([a.decay])
             logits = masked_logits(q[None, None], k[None, None], width**-0.5, slopes=slopes, **sees)
-            mixed.append(logits[0, 0].softmax(-1) @ v)
+            weigh = {"softmax": lambda x: x.exp() / x.exp().sum(-1, keepdim=True), "relu": lambda x: x.clamp(min=0)}
+            weigh |= {"sigmoid": lambda x: 1 / (1 + (-x).exp())}
+            mixed.append(weigh[a.attention](logits[0, 0]) @ v)
         out = torch.cat(mixed, -1)
         if a.output_projection:
             out = out @ w[f"{layer}.o"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from probes.errors import InputError
 from probes.theory.rollout import (
     causal_bound,
+    centers,
     decay_bounds,
     decay_peak,
     decay_rollout,
@@ -22,9 +23,13 @@ from probes.theory.rollout import (
     rope_bounds,
     rope_peak,
     rope_rollout,
+    turned_bounds,
+    turned_loss,
+    turned_rates,
     visible,
     window_bound,
 )
+from probes.theory.unnormalized import even_shares, limit_shares, shares
 
 SLACK = 1 + 1e-12  # rounding of sums and products of positive float64 numbers, some hundreds of them
 
@@ -65,6 +70,19 @@ def test_visible_masks():
         assert visible(9)[i, j] == (j <= i)
         assert visible(9, window=4)[i, j] == (i - 4 < j <= i)
         assert visible(9, prefix=3)[i, j] == (j <= i or j < 3)
+
+
+def test_center_nodes_are_the_tokens_that_mass_goes_to():
+    """Those that every other is reached from, path by path; a chain that begins nowhere has none."""
+    for n, k in itertools.product((1, 2, 5, 8), (1, 2, 3)):
+        assert centers(visible(n)).tolist() == [0]
+        assert centers(visible(n, prefix=min(k, n))).tolist() == list(range(min(k, n)))
+        assert centers(visible(n, window=k)).tolist() == ([0] if k > 1 or n == 1 else [])
+    assert centers(np.ones((4, 4), bool)).tolist() == [0, 1, 2, 3]
+    mask = np.random.default_rng(13).random((7, 7)) < 0.2
+    paths = np.linalg.matrix_power(np.eye(7) + mask, 6) > 0  # of up to six edges
+    assert centers(mask).tolist() == [j for j in range(7) if all(paths[i][j] for i in range(7))]
+    assert 0 < len(centers(mask)) < 7
 
 
 def test_rollout_is_every_partial_product():
@@ -181,6 +199,83 @@ def test_bounds_hold(t, B, m, turning):
         assert np.all(entries <= found.high[: i + 1] * SLACK)
 
 
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("slow", [True, False])
+def test_bounds_of_several_planes_hold_for_random_directions(aligned, slow):
+    """Logits of queries and keys that are turned, vector by vector; one of two cases has bounds that decay."""
+    length, t, B, generator = 14, 3, 0.2, np.random.default_rng(5)
+    theta = 0.4 * 10.0 ** -np.arange(4) if slow else 2.0 ** -np.arange(4.0)
+    query = generator.normal(size=4) + 1j * generator.normal(size=4)
+    key = query if aligned else generator.normal(size=4) + 1j * generator.normal(size=4)
+    turned = [np.real(np.conj(query * np.exp(1j * theta * x)) * key).sum() for x in range(length)]
+    loss = turned_loss(length, abs(query) * abs(key), theta, np.angle(query / key))
+    np.testing.assert_allclose(turned[0] - np.array(turned), loss, atol=1e-12)
+    rest = generator.uniform(-B, B, (t + 1, length, length))
+    product = rollout(softmax_patterns(rest, loss))[-1]
+    found = turned_bounds(loss, t, B)
+    for i in range(length):
+        entries = product[i, i::-1]
+        assert np.all(found.low[: i + 1] <= entries * SLACK)
+        assert np.all(entries <= found.high[: i + 1] * SLACK)
+    low, high = turned_rates(loss)
+    assert low < high
+    assert (low > 0) == aligned
+    # The exact sum over paths lies between, too: the bounds are those of what paths lose.
+    exact, constants = decays(loss, t + 1), np.exp(-(t + 1) * (2 * B + np.log(np.exp(-loss).sum())))
+    assert np.all(found.low <= constants * exact * SLACK)
+    assert np.all(np.minimum(exact * math.exp(2 * B * (t + 1)), 1) <= found.high * SLACK)
+
+
+def test_several_planes_add_up_and_one_alone_is_that_of_one_plane():
+    x = np.arange(9)
+    np.testing.assert_allclose(turned_loss(9, [2.0, 3.0], [0.1, 0.7]), 5 - 2 * np.cos(0.1 * x) - 3 * np.cos(0.7 * x))
+    small = turned_loss(9, [2.0, 3.0], [0.001, 0.002])
+    np.testing.assert_allclose(turned_rates(small), (2 * 0.001**2 + 3 * 0.002**2) / 2, rtol=1e-4)
+    for one, other in zip(turned_bounds(0.3 * x**2, 2, 0.1), rope_bounds(9, 2, 0.3, 1.0, 0.1), strict=True):
+        np.testing.assert_allclose(one, other)
+    assert turned_rates(np.zeros(1)) == (0, 0)
+    rising = turned_bounds(-0.01 * x**2, 2, 0.0)  # logits that grow with distance
+    np.testing.assert_allclose(
+        rising.low, decay_rollout(x, 2, 0.0) * np.exp(0.01 * x**2 / 3) / np.exp(0.01 * x**2).sum() ** 3
+    )
+    assert np.all(rising.high == 1)
+
+
+# -------------------------------------------------------------------------------------------- rows that do not sum to 1
+
+
+def test_shares_are_those_of_the_rows_of_products():
+    weights = np.random.default_rng(4).uniform(0, 1, (5, 6, 6)) * visible(6)
+    weights[2, 3] = 0  # query 3 of this layer reads nothing
+    product, found = np.eye(6), shares(weights)
+    for t, weight in enumerate(weights):
+        product = weight @ product
+        sums = product.sum(1, keepdims=True)
+        np.testing.assert_allclose(found[t], np.divide(product, sums, where=sums > 0, out=np.zeros_like(product)))
+    patterns = random_patterns(visible(6), 4, 0)
+    np.testing.assert_allclose(shares(patterns), rollout(patterns))
+    tiny = shares(np.stack([1e-200 * weights[0]] * 9))
+    np.testing.assert_allclose(tiny[-1], shares(np.stack([weights[0]] * 9))[-1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("t", [0, 3, 40])
+def test_equal_weights_leave_the_first_token_slowly(t):
+    found = shares(np.stack([0.5 * np.tril(np.ones((7, 7)))] * (t + 1)))[-1, -1]
+    np.testing.assert_allclose(found[::-1], even_shares(7, t), rtol=1e-11)
+    assert found[0] == pytest.approx((t + 1) / (t + 7))
+
+
+def test_the_largest_weight_for_oneself_wins():
+    pattern = np.tril(np.random.default_rng(1).uniform(0.1, 0.5, (6, 6)))
+    for top, large in ((3, 0.9), (0, 1.0)):
+        one = pattern + np.diag(np.eye(6)[top] * (large - pattern[top, top]))
+        found = limit_shares(one)
+        np.testing.assert_allclose(shares(np.stack([one] * 400))[-1, -1], found, atol=1e-12)
+        assert np.all(found[: top + 1] > 0)
+        assert not found[top + 1 :].any()
+    assert limit_shares(random_patterns(visible(6), 1, 0)[0]).tolist() == [1, 0, 0, 0, 0, 0]  # as of softmax
+
+
 def test_constants_of_the_bounds():
     x = np.arange(12)
     low, high = (math.exp(-0.2) / sum(math.exp(-0.9 * k) for k in range(12))) ** 4, math.exp(0.8)
@@ -268,6 +363,20 @@ ROWS = np.full((2, 3, 3), 1 / 3)
         (lambda: rope_bounds(4, 3, 1.0, 0.1, math.inf), "B is inf; give a finite number"),
         (lambda: rope_peak(-1, 1.0, 0.1, 5), "t is -1; give at least 0"),
         (lambda: rope_peak(1, 1.0, 0.1, 0), "length is 0; give at least 1"),
+        (lambda: centers(np.ones((2, 3), bool)), "mask has shape [2, 3]; give [query, key]"),
+        (lambda: turned_loss(3, -1.0, 0.1), "strength, theta and phase are not all finite, or a strength is negative"),
+        (
+            lambda: turned_bounds(np.ones(3), 1, 0.1),
+            "loss is not finite, or not 0 at distance 0; give one as of turned",
+        ),
+        (lambda: shares(ROWS[0]), "weights have shape [3, 3]; give [layer, query, key]"),
+        (lambda: shares(-ROWS), "some weights are negative or not finite; give numbers, 0 or more"),
+        (lambda: even_shares(0, 1), "length is 0; give at least 1"),
+        (lambda: limit_shares(ROWS[0]), "the pattern is no causal one; give [query, key]"),
+        (
+            lambda: limit_shares(np.tril(ROWS[0])),
+            "3 positions have the largest weight for themselves; give one a larger",
+        ),
     ],
 )
 def test_bad_input_is_named(call, message, unchecked):

@@ -79,6 +79,21 @@ def test_every_combination_of_switches_is_the_twin_s(look):
     assert len(seen) == len(OTHERS)  # every switch does something
 
 
+@pytest.mark.parametrize("attention", ["sigmoid", "relu"])
+def test_weights_that_do_not_sum_to_1(attention):
+    for look in ({"mask": "causal"}, {"mask": "window", "window": 4, "positional": "rope"}):
+        a = architecture(attention=attention, feed_forward=True, **look)
+        weights, inputs = moved(a), some_inputs(a)
+        truth = torch.stack([reference_toys.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
+        leaves = {name: tensor.requires_grad_() for name, tensor in stacked([weights]).items()}
+        found = forward(a, leaves, switches_of(a), inputs)
+        close(found[0], truth, tolerance(a))
+        slopes = torch.autograd.grad(found.sum(), list(leaves.values()))
+        assert all(slope.isfinite().all() for slope in slopes)  # where a query does not look, too
+        assert a.shape.attention == a.described()["attention"] == attention
+    assert "attention" not in architecture().described()  # as checkpoints of before have it
+
+
 @pytest.mark.parametrize(("blocks", "heads"), [(1, 1), (1, 4), (3, 1), (3, 4)])
 def test_other_depths_and_heads(blocks, heads):
     for look in ({"mask": "causal"}, {"mask": "prefix", "prefix": 2, "positional": "learned"}):
@@ -125,6 +140,7 @@ UNSUITED = [
     {"output_projection": False},
     {"vocabulary": None},
     {"width": 12},
+    {"attention": "relu"},
 ]
 
 
@@ -181,6 +197,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"positional": "alibi"}, "positional='alibi' is unknown; give one of none, learned, sinusoidal, rope, decay"),
     ({"norm": "batch"}, "norm='batch' is unknown; give one of none, rms, layer"),
     ({"head": "deep"}, "head='deep' is unknown; give one of linear, mlp"),
+    ({"attention": "linear"}, "attention='linear' is unknown; give one of softmax, sigmoid, relu"),
     ({"positional": "rope", "heads": 4}, "rope turns pairs, and a head of width 1 is odd; give heads an even width"),
     ({"positional": "sinusoidal", "width": 5, "heads": 1}, "fills pairs, and width 5 is odd; give an even width"),
     ({"mask": "window"}, "mask is 'window' and none is given; give window=N with mask='window', and only there"),

@@ -65,6 +65,16 @@ def test_limits_are_those_of_going_through_all_sequences(vocabulary, length):
     assert bag(10, 9) == pytest.approx(1.71, abs=0.005)  # as published
 
 
+def test_published_statements_are_not_judged_by_other_attention():
+    ds = made_up(settings=Settings(seeds=3, attention="sigmoid"))
+    assert set(verdicts(ds).values()) == {None}
+    assert {run.architecture.attention for run in Settings(seeds=1, attention="sigmoid").runs()} == {"sigmoid"}
+    with pytest.raises(Lacks):
+        nearest(ds, 2, 10)
+    assert any(verdicts(made_up()).values())
+    assert len(tables(ds)) == len(tables(made_up())) - 1  # without the published curves
+
+
 def test_tiny_run(tmp_path_factory):
     ds, report, *_ = ran("retrieval", tmp_path_factory)
     assert ds["loss"].dims == ds["spiky"].dims == DIMS

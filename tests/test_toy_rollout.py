@@ -16,7 +16,16 @@ from tiny_runs import made_up as made_of
 from probes.theory.rollout import decay_bounds, decay_peak, rollout, rope_peak
 from toy.experiments import rollout as experiment_of_rollout
 from toy.experiments.rollout import Case, Settings, cases, theta
-from toy.experiments.rollout_bounds import Look, check, decays_hold, look_at, path_peaks
+from toy.experiments.rollout_bounds import (
+    SUMMED,
+    Look,
+    beyond_first,
+    check,
+    decays_hold,
+    directions,
+    look_at,
+    path_peaks,
+)
 from toy.experiments.rollout_claims import crossing, decay_stars, rates, rope_stars, tables
 
 SMALL = Settings(length=6, layers=3, width=8, sequences=2, windows=(3,), prefixes=(2,), trained_blocks=())
@@ -59,14 +68,59 @@ def test_fresh_logits_have_the_size_asked_for():
 
 def test_turning_toys_have_the_logits_of_the_lemma():
     s = Settings(peak_length=24, peak_layers=3, sequences=2, planes=(13,), trained_blocks=())
-    toy, inputs = experiment_of_rollout._turning(s, 13, 0.0, 0)
-    look = look_at(toy, inputs)
+    (form,) = experiment_of_rollout._turning_planes(s)
+    look = look_at(*form.toy(0.0, 0))
     x = np.arange(24)[:, None] - np.arange(24)
     expected = s.turning * np.cos(x * 10_000 ** (-26 / 64))
     seen = np.isfinite(look.logits)
     assert (seen == (x >= 0)).all()
     np.testing.assert_allclose(look.logits[seen], np.broadcast_to(expected, look.logits.shape)[seen], rtol=1e-5)
     assert theta(s, 13) == pytest.approx(10_000 ** (-26 / 64))
+
+
+@pytest.mark.parametrize("kind", Settings.turned)
+def test_toys_of_several_planes_lose_what_their_directions_say(kind):
+    s = Settings(peak_length=24, peak_layers=2, sequences=2, trained_blocks=())
+    angles = np.array([theta(s, plane) for plane in range(32)])
+    generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+    query, key, lost = directions(kind, angles, 24, s.turning, generators[0])
+    look = look_at(*experiment_of_rollout._turning(s, query, key, 0.0, 0))
+    i, j = np.tril_indices(24)
+    logits = look.logits[:, :, i, j]
+    np.testing.assert_allclose(logits, np.broadcast_to(logits[..., :1] - lost[i - j], logits.shape), atol=1e-5)
+    slow, aligned = kind.startswith("slow"), kind.endswith("aligned")
+    planes = np.hypot(*query.numpy().reshape(2, 32)) > 0
+    assert planes.all() if not slow else (planes == (angles * 23 <= math.pi)).all()
+    assert (torch.equal(query, key), logits[0, 0, 0] == pytest.approx(s.turning)) == (aligned, aligned)
+    again = directions(kind.replace("slow", "all"), angles, 24, s.turning, generators[1])[0]
+    ratio = (again / query)[query != 0]
+    torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))  # the same directions, of another size
+
+
+@pytest.mark.parametrize("attention", Settings.others)
+def test_other_attention_against_products_of_weights_written_out(attention):
+    architecture = experiment_of_rollout._architecture(SMALL, Case("causal"), 6, 3)
+    a = replace(architecture, attention=attention)
+    weights, inputs = experiment_of_rollout._drawn_toy(a, 8, 2.0, 0)
+    found = beyond_first(a, weights, inputs)
+    beyond, gone = np.zeros((2, 3, 8)), np.zeros((2, 3, 8))
+    for n, vectors in enumerate(inputs):
+        streams, _ = reference_toys.toy_pass(a, weights, vectors)
+        products = [np.eye(6), np.eye(6)]
+        for layer in range(3):
+            normed = streams[layer] / torch.sqrt((streams[layer] ** 2).mean(-1, keepdim=True) + 1e-5)
+            logits = (normed @ weights[f"{layer}.q"]) @ (normed @ weights[f"{layer}.k"]).T / 8**0.5
+            own = np.tril((1 / (1 + (-logits).exp()) if attention == "sigmoid" else logits.clamp(min=0)).numpy())
+            sums = own.sum(1, keepdims=True)
+            for rows, pattern in enumerate((own, own / np.where(sums > 0, sums, 1))):
+                products[rows] = pattern @ products[rows]
+                last = products[rows][-1]
+                gone[rows, layer, n] = not last.any()
+                beyond[rows, layer, n] = np.nan if not last.any() else last[1:].sum() / last.sum()
+    for rows, name in enumerate(("", SUMMED)):
+        np.testing.assert_allclose(found[name][0], np.nanmean(beyond[rows], -1), rtol=1e-6)
+        np.testing.assert_allclose(found[name][1], gone[rows].mean(-1))
+    assert (gone[0, -1].any(), gone[0, -1].all()) == (attention == "relu", False)
 
 
 def random_look(case: Case, *, layers: int = 5, length: int = 7, scale: float = 1.0) -> Look:
@@ -151,7 +205,7 @@ def test_rates_are_those_of_exponentials():
 
 def test_run_keeps_every_bound(tiny):
     ds, report, *_ = tiny
-    for name in ("", "decay_", "decay_peak_", "rope_"):
+    for name in ("", "decay_", "decay_peak_", "rope_", "planes_"):
         assert int(ds[f"{name}violations"].sum()) == 0
         assert int(ds[f"{name}checked"].sum()) > 1000
     assert set(ds["case"].values) == {"causal", "window 3", "prefix 2", "decay 0.3", "rope"}
@@ -184,6 +238,8 @@ def made_up() -> xr.Dataset:
         "scale": [0.01, 1.0],
         "theta": [theta(s, plane) for plane in (13, 15)],
         "noise": [0.001, 0.02],
+        "turned": list(s.turned),
+        "attention": ["sigmoid", f"sigmoid{SUMMED}", "relu"],
         "peak_layer": range(4),
         "distance": distance,
     }
@@ -194,6 +250,11 @@ def made_up() -> xr.Dataset:
     curves = {name: np.exp(-np.abs(distance - at[..., None]))[:, None, None] for name, at in stars.items()}
     toys = "case source seed"
     kinds = {"": toys, "decay_": toys, "decay_peak_": "decay scale seed", "rope_": "theta noise seed"}
+    kinds |= {"planes_": "turned noise seed"}
+    falls = np.array([0.01, 0.02, -0.01, 0.01])[:, None, None, None] * distance**2 + 0 * np.arange(3)[:, None]
+    falls[3, :, 1] -= 1.0 * (distance == 90)  # one random draw that does not fall
+    even = 16 / (np.arange(24) + 17)
+    shares = np.stack([even, np.exp(-0.6 * np.arange(24)), even])[:, None, None]
     counts = {f"{name}violations": (dims, 0) for name, dims in kinds.items()}
     counts |= {f"{name}checked": (dims, 1000) for name, dims in kinds.items()}
     return made_of(
@@ -208,6 +269,9 @@ def made_up() -> xr.Dataset:
         decay_paths=("decay peak_layer", stars["decay"]),
         rope_curve=("theta noise seed peak_layer distance", curves["rope"]),
         rope_paths=("theta peak_layer", stars["rope"]),
+        planes_lost=("turned noise seed distance", falls),
+        beyond=("attention source seed layer", shares),
+        gone=("attention source seed layer", np.array([0.0, 0.0, 1.0])[:, None, None, None]),
         **counts,
     )
 
@@ -217,7 +281,7 @@ judged = partial(verdicts, "rollout", prefix="wu-thm-")
 
 def test_claims_hold_where_the_theorems_do():
     found = judged(made_up())
-    assert len(found) == 5 + 5 + 2 + 2
+    assert len(found) == 5 + 5 + 2 + 2 + 5
     assert set(found.values()) == {True}
 
 
@@ -240,6 +304,12 @@ def test_claims_hold_where_the_theorems_do():
         ("decay_curve", lambda x: x[:, :, :, ::-1], "4.5-peak-moves"),
         ("rope_curve", lambda x: x[:, :, :, ::-1], "4.7-peak-with-depth"),
         ("rope_curve", lambda x: x[::-1], "4.7-peak-with-angle"),
+        ("planes_violations", put(..., to=1), "wu-app-i-planes-bound"),
+        ("planes_lost", put(1, 0, 2, to=-0.01 * np.arange(128)), "wu-app-i-planes-decay"),
+        ("planes_lost", lambda x: np.abs(x), "wu-app-i-planes-decay"),
+        ("beyond", put(0, ..., slice(20, None), to=0.01), "wu-other-attention"),
+        ("beyond", put(1, ..., 23, to=0.2), "wu-other-attention-summed"),
+        ("beyond", put(0, ..., 23, to=0.6), "wu-other-attention-equal"),
         # Runs that place peaks differently leave it open.
         ("decay_curve", lambda x: np.stack([np.roll(x[:, :, n], n**2, -1) for n in range(3)], 2), "4.5-peak?"),
     ],

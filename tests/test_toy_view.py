@@ -277,6 +277,7 @@ AHEAD_OF = made(mask="prefix", prefix=4)
         (lambda: Toy(LEARNED, OWN), "weight 'positions' has shape None, its architecture wants [12, 4]"),
         (lambda: Toy(WORDS, OWN | {"0.q": OWN["0.q"][None]}), "weight '0.q' has shape [1, 4, 4], its architecture wants"),
         (lambda: Toy(WORDS, OWN | {"0.q": OWN["0.q"].double()}), "weights are float32 on cpu, float64 on cpu; give all"),
+        (lambda: Toy(replace(WORDS, attention="relu"), OWN), "probes read softmax attention, and the toy's is 'relu'"),
         (lambda: Toy(WORDS, OWN, table=torch.zeros(9, 4)), "the toy has a vocabulary of 9; leave table out"),
         *(
             (lambda size=size: Toy(VECTORS, initial(VECTORS, 0), table=torch.zeros(size)), "give vectors [id, 4], at least")

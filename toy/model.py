@@ -37,6 +37,7 @@ Mask = Literal["full", "causal", "window", "prefix"]
 PositionalSwitch = Literal["none", "learned", "sinusoidal", "rope", "decay"]
 NormSwitch = Literal["none", "rms", "layer"]
 Head = Literal["linear", "mlp"]
+AttentionSwitch = Literal["softmax", "sigmoid", "relu"]
 
 THETA = 10_000.0  # base of the wavelengths of RoPE and of sinusoidal encodings
 NORM_EPS = 1e-5
@@ -53,7 +54,8 @@ class Architecture:
     `mask`: "causal"; "window" (the last `window` keys, the query included); "prefix" (causal, and the first `prefix`
     tokens are seen by every query); "full". `positional`: "learned" and "sinusoidal" are added to the embeddings, "rope"
     rotates queries and keys, "decay" takes `decay` per token of distance off the logits. `vocabulary` None: the inputs are
-    vectors. `head`: "linear" unembeds, "mlp" is three ReLU layers and a linear one [Wu].
+    vectors. `head`: "linear" unembeds, "mlp" is three ReLU layers and a linear one [Wu]. `attention`: what makes weights of
+    logits; those of "sigmoid" and "relu" are each key's own, and a query's do not sum to 1.
 
     Raises:
         InputError: a combination that cannot be.
@@ -75,6 +77,7 @@ class Architecture:
     norm: NormSwitch = "none"
     output_projection: bool = True  # W_O; [Wu] has none
     head: Head = "linear"
+    attention: AttentionSwitch = "softmax"
 
     def __post_init__(self) -> None:
         for name in (
@@ -86,7 +89,8 @@ class Architecture:
             *(["vocabulary"] if self.vocabulary is not None else []),
         ):
             at_least(name, getattr(self, name), 1)
-        for name, kind in {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}.items():
+        kinds = {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}
+        for name, kind in (kinds | {"attention": AttentionSwitch}).items():
             one_of(name, getattr(self, name), get_args(kind))
         head = self.width // self.heads
         reasons: dict[str, object] = {
@@ -127,8 +131,8 @@ class Architecture:
         return replace(self, mask="causal", window=None, prefix=None, positional=positional, decay=None, residual=True)
 
     def described(self) -> dict[str, object]:
-        """All fields, as they enter provenance and the fingerprints of checkpoints."""
-        return asdict(self)
+        """All fields, as they enter provenance and the fingerprints of checkpoints; softmax, which all had once, unnamed."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("attention", "softmax")}
 
 
 def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
@@ -268,7 +272,14 @@ def block(
     """One block, all positions."""
     q, k, v = queries_keys_values(architecture, weights, switches, layer, x)
     logits = (q * architecture.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias  # [E, B, H, T, T]
-    return written(architecture, weights, switches, layer, x, joined(logits.softmax(-1) @ v))
+    return written(architecture, weights, switches, layer, x, joined(weighed(architecture, logits) @ v))
+
+
+def weighed(architecture: Architecture, logits: Tensor) -> Tensor:
+    """The weights of keys, from logits that are minus infinity where a query does not look."""
+    if architecture.attention == "softmax":
+        return logits.softmax(-1)
+    return logits.sigmoid() if architecture.attention == "sigmoid" else logits.relu()
 
 
 def queries_keys_values(
@@ -294,7 +305,7 @@ def last_block(
     else:
         k = rotated(switches, split(a, times(n, weights[f"{layer}.k"])))
         logits = (rotated(switches, q, last=True) @ k.transpose(-1, -2))[..., 0, :]
-    pattern = (logits + switches.bias[..., -1, :]).softmax(-1)
+    pattern = weighed(a, logits + switches.bias[..., -1, :])
     read = torch.einsum("ebhd,ehdc->ebhc", pattern @ n, by_head(a, weights[f"{layer}.v"]))
     return written(a, weights, switches, layer, x[:, :, -1:], read.flatten(-2)[:, :, None])
 

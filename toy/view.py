@@ -381,6 +381,8 @@ def _check_weights(a: Architecture, weights: Mapping[str, Tensor]) -> None:
                 f"weight '{name}' has shape {found.get(name)}, its architecture wants {expected.get(name)}; "
                 "give the weights of one model, with the architecture that it was made with"
             )
+    if a.attention != "softmax":
+        raise InputError(f"probes read softmax attention, and the toy's is '{a.attention}'; give one with softmax")
     kinds = {(tensor.dtype, tensor.device) for tensor in weights.values()}
     if len(kinds) > 1:
         said = ", ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in kinds))

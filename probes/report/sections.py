@@ -59,7 +59,7 @@ DRAWN = {
     "previous-token": ("previous-token", "previous-token-hyperparameters"),
     "exchanges": ("exchanges", "exchanges-circles"),
     "position-bias": ("position-bias-sinks",),
-    "rollout": ("rollout",),
+    "rollout": ("rollout", "rollout-masks"),
     "petroglyph": ("petroglyph",),
     "births": ("births", "births-profiles"),
 }

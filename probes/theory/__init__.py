@@ -11,6 +11,7 @@ from .kernel import second_moment_from_config as second_moment_from_config
 from .rollout import Bounds as Bounds
 from .rollout import PrefixBounds as PrefixBounds
 from .rollout import causal_bound as causal_bound
+from .rollout import centers as centers
 from .rollout import decay_bounds as decay_bounds
 from .rollout import decay_peak as decay_peak
 from .rollout import decay_rollout as decay_rollout
@@ -19,5 +20,11 @@ from .rollout import rollout as rollout
 from .rollout import rope_bounds as rope_bounds
 from .rollout import rope_peak as rope_peak
 from .rollout import rope_rollout as rope_rollout
+from .rollout import turned_bounds as turned_bounds
+from .rollout import turned_loss as turned_loss
+from .rollout import turned_rates as turned_rates
 from .rollout import visible as visible
 from .rollout import window_bound as window_bound
+from .unnormalized import even_shares as even_shares
+from .unnormalized import limit_shares as limit_shares
+from .unnormalized import shares as shares

@@ -25,6 +25,16 @@ that a walk from i, which takes one step per layer from the top down, ends at j.
   The constants of the paper's Theta(C(t+x, x) e^{-r x^2}) hence hide up to e^{r x^2 t / (t+1)}, which is bounded since
   T is fixed, but no constant: for t > 0 the true curve decays more slowly than the theorem's, and peaks where that one
   does or further back.
+- RoPE in several planes (the paper's App. I; this bound is ours). Plane p turns by theta_p per token. If query and key
+  are s_p long there (the product of their lengths, scaled as logits are) and phi_p apart, a logit loses
+  f(x) = sum_p s_p (cos phi_p - cos(x theta_p + phi_p)) over the distance x. With a and b the least and the largest
+  f(x) / x^2 of all x from 1 to T-1, a path of squared steps S loses between a S and b S, and S is x^2 / (t+1) to x^2.
+  Hence P lies between C(t+x, x) e^{-b x^2} and C(t+x, x) e^{-a x^2 / (t+1)} times the constants of one plane; where a or b
+  is negative, S takes its other end. The bound holds for any angles, but it decays only if a > 0: no distance may have a
+  larger logit than distance 0. Aligned planes, phi_p = 0, have that, as 1 - cos is never negative: then b is at most
+  sum_p s_p theta_p^2 / 2, and planes within one turn, (T-1) theta_p < 2 pi, keep a above 0. Faster planes add to b alone.
+  An angle adds s_p sin(phi_p) sin(x theta_p), which is linear in x: it has to be small beside theta_p, or positive.
+  Queries and keys of random directions do not have that.
 """
 
 from __future__ import annotations
@@ -33,7 +43,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 from scipy.special import gammaln, logsumexp
 
@@ -81,6 +91,24 @@ def visible(length: int, *, window: int | None = None, prefix: int | None = None
             raise InputError(f"prefix is {prefix} for {length} tokens; give from 1 to {length}")
         mask[:, :prefix] = True
     return mask
+
+
+def centers(mask: Bool[np.ndarray, "query key"]) -> Int[np.ndarray, " center"]:
+    """The mask's center nodes: positions from which every position is reached along edges from a key to its query.
+
+    A position is reached by itself. Without residual streams, these are the tokens that deep layers can still tell of.
+
+    Raises:
+        InputError: the mask is not square.
+
+    Source: [Wu], arXiv 2502.01951, Fig. 1: masks as directed graphs.
+    """
+    if mask.shape[0] != mask.shape[1]:
+        raise InputError(f"mask has shape {list(mask.shape)}; give [query, key], as many keys as queries")
+    reached = mask | np.eye(len(mask), dtype=bool)
+    for _ in range(len(mask).bit_length()):  # paths of twice as many edges each time
+        reached = reached @ reached
+    return np.flatnonzero(reached.all(0))
 
 
 def rollout(
@@ -213,8 +241,8 @@ def decay_bounds(length: int, t: int, m: float, B: float) -> Bounds:
     """
     at_least("length", length, 1)
     _rate("m", m)
-    x = np.arange(length, dtype=np.float64)
-    return _bounds(_paths(x, t), x * m, x * m, t + 1, B)
+    loss = np.arange(length) * m
+    return _bounds(loss, loss, loss, t, B)
 
 
 def decay_peak(t: int, m: float) -> float:
@@ -266,9 +294,60 @@ def rope_bounds(length: int, t: int, c: float, theta: float, B: float) -> Bounds
     Source: [Wu], arXiv 2502.01951, Lemma 4.6 and Theorem 4.7; the upper bound's exponent is ours.
     """
     at_least("length", length, 1)
-    x = np.arange(length, dtype=np.float64)
-    loss = x**2 * _turning(c, theta)
-    return _bounds(_paths(x, t), loss, loss / (t + 1), t + 1, B)
+    return turned_bounds(np.arange(length) ** 2 * _turning(c, theta), t, B)
+
+
+def turned_loss(
+    length: int, strength: ArrayLike, theta: ArrayLike, phase: ArrayLike = 0.0
+) -> Float[np.ndarray, " distance"]:
+    """sum_p s_p (cos phi_p - cos(x theta_p + phi_p)), nats that RoPE takes off a logit, for distances x from 0 to T - 1.
+
+    Args:
+        length: T, tokens.
+        strength: s_p, the lengths of query and key in a plane, multiplied and scaled as logits are. Nats, 0 or more.
+        theta: radians per token by which the plane turns.
+        phase: phi_p, radians from the key to the query in the plane, before they are turned.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: ours, for App. I of [Wu], arXiv 2502.01951.
+    """
+    at_least("length", length, 1)
+    planes = np.stack(np.broadcast_arrays(*(np.atleast_1d(one) for one in (strength, theta, phase)))).astype(np.float64)
+    if not np.isfinite(planes).all() or (planes[0] < 0).any():
+        raise InputError("strength, theta and phase are not all finite, or a strength is negative; give finite numbers")
+    size, angle, apart = planes[:, :, None]
+    return (size * (np.cos(apart) - np.cos(angle * np.arange(length) + apart))).sum(0)
+
+
+def turned_rates(loss: Float[np.ndarray, " distance"]) -> tuple[float, float]:
+    """The least and the largest f(x) / x^2 of a loss by distance, x from 1 on, nats per squared token; 0 for one token."""
+    rates = loss[1:] / np.arange(1, len(loss)) ** 2
+    return (float(rates.min()), float(rates.max())) if len(rates) else (0.0, 0.0)
+
+
+def turned_bounds(loss: Float[np.ndarray, " distance"], t: int, B: float) -> Bounds:
+    """What entry i, j of a rollout of t + 1 layers with logits l_ij - f(i-j), |l_ij| <= B, lies between.
+
+    As `rope_bounds`, which is the case f(x) = c theta^2 x^2; the module's text has the derivation and what it needs.
+
+    Args:
+        loss: f by distance, as of `turned_loss`; 0 at distance 0.
+        t: index of the top layer, the lowest being 0.
+        B: what the rest of a logit is at most, either way.
+
+    Raises:
+        InputError: a number is out of its range.
+
+    Source: ours, for App. I of [Wu], arXiv 2502.01951.
+    """
+    if not len(loss) or loss[0] or not np.isfinite(loss).all():
+        raise InputError("loss is not finite, or not 0 at distance 0; give one as of turned_loss")
+    low, high = turned_rates(loss)
+    squares = np.arange(len(loss), dtype=np.float64) ** 2
+    most, least = (squares * rate / (t + 1 if spread else 1) for rate, spread in ((high, high < 0), (low, low > 0)))
+    return _bounds(most, least, loss, t, B)
 
 
 def rope_peak(t: int, c: float, theta: float, length: int) -> int:
@@ -296,15 +375,12 @@ def _paths(distance: Float[np.ndarray, "*x"], t: int) -> Float[np.ndarray, "*x"]
 
 
 def _bounds(
-    paths: Float[np.ndarray, " x"], most: Float[np.ndarray, " x"], least: Float[np.ndarray, " x"], layers: int, B: float
+    most: Float[np.ndarray, " x"], least: Float[np.ndarray, " x"], step: Float[np.ndarray, " x"], t: int, B: float
 ) -> Bounds:
-    """Bounds from the log number of paths and what the logits of one lose by distance, at most and at least.
-
-    A single step over the whole distance loses the most, so that `most` is what one layer's logits lose, too.
-    """
+    """Bounds from what the logits of a path lose by its distance, at most and at least, and those of one step."""
     _rate("B", B)
-    normalizer = float(logsumexp(-most))
-    low = paths - most - layers * (2 * B + normalizer)
+    paths, layers = _paths(np.arange(len(step), dtype=np.float64), t), t + 1
+    low = paths - most - layers * (2 * B + np.asarray(logsumexp(-step)))
     high = paths - least + layers * 2 * B
     return Bounds(np.exp(low), np.exp(np.minimum(high, 0.0)))
 

@@ -22,6 +22,7 @@ from ..model import (
     rotated,
     split,
     times,
+    weighed,
     written,
 )
 from ..tasks import Drawn, World
@@ -84,7 +85,7 @@ def patterns(architecture: Architecture, weights: Weights, switches: Switches, i
         n = normed(a, weights, f"{layer}.attention_norm", x)
         q, k, v = (split(a, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
         q, k = (rotated(switches, y) for y in (q, k))
-        pattern = ((q * a.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias).softmax(-1)
+        pattern = weighed(a, (q * a.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias)
         yield pattern
         if layer + 1 < a.blocks:
             x = written(a, weights, switches, layer, x, joined(pattern @ v))

@@ -23,7 +23,7 @@ from torch.nn import functional
 from probes.errors import InputError
 from probes.measures.jacobian import jacobian
 
-from ..model import Architecture, initial
+from ..model import Architecture, AttentionSwitch, initial
 from ..tasks import Copying
 from ..train import Run, Schedule, Trained, logits
 from ..view import Toy
@@ -59,6 +59,7 @@ class Settings:
     learning_rate: float = 1e-2
     schedule: str = "cosine"
     batch: int = 128
+    attention: str = "softmax"  # or sigmoid, relu: what becomes of the lost middle where weights do not sum to 1
     sequences: int = 16_384  # fresh ones for the final loss; its standard error is then 0.006 nats at most
 
     def __post_init__(self) -> None:
@@ -84,7 +85,7 @@ class Settings:
         """The training of every cell."""
         return [
             Run(
-                architecture(layers, width, residual, feed_forward, self.vocabulary, self.context),
+                architecture(layers, width, residual, feed_forward, self.vocabulary, self.context, self.attention),
                 Copying(self.vocabulary, self.context, target, self.batch),
                 seed=seed,
                 learning_rate=self.learning_rate,
@@ -95,7 +96,13 @@ class Settings:
 
 
 def architecture(
-    layers: int, width: int, residual: bool, feed_forward: bool, vocabulary: int, context: int
+    layers: int,
+    width: int,
+    residual: bool,
+    feed_forward: bool,
+    vocabulary: int,
+    context: int,
+    attention: str = "softmax",
 ) -> Architecture:
     """Of one kind of model."""
     return Architecture(
@@ -106,6 +113,7 @@ def architecture(
         outputs=vocabulary,
         residual=residual,
         feed_forward=feed_forward,
+        attention=cast(AttentionSwitch, attention),
     )
 
 

@@ -16,17 +16,21 @@ blocks, B the largest deviation of a logit from the theorem's form (up to a cons
 
 For RoPE the toys of 4.7 use one plane alone, of angle theta per token, and read one vector again and again: logits are
 `turning cos((i-j) theta)`, hence c = turning / 2 in the lemma's `c (i-j)^2 theta^2`. Values are the identity: the next block
-reads the like.
+reads the like. The toys of several planes are the same with queries and keys of drawn directions, in all planes or in the
+slow ones, which turn by half a circle at most over the text; "aligned" ones have keys that point where queries do.
+
+Attention other than softmax: fresh causal toys with it, as they are, and with every row of their patterns divided by its
+sum. The toys have norms, which undo any factor of a row: both have the same streams, and differ in what their rollouts say.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -34,17 +38,18 @@ import xarray as xr
 from torch import Tensor
 
 from probes.errors import InputError
-from probes.theory.rollout import Bounds, decay_bounds, rope_bounds
+from probes.theory.rollout import Bounds, decay_bounds, rope_bounds, turned_bounds
 
-from ..model import THETA, Architecture, Mask, PositionalSwitch, initial
+from ..checks import one_of
+from ..model import THETA, Architecture, AttentionSwitch, Mask, PositionalSwitch, initial
 from ..tasks import Copying
 from ..train import Run, seed_of
 from ..view import Toy
 from .experiment import Work
-from .rollout_bounds import check, decays_hold, look_at, path_peaks
+from .rollout_bounds import SUMMED, beyond_first, check, decays_hold, directions, look_at, path_peaks
 from .sweep import Cells, Measure, Part, each, each_at_least, sweep
 
-INPUT_BLOCK = -2  # of data: no step of training draws it
+INPUT_BLOCK, DIRECTION_BLOCK = -2, -3  # of data: no step of training draws them
 LOGIT_SD = 1 / 3  # of fresh toys reading inputs of unit size: entries of W_Q and W_K have variance 1 / (3 d)
 
 
@@ -105,6 +110,8 @@ class Settings:
     planes: tuple[int, ...] = (13, 15, 17, 19)  # of RoPE: theta = 10,000^(-2 plane / peak_width) per token
     turning: float = 50.0  # nats
     noises: tuple[float, ...] = (0.001, 0.02)  # of the inputs beside the common vector, per component
+    turned: tuple[str, ...] = ("slow aligned", "all aligned", "slow random", "all random")  # several planes
+    others: tuple[str, ...] = ("sigmoid", "relu")  # in place of softmax
 
     def __post_init__(self) -> None:
         each_at_least(self, 1, "seeds", "sequences", "layers", "peak_layers", "trained_steps", "batch")
@@ -128,6 +135,9 @@ class Settings:
         for name in self.trained_cases:
             if self.trained_blocks and name not in (known := [case.name for case in cases(self)]):
                 raise InputError(f"trained_cases='{name}' is not among the cases; give some of {', '.join(known)}")
+        for name, known in (("turned", Settings.turned), ("others", Settings.others)):
+            for value in getattr(self, name):
+                one_of(name, value, known)
         if not 0 < self.turning < math.inf:
             raise InputError(f"turning={self.turning} is out of range; give a number above 0")
 
@@ -163,14 +173,20 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         "scale": list(s.peak_scales),
         "theta": [theta(s, plane) for plane in s.planes],
         "noise": list(s.noises),
+        "turned": list(s.turned),
+        "attention": [f"{name}{rows}" for name in s.others for rows in ("", SUMMED)],
     }
     decays = _by_distance(s, work, DECAY, _decaying(s), s.peak_scales)
     turns = _by_distance(s, work, ROPE, _turning_planes(s), s.noises)
-    return sweep(coords, _limits(s, work), *decays, *turns)
+    return sweep(coords, _limits(s, work), *decays, *turns, _planes(s, work), _others(s, work))
 
 
 def _sources(s: Settings) -> list[str]:
-    return [f"fresh, logits {scale:g}" for scale in s.scales] + [f"trained, {n} blocks" for n in s.trained_blocks]
+    return [_fresh_source(scale) for scale in s.scales] + [f"trained, {n} blocks" for n in s.trained_blocks]
+
+
+def _fresh_source(scale: float) -> str:
+    return f"fresh, logits {scale:g}"
 
 
 def _limits(s: Settings, work: Work) -> Part:
@@ -260,7 +276,9 @@ def _turning_planes(s: Settings) -> Iterator[Form]:
     for plane in s.planes:
         angle = theta(s, plane)
         lost, walked = c * (x * angle) ** 2, s.turning * (1 - np.cos(x * angle))
-        toy = partial(_turning, s, plane)
+        one = torch.zeros(s.peak_width, dtype=torch.float64)
+        one[plane] = (s.turning * s.peak_width**0.5) ** 0.5
+        toy = partial(_turning, s, one, one)
         yield Form(angle, lost, walked, lambda t, B, angle=angle: rope_bounds(s.peak_length, t, c, angle, B), toy)
 
 
@@ -290,6 +308,54 @@ def _by_distance(s: Settings, work: Work, lemma: Lemma, forms: Iterable[Form], s
     walked = [path_peaks(form.walked, s.peak_layers) for form in forms]
     alone = each([(form.value,) for form in forms if sizes], **{f"{name}_paths": walked})
     return [Part((*lemma.dims, "seed"), measures, found()), Part(lemma.dims[:1], paths, alone)]
+
+
+def _planes(s: Settings, work: Work) -> Part:
+    """RoPE in several planes against `turned_bounds`."""
+    angles = np.array([theta(s, plane) for plane in range(s.peak_width // 2)])
+
+    def found() -> Cells:
+        every = list(product(s.turned, s.noises, range(s.seeds)))
+        for n, (kind, noise, seed) in enumerate(every, start=1):
+            generator = torch.Generator().manual_seed(seed_of(seed, DIRECTION_BLOCK))
+            query, key, lost = directions(kind, angles, s.peak_length, s.turning, generator)
+            look = look_at(*_turning(s, query, key, noise, seed))
+            held = decays_hold(look, products := look.rollouts(), lost, partial(turned_bounds, lost))
+            values = (products[:, :, -1, ::-1].mean(0), lost, held.spread, held.violations, held.checked)
+            yield (kind, noise, seed), dict(zip(measures, values, strict=True))
+            work.advance("planes", float(n), float(len(every)))
+
+    text = "rollout of the last query by distance, mean over sequences"
+    measures = {
+        "planes_curve": Measure(text, "1", ("peak_layer", "distance"), np.float32),
+        "planes_lost": Measure("what a logit loses by distance", "nat", ("distance",)),
+        "planes_spread": Measure(ROPE.spread, "nat"),
+        "planes_violations": Measure("entries beyond their bounds", dtype=np.int64),
+        "planes_checked": Measure("entries compared with their bounds", dtype=np.int64),
+    }
+    return Part(("turned", "noise", "seed"), measures, found())
+
+
+def _others(s: Settings, work: Work) -> Part:
+    """Rollouts of causal toys whose attention is not softmax."""
+
+    def found() -> Cells:
+        every = list(product(s.others, s.scales, range(s.seeds)))
+        for n, (name, scale, seed) in enumerate(every, start=1):
+            architecture = replace(
+                _architecture(s, Case("causal"), s.length, s.layers), attention=cast(AttentionSwitch, name)
+            )
+            weights, inputs = _drawn_toy(architecture, s.sequences, scale, seed)
+            for rows, (beyond, gone) in beyond_first(architecture, weights, inputs).items():
+                yield (f"{name}{rows}", _fresh_source(scale), seed), {"beyond": beyond, "gone": gone}
+            work.advance("other attention", float(n), float(len(every)))
+
+    text = "share beyond the first token of the last query's row, mean over sequences where anything arrives"
+    measures = {
+        "beyond": Measure(text, "1", ("layer",)),
+        "gone": Measure("sequences of which nothing arrives at the last query", "1", ("layer",)),
+    }
+    return Part(("attention", "source", "seed"), measures, found())
 
 
 def theta(s: Settings, plane: int) -> float:
@@ -323,14 +389,20 @@ def _drawn(seed: int, *size: int) -> Tensor:
 
 def _random(architecture: Architecture, sequences: int, scale: float, seed: int) -> tuple[Toy, Tensor]:
     """A fresh toy whose first block's logits have this standard deviation, and inputs."""
+    weights, inputs = _drawn_toy(architecture, sequences, scale, seed)
+    return Toy(architecture, weights), inputs
+
+
+def _drawn_toy(architecture: Architecture, sequences: int, scale: float, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Its weights and inputs."""
     weights = {name: tensor.double() for name, tensor in initial(architecture, seed).items()}
     for layer in range(architecture.blocks):
         weights[f"{layer}.q"] *= scale / LOGIT_SD
-    return Toy(architecture, weights), _drawn(seed, sequences, architecture.length, architecture.width)
+    return weights, _drawn(seed, sequences, architecture.length, architecture.width)
 
 
-def _turning(s: Settings, plane: int, noise: float, seed: int) -> tuple[Toy, Tensor]:
-    """A toy with RoPE that turns one plane, reads one vector with noise, and hands on what it reads."""
+def _turning(s: Settings, query: Tensor, key: Tensor, noise: float, seed: int) -> tuple[Toy, Tensor]:
+    """A toy with RoPE that reads one vector with noise, makes this query and key of it, and hands on what it reads."""
     architecture = Architecture(
         blocks=s.peak_layers,
         width=s.peak_width,
@@ -342,10 +414,8 @@ def _turning(s: Settings, plane: int, noise: float, seed: int) -> tuple[Toy, Ten
         output_projection=False,
     )
     weights = {name: torch.zeros_like(tensor).double() for name, tensor in initial(architecture, seed).items()}
-    size = (s.turning * s.peak_width**0.5) ** 0.5  # of query and key
     for layer in range(s.peak_layers):
-        weights[f"{layer}.q"][0, plane] = size
-        weights[f"{layer}.k"][0, plane] = size
+        weights[f"{layer}.q"][0], weights[f"{layer}.k"][0] = query, key
         weights[f"{layer}.v"] += torch.eye(s.peak_width, dtype=torch.float64)
     inputs = _drawn(seed, s.sequences, s.peak_length, s.peak_width) * noise
     inputs[..., 0] += 1

@@ -1,8 +1,10 @@
-"""Patterns and rollouts of a toy against theorems 4.1 to 4.7 of [Wu], entry by entry."""
+"""Patterns and rollouts of a toy against theorems 4.1 to 4.7 of [Wu], entry by entry; and rollouts of other attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,12 +12,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probes.theory.rollout import Bounds, causal_bound, prefix_bounds, rollout, visible, window_bound
+from probes.theory.rollout import Bounds, causal_bound, prefix_bounds, rollout, turned_loss, visible, window_bound
+from probes.theory.unnormalized import shares
 
+from ..model import Architecture, Switches
 from ..view import Toy
+from .in_context import patterns
 
 ROUNDING = 1e-9  # relative, of sums and products of positive float64 numbers, after dozens of them
 TINY = float(np.finfo(np.float64).tiny)
+SUMMED = ", rows sum to 1"  # behind the name of an attention: its rows were divided by their sums
 Rollouts = Float[np.ndarray, "sequence layer query key"]
 
 
@@ -136,4 +142,46 @@ def path_peaks(lost: Float[np.ndarray, " distance"], layers: int) -> list[int]:
             curve = np.convolve(curve, step)[: len(step)]
             curve = curve / curve.max()
         found.append(int(np.argmax(curve > (1 - ROUNDING) * curve.max())))
+    return found
+
+
+def directions(
+    kind: str, angles: Float[np.ndarray, " plane"], length: int, turning: float, generator: torch.Generator
+) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"], Float[np.ndarray, " distance"]]:
+    """(query, key, what a logit loses by distance) of drawn directions in several planes of RoPE.
+
+    Args:
+        kind: "slow" (planes that turn by half a circle at most over the text) or "all", and "aligned" or "random".
+        angles: radians per token, of all planes.
+        length: of the text.
+        turning: the planes' strengths together, nats.
+        generator: what is drawn in a plane does not depend on the kind.
+    """
+    which, how = kind.split()
+    real, imaginary = torch.randn(2, 2, len(angles), generator=generator, dtype=torch.float64)
+    drawn = torch.complex(real, imaginary) * torch.tensor((angles * (length - 1) <= math.pi) | (which == "all"))
+    query, key = drawn[0], drawn[0 if how == "aligned" else 1]
+    scale = (2 * len(angles)) ** -0.5  # of logits
+    factor = (turning / (scale * float((query.abs() * key.abs()).sum()))) ** 0.5
+    query, key = query * factor, key * factor
+    loss = turned_loss(length, (query.abs() * key.abs()).numpy() * scale, angles, (query.angle() - key.angle()).numpy())
+    return torch.cat([query.real, query.imag]), torch.cat([key.real, key.imag]), loss
+
+
+def beyond_first(
+    architecture: Architecture, weights: Mapping[str, Tensor], inputs: Float[Tensor, "sequence T d"]
+) -> dict[str, tuple[Float[np.ndarray, " layer"], Float[np.ndarray, " layer"]]]:
+    """By "" and `SUMMED`, of a float64 toy of one head: (share beyond the first token of the last query's row, mean over
+    the sequences where anything arrives; sequences where nothing does).
+    """
+    switches = Switches.of([architecture])
+    switches = replace(switches, bias=switches.bias.double(), keep=switches.keep.double())
+    blocks = patterns(architecture, {name: x[None] for name, x in weights.items()}, switches, inputs[None])
+    own = torch.stack([one[0, :, 0] for one in blocks], 1).numpy()  # [sequence, layer, query, key]
+    sums, found = own.sum(-1, keepdims=True), {}
+    for rows, these in (("", own), (SUMMED, own / np.where(sums > 0, sums, 1))):
+        last = np.stack([shares(one)[:, -1] for one in these])  # [sequence, layer, key]
+        arrives = last.sum(-1) > 0
+        beyond = last[..., 1:].sum((0, -1)) / np.maximum(arrives.sum(0), 1)
+        found[rows] = np.where(arrives.any(0), beyond, np.nan), 1 - arrives.mean(0)
     return found

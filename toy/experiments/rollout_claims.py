@@ -1,19 +1,21 @@
-"""What a result of rollout says: rates, predicted and measured peaks, tables, and theorems 4.1 to 4.7 of [Wu]."""
+"""What a result of rollout says: rates, predicted and measured peaks, tables, theorems 4.1 to 4.7 of [Wu] and beyond."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 import xarray as xr
 
 from probes.claims.claim import Claim
-from probes.claims.rules import QUARTER, SURE, between, every, range_told
+from probes.claims.rules import QUARTER, SURE, between, every, near, range_told
 from probes.results.tables import Table, number
-from probes.theory.rollout import decay_peak, rope_peak
+from probes.theory.rollout import decay_peak, rope_peak, turned_rates
+from probes.theory.unnormalized import even_shares
 
-from .rollout_bounds import ROUNDING, TINY
+from .rollout_bounds import ROUNDING, SUMMED, TINY
 from .rules import Judged, at, decided, each_above, judge, need, over_each, places, setting, variable
 
 BELOW, FLOOR = 0.5, 1e-9  # masses between which a rate is fitted: after the start, before rounding
@@ -31,6 +33,7 @@ THEOREMS: dict[str, tuple[str, ...] | str] = {
     "4.3": ("prefix",),
     "4.4 and 4.5": "decay",
     "4.6 and 4.7": "rope",
+    "App. I": "planes",
 }
 
 
@@ -100,13 +103,55 @@ def tables(ds: xr.Dataset) -> list[Table]:
         found.append(_peak_table(ds, "decay_curve", "decay", "scale", decay_stars(ds), ds["decay_paths"].values))
     if "rope_curve" in ds:
         found.append(_peak_table(ds, "rope_curve", "theta", "noise", rope_stars(ds), ds["rope_paths"].values))
+    if "planes_lost" in ds:
+        low, high = plane_rates(ds)
+        rows = [[kind, range_told(least), range_told(most)] for (kind,), least, most in _by_kind(low, high)]
+        columns = ("directions", "least f(x) / x^2", "largest")
+        found.append(Table("Several planes: what logits lose, nats per squared token", columns, rows))
+    if "gone" in ds and fresh(ds):
+        found.append(_other_table(ds))
     return found
+
+
+def plane_rates(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
+    """Least and largest f(x) / x^2 of the drawn directions, [turned, seed]; noise changes neither."""
+    lost = variable(ds, "planes_lost").isel(noise=0).transpose("turned", "seed", "distance")
+    rates = np.array([[turned_rates(one) for one in kind] for kind in lost.values])
+    low, high = (lost.isel(distance=0).copy(data=rates[..., n]) for n in range(2))
+    return low, high
+
+
+def _by_kind(low: xr.DataArray, high: xr.DataArray) -> Iterator[tuple[tuple[str], np.ndarray, np.ndarray]]:
+    for ((kind,), least), (_, most) in zip(places(low, "turned"), places(high, "turned"), strict=True):
+        yield (str(kind),), least.values, most.values
+
+
+def _other_table(ds: xr.Dataset) -> Table:
+    top = _top(ds["gone"])
+    layers = sorted({top // 6, top // 3, top // 2, top})
+    rows = []
+    for labels, here in places(ds[["beyond", "gone"]].sel(source=fresh(ds)), "attention", "source"):
+        cells = []
+        for layer in layers:
+            beyond, gone = (here[name].isel(layer=layer).values for name in ("beyond", "gone"))
+            told = range_told(beyond[np.isfinite(beyond)]) if np.isfinite(beyond).any() else "-"
+            cells.append(told + (f"; nothing in {np.median(gone):.0%}" if gone.any() else ""))
+        rows.append([*labels, *cells])
+    even = even_beyond(ds)
+    rows.append(["equal weights, as they are", "theory", *(number(even[layer], ".3g") for layer in layers)])
+    columns = ("attention", "source", *(f"{layer + 1} layers" for layer in layers))
+    return Table("Attention other than softmax: share of the last query's row beyond the first token", columns, rows)
+
+
+def even_beyond(ds: xr.Dataset) -> np.ndarray:
+    """(T - 1) / (t + T) by layer t: the share beyond the first token if all weights are equal and not normalized."""
+    return np.array([even_shares(ds.sizes["key"], t)[:-1].sum() for t in range(_top(ds["gone"]) + 1)])
 
 
 def _counted(ds: xr.Dataset, theorem: str) -> tuple[int, int]:
     """(beyond, compared)."""
     kinds = THEOREMS[theorem]
-    names = {"decay": ("decay_", "decay_peak_"), "rope": ("rope_",)}[kinds] if isinstance(kinds, str) else ("",)
+    names = ("",) if not isinstance(kinds, str) else (f"{kinds}_", *(["decay_peak_"] if kinds == "decay" else []))
     found = [ds[[f"{name}violations", f"{name}checked"]] for name in names if f"{name}violations" in ds]
     if not isinstance(kinds, str):
         found = [
@@ -309,3 +354,46 @@ def turned(ds: xr.Dataset, *, along: str) -> Judged:
         ends = ", ".join(f"{medians[n, at]:g} at {angle:.3g}" for n, angle in enumerate(angles))
         measured = f"at t = {at}: {ends} rad per token"
     return decided(measured, *([each_above(step)] if over_each(step) else []))
+
+
+def aligned_alone(ds: xr.Dataset) -> Judged:
+    """Whether logits fall from distance 0 on, draw by draw."""
+    least = plane_rates(ds)[0]
+    falls = {str(kind): one.values > 0 for (kind,), one in places(least, "turned")}
+    aligned, others = ([x for kind, x in falls.items() if kind.endswith("aligned") == same] for same in (True, False))
+    need(aligned, others)
+    measured = ", ".join(f"{kind}: {int(x.sum())} of {x.size}" for kind, x in falls.items())
+    return Judged(f"draws that fall {measured}", bool(np.all(aligned)) and not np.all(others))
+
+
+def _other(ds: xr.Dataset, *attention: str) -> xr.Dataset:
+    """Fresh toys of these kinds of attention at their top layer, [attention, source, seed]."""
+    need("gone" in ds, fresh(ds))
+    here = at(ds[["beyond", "gone"]], attention=list(attention)).sel(source=fresh(ds))
+    return here.isel(layer=_top(here["gone"])).transpose("attention", "source", "seed")
+
+
+def need_not(ds: xr.Dataset) -> Judged:
+    """Rows of which nothing arrives have not converged to the first token, either."""
+    here = _other(ds, "sigmoid", "relu")
+    away = here["gone"] + (1 - here["gone"]) * here["beyond"].fillna(0)
+    said = []
+    for (name,), one in places(here, "attention"):
+        beyond, gone = (one[part].values.ravel() for part in ("beyond", "gone"))
+        arrives = range_told(beyond[np.isfinite(beyond)]) if np.isfinite(beyond).any() else "-"
+        said.append(f"{name}: {arrives} beyond the first token, nothing arrives in {gone.mean():.0%} of the sequences")
+    return decided("; ".join(said), each_above(away, CONVERGED))
+
+
+def summed_converges(ds: xr.Dataset) -> Judged:
+    """As softmax does."""
+    beyond = _other(ds, f"sigmoid{SUMMED}")["beyond"]
+    return decided(f"{range_told(beyond.values.ravel())} beyond", each_above(-beyond, -CONVERGED))
+
+
+def as_equal(ds: xr.Dataset) -> Judged:
+    """Sigmoid's share at the top against that of equal weights."""
+    beyond = _other(ds, "sigmoid")["beyond"]
+    even = float(even_beyond(ds)[-1])
+    told = ", ".join(f"{source}: {range_told(one)}" for (source,), one in places(beyond.isel(attention=0), "source"))
+    return decided(f"{told}; equal weights {even:.3g}", *(near(one, even) for one in over_each(beyond)))

@@ -1,4 +1,4 @@
-"""Rollouts of toys' attention against the bounds and peaks of theorems 4.1 to 4.7 of [Wu]."""
+"""Rollouts of toys' attention against the bounds and peaks of theorems of [Wu]; several planes; other attention."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from probes.figures.style import CYCLE, GREY, ORANGE, depth_color
+from probes.theory.rollout import turned_bounds
 
-from ..experiments.rollout_claims import crossing, decay_stars, fresh, peaks, rope_stars
+from ..experiments.rollout_bounds import SUMMED
+from ..experiments.rollout_claims import crossing, decay_stars, even_beyond, fresh, peaks, rope_stars
+from . import masks
 from .sheet import barred, entry, files, sheet, wanted
 
-WIDTH, HEIGHT, DPI = 10.2, 6.6, 120
+WIDTH, HEIGHT, DPI = 13.2, 6.6, 110
 DASHED: Any = (0, (4, 1.5))
 DOTTED: Any = (0, (1, 1.3))
 MARKERS = "os^D"
 ROOM = 0.3  # of the text: a peak further back leaves its curve no room
+PLANES_LEAST = 1e-12  # of that of several planes, whose lower bounds go on
 LEAST = 1e-6  # of the axes of masses: what is left below says the same
 
 
 def rollout_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
-    """Six panels: causal mask, windows, prefixes; the rollout by distance under decay, and the peaks of decay and RoPE.
+    """Masks and attention other than softmax above; decay, its peaks, RoPE's peaks and several planes of RoPE below.
 
     Panels of what the result does not hold stay empty.
 
@@ -40,14 +44,16 @@ def rollout_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
     wanted(ds, "outside" in ds or decays or turns, "rollouts", "rollout")
     note = "lines: median over seeds; marks: median, bars: range; in 4.3 the lower edge is 1e-6 or less"
     with sheet(ds, (WIDTH, HEIGHT), [note], dpi=DPI, path=path) as figure:
-        cells: Any = figure.subplots(2, 3)
+        cells: Any = figure.subplots(2, 4)
         panels = [
             (limits, _causal),
             (limits, _windows),
             (limits, _prefixes),
+            ("gone" in ds and bool(fresh(ds)), _other_attention),
             (decays, _by_distance),
             (decays, _decay_peaks),
             (turns, _rope_peaks),
+            ("planes_curve" in ds, _planes),
         ]
         for cell, (there, draw) in zip(cells.flat, panels, strict=True):
             if there:
@@ -210,6 +216,49 @@ def _rope_peaks(cell: Axes, ds: xr.Dataset) -> None:
     cell.set_title("4.7: peaks with RoPE")
 
 
+def _other_attention(cell: Axes, ds: xr.Dataset) -> None:
+    """Share beyond the first token by layer, for logits next to none, where rows do not sum to 1 and where they do."""
+    source, layers = fresh(ds)[0], len(even := even_beyond(ds))
+    x = np.arange(1, layers + 1)
+    if "outside" in ds and "causal" in ds["case"].values:
+        cell.plot(
+            x, _course(ds, "outside", "causal", source)[:layers], color=GREY, linewidth=3, alpha=0.5, label="softmax"
+        )
+    for n, name in enumerate(map(str, ds["attention"].values)):
+        here = ds[["beyond", "gone"]].sel(attention=name, source=source).transpose("seed", "layer").isel(layer=x - 1)
+        arrives = (here["gone"].median("seed") < 1).values  # in some sequence of most toys
+        course = np.nanmedian(here["beyond"].values[:, arrives], 0)
+        summed = name.endswith(SUMMED)
+        look = DASHED if summed else "-"
+        cell.plot(x[arrives], course, color=CYCLE[n // 2], linewidth=1 if summed else 1.6, linestyle=look, label=name)
+        if not arrives.all() and not summed:
+            cell.plot(x[arrives][-1:], course[-1:], "x", color=CYCLE[n // 2], label="nothing arrives from here on")
+    cell.plot(x, even, color=ORANGE, linestyle=DOTTED, linewidth=1.6, zorder=4, label="$(T-1)/(t+T)$")
+    _mass_axis(cell, ds, layers)
+    cell.legend(loc="lower left", fontsize=7.5)
+    cell.set(ylabel="share beyond the first token", title=f"Other attention ({source})")
+
+
+def _planes(cell: Axes, ds: xr.Dataset) -> None:
+    """The first seed's rollouts of two layers by distance, by kind of directions, between their bounds.
+
+    Of more layers there are so many paths that the upper bound is 1.
+    """
+    t = min(1, ds.sizes["peak_layer"] - 1)
+    here = ds.isel(seed=0, noise=0)
+    x = ds["distance"].values
+    for n, kind in enumerate(map(str, ds["turned"].values)):
+        one = here.sel(turned=kind)
+        color = CYCLE[n % len(CYCLE)]
+        cell.plot(x, one["planes_curve"].isel(peak_layer=t), color=color, linewidth=1.4, label=kind)
+        for end in turned_bounds(one["planes_lost"].values, t, float(one["planes_spread"])):
+            cell.plot(x, end, color=color, linewidth=0.8, linestyle=DASHED)
+    cell.plot([], [], color=GREY, linewidth=0.8, linestyle=DASHED, label="bounds")
+    cell.set(yscale="log", ylim=(PLANES_LEAST, 1e4), xlabel="distance $x$ (tokens)", ylabel="rollout")
+    cell.legend(loc="upper right", fontsize=7.5, ncols=2, columnspacing=1)
+    cell.set_title(f"RoPE in several planes, t = {t}, seed 0")
+
+
 def _peak_marks(cell: Axes, t: np.ndarray, found: np.ndarray, color: str) -> None:
     """Medians over seeds with ranges, [scale, seed, layer]; the largest scale hollow."""
     for k, one in enumerate(found):
@@ -234,6 +283,8 @@ def _peak_axis(cell: Axes, t: np.ndarray) -> None:
 
 
 def draw(ds: xr.Dataset, path: Path) -> list[Path]:
-    """PATH.png and PATH.svg."""
+    """PATH.png and PATH.svg, and PATH-masks of the graphs."""
     rollout_figure(ds, path=path)
-    return files(path)
+    graphs = path.with_name(f"{path.name}-masks")
+    masks.masks_figure(path=graphs)
+    return [*files(path), *files(graphs)]
