@@ -37,6 +37,7 @@ Mask = Literal["full", "causal", "window", "prefix"]
 PositionalSwitch = Literal["none", "learned", "sinusoidal", "rope", "decay"]
 NormSwitch = Literal["none", "rms", "layer"]
 Head = Literal["linear", "mlp"]
+Kernel = Literal["inner", "distance"]
 
 THETA = 10_000.0  # base of the wavelengths of RoPE and of sinusoidal encodings
 NORM_EPS = 1e-5
@@ -53,7 +54,8 @@ class Architecture:
     `mask`: "causal"; "window" (the last `window` keys, the query included); "prefix" (causal, and the first `prefix`
     tokens are seen by every query); "full". `positional`: "learned" and "sinusoidal" are added to the embeddings, "rope"
     rotates queries and keys, "decay" takes `decay` per token of distance off the logits. `vocabulary` None: the inputs are
-    vectors. `head`: "linear" unembeds, "mlp" is three ReLU layers and a linear one [Wu].
+    vectors. `head`: "linear" unembeds, "mlp" is three ReLU layers and a linear one [Wu]. `kernel`: attention's logits are
+    `q . k / sqrt(c)`, or with "distance" `-|q - k|^2 / (2 sqrt(c))`; `readout`: the head's are `x . u`, or `-|x - u|^2 / 2`.
 
     Raises:
         InputError: a combination that cannot be.
@@ -75,6 +77,9 @@ class Architecture:
     norm: NormSwitch = "none"
     output_projection: bool = True  # W_O; [Wu] has none
     head: Head = "linear"
+    kernel: Kernel = "inner"
+    readout: Kernel = "inner"
+    position_width: int | None = None  # the first axes of the stream that learned positions are added to; None: all
 
     def __post_init__(self) -> None:
         for name in (
@@ -86,7 +91,8 @@ class Architecture:
             *(["vocabulary"] if self.vocabulary is not None else []),
         ):
             at_least(name, getattr(self, name), 1)
-        for name, kind in {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}.items():
+        kinds = {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}
+        for name, kind in (kinds | {"kernel": Kernel, "readout": Kernel}).items():
             one_of(name, getattr(self, name), get_args(kind))
         head = self.width // self.heads
         reasons: dict[str, object] = {
@@ -98,6 +104,17 @@ class Architecture:
                 self.positional == "sinusoidal" and self.width % 2
             ),
         }
+        if self.position_width is not None:
+            told, fits = f"position_width={self.position_width}", 1 <= self.position_width <= self.width
+            reasons |= {
+                f"positional is '{self.positional}' and {told}; give it with positional='learned'": (
+                    self.positional != "learned"
+                ),
+                f"{told} does not fit a width of {self.width}; give from 1 to {self.width}": not fits,
+            }
+        reasons["readout='distance' measures from rows of a table, and head is 'mlp'; give head='linear'"] = (
+            self.readout == "distance" and self.head == "mlp"
+        )
         for name, value in (("window", self.window), ("prefix", self.prefix)):
             given = "none is given" if value is None else f"{name}={value} is given"
             alone = f"mask is '{self.mask}' and {given}; give {name}=N with mask='{name}', and only there"
@@ -152,7 +169,7 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
     if a.vocabulary is not None:
         found["embedding"] = torch.randn(a.vocabulary, a.width, generator=generator)
     if a.positional == "learned":
-        found["positions"] = torch.randn(a.length, a.width, generator=generator)
+        found["positions"] = torch.randn(a.length, a.position_width or a.width, generator=generator)
     for layer in range(a.blocks):
         norm(f"{layer}.attention_norm")
         for name in ("q", "k", "v", *(["o"] if a.output_projection else [])):
@@ -254,7 +271,8 @@ def embedded(weights: Weights, switches: Switches, inputs: Tensor) -> Float[Tens
     else:
         x = inputs
     if "positions" in weights:
-        x = x + weights["positions"][:, None]
+        table = weights["positions"][:, None]  # [E, 1, T, axes]
+        x = x + functional.pad(table, (0, x.shape[-1] - table.shape[-1]))
     return x if switches.added is None else x + switches.added
 
 
@@ -268,6 +286,8 @@ def block(
     """One block, all positions."""
     q, k, v = queries_keys_values(architecture, weights, switches, layer, x)
     logits = (q * architecture.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias  # [E, B, H, T, T]
+    if architecture.kernel == "distance":
+        logits = logits - lengths(architecture, k)[..., None, :]
     return written(architecture, weights, switches, layer, x, joined(logits.softmax(-1) @ v))
 
 
@@ -294,9 +314,16 @@ def last_block(
     else:
         k = rotated(switches, split(a, times(n, weights[f"{layer}.k"])))
         logits = (rotated(switches, q, last=True) @ k.transpose(-1, -2))[..., 0, :]
+    if a.kernel == "distance":
+        logits = logits - lengths(a, split(a, times(n, weights[f"{layer}.k"])))
     pattern = (logits + switches.bias[..., -1, :]).softmax(-1)
     read = torch.einsum("ebhd,ehdc->ebhc", pattern @ n, by_head(a, weights[f"{layer}.v"]))
     return written(a, weights, switches, layer, x[:, :, -1:], read.flatten(-2)[:, :, None])
+
+
+def lengths(architecture: Architecture, k: Float[Tensor, "model batch head position c"]) -> Tensor:
+    """|k|^2 / (2 sqrt(c)) `[E, B, H, T]`; inner products less this order keys by their distance from the query."""
+    return k.square().sum(-1) * (0.5 * architecture.head_dim**-0.5)
 
 
 def written(
@@ -315,7 +342,8 @@ def written(
 def head(architecture: Architecture, weights: Weights, x: Float[Tensor, "model batch row d"]) -> Tensor:
     """Logits [E, B, row, outputs] of (normed) rows of the stream."""
     if architecture.head == "linear":
-        return times(x, weights["unembedding"])
+        out, table = times(x, weights["unembedding"]), weights["unembedding"]
+        return out if architecture.readout == "inner" else out - 0.5 * table.square().sum(1)[:, None, None]
     for n in range(HEAD_LAYERS):
         x = affine(x, weights, f"head.{n}").relu()
     return affine(x, weights, "unembedding")

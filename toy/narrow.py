@@ -33,6 +33,7 @@ def suits(architecture: Architecture) -> bool:
     """Whether this layout is the one to train the model in; the switches that it does not know are those asked for here."""
     a = architecture
     plain = (a.heads, a.positional, a.norm, a.output_projection, a.head) == (1, "none", "none", True, "linear")
+    plain = plain and a.kernel == a.readout == "inner"
     return plain and a.vocabulary is not None and a.width <= WIDEST
 
 

@@ -35,7 +35,7 @@ from ..checks import usable_device
 from ..train import Run, Trained, forget, train
 
 # In the order of the sources' figures.
-EXPERIMENTS = ("retrieval", "previous-token", "exchanges", "position-bias", "sinks", "rollout", "petroglyph")
+EXPERIMENTS = ("retrieval", "previous-token", "exchanges", "remarks", "position-bias", "sinks", "rollout", "petroglyph")
 OWN_SETTINGS = ("rollout", "petroglyph")  # theorems and an exact statement: their sources train nothing
 NAMED = 3  # settings that differ, in a caption; more are in the report
 EXAMPLES: dict[Any, str] = {int: "3", float: "0.5", bool: "yes or no"}
