@@ -109,11 +109,19 @@ def test_high_losses_at_exchanges_are_told_from_chance():
     assert beside["excess"] == pytest.approx(1.0)
     # The shifted dates meet the same peaks together or not at all: once in 100 shifts.
     assert beside["excess_chance"] < 0.1
-    assert beside["rate"] == pytest.approx(len(dates) / 8)
-    assert (beside["spikes"], beside["spiked"]) == (0, 0.0)
+    assert (beside["spikes"], beside["spiked"], beside["spiked_chance"]) == (0, 0, 0)
     flat = module._beside(found, np.ones(len(kept)), model, kept, s, np.random.default_rng(0))
     assert (flat["excess"], flat["excess_chance"], flat["excess_scatter"]) == (0, 0, 0)
-    assert set(module._beside([], loss, model, kept, s, np.random.default_rng(0))) == {"rate", "spikes"}
+    assert module._beside([], loss, model, kept, s, np.random.default_rng(0)) == {"spikes": 0}
+    # One spike, and every exchange at it: chance has a 101st of 8,000 steps.
+    model.losses = torch.full((s.steps,), 0.5)
+    model.losses[4990:5040] = 3.0
+    (begun,) = module.spikes(model.losses.numpy(), s.vocabulary)
+    told = module._beside([Exchange(begun // s.every, 0, 1)] * 9, loss, model, kept, s, np.random.default_rng(0))
+    assert (told["spikes"], told["spiked"]) == (1, 1.0)
+    assert told["spiked_chance"] == pytest.approx(
+        101 / 8000, abs=4 * 0.112 / math.sqrt(s.shifts)
+    )  # four standard errors
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +144,11 @@ def everything():
         {name: list(values) for name, values in coords.items()},
         s,
         roundness=(f"{dims} table point", (0.02 + seeds)[:, None, None]),
-        gap_spread=(f"{dims} table point", (0.05 + seeds)[:, None, None]),
-        rate=(dims, 100 + seeds),
+        gap_spread=(f"{dims} table point", np.array([0.08, 0.05])[:, None, None, None] + seeds[:, None, None]),
+        rate=(f"{dims} table", np.array([100, 50])[:, None, None] + seeds[:, None]),
         spikes=(dims, 3 + 0 * seeds),
         spiked=(dims, 0.9 + seeds),
+        spiked_chance=(dims, 0.1 + seeds / 2),
         excess=(dims, 0.1 + seeds),
         excess_chance=(dims, 0.01 + seeds / 2),
         loss=(f"{dims} point", 1 + seeds[:, None]),
@@ -150,18 +159,21 @@ def everything():
 def test_all_statements_hold_where_they_do(everything):
     found = verdicts("exchanges", everything, prefix="liu4-exchanges-")
     assert [name for name, holds in found.items() if holds is not True] == []
-    assert len(found) == 7
+    assert len(found) == 11
 
 
 @pytest.mark.parametrize(
     ("name", "change", "fails"),
     [
         ("roundness", lambda x: x + 0.5, {"circle", "circle-of-embeddings"}),
-        ("rate", lambda x: x * 0 + rng.normal(0, 1, x.shape), {"change-places?"}),
-        ("spiked", lambda x: x - 0.8, {"each-a-spike"}),
+        ("rate", lambda x: x * [-1, 1], {"change-places"}),
+        ("rate", lambda x: x[:, :, ::-1], {"decay-fewer-exchanges"}),
+        ("spiked", lambda x: x - 0.7, {"each-a-spike"}),
+        ("spiked_chance", lambda x: x + 0.9, {"at-spikes"}),
         ("excess", lambda x: x - 0.2, {"loss-high"}),
         ("passing", lambda x: x * [1, 1, 0.5, 1, 1], {"cost"}),
         ("gap_spread", lambda x: x + 0.2, {"even"}),
+        ("gap_spread", lambda x: x[:, :, :1] + 0 * x, {"decay-more-even"}),
     ],
 )
 def test_statements_fail_where_they_do_not_hold(everything, name, change, fails):

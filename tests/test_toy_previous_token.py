@@ -142,8 +142,9 @@ def test_run_gives_all_variables_with_their_seeds(tiny):
     again = (s * ds["query_key"] * ds["separation"].rename(axis="column")).sum(("row", "column"), skipna=False)
     np.testing.assert_allclose(again, ds["bilinear"], rtol=1e-4, atol=1e-5)
     assert np.isfinite(ds["relative_published"].sel(batch=16)).all()
-    large = ds["relative_published"].sel(batch=32).notnull()  # one seed, in the settings of context 4 and width 2
-    assert (large == ((large["seed"] == 0) & xr.DataArray([1, 0, 0, 1, 1, 1], dims="cell"))).all()
+    large = ds["relative_published"].sel(batch=32).notnull()  # in one variant, in the settings of context 4 and width 2
+    main = (large["residual"] == "off") & (large["projection"] == "on")
+    assert (large == (main & xr.DataArray([1, 0, 0, 1, 1, 1], dims="cell"))).all()
     targets = ds["relative_by_target"].sel(offset_context=3).notnull()
     assert (targets == (targets["target"] > -4)).all()
     fresh = made(Architecture(width=2, length=4, vocabulary=5, outputs=5, positional="learned", residual=False), seed=1)
@@ -174,6 +175,11 @@ def made_up(settings: Settings | None = None) -> xr.Dataset:
     counts = np.zeros((2, 2, 1, 10), dtype=np.int16)
     counts[1, 0, :, 5] = 1
     models = "residual projection seed step"
+    by_size = np.exp([np.add.outer(np.add.outer([0, 1, 2.0], [0, 0.5]), [9, 0.0])])[0][..., None] * [
+        0.9e-6,
+        1e-6,
+        1.1e-6,
+    ]
     return made_of(
         {
             "positional": ["none", "learned"],
@@ -188,6 +194,9 @@ def made_up(settings: Settings | None = None) -> xr.Dataset:
             "token": range(30),
             "batch": [128],
             "cell": [cell.name for cell in PUBLISHED],
+            "vocabulary": [10, 30, 100],
+            "context": [4, 10],
+            "width": [2, 10],
             "blind_width": [2, 10],
             "offset_context": [4],
             "target": [-4, -3, -2],
@@ -206,6 +215,7 @@ def made_up(settings: Settings | None = None) -> xr.Dataset:
         margin=(models, margin),
         bilinear=(models, direction @ np.array(PUBLISHED_FORM) @ direction),
         relative_published=("batch cell residual projection seed", published),
+        relative_by_size=("vocabulary context width seed", by_size),
         blind_perplexity=("blind_width seed", 20.6),
         relative_by_target=("offset_context target seed", 1e-3),
         spikes=("rate_vocabulary learning_rate schedule seed rate_step", counts),
@@ -217,7 +227,7 @@ verdicts = partial(verdicts_of, "previous-token", prefix="liu4-previous-token-")
 
 def test_claims_hold_for_a_result_like_the_published_one():
     found = verdicts(made_up())
-    assert len(found) == 4 + 2 + len(PUBLISHED) + 6
+    assert len(found) == 4 + 2 + len(PUBLISHED) + 5 + 6
     assert set(found.values()) == {True}
 
 
@@ -233,6 +243,10 @@ def test_claims_hold_for_a_result_like_the_published_one():
         ("relative_published", put(0, 0, to=1e-2), "v30-c4-width-2-lr-0.01"),
         ("relative_published", put(0, 1, to=1e-6), "longer"),
         ("relative_published", put(0, 2, to=1e-2), "wider"),
+        ("relative_by_size", put(1, 1, 0, to=1e-7), "larger-vocabulary-width-2"),
+        ("relative_by_size", put(1, 1, 1, to=1e-7), "longer-context-width-10"),
+        ("relative_by_size", put(2, 0, 1, to=1.0), "width-helps"),
+        ("relative_by_size", put(0, 0, 0, 0, to=1.0), "larger-vocabulary-width-2?"),
         ("relative_published", put(0, 3, to=1e-2), "fast-at-30"),
         ("relative_published", put(0, 5, to=1e-6), "fast-at-100"),
         ("spikes", put(..., to=0), "spike"),

@@ -51,7 +51,7 @@ def test_copying_targets_share_a_stream_and_other_sizes_do_not():
     assert Copying(target=3).stream == Copying(target=-2).stream
     for other in (Copying(vocabulary=11), Copying(length=11), Copying(batch=64), Copying(bos=True)):
         assert other.stream != Copying().stream
-    fields = {"vocabulary": 9, "length": 8, "target": 2, "batch": 16, "bos": False}
+    fields = {"vocabulary": 9, "length": 8, "target": 2, "batch": 16, "bos": False, "zipf": 0.0}
     assert Copying(9, 8, 2, 16).described() == {"task": "copying"} | fields
 
 

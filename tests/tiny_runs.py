@@ -18,13 +18,23 @@ from probes.results.tables import Report
 from toy.experiments import experiment
 
 TINY: dict[str, list[str]] = {
-    "retrieval": ["layers=1,2", "width=2", "seeds=2", "target=9,0,4", "steps=60", "sequences=3000", "feed-forward=no"],
+    "retrieval": [
+        "layers=1,2",
+        "width=2",
+        "seeds=2",
+        "target=9,0,4",
+        "steps=60",
+        "sequences=3000",
+        "feed-forward=no",
+        "rounds=1",
+    ],
     "previous-token": [
         *("vocabulary=5", "steps=30", "seeds=2", "batch=16", "grid-vocabularies=5,6", "grid-contexts=4"),
         *("grid-widths=2", "rate-vocabularies=5", "rate-steps=60", "rate-points=6", "blind-widths=2,3", "points=5"),
-        *("offset-contexts=3,4", "test=64", "curve-test=64", "batches=16,32", "large-seeds=1"),
+        *("offset-contexts=3,4", "test=64", "curve-test=64", "batches=16,32"),
     ],
     "exchanges": ["vocabulary=8", "seeds=2", "steps=400", "every=10", "points=5", "batch=16", "test=64", "shifts=20"],
+    "remarks": ["seeds=2", "steps=20", "share-steps=20", "vocabulary=5", "share-vocabulary=6", "batch=16", "test=64"],
     "position-bias": [
         *("plan=contrasts", "depths=2,4", "residual=off,on", "training=unbiased,first-and-last", "scales=text"),
         *("masks=causal,full,window-5,window-9,prefix-2,prefix-4", "seeds=2", "steps=6", "tests=60", "checks=2"),

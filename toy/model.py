@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, get_args
 
 import torch
@@ -38,7 +38,9 @@ PositionalSwitch = Literal["none", "learned", "sinusoidal", "rope", "decay"]
 NormSwitch = Literal["none", "rms", "layer"]
 Head = Literal["linear", "mlp"]
 AttentionSwitch = Literal["softmax", "sigmoid", "relu"]
+Kernel = Literal["inner", "distance"]
 
+LATER = ("attention", "kernel", "readout", "position_width")  # fields that models of earlier versions do not name
 THETA = 10_000.0  # base of the wavelengths of RoPE and of sinusoidal encodings
 NORM_EPS = 1e-5
 HEAD_LAYERS = 3  # ReLU layers of the "mlp" head before its linear one, as in [Wu]
@@ -55,7 +57,8 @@ class Architecture:
     tokens are seen by every query); "full". `positional`: "learned" and "sinusoidal" are added to the embeddings, "rope"
     rotates queries and keys, "decay" takes `decay` per token of distance off the logits. `vocabulary` None: the inputs are
     vectors. `head`: "linear" unembeds, "mlp" is three ReLU layers and a linear one [Wu]. `attention`: what makes weights of
-    logits; those of "sigmoid" and "relu" are each key's own, and a query's do not sum to 1.
+    logits; those of "sigmoid" and "relu" are each key's own, and a query's do not sum to 1. `kernel`: attention's logits are
+    `q . k / sqrt(c)`, or with "distance" `-|q - k|^2 / (2 sqrt(c))`; `readout`: the head's are `x . u`, or `-|x - u|^2 / 2`.
 
     Raises:
         InputError: a combination that cannot be.
@@ -78,6 +81,9 @@ class Architecture:
     output_projection: bool = True  # W_O; [Wu] has none
     head: Head = "linear"
     attention: AttentionSwitch = "softmax"
+    kernel: Kernel = "inner"
+    readout: Kernel = "inner"
+    position_width: int | None = None  # the first axes of the stream that learned positions are added to; None: all
 
     def __post_init__(self) -> None:
         for name in (
@@ -90,7 +96,7 @@ class Architecture:
         ):
             at_least(name, getattr(self, name), 1)
         kinds = {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}
-        for name, kind in (kinds | {"attention": AttentionSwitch}).items():
+        for name, kind in (kinds | {"attention": AttentionSwitch, "kernel": Kernel, "readout": Kernel}).items():
             one_of(name, getattr(self, name), get_args(kind))
         head = self.width // self.heads
         reasons: dict[str, object] = {
@@ -102,6 +108,17 @@ class Architecture:
                 self.positional == "sinusoidal" and self.width % 2
             ),
         }
+        if self.position_width is not None:
+            told, fits = f"position_width={self.position_width}", 1 <= self.position_width <= self.width
+            reasons |= {
+                f"positional is '{self.positional}' and {told}; give it with positional='learned'": (
+                    self.positional != "learned"
+                ),
+                f"{told} does not fit a width of {self.width}; give from 1 to {self.width}": not fits,
+            }
+        reasons["readout='distance' measures from rows of a table, and head is 'mlp'; give head='linear'"] = (
+            self.readout == "distance" and self.head == "mlp"
+        )
         for name, value in (("window", self.window), ("prefix", self.prefix)):
             given = "none is given" if value is None else f"{name}={value} is given"
             alone = f"mask is '{self.mask}' and {given}; give {name}=N with mask='{name}', and only there"
@@ -131,8 +148,9 @@ class Architecture:
         return replace(self, mask="causal", window=None, prefix=None, positional=positional, decay=None, residual=True)
 
     def described(self) -> dict[str, object]:
-        """All fields, as they enter provenance and the fingerprints of checkpoints; softmax, which all had once, unnamed."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("attention", "softmax")}
+        """All fields, as they enter provenance and the fingerprints of checkpoints; later ones only where they are used."""
+        usual = {field.name: field.default for field in fields(self) if field.name in LATER}
+        return {name: value for name, value in asdict(self).items() if name not in usual or value != usual[name]}
 
 
 def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
@@ -156,7 +174,7 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
     if a.vocabulary is not None:
         found["embedding"] = torch.randn(a.vocabulary, a.width, generator=generator)
     if a.positional == "learned":
-        found["positions"] = torch.randn(a.length, a.width, generator=generator)
+        found["positions"] = torch.randn(a.length, a.position_width or a.width, generator=generator)
     for layer in range(a.blocks):
         norm(f"{layer}.attention_norm")
         for name in ("q", "k", "v", *(["o"] if a.output_projection else [])):
@@ -258,7 +276,8 @@ def embedded(weights: Weights, switches: Switches, inputs: Tensor) -> Float[Tens
     else:
         x = inputs
     if "positions" in weights:
-        x = x + weights["positions"][:, None]
+        table = weights["positions"][:, None]  # [E, 1, T, axes]
+        x = x + functional.pad(table, (0, x.shape[-1] - table.shape[-1]))
     return x if switches.added is None else x + switches.added
 
 
@@ -272,6 +291,8 @@ def block(
     """One block, all positions."""
     q, k, v = queries_keys_values(architecture, weights, switches, layer, x)
     logits = (q * architecture.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias  # [E, B, H, T, T]
+    if architecture.kernel == "distance":
+        logits = logits - lengths(architecture, k)[..., None, :]
     return written(architecture, weights, switches, layer, x, joined(weighed(architecture, logits) @ v))
 
 
@@ -305,9 +326,16 @@ def last_block(
     else:
         k = rotated(switches, split(a, times(n, weights[f"{layer}.k"])))
         logits = (rotated(switches, q, last=True) @ k.transpose(-1, -2))[..., 0, :]
+    if a.kernel == "distance":
+        logits = logits - lengths(a, split(a, times(n, weights[f"{layer}.k"])))
     pattern = weighed(a, logits + switches.bias[..., -1, :])
     read = torch.einsum("ebhd,ehdc->ebhc", pattern @ n, by_head(a, weights[f"{layer}.v"]))
     return written(a, weights, switches, layer, x[:, :, -1:], read.flatten(-2)[:, :, None])
+
+
+def lengths(architecture: Architecture, k: Float[Tensor, "model batch head position c"]) -> Tensor:
+    """|k|^2 / (2 sqrt(c)) `[E, B, H, T]`; inner products less this order keys by their distance from the query."""
+    return k.square().sum(-1) * (0.5 * architecture.head_dim**-0.5)
 
 
 def written(
@@ -326,7 +354,8 @@ def written(
 def head(architecture: Architecture, weights: Weights, x: Float[Tensor, "model batch row d"]) -> Tensor:
     """Logits [E, B, row, outputs] of (normed) rows of the stream."""
     if architecture.head == "linear":
-        return times(x, weights["unembedding"])
+        out, table = times(x, weights["unembedding"]), weights["unembedding"]
+        return out if architecture.readout == "inner" else out - 0.5 * table.square().sum(1)[:, None, None]
     for n in range(HEAD_LAYERS):
         x = affine(x, weights, f"head.{n}").relu()
     return affine(x, weights, "unembedding")

@@ -32,8 +32,9 @@ WIDEST = 10  # dimensions up to which this layout is used
 def suits(architecture: Architecture) -> bool:
     """Whether this layout is the one to train the model in; the switches that it does not know are those asked for here."""
     a = architecture
-    asked = (a.heads, a.positional, a.norm, a.output_projection, a.head, a.attention)
-    return asked == (1, "none", "none", True, "linear", "softmax") and a.vocabulary is not None and a.width <= WIDEST
+    asked = (a.heads, a.positional, a.norm, a.output_projection, a.head, a.attention, a.kernel, a.readout)
+    plain = asked == (1, "none", "none", True, "linear", "softmax", "inner", "inner")
+    return plain and a.vocabulary is not None and a.width <= WIDEST
 
 
 def one_hot(ids: Int[Tensor, "stream batch position"], vocabulary: int) -> Float[Tensor, "stream V position_batch"]:

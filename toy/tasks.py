@@ -67,10 +67,10 @@ class Copying(Task):
     """Uniform random tokens; the answer is the one at position `target`, from 0 [Liu-7], or from the end if negative.
 
     -2 is the token before the last [Liu-4]. With `bos` the last id of the vocabulary stands first in every sequence and
-    nowhere else, and is no answer.
+    nowhere else, and is no answer. With `zipf` above 0 token n is drawn with a share of `(n + 1)^-zipf` over their sum.
 
     Raises:
-        InputError: no such position, or one that holds BOS.
+        InputError: no such position, or one that holds BOS; shares that grow.
     """
 
     kind = "copying"
@@ -79,6 +79,7 @@ class Copying(Task):
     target: int = -1
     batch: int = 128
     bos: bool = False
+    zipf: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("vocabulary", 3 if self.bos else 2), ("length", 1), ("batch", 1)):
@@ -89,6 +90,8 @@ class Copying(Task):
             )
         if self.bos and self.target % self.length == 0:
             raise InputError(f"target={self.target} is BOS in every sequence; give from 1 to {self.length - 1}")
+        if not 0 <= self.zipf < math.inf:
+            raise InputError(f"zipf={self.zipf} is no exponent of falling shares; give a finite number, 0 or more")
 
     @property
     def outputs(self) -> int:
@@ -100,12 +103,24 @@ class Copying(Task):
         return self.vocabulary - 1 if self.bos else None
 
     @property
+    def shares(self) -> Float[Tensor, " token"]:
+        """How often each token is drawn; they sum to 1."""
+        shares = torch.arange(1, self.outputs + 1, dtype=torch.float64) ** -self.zipf
+        return (shares / shares.sum()).float()
+
+    @property
     def stream(self) -> Copying:
         return replace(self, target=-1)
 
     def draw(self, world: None, generator: torch.Generator, steps: int) -> Drawn:
         size = (steps, self.batch, self.length)
-        tokens = torch.randint(self.outputs, size, generator=generator, device=generator.device)
+        if self.zipf:
+            ends = self.shares.cumsum(0)[:-1].to(generator.device)  # what is drawn beyond the last is the last
+            tokens = torch.searchsorted(
+                ends, torch.rand(size, generator=generator, device=generator.device), right=True
+            )
+        else:
+            tokens = torch.randint(self.outputs, size, generator=generator, device=generator.device)
         if self.bos:
             tokens[..., 0] = self.vocabulary - 1
         return Drawn(tokens, tokens)

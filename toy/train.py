@@ -17,12 +17,12 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from probes.run.resume import Stores, remove
 from . import narrow
 from .checks import above_zero, refuse_older, seed_and_decay
 from .model import Architecture, Switches, Weights, forward, initial
-from .tasks import Task
+from .tasks import Copying, Task
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # torch's defaults, which the sources use
 DRAW = 1 << 22  # numbers of input drawn at a time and stream; a block of data is 16 MiB in float32
@@ -53,6 +53,9 @@ Schedule = Literal["constant", "cosine"]
 class Run:
     """One model and its training. `schedule`: the learning rate stays, or falls to zero along half a cosine.
 
+    `by_share`: the rate of a token's rows in embedding and unembedding is multiplied by its share of the tokens, over the
+    mean share, to this power (`Copying.shares`).
+
     Raises:
         InputError: numbers out of range, or a model that cannot read the task's sequences.
     """
@@ -63,6 +66,7 @@ class Run:
     learning_rate: float = 1e-2
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
+    by_share: float = 0.0
 
     def __post_init__(self) -> None:
         above_zero("learning_rate", self.learning_rate)
@@ -76,12 +80,17 @@ class Run:
                 raise InputError(
                     f"{name}={have} of the model does not fit the task's {name}={need}; give them the same"
                 )
+        if self.by_share and not (isinstance(task, Copying) and not task.bos and math.isfinite(self.by_share)):
+            raise InputError(
+                f"by_share={self.by_share} needs the tokens' shares; give it with Copying without BOS, or 0"
+            )
         if model.outputs < task.outputs:
             raise InputError(f"outputs={model.outputs} are too few for {task.outputs} answers; give {task.outputs}")
 
     def described(self) -> dict[str, Any]:
-        """All fields, those of architecture and task among them, which agree where their names do."""
-        own = {name: value for name, value in vars(self).items() if name not in ("architecture", "task")}
+        """All fields, those of architecture and task among them, which agree where their names do; `by_share` if it acts."""
+        left = ("architecture", "task", *(() if self.by_share else ("by_share",)))
+        own = {name: value for name, value in vars(self).items() if name not in left}
         return own | self.architecture.described() | self.task.described()
 
 
@@ -259,7 +268,8 @@ class _Group:
         self.losses = torch.zeros(steps, len(runs), device=device)
         self.kept = {name: torch.zeros(len(record), *size) for name, size in self.sizes.items() if name in names}
         self.step, self.seconds = 0, 0.0
-        self.rate = torch.tensor([[run.learning_rate] for run in runs], device=device)
+        each = [rates(run, self.sizes) for run in runs]
+        self.rate = torch.stack([one.expand(max(map(len, each))) for one in each]).to(device)
         self.decay = torch.tensor([[run.weight_decay] for run in runs], device=device)
         self.falls = torch.tensor([[run.schedule == "cosine"] for run in runs], device=device)
         described = {
@@ -396,6 +406,19 @@ class _Group:
         self.step, self.seconds = int(arrays["at"][0]), float(arrays["at"][1])
         for name, tensor in self._state().items():
             tensor.copy_(torch.from_numpy(arrays[name]))
+
+
+def rates(run: Run, sizes: Mapping[str, Sequence[int]]) -> Float[Tensor, " parameter"]:
+    """A run's learning rate of every parameter, or of all together `[1]`; sizes are those of a group's weights, by name."""
+    if not run.by_share:
+        return torch.tensor([run.learning_rate])
+    shares = cast(Copying, run.task).shares
+    by_token = (
+        shares / shares.mean()
+    ) ** run.by_share  # the table of the embedding is [token, d], the other [d, token]
+    factors = {"embedding": by_token[:, None], "unembedding": by_token}
+    ones = {name: torch.ones(*size[1:]) for name, size in sizes.items()}
+    return run.learning_rate * torch.cat([(one * factors.get(name, 1.0)).flatten() for name, one in ones.items()])
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:

@@ -101,6 +101,9 @@ class Toy(Watched):
         positional: bool = True,
     ) -> None:
         _check_weights(architecture, weights)
+        if not architecture.kernel == architecture.readout == "inner":
+            kernels = f"kernel '{architecture.kernel}' and readout '{architecture.readout}'"
+            raise InputError(f"probes read inner products, and the toy has {kernels}; give one where both are 'inner'")
         first = next(iter(weights.values()))
         self.architecture, self.tokenizer = architecture, None
         self.device, self.dtype, self.offloaded = first.device, first.dtype, False

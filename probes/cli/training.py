@@ -90,7 +90,7 @@ def match(target: Target, matching: Matching, source: Source, running: Running) 
 @command()
 def toy(
     names: list[str] = argument(
-        "retrieval, previous-token, exchanges, position-bias, rollout, petroglyph, births, or all.", ...
+        "retrieval, previous-token, exchanges, remarks, position-bias, rollout, petroglyph, births, or all.", ...
     ),
     quick: bool = flag("--quick", "A small setting of about a minute each, marked as quick."),
     changed: list[str] | None = option(

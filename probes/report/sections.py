@@ -58,6 +58,7 @@ SCALAR = "--method scalar --conditions pretrained"
 DRAWN = {
     "previous-token": ("previous-token", "previous-token-hyperparameters"),
     "exchanges": ("exchanges", "exchanges-circles"),
+    "remarks": ("remarks",),
     "position-bias": ("position-bias-sinks",),
     "rollout": ("rollout", "rollout-masks"),
     "petroglyph": ("petroglyph",),

@@ -2,7 +2,9 @@
 
 The task and the model are those of `previous_token`, with 100 tokens in two dimensions. There the rows of the unembedding
 come to lie on a circle: a linear readout names a token where that token's row is the furthest one out, so that all rows have
-to be corners of one convex line. What moves along it has to pass its neighbours.
+to be corners of one convex line. What moves along it has to pass its neighbours. The post shows the embeddings instead;
+their circle is looked at, too, and their exchanges are counted. As they lie on no circle, two angles can cross while the
+embeddings are apart.
 
 Weights are kept every few steps. Of each kept step:
 
@@ -10,11 +12,13 @@ Weights are kept every few steps. Of each kept step:
   radius over its mean, and `gap_spread`, that of the angles between neighbours (0 where they are even, near 1 where angles
   are drawn at random);
 - an exchange is a pair of tokens of which one was more than half a mean gap ahead of the other and is then as far behind it,
-  without going round: tokens that only jostle do not count. It is dated halfway between;
+  without going round: tokens that only jostle do not count. It is dated halfway between. All but their number is told of
+  exchanges in the unembedding;
 - losses are those of fresh sequences, the same at every step, so that what moves is the model.
 
 What exchanges have to do with the loss is told from `SETTLED` of the training on, where circles are there. Chance is what
 the same exchanges give at other times: all dates moved together by a random shift, around the end, which keeps their bursts.
+It is the baseline of the loss at exchanges, and of the share of exchanges that stand near a spike.
 """
 
 from __future__ import annotations
@@ -110,12 +114,12 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
 
     Returns:
         Over `DIMS`: `roundness`, `gap_spread [..., table, point]`; `exchanges [..., point]`, since the point before; `loss
-        [..., point]`, of fresh sequences. From `SETTLED` of the training on: `rate`, exchanges per 1,000 steps; `spikes`,
-        how many (`previous_token.spikes`), and `spiked`, the share of exchanges within `NEAR` steps of one; `excess` of the
-        loss at exchanges over its running median, `excess_chance` and `excess_scatter`, mean and deviation of that at
-        shifted times; `passing [..., who, lag]`, loss of the two tokens and of all others around exchanges. `frame_rows
-        [frame, token, axis]`, `frame_loss [frame]`, `frame_step`, `frame_pair [who2]`: the exchange of one model that cost
-        its tokens most.
+        [..., point]`, of fresh sequences. From `SETTLED` of the training on: `rate [..., table]`, exchanges per 1,000 steps;
+        `spikes`, how many (`previous_token.spikes`), and `spiked`, the share of exchanges within `NEAR` steps of a spike's
+        beginning; `excess` of the loss at exchanges over its running median; `spiked_chance` and `excess_chance`, means of
+        both at shifted times, `excess_scatter`, the deviation of the latter; `passing [..., who, lag]`, loss of the two
+        tokens and of all others around exchanges. `frame_rows [frame, token, axis]`, `frame_loss [frame]`, `frame_step`,
+        `frame_pair [who2]`: the exchange of one model that cost its tokens most.
     """
     s = settings
     kept = np.arange(0, s.steps + 1, s.every)
@@ -137,9 +141,10 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         "gap_spread": Measure("deviation of neighbours' angles over their mean", "1", ("table", "point"), single),
         "exchanges": Measure("exchanges since the point before", "1", ("point",), np.int32),
         "loss": Measure("loss on fresh sequences", "nat", ("point",), single),
-        "rate": Measure("exchanges per 1,000 steps"),
+        "rate": Measure("exchanges per 1,000 steps", dims=("table",)),
         "spikes": Measure("loss spikes", dtype=np.int32),
         "spiked": Measure(f"share of exchanges within {NEAR} steps of a spike's beginning"),
+        "spiked_chance": Measure("the same at shifted times, mean"),
         "excess": Measure("loss over its running median at exchanges", "nat"),
         "excess_chance": Measure("the same at shifted times, mean", "nat"),
         "excess_scatter": Measure("the same at shifted times, deviation", "nat"),
@@ -167,7 +172,8 @@ def _followed(
     for n, (cell, model) in enumerate(zip(s.cells(), trained, strict=True)):
         tables = {name: _rows(model, name, kept) for name in TABLES}
         round_, spread, angles = zip(*(circle(rows) for rows in tables.values()), strict=True)
-        found = exchanges(angles[1])
+        counted = [exchanges(one) for one in angles]
+        found = counted[1]
         by_token = token_losses(model, kept, s.test)
         loss = by_token.mean(1)
         index = np.searchsorted(kept, points)
@@ -178,7 +184,9 @@ def _followed(
             "exchanges": np.histogram(at, [-1, *index])[0],
             "loss": loss[index],
         }
-        late = [one for one in found if kept[one.at] >= SETTLED * s.steps]
+        settled = [[one for one in each if kept[one.at] >= SETTLED * s.steps] for each in counted]
+        late = settled[1]
+        values["rate"] = [len(each) / ((1 - SETTLED) * s.steps) * 1000 for each in settled]
         values |= _beside(late, loss, model, kept, s, np.random.default_rng(seed_of(cell[-1], TEST_BLOCK)))
         values["passing"], costs = passing(late, by_token, lags // s.every)
         if cell == shown and np.isfinite(costs).any():
@@ -251,21 +259,24 @@ def _beside(
     kept: np.ndarray,
     s: Settings,
     generator: np.random.Generator,
-) -> dict[str, Any]:
-    """What settled exchanges have to do with the loss; NaN without any."""
+) -> dict[str, float]:
+    """What settled exchanges have to do with the loss; without any, the number of spikes alone."""
     first = int(np.searchsorted(kept, SETTLED * s.steps))
     begun = [at for at in spikes(model.losses.double().numpy(), s.vocabulary) if at >= SETTLED * s.steps]
-    told = {"rate": len(found) / ((1 - SETTLED) * s.steps) * 1000, "spikes": len(begun)}
+    told: dict[str, float] = {"spikes": len(begun)}
     if not found:
         return told
     dates = np.array([one.at for one in found])
-    near = [any(abs(kept[at] - step) <= NEAR for step in begun) for at in dates]
+    near = np.zeros(len(kept))
+    for step in begun:
+        near[np.abs(kept - step) <= NEAR] = 1
     high = loss - median_filter(loss, WINDOW // s.every + 1, mode="nearest")
     span = len(kept) - first
     shifts = generator.integers(span, size=s.shifts)
-    chance = high[first + (dates - first + shifts[:, None]) % span].mean(1)
-    excess = {"excess": high[dates].mean(), "excess_chance": chance.mean(), "excess_scatter": chance.std()}
-    return told | {"spiked": float(np.mean(near))} | excess
+    shifted = first + (dates - first + shifts[:, None]) % span
+    chance = high[shifted].mean(1)
+    told |= {"excess": high[dates].mean(), "excess_chance": chance.mean(), "excess_scatter": chance.std()}
+    return told | {"spiked": near[dates].mean(), "spiked_chance": near[shifted].mean()}
 
 
 def passing(

@@ -31,13 +31,17 @@ def tables(ds: xr.Dataset) -> list[Table]:
             for name in ("roundness", "gap_spread")
         ]
         circles.append([*said, _median(end["loss"]), *(_median(x) for row in both for x in row)])
-        more = [one[name] for name in ("rate", "spikes", "spiked", "excess", "excess_chance")]
+        rates = [one["rate"].sel(table=table) for table in exchanges.TABLES]
+        more = [*rates, *(one[name] for name in ("spikes", "spiked", "spiked_chance", "excess", "excess_chance"))]
         beside.append([*said, *map(_median, more), over_told(_passing_cost(one), "+.3f")])
     columns = ("loss, nat", *(f"{of}, {table}" for of in ("radius", "gaps") for table in exchanges.TABLES))
     title = (
         "Circles at the end of training: deviation over mean of the radius and of neighbours' gaps (medians over seeds)"
     )
-    names = ("per 1,000 steps", "spikes", "near a spike", "loss over its median", "at shifted times")
+    names = (
+        *(f"per 1,000 steps, {table}" for table in exchanges.TABLES),
+        *("spikes", "near a spike", "at shifted times", "loss over its median", "at shifted times"),
+    )
     late = f"Exchanges after {SETTLED:.0%} of the training (medians over seeds; the cost to the two tokens: mean over runs)"
     return [
         Table(title, (*KINDS, *columns), circles),
@@ -82,14 +86,23 @@ def circles(ds: xr.Dataset, table: str) -> Judged:
     return by_parts([(said, below(over_runs(one.values), ROUND)) for said, one in _by_residual(values)])
 
 
-def changes(ds: xr.Dataset) -> Judged:
+def changes(ds: xr.Dataset, table: str) -> Judged:
     """Tokens change places."""
-    return by_parts([(said, above(over_runs(one.values), 0)) for said, one in _by_residual(_fast(ds)["rate"])])
+    rate = _fast(ds)["rate"].sel(table=table)
+    return by_parts([(said, above(over_runs(one.values), 0)) for said, one in _by_residual(rate)])
 
 
 def each_a_spike(ds: xr.Dataset) -> Judged:
     """Most exchanges stand at a spike."""
     return by_parts([(said, above(over_runs(one.values), MOST)) for said, one in _by_residual(_fast(ds)["spiked"])])
+
+
+def at_spikes(ds: xr.Dataset) -> Judged:
+    """In runs with spikes, more exchanges stand at them than chance has."""
+    fast = _fast(ds)
+    more = (fast["spiked"] - fast["spiked_chance"]).where(fast["spikes"] > 0)
+    found = [(said, one.dropna("seed")) for said, one in _by_residual(more, "+.3f")]
+    return by_parts([(f"{said} in {one.size} runs", above(over_runs(one.values), 0)) for said, one in found])
 
 
 def loss_high(ds: xr.Dataset) -> Judged:
@@ -103,6 +116,20 @@ def cost(ds: xr.Dataset) -> Judged:
     """The two tokens lose while they pass."""
     values = _passing_cost(_fast(ds))
     return by_parts([(f"{said} nat", above(over_runs(one.values), 0)) for said, one in _by_residual(values, "+.3f")])
+
+
+def decay_lowers(ds: xr.Dataset, name: str) -> Judged:
+    """With a rate that falls, less than with a constant one, seed by seed."""
+    constant = _fast(ds)
+    need("cosine" in ds["schedule"].values)
+    falling = ds.sel(learning_rate=FAST, schedule="cosine")
+    ends = [one[name].sel(table="unembedding").isel(point=-1, missing_dims="ignore") for one in (constant, falling)]
+    found = []
+    for (residual,), one in places(ends[0].dropna("residual", how="all"), "residual"):
+        other = ends[1].sel(residual=residual)
+        said = f"residual stream {residual}: {over_told(one)} to {over_told(other)}"
+        found.append((said, below(over_runs((other - one).values), 0)))
+    return by_parts(found)
 
 
 def even(ds: xr.Dataset, schedule: str) -> Judged:

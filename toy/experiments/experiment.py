@@ -35,7 +35,16 @@ from ..checks import usable_device
 from ..train import Run, Trained, forget, train
 
 # In the order of the sources' figures.
-EXPERIMENTS = ("retrieval", "previous-token", "exchanges", "position-bias", "rollout", "petroglyph", "births")
+EXPERIMENTS = (
+    "retrieval",
+    "previous-token",
+    "exchanges",
+    "remarks",
+    "position-bias",
+    "rollout",
+    "petroglyph",
+    "births",
+)
 # Theorems, an exact statement and an open question: their sources train nothing.
 OWN_SETTINGS = ("rollout", "petroglyph", "births")
 NAMED = 3  # settings that differ, in a caption; more are in the report

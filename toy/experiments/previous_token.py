@@ -61,8 +61,7 @@ class Settings:
     residual: str = "off"  # of everything else
     projection: str = "on"
     cells: bool = True  # the published relative perplexities
-    batches: tuple[int, ...] = (128, 512)  # of them: the post does not give its own
-    large_seeds: int = 2  # of batches beyond `batch`, which are trained for context 4 and width 2 alone
+    batches: tuple[int, ...] = (128, 512)  # of them; those beyond `batch` in one variant, for context 4 and width 2
     grid_vocabularies: tuple[int, ...] = (10, 30, 100)
     grid_contexts: tuple[int, ...] = (4, 10)
     grid_widths: tuple[int, ...] = (2, 10)
@@ -77,7 +76,7 @@ class Settings:
     curve_test: int = 4096  # and behind every point of the perplexity curves
 
     def __post_init__(self) -> None:
-        each_at_least(self, 1, "seeds", "large_seeds", "batch", "rate_steps", "rate_points", "test", "curve_test")
+        each_at_least(self, 1, "seeds", "batch", "rate_steps", "rate_points", "test", "curve_test")
         each_at_least(self, 2, "steps", "points")
         each_at_least(self, 3, "vocabulary", "context")
         each_at_least(self, 3, "grid_vocabularies", "grid_contexts", "rate_vocabularies", "offset_contexts")
@@ -189,7 +188,7 @@ def _cells(s: Settings, work: Work) -> Part:
     for long, steps in ((False, s.steps), (True, s.rate_steps)) if s.cells and s.batches else ():
         runs = []
         for batch, cell, v, seed in product(s.batches, PUBLISHED, _variants(s), range(s.seeds)):
-            beyond = (cell.context, cell.width) != (4, 2) or seed >= s.large_seeds
+            beyond = (cell.context, cell.width, *v) != (4, 2, s.residual, s.projection)
             if (cell.steps > 3000) == long and not (batch > s.batch and beyond):
                 given = {name: getattr(cell, name) for name in ("vocabulary", "context", "width", "learning_rate")}
                 runs.append(run_of(s, seed, batch=batch, **given, **v._asdict()))

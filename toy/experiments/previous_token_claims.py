@@ -16,7 +16,7 @@ What readers without positions can reach, for the plateau without positional enc
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -28,13 +28,30 @@ from probes.claims.rules import SURE, above, below, between, every, near, range_
 from probes.results.statistics import between_runs, over_runs
 from probes.results.tables import Table, number
 
-from .rules import Judged, at, decided, each_above, judge, known, need, over_each, over_told, places, setting, variable
+from .rules import (
+    Judged,
+    at,
+    by_parts,
+    decided,
+    each_above,
+    judge,
+    known,
+    need,
+    over_each,
+    over_told,
+    places,
+    setting,
+    variable,
+)
 
+GRID = {"vocabulary": [10, 30, 100], "context": [4, 10]}
+SAID = {"vocabulary": "V", "context": "C"}
 TINY = float(np.finfo(np.float64).tiny)
 STALL = 25.0  # perplexity without positions at which the post's curve stalls first
 ENDS = {"none": 20.6, "learned": 1.0}  # perplexities at which its curves end
 NEAR = 0.05  # relative: how near a plateau has to be to a published one; the figure's axis resolves no less
 STALLED = 1.5  # factor in steps over which a perplexity stays near a plateau, to count as one
+WIDTHS = (2, 10)  # of the post's sizes
 WITHIN = 3.0  # factor within which a relative perplexity agrees: half a decade of the post's logarithmic axis
 PUBLISHED_FORM = ((-0.41, 1.35), (0.19, -2.25))  # W_Q W_K^T; with s = (1, 1) the post has s W_Q W_K^T s = -1.1
 
@@ -129,7 +146,7 @@ class Agreement(NamedTuple):
 
 
 def agreements(ds: xr.Dataset) -> list[Agreement]:
-    """All variants, the best first for each batch size."""
+    """All variants that were trained, the best first for each batch size."""
     published = np.array([BY_NAME[str(name)].value for name in ds["cell"].values])
     found = []
     for batch, v in product(ds["batch"].values.tolist(), variants(ds)):
@@ -138,10 +155,10 @@ def agreements(ds: xr.Dataset) -> list[Agreement]:
         ratio = np.log10(np.maximum(medians[there], TINY) / published[there])
         curve = ds["perplexity"].sel(positional="none", **v._asdict())
         plateau = float(curve.isel(step=-1).median()) if batch == setting(ds, "batch") else math.nan
-        error = float(np.sqrt(np.mean(ratio**2))) if there.any() else math.nan
-        found.append(Agreement(batch, v, error, int(there.sum()), plateau))
+        if there.any():
+            found.append(Agreement(batch, v, float(np.sqrt(np.mean(ratio**2))), int(there.sum()), plateau))
     batches = ds["batch"].values.tolist()
-    return sorted(found, key=lambda row: (batches.index(row.batch), math.inf if math.isnan(row.error) else row.error))
+    return sorted(found, key=lambda row: (batches.index(row.batch), row.error))
 
 
 def variants(ds: xr.Dataset) -> list[Switch]:
@@ -256,7 +273,7 @@ def _published_tables(ds: xr.Dataset) -> list[Table]:
     rows = []
     for (cell, batch), one in places(ds["relative_published"], "cell", "batch"):
         if np.isfinite(one).any():
-            shown = [range_told(one.sel(v._asdict())) for v in variants(ds)]
+            shown = [range_told(x) if np.isfinite(x := one.sel(v._asdict())).any() else "-" for v in variants(ds)]
             rows.append([cell, str(batch), number(BY_NAME[cell].value, ".1e"), *shown])
     names = [f"residual {r}, W_O {p}" for r, p in variants(ds)]
     found.append(Table("(perplexity - 1) / V in the post's settings", ("setting", "batch", "published", *names), rows))
@@ -265,7 +282,8 @@ def _published_tables(ds: xr.Dataset) -> list[Table]:
 
 def claims(ds: xr.Dataset) -> list[Claim]:
     """Statements of [Liu-4], judged in the main variant unless they say otherwise."""
-    return judge(__name__, ds, lists={"cell": [{"cell": c, "said": c.said} | c._asdict() for c in PUBLISHED]})
+    cells = [{"cell": c, "said": c.said} | c._asdict() for c in PUBLISHED]
+    return judge(__name__, ds, lists={"cell": cells, "width": [{"width": width} for width in WIDTHS]})
 
 
 def curve(ds: xr.Dataset, positional: str) -> xr.DataArray:
@@ -356,6 +374,30 @@ def is_less(ds: xr.Dataset, few: str, many: str) -> Judged:
     less, more = (one[first] for one in logs)
     told = [f"{over_told(one, change=math.exp)} at {cell.name}" for one, cell in zip((less, more), cells, strict=True)]
     return decided(", ".join(told), below(between_runs(less.values, more.values), 0))
+
+
+def grows(ds: xr.Dataset, dim: str, width: int) -> Judged:
+    """From each size to the next, along vocabulary or context, at every value of the other, by logarithms."""
+    logs = xr.ufuncs.log(variable(ds, "relative_by_size", width=width, **{dim: GRID[dim]}).clip(TINY))
+    (other,) = GRID.keys() - {dim}
+    found = []
+    for (fixed,), line in places(logs, other):
+        sizes = list(places(line, dim))
+        told = ", ".join(f"{over_told(x, '.2g', math.exp)} at {size}" for (size,), x in sizes)
+        tests = [above(between_runs(more.values, less.values), 0) for (_, less), (_, more) in pairwise(sizes)]
+        found.append((f"{SAID[other]} = {fixed}: {told}", every(tests)))
+    return by_parts(found, before=f"by {SAID[dim]}: ")
+
+
+def width_helps(ds: xr.Dataset) -> Judged:
+    """The larger width does better at every size."""
+    logs = xr.ufuncs.log(variable(ds, "relative_by_size", width=list(WIDTHS)).clip(TINY))
+    found = []
+    for (v, c), one in places(logs, "vocabulary", "context"):
+        small, large = (one.sel(width=width).values for width in WIDTHS)
+        told = " to ".join(over_told(x, ".2g", math.exp) for x in (small, large))
+        found.append((f"V = {v}, C = {c}: {told}", below(between_runs(large, small), 0)))
+    return by_parts(found)
 
 
 def spike(ds: xr.Dataset) -> Judged:

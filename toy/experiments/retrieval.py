@@ -2,8 +2,12 @@
 
 Ten random tokens, and a model of its own for each position k that is trained to predict the k-th of them behind the last
 one; no positional encoding, one causal head. What a model cannot know shows as a loss that stays up: the post's curves are
-single runs, here each point has several seeds. Settings that the post does not give (residual stream, feed-forward,
-optimizer) are dimensions, or have a value whose choice is written beside it.
+single runs, here each point has several seeds. Settings that the post does not give (optimizer, steps) have a value
+whose choice is written beside it.
+
+"Converged" is a model whose loss no longer falls: the mean loss of the last twentieth of the training is at most `STILL`
+nats below that of the twentieth before the last quarter. A model that still falls is trained anew with twice the steps, the
+learning rate falling more slowly, at most `rounds` times.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch.nn import functional
 
 from probes.errors import InputError
@@ -31,8 +35,7 @@ from .experiment import Work
 from .sweep import Measure, Part, axes, each, each_at_least, each_distinct, sweep
 
 CURVE_POINTS = 20  # of a training curve: means over so many equal parts of the training
-SMOOTH = 50  # steps; spikes are looked for in means over so many
-SPIKE = 0.1  # nats; a loss so far above its least is a spike: ten times the deviation of a mean over `SMOOTH` steps
+STILL = 0.05  # nats; what a loss that has converged does not fall by in the last quarter of the training
 TEST_SEED = 2**32  # of the fresh sequences; runs have smaller ones
 TEST_CHUNK = 2048  # sequences evaluated at a time
 PROFILED = 16  # sequences that the profile of fresh weights is taken over
@@ -56,6 +59,7 @@ class Settings:
     vocabulary: int = 10
     context: int = 10
     steps: int = 5000
+    rounds: int = 2  # of training anew those that have not converged, with twice the steps each time
     learning_rate: float = 1e-2
     schedule: str = "cosine"
     batch: int = 128
@@ -66,6 +70,7 @@ class Settings:
         each_distinct(self, "layers", "width", "residual", "feed_forward", "target")
         each_at_least(self, 1, "seeds", "sequences", "batch")
         each_at_least(self, CURVE_POINTS, "steps")
+        each_at_least(self, 0, "rounds")
         for name in ("vocabulary", "context"):
             if getattr(self, name) < 2:
                 raise InputError(f"{name}={getattr(self, name)} leaves nothing to retrieve; give at least 2")
@@ -126,7 +131,14 @@ def fresh_profile(kind: Architecture, seed: int) -> Float[np.ndarray, " position
 
 
 QUICK = Settings(
-    layers=(1, 2), residual=(False,), feed_forward=(False,), seeds=2, target=(0, 1, 4, 8, 9), steps=1500, sequences=4096
+    layers=(1, 2),
+    residual=(False,),
+    feed_forward=(False,),
+    seeds=2,
+    target=(0, 1, 4, 8, 9),
+    steps=1500,
+    rounds=0,
+    sequences=4096,
 )
 
 
@@ -135,59 +147,81 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
 
     Returns:
         `loss [layers, width, residual, feed_forward, seed, target]` and `loss_error` alike, in nats: mean over the same
-        fresh sequences for all models, and its standard error; `curve [..., target, step]`: training loss, mean over the
-        steps up to `step` from the one before; `spiky [..., target]`: share of the training, in means over `SMOOTH` steps,
-        that is `above_least`; `limit [reader, target]`: what no reader of that kind gets below (`limits`).
+        fresh sequences for all models, and its standard error, after a model's last training; `fall`, what the training
+        loss fell by in the last quarter of that, and `trained`, its steps; `loss_first`, the loss after the first
+        training, and `curve [..., step]`: the training loss of that, mean over the steps up to `step` from the one before;
+        `limit [reader, target]`: what no reader of that kind gets below (`limits`).
     """
-    s = settings
-    trained = work.train("retrieval", s.runs(), s.steps)
-    losses, errors = evaluate(trained, s, work)
-    ends = np.linspace(0, s.steps, CURVE_POINTS + 1).round().astype(int)
-    curves = torch.stack([torch.stack([m.losses[a:b].mean() for m in trained]) for a, b in pairwise(ends)], -1)
-    smooth = [model.losses.unfold(0, min(SMOOTH, s.steps), 1).mean(-1).numpy() for model in trained]
-    spiky = [above_least(one).mean() for one in smooth]
+    s, runs = settings, settings.runs()
+    trained = work.train("retrieval", runs, s.steps)
+    losses, errors = evaluate(trained, s.sequences, work)
+    curves = np.stack([curve(model) for model in trained])
+    found = {"loss": losses, "loss_error": errors, "loss_first": losses.copy(), "curve": curves}
+    found |= {"fall": fall(curves), "trained": np.full(len(runs), s.steps)}
+    longer(found, runs, s, work)
     readers = limits(s.vocabulary, s.context)
     single = np.float32
     measures = {
         "loss": Measure("loss on fresh sequences", "nat", dtype=single),
         "loss_error": Measure("standard error of the loss", "nat", dtype=single),
+        "loss_first": Measure("loss on fresh sequences after the first training", "nat", dtype=single),
+        "fall": Measure("fall of the training loss in the last quarter of the last training", "nat", dtype=single),
+        "trained": Measure("steps of the last training", dtype=np.int32),
         "curve": Measure("training loss, mean over the steps up to this one", "nat", ("step",), single),
-        "spiky": Measure(f"share of training {SPIKE:g} nats above the least loss so far", dtype=single),
     }
-    found = each(s.cells(), loss=losses, loss_error=errors, curve=curves, spiky=spiky)
     known = [((reader,), {"limit": [least[k] for k in s.target]}) for reader, least in readers.items()]
     return sweep(
-        axes(s, *DIMS) | {"step": ends[1:], "reader": list(readers)},
-        Part(DIMS, measures, found),
+        axes(s, *DIMS) | {"step": _ends(s.steps)[1:], "reader": list(readers)},
+        Part(DIMS, measures, each(s.cells(), **found)),
         Part(("reader",), {"limit": Measure("least loss of a reader of this kind", "nat", ("target",))}, known),
         attrs={"task": "the token at position target, of uniform random ones", "positional": "none", "mask": "causal"},
     )
 
 
-def above_least(curve: Float[np.ndarray, "*model step"]) -> Bool[np.ndarray, "*model step"]:
-    """Where a loss, nats, is more than `SPIKE` above its least so far."""
-    return curve > np.minimum.accumulate(curve, -1) + SPIKE
+def longer(found: dict[str, np.ndarray], runs: Sequence[Run], s: Settings, work: Work) -> None:
+    """Train those that still fall anew, and put what they then give in their places."""
+    for times in (2**n for n in range(1, s.rounds + 1)):
+        if not (still := np.flatnonzero(found["fall"] > STILL)).size:
+            return
+        again = work.train(f"retrieval {times} times", [runs[i] for i in still.tolist()], s.steps * times)
+        found["loss"][still], found["loss_error"][still] = evaluate(again, s.sequences, work)
+        found["fall"][still] = fall(np.stack([curve(model) for model in again]))
+        found["trained"][still] = s.steps * times
 
 
-def evaluate(trained: Sequence[Trained], settings: Settings, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
+def curve(model: Trained) -> Float[np.ndarray, " step"]:
+    """The training loss, mean over each of `CURVE_POINTS` equal parts, nats."""
+    return np.array([float(model.losses[a:b].mean()) for a, b in pairwise(_ends(len(model.losses)))])
+
+
+def fall(curves: Float[np.ndarray, "*model step"]) -> Float[np.ndarray, "*model"]:
+    """What curves of `CURVE_POINTS` fall by in the last quarter, nats."""
+    return curves[..., -1 - CURVE_POINTS // 4] - curves[..., -1]
+
+
+def _ends(steps: int) -> np.ndarray:
+    return np.linspace(0, steps, CURVE_POINTS + 1).round().astype(int)
+
+
+def evaluate(trained: Sequence[Trained], sequences: int, work: Work) -> tuple[np.ndarray, np.ndarray]:
     """(loss, its standard error) of every model on the same fresh sequences, in nats."""
-    task = Copying(settings.vocabulary, settings.context, batch=settings.sequences)
-    inputs = task.draw(None, torch.Generator().manual_seed(TEST_SEED), 1).inputs[0]
+    task: Any = trained[0].run.task
+    inputs = replace(task, batch=sequences).draw(None, torch.Generator().manual_seed(TEST_SEED), 1).inputs[0]
     by_shape: dict[Architecture, list[int]] = {}
     for i, model in enumerate(trained):
         by_shape.setdefault(model.run.architecture.shape, []).append(i)
-    losses, errors, done = torch.empty(len(trained)), torch.empty(len(trained)), 0
+    losses, errors, done = np.empty(len(trained)), np.empty(len(trained)), 0
     for members in by_shape.values():
         models = [trained[i] for i in members]
-        where = torch.tensor([settings.target[i % len(settings.target)] for i in members])
+        where = torch.tensor([cast(Copying, model.run.task).target for model in models])
         found = []
         for some in inputs.split(TEST_CHUNK):
             out = logits(models, some).flatten(0, 1)
             answers = some.T[where].flatten()
             found.append(functional.cross_entropy(out, answers, reduction="none").view(len(members), -1))
         each = torch.cat(found, 1).double()
-        losses[members] = each.mean(1).float()
-        errors[members] = (each.std(1, correction=0) / math.sqrt(each.shape[1])).float()
+        losses[members] = each.mean(1).numpy()
+        errors[members] = (each.std(1, correction=0) / math.sqrt(each.shape[1])).numpy()
         done += len(members)
         work.advance("fresh sequences", float(done), float(len(trained)))
     return losses, errors

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from probes.figures.style import BLACK, BLUE, CYCLE, GREEN, GREY, VERMILLION
 
-from ..experiments.retrieval_claims import PUBLISHED, Nearest, Variant, nearest, of_kind, variants
+from ..experiments.retrieval_claims import Kind, of_kind, published
 from ..experiments.rules import known
 from .sheet import entry, files, grid, ranged, sheet, wanted
 
@@ -31,7 +31,7 @@ def retrieval_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figur
 
     Rows are widths, columns variants of stream and feed-forward. Thin dotted lines are the best of the seeds, which no
     single run promises; grey lines what a reader gets who has seen nothing, or all tokens but not their order; rings the
-    published values of [Liu-7], in the panel of the variant that they are nearest to.
+    published values of [Liu-7].
 
     Args:
         ds: a result of `headwater toy retrieval`.
@@ -42,38 +42,38 @@ def retrieval_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figur
     """
     there = {"loss", "limit"} <= set(ds) and "feed_forward" in ds["loss"].dims
     wanted(ds, there, "loss by target", "retrieval")
-    widths, columns = [int(w) for w in ds["width"].values], variants(ds)
-    near = {key: found for key in PUBLISHED if (found := known(nearest, ds, *key)) is not None}
+    widths = [int(w) for w in ds["width"].values]
+    columns = list(product(ds["residual"].values.tolist(), ds["feed_forward"].values.tolist()))
     wide = max(EACH * len(columns) + MARGIN, 5.6)
     notes = [
         f"lines: median of {ds.sizes['seed']} seeds on fresh sequences, bands: their range",
-        "published: single runs read off [Liu-7], shown where the variant is nearest to them",
+        "published: single runs, read off the figures of [Liu-7]",
     ]
     with sheet(ds, (wide, HEIGHT * len(widths) + 1.15), notes, dpi=DPI, path=path) as figure:
         cells: Any = figure.subplots(len(widths), len(columns), sharex=True, sharey=True, squeeze=False)
-        for (row, width), (column, variant) in product(enumerate(widths), enumerate(columns)):
+        for (row, width), (column, parts) in product(enumerate(widths), enumerate(columns)):
             cell = cells[row, column]
-            _panel(cell, ds, width, variant, near)
+            _panel(cell, ds, width, parts)
             if row == 0:
-                cell.set_title(str(variant).replace(", ", ",\n") if len(columns) > 1 else str(variant))
+                variant = Kind(1, width, *parts).variant
+                cell.set_title(variant.replace(", ", ",\n") if len(columns) > 1 else variant)
             if row == len(widths) - 1:
                 cell.set_xlabel("position asked for, k")
             if column == 0:
                 cell.set_ylabel(f"width {width}\nloss (nats)")
         _name_limits(cells[0, -1], ds)
-        figure.legend(
-            handles=_handles(ds, near), loc="outside upper center", ncols=3 if wide < 8 else 6, columnspacing=1.2
-        )
+        figure.legend(handles=_handles(ds), loc="outside upper center", ncols=3 if wide < 8 else 6, columnspacing=1.2)
     return figure
 
 
-def _panel(cell: Axes, ds: xr.Dataset, width: int, variant: Variant, near: dict[tuple[int, int], Nearest]) -> None:
+def _panel(cell: Axes, ds: xr.Dataset, width: int, parts: tuple[int, int]) -> None:
     targets = ds["target"].values
     order = np.argsort(targets)
     for reader in ("nothing", "bag and last"):
         cell.plot(targets[order], ds["limit"].sel(reader=reader).values[order], color=GREY, linewidth=0.9, zorder=1)
     for layers in (int(n) for n in ds["layers"].values):
-        loss = of_kind(ds, layers, width, variant)["loss"].transpose("seed", "target").values[:, order]
+        kind = Kind(layers, width, *parts)
+        loss = of_kind(ds, kind)["loss"].transpose("seed", "target").values[:, order]
         look: Any = {
             "linestyle": DASHES.get(layers, "-"),
             "linewidth": 1.5,
@@ -84,9 +84,8 @@ def _panel(cell: Axes, ds: xr.Dataset, width: int, variant: Variant, near: dict[
         color = _color(layers)
         ranged(cell, targets[order], loss, color, alpha=0.18, band={"zorder": 2}, **look)
         cell.plot(targets[order], loss.min(0), color=color, linestyle=DOTTED, linewidth=0.9, zorder=3)
-        found = near.get((layers, width))
-        if found is not None and found.variant == variant:
-            cell.plot(targets, found.published.values, "o", mec=color, mfc="none", markersize=6.5, mew=1.1, zorder=6)
+        if (read := known(published, ds, kind)) is not None:
+            cell.plot(targets, read.values, "o", mec=color, mfc="none", markersize=6.5, mew=1.1, zorder=6)
     cell.set(
         xticks=targets,
         xlim=(float(targets.min()) - 0.4, float(targets.max()) + 0.4),
@@ -104,7 +103,7 @@ def _name_limits(cell: Axes, ds: xr.Dataset) -> None:
     cell.annotate(f"blind to order\n{blind:.2f}", (1, blind), (3, -8), **ends)
 
 
-def _handles(ds: xr.Dataset, near: dict[tuple[int, int], Nearest]) -> list[Any]:
+def _handles(ds: xr.Dataset) -> list[Any]:
     found: list[Any] = []
     for layers in (int(n) for n in ds["layers"].values):
         look: Any = {"color": _color(layers), "linestyle": DASHES.get(layers, "-")}
@@ -112,7 +111,7 @@ def _handles(ds: xr.Dataset, near: dict[tuple[int, int], Nearest]) -> list[Any]:
     found.append(Patch(color=GREY, alpha=0.3, linewidth=0, label="range over seeds"))
     found.append(entry("best of the seeds", color=BLACK, linestyle=DOTTED, linewidth=1))
     ring: Any = {"color": BLACK, "linestyle": "", "marker": "o", "mfc": "none", "markersize": 6.5, "mew": 1.1}
-    return [*found, entry("published", **ring)] if near else found
+    return [*found, entry("published", **ring)]
 
 
 def _color(layers: int) -> str:
