@@ -27,14 +27,16 @@ def toy_pass(a: Architecture, weights: dict[str, Tensor], inputs: Tensor) -> tup
         x = x + w["positions"][:length]
     if a.positional == "sinusoidal":
         x = x + torch.stack(_turns(length, a.width), -1).roll(1, -1).flatten(1)  # sine and cosine by turns
-    cos, sin = (one.repeat(1, 2) for one in _turns(length, width))
+    cos, sin = (one.repeat(1, 2) for one in _turns(length, width, a.frequencies))
     sees = {"window": a.window, "prefix": length if a.mask == "full" else a.prefix}
     streams = [x]
     for layer in range(a.blocks):
         n = _toy_norm(a, w, f"{layer}.attention_norm", x)
         mixed = []
         for head in range(a.heads):
-            q, k, v = (n @ w[f"{layer}.{name}"][:, head * width : (head + 1) * width] for name in "qkv")
+            own = head if a.kv_heads is None else head * a.kv_heads // a.heads
+            columns = {"q": head, "k": own, "v": own}
+            q, k, v = (n @ w[f"{layer}.{name}"][:, c * width : (c + 1) * width] for name, c in columns.items())
             if a.positional == "rope":
                 q, k = rotated(q, cos, sin), rotated(k, cos, sin)
             slopes = None if a.decay is None else torch.tensor([a.decay])
@@ -54,9 +56,9 @@ def toy_pass(a: Architecture, weights: dict[str, Tensor], inputs: Tensor) -> tup
     return streams, toy_head(a, weights, _toy_norm(a, w, "norm", x)[-1])
 
 
-def _turns(length: int, width: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [position, pair] of position * 10000^(-2 pair / width)."""
-    rate = 10_000.0 ** (-torch.arange(0, width, 2).double() / width)
+def _turns(length: int, width: int, rates: tuple[float, ...] | None = None) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [position, pair] of position * 10000^(-2 pair / width), or of other rates."""
+    rate = 10_000.0 ** (-torch.arange(0, width, 2).double() / width) if rates is None else torch.tensor(rates).double()
     angles = torch.arange(length)[:, None] * rate
     return angles.cos(), angles.sin()
 

@@ -103,6 +103,29 @@ def test_other_depths_and_heads(blocks, heads):
         close(forward(a, stacked([weights]), switches_of(a), inputs)[0], truth)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_shared_keys_and_values_and_other_wavelengths(kv_heads):
+    for look in ({}, {"positional": "rope", "frequencies": (0.5, 0.02)}):
+        a = architecture(heads=4, width=16, kv_heads=kv_heads, norm="rms", feed_forward=True, **look)
+        weights, inputs = moved(a), some_inputs(a)
+        assert weights["0.k"].shape == weights["0.v"].shape == (16, 4 * kv_heads)
+        truth = torch.stack([reference_toys.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
+        close(forward(a, stacked([weights]), switches_of(a), inputs)[0], truth, tolerance(a))
+    plain = replace(a, frequencies=None)
+    assert not torch.allclose(forward(plain, stacked([weights]), switches_of(plain), inputs)[0], truth)
+    assert plain.shape == a.shape != replace(a, kv_heads=None).shape
+
+
+def test_factors_multiply_fresh_weights_of_their_kind():
+    a = architecture(feed_forward=True, norm="layer")
+    plain = initial(a, 3)
+    found = initial(replace(a, factors=(("embedding", 0.5), ("bias", 0.0), ("down", 2.0))), 3)
+    for name, tensor in plain.items():
+        kind = name.rpartition(".")[2]
+        assert torch.equal(found[name], tensor * {"embedding": 0.5, "bias": 0.0, "down": 2.0}.get(kind, 1.0))
+    assert len({name.rpartition(".")[2] for name in plain} & {"embedding", "bias", "down"}) == 3
+
+
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("other", [OTHERS[0], OTHERS[6], OTHERS[13], OTHERS[-1]])
 def test_models_of_mixed_switches_side_by_side_are_each_alone(learned, other):
@@ -211,6 +234,10 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
         ({"positional": "decay", "decay": decay}, f"decay={decay} is no rate; give a finite number of nats per token")
         for decay in (-0.1, math.inf, math.nan)
     ),
+    ({"kv_heads": 0}, "kv_heads=0"),
+    ({"heads": 4, "width": 8, "kv_heads": 3}, "3 key-value heads do not divide 4 heads"),
+    ({"positional": "rope", "frequencies": (1.0, 0.1)}, "do not fit 1 planes"),
+    ({"frequencies": (1.0,)}, "positional='none'"),
     ({"positional": "decay", "decay": 0.1, "mask": "full"}, "mask 'full' shows later tokens; give mask='causal' or"),
     ({"positional": "decay", "decay": 0.1, "mask": "prefix", "prefix": 2}, "mask 'prefix' shows later tokens"),
 ]

@@ -124,6 +124,24 @@ def test_edits_act(site, look):
         close(trace.residual[2] - trace.residual[1], 2 * (plain.residual[2] - plain.residual[1]))
 
 
+def test_shared_keys_are_edited_once_and_probed_as_autograd_does():
+    toy = made(heads=4, width=8, kv_heads=2, positional="rope", frequencies=(0.3,), **toys.STANDARD)
+    seen: list[torch.Size] = []
+    embeddings = toy.embed(TOKENS[:1])
+    edit = Edit("key", 1, lambda x: seen.append(x.shape) or 2 * x)
+    trace, plain = (toy.trace(embeddings, attention=True, edits=edits) for edits in ([edit], []))
+    assert seen == [(1, 2, LENGTH, 2)]
+    assert toy.spec.kv_heads == 2
+    assert torch.equal(trace.attention[1].key, 2 * plain.attention[1].key)
+    assert torch.equal(plain.attention[0].key[:, 0], plain.attention[0].key[:, 1])
+    parts = toy.parts(1)
+    assert parts is not None
+    block = LinearizedBlock(parts, plain.residual[1], plain.rotary[1])
+    close(block.output, plain.residual[2])
+    slope = torch.autograd.functional.vjp(plain.blocks[1], plain.residual[1], plain.residual[0])[1]
+    close(block.vjp(plain.residual[0][None])[0], slope)
+
+
 @pytest.mark.parametrize("look", LOOKS, ids=named)
 def test_attention_is_the_mask_s_own_and_watchers_see_it(look):
     toy = made(**look)

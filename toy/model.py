@@ -40,7 +40,8 @@ Head = Literal["linear", "mlp"]
 AttentionSwitch = Literal["softmax", "sigmoid", "relu"]
 Kernel = Literal["inner", "distance"]
 
-LATER = ("attention", "kernel", "readout", "position_width")  # fields that models of earlier versions do not name
+# Fields that models of earlier versions do not name.
+LATER = ("attention", "kernel", "readout", "position_width", "kv_heads", "frequencies", "factors")
 THETA = 10_000.0  # base of the wavelengths of RoPE and of sinusoidal encodings
 NORM_EPS = 1e-5
 HEAD_LAYERS = 3  # ReLU layers of the "mlp" head before its linear one, as in [Wu]
@@ -53,12 +54,16 @@ Weights = Mapping[str, Tensor]  # by name, each [E, ...]
 class Architecture:
     """All switches of one toy transformer.
 
-    `mask`: "causal"; "window" (the last `window` keys, the query included); "prefix" (causal, and the first `prefix`
-    tokens are seen by every query); "full". `positional`: "learned" and "sinusoidal" are added to the embeddings, "rope"
-    rotates queries and keys, "decay" takes `decay` per token of distance off the logits. `vocabulary` None: the inputs are
-    vectors. `head`: "linear" unembeds, "mlp" is three ReLU layers and a linear one [Wu]. `attention`: what makes weights of
-    logits; those of "sigmoid" and "relu" are each key's own, and a query's do not sum to 1. `kernel`: attention's logits are
-    `q . k / sqrt(c)`, or with "distance" `-|q - k|^2 / (2 sqrt(c))`; `readout`: the head's are `x . u`, or `-|x - u|^2 / 2`.
+    `kv_heads`: so many heads of keys and values, each shared by as many neighbouring query heads. `mask`: "causal"; "window"
+    (the last `window` keys, the query included); "prefix" (causal, and the first `prefix` tokens are seen by every query);
+    "full". `positional`: "learned" and "sinusoidal" are added to the embeddings, "rope" rotates queries and keys, "decay"
+    takes `decay` per token of distance off the logits. `frequencies`: radians per position of RoPE's planes, if not those of
+    base 10,000. `vocabulary` None: inputs are vectors. `head`: "linear" unembeds, "mlp" is three ReLU layers and a linear
+    one [Wu]. `factors`: fresh weights of a kind, the last part of their names ("embedding", "q", "down", "bias"), are
+    multiplied by these numbers.
+    `attention`: what makes weights of logits; those of "sigmoid" and "relu" are each key's own, and a query's do not sum to
+    1. `kernel`: attention's logits are `q . k / sqrt(c)`, or with "distance" `-|q - k|^2 / (2 sqrt(c))`; `readout`: the
+    head's are `x . u`, or `-|x - u|^2 / 2`.
 
     Raises:
         InputError: a combination that cannot be.
@@ -84,6 +89,9 @@ class Architecture:
     kernel: Kernel = "inner"
     readout: Kernel = "inner"
     position_width: int | None = None  # the first axes of the stream that learned positions are added to; None: all
+    kv_heads: int | None = None  # None: every query head has its own keys and values
+    frequencies: tuple[float, ...] | None = None
+    factors: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -92,7 +100,7 @@ class Architecture:
             "width",
             "length",
             "outputs",
-            *(["vocabulary"] if self.vocabulary is not None else []),
+            *(name for name in ("vocabulary", "kv_heads") if getattr(self, name) is not None),
         ):
             at_least(name, getattr(self, name), 1)
         kinds = {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}
@@ -103,6 +111,11 @@ class Architecture:
             f"{self.heads} heads do not divide a width of {self.width}; give a divisor of it": self.width % self.heads,
             f"rope turns pairs, and a head of width {head} is odd; give heads an even width": (
                 self.positional == "rope" and head % 2
+            ),
+            f"{self.groups} key-value heads do not divide {self.heads} heads; give a divisor": self.heads % self.groups,
+            f"frequencies={self.frequencies} do not fit {head // 2} planes of positional='{self.positional}'; give one "
+            "for each plane with positional='rope', and only there": (
+                self.frequencies is not None and (self.positional, len(self.frequencies)) != ("rope", head // 2)
             ),
             f"sinusoidal encoding fills pairs, and width {self.width} is odd; give an even width": (
                 self.positional == "sinusoidal" and self.width % 2
@@ -142,10 +155,18 @@ class Architecture:
         return self.width // self.heads
 
     @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
     def shape(self) -> Architecture:
         """The same with every switch that changes no shape at its default: models of equal `shape` train in one batch."""
         positional = "learned" if self.positional == "learned" else "none"
-        return replace(self, mask="causal", window=None, prefix=None, positional=positional, decay=None, residual=True)
+        plain = replace(
+            self, mask="causal", window=None, prefix=None, positional=positional, decay=None, frequencies=None
+        )
+        return replace(plain, residual=True, factors=())
 
     def described(self) -> dict[str, object]:
         """All fields, as they enter provenance and the fingerprints of checkpoints; later ones only where they are used."""
@@ -156,7 +177,7 @@ class Architecture:
 def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
     """Fresh weights of one model, without model dimension, float32 on the CPU: the same on every machine.
 
-    What a weight is does not depend on switches that change no shape.
+    What a weight is does not depend on switches that change no shape, but for `factors`.
     """
     generator = torch.Generator().manual_seed(seed)
     a, found = architecture, {}
@@ -178,7 +199,7 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
     for layer in range(a.blocks):
         norm(f"{layer}.attention_norm")
         for name in ("q", "k", "v", *(["o"] if a.output_projection else [])):
-            matrix(f"{layer}.{name}", a.width, a.width)
+            matrix(f"{layer}.{name}", a.width, a.head_dim * a.groups if name in "kv" else a.width)
         if a.feed_forward:
             norm(f"{layer}.mlp_norm")
             matrix(f"{layer}.up", a.width, FEED_FORWARD_FACTOR * a.width, bias=True)
@@ -187,6 +208,8 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
     for n in range(HEAD_LAYERS if a.head == "mlp" else 0):
         matrix(f"head.{n}", a.width, a.width, bias=True)
     matrix("unembedding", a.width, a.outputs, bias=a.head == "mlp")
+    for kind, factor in a.factors:
+        found |= {name: tensor * factor for name, tensor in found.items() if name.rpartition(".")[2] == kind}
     return found
 
 
@@ -235,7 +258,10 @@ def rotation(architecture: Architecture) -> tuple[Float[Tensor, "position c"], F
     a = architecture
     if a.positional != "rope":
         return torch.ones(a.length, a.head_dim), torch.zeros(a.length, a.head_dim)
-    frequency = THETA ** (-torch.arange(0, a.head_dim, 2, dtype=torch.float64) / a.head_dim)
+    if a.frequencies is None:
+        frequency = THETA ** (-torch.arange(0, a.head_dim, 2, dtype=torch.float64) / a.head_dim)
+    else:
+        frequency = torch.tensor(a.frequencies, dtype=torch.float64)
     angle = (torch.arange(a.length)[:, None] * frequency).repeat(1, 2)
     return angle.cos().float(), angle.sin().float()
 
@@ -289,7 +315,8 @@ def block(
     x: Float[Tensor, "model batch position d"],
 ) -> Float[Tensor, "model batch position d"]:
     """One block, all positions."""
-    q, k, v = queries_keys_values(architecture, weights, switches, layer, x)
+    q, *keys_values = queries_keys_values(architecture, weights, switches, layer, x)
+    k, v = (shared(architecture, part) for part in keys_values)
     logits = (q * architecture.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias  # [E, B, H, T, T]
     if architecture.kernel == "distance":
         logits = logits - lengths(architecture, k)[..., None, :]
@@ -306,7 +333,7 @@ def weighed(architecture: Architecture, logits: Tensor) -> Tensor:
 def queries_keys_values(
     architecture: Architecture, weights: Weights, switches: Switches, layer: int, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of a block that reads the stream x, each [E, B, H, T, c]; queries and keys are rotated where RoPE is on."""
+    """Those of a block that reads the stream x, [E, B, H, T, c], keys and values by their own heads; RoPE has acted."""
     n = normed(architecture, weights, f"{layer}.attention_norm", x)
     q, k, v = (split(architecture, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
     return rotated(switches, q), rotated(switches, k), v
@@ -324,10 +351,10 @@ def last_block(
         asked = torch.einsum("ebhc,ehdc->ebhd", q[..., 0, :], to_key)
         logits = asked @ n.transpose(-1, -2)  # [E, B, H, T]
     else:
-        k = rotated(switches, split(a, times(n, weights[f"{layer}.k"])))
+        k = shared(a, rotated(switches, split(a, times(n, weights[f"{layer}.k"]))))
         logits = (rotated(switches, q, last=True) @ k.transpose(-1, -2))[..., 0, :]
     if a.kernel == "distance":
-        logits = logits - lengths(a, split(a, times(n, weights[f"{layer}.k"])))
+        logits = logits - lengths(a, shared(a, split(a, times(n, weights[f"{layer}.k"]))))
     pattern = weighed(a, logits + switches.bias[..., -1, :])
     read = torch.einsum("ebhd,ehdc->ebhc", pattern @ n, by_head(a, weights[f"{layer}.v"]))
     return written(a, weights, switches, layer, x[:, :, -1:], read.flatten(-2)[:, :, None])
@@ -383,9 +410,15 @@ def affine(x: Tensor, weights: Weights, name: str) -> Tensor:
     return torch.baddbmm(weights[f"{name}.bias"][:, None], rows, weights[name]).unflatten(1, x.shape[1:3])
 
 
-def split(architecture: Architecture, x: Float[Tensor, "model batch position d"]) -> Tensor:
+def split(architecture: Architecture, x: Float[Tensor, "model batch position features"]) -> Tensor:
     """Heads apart: [E, B, H, T, c]."""
-    return x.unflatten(-1, (architecture.heads, architecture.head_dim)).transpose(2, 3)
+    return x.unflatten(-1, (-1, architecture.head_dim)).transpose(2, 3)
+
+
+def shared(architecture: Architecture, x: Float[Tensor, "*rows group n c"]) -> Float[Tensor, "*rows head n c"]:
+    """Keys or values as each query head reads them."""
+    a = architecture
+    return x if a.groups == a.heads else x.repeat_interleave(a.heads // a.groups, -3)
 
 
 def joined(x: Float[Tensor, "model batch head position c"]) -> Tensor:
@@ -393,9 +426,9 @@ def joined(x: Float[Tensor, "model batch head position c"]) -> Tensor:
     return x.transpose(2, 3).flatten(-2)
 
 
-def by_head(architecture: Architecture, matrix: Float[Tensor, "model d d"]) -> Tensor:
-    """A projection's columns by head: [E, H, d, c]."""
-    return matrix.unflatten(-1, (architecture.heads, architecture.head_dim)).transpose(1, 2)
+def by_head(architecture: Architecture, matrix: Float[Tensor, "model d features"]) -> Tensor:
+    """The columns of W_K or W_V that each query head reads: [E, H, d, c]."""
+    return shared(architecture, matrix.unflatten(-1, (-1, architecture.head_dim)).transpose(1, 2))
 
 
 def rotated(switches: Switches, x: Float[Tensor, "model batch head position c"], *, last: bool = False) -> Tensor:

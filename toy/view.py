@@ -52,6 +52,7 @@ from .model import (
     joined,
     normed,
     queries_keys_values,
+    shared,
     written,
 )
 from .tasks import InContext
@@ -268,8 +269,9 @@ class Toy(Watched):
         a, weights, switches, x = self.architecture, self._weights, self._at(stream.shape[1]), stream[None]
         parts = (part[0] for part in queries_keys_values(a, weights, switches, layer, x))
         sites, watcher = ("query", "key", "value"), self._watcher
+        read = {site: _edited(edits, layer, site, part) for site, part in zip(sites, parts, strict=True)}
         attention = Attention(
-            **{site: _edited(edits, layer, site, part) for site, part in zip(sites, parts, strict=True)},
+            **{site: part if site == "query" else shared(a, part) for site, part in read.items()},
             scale=a.head_dim**-0.5,
             softcap=None,
             window=a.window,
@@ -363,7 +365,7 @@ def _spec(a: Architecture, table: int) -> Spec:
         family=FAMILY,
         blocks=a.blocks,
         heads=a.heads,
-        kv_heads=a.heads,
+        kv_heads=a.groups,
         head_dim=a.head_dim,
         width=a.width,
         vocabulary=table if a.vocabulary is None else a.vocabulary,

@@ -18,10 +18,8 @@ from ..model import (
     embedded,
     forward,
     joined,
-    normed,
-    rotated,
-    split,
-    times,
+    queries_keys_values,
+    shared,
     weighed,
     written,
 )
@@ -82,9 +80,8 @@ def patterns(architecture: Architecture, weights: Weights, switches: Switches, i
     a = architecture
     x = embedded(weights, switches, inputs)
     for layer in range(a.blocks):
-        n = normed(a, weights, f"{layer}.attention_norm", x)
-        q, k, v = (split(a, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
-        q, k = (rotated(switches, y) for y in (q, k))
+        q, *others = queries_keys_values(a, weights, switches, layer, x)
+        k, v = (shared(a, part) for part in others)
         pattern = weighed(a, (q * a.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias)
         yield pattern
         if layer + 1 < a.blocks:
