@@ -42,7 +42,8 @@ OTHERS: list[dict[str, Any]] = [
     for n, switches in enumerate(product((False, True), ("none", "rms", "layer"), (True, False), ("linear", "mlp")))
 ]
 MATCHED = Settings(
-    seeds=2, items=4, width=8, vocabulary=4, classes=16, labels=4, burst=2, steps=3, in_context_steps=2, batch=4, sequences=8
+    fresh_seeds=2, seeds=2, ablation_seeds=1, positions=9, targets=0, items=4, width=8, vocabulary=4, classes=16, labels=4,
+    burst=2, steps=3, in_context_steps=2, batch=4, sequences=8,
 )  # fmt: skip
 
 

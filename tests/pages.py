@@ -154,8 +154,7 @@ def claims() -> list[Claim]:
 
 
 def match() -> xr.Dataset:
-    """A committed result of a model beside toys, as if it were newer and of another model."""
+    """A committed result of a model beside toys, as if it were of another model."""
     ds = load(Path(__file__).resolve().parent.parent / "reports" / "match" / "match-tiny-llama.nc")
     del ds.attrs["weights"]
-    newer = {f"{whose}_elasticity": ds[f"{whose}_sensitivity"] for whose in ("model", "toy")}
-    return judged(ds.assign(newer).assign_attrs(model="ape"), bootstrap=20)
+    return judged(ds.assign_attrs(model="ape"), bootstrap=20)

@@ -46,8 +46,9 @@ SMALLER: dict[str, dict[str, str]] = {
         "LENGTH, PROMPTS, SEEDS = 128, 4, 2": "LENGTH, PROMPTS, SEEDS = 32, 2, 2",
         "n=64": "n=16",
         "bootstrap=100": "bootstrap=10",
-        "Settings(seeds=1, steps=150)": "Settings(seeds=1, steps=20)",
-        "sequences(matched, 64)": "sequences(matched, 8)",
+        "steps=150": "steps=20",
+        "TOY_SEEDS = 4": "TOY_SEEDS = 2",
+        "batch=64": "batch=8",
         "prompts=8": "prompts=2",
     },
     "5-your-own-checkpoint": {

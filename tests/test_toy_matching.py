@@ -3,17 +3,20 @@
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from kept import Stop, stopping_at
 from made_toys import MATCHED as SMALL
 
 from probes.errors import InputError
+from probes.models.strength import Strength, strength
 from probes.models.view import Spec
 from toy.matching import QUICK, Group, Matching, Plan, Settings
 from toy.model import Architecture, initial
 from toy.tasks import Copying
 from toy.train import Run, train
+from toy.view import Toy
 
 SPEC = Spec("llama", 3, 4, 4, 32, 128, 1000, ("rope",) * 3, (None,) * 3, 256, 0.02)
 
@@ -36,21 +39,56 @@ def trained(*plans: Plan, settings: Settings = SMALL) -> tuple[list[list[Group]]
 
 
 def test_matched_toys_share_what_position_can_come_from_and_ablations_lack_one_of_it():
-    found = shapes()
-    sizes: dict[str, Any] = {"blocks": 3, "heads": 4, "width": 16, "length": 9}  # heads of at least four dimensions
+    found = shapes(replace(SPEC, kv_heads=2))
+    sizes: dict[str, Any] = {"blocks": 3, "heads": 4, "kv_heads": 2, "width": 16, "length": 9}
     matched = Architecture(**sizes, vocabulary=5, outputs=4, positional="rope", feed_forward=True, norm="rms")
     assert matched.residual
     assert matched.output_projection
     assert planned(norm="layer").runs["matched", "in-context"][0].architecture.norm == "layer"
-    assert found == {
+    expected = {
         "matched": matched,
         "no residual": replace(matched, residual=False),
         "no causal mask": replace(matched, mask="full"),
         "no positions": replace(matched, positional="none"),
     }
+    assert found == expected
+    # Fresh ones have the model's own length and tokens.
+    fresh = planned(replace(SPEC, kv_heads=2)).fresh
+    assert fresh == {name: replace(one, length=256, vocabulary=1000) for name, one in expected.items()}
     assert "no positions" not in shapes(replace(SPEC, positional=("none",) * 3))
     assert shapes(replace(SPEC, positional=("learned",) * 3))["matched"].positional == "learned"
     assert shapes(settings=replace(SMALL, ablations=False)).keys() == {"matched"}
+
+
+def test_depth_and_length_have_limits_that_are_said():
+    plan = planned(settings=replace(SMALL, deepest=2, longest=100))
+    assert plan.runs["matched", "retrieval"][0].architecture.blocks == 2
+    assert plan.runs["matched", "in-context"][0].architecture.blocks == 2
+    assert (plan.fresh["matched"].blocks, plan.fresh["matched"].length) == (3, 100)
+    assert [note for note in plan.notes if "2 of the model's 3" in note or "100 of 256" in note] == list(
+        plan.notes[-2:]
+    )
+
+
+def test_wavelengths_are_those_of_every_so_many_planes():
+    """A base's wavelengths stay that base's with fewer planes, whatever the scaling did to them."""
+    own = [1_000 ** (-n / 16) / (1 + n) for n in range(16)]  # heads of the toys have four dimensions
+    found = planned(frequencies=own).fresh
+    assert found["matched"].frequencies == (own[0], own[8])
+    assert found["no positions"].frequencies is None
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_strengths_of_fresh_toys_are_the_model_s(norm):
+    """Up to the scale of the stream, which the norms take out, and the scatter of small weights."""
+    wanted = Strength(embedding=0.02, logits=0.05, values=0.04, feed_forward=0.006)
+    a = planned(strengths=wanted, norm=norm, settings=replace(SMALL, width=32)).fresh["matched"]
+    tokens = torch.arange(40).reshape(2, 20)
+    measured = [strength(Toy(a, initial(a, seed)), tokens) for seed in range(8)]
+    found = Strength(*np.sqrt(np.mean(np.square(np.array(measured, dtype=float)), 0)))
+    assert found.logits == pytest.approx(wanted.logits, rel=0.1)
+    assert found.feed_forward / found.values == pytest.approx(wanted.feed_forward / wanted.values, rel=0.1)
+    assert found.embedding / found.values == pytest.approx(wanted.embedding / wanted.values, rel=0.1)
 
 
 @pytest.mark.parametrize(("heads", "width"), [(1, 32), (4, 32), (12, 48), (14, 56), (32, 128)])
@@ -64,7 +102,7 @@ def test_heads_divide_the_width_and_are_even(heads, width):
     ("window", "length", "expected"), [(32, 256, 3), (2, 256, 2), (97, 257, 7), (256, 256, None), (400, 256, None)]
 )
 def test_windows_keep_their_fraction_of_the_length(window, length, expected):
-    found = shapes(replace(SPEC, windows=(window,) * 3), length=length, settings=replace(SMALL, items=8))
+    found = shapes(replace(SPEC, windows=(window,) * 3), length=length, settings=replace(SMALL, positions=17))
     matched = found["matched"]
     assert (matched.window, matched.mask) == (expected, "causal" if expected is None else "window")
     if expected is not None:  # 97: 96 of 256 steps back, 6 of 16
@@ -73,16 +111,16 @@ def test_windows_keep_their_fraction_of_the_length(window, length, expected):
 
 
 def test_what_does_not_match_is_said():
-    assert planned().notes == ()
+    assert planned(strengths=Strength(1.0, 1.0, 1.0, 1.0)).notes == ()
     odd = replace(SPEC, windows=(None, 8, None), kv_heads=2, prefix=4, positional=("rope", "none", "rope"))
     notes = planned(odd).notes
     assert len(notes) == 4
-    for said in ("window differ", "prefix", "positional encoding", "4 query heads share 2"):
+    for said in ("window differ", "prefix", "positional encoding", "torch's own strengths"):
         assert any(said in note for note in notes)
 
 
 def test_runs_are_seeds_by_positions_asked_for():
-    length, runs = SMALL.length, planned().runs
+    length, runs = SMALL.positions, planned().runs
     plans = [planned(bos=bos).runs["matched", "retrieval"] for bos in (True, False)]
     with_bos, without = ([cast(Copying, run.task) for run in own] for own in plans)
     assert [task.target for task in with_bos] == 2 * SMALL.asked(True) == 2 * list(range(1, length))
@@ -102,7 +140,7 @@ def test_runs_are_seeds_by_positions_asked_for():
     [
         *(
             (lambda name=name, value=value: replace(SMALL, **{name: value}), f"{name}={value}")
-            for name, value in {"seeds": 0, "steps": 0, "items": 2, "burst": 3, "targets": -1}.items()
+            for name, value in {"seeds": 0, "steps": 0, "items": 2, "burst": 3, "targets": -1, "positions": 7}.items()
         ),
         (lambda: Matching(SMALL).toys([]), "0 runs of 3 steps are no training"),
         (lambda: planned(length=1), "length=1"),
@@ -118,48 +156,48 @@ def groups():
     return trained(planned())[0][0]
 
 
-def test_groups_are_variants_by_tasks_of_what_training_alone_gives(groups):
+def test_groups_are_variants_by_trainings_of_what_training_alone_gives(groups):
     names = ["matched", "no residual", "no causal mask", "no positions"]
-    assert [(group.variant, group.task) for group in groups] == [
-        (name, task) for name in names for task in ("retrieval", "in-context")
-    ]
+    retrieval = [(name, "retrieval") for name in names]
+    expected = [(name, "init") for name in names] + [retrieval[0], ("matched", "in-context"), *retrieval[1:]]
+    assert [(group.variant, group.training) for group in groups] == expected
+    assert [member.seed for member in groups[0].members] == [0, 1]
+    assert [member.seed for member in groups[1].members] == [0]
+    groups = [group for group in groups if group.training != "init"]
     assert [member.target for member in groups[0].members] == 2 * list(range(1, 9))
     assert all(0 <= member.accuracy <= 1 for group in groups for member in group.members)
     member = groups[0].members[3]
-    alone = train([member.run], SMALL.steps)[0]
+    alone = train([planned().runs["matched", "retrieval"][3]], SMALL.steps)[0]
     for name in alone.weights:
         torch.testing.assert_close(member.view._weights[name][0], alone.weights[name], atol=1e-6, rtol=1e-4)
-    for name, tensor in initial(member.run.architecture, member.seed).items():
-        assert torch.equal(member.fresh._weights[name][0], tensor)
     assert member.loss == pytest.approx(float(alone.losses.mean()), rel=1e-4)
 
 
 def test_prompts_are_sequences_of_the_task(groups):
-    found, in_context = groups[0].members[0], groups[1].members[0]
+    found, in_context = groups[4].members[0], groups[5].members[0]
+    assert groups[0].members[0].prompts is None  # fresh toys read the model's
     tokens, ids = found.prompts(5), in_context.prompts(5)
     assert tokens.shape == (5, 9)
     assert (tokens[:, 0] == found.view.bos).all()
     assert int(tokens[:, 1:].max()) < 4
-    assert torch.equal(tokens, groups[0].members[5].prompts(5))
+    assert torch.equal(tokens, groups[4].members[5].prompts(5))
     assert (ids[:, 0::2] < 16).all()
     assert (ids[:, 1::2] >= 16).all()
     assert in_context.view.bos is None
     assert torch.isfinite(in_context.view.residual(in_context.view.embed(ids))).all()
-    # Scaled toys differ in what enters alone.
-    torch.testing.assert_close(found.scaled(0.25).embed(tokens), 0.25 * found.fresh.embed(tokens))
-    assert torch.equal(found.scaled(0.25)._weights["0.q"], found.fresh._weights["0.q"])
 
 
 def test_plans_share_what_they_have_in_common():
     one, other = planned(), planned(replace(SPEC, windows=(97,) * 3))
     (first, second), steps = trained(one, other)
     # Both have the variant without mask, and what one calls matched the other calls "no window", of its first seed.
-    assert steps == (5 + 6 - 2) * (8 * SMALL.steps + SMALL.in_context_steps)
-    keys = [{group.variant: group.key for group in groups} for groups in (first, second)]
-    assert {name for name in keys[0] if keys[0][name] == keys[1].get(name)} == {"no causal mask"}
+    assert steps == (5 + 6 - 2) * 8 * SMALL.steps + 4 * SMALL.in_context_steps
+    keys = [{(group.variant, group.training): group.key for group in groups} for groups in (first, second)]
+    same = {of for of, key in keys[0].items() if key == keys[1].get(of)}
+    assert same == {("no causal mask", "init"), ("no causal mask", "retrieval")}
     again, half = trained(one, planned(replace(SPEC, vocabulary=7)))
-    assert half == 5 * (8 * SMALL.steps + SMALL.in_context_steps)
-    assert [group.key for group in again[0]] == [group.key for group in again[1]]
+    assert half == 5 * 8 * SMALL.steps + 2 * SMALL.in_context_steps
+    assert [g.key == h.key for g, h in zip(*again, strict=True)] == [g.training != "init" for g in again[0]]
 
 
 def test_training_resumes_where_it_stopped(tmp_path):
@@ -172,7 +210,7 @@ def test_training_resumes_where_it_stopped(tmp_path):
     (found,) = maker.toys(plans, folder, lambda *now: told.append(now))
     assert told[0] == ("toys: retrieval", 24.0, 24.0)  # all there
     for one, other in zip(whole, found, strict=True):
-        assert [m.loss for m in one.members] == [m.loss for m in other.members]
+        np.testing.assert_array_equal([m.loss for m in one.members], [m.loss for m in other.members])
     maker.finish(folder)
     assert not folder.exists()
 

@@ -1,15 +1,21 @@
-"""Toys that match a model: the same depth, heads, mask, positional encoding and residual structure, in small.
+"""Toys that match a model: the same structure and strengths in small, fresh and trained.
 
-A toy of a model keeps what the model's sense of position can come from and shrinks the rest. Width, vocabulary and length
-are small, feed-forwards are plain, every head has keys of its own, RoPE has its usual wavelengths. Each *variant* takes one
-ingredient away: the residual stream, the causal mask, the positional encoding, the sliding window. Two tasks train every
-variant: retrieval [Liu-7], one model for each position that is asked for, and in-context retrieval [Wu] with answers
-anywhere. Both ask for all positions alike: what a trained toy then prefers is not in its data.
+A toy of a model keeps what the model's sense of position can come from and shrinks the rest:
+
+- kept: depth, heads and their groups of keys and values, mask, window, kind of positional encoding with RoPE's base and
+  scaling, residual stream, kind of norms, and how strongly fresh blocks write to the stream and look at it
+  (`probes.models.strength`);
+- small: width and feed-forwards, which are plain; of trained toys vocabulary, positions and, of deep models, depth.
+
+Fresh toys read the model's own prompts at its own depth and length. Trained ones read short sequences of a task. Retrieval
+[Liu-7] has one toy for each position that is asked for, in-context retrieval [Wu] answers anywhere. Both ask for all
+positions alike: what a trained toy then prefers is not in its data. Each *variant* takes one ingredient away: the residual
+stream, the causal mask, the positional encoding, the sliding window.
 
 A window of w positions reaches `blocks (w - 1)` back; it is scaled so that it reaches the same fraction of the toy's
 length as the model's does of the length that the model is measured at.
 
-Models that need the same toys share them: equal runs are trained once.
+Models that need the same trained toys share them: equal runs are trained once.
 """
 
 from __future__ import annotations
@@ -24,7 +30,9 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn import functional
 
+from probes.models.strength import Strength, strength
 from probes.models.view import Spec
 from probes.run.progress import Advance
 
@@ -34,57 +42,61 @@ from .tasks import Copying, InContext
 from .train import Run, Trained, forget, logits, train
 from .view import Toy
 
-Task = Literal["retrieval", "in-context"]
+Training = Literal["init", "retrieval", "in-context"]
 MATCHED = "matched"
 WIDTH = 32  # about; a multiple of the heads
 LEAST_HEAD = 4  # dimensions of a head: two wavelengths of RoPE
 LAST_STEPS = 20  # over which the final loss is averaged
 TEST_SEED = 1 << 20  # of sequences that no training draws
+DRAWS = 4  # fresh toys whose strengths are averaged
 
 
 @dataclass(frozen=True)
 class Settings:
     """How toys are made and trained.
 
-    `ablations`: also train variants that lack one ingredient, with `ablation_seeds` seeds instead of `seeds`.
+    `ablations`: also make variants that lack one ingredient, with `ablation_seeds` seeds instead of the others, and train
+    them on retrieval.
 
     Raises:
         InputError: a number that is too small, or items that do not go together.
     """
 
+    fresh_seeds: int = 4
+    longest: int = 512  # positions of a fresh toy at most
     seeds: int = 2
     ablations: bool = True
-    ablation_seeds: int = 1
-    items: int = 8  # pairs of an in-context sequence, as published; both tasks have 2 items + 1 positions
+    ablation_seeds: int = 2
+    deepest: int = 6  # blocks of a trained toy at most
+    positions: int = 33  # of retrieval
+    items: int = 8  # pairs of an in-context sequence, as published, which has 2 items + 1 positions
     width: int = WIDTH
     vocabulary: int = 10  # tokens of the retrieval task beside BOS
-    targets: int = 0  # positions that retrieval asks for, evenly spaced; 0: every one
+    targets: int = 6  # positions that retrieval asks for, evenly spaced; 0: every one
     classes: int = 8192  # too many to be known by heart in so few steps
     labels: int = 8
     burst: int = 4
     eps: float = 0.25  # of an item's noise; [Wu] has 0.75, 2048 classes, 32 labels and 100,000 steps
     steps: int = 300  # of retrieval
-    in_context_steps: int = 1500
+    in_context_steps: int = 6000
     batch: int = 32
     learning_rate: float = 5e-3  # of retrieval; both fall to zero along half a cosine
-    in_context_learning_rate: float = 3e-3
+    in_context_learning_rate: float = 1e-3
     sequences: int = 1000  # of a test of accuracy
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "ablation_seeds", "width", "steps", "in_context_steps", "batch", "sequences"):
+        counts = ("fresh_seeds", "seeds", "ablation_seeds", "deepest", "width", "steps", "in_context_steps", "batch")
+        for name in (*counts, "sequences"):
             at_least(name, getattr(self, name), 1)
         at_least("items", self.items, 4)
+        at_least("positions", self.positions, 8)
+        at_least("longest", self.longest, 8)
         at_least("targets", self.targets, 0)
         self.in_context(self.width)  # raises what does not go together
 
-    @property
-    def length(self) -> int:
-        """Positions of every toy."""
-        return 2 * self.items + 1
-
     def asked(self, bos: bool) -> list[int]:
         """Positions that retrieval toys are asked for, one toy each."""
-        every = range(int(bos), self.length)
+        every = range(int(bos), self.positions)
         if not self.targets:
             return list(every)
         return sorted({round(float(x)) for x in np.linspace(every[0], every[-1], self.targets)})
@@ -97,50 +109,46 @@ class Settings:
         return asdict(self)
 
 
-QUICK = Settings(seeds=1, ablations=False, items=4, width=16, steps=100, in_context_steps=200, burst=2)
+QUICK = Settings(
+    fresh_seeds=2, seeds=2, ablations=False, deepest=6, positions=17, items=4, targets=4, steps=200, in_context_steps=200,
+    burst=2, sequences=500,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained for one model: runs by variant and task, in order; `notes` say in what the toys do not match it.
+    """What is made for one model: fresh toys by variant, runs by variant and task; `notes` say in what they do not match it.
 
     A variant is "matched", or named by what it lacks: "no residual", "no causal mask", "no positions", "no window". Runs go
     seed by seed, targets in order.
     """
 
-    runs: dict[tuple[str, Task], list[Run]]
+    fresh: dict[str, Architecture]
+    runs: dict[tuple[str, Training], list[Run]]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Member:
-    """One trained toy: its view, its view before training, and how well it does on sequences it has not seen."""
+    """One toy: its view, what it reads, and, of a trained one, how well it does on sequences it has not seen."""
 
     view: Toy
-    fresh: Toy
-    run: Run
-    prompts: Callable[[int], Int[Tensor, "prompt position"]]  # so many of its task's sequences, as token ids
     seed: int
-    target: int | None  # the position asked for; None in context
-    loss: float  # at the end of training, nats
-    accuracy: float
-
-    def scaled(self, factor: float) -> Toy:
-        """The toy before training with all that enters block 0 multiplied: small factors let the blocks weigh more."""
-        a, name = self.run.architecture, f"{self.view.identity.name}, scaled"
-        weights = initial(a, self.run.seed)
-        weights |= {key: weights[key] * factor for key in ("embedding", "positions") if key in weights}
-        return Toy(a, weights, name=name, condition="init", bos=self.view.bos)
+    prompts: Callable[[int], Int[Tensor, "prompt position"]] | None = None  # its task's; None: the model's own
+    target: int | None = None  # the position asked for
+    loss: float = np.nan  # at the end of training, nats
+    accuracy: float = np.nan
+    log_p: float = np.nan  # of the right answer, mean
 
 
 @dataclass(frozen=True)
 class Group:
-    """The toys of one variant and task."""
+    """The toys of one variant and training."""
 
     variant: str
-    task: Task
+    training: Training
     members: tuple[Member, ...]
-    key: str  # equal for equal groups of other models
+    key: str  # equal for equal groups of other models that read the same
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,16 @@ class Matching:
     def described(self) -> dict[str, Any]:
         return self.settings.described()
 
-    def plan(self, spec: Spec, *, bos: bool, length: int, norm: Literal["rms", "layer"] = "rms") -> Plan:
+    def plan(
+        self,
+        spec: Spec,
+        *,
+        bos: bool,
+        length: int,
+        norm: Literal["rms", "layer"] = "rms",
+        strengths: Strength | None = None,
+        frequencies: Sequence[float] | None = None,
+    ) -> Plan:
         """The toys that match a model.
 
         Args:
@@ -162,41 +179,63 @@ class Matching:
             bos: whether BOS stands first in its prompts; retrieval sequences then have one, too.
             length: positions of the model's prompts, which a window is a fraction of.
             norm: kind of the model's norms.
+            strengths: of the fresh model; toys have torch's own where there are none.
+            frequencies: of RoPE's planes, as `probes.models.strength.frequencies` gives them.
 
         Raises:
             InputError: the model's length is too short, or its depth is none.
         """
         at_least("length", length, 2)
-        s, window = self.settings, _window(spec, length, self.settings.length)
+        s = self.settings
         head = max(LEAST_HEAD, 2 * round(s.width / spec.heads / 2))
+        planes = range(head // 2)
         base = Architecture(
             blocks=spec.blocks,
             heads=spec.heads,
+            kv_heads=spec.kv_heads,
             width=head * spec.heads,
-            length=s.length,
-            vocabulary=s.vocabulary + bos,
+            length=min(length, s.longest),
+            vocabulary=spec.vocabulary,
             outputs=s.vocabulary,
-            mask="causal" if window is None else "window",
-            window=window,
             positional=spec.positional[0],
+            # A base's wavelengths are evenly spaced logarithms: so are those of every n-th plane.
+            frequencies=None
+            if frequencies is None
+            else tuple(frequencies[n * len(frequencies) // len(planes)] for n in planes),
             feed_forward=True,
             norm=norm,
         )
-        copying = [Copying(s.vocabulary + bos, s.length, target, s.batch, bos) for target in s.asked(bos)]
-        runs: dict[tuple[str, Task], list[Run]] = {}
-        for name, found in ({MATCHED: base} | (_ablated(base) if s.ablations else {})).items():
+        base = replace(base, factors=() if strengths is None else _factors(base, strengths))
+
+        def sized(wanted: Architecture, positions: int, **others: Any) -> Architecture:
+            window = _window(spec, length, positions) if wanted.mask == "causal" else None
+            mask = wanted.mask if window is None else "window"
+            return replace(wanted, length=positions, mask=mask, window=window, **others)
+
+        small: dict[str, Any] = {"blocks": min(spec.blocks, s.deepest)}
+        tokens, vectors = small | {"vocabulary": s.vocabulary + bos}, small | {"vocabulary": None, "outputs": s.labels}
+        copying = [Copying(s.vocabulary + bos, s.positions, target, s.batch, bos) for target in s.asked(bos)]
+        in_context = s.in_context(base.width)
+        fresh: dict[str, Architecture] = {}
+        runs: dict[tuple[str, Training], list[Run]] = {}
+        for name, changed in _variants(sized(base, base.length), ablations=s.ablations).items():
             seeds = range(s.seeds if name == MATCHED else s.ablation_seeds)
-            vectors, task = replace(found, vocabulary=None, outputs=s.labels), s.in_context(base.width)
-            rates = {"schedule": "cosine", "learning_rate": s.learning_rate}
+
+            def of(positions: int, kept: dict[str, Any], name: str = name) -> Architecture:
+                return _variants(sized(base, positions, **kept), ablations=True)[name]
+
+            fresh[name] = changed
+            found, rates = of(s.positions, tokens), {"schedule": "cosine", "learning_rate": s.learning_rate}
             runs[name, "retrieval"] = [Run(found, one, seed, **rates) for seed in seeds for one in copying]
-            rates["learning_rate"] = s.in_context_learning_rate
-            runs[name, "in-context"] = [Run(vectors, task, seed, **rates) for seed in seeds]
-        return Plan(runs, _notes(spec))
+            if name == MATCHED:
+                found, rates["learning_rate"] = of(in_context.length, vectors), s.in_context_learning_rate
+                runs[name, "in-context"] = [Run(found, in_context, seed, **rates) for seed in seeds]
+        return Plan(fresh, runs, _notes(spec, s, length, strengths))
 
     def toys(
         self, plans: Sequence[Plan], folder: str | Path | None = None, advance: Advance | None = None
     ) -> list[list[Group]]:
-        """Train what the plans need, each distinct model once, and give every plan its groups, variants and tasks in order.
+        """Fresh toys and trained ones, each distinct model trained once; every plan has its groups in order.
 
         Args:
             plans: made by this.
@@ -224,11 +263,22 @@ class Matching:
             trained |= dict(zip(runs, found, strict=True))
 
         @cache
-        def group(variant: str, task: Task, runs: tuple[Run, ...]) -> Group:
+        def group(variant: str, task: Training, runs: tuple[Run, ...]) -> Group:
             made = (_member(trained[run], f"{variant} {task}", self.settings.sequences, device) for run in runs)
             return Group(variant, task, tuple(made), f"{variant} {task} {list(runs)!r}")
 
-        return [[group(*of, tuple(runs)) for of, runs in plan.runs.items()] for plan in plans]
+        return [
+            [
+                *(self._fresh(*of) for of in plan.fresh.items()),
+                *(group(*of, tuple(runs)) for of, runs in plan.runs.items()),
+            ]
+            for plan in plans
+        ]
+
+    def _fresh(self, variant: str, architecture: Architecture) -> Group:
+        seeds = range(self.settings.fresh_seeds if variant == MATCHED else self.settings.ablation_seeds)
+        views = [Toy(architecture, initial(architecture, n), name=f"{variant} init", condition="init") for n in seeds]
+        return Group(variant, "init", tuple(map(Member, views, seeds)), f"{variant} init {architecture!r}")
 
     def finish(self, folder: str | Path) -> None:
         """Remove what `toys` kept of unfinished training."""
@@ -243,28 +293,49 @@ def _window(spec: Spec, length: int, toy_length: int) -> int | None:
     return max(2, round((own - 1) * (toy_length - 1) / (length - 1)) + 1)
 
 
-def _ablated(base: Architecture) -> dict[str, Architecture]:
-    """By name, the matched architecture without one ingredient."""
-    found = {
-        "no residual": replace(base, residual=False),
-        "no causal mask": replace(base, mask="full", window=None),
-    }
+def _factors(base: Architecture, wanted: Strength) -> tuple[tuple[str, float], ...]:
+    """What fresh weights of toys are multiplied by, to be as strong as the model's; values stay as torch draws them.
+
+    The norms divide by the size of the stream: what counts is each part's size against that of values. Biases are zero, as
+    all supported families have them.
+    """
+    plain = replace(base, vocabulary=2, factors=(("bias", 0.0),))
+    made = (strength(Toy(plain, initial(plain, seed)), torch.tensor([[0, 1]])) for seed in range(DRAWS))
+    own = Strength(*np.sqrt(np.mean(np.square([one for one in made if one is not None]), 0)).tolist())
+    looks = (wanted.logits / own.logits) ** 0.5
+    embedding, down = (
+        getattr(wanted, name) / wanted.values / (getattr(own, name) / own.values)
+        for name in ("embedding", "feed_forward")
+    )
+    factors = {"bias": 0.0, "embedding": embedding, "positions": embedding, "q": looks, "k": looks, "down": down}
+    return tuple(factors.items())
+
+
+def _variants(base: Architecture, *, ablations: bool) -> dict[str, Architecture]:
+    """By name, the matched architecture and, if wanted, those without one ingredient."""
+    found = {MATCHED: base}
+    if not ablations:
+        return found
+    found["no residual"] = replace(base, residual=False)
+    found["no causal mask"] = replace(base, mask="full", window=None)
     if base.positional != "none":
-        found["no positions"] = replace(base, positional="none")
+        found["no positions"] = replace(base, positional="none", frequencies=None)
     if base.window is not None:
         found["no window"] = replace(base, mask="causal", window=None)
     return found
 
 
-def _notes(spec: Spec) -> tuple[str, ...]:
+def _notes(spec: Spec, settings: Settings, length: int, strengths: Strength | None) -> tuple[str, ...]:
     """In what toys do not match the model."""
-    shared = f"{spec.heads} query heads share {spec.kv_heads} key-value heads; the toys' heads have their own"
+    deep = f"trained toys have {settings.deepest} of the model's {spec.blocks} blocks; fresh ones have all"
     notes = {
         "blocks with and without a window differ; the toys' masks are causal without one": len(set(spec.windows)) > 1,
         "every query sees a prefix; the toys' masks are causal": spec.prefix is not None,
         "blocks differ in their positional encoding; the toys have that of block 0 in all": len(set(spec.positional))
         > 1,
-        shared: spec.kv_heads != spec.heads,
+        "blocks cannot be taken apart; the toys have torch's own strengths": strengths is None,
+        deep: spec.blocks > settings.deepest,
+        f"fresh toys have {settings.longest} of {length} positions": length > settings.longest,
     }
     return tuple(note for note, holds in notes.items() if holds)
 
@@ -277,13 +348,11 @@ def _member(trained: Trained, name: str, sequences: int, device: torch.device | 
         view = Toy.of(trained, name=name, device=device)
     return Member(
         view,
-        view.reinitialized(run.seed),
-        run,
-        partial(_prompts, run, device),
         run.seed,
+        partial(_prompts, run, device),
         task.target if isinstance(task, Copying) else None,
         float(trained.losses[-LAST_STEPS:].mean()),
-        _accuracy(trained, sequences, device),
+        *_tested(trained, sequences, device),
     )
 
 
@@ -296,13 +365,14 @@ def _prompts(run: Run, device: torch.device | str, n: int) -> Int[Tensor, "promp
     return task.draw(None, generator, -(-n // task.batch)).inputs.flatten(0, 1)[:n].cpu()
 
 
-def _accuracy(trained: Trained, sequences: int, device: torch.device | str) -> float:
-    """The share of unseen sequences that a toy is right about; in context those of classes it has never seen."""
+def _tested(trained: Trained, sequences: int, device: torch.device | str) -> tuple[float, float]:
+    """(share of unseen sequences a toy is right about, mean log p of the answer); in context those of novel classes."""
     generator, task = torch.Generator(device).manual_seed(TEST_SEED + 1), trained.run.task
     world = task.world(trained.run.seed, device)
     if isinstance(task, InContext):
         drawn = task.novel(world, generator, sequences)
     else:
         drawn = task.draw(world, generator, -(-sequences // task.batch))
-    guessed = logits([trained], drawn.inputs.flatten(0, 1).cpu())[0].argmax(-1)
-    return float((guessed == task.answers(drawn).flatten().cpu()).double().mean())
+    predicted, answers = logits([trained], drawn.inputs.flatten(0, 1).cpu())[0], task.answers(drawn).flatten().cpu()
+    right = (predicted.argmax(-1) == answers).double().mean()
+    return float(right), -float(functional.cross_entropy(predicted, answers))

@@ -51,14 +51,27 @@ def map_(
 class Matching(Options):
     """Which toys are trained beside a model, and how both are compared."""
 
-    quick: bool = flag("--quick", "Small toys, few steps, no ablations: about a minute, marked as quick.")
+    quick: bool = flag("--quick", "Small toys, few steps, no ablations: a minute or two, marked as quick.")
     seeds: Seeds = 2
     initialization: Initialization = "config"
     bootstrap: Bootstrap = 400
+    recall: Path | None = option(
+        "Result of headwater retrieval, or a folder of them, to compare toys' recall by depth with."
+    )
+    changed: list[str] | None = option(
+        "Change a setting of the toys (`toy.matching.Settings`); may be repeated.",
+        None,
+        "--with",
+        metavar="FIELD=VALUE",
+    )
+
+    def values(self) -> dict[str, Any]:
+        """What the study takes; the rest makes the toys."""
+        return {name: value for name, value in vars(self).items() if name != "changed"}
 
 
 @command(
-    without=("device_map", "max_memory", "offload_folder", "ablate", "ablate_how"), out=Path("runs/match"), prompts=128
+    without=("device_map", "max_memory", "offload_folder", "ablate", "ablate_how"), out=Path("runs/match"), prompts=64
 )
 def match(target: Target, matching: Matching, source: Source, running: Running) -> None:
     """Train toys of a model's architecture and compare both: profiles, sinks, leakage, position 0 swapped.
@@ -70,8 +83,11 @@ def match(target: Target, matching: Matching, source: Source, running: Running) 
     Examples:
       headwater match tiny-llama --quick
       headwater match tiny-llama tiny-mistral-window --out runs/two
+      headwater match smollm2-135m --quick --recall runs/retrieval/retrieval.nc
+      headwater match tiny-qwen2 --with seeds=3 --with positions=65
       headwater match ./checkpoint --length 512 --device cuda
     """
+    from toy.experiments.experiment import changed
     from toy.matching import QUICK, Settings
     from toy.matching import Matching as Maker
 
@@ -79,7 +95,8 @@ def match(target: Target, matching: Matching, source: Source, running: Running) 
     from ..studies.match_report import match_report
     from ..studies.runner import written_files
 
-    maker = Maker(QUICK if matching.quick else Settings(), running.device)
+    settings = changed(QUICK if matching.quick else Settings(), matching.changed or (), "match")
+    maker = Maker(settings, running.device)
     with progress() as advance:
         options = matching.values() | source.values() | running.values()
         results = match(target.sources, target.out, maker, advance=advance, told=remark, **options)

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from ..measures.match_result import elastic, toys_learnt
+from ..measures.match_result import TASKS, fewest_points, points_of, toys_learnt
 from .draw import draw, entries
 from .series import MATCHED, Curve, beside, having, over_means
 from .style import (
@@ -29,24 +29,24 @@ from .style import (
 
 NEEDS = {
     "model_sensitivity": ("state", "seed", "prompt", "position"),
-    "toy_alpha": ("variant", "training", "toy_seed", "toy_prompt", "point"),
+    "toy_uniform": ("variant", "training", "point"),
 }
 MOST = 130  # points of a curve that are drawn
 WIDE = 7  # decades of an axis: a window's models and toys are that far apart
 WIDTH, HEIGHT = 9.6, 2.5  # inches of the figure, and of a model's row
 # A column for each state of the model: its title, and the toys and theories beside the model there.
 COLUMNS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "init": ("at initialization", ("init", "grown"), ("kernel", "cesaro")),
+    "init": ("at initialization", ("init",), ("kernel", "cesaro")),
     "pretrained": ("after training", ("retrieval", "in-context"), ("kernel",)),
 }
 
 
 def match_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
-    """Sensitivity of models, of the toys that match them and of theory, over the position fraction; one row per model.
+    """Elasticity of models and of the toys that match them over the position fraction, and theory; one row per model.
 
     On the left fresh weights, beside fresh toys, the second-moment kernel and N^L; on the right trained ones, beside toys
-    trained on two tasks (in context, where they have learnt theirs) and the kernel. Every curve is divided by its geometric
-    mean, where all curves of a panel are above zero: a toy's unit is its own. Toys' curves have a mark at every position.
+    that have learnt their task and the kernel. Every curve is divided by its geometric
+    mean, where all curves of a panel are above zero: a toy's unit is its own. Trained toys have a mark at every position.
     Attention weights, swaps, leakage and toys that lack one ingredient stand in the study's table.
 
     Args:
@@ -83,16 +83,12 @@ def _profiles(ds: xr.Dataset, state: str) -> list[Curve]:
     """The model in a state, matched toys and theory."""
     curves, (_, trainings, theories) = beside(ds, "sensitivity"), COLUMNS[state]
     found = having(curves, kind="model", which=state)
-    for training in (one for one in trainings if one != "in-context" or not _idle(ds)):
-        found += [replace(one, marked=3.0, width=1.0) for one in having(curves, variant=MATCHED, which=training)]
+    for training in (one for one in trainings if toys_learnt(ds, MATCHED, one) == "trained"):
+        marked = 3.0 if training in TASKS else 0.0
+        found += [replace(one, marked=marked, width=1.0) for one in having(curves, variant=MATCHED, which=training)]
     for theory in theories:
         found += having(curves, kind="theory", which=theory, state=state)
-    return list(map(_coarse, over_means(found, ds.sizes["point"])))
-
-
-def _idle(ds: xr.Dataset) -> bool:
-    """Whether in-context toys have not learnt their task, so that their curves say nothing."""
-    return toys_learnt(ds, MATCHED, "in-context") != "trained"
+    return list(map(_coarse, over_means(found, fewest_points(ds))))
 
 
 def _coarse(curve: Curve) -> Curve:
@@ -109,12 +105,16 @@ def _said(found: Mapping[str, xr.Dataset]) -> list[str]:
     first = next(iter(found.values()))
     quick = ["QUICK setting"] if any(ds.attrs.get("quick") for ds in found.values()) else []
     lengths = either(ds.sizes["position"] for ds in found.values())
-    idle = [name for name, ds in found.items() if _idle(ds)]
+    idle = [
+        f"{task} toys of {', '.join(names)}"
+        for task in TASKS
+        if (names := [name for name, ds in found.items() if toys_learnt(ds, MATCHED, task) != "trained"])
+    ]
+    sizes = ", ".join(f"{points_of(first, training)} {training}" for training in map(str, first["training"].values))
     return [
         *quick,
-        f"models: T = {lengths}, {first.sizes['prompt']} prompts; toys: {first.sizes['point']} positions, "
-        "same depth, heads, mask, encoding",
-        f"retrieval: one toy for each position asked for, {'geometric mean' if elastic(first) else 'rms'} over them",
+        f"models: T = {lengths}, {first.sizes['prompt']} prompts; positions of toys: {sizes}",
+        "retrieval: one toy for each position asked for, geometric mean over them",
         "curves: geometric means over prompts and seeds, over their own geometric mean",
-        *([f"in-context toys that are not trained, and left out: of {', '.join(idle)}"] if idle else []),
+        *([f"left out, since they have not learnt their task: {'; '.join(idle)}"] if idle else []),
     ]

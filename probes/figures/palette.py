@@ -118,7 +118,6 @@ MODEL = {
 }
 TOYS = {
     "init": Style("toy, init", SKY, DASHED, 7, "dash"),
-    "grown": Style("same growth of stream", ORANGE, DOTTED, 7, "dash"),
     "retrieval": Style("retrieval toy", GREEN, DASHED, 7, "dash"),
     "in-context": Style("in-context toy", PURPLE, DOTTED, 7, "dash"),
 }

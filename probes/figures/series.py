@@ -367,7 +367,8 @@ def beside(ds: xr.Dataset, quantity: str) -> list[Curve]:
         of = {"kind": "toy" if toy else kind, "which": which, "state": state, "quantity": quantity}
         of |= {"variant": kind} if toy else {"theory": BESIDE_THEORIES.get(which, "")}
         if quantity == "alpha":
-            y = y / positive((ds["toy_uniform"].sel(variant=kind) if toy else ds["model_uniform"]).values)
+            uniform = ds["toy_uniform"].sel(variant=kind, training=which) if toy else ds["model_uniform"]
+            y = y / positive(uniform.values[: len(y)])
         found.append(Curve(fractions(len(y)), y, style, label=style.label, of=of, width=1.2))
     return found
 

@@ -110,6 +110,7 @@ def portrait(
     replacement: Any = "mean",
     stationary: bool = True,
     prompts: int = PROMPTS,
+    products: int = PRODUCTS,
     bootstrap: int = BOOTSTRAP,
     seed: int = 0,
     documents: Sequence[str] | None = None,
@@ -123,8 +124,8 @@ def portrait(
         replacement: what the swap puts at position 0, as in `probes.swapped`.
         stationary: whether the tokens at a position do not depend on the position (except at 0), as leakage requires.
             Sequences of alternating items and labels are not stationary.
-        prompts: how many of them for sinks and the Jacobian profile, which is exact up to width 64, else a sketch of 64
-            products.
+        prompts: how many of them for sinks and the Jacobian profile, which is exact up to width 64, else a sketch.
+        products: of the sketch, per prompt.
         bootstrap: resamples for the intervals of leakage.
         seed: of resampling and probes.
         documents: what each prompt is a window of, as in `probes.leakage`.
@@ -144,7 +145,7 @@ def portrait(
     """
     steps = Report(part(progress), 5)
     exact = model.spec.width <= EXACT_WIDTH
-    some: dict[str, Any] = {"method": "exact"} if exact else {"method": "sketch", "products": PRODUCTS}
+    some: dict[str, Any] = {"method": "exact"} if exact else {"method": "sketch", "products": products}
     other = swapped(model, replacement, seed=seed)
     found = {}
     for name, view in (("sensitivity", model), ("sensitivity_swapped", other)):

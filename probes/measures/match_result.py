@@ -10,38 +10,28 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from ..results.curves import spearman
 from ..results.gate import Learnt, blind_reader, learnt
+from ..results.statistics import jackknife_of_two
 from .agreement import BOOTSTRAP, SHAPES, Samples, agreement, averaged, shape
 
 
-def elastic(ds: xr.Dataset) -> bool:
-    """Whether the result holds elasticities; those made before there were any hold sensitivities of toys."""
-    return "toy_elasticity" in ds
-
-
-def profile(ds: xr.Dataset, kind: str) -> xr.DataArray:
-    """The profiles of "model" or "toy" that are compared with each other, sample by sample."""
-    return ds[f"{kind}_elasticity" if elastic(ds) else f"{kind}_sensitivity"]
-
-
 def swap_ratio(ds: xr.Dataset, kind: str, where: Mapping[str, str]) -> np.ndarray | None:
-    """Profile after the swap / before by position, NaN where either is 0 and at position 0, another input; None: no run.
-
-    Means are geometric over prompts; in results without elasticities root mean squares on both sides.
-    """
-    before = clean(profile(ds, kind).sel(dict(where)).values)
+    """Profile after the swap / before by position, NaN where either is 0 and at position 0, another input; None: no run."""
+    before = clean(ds[f"{kind}_elasticity"].sel(dict(where)).values)
     after = clean(ds[f"{kind}_swapped"].sel(dict(where)).values[:, None])
     if before is None or after is None:
         return None
-    ratio = positive(averaged(after)) / positive(averaged(before, squares=not elastic(ds)))
+    ratio = positive(averaged(after)) / positive(averaged(before))
     ratio[0] = np.nan
     return ratio
 
 
 def clean(values: np.ndarray) -> np.ndarray | None:
-    """[seed, prompt, position] without seeds that were not run; None where there are none."""
-    known = values[~np.isnan(values).all((1, 2))].astype(np.float64)
-    return known if len(known) and not np.isnan(known).any() else None
+    """[seed, prompt, position] without seeds, prompts and positions that are not there; None where none is left."""
+    known = ~np.isnan(values)
+    found = values[known.any((1, 2))][:, known.any((0, 2))][..., known.any((0, 1))].astype(np.float64)
+    return found if found.size and not np.isnan(found).any() else None
 
 
 def positive(values: np.ndarray) -> np.ndarray:
@@ -51,7 +41,6 @@ def positive(values: np.ndarray) -> np.ndarray:
 CURVES = ("sensitivity", "alpha")
 MATCHED = "matched"
 TASKS = ("retrieval", "in-context")
-INITS = ("init", "grown")
 
 
 def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:
@@ -69,21 +58,21 @@ def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:
     for variant in map(str, ds["variant"].values):
         prefix = "" if variant == MATCHED else f"{variant}, "
         found[f"{prefix}toy init"] = (variant, "init")
-        if variant == MATCHED and "grown" in ds["training"].values:
-            found["toy init, same growth"] = (variant, "grown")
         if state == "pretrained":
-            found |= {f"{prefix}{task} toy": (variant, task) for task in TASKS}
+            found |= {
+                f"{prefix}{task} toy": (variant, task) for task in TASKS if variant == MATCHED or task == "retrieval"
+            }
     return found
 
 
 def samples(ds: xr.Dataset, curve: str, of: tuple[str, str], state: str, *, raw: bool = False) -> Samples | None:
     """A curve as [seed, prompt, position], seeds that were not run left out; None where the result has none.
 
-    `of` as in `others_of`; `state` is the model's, which theories belong to. "sensitivity" is the elasticity where the
-    result holds it; of a model `raw` gives what theories predict.
+    `of` as in `others_of`; `state` is the model's, which theories belong to. "sensitivity" is the elasticity; of a model
+    `raw` gives what theories predict.
     """
     kind, which = of
-    if curve == "sensitivity" and elastic(ds) and not raw:
+    if curve == "sensitivity" and not raw:
         curve = "elasticity"
     if kind == "theory":
         name = {"kernel": "theory_kernel", "cesaro": "theory_cesaro", "uniform": "model_uniform"}[which]
@@ -102,7 +91,7 @@ def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
     """The result with agreements and shapes added; what was added before is replaced.
 
     A model and toys are compared by elasticities, geometric means over prompts; a model and theory by sensitivities, root
-    mean squares over prompts. In-context toys that are not trained have neither agreement nor shape.
+    mean squares over prompts. Toys that have not learnt their task have neither agreement nor shape.
     """
     documents = list(map(str, ds["document"].values)) if "document" in ds.coords else None
     states = [str(state) for state in ds["state"].values]
@@ -121,7 +110,7 @@ def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
                 found[field][c, s, names.index(name)] = value
     dims = ("curve", "state", "other")
     variables: dict[str, Any] = {f"agreement_{field}": (dims, values, _said(field)) for field, values in found.items()}
-    variables |= _shapes(ds, bootstrap, documents)
+    variables |= _shapes(ds, bootstrap, documents) | _recalls(ds)
     ds = ds.drop_vars([name for name in (*variables, "curve", "other") if name in ds])
     return ds.assign(variables).assign_coords(curve=list(CURVES), other=names)
 
@@ -134,6 +123,7 @@ SAID = {
     "apart": "share of points where one of the two is zero and the other is not",
     "primacy": "first 5 % of positions against the middle half's median",
     "recency": "last position against the middle half's median",
+    "recall": "rank correlation over depth of the model's recall and the toys'",
     "trough": "place of the smoothed curve's minimum, as a fraction",
 }
 
@@ -164,6 +154,54 @@ def _shapes(ds: xr.Dataset, bootstrap: int, documents: Sequence[str] | None) -> 
     return found
 
 
+def _recalls(ds: xr.Dataset) -> dict[str, Any]:
+    """Rank correlation over depth of what the model recalls and of what retrieval toys do, by variant.
+
+    Intervals are over couples of contexts and over seeds of toys. The last position, which needs no retrieval, is left out.
+    """
+    variants = list(map(str, ds["variant"].values))
+    ends = np.full((3, len(variants)), np.nan)
+    for n, variant in enumerate(variants):
+        toys = recalled(ds, variant)
+        if "recall_gain" not in ds or toys is None or toys_learnt(ds, variant, "retrieval") != "trained":
+            continue
+        at, depths = toys[0], ds["recall_fraction"].values
+
+        def alike(contexts: np.ndarray, runs: np.ndarray, at: np.ndarray = at, depths: np.ndarray = depths) -> float:
+            return spearman(np.interp(at, depths, contexts.mean(0)), runs.mean(0))
+
+        model = ds["recall_gain"].values, ds["recall_unit"].values
+        ends[:, n] = jackknife_of_two(alike, model, (toys[1], np.arange(len(toys[1]))))
+    ends[1:] = ends[1:].clip(-1, 1)
+    return {f"recall_spearman{end}": (("variant",), row, _said("recall")) for end, row in zip(ENDS, ends, strict=True)}
+
+
+def recalled(ds: xr.Dataset, variant: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """(position fractions, log p [seed, fraction]) of what retrieval toys are asked for, the last position left out."""
+    log_p, target = (by_seed(ds, name, variant, "retrieval") for name in ("log_p", "target"))
+    if not len(log_p):
+        return None
+    last = points_of(ds, "retrieval") - 1
+    return target[0][target[0] < last] / last, log_p[:, target[0] < last]
+
+
+def by_seed(ds: xr.Dataset, name: str, variant: str, training: str) -> np.ndarray:
+    """A number of single toys, [seed, position asked for]."""
+    values, target = (ds[f"toy_{one}"].sel(variant=variant, training=training).values for one in (name, "target"))
+    known = ~np.isnan(ds["toy_loss"].sel(variant=variant, training=training).values)
+    return values[known].reshape(-1, max(1, len(np.unique(target[~np.isnan(target)]))))
+
+
+def points_of(ds: xr.Dataset, training: str) -> int:
+    """How many positions toys of a training have."""
+    return int((~np.isnan(ds["toy_uniform"].sel(training=training).values)).any(0).sum())
+
+
+def fewest_points(ds: xr.Dataset) -> int:
+    """Positions of the shortest toys: as many fractions have every curve."""
+    return min(points for training in map(str, ds["training"].values) if (points := points_of(ds, training)))
+
+
 def guess(ds: xr.Dataset, task: str) -> float:
     """How often a guess is right: among all tokens, or, in context, among the labels that a sequence shows."""
     made = json.loads(str(ds.attrs["toys"]))
@@ -173,7 +211,10 @@ def guess(ds: xr.Dataset, task: str) -> float:
 
 
 def toys_learnt(ds: xr.Dataset, variant: str, training: str) -> Learnt:
-    """Whether in-context toys do their task, by their accuracy on novel classes over runs; of others "trained"."""
-    if training != "in-context":
+    """Whether toys do their task, by their accuracy on unseen sequences over runs; of fresh toys, models, theory "trained".
+
+    A run is a seed: retrieval toys of one seed, each asked for another position, count by their mean.
+    """
+    if training not in TASKS:
         return "trained"
-    return learnt(ds["toy_accuracy"].sel(variant=variant, training=training).values, guess(ds, training))
+    return learnt(by_seed(ds, "accuracy", variant, training).mean(1), guess(ds, training))

@@ -14,7 +14,7 @@ from ..figures.palette import CYCLE, GREY, condition_style, model_colors
 from ..figures.series import beside as beside_curves
 from ..figures.series import over_mean
 from ..figures.style import DECADES
-from ..measures.match_result import others_of
+from ..measures.match_result import fewest_points, others_of
 from .charts import called
 from .plotting import band, bar, empty, errors, ink, line, metas, positions, rounded, text
 
@@ -72,8 +72,8 @@ def gaps(ds: xr.Dataset) -> go.Figure:
 def beside(results: Results) -> go.Figure:
     """Curves of each model, of its theory and of its toys over the position fraction; `quantity` tells them apart.
 
-    Sensitivities are divided by their geometric mean over as many even fractions as a toy has positions, since a toy's unit
-    is its own; mean weights are divided by those of uniform attention.
+    Elasticities are divided by their geometric mean over as many even fractions as the shortest toys have positions, since a
+    toy's unit is its own; mean weights are divided by those of uniform attention.
     """
     label = "against the curve's own mean, or uniform"
     figure = empty("position fraction, j / (T − 1)", label, log=True, decades=DECADES)
@@ -86,7 +86,7 @@ def beside(results: Results) -> go.Figure:
             meta |= {"curve": said, "theory": state}
         if kind == "toy":
             meta |= {"variant": curve.of["variant"]}
-        y = over_mean(curve, ds.sizes["point"]).y if quantity == "sensitivity" else curve.y
+        y = over_mean(curve, fewest_points(ds)).y if quantity == "sensitivity" else curve.y
         at = positions(len(y))
         look: dict[str, Any] = {"dash": {"model": "solid", "theory": "dot", "toy": "dash"}[kind], "meta": meta}
         look["mode"] = "lines" if len(y) > MARKED else "lines+markers"

@@ -5,11 +5,9 @@ One result per model. Its dimensions:
 - `state`: "init" (fresh weights, `seed` of them) and "pretrained" (seed 0 alone) of the model; `prompt`, with its `document`
   where there are any; `position`, with `fraction` = j / (T - 1).
 - `variant`: "matched", and toys that lack one ingredient ("no residual", "no causal mask", "no positions", "no window");
-  `training`: "init", "grown", "retrieval", "in-context"; `toy_seed`; `toy_prompt`; `point`, a toy's
-  positions, with `point_fraction`.
-  "grown" are fresh matched toys whose embeddings are scaled so that the stream grows through the blocks as it does in the
-  fresh model (`toy_scale`, the factor): how much branches weigh against the stream decides the shape at initialization.
-- `member`: single toys of a variant and training, one for each seed and position asked for.
+  `training`: "init", "retrieval", "in-context"; `toy_seed`; `toy_prompt`; `point`, a toy's positions: toys of a training may
+  have fewer than those of another, and NaN behind them.
+- `member`: single toys of a variant and training, one for each seed and position asked for, seed by seed.
 
 Its variables, all with long_name and units, NaN where there is nothing:
 
@@ -17,18 +15,19 @@ Its variables, all with long_name and units, NaN where there is nothing:
   position]; `toy_elasticity` (geometric mean over the positions asked for), `toy_alpha`, `toy_sink_rate` [variant, training,
   toy_seed, toy_prompt, point]; `model_swapped` [state, seed, position] and `toy_swapped` [variant, training, toy_seed,
   point], elasticities, geometric means over prompts, with something else at position 0; `model_uniform` [position],
-  `toy_uniform` [variant, point]. Results made before have no elasticities: `toy_sensitivity`, and root mean squares in place
-  of geometric means over the positions asked for and in what is swapped;
+  `toy_uniform` [variant, training, point];
+- `model_growth`, `toy_growth`: how many times larger the stream of fresh weights is in the end, geometric means over seeds;
 - theory of the model: `theory_kernel` [state, seed, prompt, position], the second-moment kernel with measured patterns and
   score path; `theory_cesaro` [state, position] and `theory_alpha` [state], N^L and its fitted alpha;
 - `model_leakage_total`, `model_removed`, `model_reacts` [state, seed], `model_leakage_share` [state, seed, source], and the
   same of toys as means over members, `toy_...` [variant, training (, source)]; each with `_low` and `_high`, for the model
   over documents (of `reacts` none), for toys over runs, which are seeds;
-- `toy_loss`, `toy_accuracy`, `toy_target` [variant, training, member];
+- `toy_loss`, `toy_accuracy`, `toy_log_p`, `toy_target` [variant, training, member];
+- `recall_gain` [context, depth] with `recall_fraction`, of the model's `headwater retrieval` where it was given;
 - what `matched.judged` adds: `agreement_spearman`, `agreement_error` [curve, state, other] with `_low` and `_high`, and
   `agreement_apart`: a model's "sensitivity" or "alpha" in a state against the `other` one ("second-moment kernel", "N^L,
-  best alpha", "toy init", "retrieval toy", "no residual, retrieval toy", ...); `model_primacy`, `model_recency`,
-  `model_trough` [state] and `toy_...` [variant, training], with `_low` and `_high`.
+  best alpha", "toy init", "retrieval toy", "no residual, retrieval toy", ...); `recall_spearman` [variant]; `model_primacy`,
+  `model_recency`, `model_trough` [state] and `toy_...` [variant, training], with `_low` and `_high`.
 
 The study knows no toys itself: it is handed who makes them (`Maker`).
 """
@@ -37,9 +36,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -49,36 +48,25 @@ from torch import Tensor
 from ..errors import InputError
 from ..figures.match import match_figure
 from ..measures.agreement import BOOTSTRAP, PROMPTS, fractions, portrait
-from ..measures.bos_swap import removed
 from ..measures.leakage import LEAST_PROMPTS, SOURCES
 from ..measures.match_result import judged
+from ..measures.mechanism_numbers import couples
 from ..models.initialization import CONFIG, Rule, check_rule
+from ..models.strength import Strength, frequencies, strength
 from ..models.view import Spec, View
-from ..results.curves import mean_profile
-from ..results.dataset import dataset, provenance
-from ..results.profiles import typical
-from ..results.statistics import jackknife
+from ..results.dataset import dataset, load, provenance
 from ..results.tables import write_report
 from ..results.ushape import SHORTEST
 from ..run.progress import Advance
-from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment
+from .match_layout import STATES, TRAININGS, Variables, of_model, of_runs, of_toys
 from .match_report import match_report
 from .runner import Given, Results, Study, Subject, Tell, Told, Unit, run, write_results
 
 NAME = "match"
-STATES = ("init", "pretrained")
-TRAININGS = ("init", "grown", "retrieval", "in-context")
+PRODUCTS = 16  # of a sketch, per prompt: over 8 prompts within 2 %
 TOY_PROMPTS = 64  # of leakage in toys; of theirs, like the model's, `agreement.PROMPTS` for everything else
-CURVES = ("elasticity", "alpha", "sink_rate")
-SCALARS = ("leakage_total", "removed", "reacts", "leakage_share")
-ENDS = ("", "_low", "_high")
 TOYS = ".unfinished-toys"
-SCALES = (1e-3, 1e3)  # of a fresh toy's embeddings
-HALVINGS = 16  # to a fifth of a thousandth of the factor
-
-Row: TypeAlias = Mapping[str, np.ndarray]  # what is known of one model, or of the toys of a variant and training
-Variables: TypeAlias = dict[str, tuple[Any, ...]]
 
 
 if TYPE_CHECKING:
@@ -94,7 +82,16 @@ class Maker(Protocol):
     @property
     def described(self) -> dict[str, Any]: ...
 
-    def plan(self, spec: Spec, *, bos: bool, length: int, norm: Literal["rms", "layer"]) -> Plan: ...
+    def plan(
+        self,
+        spec: Spec,
+        *,
+        bos: bool,
+        length: int,
+        norm: Literal["rms", "layer"],
+        strengths: Strength | None,
+        frequencies: tuple[float, ...] | None,
+    ) -> Plan: ...
 
     def toys(self, plans: Sequence[Plan], folder: Path, advance: Advance | None) -> Sequence[Sequence[Group]]: ...
 
@@ -110,6 +107,7 @@ def match(
     seeds: int = 2,
     initialization: Rule = CONFIG,
     bootstrap: int = BOOTSTRAP,
+    recall: str | Path | None = None,
     advance: Advance | None = None,
     told: Told | None = None,
     **given: Any,
@@ -127,15 +125,17 @@ def match(
         seeds: fresh models per model.
         initialization: what their weights are drawn from, as in `probes.fresh`.
         bootstrap: resamples for the intervals of a model's leakage and of troughs.
+        recall: a result of `headwater retrieval`, or a folder of them; toys' recall by depth is compared with those of the
+            models' own weights.
         advance: hears (what is running, done, in all).
         told: hears in one line which models are done already.
-        given: fields of `Given`: which prompts, 128 if not given, and how models are loaded. All prompts are for leakage,
+        given: fields of `Given`: which prompts, 64 if not given, and how models are loaded. All prompts are for leakage,
             the first 8 for everything else.
 
     Raises:
         InputError: bad input, found before anything is trained, or unfinished work with other settings in `out`.
     """
-    out, asked = Path(out), Given(**{"prompts": 128, **given})
+    out, asked = Path(out), Given(**{"prompts": 64, **given})
     if seeds < 1:
         raise InputError(f"seeds={seeds} leaves no fresh model; give at least 1")
     check_rule(initialization)
@@ -146,17 +146,25 @@ def match(
     if asked.length < SHORTEST:
         raise InputError(f"length={asked.length} leaves no middle to compare with; give at least {SHORTEST}")
     options: dict[str, Any] = {"seeds": seeds, "initialization": initialization, "bootstrap": bootstrap}
+    recalled = {} if recall is None else recalls(recall)
     toys, plans, trained = maker.described, dict[str, Plan](), dict[str, Sequence[Group]]()
     cache: dict[str, tuple[xr.Dataset, ...]] = {}
+    weights: set[str] = set()
     results: Results = {}
 
     def check(model: View, name: str, tokens: Tensor) -> None:
         if len(tokens) < LEAST_PROMPTS or tokens.shape[1] < SHORTEST:
             least = f"{LEAST_PROMPTS} of {SHORTEST}"
             raise InputError(f"{len(tokens)} prompts of {tokens.shape[1]} tokens are too few; give at least {least}")
-        plans[name] = planned(model, tokens, maker)
+        if recalled:
+            weights.add(model.identity.weights)
+        plans[name] = planned(model, tokens, maker, seed=asked.seed, initialization=initialization)
 
     def prepare(models: Sequence[Subject]) -> None:
+        if recalled and not recalled.keys() & weights:
+            raise InputError(
+                f"recall '{recall}' is of none of these models' weights; give results of {', '.join(plans)}"
+            )
         groups = maker.toys([plans[one.name] for one in models], out / TOYS, advance)
         trained.update((one.name, own) for one, own in zip(models, groups, strict=True))
 
@@ -167,7 +175,9 @@ def match(
         return made.assign_attrs(notes=notes, toys=json.dumps(toys), quick=int(quick))
 
     def write(found: Results) -> None:
-        results.update((name, judged(ds, bootstrap=bootstrap)) for name, ds in found.items())
+        for name, ds in found.items():
+            own = recalled.get(str(ds.attrs["weights"]), {})
+            results[name] = judged(ds.assign(own), bootstrap=bootstrap)
         write_results(results, out, NAME, match_figure)
         write_report(match_report(results), out / f"{NAME}.md")
 
@@ -180,12 +190,41 @@ def match(
     return results
 
 
-def planned(model: View, tokens: Tensor, maker: Maker) -> Plan:
+def planned(model: View, tokens: Tensor, maker: Maker, *, seed: int = 0, initialization: Rule = CONFIG) -> Plan:
     """The toys that match a model on these prompts; a first token that all prompts share counts as BOS."""
-    parts = model.parts(0)
+    parts, few = model.parts(0), tokens[:PROMPTS]
     norm = "rms" if parts is None else parts.attention_norm.kind
     bos = len(tokens) > 1 and bool((tokens[:, 0] == tokens[0, 0]).all())
-    return maker.plan(model.spec, bos=bos, length=tokens.shape[1], norm=norm)
+    strengths = strength(model.reinitialized(seed, initialization=initialization), few)
+    matching: dict[str, Any] = {"strengths": strengths, "frequencies": frequencies(model, few)}
+    return maker.plan(model.spec, bos=bos, length=tokens.shape[1], norm=norm, **matching)
+
+
+def recalls(path: str | Path) -> dict[str, Variables]:
+    """By the hash of their weights, what models recall by depth, of a result of `headwater retrieval` or a folder of them.
+
+    Raises:
+        InputError: nothing of that kind.
+    """
+    path, found = Path(path), {}
+    for file in sorted(path.glob("retrieval*.nc")) if path.is_dir() else [path]:
+        ds = load(file)
+        if "gain" not in ds or "depth" not in ds["gain"].dims:
+            raise InputError(f"'{file}' is no result of `headwater retrieval`; give one, or a folder of them")
+        said = {"long_name": "log p of the value less that of the control", "units": "nat"}
+        fraction = {"long_name": "place of the pair in the context, as a fraction", "units": "1"}
+        found[str(ds.attrs["weights"])] = {
+            "recall_gain": (("context", "depth"), ds["gain"].transpose("context", "depth").values, said),
+            "recall_unit": (
+                ("context",),
+                couples(ds),
+                {"long_name": "contexts that are each other's control", "units": "1"},
+            ),
+            "recall_fraction": (("depth",), ds["fraction"].values, fraction),
+        }
+    if not found:
+        raise InputError(f"'{path}' has no retrieval*.nc; give a result of `headwater retrieval`, or a folder of them")
+    return found
 
 
 def measured(
@@ -210,9 +249,11 @@ def measured(
         done += more
         progress(done, total)
 
-    def of_toy(member: Member, view: View, *, stationary: bool = True, share: float = 0.0) -> xr.Dataset:
-        made = portrait(view, member.prompts(TOY_PROMPTS), stationary=stationary, bootstrap=0, seed=seed)
-        step(share)
+    def of_toy(member: Member, training: str) -> xr.Dataset:
+        view, read = member.view, member.prompts
+        own = tokens[:TOY_PROMPTS, : view.spec.max_length] if read is None else read(TOY_PROMPTS)
+        made = portrait(view, own, stationary=training != "in-context", bootstrap=0, seed=seed)
+        step(0.1)
         return made
 
     views = {("init", n): model.reinitialized(n, initialization=initialization) for n in range(seeds)}
@@ -220,42 +261,37 @@ def measured(
     few = tokens[:PROMPTS]
     portraits, kernels = {}, {}
     apart = all(model.parts(layer) is not None for layer in range(model.spec.blocks))
+    options: dict[str, Any] = {"products": PRODUCTS, "bootstrap": bootstrap, "seed": seed, "documents": documents}
     for place, view in views.items():
-        portraits[place] = portrait(view, tokens, bootstrap=bootstrap, seed=seed, documents=documents)
+        portraits[place] = portrait(view, tokens, **options)
         if apart:
             kernels[place] = second_moment(view, few, attention="measured", score_path=True)["sensitivity"].values
         step(1.0)
 
     toys: dict[tuple[str, str], Sequence[xr.Dataset]] = {}
     runs: dict[tuple[str, str], dict[str, np.ndarray]] = {}
-    scales: list[float] = []
     for group in groups:
-        variant, members, retrieval = group.variant, group.members, group.task == "retrieval"
-        newborn = {member.seed: member for member in members} if retrieval else {}
-        if group.key not in cache:
-            cache[group.key] = tuple(of_toy(one, one.view, stationary=retrieval, share=0.1) for one in members)
-            cache[f"fresh {group.key}"] = tuple(of_toy(one, one.fresh) for one in newborn.values())
-        toys[variant, group.task] = cache[group.key]
-        runs[variant, group.task] = _of_runs([member.seed for member in members], cache[group.key]) | {
-            "loss": np.array([member.loss for member in members]),
-            "accuracy": np.array([member.accuracy for member in members]),
-            "target": np.array([np.nan if member.target is None else member.target for member in members]),
-        }
-        if retrieval:
-            runs[variant, "init"] = _of_runs(list(newborn), cache[f"fresh {group.key}"])
-        if retrieval and variant == groups[0].variant:
-            target = float(np.mean([growth(views["init", n], few) for n in range(seeds)]))
-            scales = [matching_scale(member, target) for member in newborn.values()]
-            grown = [of_toy(one, one.scaled(x)) for one, x in zip(newborn.values(), scales, strict=True)]
-            runs[variant, "grown"] = _of_runs(list(newborn), grown)
+        of, members = (group.variant, group.training), group.members
+        if group.training == "init" or group.key not in cache:  # fresh toys read the model's own prompts
+            cache[group.key] = tuple(of_toy(one, group.training) for one in members)
+        toys[of] = cache[group.key]
+        runs[of] = of_runs([member.seed for member in members], toys[of])
+        for name in ("loss", "accuracy", "log_p", "target") if group.training != "init" else ():
+            values = [getattr(member, name) for member in members]
+            runs[of][name] = np.array([np.nan if value is None else value for value in values])
 
     variants = list(dict.fromkeys(group.variant for group in groups))
-    uniform = {group.variant: toys[group.variant, group.task][0]["uniform"].values for group in groups}
-    own, of_toys = portraits["pretrained", 0], toys[variants[0], "retrieval"][0]
-    length, points = tokens.shape[1], of_toys.sizes["position"]
-    said = {"long_name": "factor on the embeddings of toys that grow as the model does, geometric mean", "units": "1"}
-    variables = _of_model(model, portraits, kernels, seeds) | _of_toys(variants, runs, uniform)
-    variables["toy_scale"] = ((), np.exp(np.log(scales).mean()), said)
+    own, asked_for = portraits["pretrained", 0], toys[variants[0], "retrieval"][0]
+    length, points = tokens.shape[1], max(ds.sizes["position"] for many in toys.values() for ds in many)
+    variables = of_model(model, portraits, kernels, seeds) | of_toys(variants, runs)
+    born = next(group.members for group in groups if (group.variant, group.training) == (variants[0], "init"))
+    for whose, fresh in (
+        ("model", [views["init", n] for n in range(seeds)]),
+        ("toy", [one.view for one in born]),
+    ):
+        grown = np.exp(np.mean([math.log(growth(view, few[:, : view.spec.max_length])) for view in fresh]))
+        said = {"long_name": f"rms of the {whose}'s last stream over that of the first, fresh weights", "units": "1"}
+        variables[f"{whose}_growth"] = ((), grown, said)
     coords: dict[str, Any] = {
         "state": list(STATES),
         "seed": range(seeds),
@@ -265,18 +301,20 @@ def measured(
         "position": range(length),
         "fraction": (("position",), fractions(length)),
         "point": range(points),
-        "point_fraction": (("point",), fractions(points)),
     }
     coords |= {} if documents is None else {"document": (("prompt",), list(documents[:PROMPTS]))}
     options = {"prompts": len(tokens), "length": length, "seeds": seeds, "bootstrap": bootstrap, "seed": seed}
+    blocks = {group.training: group.members[0].view.spec.blocks for group in groups}
     refused = {f"{v}, {t}": json.loads(str(many[0].attrs["refused"])) for (v, t), many in toys.items()}
     attrs = {
         "measurement": NAME,
         "initialization": views["init", 0].identity.initialization or "",
         "few_prompts": len(few),
         **{name: own.attrs[name] for name in ("band", "lags", "refused")},
-        **{f"toy_{name}": of_toys.attrs[name] for name in ("band", "lags")},
+        **{f"toy_{name}": asked_for.attrs[name] for name in ("band", "lags")},
         "toy_refused": json.dumps(refused),
+        "blocks": model.spec.blocks,
+        "toy_blocks": json.dumps(blocks),
     }
     return dataset(variables, coords=coords, attrs=provenance(model, tokens, **options) | attrs)
 
@@ -287,163 +325,3 @@ def growth(view: View, tokens: Tensor) -> float:
     streams = view.trace(view.embed(tokens)).residual
     first, last = (float(stream[:, -1].double().square().mean().sqrt()) for stream in (streams[0], streams[-1]))
     return last / first
-
-
-def matching_scale(member: Member, target: float) -> float:
-    """The factor on a fresh toy's embeddings at which its stream grows so many times; the nearest there is within limits.
-
-    Growth falls as embeddings grow, since blocks read a normalized stream: halving the interval finds it.
-    """
-    low, high = (math.log(limit) for limit in SCALES)
-    tokens = member.prompts(PROMPTS)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if growth(member.scaled(math.exp(middle)), tokens) > target:
-            low = middle
-        else:
-            high = middle
-    return math.exp((low + high) / 2)
-
-
-SAID = {
-    "sensitivity": "||J_j||_F / sqrt(d)",
-    "elasticity": "||J_j||_F / sqrt(d) * rms(x) / rms(h)",
-    "alpha": "mean weight on the position over the queries from it on [Gu], mean over blocks and heads",
-    "sink_rate": "share of heads with alpha > 0.3",
-    "leakage_total": "leakage of the early band, log form, mean over blocks and heads",
-    "leakage_share": "share of each source in it",
-    "removed": "fraction of its residual component that the swap at position 0 removes",
-    "reacts": "attention to keys >= 1 changed by the swap at position 0, total variation, mean over blocks and heads",
-}
-
-
-def _described(name: str, of: str) -> dict[str, str]:
-    if name.endswith(ENDS[1:]):
-        name, _, end = name.rpartition("_")
-        of = f"{of}, {end} end of the 95 % interval"
-    if name == "swapped":
-        name, of = "elasticity", f"{of}, position 0 swapped, geometric mean over prompts"
-    return {"long_name": f"{SAID[name]}, {of}", "units": "nat^2" if name == "leakage_total" else "1"}
-
-
-def _filled(sizes: Sequence[int], values: Mapping[tuple[int, ...], np.ndarray], dtype: Any) -> np.ndarray:
-    """Values by their place in an array [*sizes, ...]; NaN where there is none, and behind shorter ones."""
-    longest = np.max([value.shape for value in values.values()], axis=0).astype(int)
-    found = np.full((*sizes, *longest), np.nan, dtype)
-    for place, value in values.items():
-        found[(*place, *map(slice, value.shape))] = value
-    return found
-
-
-def _laid_out(
-    rows: Mapping[tuple[int, ...], Row], sizes: Sequence[int], dims: Mapping[str, tuple[str, ...]], of: str
-) -> Variables:
-    """The variables of rows by their place, in the order of `dims`, which holds the dimensions of each."""
-    found: Variables = {}
-    for name, own in dims.items():
-        values = {place: row[name] for place, row in rows.items()}
-        exact = of == "toys" and name not in (*CURVES, "swapped")
-        found[name] = own, _filled(sizes, values, np.float64 if exact else np.float32), _described(name, of)
-    return found
-
-
-def _of_model(
-    model: View,
-    portraits: Mapping[tuple[str, int], xr.Dataset],
-    kernels: Mapping[tuple[str, int], np.ndarray],
-    seeds: int,
-) -> Variables:
-    one, at, sizes = portraits["pretrained", 0], ("state", "seed"), (len(STATES), seeds)
-    numbers = [f"{name}{end}" for name in SCALARS for end in ENDS if f"{name}{end}" in one]
-    dims = {name: (*at, "prompt", "position") for name in ("sensitivity", *CURVES)} | {"swapped": (*at, "position")}
-    dims |= {name: (*at, "source") if "share" in name else at for name in numbers}
-    rows = {
-        (STATES.index(state), n): {"swapped": typical(ds["elasticity_swapped"].values)}
-        | {name: ds[name].values for name in dims if name != "swapped"}
-        for (state, n), ds in portraits.items()
-    }
-    found = {f"model_{name}": variable for name, variable in _laid_out(rows, sizes, dims, "the model").items()}
-    found["model_uniform"] = (("position",), one["uniform"].values, _described("alpha", "uniform attention"))
-    if kernels:
-        values = {(STATES.index(state), n): value for (state, n), value in kernels.items()}
-        said = {"long_name": "second-moment kernel, measured patterns, score path", "units": "1"}
-        found["theory_kernel"] = ((*at, "prompt", "position"), _filled(sizes, values, np.float32), said)
-    curves, alphas = np.full((len(STATES), one.sizes["position"]), np.nan, np.float32), np.full(len(STATES), np.nan)
-    for n, state in enumerate(STATES):
-        means = [mean_profile(ds["sensitivity"].values).mean for (of, _), ds in portraits.items() if of == state]
-        mean = np.sqrt(np.mean(np.square(means), 0))
-        if np.count_nonzero(mean) >= SHORTEST:
-            fit = fit_alpha(mean, model.spec.blocks, window=model.spec.windows)
-            curves[n], alphas[n] = fit.curve, fit.alpha
-    found["theory_cesaro"] = (("state", "position"), curves, {"long_name": "N^L, fitted", "units": "1"})
-    found["theory_alpha"] = (("state",), alphas, {"long_name": "alpha of N^L", "units": "1"})
-    return found
-
-
-def _of_runs(seeds: Sequence[int], found: Sequence[xr.Dataset]) -> dict[str, np.ndarray]:
-    """What portraits of toys say together: curves of every seed, numbers with their intervals over seeds."""
-
-    def stack(name: str, number: int) -> np.ndarray:
-        return np.stack([ds[name].values for n, ds in zip(seeds, found, strict=True) if n == number])
-
-    numbers = sorted(set(seeds))
-    row = {name: np.stack([stack(name, number).mean(0) for number in numbers]) for name in ("alpha", "sink_rate")}
-    each = [stack("elasticity", number).swapaxes(0, 1) for number in numbers]  # prompt, run, point
-    row["elasticity"] = np.stack([np.stack([typical(prompt) for prompt in one]) for one in each])
-    row["swapped"] = np.stack([typical(stack("elasticity_swapped", number)) for number in numbers])
-    streams = np.array([[float(ds[name]) for name in ("residual", "residual_swapped")] for ds in found])
-    for name, estimate, values in (
-        *((name, _mean, np.array([ds[name].values for ds in found])) for name in ("leakage_total", "reacts")),
-        ("removed", _removed, streams),
-        ("leakage_share", _shares, np.array([ds["leakage_source"].values for ds in found])),
-    ):
-        row |= dict(zip((f"{name}{end}" for end in ENDS), over_seeds(estimate, values, seeds), strict=True))
-    return row
-
-
-def _of_toys(
-    variants: Sequence[str], runs: Mapping[tuple[str, str], Row], uniform: Mapping[str, np.ndarray]
-) -> Variables:
-    at, sizes = ("variant", "training"), (len(variants), len(TRAININGS))
-    dims = {name: (*at, "toy_seed", "toy_prompt", "point") for name in CURVES} | {"swapped": (*at, "toy_seed", "point")}
-    dims |= {f"{name}{end}": (*at, "source") if "share" in name else at for name in SCALARS for end in ENDS}
-    rows = {(variants.index(variant), TRAININGS.index(training)): row for (variant, training), row in runs.items()}
-    found = {f"toy_{name}": variable for name, variable in _laid_out(rows, sizes, dims, "toys").items()}
-    values = np.stack([uniform[variant] for variant in variants]).astype(np.float64)
-    found["toy_uniform"] = (("variant", "point"), values, _described("alpha", "uniform attention under toys' masks"))
-    for name, said, units in (
-        ("loss", "loss at the end of training", "nat"),
-        ("accuracy", "accuracy on unseen sequences", "1"),
-        ("target", "position asked for", "1"),
-    ):
-        each = {place: row[name] for place, row in rows.items() if name in row}
-        attrs = {"long_name": said, "units": units}
-        found[f"toy_{name}"] = ((*at, "member"), _filled(sizes, each, np.float64), attrs)
-    return found
-
-
-def over_seeds(
-    estimate: Callable[[np.ndarray], Any], values: np.ndarray, seeds: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`jackknife` over seeds of an estimate from members [member, ...]; those that are not finite do not count."""
-    known = np.isfinite(values).reshape(len(values), -1).all(1)
-    if not known.any():
-        nothing = np.full(values.shape[1:], np.nan) if estimate is _shares else np.array(np.nan)
-        return nothing, nothing, nothing
-    return jackknife(estimate, values[known], np.asarray(seeds)[known])
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean())
-
-
-def _removed(streams: np.ndarray) -> float:
-    """Of residual components [member, before and after]: the fraction that is gone of their sum."""
-    sums = streams.sum(0, keepdims=True)
-    return float(removed(sums[:, :1], sums[:, 1:])[0][0])
-
-
-def _shares(parts: np.ndarray) -> np.ndarray:
-    """Of parts [member, source]: each source's share of the sum over members; a single toy's may be next to nothing."""
-    whole = parts.sum()
-    return parts.sum(0) / whole if whole > 0 else np.full(parts.shape[1], np.nan)

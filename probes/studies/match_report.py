@@ -12,13 +12,13 @@ import xarray as xr
 
 from ..measures.match_result import (
     CURVES,
-    INITS,
     MATCHED,
     TASKS,
-    elastic,
     guess,
     judged,
     others_of,
+    points_of,
+    recalled,
     swap_ratio,
     toys_learnt,
 )
@@ -27,6 +27,7 @@ from ..results.dataset import drawn_from, options_of
 from ..results.gate import TRAINED
 from ..results.tables import Report, Table, interval, number
 
+ENDS = ("", "_low", "_high")
 FEATURES = {"primacy": ".3g", "recency": ".3g", "trough": ".2f"}
 
 
@@ -73,8 +74,13 @@ def match_report(results: Mapping[str, xr.Dataset]) -> Report:
         ),
         Table(
             "Training of the toys",
-            ("model", "toy", "task", "toys", "loss, nat", "accuracy", "least accurate", "guess", "learnt"),
+            ("model", "toy", "task", "blocks", "toys", "loss, nat", "accuracy", "least accurate", "guess", "learnt"),
             [row for name, ds in results.items() for row in _training(name, ds)],
+        ),
+        Table(
+            "Recall by depth: log p of the right answer less its largest, in nats, at thirds of the positions asked for",
+            ("model", "whose", "first third", "middle third", "last third", "Spearman with the model"),
+            [row for name, ds in results.items() for row in _recall(name, ds)],
         ),
         _ingredients(results),
     ]
@@ -89,31 +95,23 @@ def _described(results: Mapping[str, xr.Dataset]) -> str:
     return (
         f"{kind}Models: T = {ds.sizes['position']}, {ds.sizes['prompt']} prompts ({options['prompts']} for leakage), "
         f"{options['seeds']} fresh seeds{drawn}, {ds.attrs['dtype']}, {ds.attrs['device']}. "
-        f"Toys: {ds.sizes['point']} positions, "
-        f"{toys['seeds']} seeds (ablations {toys['ablation_seeds']}); retrieval: {toys['steps']} steps, one toy for each "
-        f"position asked for; in context: {toys['in_context_steps']} steps. {_averages(ds)} Curves meet on the position "
-        "fraction. Spearman over all points; RMS log error with a free scale over points that both reach, apart: share of "
+        f"Fresh toys: {points_of(ds, 'init')} positions, the model's prompts, {toys['fresh_seeds']} seeds (ablations "
+        f"{toys['ablation_seeds']}). Trained toys: {toys['seeds']} seeds (ablations {toys['ablation_seeds']}); retrieval: "
+        f"{points_of(ds, 'retrieval')} positions, {toys['steps']} steps, one toy for each position asked for; in context: "
+        f"{points_of(ds, 'in-context')} positions, {toys['in_context_steps']} steps, matched toys alone. Profiles are "
+        "elasticities, geometric means over prompts, seeds and positions asked for; beside theory sensitivities, root mean "
+        "squares over prompts. Curves meet on the position fraction. "
+        "Spearman over all points; RMS log error with a free scale over points that both reach, apart: share of "
         "points that only one reaches. 95 % intervals of the jackknife over documents (of results that name none, over "
         "prompts) and over seeds of toys, both in quadrature; a toy of one seed has none, and one of two a wide one; of the "
         "trough, and of a model's leakage, percentiles over resamples. Leakage: log form, queries "
-        f"{ds.attrs['band']} at lags {ds.attrs['lags']}, of toys {ds.attrs['toy_band']} at {ds.attrs['toy_lags']}; removed: "
-        "fraction of the residual component that the mean embedding at position 0 removes; reacts: attention to other keys "
-        "it changes; profile changes by: RMS log change of the profile at positions from 1 on; guess: accuracy of a guess "
-        "among all tokens, or the labels in context; "
-        f"learnt: in-context toys are trained if their accuracy is {TRAINED:g} or more by the 95 % interval over runs, not "
-        "trained if that reaches below the guess; only trained ones have an agreement and a shape."
-    )
-
-
-def _averages(ds: xr.Dataset) -> str:
-    """How profiles are averaged."""
-    theory = "beside theory sensitivities, root mean squares over prompts."
-    if elastic(ds):
-        return f"Profiles are elasticities, geometric means over prompts, seeds and positions asked for; {theory}"
-    return (
-        "Made before there were elasticities: profiles are sensitivities, geometric means over prompts and seeds (of one "
-        "toy or model the same shape), of toys root mean squares over positions asked for; the swap's change compares root "
-        f"mean squares; leakage of toys has bootstrap intervals over toys; {theory}"
+        f"{ds.attrs['band']} at lags {ds.attrs['lags']}, of trained toys {ds.attrs['toy_band']} at "
+        f"{ds.attrs['toy_lags']}; removed: fraction of the residual component that the mean embedding at position 0 "
+        "removes; reacts: attention to other keys it changes; profile changes by: RMS log change of the profile from "
+        "position 1 on; guess: accuracy of a guess among all tokens, or the labels in context; learnt: toys are trained if "
+        f"their accuracy is {TRAINED:g} or more by the 95 % interval over runs, not trained if that reaches below the "
+        "guess; only trained ones have an agreement and a shape. Recall of the model: log p of the value less that of the "
+        "control (`headwater retrieval`); intervals over couples of contexts and seeds of toys."
     )
 
 
@@ -122,8 +120,8 @@ def _lines(results: Mapping[str, xr.Dataset]) -> Iterator[str]:
         for note in json.loads(str(ds.attrs["notes"])):
             yield f"{name}: {note}"
     for name, ds in results.items():
-        scale = float(ds["toy_scale"])
-        yield f"{name}: with embeddings {scale:.2g} times as large a fresh toy's stream grows as the fresh model's does"
+        model, toy = (float(ds[f"{whose}_growth"]) for whose in ("model", "toy"))
+        yield f"{name}: the stream of fresh weights grows {model:.3g}-fold, that of fresh toys {toy:.3g}-fold"
     for name, ds in results.items():
         yield f"{name}: {_best(ds)}"
     yield "in-context toys have no leakage here: items and labels take turns, so that content depends on the position"
@@ -167,7 +165,7 @@ def _attention(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
         alpha = ds[f"{kind}_alpha"].sel(where).isel({point: 0})
         if bool(np.isnan(alpha).all()):
             continue
-        uniform = ds[f"{kind}_uniform"].sel({k: v for k, v in where.items() if k in ds[f"{kind}_uniform"].dims})
+        uniform = ds[f"{kind}_uniform"].sel(where if kind == "toy" else {})
         rate = float(ds[f"{kind}_sink_rate"].sel(where).isel({point: 0}).mean())
         numbers = [_scalar(ds, kind, scalar, where) for scalar in ("leakage_total", "removed", "reacts")]
         shares = [_scalar(ds, kind, "leakage_share", where | {"source": source}) for source in ("mask", "residual")]
@@ -209,12 +207,12 @@ def _ingredients(results: Mapping[str, xr.Dataset]) -> Table:
     for feature, form in FEATURES.items():
         for name, ds in results.items():
             for training in map(str, ds["training"].values):
-                state = "init" if training in INITS else "pretrained"
+                state = "init" if training == "init" else "pretrained"
                 own = _shown(*estimate(ds, f"model_{feature}", state=state), form=form)
                 cells = []
                 for variant in variants:
-                    there = variant in ds["variant"].values
                     where = {"variant": variant, "training": training}
+                    there = variant in ds["variant"].values and bool(np.isfinite(ds["toy_uniform"].sel(where)).any())
                     state_of = toys_learnt(ds, variant, training) if there else "trained"
                     shown = _shown(*estimate(ds, f"toy_{feature}", **where), form=form) if there else "-"
                     cells.append(shown if state_of == "trained" else state_of)
@@ -234,16 +232,35 @@ def _training(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
             known = ~np.isnan(loss)
             if not known.any():
                 continue
-            least = int(np.nanargmin(accuracy))
+            least, depth = int(np.nanargmin(accuracy)), json.loads(ds.attrs["toy_blocks"])[task]
+            of_all = "" if depth == int(ds.attrs["blocks"]) else f" of {ds.attrs['blocks']}"
             target = float(ds["toy_target"].sel(variant=variant, training=task).values[least])
             where = "" if math.isnan(target) else f" (position {target:.0f})"
             found = (loss[known].mean(), accuracy[known].mean(), accuracy[least], guess(ds, task))
             mean, right, worst, guessed = (number(value, ".2f") for value in found)
-            learnt = toys_learnt(ds, variant, task) if task == "in-context" else "-"
-            yield [name, variant, task, str(int(known.sum())), mean, right, worst + where, guessed, learnt]
+            toys = str(int(known.sum()))
+            learnt = toys_learnt(ds, variant, task)
+            yield [name, variant, task, f"{depth}{of_all}", toys, mean, right, worst + where, guessed, learnt]
+
+
+def _recall(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
+    """The model's recall by depth, and that of each variant's toys that have learnt retrieval."""
+    if "recall_gain" in ds:
+        yield [name, "model", *_thirds(ds["recall_gain"].values), ""]
+    for variant in map(str, ds["variant"].values):
+        toys = recalled(ds, variant)
+        if toys is not None and toys_learnt(ds, variant, "retrieval") == "trained":
+            alike = interval(*(float(ds[f"recall_spearman{end}"].sel(variant=variant)) for end in ENDS), form=".2f")
+            yield [name, f"{variant} toy", *_thirds(toys[1]), alike]
+
+
+def _thirds(values: np.ndarray) -> list[str]:
+    """Means of [sample, depth] over thirds of the depths, against the largest depth's."""
+    means = values.mean(0)
+    return [number(float(third.mean() - means.max()), ".3f") for third in np.array_split(means, 3)]
 
 
 def _named(ds: xr.Dataset, name: str, of: tuple[str, str]) -> str:
-    """What a model is compared with, in words; of in-context toys that have not learnt their task this, too."""
+    """What a model is compared with, in words; of toys that have not learnt their task this, too."""
     state = toys_learnt(ds, *of)
     return name if state == "trained" else f"{name} ({state})"

@@ -105,7 +105,15 @@ def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:
         InputError: no such experiment or field, a field given twice, or a value of another type.
     """
     module = experiment(name)
-    settings = module.QUICK if quick else module.Settings()
+    return changed(module.QUICK if quick else module.Settings(), given, name)
+
+
+def changed(settings: Any, given: Sequence[str], name: str) -> Any:
+    """Settings with changes given as "field=value"; `name` is whose they are.
+
+    Raises:
+        InputError: no such field, a field given twice, or a value of another type.
+    """
     types = get_type_hints(type(settings))
     changes = {}
     for text in given:
