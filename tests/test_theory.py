@@ -16,7 +16,7 @@ import reference_theory
 import torch
 from blocks import random_parts
 from fresh_models import config
-from measured import by_readout, close, drawn_tokens, parts_of, refused
+from measured import by_readout, close, drawn_tokens, error, parts_of, randn, refused
 from measured import view as cached
 from scipy.integrate import dblquad
 from torch import Tensor
@@ -39,10 +39,6 @@ KINDS = {"uniform": (False, False), "measured": (True, False), "measured, scores
 ROUNDING = 1e-11
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def some_tokens(prompts: int = 1, length: int = LENGTH) -> Tensor:
     return drawn_tokens(prompts, length)
 
@@ -54,12 +50,6 @@ def view(name: str) -> Any:
 def options(kind: str) -> dict[str, Any]:
     measured, scores = KINDS[kind]
     return {"attention": "measured" if measured else "uniform", "score_path": scores}
-
-
-def error(got: Tensor, expected: Tensor) -> float:
-    """Largest difference against the largest value."""
-    assert got.shape == expected.shape
-    return float((got - expected).abs().max() / expected.abs().max())
 
 
 # ------------------------------------------------------------------------------------------- one step, against the twin
