@@ -55,6 +55,14 @@ _NARROW: dict[str, Any] = {"head_dim": HEAD_DIM}
 _GEMMA: dict[str, Any] = _NARROW | {"query_pre_attn_scalar": 24, "sliding_window": WINDOW}
 SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3": _NARROW,
+    "qwen3_moe": _NARROW
+    | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "olmo3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "ministral": _NARROW
+    | {"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    "phi3": {"partial_rotary_factor": 0.75},
+    "gemma3_text": _GEMMA | {"sliding_window_pattern": 2, "final_logit_softcapping": 3.0},
     "mistral": {"sliding_window": WINDOW},
     "gemma": _NARROW,
     "gemma2": _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
@@ -80,6 +88,9 @@ VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen2, windows above block 0": partial(
         small, "qwen2", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
+    "qwen3_moe, weights of all experts": partial(small, "qwen3_moe", norm_topk_prob=False),
+    "qwen3_moe, one block without": partial(small, "qwen3_moe", mlp_only_layers=[1]),
+    "smollm3, windows without rotation": partial(small, "smollm3", use_sliding_window=True, sliding_window=WINDOW),
     "gemma2, no caps": partial(
         small, "gemma2", attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=256
     ),
@@ -103,6 +114,7 @@ def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        made.set_experts_implementation("eager")  # the only one in float64
         with torch.no_grad():
             for parameter in made.parameters():
                 if parameter.ndim == 1:  # biases and norm weights

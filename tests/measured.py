@@ -20,6 +20,7 @@ from torch import Tensor
 import probes
 from probes.errors import InputError
 from probes.measures.sinks import sinks as checked_sinks
+from probes.models.families import FAMILIES as ROWS
 from probes.models.huggingface import HuggingFaceView
 from probes.models.linear import LinearizedBlock
 from probes.models.view import Attention, Parts, Trace, View
@@ -33,7 +34,7 @@ BACKENDS = ("transformers", "transformer_lens")
 
 def backends(name: str) -> tuple[str, ...]:
     """Those that run a family, or a variant of one."""
-    return BACKENDS
+    return BACKENDS if ROWS[name.partition(",")[0]].no_lens is None else BACKENDS[:1]
 
 
 EVERY = [(name, backend) for name in families.FAMILIES for backend in backends(name)]

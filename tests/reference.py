@@ -161,10 +161,13 @@ def block(
     """
     n1, c = normalized(parts.attention_norm, stream if attended is None else attended), parts.head_dim
     q, k, v = affine(parts.q, n1), affine(parts.k, n1), affine(parts.v, n1)
+    q_norm, k_norm = parts.q_norm, parts.k_norm
+    if q_norm is not None and k_norm is not None and len(q_norm.weight) == q.shape[1]:  # over all heads at once
+        q, k, q_norm, k_norm = normalized(q_norm, q), normalized(k_norm, k), None, None
     outputs, groups = [], q.shape[1] // k.shape[1]
     for head in range(q.shape[1] // c):
         own, shared = slice(head * c, (head + 1) * c), slice(head // groups * c, (head // groups + 1) * c)
-        queries, keys = normalized(parts.q_norm, q[:, own]), normalized(parts.k_norm, k[:, shared])
+        queries, keys = normalized(q_norm, q[:, own]), normalized(k_norm, k[:, shared])
         if rotary is not None:
             queries, keys = rotated(queries, *rotary), rotated(keys, *rotary)
         slopes = None if parts.slopes is None else parts.slopes[head : head + 1]
@@ -173,9 +176,28 @@ def block(
         outputs.append((weights.detach() if frozen else weights) @ v[:, shared])
     middle = stream + normalized(parts.post_attention_norm, affine(parts.o, torch.cat(outputs, 1)))
     n2 = normalized(parts.mlp_norm, stream if parts.parallel else middle)
-    hidden = affine(parts.up, n2)
-    hidden = parts.activation(hidden) if parts.gate is None else parts.activation(affine(parts.gate, n2)) * hidden
-    return middle + normalized(parts.post_mlp_norm, affine(parts.down, hidden))
+    return middle + normalized(parts.post_mlp_norm, feed_forward(parts, n2))
+
+
+def feed_forward(parts: Parts, read: Tensor) -> Tensor:
+    """[position, d] -> [position, d]; with experts position by position, the largest logits' outputs by their weights."""
+    if parts.routing is None:
+        hidden = affine(parts.up, read)
+        hidden = parts.activation(hidden) if parts.gate is None else parts.activation(affine(parts.gate, read)) * hidden
+        return affine(parts.down, hidden)
+    rows = []
+    for n in read:
+        logits = parts.routing.weight @ n
+        chosen = logits.argsort(descending=True)[: parts.routing.chosen].tolist()
+        weights = (logits[chosen] if parts.routing.among_chosen else logits).softmax(-1)
+        weights = weights if parts.routing.among_chosen else weights[chosen]
+        rows.append(sum(w * expert(parts, n, e) for w, e in zip(weights, chosen, strict=True)))
+    return torch.stack(rows)
+
+
+def expert(parts: Parts, n: Tensor, e: int) -> Tensor:
+    assert parts.gate is not None
+    return parts.down.weight[e] @ (parts.activation(parts.gate.weight[e] @ n) * (parts.up.weight[e] @ n))
 
 
 def jacobian_norms(outputs: Tensor, source: Tensor) -> Tensor:

@@ -60,6 +60,8 @@ def birth_of(config: Any, rule: Initialization) -> Birth:
         drawn["embedding"] *= config.hidden_size**0.5
     if family.learned is None:
         drawn["positions"] = 0.0
+    if "experts" in found:
+        drawn["router"] = rule.up
     found["activation"] = ACT2FN[found["activation"]]
     return Birth(spec_of(config), **drawn | found, initialization=str(rule))
 
@@ -112,6 +114,8 @@ def _rescale(model: Any, rule: Initialization) -> None:
         parts = family.parts(block)
         linear = {kind: getattr(parts, kind, None) for kind in KINDS}
         matrices += ({k: x.weight for k, x in linear.items() if x is not None} | family.fused(block)).items()
+        if parts.routing is not None:  # a router's deviation is that of the first matrices behind it
+            matrices.append(("up", parts.routing.weight))
     for kind, matrix in matrices:
         if getattr(rule, kind) != getattr(own, kind):
             matrix.mul_(getattr(rule, kind) / getattr(own, kind))

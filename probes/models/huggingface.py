@@ -103,6 +103,8 @@ class HuggingFaceView(Watched):
         family_of(model.config)
         self._wrap(shadow(model), model.config, Described(**described))
         self._model.set_attn_implementation(ATTENTION)
+        if self.dtype == torch.float64:  # grouped products of experts know no such numbers
+            self._model.set_experts_implementation("eager")
 
     def _wrap(self, model: Any, config: Any, described: Described) -> None:
         self._model, self._described = model.eval(), described
@@ -216,7 +218,7 @@ class HuggingFaceView(Watched):
             stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs, self.device)
             streams.append(stream)
             blocks.append(self._listened(layer, block, [edit for edit in edits if edit.layer == layer]))
-            rotary.append(rotation)
+            rotary.append(rotation if self.spec.positional[layer] == "rope" else None)
         recorded = tuple(site.value(self.spec.family) for site in sites) if attention else ()
         return Trace((*streams, last.value(self.spec.family)), tuple(blocks), tuple(rotary), recorded)
 
@@ -402,5 +404,5 @@ def _recorded_block(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         return (output[0] if isinstance(output, tuple) else output).to(device)
 
     pair = kwargs.get("position_embeddings")
-    rotation = None if pair is None else (pair[0][0].to(device), pair[1][0].to(device))
+    rotation = None if pair is None else (pair[0][0].to(recorded), pair[1][0].to(recorded))  # OLMo's are in float32
     return recorded, block, rotation

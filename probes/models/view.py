@@ -80,7 +80,12 @@ class Birth:
     norm: Literal["rms", "layer"]
     eps: float
     parallel: bool = False
-    post_norm: bool = False  # norms on the branches' outputs, too
+    pre_norm: bool = True  # norms on what the branches read
+    post_norm: bool = False  # norms on the branches' outputs
+    experts: int | None = None  # of which a router chooses; None: one feed-forward
+    chosen: int = 0
+    among_chosen: bool = False  # weights of experts are a softmax over those chosen, not over all
+    router: float = 0.0  # deviation of the router's weights
     slopes: tuple[float, ...] | None = None  # ALiBi's, one per head; the same in all blocks
     initialization: str | None = None  # the rule, as results have it
 
@@ -99,8 +104,22 @@ class Norm:
 class Linear:
     """`x @ weight.T + bias`."""
 
-    weight: Float[Tensor, "output input"]
-    bias: Float[Tensor, " output"] | None
+    weight: Float[Tensor, "*expert output input"]
+    bias: Float[Tensor, "*expert output"] | None
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Which experts a position's feed-forward is made of: the `chosen` ones with the largest logits, weight n + bias.
+
+    n is what the feed-forward reads. Outputs of experts are added with the softmax of the logits, over all experts, or over
+    those chosen with `among_chosen`.
+    """
+
+    weight: Float[Tensor, "expert d"]
+    chosen: int
+    among_chosen: bool
+    bias: Float[Tensor, " expert"] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,11 +127,12 @@ class Parts:
     """A block taken apart: what the linearized block and the theory of random models are computed from.
 
     Sequential blocks add attention to the stream before the feed-forward reads it; `parallel` ones (GPT-NeoX) feed both
-    from the block's input. All tensors are the model's own, not copies, except where a family stores them fused.
+    from the block's input. All tensors are the model's own, not copies, except where a family stores them fused. With
+    `routing`, matrices of the feed-forward have experts as their first axis.
     """
 
-    attention_norm: Norm
-    mlp_norm: Norm
+    attention_norm: Norm | None  # None: the branch reads the stream as it is (OLMo 2 and 3)
+    mlp_norm: Norm | None
     q: Linear
     k: Linear
     v: Linear
@@ -126,11 +146,12 @@ class Parts:
     softcap: float | None = None  # logits become softcap * tanh(logits / softcap)
     window: int | None = None
     slopes: Float[Tensor, " H"] | None = None  # ALiBi: each head's logits lose slope * (i - j)
-    q_norm: Norm | None = None  # per head, before rotation (Qwen3)
+    q_norm: Norm | None = None  # before rotation: per head (Qwen3), or over all heads, H c long (OLMo)
     k_norm: Norm | None = None
     post_attention_norm: Norm | None = None  # on the branch's output, before it is added (Gemma-2)
     post_mlp_norm: Norm | None = None
     parallel: bool = False
+    routing: Routing | None = None  # None: one feed-forward for all positions
 
 
 # (logits [B, H, query, key], log Z [B, H, query, 1], positions of queries and keys, which broadcast to the logits)
