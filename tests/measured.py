@@ -193,6 +193,7 @@ def known_model(*, sink_value: Sequence[float], text_value: Sequence[float], sha
     assert isinstance(view, HuggingFaceView)
     parts = view.parts(0)
     assert parts is not None
+    assert parts.attention_norm is not None
     assert parts.attention_norm.weight.tolist() == [1] * 4
     with torch.no_grad():
         table = view._model.get_input_embeddings().weight

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from reference import affine, block, centred, masked_logits, normalized, rms, rotated
+from reference import affine, block, centred, expert, masked_logits, normalized, rms, rotated
 from torch import Tensor
 
 from probes.models.view import Linear, Norm, Parts
@@ -33,8 +33,10 @@ def second_moment_step(
     heads = parts.q.weight.shape[0] // c
     groups = parts.q.weight.shape[0] // parts.k.weight.shape[0]
 
-    def projector(norm: Norm, x: Tensor) -> Tensor:
-        """P, for one row of a stream (or of one head's queries)."""
+    def projector(norm: Norm | None, x: Tensor) -> Tensor:
+        """P, for one row of a stream (or of queries); without a norm the identity."""
+        if norm is None:
+            return torch.eye(len(x), dtype=x.dtype)
         unit = centred(norm, x) / rms(norm, x)
         left = torch.eye(len(x), dtype=x.dtype) - torch.outer(unit, unit) / len(x)
         return left - 1 / len(x) if norm.kind == "layer" else left
@@ -57,7 +59,8 @@ def second_moment_step(
     if parts.post_mlp_norm is not None:
         down = parts.post_mlp_norm.weight[:, None] * down
     slopes, branch = [], []
-    for x in read:
+    weight = torch.ones(d, dtype=stream.dtype) if norm is None else norm.weight
+    for x in read if parts.routing is None else []:
         n = normalized(norm, x)
         up = affine(parts.up, n)
         if parts.gate is None:
@@ -68,12 +71,12 @@ def second_moment_step(
             slopes.append([up * slope(parts.activation, gate), parts.activation(gate)])
             hidden = parts.activation(gate) * up
         branch.append(affine(parts.down, hidden))
-    firsts = [one.weight * norm.weight for one in ([parts.up] if parts.gate is None else [parts.gate, parts.up])]
-    projectors, sizes = [projector(norm, x) for x in read], [rms(norm, x) for x in read]
-    kernel = torch.zeros_like(gram)
+    firsts = [one.weight * weight for one in ([parts.up] if parts.gate is None else [parts.gate, parts.up])]
+    projectors, sizes = [projector(norm, x) for x in read], [size(norm, x) for x in read]
+    kernel = torch.zeros_like(gram) if parts.routing is None else experts_kernel(parts, read, weight)
     for i in range(length):
         for k in range(length):
-            for which, first in enumerate(firsts):
+            for which, first in enumerate(firsts if parts.routing is None else []):
                 lengths = (down**2).sum(0) * (first**2).sum(1)  # |W_down,f|^2 |W_first,f|^2, [f]
                 kernel[i, k] += (slopes[i][which] * slopes[k][which] * lengths).sum()
             kernel[i, k] *= (projectors[i] @ projectors[k]).trace() / d / (d * sizes[i] * sizes[k])
@@ -89,7 +92,8 @@ def second_moment_step(
     # Attention.
     norm = parts.attention_norm
     n1 = [normalized(norm, x) for x in stream]
-    projectors, sizes = [projector(norm, x) for x in stream], [rms(norm, x) for x in stream]
+    first_weight = torch.ones(d, dtype=stream.dtype) if norm is None else norm.weight
+    projectors, sizes = [projector(norm, x) for x in stream], [size(norm, x) for x in stream]
     turns = [turn(position) for position in range(length)]
     post, weight = torch.ones(length, dtype=stream.dtype), torch.ones(d, dtype=stream.dtype)
     if parts.post_attention_norm is not None:
@@ -102,18 +106,18 @@ def second_moment_step(
     for head in range(heads):
         own, shared = slice(head * c, (head + 1) * c), slice(head // groups * c, (head // groups + 1) * c)
         w_o = weight[:, None] * parts.o.weight[:, own]
-        w_q, w_k, w_v = (w * norm.weight for w in (parts.q.weight[own], parts.k.weight[shared], parts.v.weight[shared]))
+        w_q, w_k, w_v = (
+            w * first_weight for w in (parts.q.weight[own], parts.k.weight[shared], parts.v.weight[shared])
+        )
         joint += w_o @ w_v
         # Rotated queries and keys, and their derivative by the normed stream without the norm's weight.
         queries, keys, values, by_query, by_key = [], [], [], [], []
         for j, x in enumerate(n1):
             q, k, v = (affine(one, x) for one in (parts.q, parts.k, parts.v))
-            q, k = q[own], k[shared]
-            dq, dk = w_q, w_k
-            if parts.q_norm is not None and parts.k_norm is not None:
-                dq = torch.diag(parts.q_norm.weight) @ projector(parts.q_norm, q) / rms(parts.q_norm, q) @ dq
-                dk = torch.diag(parts.k_norm.weight) @ projector(parts.k_norm, k) / rms(parts.k_norm, k) @ dk
-                q, k = normalized(parts.q_norm, q), normalized(parts.k_norm, k)
+            (q, dq), (k, dk) = (
+                normed_head(one, full, at, w)
+                for one, full, at, w in ((parts.q_norm, q, own, w_q), (parts.k_norm, k, shared, w_k))
+            )
             queries.append(turns[j] @ q)
             keys.append(turns[j] @ k)
             values.append(v[shared])
@@ -153,6 +157,58 @@ def second_moment_step(
     else:
         below = turned(turned(radial, gram, after, middle), between, middle, stream)
     return between + spread + torch.diag(through), below
+
+
+def size(norm: Norm | None, x: Tensor) -> Any:
+    return 1.0 if norm is None else rms(norm, x)
+
+
+def normed_head(norm: Norm | None, full: Tensor, at: slice, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """One head's queries or keys after their norm, and the derivative by the normed stream; heads' own features alone."""
+    if norm is None:
+        return full[at], matrix
+    whole = len(norm.weight) == len(full)  # over all heads at once
+    x, weight = (full, norm.weight[at]) if whole else (full[at], norm.weight)
+    unit = (x / rms(norm, x))[at] if whole else x / rms(norm, x)
+    left = torch.eye(len(unit), dtype=unit.dtype) - torch.outer(unit, unit) / len(x)
+    return weight * unit, torch.diag(weight) @ left / rms(norm, x) @ matrix
+
+
+def experts_kernel(parts: Parts, read: Tensor, norm_weight: Tensor) -> Tensor:
+    """sum_e w_ie w_ke tr(F_e,i F_e,k^T) + <y_ie, y_ke> <grad w_ie, grad w_ke>, over experts that both i and k choose."""
+    routing, post = parts.routing, parts.post_mlp_norm
+    assert routing is not None
+    assert parts.gate is not None
+    scale = torch.ones(read.shape[1], dtype=read.dtype) if post is None else post.weight
+
+    def weights(n: Tensor) -> Tensor:
+        logits = routing.weight @ n
+        hidden = torch.ones_like(logits, dtype=torch.bool)
+        hidden[logits.argsort(descending=True)[: routing.chosen]] = False
+        if routing.among_chosen:
+            return logits.masked_fill(hidden, -math.inf).softmax(-1)
+        return logits.softmax(-1).masked_fill(hidden, 0.0)
+
+    streams = [normalized(parts.mlp_norm, x) for x in read]
+    given = [weights(n) for n in streams]
+    turned = [torch.autograd.functional.jacobian(weights, n) * norm_weight for n in streams]
+    total = torch.zeros(len(read), len(read), dtype=read.dtype)
+    for i, a in enumerate(streams):
+        for k, b in enumerate(streams):
+            for e in range(len(routing.weight)):
+                if not (given[i][e] > 0 and given[k][e] > 0):
+                    continue
+                gate, up = parts.gate.weight[e], parts.up.weight[e]
+                down = scale[:, None] * parts.down.weight[e]
+                one, other = (
+                    [(up @ n) * slope(parts.activation, gate @ n), parts.activation(gate @ n)] for n in (a, b)
+                )
+                for first, x, y in zip((gate, up), one, other, strict=True):
+                    lengths = (down**2).sum(0) * ((first * norm_weight) ** 2).sum(1)
+                    total[i, k] += given[i][e] * given[k][e] * (x * y * lengths).sum()
+                made = (scale * expert(parts, a, e)) @ (scale * expert(parts, b, e))
+                total[i, k] += made * (turned[i][e] @ turned[k][e])
+    return total
 
 
 def attention_output(

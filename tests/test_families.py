@@ -40,8 +40,9 @@ from probes.measures.leakage import leakage
 from probes.models.families import FAMILIES as FAMILY_ROWS
 from probes.models.huggingface import HuggingFaceView
 from probes.models.lens import LensView, boot
+from probes.models.masks import causal_mask
 from probes.models.swap import swapped
-from probes.models.view import Edit, View, causal_mask
+from probes.models.view import Edit, View
 
 LENGTH = 12  # longer than the windows
 IDS = drawn_tokens(2, LENGTH, least=3)

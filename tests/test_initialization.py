@@ -60,7 +60,7 @@ def every_part(seen: View) -> list[Parts]:
 
 def norms(parts: Parts) -> list[Norm]:
     optional = (parts.q_norm, parts.k_norm, parts.post_attention_norm, parts.post_mlp_norm)
-    return [parts.attention_norm, parts.mlp_norm, *(norm for norm in optional if norm is not None)]
+    return [norm for norm in (parts.attention_norm, parts.mlp_norm, *optional) if norm is not None]
 
 
 def matrices(seen: View) -> dict[str, torch.Tensor]:
@@ -76,6 +76,8 @@ def matrices(seen: View) -> dict[str, torch.Tensor]:
         linear = [getattr(one, kind) for one in every_part(seen)]
         if linear[0] is not None:
             found[kind] = torch.stack([one.weight for one in linear])
+    routings = [one.routing for one in every_part(seen) if one.routing is not None]
+    found |= {"router": torch.stack([one.weight for one in routings])} if routings else {}
     return {kind: weight.detach() for kind, weight in found.items()}
 
 
@@ -97,10 +99,11 @@ def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
     there = sum(weight.numel() for weight in parameters if weight.ndim > 1)
     assert sum(weight.numel() for weight in found.values()) == there  # none was forgotten
     for kind, weight in found.items():
-        assert float(weight.std()) == pytest.approx(ODD[kind], rel=DRAWN), kind
-        assert float(weight.mean().abs()) < 5 * ODD[kind] / weight.numel() ** 0.5
+        as_drawn = "up" if kind == "router" else kind
+        assert float(weight.std()) == pytest.approx(ODD[as_drawn], rel=DRAWN), kind
+        assert float(weight.mean().abs()) < 5 * ODD[as_drawn] / weight.numel() ** 0.5
         # The seed's own noise, in the rule's scale; float32.
-        torch.testing.assert_close(weight, before[kind] * (ODD[kind] / getattr(own, kind)), rtol=1e-6, atol=0)
+        torch.testing.assert_close(weight, before[kind] * (ODD[as_drawn] / getattr(own, as_drawn)), rtol=1e-6, atol=0)
     for one, other in zip(parameters, originals, strict=True):
         assert one.ndim > 1 or torch.equal(one, other)  # biases and norms
     # And all of this is what theory takes:
@@ -116,12 +119,17 @@ def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
             assert (norm.kind, norm.eps) == (birth.norm, birth.eps)
         assert parts.parallel == birth.parallel
         assert (parts.post_attention_norm is not None, parts.post_mlp_norm is not None) == (birth.post_norm,) * 2
-        assert parts.down.weight.shape[1] == birth.features
+        assert (parts.attention_norm is not None, parts.mlp_norm is not None) == (birth.pre_norm,) * 2
+        assert parts.down.weight.shape[-1] == birth.features
+        routing = parts.routing
+        assert birth.experts == (None if routing is None else len(routing.weight))
+        assert routing is None or (routing.chosen, routing.among_chosen) == (birth.chosen, birth.among_chosen)
+        assert birth.router == (0 if routing is None else ODD["up"])
         grid = torch.linspace(-6, 6, 301)
         assert torch.equal(birth.activation(grid), parts.activation(grid))
     # The embeddings as block 0 reads them; where positions are learned, the same token differs by position.
     assert float(drawn.embed(IDS).std()) == pytest.approx((birth.embedding**2 + birth.positions**2) ** 0.5, rel=DRAWN)
-    scaled = families.WIDTH**0.5 if name in ("gemma", "gemma2") else 1.0
+    scaled = families.WIDTH**0.5 if "gemma" in name else 1.0
     assert birth.embedding == pytest.approx(ODD["embedding"] * scaled)
     repeated = drawn.embed(torch.full_like(IDS, 7))[0]
     assert float((repeated - repeated.mean(0)).std()) == pytest.approx(birth.positions, rel=DRAWN, abs=1e-7)

@@ -19,7 +19,8 @@ from probes.measures.leakage_forms import split as split_of
 from probes.measures.leakage_samples import Sampled, halves_of, samples_of
 from probes.models.huggingface import HuggingFaceView
 from probes.models.load import load
-from probes.models.view import Attention, causal_mask
+from probes.models.masks import causal_mask
+from probes.models.view import Attention
 from probes.run.spool import Spool
 
 FORMS = import_module("probes.measures.leakage_forms")

@@ -89,7 +89,7 @@ def _phi3_parts(block: Any) -> Parts:
     keys = attention.num_key_value_heads * attention.head_dim
     fused = attention.qkv_proj.weight
     parts = fused.split([len(fused) - 2 * keys, keys, keys]), mlp.gate_up_proj.weight.chunk(2)
-    linear = {
+    linear: dict[str, Any] = {
         name: Linear(weight, None) for name, weight in zip(("q", "k", "v", "gate", "up"), sum(parts, ()), strict=True)
     }
     return _llama_parts(block, **linear, down=_linear(mlp.down_proj), activation=mlp.activation_fn)

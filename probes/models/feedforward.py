@@ -59,8 +59,10 @@ def feed_forward(parts: Parts, normed: Float[Tensor, "batch position d"], first:
 
 def affine(linear: Linear, x: Tensor, expert: int | None = None) -> Tensor:
     """x W^T + b; of one expert, where there are several."""
-    pair = linear.weight, linear.bias
-    return functional.linear(x, *(pair if expert is None else (y if y is None else y[expert] for y in pair)))
+    weight, bias = linear.weight, linear.bias
+    if expert is not None:
+        weight, bias = weight[expert], None if bias is None else bias[expert]
+    return functional.linear(x, weight, bias)
 
 
 def _inner(parts: Parts, read: Tensor, expert: int | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -134,7 +136,7 @@ class Routed:
                 kept[at] = slope
         self.output = torch.einsum("btk,btkd->btd", self.weights, self.made)
 
-    def _choices(self, rows: slice) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
+    def _choices(self, rows: slice) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Each expert that any of the rows has chosen, and (prompts, positions among the rows, places) that did."""
         chosen = self.chosen[:, rows]
         for expert in chosen.unique().tolist():

@@ -24,7 +24,8 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..run.memory import parts
-from .view import Attention, Edit, Spec, sees
+from .masks import sees
+from .view import Attention, Edit, Spec
 
 BAND = 512  # least queries per band of a sliding window; below, calls cost more than the keys outside the window
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache

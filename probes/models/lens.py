@@ -65,7 +65,8 @@ class LensView(HuggingFaceView):
         """Without a bridge's copies of fused projections, as long as they are copies: as transformers has the weights."""
         copies: set[int] = set()
         for block in self._blocks:
-            attention, mlp = block.attn, getattr(block, "mlp", None)
+            attention: Any = block.attn
+            mlp: Any = getattr(block, "mlp", None)
             for module, names in ((attention, ("q", "k", "v")), (mlp, ("gate", "in"))):
                 apart: Any = getattr(module, "split_qkv_matrix", None) or getattr(module, "split_gate_up_matrix", None)
                 if apart is None or (module is attention and not hasattr(module, "qkv")):

@@ -19,8 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..models.linear import LinearizedBlock
+from ..models.masks import contentless_patterns, sees
 from ..models.pointwise import Bare, Normalized, value_and_slope
-from ..models.view import Birth, contentless_patterns, sees
+from ..models.view import Birth
 from ..run.memory import share_of, shares
 from .score_path import ScorePath
 
