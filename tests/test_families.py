@@ -10,6 +10,7 @@ Blocks linearized from their parts are in `test_linear`.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -19,6 +20,7 @@ import families
 import pytest
 import reference_heads
 import torch
+from commands import call
 from families import BLOCKS, FAMILIES, HEAD_DIM, HEADS, KV_HEADS, VARIANTS, VOCABULARY, WIDTH, WINDOW, attention, blocks
 from fingerprint import difference, fingerprint
 from measured import (
@@ -33,11 +35,12 @@ from measured import (
 )
 from measured import close as near
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 import probes
 from probes.measures.leakage import leakage
-from probes.models.families import FAMILIES as FAMILY_ROWS
+from probes.models.families import FAMILIES as ROWS
+from probes.models.families import REFUSED
 from probes.models.huggingface import HuggingFaceView
 from probes.models.lens import LensView, boot
 from probes.models.masks import causal_mask
@@ -265,9 +268,9 @@ def use(seen: Any) -> None:
     first = seen.residual(embeddings)
     seen.trace(embeddings, attention=True)
     for site in ("residual", "query"):
-        for call in (seen.residual, seen.trace):
+        for run in (seen.residual, seen.trace):
             with pytest.raises(ZeroDivisionError):
-                call(embeddings, edits=[Edit(site, 1, lambda x: x / (1 // 0))])
+                run(embeddings, edits=[Edit(site, 1, lambda x: x / (1 // 0))])
     assert seen.identity.weights
     seen.parts(0)
     seen.reinitialized(0, positional=False).residual(embeddings)
@@ -296,7 +299,7 @@ def test_the_caller_s_bridge_stays_as_it_is(name):
     assert set(difference(before, fingerprint(bridge))) <= {"random numbers"}  # TransformerLens draws some
     assert isinstance(seen, LensView)
     assert close(seen.residual(own.embed(IDS)), own.residual(own.embed(IDS)))
-    if not FAMILY_ROWS[name].lens_halves:
+    if not ROWS[name].lens_halves:
         assert "in float32, which a bridge" in families.refused(probes.load, bridge, dtype="bfloat16")
         return
     narrow = probes.load(bridge, dtype="bfloat16")
@@ -371,3 +374,29 @@ def test_only_position_0_is_replaced_and_a_token_swapped_for_itself_changes_noth
         one, other = (seen.residual(seen.embed(tokens[:1])) for seen in (model, same))
     assert torch.equal(one, other)
     assert torch.equal(same.unembed(same.norm(other)), model.unembed(model.norm(one)))
+
+
+# ----------------------------------------------------------------------------------------------- what is not supported
+
+
+def test_the_command_lists_what_is_supported_and_what_is_refused_and_why(monkeypatch, capsys):
+    assert call(monkeypatch, "families") == 0
+    shown = capsys.readouterr().out
+    for kind, family in ROWS.items():
+        assert re.search(rf"^ {kind} +{re.escape(family.models)} +(yes|no: )", shown, re.MULTILINE), kind
+    for kind, why in REFUSED.items():
+        assert re.search(rf"^ {kind} +{re.escape(why)} ", shown, re.MULTILINE), kind
+        assert kind in CONFIG_MAPPING
+        assert f"model type '{kind}' is not supported: {why}; " in families.refused(probes.born, {"model_type": kind})
+    assert call(monkeypatch, "families", "phi3", "gemma4_text") == 0
+    assert len(re.findall(r"^ [a-z]", capsys.readouterr().out, re.MULTILINE)) == 4  # two headings, two rows
+
+
+def test_variants_that_a_family_s_row_does_not_cover_are_refused():
+    both_ways = families.small("gemma3_text", use_bidirectional_attention=True)
+    assert "bidirectional: there is no mask" in families.refused(probes.load, families.build(both_ways))
+    mixed: Any = families.small("qwen3_moe", mlp_only_layers=[1])
+    assert "mlp_only_layers=[1]" in families.refused(probes.born, mixed)
+    for name in set(FAMILIES) - set(BOTH):
+        says = f"TransformerLens cannot run this {name}: {ROWS[name].no_lens}; use backend transformers"
+        assert says in families.refused(probes.load, families.model(name), "transformer_lens")

@@ -102,7 +102,7 @@ from ..models.initialization import CONFIG, Rule
 from ..models.memory import KEPT_FREE, Sizes, weights_of
 from ..models.view import View
 from ..results.curves import estimate
-from ..results.dataset import dataset, provenance
+from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, with_ends
 from ..run import processes
 from ..run.memory import available
@@ -221,7 +221,7 @@ def leakage(
             "part": list(PARTS),
             "source": list(SOURCES),
             "cell": list(CELLS),
-            "layer": range(model.spec.blocks),
+            **by_block(model.spec),
             "head": range(model.spec.heads),
             **band_coordinates(bands),
         },

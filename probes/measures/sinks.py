@@ -63,7 +63,7 @@ from ..models.given import takes_model
 from ..models.memory import Sizes
 from ..models.swap import swapped
 from ..models.view import Attention, Edit, View
-from ..results.dataset import dataset, provenance
+from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry
 from ..run.reporting import Progress, Report
@@ -172,7 +172,7 @@ def sinks(
             found[name + end] = value
     found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8)}
     found["selected"] = selected(found).astype(np.int8)
-    coords: dict[str, Any] = {"layer": range(model.spec.blocks), "head": range(model.spec.heads), "key": list(chosen)}
+    coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": list(chosen)}
     coords |= {"place": list(PLACES), "rule": list(RULES), "role": list(ROLES)}
     if pictures:
         first = best(found, int(pictures))

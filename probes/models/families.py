@@ -185,6 +185,7 @@ def _bidirectional(config: Any) -> str | None:
 class Family:
     """Where a family keeps what the view needs, and the block class that `parts` knows how to take apart."""
 
+    models: str  # by which users know it
     block: str
     parts: Callable[[Any], Parts]
     blocks: str = "layers"
@@ -207,19 +208,20 @@ class Family:
 
 FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
     {
-        "llama": Family("LlamaDecoderLayer", _llama_parts),
-        "mistral": Family("MistralDecoderLayer", _llama_parts),
-        "ministral": Family("MinistralDecoderLayer", _llama_parts, no_lens="it has no bridge for it"),
-        "smollm3": Family("SmolLM3DecoderLayer", _llama_parts, rotated="no_rope_layers"),
-        "qwen2": Family("Qwen2DecoderLayer", _llama_parts),
-        "qwen3": Family("Qwen3DecoderLayer", _llama_parts),
-        "qwen3_moe": Family("Qwen3MoeDecoderLayer", _llama_parts, drawn=_routed_drawn),
-        "olmo2": Family("Olmo2DecoderLayer", _olmo_parts, drawn=_olmo_drawn, lens_halves=False),
-        "olmo3": Family("Olmo3DecoderLayer", _olmo_parts, drawn=_olmo_drawn, lens_halves=False),
-        "phi3": Family("Phi3DecoderLayer", _phi3_parts),
-        "gemma": Family("GemmaDecoderLayer", partial(_llama_parts, plus_one=True), root_scaled=True),
-        "gemma2": Family("Gemma2DecoderLayer", _gemma2_parts, drawn=_gemma2_drawn, root_scaled=True),
+        "llama": Family("Llama 1 to 3, SmolLM2, TinyLlama", "LlamaDecoderLayer", _llama_parts),
+        "mistral": Family("Mistral 7B", "MistralDecoderLayer", _llama_parts),
+        "ministral": Family("Ministral 8B", "MinistralDecoderLayer", _llama_parts, no_lens="it has no bridge for it"),
+        "smollm3": Family("SmolLM3", "SmolLM3DecoderLayer", _llama_parts, rotated="no_rope_layers"),
+        "qwen2": Family("Qwen2, Qwen2.5", "Qwen2DecoderLayer", _llama_parts),
+        "qwen3": Family("Qwen3", "Qwen3DecoderLayer", _llama_parts),
+        "qwen3_moe": Family("Qwen3-MoE", "Qwen3MoeDecoderLayer", _llama_parts, drawn=_routed_drawn),
+        "olmo2": Family("OLMo 2", "Olmo2DecoderLayer", _olmo_parts, drawn=_olmo_drawn, lens_halves=False),
+        "olmo3": Family("OLMo 3", "Olmo3DecoderLayer", _olmo_parts, drawn=_olmo_drawn, lens_halves=False),
+        "phi3": Family("Phi-3, Phi-4", "Phi3DecoderLayer", _phi3_parts),
+        "gemma": Family("Gemma", "GemmaDecoderLayer", partial(_llama_parts, plus_one=True), root_scaled=True),
+        "gemma2": Family("Gemma-2", "Gemma2DecoderLayer", _gemma2_parts, drawn=_gemma2_drawn, root_scaled=True),
         "gemma3_text": Family(
+            "Gemma 3 (text)",
             "Gemma3DecoderLayer",
             partial(_gemma2_parts, capped=False),  # a cap in the configuration is read by nobody
             drawn=_gemma2_drawn,
@@ -227,6 +229,7 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             refuses=_bidirectional,
         ),
         "gpt2": Family(
+            "GPT-2",
             "GPT2Block",
             _gpt2_parts,
             blocks="h",
@@ -239,6 +242,7 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             depth_scaled=True,
         ),
         "gpt_neox": Family(
+            "GPT-NeoX, Pythia",
             "GPTNeoXLayer",
             _gpt_neox_parts,
             final_norm="final_layer_norm",
@@ -250,23 +254,26 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
     }
 )
 
-_LATENT = "keys and values are made of a latent vector (MLA), and keys have a part without and one with rotation"
-_LINEAR = "most blocks have linear attention or a recurrence, which has no pattern"
-_IMAGES = "it reads images, too, whose tokens see each other in both directions; give its text model"
+_LATENT = "keys and values are made of a latent vector (MLA), and a part of each key is shared by all heads"
+_INDEXED = "each query attends to the keys that an index chooses"
+_LINEAR = "blocks have linear attention or a recurrence, which has no pattern, beside or instead of attention"
+_CHUNKED = "attention is cut into chunks, and queries without rotation grow with their position"
+_SHARED = "blocks reuse keys and values of other blocks, and scale their output"
 # What users ask for and why it is not here, by model type.
 REFUSED: MappingProxyType[str, str] = MappingProxyType(
-    dict.fromkeys(("deepseek_v2", "deepseek_v3"), _LATENT)
-    | dict.fromkeys(("deepseek_v32", "deepseek_v4"), "each query attends to keys that an index chooses")
-    | dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "olmo_hybrid"), _LINEAR)
-    | dict.fromkeys(("jamba", "bamba", "falcon_h1", "nemotron_h", "granitemoehybrid", "recurrent_gemma"), _LINEAR)
-    | dict.fromkeys(("mamba", "mamba2", "rwkv"), "it has no attention")
-    | dict.fromkeys(("gemma3", "llama4", "gemma4", "qwen3_5"), _IMAGES)
+    dict.fromkeys(("llama4", "llama4_text"), _CHUNKED)
+    | dict.fromkeys(("deepseek_v2", "deepseek_v3"), _LATENT)
+    | dict.fromkeys(("deepseek_v32", "deepseek_v4"), _INDEXED)
     | {
-        "llama4_text": "attention is cut into chunks, and queries without rotation grow with their position",
-        "ministral3": "queries grow with their position",
-        "gemma4_text": "blocks share keys and values, and read a second embedding of the token",
-        "gemma3n_text": "blocks share keys and values, and the stream has four parallel copies",
+        "gemma3": "it reads images, too, whose tokens see each other in both directions; give its text model (gemma3_text)"
     }
+    | {"gemma3n": "the stream has several parallel copies", "gemma3n_text": "the stream has several parallel copies"}
+    | dict.fromkeys(("gemma4", "gemma4_text"), _SHARED)
+    | {"ministral3": "queries grow with their position"}
+    | dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _LINEAR)
+    | dict.fromkeys(("kimi_linear", "olmo_hybrid", "recurrent_gemma", "jamba", "bamba", "falcon_h1"), _LINEAR)
+    | dict.fromkeys(("nemotron_h", "granitemoehybrid"), _LINEAR)
+    | dict.fromkeys(("mamba", "mamba2", "rwkv"), "it has no attention")
 )
 
 

@@ -103,8 +103,6 @@ class HuggingFaceView(Watched):
         family_of(model.config)
         self._wrap(shadow(model), model.config, Described(**described))
         self._model.set_attn_implementation(ATTENTION)
-        if self.dtype == torch.float64:  # grouped products of experts know no such numbers
-            self._model.set_experts_implementation("eager")
 
     def _wrap(self, model: Any, config: Any, described: Described) -> None:
         self._model, self._described = model.eval(), described
@@ -121,6 +119,8 @@ class HuggingFaceView(Watched):
         self._split = split.is_split(model)
         self.device: torch.device = split.execution_device(self._blocks[0]) if self._split else parameter.device
         self.dtype: torch.dtype = parameter.dtype
+        if self.dtype == torch.float64:  # grouped products of experts know no such numbers
+            model.set_experts_implementation("eager")
         self.offloaded: bool = any(parameter.device != self.device for parameter in self._blocks.parameters())
 
     @property

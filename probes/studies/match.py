@@ -183,10 +183,9 @@ def match(
 def planned(model: View, tokens: Tensor, maker: Maker) -> Plan:
     """The toys that match a model on these prompts; a first token that all prompts share counts as BOS."""
     parts = model.parts(0)
-    norms = [] if parts is None else [parts.attention_norm, parts.post_attention_norm]
-    norm = next((one.kind for one in norms if one is not None), "rms")
+    norm = None if parts is None else parts.attention_norm or parts.post_attention_norm
     bos = len(tokens) > 1 and bool((tokens[:, 0] == tokens[0, 0]).all())
-    return maker.plan(model.spec, bos=bos, length=tokens.shape[1], norm=norm)
+    return maker.plan(model.spec, bos=bos, length=tokens.shape[1], norm="rms" if norm is None else norm.kind)
 
 
 def measured(

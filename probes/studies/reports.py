@@ -203,8 +203,22 @@ def leakage_report(results: Results) -> Report:
     )
     tables = [*_by_band(results), *_by_block(results)]
     lines = [line for form in COMPONENTS for line in _order(results, form)]
+    lines += [line for name, ds in results.items() for line in _by_positional(name, ds)]
     lines += [f"{name}: {line}" for name, ds in results.items() for line in _null(ds)]
     return Report("Leakage of absolute position into attention patterns", described, tables, lines)
+
+
+def _by_positional(name: str, ds: xr.Dataset) -> list[str]:
+    """Means over the blocks with and without positional encoding, side by side, in the first band."""
+    if "positional" not in ds.coords:
+        return []
+    mean, said = ds.isel(band=0).groupby("positional").mean(), []
+    for kind in map(str, mean["positional"].values):
+        at, blocks = mean.sel(positional=kind), int((ds["positional"] == kind).sum())
+        total, stream = at["log_form_by_block"].sel(part="total"), at["steady_stream_by_block"]
+        where = {"none": "without rotation", "rope": "with rotation"}.get(kind, f"with {kind} positions")
+        said.append(f"{where} (blocks: {blocks}) total {number(total)}, residual component {number(stream)}")
+    return [f"{name}, means over blocks: {'; '.join(said)} nat²"]
 
 
 def _by_band(results: Results) -> list[Table]:
@@ -233,7 +247,9 @@ def _by_block(results: Results) -> list[Table]:
     """Parts block by block, in the first band."""
     logs, components, weights = [], [], []
     for name, layer, ds in ((name, layer, one) for name, one in results.items() for layer in one["layer"].values):
-        head, at = [name, str(layer)], ds.isel(band=0).sel(layer=layer)
+        at = ds.isel(band=0).sel(layer=layer)
+        bare = "positional" in at.coords and at["positional"] == "none"
+        head = [name, f"{layer}, no rotation" if bare else str(layer)]
         parts = map(number, at["log_form_by_block"].sel(part=list(PARTS)))
         logs.append([*head, *parts, number(at["log_noise_by_block"], ".2g")])
         components.append([*head, *(estimated(at, f"{form}_stream_by_block") for form in COMPONENTS)])

@@ -29,7 +29,7 @@ Patterns = Literal["uniform", "measured"]
 
 QUADRATURE = 120  # Gauss-Hermite nodes; twice as many change a GELU's or SiLU's moments by less than 1e-12
 BAND = 64  # keys at once: a third of the products of all patterns is left, and calls do not yet count
-ROUTED = 256  # draws of a router: moments within 1 or 2 % where four of sixteen are chosen
+ROUTED = 256, 1 << 20  # least draws of a router, and numbers in all of them: moments are then within 1 to 5 %
 ANGLES = 17  # between what two positions read, from 0 to 90 degrees
 TERMS = 40  # of Hermite's series; at correlation 1 the rest is below 1e-6 of a SiLU's or GELU's second moment
 
@@ -320,7 +320,8 @@ def routing_moments(birth: Birth, normed: Float[Tensor, "n n"]) -> tuple[Float[T
     """
     assert birth.experts is not None
     generator = torch.Generator().manual_seed(0)
-    one, other = torch.randn(2, ROUTED, birth.experts, generator=generator, dtype=torch.float64)
+    draws = max(ROUTED[0], ROUTED[1] // birth.experts**2)
+    one, other = torch.randn(2, draws, birth.experts, generator=generator, dtype=torch.float64)
     spread = birth.router * float((birth.spec.width * normed.diagonal().mean()).sqrt())
     angles, found = np.linspace(0, math.pi / 2, ANGLES), []
     first, steps = _routed(birth, spread * one)

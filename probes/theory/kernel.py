@@ -124,7 +124,7 @@ from ..models.load import born
 from ..models.memory import Sizes
 from ..models.pullback import Readout, readout_rows
 from ..models.view import Parts, View, obstacle
-from ..results.dataset import attributes, dataset, made_with, provenance
+from ..results.dataset import attributes, by_block, dataset, made_with, provenance
 from ..run.memory import Retry
 from ..run.reporting import Progress, Report
 from ..run.resume import Piece, each
@@ -225,7 +225,7 @@ def second_moment(
     attrs = provenance(model, tokens, **options, readout=readout, query=at, from_layer=from_layer)
     if from_layer == "all":
         variables = {"sensitivity": (("prompt", "layer", "position"), values, LABEL)}
-        return dataset(variables, tokens=tokens, coords={"layer": layers}, attrs=attrs)
+        return dataset(variables, tokens=tokens, coords=by_block(model.spec, layers), attrs=attrs)
     return dataset({"sensitivity": (("prompt", "position"), values[:, 0], LABEL)}, tokens=tokens, attrs=attrs)
 
 
