@@ -101,10 +101,10 @@ def config_of(header: Header, given: Mapping[str, Any] | None = None) -> Any:
         InputError: an architecture or key that is not supported, a key with a value that no model has, or one that
             `given` contradicts.
     """
-    if header.architecture in UNCHECKED:
+    if header.architecture in UNREAD:
+        _, why = UNREAD[header.architecture]
         raise header.refuse(
-            f"has the architecture '{header.architecture}', which is not read: {UNCHECKED[header.architecture]}; "
-            "give the checkpoint's own folder"
+            f"has the architecture '{header.architecture}', which is not read: {why}; give the checkpoint's own folder"
         )
     if header.architecture not in ARCHITECTURES:
         raise header.refuse(
@@ -295,7 +295,6 @@ UNREAD: Mapping[str, tuple[str, str]] = MappingProxyType(
         "gptneox": ("gpt_neox", "how its fused queries, keys and values are ordered was not checked against a file"),
     }
 )
-UNCHECKED = {architecture: why for architecture, (_, why) in UNREAD.items()}
 
 
 # -------------------------------------------------------------------------------------------- held against each other
