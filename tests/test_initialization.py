@@ -59,8 +59,8 @@ def every_part(seen: View) -> list[Parts]:
 
 
 def norms(parts: Parts) -> list[Norm]:
-    optional = (parts.q_norm, parts.k_norm, parts.post_attention_norm, parts.post_mlp_norm)
-    return [norm for norm in (parts.attention_norm, parts.mlp_norm, *optional) if norm is not None]
+    names = ("attention_norm", "mlp_norm", "q_norm", "k_norm", "post_attention_norm", "post_mlp_norm")
+    return [norm for name in names if (norm := getattr(parts, name)) is not None]
 
 
 def matrices(seen: View) -> dict[str, torch.Tensor]:
@@ -76,8 +76,8 @@ def matrices(seen: View) -> dict[str, torch.Tensor]:
         linear = [getattr(one, kind) for one in every_part(seen)]
         if linear[0] is not None:
             found[kind] = torch.stack([one.weight for one in linear])
-    routings = [one.routing for one in every_part(seen) if one.routing is not None]
-    found |= {"router": torch.stack([one.weight for one in routings])} if routings else {}
+    if routings := [one.routing for one in every_part(seen) if one.routing is not None]:
+        found["router"] = torch.stack([one.weight for one in routings])
     return {kind: weight.detach() for kind, weight in found.items()}
 
 
@@ -99,7 +99,7 @@ def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
     there = sum(weight.numel() for weight in parameters if weight.ndim > 1)
     assert sum(weight.numel() for weight in found.values()) == there  # none was forgotten
     for kind, weight in found.items():
-        as_drawn = "up" if kind == "router" else kind
+        as_drawn = {"router": "up"}.get(kind, kind)
         assert float(weight.std()) == pytest.approx(ODD[as_drawn], rel=DRAWN), kind
         assert float(weight.mean().abs()) < 5 * ODD[as_drawn] / weight.numel() ** 0.5
         # The seed's own noise, in the rule's scale; float32.
@@ -121,10 +121,9 @@ def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
         assert (parts.post_attention_norm is not None, parts.post_mlp_norm is not None) == (birth.post_norm,) * 2
         assert (parts.attention_norm is not None, parts.mlp_norm is not None) == (birth.pre_norm,) * 2
         assert parts.down.weight.shape[-1] == birth.features
-        routing = parts.routing
-        assert birth.experts == (None if routing is None else len(routing.weight))
-        assert routing is None or (routing.chosen, routing.among_chosen) == (birth.chosen, birth.among_chosen)
-        assert birth.router == (0 if routing is None else ODD["up"])
+        route = parts.routing
+        kept = (birth.experts, birth.chosen, birth.among_chosen)
+        assert kept == ((None, 0, False) if route is None else (len(route.weight), route.chosen, route.among_chosen))
         grid = torch.linspace(-6, 6, 301)
         assert torch.equal(birth.activation(grid), parts.activation(grid))
     # The embeddings as block 0 reads them; where positions are learned, the same token differs by position.
@@ -193,8 +192,8 @@ def test_what_a_configuration_changes():
     made = FAMILIES["gemma2"]()
     made.hidden_activation = "relu"
     grid = torch.linspace(-1, 1, 5)
-    assert torch.equal(born(made).activation(grid), grid.clamp_min(0))
-    assert torch.equal(every_part(fresh(made))[0].activation(grid), grid.clamp_min(0))
+    for activation in (born(made).activation, every_part(fresh(made))[0].activation):
+        assert torch.equal(activation(grid), grid.clamp_min(0))
     deep = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 64, "n_layer": 8, "n_head": 4, "initializer_range": 0.1}
     birth = born(deep)  # GPT-2 writes to the stream more quietly the deeper it is
     assert birth.o == birth.down == pytest.approx(0.1 / math.sqrt(16))
