@@ -21,6 +21,7 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -53,6 +54,7 @@ _COMMON: dict[str, Any] = {
 _GROUPED: dict[str, Any] = _COMMON | {"num_key_value_heads": KV_HEADS}
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 GPT2: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": BLOCKS, "n_head": HEADS}
 GPT2 |= {"n_inner": 96, "n_positions": MAX_LENGTH, "initializer_range": 0.5, "bos_token_id": 1, "eos_token_id": 1}
 
@@ -70,12 +72,21 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         attn_logit_softcapping=5.0,
         final_logit_softcapping=3.0,
     ),
+    "gpt_oss": lambda: GptOssConfig(
+        **_GROUPED,
+        head_dim=HEAD_DIM,
+        sliding_window=WINDOW,
+        rope_parameters=YARN | {"truncate": False},
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        experts_implementation="eager",  # the grouped products that are usual know no float64
+    ),
     "gpt2": lambda: GPT2Config(**GPT2),
     "gpt_neox": lambda: GPTNeoXConfig(**_COMMON),
 }
 
 
-DIFFERENT = ("llama", "gemma2", "gpt2", "gpt_neox")  # that differ most in their modules
+DIFFERENT = ("llama", "gemma2", "gpt_oss", "gpt2", "gpt_neox")  # that differ most in their modules
 
 
 def model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -89,8 +100,8 @@ def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch
         torch.manual_seed(seed)
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         with torch.no_grad():
-            for parameter in made.parameters():
-                if parameter.ndim == 1:  # biases and norm weights
+            for name, parameter in made.named_parameters():
+                if parameter.ndim == 1 or name.endswith("_bias"):  # biases and norm weights, learned sink logits
                     parameter += SPREAD * torch.randn_like(parameter)
     return made.to(dtype).eval()
 

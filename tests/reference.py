@@ -10,6 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -169,13 +170,46 @@ def block(
             queries, keys = rotated(queries, *rotary), rotated(keys, *rotary)
         slopes = None if parts.slopes is None else parts.slopes[head : head + 1]
         more: Any = {"softcap": parts.softcap, "window": parts.window, "slopes": slopes}
-        weights = masked_logits(queries[None, None], keys[None, None], parts.scale, **more)[0, 0].softmax(-1)
+        logits = masked_logits(queries[None, None], keys[None, None], parts.scale, **more)[0, 0]
+        weights = logits.softmax(-1) if parts.sink is None else beside_sink(logits, parts.sink[head])
         outputs.append((weights.detach() if frozen else weights) @ v[:, shared])
     middle = stream + normalized(parts.post_attention_norm, affine(parts.o, torch.cat(outputs, 1)))
     n2 = normalized(parts.mlp_norm, stream if parts.parallel else middle)
-    hidden = affine(parts.up, n2)
-    hidden = parts.activation(hidden) if parts.gate is None else parts.activation(affine(parts.gate, n2)) * hidden
-    return middle + normalized(parts.post_mlp_norm, affine(parts.down, hidden))
+    return middle + normalized(parts.post_mlp_norm, fed_forward(parts, n2))
+
+
+def beside_sink(logits: Tensor, sink: Tensor) -> Tensor:
+    """A head's weights where a learned logit stands in every denominator: exp(l_j) / (exp(s) + sum_k exp(l_k))."""
+    rows = []
+    for row in logits:
+        most = torch.maximum(row.max(), sink).detach()
+        rows.append((row - most).exp() / ((sink - most).exp() + sum((one - most).exp() for one in row)))
+    return torch.stack(rows)
+
+
+def fed_forward(parts: Parts, normed: Tensor) -> Tensor:
+    """The feed-forward of normed rows [position, d]; of routed ones, row by row and expert by expert."""
+    if parts.router is None:
+        hidden = affine(parts.up, normed)
+        hidden = hidden if parts.up_activation is None else parts.up_activation(hidden)
+        gated = None if parts.gate is None else parts.activation(affine(parts.gate, normed)) * hidden
+        return affine(parts.down, parts.activation(hidden) if gated is None else gated)
+    rows = []
+    for row in normed:
+        logits = affine(parts.router.linear, row)
+        chosen = sorted(range(len(logits)), key=lambda e: -float(logits[e].detach()))[: parts.router.chosen]
+        total = sum(logits[e].exp() for e in (chosen if parts.router.renormalized else range(len(logits))))
+        rows.append(sum(logits[e].exp() / total * fed_forward(expert(parts, e), row) for e in chosen))
+    return torch.stack(rows)
+
+
+def expert(parts: Parts, number: int) -> Parts:
+    """A block with one expert's feed-forward alone."""
+    own = {}
+    for name in ("gate", "up", "down"):
+        bias = getattr(parts, name).bias
+        own[name] = Linear(getattr(parts, name).weight[number], None if bias is None else bias[number])
+    return replace(parts, **own, router=None)
 
 
 def jacobian_norms(outputs: Tensor, source: Tensor) -> Tensor:

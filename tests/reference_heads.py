@@ -55,7 +55,8 @@ def written_beside(
     taken, whole, change, here, elsewhere = [], [], [], 0.0, 0.0
     for i in range(1, min(len(stream), window or len(stream))):
         beside, weight, output = stream[i].norm().item(), pattern[i, 0].item(), pattern[i] @ written
-        hidden = pattern[i, 1:] / pattern[i, 1:].sum() @ written[1:]
+        learned = max(0.0, 1 - pattern[i].sum().item())  # the share of a learned sink logit, which stays where it is
+        hidden = pattern[i, 1:] / (pattern[i, 1:].sum() + learned) @ written[1:]
         taken.append((weight * written[0].norm().item() / beside) ** 2)
         whole.append((output.norm().item() / beside) ** 2)
         change.append(((output - swapped[i]).norm().item() / beside) ** 2)

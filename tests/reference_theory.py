@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from reference import affine, block, centred, masked_logits, normalized, rms, rotated
+from reference import affine, beside_sink, block, centred, expert, fed_forward, masked_logits, normalized, rms, rotated
 from torch import Tensor
 
 from probes.models.view import Linear, Norm, Parts
@@ -53,29 +53,13 @@ def second_moment_step(
 
     # Feed-forward: K_ik = tr(F_i F_k^T) / d, cross terms of two features left out.
     norm = parts.mlp_norm
-    down = parts.down.weight
-    if parts.post_mlp_norm is not None:
-        down = parts.post_mlp_norm.weight[:, None] * down
-    slopes, branch = [], []
-    for x in read:
-        n = normalized(norm, x)
-        up = affine(parts.up, n)
-        if parts.gate is None:
-            slopes.append([slope(parts.activation, up)])
-            hidden = parts.activation(up)
-        else:
-            gate = affine(parts.gate, n)
-            slopes.append([up * slope(parts.activation, gate), parts.activation(gate)])
-            hidden = parts.activation(gate) * up
-        branch.append(affine(parts.down, hidden))
-    firsts = [one.weight * norm.weight for one in ([parts.up] if parts.gate is None else [parts.gate, parts.up])]
+    branch, terms = zip(*(feed_forward_terms(parts, normalized(norm, x)) for x in read), strict=True)
     projectors, sizes = [projector(norm, x) for x in read], [rms(norm, x) for x in read]
     kernel = torch.zeros_like(gram)
     for i in range(length):
         for k in range(length):
-            for which, first in enumerate(firsts):
-                lengths = (down**2).sum(0) * (first**2).sum(1)  # |W_down,f|^2 |W_first,f|^2, [f]
-                kernel[i, k] += (slopes[i][which] * slopes[k][which] * lengths).sum()
+            for name in terms[i].keys() & terms[k].keys():
+                kernel[i, k] += (terms[i][name][0] * terms[k][name][0] * terms[i][name][1]).sum()
             kernel[i, k] *= (projectors[i] @ projectors[k]).trace() / d / (d * sizes[i] * sizes[k])
             if parts.post_mlp_norm is not None:
                 kernel[i, k] /= rms(parts.post_mlp_norm, branch[i]) * rms(parts.post_mlp_norm, branch[k])
@@ -122,10 +106,13 @@ def second_moment_step(
         logits = masked_logits(torch.stack(queries)[None, None], torch.stack(keys)[None, None], parts.scale, **seen)[
             0, 0
         ]
-        pattern = (logits if measured else torch.where(logits.isfinite(), 0.0, logits)).softmax(-1)
+        logits_of_pattern = logits if measured else torch.where(logits.isfinite(), 0.0, logits)
+        pattern = logits_of_pattern.softmax(-1)
+        if parts.sink is not None:
+            pattern = beside_sink(logits_of_pattern, parts.sink[head])
         capped = torch.where(logits.isfinite(), logits, 0.0) / (parts.softcap or math.inf)
         steep = pattern * (1 - capped**2)
-        if measured:
+        if measured or parts.sink is not None:  # or all heads' patterns are one
             spread += (w_o @ w_v).pow(2).sum() / d * (pattern.T @ g @ pattern)
         if not scores:
             continue
@@ -143,7 +130,7 @@ def second_moment_step(
                 through[j] += felt(u) * (parts.scale * by_key[j].T @ queries[i]).pow(2).sum() / (d * sizes[j] ** 2)
                 moved += torch.outer(u, parts.scale * by_query[i].T @ keys[j])
             through[i] += sum(felt(column) for column in moved.T) / (d * sizes[i] ** 2)
-    if not measured:
+    if not measured and parts.sink is None:
         spread = joint.pow(2).sum() / d * (pattern.T @ g @ pattern)
     for j in range(length):
         for k in range(length):
@@ -153,6 +140,39 @@ def second_moment_step(
     else:
         below = turned(turned(radial, gram, after, middle), between, middle, stream)
     return between + spread + torch.diag(through), below
+
+
+def feed_forward_terms(parts: Parts, n: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+    """(output, by term (a [f], |..|^2 |..|^2 [f])) at one normed row; two rows' terms of one name go together."""
+    norm, post = parts.mlp_norm.weight, parts.post_mlp_norm
+    weight = torch.ones_like(norm) if post is None else post.weight
+    if parts.router is None:
+        lengths = ((weight[:, None] * parts.down.weight) ** 2).sum(0)
+        up = affine(parts.up, n)
+        if parts.gate is None:
+            terms = {"up": (slope(parts.activation, up), parts.up)}
+        else:
+            gate, of_up = affine(parts.gate, n), parts.up_activation or torch.nn.Identity()
+            terms = {
+                "gate": (of_up(up) * slope(parts.activation, gate), parts.gate),
+                "up": (parts.activation(gate) * slope(of_up, up), parts.up),
+            }
+        found = {key: (a, lengths * ((one.weight * norm) ** 2).sum(1)) for key, (a, one) in terms.items()}
+        return fed_forward(parts, n[None])[0], found
+    output, found = fed_forward(parts, n[None])[0], {}
+    logits = affine(parts.router.linear, n)
+    chosen = logits.topk(parts.router.chosen).indices.tolist()
+    every = (logits[chosen] if parts.router.renormalized else logits).exp().sum()
+    for e, logit in enumerate(logits):
+        w = logit.exp() / every
+        own, terms = feed_forward_terms(expert(parts, e), n)
+        if e in chosen:
+            found |= {f"{e} {key}": (w * a, lengths) for key, (a, lengths) in terms.items()}
+        elif parts.router.renormalized:
+            continue
+        along = w * (own if e in chosen else 0) - w * output  # what the router's row e leads to
+        found[f"{e} router"] = along, weight**2 * ((parts.router.linear.weight[e] * norm) ** 2).sum()
+    return output, found
 
 
 def attention_output(

@@ -23,9 +23,10 @@ from probes import Initialization, InputError, born, fresh
 from probes.figures.jacobian import rests_on
 from probes.models.fresh import initialization_of
 from probes.models.huggingface import HuggingFaceView
+from probes.models.identity import weights_hash
 from probes.models.initialization import ASSUMED, KINDS, PUBLISHED
 from probes.models.load import CHECKPOINTS
-from probes.models.view import Birth, Norm, Parts, View, weights_hash
+from probes.models.view import Birth, Norm, Parts, View
 from probes.results.curves import relative_error
 from probes.results.dataset import combine
 from probes.studies.study import Settings, described, study

@@ -42,7 +42,6 @@ NOISE = 1e-3
 LENGTH = 12  # longer than the windows
 IDS = torch.randint(3, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(5))
 GROUPED, COMMON = families._GROUPED, families._COMMON
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 UNCAPPED: dict[str, Any] = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": WINDOW}
 UPPER: dict[str, Any] = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
 
@@ -51,7 +50,7 @@ VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama, heads of another width": lambda: LlamaConfig(**GROUPED, head_dim=24),
     "llama, biases": lambda: LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True),
     "llama, tied embeddings": lambda: LlamaConfig(**GROUPED, tie_word_embeddings=True),
-    "llama, yarn": lambda: LlamaConfig(**GROUPED, rope_parameters=YARN),
+    "llama, yarn": lambda: LlamaConfig(**GROUPED, rope_parameters=families.YARN),
     "mistral, no window": lambda: MistralConfig(**GROUPED, sliding_window=None),
     "qwen2, windows above block 0": lambda: Qwen2Config(**GROUPED, **UPPER),
     "gemma2, no caps": lambda: Gemma2Config(**GROUPED, head_dim=HEAD_DIM, **UNCAPPED),
@@ -96,6 +95,11 @@ def close(a: Tensor, b: Tensor, noise: float = NOISE) -> bool:
     return a.shape == b.shape and bool((a - b).abs().max() <= noise * b.std())
 
 
+def again(seen: View, a: Tensor, b: Tensor) -> bool:
+    """Equal; but for rounding where gradients are kept for learned sink logits, which no kernel does."""
+    return close(a, b) if seen.spec.sink_logits else torch.equal(a, b)
+
+
 # ------------------------------------------------------------------------------------------------ what a model is
 
 
@@ -112,7 +116,7 @@ def test_spec_identity_and_parts(name):
         assert (spec.head_dim, spec.vocabulary) == (HEAD_DIM, VOCABULARY)
         assert (spec.max_length, spec.initializer_range) == (families.MAX_LENGTH, 0.5)
         assert spec.positional == (("learned",) if name == "gpt2" else ("rope",)) * BLOCKS
-        windows = {"mistral": (WINDOW, WINDOW, WINDOW), "gemma2": (WINDOW, None, WINDOW)}
+        windows = {"mistral": (WINDOW, WINDOW, WINDOW), **dict.fromkeys(("gemma2", "gpt_oss"), (WINDOW, None, WINDOW))}
         assert spec.windows == windows.get(name, (None, None, None))
         made = seen.identity
         assert (made.name, made.revision, made.condition) == (f"in-memory {name}", None, "pretrained")
@@ -162,7 +166,7 @@ def test_streams_logits_and_attention_are_the_model_s_own(name, backend):
     normed = seen.norm(trace.residual[-1])
     assert close(normed, own.hidden_states[-1])  # transformers gives the last one after the norm
     assert close(seen.unembed(normed), own.logits)
-    assert torch.equal(seen.residual(embeddings), trace.residual[-1])
+    assert again(seen, seen.residual(embeddings), trace.residual[-1])
     model = original(name)
     added: list[Tensor] = []
     for block in blocks(model):
@@ -258,8 +262,8 @@ def test_edits_do_what_a_hook_would(name):
                 assert close(seen.norm(result), normed), (site, layer)
                 assert not close(result, seen.residual(embeddings)), (site, layer)
                 # Once each, whatever else is recorded.
-                assert torch.equal(seen.trace(embeddings, edits=edits).residual[-1], result)
-                assert torch.equal(seen.trace(embeddings, edits=edits, attention=True).residual[-1], result)
+                assert again(seen, seen.trace(embeddings, edits=edits).residual[-1], result)
+                assert again(seen, seen.trace(embeddings, edits=edits, attention=True).residual[-1], result)
 
 
 @pytest.mark.parametrize(("name", "backend"), EVERY)

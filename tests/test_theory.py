@@ -72,7 +72,7 @@ def test_a_blocks_step_is_the_twins(name, kind):
     trace = seen.trace(seen.embed(some_tokens()))
     rows = randn(LENGTH, 2 * LENGTH, seed=1)
     gram, radial = rows @ rows.T, randn(LENGTH, seed=2).abs()  # nothing that would hide one behind the other
-    for layer in (0, 1) if name == "gemma2" else (1,):  # one with a window, one without
+    for layer in (0, 1) if name in ("gemma2", "gpt_oss") else (1,):  # one with a window, one without
         parts, rotary, stream = parts_of(seen, layer), trace.rotary[layer], trace.residual[layer]
         measured, scores = KINDS[kind]
         expected = reference_theory.second_moment_step(

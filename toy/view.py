@@ -38,7 +38,6 @@ from probes.models.view import (
     Spec,
     Trace,
     Watched,
-    weights_hash,
 )
 
 from .model import (

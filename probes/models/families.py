@@ -11,10 +11,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .view import Linear, Norm, Parts, PositionalEncoding, Spec
+from .view import Linear, Norm, Parts, PositionalEncoding, Router, Spec
 
 
 def _rms(module: Any, *, plus_one: bool = False) -> Norm:
@@ -43,6 +44,43 @@ def _llama_parts(block: Any, *, plus_one: bool = False, **others: Any) -> Parts:
 
 def _qwen3_parts(block: Any) -> Parts:
     return _llama_parts(block, q_norm=_rms(block.self_attn.q_norm), k_norm=_rms(block.self_attn.k_norm))
+
+
+def _gpt_oss_parts(block: Any) -> Parts:
+    attention, experts, router = block.self_attn, block.mlp.experts, block.mlp.router
+    dtype = attention.q_proj.weight.dtype  # transformers keeps norms in float32
+    norms = {"attention_norm": block.input_layernorm, "mlp_norm": block.post_attention_layernorm}
+    # Experts store [input, output], and gate and up alternate.
+    first, biases = experts.gate_up_proj.mT, experts.gate_up_proj_bias
+    return Parts(
+        **{name: Norm("rms", norm.weight.to(dtype), None, norm.variance_epsilon) for name, norm in norms.items()},
+        **{name: _linear(getattr(attention, f"{name}_proj")) for name in "qkvo"},
+        gate=Linear(first[:, ::2], biases[:, ::2]),
+        up=Linear(first[:, 1::2], biases[:, 1::2]),
+        down=Linear(experts.down_proj.mT, experts.down_proj_bias),
+        activation=partial(_clamped_gate, experts.alpha, experts.limit),
+        up_activation=partial(_clamped_up, experts.limit),
+        router=Router(Linear(router.weight, router.bias), router.top_k, renormalized=True),
+        sink=attention.sinks,
+        head_dim=attention.head_dim,
+        scale=attention.scaling,
+    )
+
+
+def _clamped_gate(alpha: float, limit: float, x: Tensor) -> Tensor:
+    x = x.clamp(max=limit)
+    return x * torch.sigmoid(alpha * x)
+
+
+def _clamped_up(limit: float, x: Tensor) -> Tensor:
+    return x.clamp(-limit, limit) + 1
+
+
+def _gpt_oss_drawn(config: Any) -> dict[str, Any]:
+    limit = config.swiglu_limit
+    experts = (config.num_local_experts, config.num_experts_per_tok, config.initializer_range, True)
+    gate, up = partial(_clamped_gate, config.swiglu_alpha, limit), partial(_clamped_up, limit)
+    return {"experts": experts, "activation": gate, "up_activation": up}
 
 
 def _gemma2_parts(block: Any) -> Parts:
@@ -135,6 +173,8 @@ class Family:
     drawn: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the fields of `Birth` differ from Llama's
     depth_scaled: bool = False  # transformers draws output and down projections more narrowly the deeper the model is
     root_scaled: bool = False  # embeddings are multiplied by sqrt(d) in the forward pass
+    sink_logits: bool = False
+    planes: bool = False  # rotations have one cosine and sine per plane, and not one per feature
     fused: Callable[[Any], dict[str, Tensor]] = lambda block: {}  # a block's matrices of which `parts` has copies
 
 
@@ -151,6 +191,7 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             drawn=lambda config: {"activation": config.hidden_activation, "post_norm": True},
             root_scaled=True,
         ),
+        "gpt_oss": Family("GptOssDecoderLayer", _gpt_oss_parts, drawn=_gpt_oss_drawn, sink_logits=True, planes=True),
         "gpt2": Family(
             "GPT2Block",
             _gpt2_parts,
@@ -209,4 +250,5 @@ def spec_of(config: Any) -> Spec:
         windows=tuple(window if kind == "sliding_attention" else None for kind in types),
         max_length=getattr(config, "max_position_embeddings", None),
         initializer_range=getattr(config, "initializer_range", None),
+        sink_logits=family.sink_logits,
     )

@@ -48,7 +48,7 @@ def check_sizes(config: Any) -> None:
     if not (spec.initializer_range or 0) > 0:
         raise InputError(f"the config has initializer_range={spec.initializer_range}; give a positive number, as 0.02")
     activation = _structure(config)["activation"]
-    if activation not in ACT2FN:
+    if isinstance(activation, str) and activation not in ACT2FN:
         raise InputError(f"the config's activation '{activation}' is none of transformers'; give one, as gelu or silu")
 
 
@@ -60,12 +60,13 @@ def birth_of(config: Any, rule: Initialization) -> Birth:
         drawn["embedding"] *= config.hidden_size**0.5
     if family.learned is None:
         drawn["positions"] = 0.0
-    found["activation"] = ACT2FN[found["activation"]]
+    if isinstance(found["activation"], str):
+        found["activation"] = ACT2FN[found["activation"]]
     return Birth(spec_of(config), **drawn | found, initialization=str(rule))
 
 
 def _structure(config: Any) -> dict[str, Any]:
-    """The fields of `Birth` that are no deviations, nor its spec; the activation by name."""
+    """The fields of `Birth` that are no deviations, nor its spec; an activation of transformers' by name."""
     found: dict[str, Any] = {"norm": "rms", "features": getattr(config, "intermediate_size", None)}
     found |= {"eps": getattr(config, "rms_norm_eps", None), "activation": getattr(config, "hidden_act", None)}
     return found | family_of(config).drawn(config)

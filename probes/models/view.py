@@ -9,8 +9,7 @@ Shapes in docstrings: B prompts, T positions, d width, H query heads, G key-valu
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -42,6 +41,7 @@ class Spec:
     max_length: int | None  # positions the checkpoint was made for
     initializer_range: float | None
     prefix: int | None = None  # every query sees the first so many positions; under a full mask that is all
+    sink_logits: bool = False  # every head has a learned one (see `Attention.sink`)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Identity:
 class Birth:
     """What fresh weights of a configuration are drawn from: standard deviations of independent normal entries, mean zero.
 
-    Biases start at zero and norm weights at one in all supported families.
+    Biases start at zero and norm weights at one in all supported families; learned sink logits are taken as zero.
     """
 
     spec: Spec
@@ -83,6 +83,8 @@ class Birth:
     post_norm: bool = False  # norms on the branches' outputs, too
     slopes: tuple[float, ...] | None = None  # ALiBi's, one per head; the same in all blocks
     initialization: str | None = None  # the rule, as results have it
+    up_activation: Callable[[Tensor], Tensor] | None = None  # see `Parts`
+    experts: tuple[int, int, float, bool] | None = None  # in all, chosen; the router's deviation; `Router.renormalized`
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,19 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """`x @ weight.T + bias`."""
+    """`x @ weight.T + bias`; of experts, one after the other."""
 
-    weight: Float[Tensor, "output input"]
-    bias: Float[Tensor, " output"] | None
+    weight: Float[Tensor, "*experts output input"]
+    bias: Float[Tensor, "*experts output"] | None
+
+
+@dataclass(frozen=True)
+class Router:
+    """Sends each position to the experts with the `chosen` largest logits, weighed by a softmax over these or over all."""
+
+    linear: Linear
+    chosen: int
+    renormalized: bool  # over the chosen ones
 
 
 @dataclass(frozen=True)
@@ -131,10 +142,14 @@ class Parts:
     post_attention_norm: Norm | None = None  # on the branch's output, before it is added (Gemma-2)
     post_mlp_norm: Norm | None = None
     parallel: bool = False
+    up_activation: Callable[[Tensor], Tensor] | None = None  # `down(act(gate(x)) * up_act(up(x)))`; None: the identity
+    router: Router | None = None  # gate, up and down then have an axis of experts before their own
+    sink: Float[Tensor, " H"] | None = None  # as in `Attention`
 
 
 # (logits [B, H, query, key], log Z [B, H, query, 1], positions of queries and keys, which broadcast to the logits)
-# -> (logits, log Z): weights are exp(logits - log Z). Whole rows: every key that a query sees is in them.
+# -> (logits, log Z): weights are exp(logits - log Z). Whole rows: every key that a query sees is in them, and the learned
+# sink logit, if there is one, as a key at position -1.
 Reweigh: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -143,7 +158,8 @@ class Attention:
     """What one block's attention multiplied: q, k `[B, H, T, c]` after rotation, v alike, and the scale of q.k.
 
     `output` and `normalizer` are what the kernel that ran gave, `sum_j A_ij v_j` and `log Z_i` (the log-sum-exp of a
-    query's logits over the keys it sees); None where the kernel that ran does not give them. `reweigh`: edits of "logits".
+    query's logits over the keys it sees and the learned sink logit); None where the kernel that ran does not give them.
+    `reweigh`: edits of "logits".
     """
 
     query: Float[Tensor, "batch head position c"]
@@ -157,6 +173,7 @@ class Attention:
     output: Float[Tensor, "batch head position c"] | None = None
     normalizer: Float[Tensor, "batch head position"] | None = None
     reweigh: tuple[Reweigh, ...] = ()
+    sink: Float[Tensor, " head"] | None = None  # a learned logit that takes part in each softmax and reads nothing
 
     def first_key(self, start: int) -> int:
         """The first key that any query from `start` on sees."""
@@ -194,10 +211,14 @@ class Attention:
 
     def edited(self, logits: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Whole rows of logits and their log-sum-exp `[B, H, query, 1]`, after the edits of them."""
+        count = logits.shape[-1]
+        if self.sink is not None:
+            sink, keys = self.sink.to(logits)[:, None, None], torch.nn.functional.pad(keys, (0, 1), value=-1)
+            logits = torch.cat([logits, sink.expand(*logits.shape[:-1], 1)], -1)
         log_z = logits.logsumexp(-1, keepdim=True)
         for change in self.reweigh:
             logits, log_z = change(logits, log_z, queries, keys)
-        return logits, log_z
+        return logits[..., :count], log_z
 
     def logits_of(self, products: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """Logits of scaled products `[B, H, ...]` of the queries and keys at these positions, which broadcast to `...`.
@@ -219,7 +240,7 @@ class Attention:
 
     def detached(self) -> Attention:
         """The same without its history."""
-        tensors = ("query", "key", "value", "output", "normalizer")
+        tensors = ("query", "key", "value", "output", "normalizer", "sink")
         values = {name: getattr(self, name) for name in tensors}
         return replace(self, **{name: None if x is None else x.detach() for name, x in values.items()})
 
@@ -363,29 +384,6 @@ def obstacle(model: Any, layer: int) -> str | None:
         model = model.original
     found = getattr(model, "obstacle", None)
     return None if found is None else found(layer)
-
-
-def weights_hash(weights: Iterable[Tensor]) -> str:
-    """SHA-256 over the tensors' own hashes (dtype, shape, bytes of the values), sorted.
-
-    Names do not enter: the same weights have the same hash behind TransformerLens, which renames modules.
-    """
-    digests = []
-    for tensor in weights:
-        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        digests.append(digest.digest())
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
-
-
-def contentless_patterns(
-    length: int, window: int | None, slopes: Float[Tensor, " H"] | None, device: torch.device | str = "cpu"
-) -> Float[Tensor, "H query key"]:
-    """Patterns of logits without content: uniform over what the mask shows, one for all; under ALiBi each head's decay."""
-    mask = causal_mask(length, window, device)
-    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
-    rates = torch.zeros(1, dtype=torch.float64, device=device) if slopes is None else slopes.to(device)
-    return (-rates[:, None, None] * distance).masked_fill(~mask, float("-inf")).softmax(-1)
 
 
 def causal_mask(length: int, window: int | None, device: torch.device | str = "cpu") -> Tensor:

@@ -18,8 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..models.linear import LinearizedBlock, Normalized, value_and_slope
-from ..models.view import Birth, contentless_patterns, sees
+from ..models.linear import LinearizedBlock
+from ..models.pointwise import Normalized, value_and_slope
+from ..models.view import Birth, causal_mask, sees
 from ..run.memory import share_of, shares
 from .score_path import ScorePath
 
@@ -27,6 +28,7 @@ Patterns = Literal["uniform", "measured"]
 
 QUADRATURE = 120  # Gauss-Hermite nodes; twice as many change a GELU's or SiLU's moments by less than 1e-12
 BAND = 64  # keys at once: a third of the products of all patterns is left, and calls do not yet count
+ROUTED, DRAWS = 65, 2048  # correlations between two positions' routers, and draws at each: within 1 %
 TERMS = 40  # of Hermite's series; at correlation 1 the rest is below 1e-6 of a SiLU's or GELU's second moment
 
 
@@ -88,16 +90,15 @@ class MeasuredBlock:
 
     def _mlp(self, gram: Tensor) -> Tensor:
         """G * K, K_ik = E tr(F_i F_k^T)/d; sums over features f, the cross terms of two features having mean zero."""
-        block, parts = self.block, self.block.parts
-        down = parts.down.weight if block.post_mlp is None else parts.down.weight * block.post_mlp.weight[:, None]
-        out = torch.linalg.vector_norm(down.to(self.dtype), dim=0).square()  # [f]
-        first = torch.linalg.vector_norm(block.folded.mlp.to(self.dtype), dim=1).square()
-        first = first.view(len(block.slopes), -1)  # [gate and up, or up; f]
-        kernel = torch.zeros_like(gram)
-        for slope, norms in zip(block.slopes, first, strict=True):
-            slope = slope[0].to(self.dtype)  # [T, f]
+        block, kernel = self.block, torch.zeros_like(gram)
+        for at, slope, strength in block.mlp.terms(None if block.post_mlp is None else block.post_mlp.weight):
+            slope = slope.to(self.dtype)  # [T, f]
             for rows in shares(len(slope)):
-                kernel[rows] += (slope[rows] * (out * norms)) @ slope.T
+                added = (slope[rows] * strength) @ slope.T
+                if at is None:
+                    kernel[rows] += added
+                else:  # positions that chose the same expert
+                    kernel[at[rows, None], at] += added
         if block.post_mlp is not None:
             kernel = _outer(kernel, block.post_mlp.inverse[0, :, 0])
         return self._through(block.mlp_norm, kernel).mul_(gram).div_(self.width)
@@ -126,7 +127,7 @@ class MeasuredBlock:
         inner = precise.mT @ precise  # [H, c, c]
         values = (v @ v.mT).double().repeat_interleave(groups, 0)
         strengths = ((inner * values).sum((-1, -2)) / self.width).tolist()  # ||W_O,h W_V,h||_F^2 / d
-        if self.attention == "uniform" and block.parts.slopes is None:
+        if self.attention == "uniform" and block.parts.slopes is None and block.parts.sink is None:
             repeated = v.repeat_interleave(groups, 0).flatten(0, 1)  # [H c, d]
             joined = out.transpose(0, 1).flatten(1)  # [d, H c]
             strength = ((joined.T @ joined) * (repeated @ repeated.T)).sum() / self.width  # ||W_O W_V||_F^2 / d
@@ -151,8 +152,9 @@ class MeasuredBlock:
         """One head's pattern, and the slope of its soft-cap if there is one."""
         block, parts, length = self.block, self.block.parts, len(self.after)
         rates = None if parts.slopes is None else parts.slopes[head : head + 1].to(self.dtype)
+        sink = None if parts.sink is None else parts.sink[head : head + 1].to(self.dtype)
         if self.attention == "uniform":
-            return contentless_patterns(length, parts.window, rates, self.after.device)[0].to(self.dtype), None
+            return contentless_patterns(length, parts.window, rates, sink, self.after.device)[0].to(self.dtype), None
         own = head // (self.heads // self.kv)
         query, key = block.query[0, head].to(self.dtype), block.key[0, own].to(self.dtype)
         place = torch.arange(length, device=query.device)
@@ -166,7 +168,7 @@ class MeasuredBlock:
             if rates is not None:
                 logits = logits - rates * (place[rows, None] - place[None, :])
             unseen = ~sees(place[rows, None], place[None, :], parts.window)
-            pattern[rows] = logits.masked_fill_(unseen, -math.inf).softmax(-1)
+            pattern[rows] = _softmax(logits.masked_fill_(unseen, -math.inf), sink)
         return pattern, slope
 
 
@@ -185,7 +187,10 @@ class BornBlock:
         features = spec.heads * spec.head_dim
         self.strength = spec.width * features * birth.o**2 * birth.v**2  # E ||W_O W_V||_F^2 / d
         rates = None if birth.slopes is None else torch.tensor(birth.slopes, dtype=stream.dtype)
-        self.patterns = contentless_patterns(len(stream), self.window, rates, stream.device)  # one, or each head's
+        self.learned = torch.zeros(1, dtype=torch.float64) if spec.sink_logits else None
+        self.patterns = contentless_patterns(
+            len(stream), self.window, rates, self.learned, stream.device
+        )  # one, or each head's
         branch = self.strength * (self.patterns @ self._normed(stream) @ self.patterns.mT).mean(0)
         self.attention_scale = self._post_scale(branch)
         attention = _outer(branch, self.attention_scale)
@@ -202,16 +207,24 @@ class BornBlock:
         first = birth.up if birth.gate is None else birth.gate
         values, slopes = gaussian_moments(birth.activation, spread * first, normed)
         if birth.gate is None:
-            return out * values, out * width * birth.up**2 * slopes
-        up = width * birth.up**2 * normed
-        return out * values * up, out * width * (birth.gate**2 * slopes * up + birth.up**2 * values)
+            branch, kernel = out * values, out * width * birth.up**2 * slopes
+        else:
+            up, steep = width * birth.up**2 * normed, torch.ones_like(normed)
+            if birth.up_activation is not None:
+                up, steep = gaussian_moments(birth.up_activation, spread * birth.up, normed)
+            branch = out * values * up
+            kernel = out * width * (birth.gate**2 * slopes * up + birth.up**2 * values * steep)
+        if birth.experts is None:
+            return branch, kernel
+        shared, through = routed(birth.experts, width, normed)
+        return shared * branch, shared * kernel + through * width * birth.experts[2] ** 2 * branch
 
     def down(self, gram: Float[Tensor, "position position"]) -> Float[Tensor, "position position"]:
         """G below the block, from G above it."""
         mlp = _outer(gram * self.kernel, self.mlp_scale * self._inverse(self.middle))
         above = gram if self.birth.parallel else gram + mlp
         seen = _outer(above, self.attention_scale)
-        if self.birth.slopes is None:
+        if self.birth.slopes is None and self.learned is None:
             attended = spread_uniformly(seen, self.window)
         else:
             attended = (self.patterns.mT @ seen @ self.patterns).mean(0)
@@ -238,6 +251,67 @@ class BornBlock:
     def _post_scale(self, branch: Tensor) -> Tensor:
         """What a norm on the branch's output multiplies it by, where the family has one."""
         return self._inverse(branch) if self.birth.post_norm else torch.ones_like(branch.diagonal())
+
+
+def contentless_patterns(
+    length: int,
+    window: int | None,
+    slopes: Float[Tensor, " H"] | None,
+    sink: Float[Tensor, " H"] | None = None,
+    device: torch.device | str = "cpu",
+) -> Float[Tensor, "H query key"]:
+    """Patterns of logits without content: uniform over what the mask shows, one for all; under ALiBi each head's decay.
+
+    With learned sink logits, each head's own, or one for all: the visible keys share what these leave.
+    """
+    mask = causal_mask(length, window, device)
+    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
+    rates = torch.zeros(1, dtype=torch.float64, device=device) if slopes is None else slopes.to(device)
+    return _softmax((-rates[:, None, None] * distance).masked_fill(~mask, -math.inf), sink)
+
+
+def _softmax(logits: Float[Tensor, "*heads query key"], sink: Float[Tensor, " H"] | None) -> Tensor:
+    """Weights; those of learned sink logits, which read nothing, are left out."""
+    if sink is None:
+        return logits.softmax(-1)
+    learned = sink.to(logits)[:, None, None].expand(-1, logits.shape[-2], 1)
+    found = torch.cat([logits.expand(len(sink), *logits.shape[-2:]), learned], -1).softmax(-1)[..., :-1]
+    return found.reshape(logits.shape) if found.numel() == logits.numel() else found
+
+
+def routed(experts: tuple[int, int, float, bool], width: int, normed: Tensor) -> tuple[Tensor, Tensor]:
+    """Means over routers of what two positions' routing does, both [n, n].
+
+    `sum_e w_ie w_ke`, and of `sum_e u_ie u_ke` for the derivative through the weights, u_e = w_e E_e - m_e F with
+    independent experts of one size: both depend on the correlation of the two positions' normed streams alone, but for
+    their lengths, which are taken as their mean. Means over draws, at a few correlations; linear in between.
+    """
+    count, chosen, deviation, renormalized = experts
+    generator = torch.Generator().manual_seed(0)
+    grid = torch.linspace(0, math.pi, ROUTED, dtype=torch.float64).cos()  # changes of experts go with the angle
+    size = deviation * (width * normed.diagonal().mean().item()) ** 0.5
+    common, one, two = torch.randn(3, DRAWS, count, generator=generator, dtype=torch.float64)
+    common = common * deviation  # the router's bias, drawn as its weights are
+    both = []
+    for rho in grid:
+        other = rho * one + (1 - rho**2).clamp_min(0).sqrt() * two
+        weights, means = [], []
+        for draw in (one, other):
+            logits = common + size * draw
+            largest = torch.zeros_like(logits).scatter(-1, logits.topk(chosen, -1).indices, 1.0)
+            every = (logits.masked_fill(largest == 0, -math.inf) if renormalized else logits).softmax(-1)
+            weights.append(every * largest)
+            means.append(every)
+        (w, v), (m, n) = weights, means
+        shared = (w * v).sum(-1)
+        through = shared - (w * n * v).sum(-1) - (m * w * v).sum(-1) + (m * n).sum(-1) * shared
+        both.append(torch.stack([shared.mean(), through.mean()]))
+    lengths = normed.diagonal().sqrt()
+    place = (normed / (lengths[:, None] * lengths)).clamp(-1, 1).acos() * (ROUTED - 1) / math.pi
+    left = place.floor().clamp_max(ROUTED - 2).long()
+    table = torch.stack(both).to(normed)
+    found = torch.lerp(table[left], table[left + 1], (place - left)[..., None])
+    return found[..., 0], found[..., 1]
 
 
 def _add_spread(total: Tensor, pattern: Tensor, gram: Tensor, strength: float) -> None:

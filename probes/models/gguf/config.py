@@ -101,6 +101,10 @@ def config_of(header: Header, given: Mapping[str, Any] | None = None) -> Any:
         InputError: an architecture or key that is not supported, a key with a value that no model has, or one that
             `given` contradicts.
     """
+    if header.architecture in UNREAD:
+        raise header.refuse(
+            f"has the architecture '{header.architecture}', {UNREAD[header.architecture]}; give the checkpoint's own folder"
+        )
     if header.architecture not in ARCHITECTURES:
         raise header.refuse(
             f"has the architecture '{header.architecture:.40}', which is not supported; "
@@ -274,6 +278,8 @@ def _gpt2(stated: _Stated) -> dict[str, Any]:
     }
 
 
+# Architectures of supported families that files do not bring whole, and why.
+UNREAD = {"gpt-oss": "of which transformers reads neither experts nor learned sink logits from GGUF files"}
 ARCHITECTURES: Mapping[str, Callable[[_Stated], dict[str, Any]]] = MappingProxyType(
     {"llama": _llama, "mistral": _llama, "qwen2": _qwen, "qwen3": _qwen, "gemma2": _gemma2, "gpt2": _gpt2}
 )
