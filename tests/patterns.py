@@ -67,11 +67,8 @@ def sums_of(logits: Tensor, attention: Attention) -> Tensor:
     found = logits.logsumexp(-1)
     if attention.sink is None:
         return found
-    rows = [
-        torch.stack([torch.full_like(row, s), row]).logsumexp(0)
-        for row, s in zip(found.unbind(1), attention.sink.cpu())
-    ]
-    return torch.stack(rows, 1)
+    heads = zip(found.unbind(1), attention.sink.cpu(), strict=True)
+    return torch.stack([torch.stack([torch.full_like(row, sink), row]).logsumexp(0) for row, sink in heads], 1)
 
 
 def twin_logits(query: Tensor, key: Tensor, attention: Attention) -> Tensor:

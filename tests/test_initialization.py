@@ -77,12 +77,15 @@ def matrices(seen: View) -> dict[str, torch.Tensor]:
         linear = [getattr(one, kind) for one in every_part(seen)]
         if linear[0] is not None:
             found[kind] = torch.stack([one.weight for one in linear])
+    if (routers := [one.router.linear.weight for one in every_part(seen) if one.router is not None]) != []:
+        found["gate"] = torch.cat([weight.flatten() for weight in (found["gate"], *routers)])
     return {kind: weight.detach() for kind, weight in found.items()}
 
 
 def same(a: Birth, b: Birth) -> None:
     assert type(a.activation) is type(b.activation)
-    assert replace(a, activation=torch.relu) == replace(b, activation=torch.relu)
+    a, b = (replace(one, activation=torch.relu, up_activation=None) for one in (a, b))
+    assert a == b
 
 
 # ----------------------------------------------------------------------------------------------------------- what is drawn
@@ -95,7 +98,8 @@ def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
     own, birth = initialization_of(made), born(made, initialization=odd())
     found, before = matrices(drawn), matrices(plain)
     parameters, originals = (list(one._model.parameters()) for one in (drawn, plain))  # type: ignore[attr-defined]
-    there = sum(weight.numel() for weight in parameters if weight.ndim > 1)
+    named = drawn._model.named_parameters()  # type: ignore[attr-defined]
+    there = sum(weight.numel() for name, weight in named if weight.ndim > 1 and not name.endswith("_bias"))
     assert sum(weight.numel() for weight in found.values()) == there  # none was forgotten
     for kind, weight in found.items():
         assert float(weight.std()) == pytest.approx(ODD[kind], rel=DRAWN), kind
@@ -117,7 +121,7 @@ def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
             assert (norm.kind, norm.eps) == (birth.norm, birth.eps)
         assert parts.parallel == birth.parallel
         assert (parts.post_attention_norm is not None, parts.post_mlp_norm is not None) == (birth.post_norm,) * 2
-        assert parts.down.weight.shape[1] == birth.features
+        assert parts.down.weight.shape[-1] == birth.features
         grid = torch.linspace(-6, 6, 301)
         assert torch.equal(birth.activation(grid), parts.activation(grid))
     # The embeddings as block 0 reads them; where positions are learned, the same token differs by position.

@@ -113,7 +113,8 @@ def test_every_family_has_the_leakage_of_its_own_logits(family, backend, monkeyp
         logits = attention.logits().double()
         at = ds.sel(layer=layer).isel(band=0)
         head = 1
-        expected = reference_heads.leakage(logits[:, head], *BAND, LAGS)
+        learned = {} if attention.sink is None else {"sink": attention.sink[head]}
+        expected = reference_heads.leakage(logits[:, head], *BAND, LAGS, **learned)
         scale = float(logits[torch.isfinite(logits)].abs().max())
         # Logits of up to 100 carry rounding errors of 1e-5, which variances of 1 to 100 square nats show in that measure.
         absolute = 1e-6 * max(1.0, scale**2)

@@ -78,7 +78,7 @@ def _clamped_up(limit: float, x: Tensor) -> Tensor:
 
 def _gpt_oss_drawn(config: Any) -> dict[str, Any]:
     limit = config.swiglu_limit
-    experts = (config.num_local_experts, config.num_experts_per_tok, config.initializer_range, True)
+    experts = (config.num_local_experts, config.num_experts_per_tok, True)
     gate, up = partial(_clamped_gate, config.swiglu_alpha, limit), partial(_clamped_up, limit)
     return {"experts": experts, "activation": gate, "up_activation": up}
 

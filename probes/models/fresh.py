@@ -112,6 +112,7 @@ def _rescale(model: Any, rule: Initialization) -> None:
     for block in getattr(decoder, family.blocks):
         parts = family.parts(block)
         linear = {kind: getattr(parts, kind, None) for kind in KINDS}
+        matrices += [] if parts.router is None else [("gate", parts.router.linear.weight)]
         matrices += ({k: x.weight for k, x in linear.items() if x is not None} | family.fused(block)).items()
     for kind, matrix in matrices:
         if getattr(rule, kind) != getattr(own, kind):

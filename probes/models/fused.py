@@ -207,10 +207,10 @@ def check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) 
             raise InputError(
                 f"{kind} gives its attention {name}={value!s:.40}, which probes do not follow; give a model without it"
             )
-    sink = told.get("s_aux")
-    if sink is not None and getattr(sink, "ndim", None) != 1:
+    learned = told.get("s_aux")
+    if learned is not None and learned.ndim != 1:
         raise InputError(
-            f"{kind} gives its attention s_aux={sink!s:.40}, which is no logit per head; give a model without it"
+            f"{kind} gives its attention s_aux of shape {tuple(learned.shape)}, no logit per head; give a model without it"
         )
     if mask is not None:
         raise InputError(f"{kind} gives its attention a mask of its own, which probes do not follow")

@@ -179,8 +179,8 @@ def swapped(
         raise InputError(f"part '{part}': position 0 of {model.identity.name} reads later positions; give stream")
     if part != "stream" and model.spec.sink_logits:
         raise InputError(
-            f"part '{part}': position 0 of {model.identity.name} shares its attention with learned sink logits, and would not "
-            "keep its stream; give stream"
+            f"part '{part}': position 0 of {model.identity.name} shares its attention with learned sink logits, and would "
+            "not keep its stream; give stream"
         )
     if replacement == "drawn" and (layer or part != "stream"):
         raise InputError(

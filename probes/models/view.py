@@ -84,7 +84,7 @@ class Birth:
     slopes: tuple[float, ...] | None = None  # ALiBi's, one per head; the same in all blocks
     initialization: str | None = None  # the rule, as results have it
     up_activation: Callable[[Tensor], Tensor] | None = None  # see `Parts`
-    experts: tuple[int, int, float, bool] | None = None  # in all, chosen; the router's deviation; `Router.renormalized`
+    experts: tuple[int, int, bool] | None = None  # in all, chosen, `Router.renormalized`; routers are drawn as gates
 
 
 @dataclass(frozen=True)

@@ -216,8 +216,9 @@ class BornBlock:
             kernel = out * width * (birth.gate**2 * slopes * up + birth.up**2 * values * steep)
         if birth.experts is None:
             return branch, kernel
-        shared, through = routed(birth.experts, width, normed)
-        return shared * branch, shared * kernel + through * width * birth.experts[2] ** 2 * branch
+        assert birth.gate is not None
+        shared, through = routed(birth.experts, birth.gate, width, normed)
+        return shared * branch, shared * kernel + through * width * birth.gate**2 * branch
 
     def down(self, gram: Float[Tensor, "position position"]) -> Float[Tensor, "position position"]:
         """G below the block, from G above it."""
@@ -279,14 +280,14 @@ def _softmax(logits: Float[Tensor, "*heads query key"], sink: Float[Tensor, " H"
     return found.reshape(logits.shape) if found.numel() == logits.numel() else found
 
 
-def routed(experts: tuple[int, int, float, bool], width: int, normed: Tensor) -> tuple[Tensor, Tensor]:
+def routed(experts: tuple[int, int, bool], deviation: float, width: int, normed: Tensor) -> tuple[Tensor, Tensor]:
     """Means over routers of what two positions' routing does, both [n, n].
 
     `sum_e w_ie w_ke`, and of `sum_e u_ie u_ke` for the derivative through the weights, u_e = w_e E_e - m_e F with
     independent experts of one size: both depend on the correlation of the two positions' normed streams alone, but for
     their lengths, which are taken as their mean. Means over draws, at a few correlations; linear in between.
     """
-    count, chosen, deviation, renormalized = experts
+    count, chosen, renormalized = experts
     generator = torch.Generator().manual_seed(0)
     grid = torch.linspace(0, math.pi, ROUTED, dtype=torch.float64).cos()  # changes of experts go with the angle
     size = deviation * (width * normed.diagonal().mean().item()) ** 0.5
