@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from ..errors import InputError
 from .view import Linear, Norm, Parts, PositionalEncoding, Router, Spec
 
+SINK_LOGITS = "sink_logits"  # ours, on a config of gpt-oss: false for a model that is trained without them
+
 
 def _rms(module: Any, *, plus_one: bool = False) -> Norm:
     eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
@@ -250,5 +252,5 @@ def spec_of(config: Any) -> Spec:
         windows=tuple(window if kind == "sliding_attention" else None for kind in types),
         max_length=getattr(config, "max_position_embeddings", None),
         initializer_range=getattr(config, "initializer_range", None),
-        sink_logits=family.sink_logits,
+        sink_logits=family.sink_logits and getattr(config, SINK_LOGITS, True),
     )

@@ -11,9 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..errors import InputError
-from .families import family_of, spec_of
+from .families import SINK_LOGITS, family_of, spec_of
 from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, of_config, resolve
 from .view import Birth
+
+NO_SINK = -1e4  # a learned sink logit of weight 0 beside any other, and finite as weights of checkpoints have to be
 
 
 def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
@@ -86,6 +88,7 @@ def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: boo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    hold_sink_logits(model)
     _rescale(model, rule)
     family, decoder = family_of(config), model.get_decoder()
 
@@ -98,6 +101,14 @@ def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: boo
     elif not positional:
         decoder.rotary_emb.register_forward_hook(unrotated)
     return model
+
+
+@torch.no_grad()
+def hold_sink_logits(model: Any) -> None:
+    """Make learned sink logits of no weight, for good, where the config says `sink_logits: false`: heads without them."""
+    for name, parameter in model.named_parameters():
+        if not getattr(model.config, SINK_LOGITS, True) and name.endswith(".sinks"):
+            parameter.fill_(NO_SINK).requires_grad_(False)
 
 
 @torch.no_grad()

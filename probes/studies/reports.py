@@ -23,7 +23,8 @@ from ..measures.trajectory import cells as block_cells
 from ..measures.trajectory import rows
 from ..results.curves import estimate, relative_error, spearman
 from ..results.dataset import options_of, quickly
-from ..results.tables import Report, Table, estimated, number, ranges
+from ..results.statistics import jackknifed, units
+from ..results.tables import Report, Table, estimated, interval, number, ranges
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
 
@@ -67,6 +68,7 @@ def sinks_report(
         if ds.sizes["key"] > KEYS_SHOWN:
             lines.append(f"{name}: {ds.sizes['key'] - KEYS_SHOWN} more keys in the result file")
         lines += [f"{name}: of {ds['attends'].size} heads {said}" for said in (_roles(ds), _rules(ds)) if said]
+        lines += [f"{name}: {_learned(ds)}"] if "sink_logit_share" in ds else []
         chosen = [
             row
             for row in ranked(ds)
@@ -110,6 +112,16 @@ def _roles(ds: xr.Dataset) -> str:
         ", ".join(f"{count} at {limit:g}" for limit, count in at(ds).items()) for at in (reading_at, parking_at)
     )
     return f"by role: {', '.join(found)}; by threshold, reads: {reading}; parks: {parking}"
+
+
+def _learned(ds: xr.Dataset) -> str:
+    """The weight on learned sink logits, over heads and documents, and beside it that on position 0."""
+    found = []
+    for variable in ("sink_logit_share", "attends"):
+        by_prompt = ds[f"{variable}_by_prompt"].mean(("layer", "head")).values
+        mean = jackknifed(lambda some: float(np.mean(some)), by_prompt, units(ds))
+        found.append(f"{interval(*mean[:3], form='.3f')} (largest {float(ds[variable].max()):.3f})")
+    return f"mean weight on learned sink logits {found[0]}, on position 0 {found[1]}"
 
 
 def _rules(ds: xr.Dataset) -> str:
