@@ -91,7 +91,7 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
         ),
         "tiny-no-sink-logits": Recipe(
             "gpt_oss",
-            "no learned sink logits (held at -10,000), beside tiny-sink-logits, which differs in nothing else",
+            "no learned sink logits (held where they weigh nothing), beside tiny-sink-logits, which differs in nothing else",
             config=MappingProxyType(SINK_LOGITS | {"sink_logits": False}),
             keep_steps=(0, 100, 300, 1000),
             bundled=False,

@@ -15,7 +15,7 @@ from .families import SINK_LOGITS, family_of, spec_of
 from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, of_config, resolve
 from .view import Birth
 
-NO_SINK = -1e4  # a learned sink logit of weight 0 beside any other, and finite as weights of checkpoints have to be
+NO_SINK = -1e30  # a learned sink logit of weight 0 beside any other, and finite as weights of checkpoints have to be
 
 
 def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
