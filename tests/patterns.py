@@ -68,7 +68,7 @@ def sums_of(logits: Tensor, attention: Attention) -> Tensor:
     if attention.sink is None:
         return found
     heads = zip(found.unbind(1), attention.sink.cpu(), strict=True)
-    return torch.stack([torch.stack([torch.full_like(row, sink), row]).logsumexp(0) for row, sink in heads], 1)
+    return torch.stack([torch.stack([torch.full_like(row, sink.item()), row]).logsumexp(0) for row, sink in heads], 1)
 
 
 def twin_logits(query: Tensor, key: Tensor, attention: Attention) -> Tensor:

@@ -179,7 +179,9 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_as_large_as_one_head_s_pattern(kind):
     length, heads = 2048, 8
-    more = {name: x.repeat(heads // HEADS) if isinstance(x, Tensor) else x for name, x in KINDS[kind].items()}
+    more: dict[str, Any] = {
+        name: x.repeat(heads // HEADS) if isinstance(x, Tensor) else x for name, x in KINDS[kind].items()
+    }
     given = drawn(length, prompts=1, heads=heads, dtype=torch.float32, **more)
     with Largest() as largest:
         attend(given, normalizer=True)

@@ -52,11 +52,14 @@ def _gpt_oss_parts(block: Any) -> Parts:
     attention, experts, router = block.self_attn, block.mlp.experts, block.mlp.router
     dtype = attention.q_proj.weight.dtype  # transformers keeps norms in float32
     norms = {"attention_norm": block.input_layernorm, "mlp_norm": block.post_attention_layernorm}
+    found: dict[str, Any] = {
+        name: Norm("rms", n.weight.to(dtype), None, n.variance_epsilon) for name, n in norms.items()
+    }
+    found |= {name: _linear(getattr(attention, f"{name}_proj")) for name in "qkvo"}
     # Experts store [input, output], and gate and up alternate.
     first, biases = experts.gate_up_proj.mT, experts.gate_up_proj_bias
     return Parts(
-        **{name: Norm("rms", norm.weight.to(dtype), None, norm.variance_epsilon) for name, norm in norms.items()},
-        **{name: _linear(getattr(attention, f"{name}_proj")) for name in "qkvo"},
+        **found,
         gate=Linear(first[:, ::2], biases[:, ::2]),
         up=Linear(first[:, 1::2], biases[:, 1::2]),
         down=Linear(experts.down_proj.mT, experts.down_proj_bias),
