@@ -62,9 +62,9 @@ so S changes only as the stream turns: S_below = cos^2 S_above + (1 - cos^2) G_a
 and above the branch. At d sigma^2 = 1.6 (width 256, 8 blocks, T = 64) this takes the error from 4.0 to 2.8 %.
 
 Learned sink logits (gpt-oss) take their share of each pattern, also of the uniform one: exp(s) stands beside the number of
-keys. Routed experts: w_e E_e for the experts that a position chose, K_ik from those that both positions chose, and for the
-derivative through the weights sum_e <u_ie, u_ke> |W_router,e|^2 / d, u_e = w_e E_e - m_e F (`probes.models.feedforward`). From
-the configuration alone the sums over e are means over routers (`block.routed`).
+keys. Routed experts: w_e E_e for the experts that a position chose, K_ik from those that both positions chose; and for the
+derivative through the weights sum_e <u_ie, u_ke> |W_router,e|^2 / d, u_e = w_e E_e - m_e F (`probes.models.feedforward`).
+From the configuration alone the sums over e are means over routers (`block.routed`).
 
 Under ALiBi the pattern without content is each head's own decay, softmax of -slope (i - j), and takes the place of the
 uniform one; measured patterns have it in them.
