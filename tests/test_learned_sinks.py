@@ -117,6 +117,16 @@ def test_interventions_at_position_0():
                 assert float(spread) < float(before)
 
 
+def test_a_pass_behind_a_context_is_the_whole_pass():
+    seen, cut = with_sinks(0.5), 7
+    tokens = TOKENS[:1]
+    whole = seen.residual(seen.embed(tokens))
+    count = tokens.shape[1] - cut
+    run = seen.behind(seen.embed(tokens[:, :cut]))
+    found = run(tokens[:, cut:], torch.arange(count)[None], torch.ones(1, count, count, dtype=torch.bool).tril())
+    close(found.detach(), whole[:, cut:].detach(), 1e-5, 1e-4)  # RMS norms in float32, weights fifty times the usual
+
+
 def test_a_config_without_learned_logits_has_heads_without():
     with_, none = (recipe_config(RECIPES[name]) for name in ("tiny-sink-logits", "tiny-no-sink-logits"))
     assert {k for k, v in with_.to_dict().items() if none.to_dict().get(k) != v} | {"sink_logits"} == {"sink_logits"}
