@@ -51,6 +51,7 @@ USUAL: dict[str, dict[str, Any]] = {"gpt2": GPT2, "gpt_neox": _COMMON}  # all ot
 
 # What a family's small model has beside these sizes, so that everything its row says makes a difference.
 _NARROW: dict[str, Any] = {"head_dim": HEAD_DIM}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 # A scale that is not the head's width, which a wrong one would take.
 _GEMMA: dict[str, Any] = _NARROW | {"query_pre_attn_scalar": 24, "sliding_window": WINDOW}
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -65,6 +66,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma3_text": _GEMMA | {"sliding_window_pattern": 2, "final_logit_softcapping": 3.0},
     "mistral": {"sliding_window": WINDOW},
     "gemma": _NARROW,
+    "gpt_oss": _NARROW
+    | {"sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}
+    | {"rope_parameters": _YARN | {"truncate": False}},
     "gemma2": _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
 }
 
@@ -76,7 +80,6 @@ def small(name: str, **more: Any) -> PreTrainedConfig:
 
 FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {name: partial(small, name) for name in ROWS}
 
-_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _WHOLE = {"rope_type": "default", "rope_theta": 10000.0}
 # What the small models leave out.
 VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -116,8 +119,8 @@ def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         made.set_experts_implementation("eager")  # the only one in float64
         with torch.no_grad():
-            for parameter in made.parameters():
-                if parameter.ndim == 1:  # biases and norm weights
+            for name, parameter in made.named_parameters():
+                if parameter.ndim == 1 or name.endswith("_bias"):  # biases and norm weights, learned sink logits
                     parameter += SPREAD * torch.randn_like(parameter)
     return made.to(dtype).eval()
 

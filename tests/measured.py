@@ -167,13 +167,22 @@ def by_readout(model: View, last: Tensor, readout: str) -> Tensor:
 
 
 def recorded(model: View, tokens: Tensor) -> list[dict[str, list[Tensor]]]:
-    """By prompt, each run alone: patterns, keys and values by block, of queries and keys taken to float64."""
+    """By prompt, each run alone: patterns, keys and values by block, of queries and keys taken to float64.
+
+    And "learned" [H, T], the weights on learned sink logits.
+    """
     found = []
     for prompt in tokens:
         trace = model.trace(model.embed(prompt[None]), attention=True)
         exact = [replace(a, query=a.query.double(), key=a.key.double()) for a in trace.attention]
         patterns, keys = [a.pattern()[0] for a in exact], [a.key[0] for a in exact]
         found.append({"patterns": patterns, "keys": keys, "values": [a.value[0].double() for a in exact]})
+        found[-1]["learned"] = [
+            torch.zeros_like(a.query[0, ..., 0])
+            if a.sink is None
+            else (a.sink[:, None] - a.weighed()[1][0, ..., 0]).exp()
+            for a in exact
+        ]
     return found
 
 

@@ -8,7 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from reference import affine, block, centred, expert, masked_logits, normalized, rms, rotated
+from reference import (
+    affine,
+    beside_sink,
+    block,
+    centred,
+    expert,
+    fed_forward,
+    masked_logits,
+    normalized,
+    rms,
+    rotated,
+    routed,
+)
 from torch import Tensor
 
 from probes.models.view import Linear, Norm, Parts
@@ -55,30 +67,13 @@ def second_moment_step(
 
     # Feed-forward: K_ik = tr(F_i F_k^T) / d, cross terms of two features left out.
     norm = parts.mlp_norm
-    down = parts.down.weight
-    if parts.post_mlp_norm is not None:
-        down = parts.post_mlp_norm.weight[:, None] * down
-    slopes, branch = [], []
-    weight = torch.ones(d, dtype=stream.dtype) if norm is None else norm.weight
-    for x in read if parts.routing is None else []:
-        n = normalized(norm, x)
-        up = affine(parts.up, n)
-        if parts.gate is None:
-            slopes.append([slope(parts.activation, up)])
-            hidden = parts.activation(up)
-        else:
-            gate = affine(parts.gate, n)
-            slopes.append([up * slope(parts.activation, gate), parts.activation(gate)])
-            hidden = parts.activation(gate) * up
-        branch.append(affine(parts.down, hidden))
-    firsts = [one.weight * weight for one in ([parts.up] if parts.gate is None else [parts.gate, parts.up])]
+    branch, terms = zip(*(feed_forward_terms(parts, normalized(norm, x)) for x in read), strict=True)
     projectors, sizes = [projector(norm, x) for x in read], [size(norm, x) for x in read]
-    kernel = torch.zeros_like(gram) if parts.routing is None else experts_kernel(parts, read, weight)
+    kernel = torch.zeros_like(gram)
     for i in range(length):
         for k in range(length):
-            for which, first in enumerate(firsts if parts.routing is None else []):
-                lengths = (down**2).sum(0) * (first**2).sum(1)  # |W_down,f|^2 |W_first,f|^2, [f]
-                kernel[i, k] += (slopes[i][which] * slopes[k][which] * lengths).sum()
+            for name in terms[i].keys() & terms[k].keys():
+                kernel[i, k] += (terms[i][name][0] * terms[k][name][0] * terms[i][name][1]).sum()
             kernel[i, k] *= (projectors[i] @ projectors[k]).trace() / d / (d * sizes[i] * sizes[k])
             if parts.post_mlp_norm is not None:
                 kernel[i, k] /= rms(parts.post_mlp_norm, branch[i]) * rms(parts.post_mlp_norm, branch[k])
@@ -126,10 +121,13 @@ def second_moment_step(
         logits = masked_logits(torch.stack(queries)[None, None], torch.stack(keys)[None, None], parts.scale, **seen)[
             0, 0
         ]
-        pattern = (logits if measured else torch.where(logits.isfinite(), 0.0, logits)).softmax(-1)
+        logits_of_pattern = logits if measured else torch.where(logits.isfinite(), 0.0, logits)
+        pattern = logits_of_pattern.softmax(-1)
+        if parts.sink is not None:
+            pattern = beside_sink(logits_of_pattern, parts.sink[head])
         capped = torch.where(logits.isfinite(), logits, 0.0) / (parts.softcap or math.inf)
         steep = pattern * (1 - capped**2)
-        if measured:
+        if measured or parts.sink is not None:  # or all heads' patterns are one
             spread += (w_o @ w_v).pow(2).sum() / d * (pattern.T @ g @ pattern)
         if not scores:
             continue
@@ -147,7 +145,7 @@ def second_moment_step(
                 through[j] += felt(u) * (parts.scale * by_key[j].T @ queries[i]).pow(2).sum() / (d * sizes[j] ** 2)
                 moved += torch.outer(u, parts.scale * by_query[i].T @ keys[j])
             through[i] += sum(felt(column) for column in moved.T) / (d * sizes[i] ** 2)
-    if not measured:
+    if not measured and parts.sink is None:
         spread = joint.pow(2).sum() / d * (pattern.T @ g @ pattern)
     for j in range(length):
         for k in range(length):
@@ -174,41 +172,29 @@ def normed_head(norm: Norm | None, full: Tensor, at: slice, matrix: Tensor) -> t
     return weight * unit, torch.diag(weight) @ left / rms(norm, x) @ matrix
 
 
-def experts_kernel(parts: Parts, read: Tensor, norm_weight: Tensor) -> Tensor:
-    """sum_e w_ie w_ke tr(F_e,i F_e,k^T) + <y_ie, y_ke> <grad w_ie, grad w_ke>, over experts that both i and k choose."""
-    routing, post = parts.routing, parts.post_mlp_norm
-    assert routing is not None
-    assert parts.gate is not None
-    scale = torch.ones(read.shape[1], dtype=read.dtype) if post is None else post.weight
-
-    def weights(n: Tensor) -> Tensor:
-        logits = routing.weight @ n
-        hidden = torch.ones_like(logits, dtype=torch.bool)
-        hidden[logits.argsort(descending=True)[: routing.chosen]] = False
-        if routing.among_chosen:
-            return logits.masked_fill(hidden, -math.inf).softmax(-1)
-        return logits.softmax(-1).masked_fill(hidden, 0.0)
-
-    streams = [normalized(parts.mlp_norm, x) for x in read]
-    given = [weights(n) for n in streams]
-    turned = [torch.autograd.functional.jacobian(weights, n) * norm_weight for n in streams]
-    total = torch.zeros(len(read), len(read), dtype=read.dtype)
-    for i, a in enumerate(streams):
-        for k, b in enumerate(streams):
-            for e in range(len(routing.weight)):
-                if not (given[i][e] > 0 and given[k][e] > 0):
-                    continue
-                gate, up = parts.gate.weight[e], parts.up.weight[e]
-                down = scale[:, None] * parts.down.weight[e]
-                one, other = (
-                    [(up @ n) * slope(parts.activation, gate @ n), parts.activation(gate @ n)] for n in (a, b)
-                )
-                for first, x, y in zip((gate, up), one, other, strict=True):
-                    lengths = (down**2).sum(0) * ((first * norm_weight) ** 2).sum(1)
-                    total[i, k] += given[i][e] * given[k][e] * (x * y * lengths).sum()
-                made = (scale * expert(parts, a, e)) @ (scale * expert(parts, b, e))
-                total[i, k] += made * (turned[i][e] @ turned[k][e])
-    return total
+def feed_forward_terms(parts: Parts, n: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Any]]]:
+    """(output, by term (a [f], |..|^2 |..|^2 [f])) at one normed row; two rows' terms of one name go together."""
+    norm, weight = (torch.ones_like(n) if one is None else one.weight for one in (parts.mlp_norm, parts.post_mlp_norm))
+    output = fed_forward(parts, n[None])[0]
+    if parts.routing is None:
+        lengths = ((weight[:, None] * parts.down.weight) ** 2).sum(0)
+        up = affine(parts.up, n)
+        if parts.gate is None:
+            terms = {"up": (slope(parts.activation, up), parts.up)}
+        else:
+            gate, of_up = affine(parts.gate, n), parts.up_activation or torch.nn.Identity()
+            terms = {
+                "gate": (of_up(up) * slope(parts.activation, gate), parts.gate),
+                "up": (parts.activation(gate) * slope(of_up, up), parts.up),
+            }
+        return output, {key: (a, lengths * ((one.weight * norm) ** 2).sum(1)) for key, (a, one) in terms.items()}
+    routing, found = parts.routing, {}
+    for e, w in routed(routing, n).items():
+        own, terms = feed_forward_terms(expert(parts, e), n)
+        found |= {f"{e} {key}": (w * a, lengths) for key, (a, lengths) in terms.items()}
+        turned = torch.autograd.functional.jacobian(lambda x, e=e: routed(routing, x)[e], n)
+        found[f"{e} router"] = torch.outer(weight * own, norm * turned), 1.0
+    return output, found
 
 
 def attention_output(

@@ -84,10 +84,15 @@ def close(a: Tensor, b: Tensor, noise: float = NOISE) -> bool:
     return a.shape == b.shape and bool((a - b).abs().max() <= noise * b.std())
 
 
+def again(seen: View, a: Tensor, b: Tensor) -> bool:
+    """Equal; but for rounding where gradients are kept for learned sink logits, which no kernel does."""
+    return close(a, b) if seen.spec.sink_logits else torch.equal(a, b)
+
+
 # ------------------------------------------------------------------------------------------------------ what a model is
 
 
-_FIRST_AND_LAST = dict.fromkeys(("gemma2", "gemma3_text", "olmo3"), (WINDOW, None, WINDOW))
+_FIRST_AND_LAST = dict.fromkeys(("gemma2", "gemma3_text", "olmo3", "gpt_oss"), (WINDOW, None, WINDOW))
 WINDOWS = {"mistral": (WINDOW, WINDOW, WINDOW), "ministral": (None, WINDOW, None), **_FIRST_AND_LAST}
 POSITIONAL = {"gpt2": ("learned",) * BLOCKS, "smollm3": ("rope", "none", "rope")}
 
@@ -137,7 +142,7 @@ def test_streams_logits_and_attention_are_the_model_s_own(name, backend):
     normed = seen.norm(trace.residual[-1])
     assert close(normed, own.hidden_states[-1])  # transformers gives the last one after the norm
     assert close(seen.unembed(normed), own.logits)
-    assert torch.equal(seen.residual(embeddings), trace.residual[-1])
+    assert again(seen, seen.residual(embeddings), trace.residual[-1])
     model = original(name)
     added: list[Tensor] = []
     for block in blocks(model):
@@ -239,8 +244,8 @@ def test_edits_do_what_a_hook_would(name):
                 assert close(seen.norm(result), normed), (site, layer)
                 assert not close(result, seen.residual(embeddings)), (site, layer)
                 # Once each, whatever else is recorded.
-                assert torch.equal(seen.trace(embeddings, edits=edits).residual[-1], result)
-                assert torch.equal(seen.trace(embeddings, edits=edits, attention=True).residual[-1], result)
+                assert again(seen, seen.trace(embeddings, edits=edits).residual[-1], result)
+                assert again(seen, seen.trace(embeddings, edits=edits, attention=True).residual[-1], result)
 
 
 @pytest.mark.parametrize(("name", "backend"), EVERY)
@@ -342,8 +347,9 @@ def test_leakage_is_that_of_the_model_s_own_logits_and_its_parts_add_up(name, ba
     ds = leakage(seen, tokens, bands=[BAND], lags=LAGS, bootstrap=0)
     trace = seen.trace(seen.embed(tokens), attention=True)
     for layer in (0, 2):
-        logits, at = trace.attention[layer].logits().double(), ds.sel(layer=layer).isel(band=0)
-        expected = reference_heads.leakage(logits[:, 1], *BAND, LAGS)
+        attention, at = trace.attention[layer], ds.sel(layer=layer).isel(band=0)
+        logits, sink = attention.logits().double(), attention.sink
+        expected = reference_heads.leakage(logits[:, 1], *BAND, LAGS, **({} if sink is None else {"sink": sink[1]}))
         # Logits of up to 100 carry rounding errors of 1e-5, which variances of 1 to 100 square nats show in that measure.
         absolute = 1e-6 * max(1.0, float(logits[torch.isfinite(logits)].abs().max()) ** 2)
         for form, entries in PARTS.items():

@@ -35,7 +35,7 @@ def traced(name: str, prompts: int, length: int = LENGTH) -> tuple[HuggingFaceVi
 # ---------------------------------------------------------------------------------------------- against the twin
 
 
-@pytest.mark.parametrize("name", families.FAMILIES)
+@pytest.mark.parametrize("name", [*families.FAMILIES, "qwen3_moe, weights of all experts"])
 def test_output_and_slope_are_the_twins_for_several_prompts_rows_and_bands(name, monkeypatch):
     view, trace = traced(name, prompts=2)
     for layer in (0, 1):  # Gemma-2: one with a window, one without
@@ -53,7 +53,7 @@ def test_output_and_slope_are_the_twins_for_several_prompts_rows_and_bands(name,
             torch.testing.assert_close(cotangent, before, rtol=0, atol=0)  # what is given stays as it is
 
 
-@pytest.mark.parametrize("name", families.FAMILIES)
+@pytest.mark.parametrize("name", [*families.FAMILIES, "qwen3_moe, weights of all experts"])
 def test_jvp_is_the_adjoint_of_vjp(name, monkeypatch):
     view, trace = traced(name, prompts=2)
     tangent, cotangent = randn(3, 2, LENGTH, families.WIDTH, seed=1), randn(2, 2, LENGTH, families.WIDTH, seed=2)
@@ -96,8 +96,9 @@ def test_both_engines_linearize_the_models_own_block(name):
         assert error(made.vjp(cotangent), own.vjp(cotangent)) < OWN[name]
         rows = cotangent[:, :, :2]
         assert error(made.vjp(rows, first=LENGTH - 2), own.vjp(rows, first=LENGTH - 2)) < OWN[name]
-    # A central difference is off by the square of its step times a third derivative, large at these weights.
-    assert error(own.jvp(tangent), made.jvp(tangent)) < 3e-2
+    # A central difference is off by the square of its step times a third derivative, large at these weights; clamped
+    # activations have kinks besides.
+    assert error(own.jvp(tangent), made.jvp(tangent)) < (5e-2 if name == "gpt_oss" else 3e-2)
     assert not own.jvp(torch.zeros_like(tangent)).any()
     with pytest.raises(ValueError, match="one by one"):
         AutogradBlock(trace.blocks[0], trace.residual[0].expand(2, -1, -1)).vjp(cotangent)
@@ -120,7 +121,7 @@ def test_patterns_keep_their_digits_at_logits_of_a_thousand():
 
 @pytest.mark.parametrize(
     ("name", "band"),
-    [("llama", 128), ("mistral", 5), ("gemma2", 128), ("gpt2", 5), ("gpt_neox", 128), ("mistral", 128)],
+    [*((name, 128) for name in ("llama", "mistral", "gemma2", "gpt_neox", "gpt_oss")), ("mistral", 5), ("gpt2", 5)],
 )
 def test_flops_are_those_performed(name, band, monkeypatch):
     monkeypatch.setattr(linear, "QUERY_BAND", band)

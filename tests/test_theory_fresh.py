@@ -43,7 +43,7 @@ def measured_and_predicted(
 @pytest.mark.parametrize(
     ("name", "width", "blocks", "off"),
     [
-        *((name, 128, 6, 0.04) for name in ("qwen2", "llama", "mistral", "gpt2")),
+        *((name, 128, 6, 0.04) for name in ("qwen2", "llama", "mistral", "gpt2", "gpt_oss")),
         *(pytest.param(name, 256, 12, 0.025, marks=pytest.mark.slow) for name in ("mistral", "gpt2")),
     ],
 )
@@ -84,7 +84,7 @@ def test_wide_weights_need_the_score_path(sigma, seeds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt_neox", "gemma2", "olmo2", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gpt_neox", "gemma2", "olmo2", "qwen3_moe", "gpt_oss"])
 def test_a_configurations_prediction_is_the_mean_over_fresh_weights(name):
     made, length = config(name, blocks=4), 48
     drawn = [second_moment(fresh(made, seed), distinct(length, seed)).sensitivity.values[0] for seed in range(16)]

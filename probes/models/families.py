@@ -11,10 +11,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
 from .view import Linear, Norm, Parts, PositionalEncoding, Routing, Spec
+
+SINK_LOGITS = "sink_logits"  # ours, on a config of gpt-oss: false for a model that is trained without them
 
 
 def _rms(module: Any, *, plus_one: bool = False) -> Norm:
@@ -70,6 +73,46 @@ def _olmo_parts(block: Any) -> Parts:
         post_attention_norm=_rms(block.post_attention_layernorm),
         post_mlp_norm=_rms(block.post_feedforward_layernorm),
     )
+
+
+def _gpt_oss_parts(block: Any) -> Parts:
+    attention, experts, router = block.self_attn, block.mlp.experts, block.mlp.router
+    dtype = attention.q_proj.weight.dtype  # transformers keeps norms in float32
+    names = {"attention_norm": block.input_layernorm, "mlp_norm": block.post_attention_layernorm}
+    norms: dict[str, Any] = {
+        name: Norm("rms", norm.weight.to(dtype), None, norm.variance_epsilon) for name, norm in names.items()
+    }
+    # Experts store [input, output], and gate and up alternate.
+    first, biases = experts.gate_up_proj.mT, experts.gate_up_proj_bias
+    return _llama_parts(
+        block,
+        **norms,
+        gate=Linear(first[:, ::2], biases[:, ::2]),
+        up=Linear(first[:, 1::2], biases[:, 1::2]),
+        down=Linear(experts.down_proj.mT, experts.down_proj_bias),
+        activation=partial(_clamped_gate, experts.alpha, experts.limit),
+        up_activation=partial(_clamped_up, experts.limit),
+        routing=Routing(router.weight, router.top_k, among_chosen=True, bias=router.bias),
+        sink=attention.sinks,
+    )
+
+
+def _clamped_gate(alpha: float, limit: float, x: Tensor) -> Tensor:
+    x = x.clamp(max=limit)
+    return x * torch.sigmoid(alpha * x)
+
+
+def _clamped_up(limit: float, x: Tensor) -> Tensor:
+    return x.clamp(-limit, limit) + 1
+
+
+def _gpt_oss_drawn(config: Any) -> dict[str, Any]:
+    gate, up = (
+        partial(_clamped_gate, config.swiglu_alpha, config.swiglu_limit),
+        partial(_clamped_up, config.swiglu_limit),
+    )
+    experts = {"experts": config.num_local_experts, "chosen": config.num_experts_per_tok, "among_chosen": True}
+    return experts | {"activation": gate, "up_activation": up}
 
 
 def _gemma2_parts(block: Any, *, capped: bool = True) -> Parts:
@@ -200,6 +243,8 @@ class Family:
     drawn: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the fields of `Birth` differ from Llama's
     depth_scaled: bool = False  # transformers draws output and down projections more narrowly the deeper the model is
     root_scaled: bool = False  # embeddings are multiplied by sqrt(d) in the forward pass
+    sink_logits: bool = False
+    planes: bool = False  # rotations have one cosine and sine per plane, and not one per feature
     fused: Callable[[Any], dict[str, Tensor]] = lambda block: {}  # a block's matrices of which `parts` has copies
     refuses: Callable[[Any], str | None] = lambda config: None  # why a configuration of the family is not supported
     no_lens: str | None = None  # why TransformerLens does not run it; None: it does
@@ -227,6 +272,9 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             drawn=_gemma2_drawn,
             root_scaled=True,
             refuses=_bidirectional,
+        ),
+        "gpt_oss": Family(
+            "gpt-oss", "GptOssDecoderLayer", _gpt_oss_parts, drawn=_gpt_oss_drawn, sink_logits=True, planes=True
         ),
         "gpt2": Family(
             "GPT-2",
@@ -316,4 +364,5 @@ def spec_of(config: Any) -> Spec:
         windows=tuple(window if kind == "sliding_attention" else None for kind in types),
         max_length=getattr(config, "max_position_embeddings", None),
         initializer_range=getattr(config, "initializer_range", None),
+        sink_logits=family.sink_logits and getattr(config, SINK_LOGITS, True),
     )

@@ -72,7 +72,10 @@ def _inner(parts: Parts, read: Tensor, expert: int | None = None) -> tuple[Tenso
         hidden, slope = value_and_slope(parts.activation, up)
         return hidden, (slope,)
     hidden, slope = value_and_slope(parts.activation, affine(parts.gate, read, expert))
-    return hidden * up, (slope * up, hidden)
+    if parts.up_activation is None:
+        return hidden * up, (slope * up, hidden)
+    up, steep = value_and_slope(parts.up_activation, up)
+    return hidden * up, (slope * up, hidden * steep)
 
 
 def _spread(slopes: tuple[Tensor, ...], strengths: Tensor) -> Tensor:

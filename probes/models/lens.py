@@ -189,6 +189,7 @@ class LensView(HuggingFaceView):
             scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
             softcap=getattr(original, "attn_logit_softcapping", None),
             window=self.spec.windows[layer],
+            sink=getattr(original, "sinks", None),
         )
 
     def _output_projection(self, layer: int) -> nn.Module:

@@ -158,11 +158,18 @@ class LinearizedBlock:
         visible = j <= i if self.parts.window is None else (j <= i) & (j > i - self.parts.window)
         return logits.masked_fill_(~visible, float("-inf")), slope
 
+    def _pattern(self, logits: Tensor) -> Tensor:
+        """Weights of a band's logits; with a learned sink logit, which reads nothing, rows sum to less than 1."""
+        if self.parts.sink is None:
+            return logits.softmax(-1)
+        sink = self.parts.sink.view(-1, self.groups, 1, 1).to(logits).expand(*logits.shape[:-1], 1)
+        return torch.cat([logits, sink], -1).softmax(-1)[..., :-1]
+
     def _attend(self) -> Tensor:
         outputs = []
         for queries, keys in self._bands(self.query.shape[2]):
             logits, _ = self._logits(queries, keys)
-            outputs.append(logits.softmax(-1) @ self.value[:, :, None, keys])
+            outputs.append(self._pattern(logits) @ self.value[:, :, None, keys])
         return torch.cat(outputs, -2).flatten(1, 2)
 
     def _attention_pullback(self, d_mixed: Tensor, first: int, frozen: bool) -> Tensor:
@@ -187,7 +194,7 @@ class LinearizedBlock:
             at = slice(queries.start - first, queries.stop - first)
             n, m = queries.stop - queries.start, keys.stop - keys.start
             logits, slope = self._logits(queries, keys)
-            pattern = logits.softmax(-1)  # [B, G, g, n, m]
+            pattern = self._pattern(logits)  # [B, G, g, n, m]
             out = d_out[..., at, :, :]
             # All heads of a group write to the same keys: their query rows are stacked into one contraction.
             stacked = out.reshape(batch, kv, self.groups * n, count * c)
@@ -299,7 +306,7 @@ class LinearizedBlock:
             band = slice(queries.start - rows.start, queries.stop - rows.start)
             n, m = queries.stop - queries.start, keys.stop - keys.start
             logits, slope = self._logits(queries, keys)
-            pattern = logits.softmax(-1)  # [B, G, g, n, m]
+            pattern = self._pattern(logits)  # [B, G, g, n, m]
             # Of the keys that the band sees, those that have tangents.
             seen = slice(None) if positions is None else positions - keys.start
             some = keys if positions is None else slice(None)
@@ -336,7 +343,7 @@ class LinearizedBlock:
 
 @dataclass(frozen=True)
 class Folded:
-    """First matrices of a block's branches (q, k, v; gate, up), stacked, the norms' weights folded in.
+    """First matrices of a block's branches (q, k, v; gate, up), stacked, the norms' weights folded in; none of experts.
 
     One pass over cotangents less; and it is the same for every prompt, so a block that is linearized at many streams
     needs it once.
@@ -380,5 +387,6 @@ def _sizes(parts: Parts) -> tuple[int, int]:
     """Multiply-adds of one position in the feed-forward and in the projections of attention's input."""
     mlp = sum(0 if linear is None else linear.weight.numel() for linear in (parts.gate, parts.up, parts.down))
     if parts.routing is not None:
-        mlp = mlp * parts.routing.chosen // len(parts.routing.weight) + parts.routing.weight.numel()
+        route, width = parts.routing, parts.down.weight.shape[-2]
+        mlp = mlp * route.chosen // len(route.weight) + route.weight.numel() + route.chosen * width  # weighing outputs
     return mlp, parts.q.weight.numel() + parts.k.weight.numel() + parts.v.weight.numel()

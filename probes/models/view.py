@@ -9,8 +9,7 @@ Shapes in docstrings: B prompts, T positions, d width, H query heads, G key-valu
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -43,6 +42,7 @@ class Spec:
     max_length: int | None  # positions the checkpoint was made for
     initializer_range: float | None
     prefix: int | None = None  # every query sees the first so many positions; under a full mask that is all
+    sink_logits: bool = False  # every head has a learned one (see `Attention.sink`)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Identity:
 class Birth:
     """What fresh weights of a configuration are drawn from: standard deviations of independent normal entries, mean zero.
 
-    Biases start at zero and norm weights at one in all supported families.
+    Biases start at zero and norm weights at one in all supported families; learned sink logits are taken as zero.
     """
 
     spec: Spec
@@ -89,6 +89,7 @@ class Birth:
     router: float = 0.0  # deviation of the router's weights
     slopes: tuple[float, ...] | None = None  # ALiBi's, one per head; the same in all blocks
     initialization: str | None = None  # the rule, as results have it
+    up_activation: Callable[[Tensor], Tensor] | None = None  # see `Parts`
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """`x @ weight.T + bias`."""
+    """`x @ weight.T + bias`; of experts, one after the other."""
 
     weight: Float[Tensor, "*expert output input"]
     bias: Float[Tensor, "*expert output"] | None
@@ -153,10 +154,13 @@ class Parts:
     post_mlp_norm: Norm | None = None
     parallel: bool = False
     routing: Routing | None = None  # None: one feed-forward for all positions
+    up_activation: Callable[[Tensor], Tensor] | None = None  # `down(act(gate(x)) * up_act(up(x)))`; None: the identity
+    sink: Float[Tensor, " H"] | None = None  # as in `Attention`
 
 
 # (logits [B, H, query, key], log Z [B, H, query, 1], positions of queries and keys, which broadcast to the logits)
-# -> (logits, log Z): weights are exp(logits - log Z). Whole rows: every key that a query sees is in them.
+# -> (logits, log Z): weights are exp(logits - log Z). Whole rows: every key that a query sees is in them, and the learned
+# sink logit, if there is one, as a key at position -1.
 Reweigh: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -165,7 +169,8 @@ class Attention:
     """What one block's attention multiplied: q, k `[B, H, T, c]` after rotation, v alike, and the scale of q.k.
 
     `output` and `normalizer` are what the kernel that ran gave, `sum_j A_ij v_j` and `log Z_i` (the log-sum-exp of a
-    query's logits over the keys it sees); None where the kernel that ran does not give them. `reweigh`: edits of "logits".
+    query's logits over the keys it sees and the learned sink logit); None where the kernel that ran does not give them.
+    `reweigh`: edits of "logits".
     """
 
     query: Float[Tensor, "batch head position c"]
@@ -179,6 +184,7 @@ class Attention:
     output: Float[Tensor, "batch head position c"] | None = None
     normalizer: Float[Tensor, "batch head position"] | None = None
     reweigh: tuple[Reweigh, ...] = ()
+    sink: Float[Tensor, " head"] | None = None  # a learned logit that takes part in each softmax and reads nothing
 
     def first_key(self, start: int) -> int:
         """The first key that any query from `start` on sees."""
@@ -216,10 +222,14 @@ class Attention:
 
     def edited(self, logits: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Whole rows of logits and their log-sum-exp `[B, H, query, 1]`, after the edits of them."""
+        count = logits.shape[-1]
+        if self.sink is not None:
+            sink, keys = self.sink.to(logits)[:, None, None], torch.nn.functional.pad(keys, (0, 1), value=-1)
+            logits = torch.cat([logits, sink.expand(*logits.shape[:-1], 1)], -1)
         log_z = logits.logsumexp(-1, keepdim=True)
         for change in self.reweigh:
             logits, log_z = change(logits, log_z, queries, keys)
-        return logits, log_z
+        return logits[..., :count], log_z
 
     def logits_of(self, products: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """Logits of scaled products `[B, H, ...]` of the queries and keys at these positions, which broadcast to `...`.
@@ -241,7 +251,7 @@ class Attention:
 
     def detached(self) -> Attention:
         """The same without its history."""
-        tensors = ("query", "key", "value", "output", "normalizer")
+        tensors = ("query", "key", "value", "output", "normalizer", "sink")
         values = {name: getattr(self, name) for name in tensors}
         return replace(self, **{name: None if x is None else x.detach() for name, x in values.items()})
 
@@ -385,19 +395,6 @@ def obstacle(model: Any, layer: int) -> str | None:
         model = model.original
     found = getattr(model, "obstacle", None)
     return None if found is None else found(layer)
-
-
-def weights_hash(weights: Iterable[Tensor]) -> str:
-    """SHA-256 over the tensors' own hashes (dtype, shape, bytes of the values), sorted.
-
-    Names do not enter: the same weights have the same hash behind TransformerLens, which renames modules.
-    """
-    digests = []
-    for tensor in weights:
-        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        digests.append(digest.digest())
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
 
 Seen = TypeVar("Seen")

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..models.linear import LinearizedBlock
-from ..models.masks import contentless_patterns, sees
+from ..models.masks import contentless_patterns, sees, softmax
 from ..models.pointwise import Bare, Normalized, value_and_slope
 from ..models.view import Birth
 from ..run.memory import share_of, shares
@@ -124,7 +124,7 @@ class MeasuredBlock:
         inner = precise.mT @ precise  # [H, c, c]
         values = (v @ v.mT).double().repeat_interleave(groups, 0)
         strengths = ((inner * values).sum((-1, -2)) / self.width).tolist()  # ||W_O,h W_V,h||_F^2 / d
-        if self.attention == "uniform" and block.parts.slopes is None:
+        if self.attention == "uniform" and block.parts.slopes is None and block.parts.sink is None:
             repeated = v.repeat_interleave(groups, 0).flatten(0, 1)  # [H c, d]
             joined = out.transpose(0, 1).flatten(1)  # [d, H c]
             strength = ((joined.T @ joined) * (repeated @ repeated.T)).sum() / self.width  # ||W_O W_V||_F^2 / d
@@ -149,8 +149,9 @@ class MeasuredBlock:
         """One head's pattern, and the slope of its soft-cap if there is one."""
         block, parts, length = self.block, self.block.parts, len(self.after)
         rates = None if parts.slopes is None else parts.slopes[head : head + 1].to(self.dtype)
+        sink = None if parts.sink is None else parts.sink[head : head + 1].to(self.dtype)
         if self.attention == "uniform":
-            return contentless_patterns(length, parts.window, rates, self.after.device)[0].to(self.dtype), None
+            return contentless_patterns(length, parts.window, rates, sink, self.after.device)[0].to(self.dtype), None
         own = head // (self.heads // self.kv)
         query, key = block.query[0, head].to(self.dtype), block.key[0, own].to(self.dtype)
         place = torch.arange(length, device=query.device)
@@ -164,7 +165,7 @@ class MeasuredBlock:
             if rates is not None:
                 logits = logits - rates * (place[rows, None] - place[None, :])
             unseen = ~sees(place[rows, None], place[None, :], parts.window)
-            pattern[rows] = logits.masked_fill_(unseen, -math.inf).softmax(-1)
+            pattern[rows] = softmax(logits.masked_fill_(unseen, -math.inf), sink)
         return pattern, slope
 
 
@@ -183,7 +184,9 @@ class BornBlock:
         features = spec.heads * spec.head_dim
         self.strength = spec.width * features * birth.o**2 * birth.v**2  # E ||W_O W_V||_F^2 / d
         rates = None if birth.slopes is None else torch.tensor(birth.slopes, dtype=stream.dtype)
-        self.patterns = contentless_patterns(len(stream), self.window, rates, stream.device)  # one, or each head's
+        self.learned = torch.zeros(1, dtype=torch.float64) if spec.sink_logits else None
+        # One, or each head's.
+        self.patterns = contentless_patterns(len(stream), self.window, rates, self.learned, stream.device)
         branch = self.strength * (self.patterns @ self._normed(stream) @ self.patterns.mT).mean(0)
         self.attention_scale = self._post_scale(branch)
         attention = _outer(branch, self.attention_scale)
@@ -202,8 +205,11 @@ class BornBlock:
         if birth.gate is None:
             branch, kernel = out * values, out * width * birth.up**2 * slopes
         else:
-            up = width * birth.up**2 * normed
-            branch, kernel = out * values * up, out * width * (birth.gate**2 * slopes * up + birth.up**2 * values)
+            up, steep = width * birth.up**2 * normed, torch.ones_like(normed)
+            if birth.up_activation is not None:
+                up, steep = gaussian_moments(birth.up_activation, spread * birth.up, normed)
+            branch = out * values * up
+            kernel = out * width * (birth.gate**2 * slopes * up + birth.up**2 * values * steep)
         if birth.experts is None:
             return branch, kernel
         shared, turned = routing_moments(birth, normed)
@@ -214,7 +220,7 @@ class BornBlock:
         mlp = _outer(gram * self.kernel, self.mlp_scale * self._inverse(self.middle))
         above = gram if self.birth.parallel else gram + mlp
         seen = _outer(above, self.attention_scale)
-        if self.birth.slopes is None:
+        if self.birth.slopes is None and self.learned is None:
             attended = spread_uniformly(seen, self.window)
         else:
             attended = (self.patterns.mT @ seen @ self.patterns).mean(0)

@@ -61,6 +61,9 @@ one which every norm above removes. S_i = |J_i x_i|^2 / |x_i|^2 is therefore car
 so S changes only as the stream turns: S_below = cos^2 S_above + (1 - cos^2) G_above,ii, cos between the stream below
 and above the branch. At d sigma^2 = 1.6 (width 256, 8 blocks, T = 64) this takes the error from 4.0 to 2.8 %.
 
+Learned sink logits (gpt-oss) take their share of each pattern, also of the uniform one: exp(s) stands beside the number of
+keys.
+
 Under ALiBi the pattern without content is each head's own decay, softmax of -slope (i - j), and takes the place of the
 uniform one; measured patterns have it in them.
 
@@ -85,8 +88,8 @@ with the score path is 3.2 and 2.1 % off for OLMo 2 and 3 at width 128 (6 blocks
 Norms of queries and keys over the whole width (OLMo) put their own derivative between R and W as norms per head do. Of it, a
 head's own features are kept; what other heads' features add through the common rms is O(1 / H c).
 
-With experts (Qwen3-MoE) K is that of `probes.models.feedforward`: positions have in common what they send through the same
-expert, and the choice of experts is held.
+With experts (Qwen3-MoE, gpt-oss) K is that of `probes.models.feedforward`: positions have in common what they send through
+the same expert, and the choice of experts is held.
 
 Where the assumption stops: trained weights are neither independent nor isotropic. On a pretrained model the same kernel is
 the random-matrix baseline, from its own scales, norms, activations and patterns, and what training has changed in how
@@ -98,7 +101,8 @@ s^2 = d H c sigma_O^2 sigma_V^2 (each kind of matrix with the deviation that the
 and Q <- Q + f sigma_down^2 E[act act] E[up up] for the feed-forward, N_ik = Q_ik / (r_i r_k), r_i^2 = Q_ii + eps, with the
 expectations over jointly Gaussian pre-activations of covariance d sigma^2 N; those of slopes give K. With experts, both are
 multiplied by the mean over experts, E sum_e w_ie w_ke for router logits of covariance d sigma^2 N, and K gains the router's
-own part. Attention is uniform: where queries and keys are normed (Qwen3, Gemma 3, OLMo) this is not what fresh models do.
+own part; a router's bias, 1/d of its logits' covariance, is left out. Attention is uniform: where queries and keys are
+normed (Qwen3, Gemma 3, OLMo) this is not what fresh models do.
 
 Costs in multiply-adds, per block: uniform O(T^2 f); measured 2/3 T^3 per head; the score path 3/4 T^2 c^2 + T c^3 more, c
 the head width (causal patterns; `score_path`).

@@ -292,6 +292,7 @@ UNREAD: Mapping[str, tuple[str, str]] = MappingProxyType(
         "gemma": ("gemma", "its norms' weights were not checked against a file"),
         "gemma3": ("gemma3_text", "it does not say which blocks have a window, nor by which base those rotate"),
         "qwen3moe": ("qwen3_moe", "whether weights of experts are normalized is not said"),
+        "gpt-oss": ("gpt_oss", "transformers reads neither experts nor learned sink logits from it"),
         "gptneox": ("gpt_neox", "how its fused queries, keys and values are ordered was not checked against a file"),
     }
 )
