@@ -389,6 +389,10 @@ def cases() -> Iterator[Any]:
     yield "gu-window-absolute-first", yes, no
     runs = [thrice(PLAIN, lambda by: sunk()) | thrice(WINDOW, lambda by, rate=rate: sunk(rate)) for rate in (0.0, 0.5)]
     yield "gu-window-prevents", *(given(sinks=found) for found in runs)
+    share = {"sink_logit_share": (("layer", "head"), np.full((2, 5), 0.3))}
+    plain, own = thrice("tiny-no-sink-logits", lambda by: sunk()), "tiny-sink-logits"
+    runs = [thrice(own, lambda by, rate=rate: sunk(rate).assign(share)) for rate in (0.0, 0.5)]
+    yield "gu-learned-sink-replaces-first", *(given(controlled__sinks=found | plain) for found in runs)
     yield "wu-first-token-sink-pretrained", sinking(), sinking(over=0.05)
     yield "wu-primacy-grows-with-depth", *(given(map=atlas_of(*deep({2: 5, 4: one}))) for one in (9, 4))
     both = (given(map=atlas_of(*deep({2: 5, 4: 9}), *deep({2: 5, 4: one}, 1.0))) for one in (9, 4))

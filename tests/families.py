@@ -7,6 +7,7 @@ all attention is uniform, and a missing soft-cap, a wrong rotation or a forgotte
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,20 +18,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
-    Gemma2Config,
-    GemmaConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
 )
 
 from probes.errors import InputError
+from probes.models.families import FAMILIES as ROWS
 
 VOCABULARY, WIDTH, BLOCKS, HEADS, KV_HEADS, HEAD_DIM = 128, 64, 3, 4, 2, 16
 WINDOW = 8
@@ -51,27 +45,62 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": None,
 }
 _GROUPED: dict[str, Any] = _COMMON | {"num_key_value_heads": KV_HEADS}
-
-
 GPT2: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": BLOCKS, "n_head": HEADS}
 GPT2 |= {"n_inner": 96, "n_positions": MAX_LENGTH, "initializer_range": 0.5, "bos_token_id": 1, "eos_token_id": 1}
+USUAL: dict[str, dict[str, Any]] = {"gpt2": GPT2, "gpt_neox": _COMMON}  # all others: _GROUPED
 
-FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**_GROUPED),
-    "qwen2": lambda: Qwen2Config(**_GROUPED),
-    "qwen3": lambda: Qwen3Config(**_GROUPED, head_dim=HEAD_DIM),
-    "mistral": lambda: MistralConfig(**_GROUPED, sliding_window=WINDOW),
-    "gemma": lambda: GemmaConfig(**_GROUPED, head_dim=HEAD_DIM),
-    "gemma2": lambda: Gemma2Config(
-        **_GROUPED,
-        head_dim=HEAD_DIM,
-        query_pre_attn_scalar=24,  # not the head's width, which a wrong scale would take
-        sliding_window=WINDOW,
-        attn_logit_softcapping=5.0,
-        final_logit_softcapping=3.0,
+# What a family's small model has beside these sizes, so that everything its row says makes a difference.
+_NARROW: dict[str, Any] = {"head_dim": HEAD_DIM}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+# A scale that is not the head's width, which a wrong one would take.
+_GEMMA: dict[str, Any] = _NARROW | {"query_pre_attn_scalar": 24, "sliding_window": WINDOW}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "qwen3": _NARROW,
+    "qwen3_moe": _NARROW
+    | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "olmo3": {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "ministral": _NARROW
+    | {"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    "phi3": {"partial_rotary_factor": 0.75},
+    "gemma3_text": _GEMMA | {"sliding_window_pattern": 2, "final_logit_softcapping": 3.0},
+    "mistral": {"sliding_window": WINDOW},
+    "gemma": _NARROW,
+    "gpt_oss": _NARROW
+    | {"sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}
+    | {"rope_parameters": _YARN | {"truncate": False}},
+    "gemma2": _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+}
+
+
+def small(name: str, **more: Any) -> PreTrainedConfig:
+    """A row's small configuration, with these fields besides."""
+    return CONFIG_MAPPING[name](**USUAL.get(name, _GROUPED) | SPECIAL.get(name, {}) | more)
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {name: partial(small, name) for name in ROWS}
+
+_WHOLE = {"rope_type": "default", "rope_theta": 10000.0}
+# What the small models leave out.
+VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama, heads of another width": partial(small, "llama", head_dim=24),
+    "llama, biases": partial(small, "llama", attention_bias=True, mlp_bias=True),
+    "llama, tied embeddings": partial(small, "llama", tie_word_embeddings=True),
+    "llama, yarn": partial(small, "llama", rope_parameters=_YARN),
+    "mistral, no window": partial(small, "mistral", sliding_window=None),
+    "qwen2, windows above block 0": partial(
+        small, "qwen2", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
-    "gpt2": lambda: GPT2Config(**GPT2),
-    "gpt_neox": lambda: GPTNeoXConfig(**_COMMON),
+    "qwen3_moe, weights of all experts": partial(small, "qwen3_moe", norm_topk_prob=False),
+    "qwen3_moe, one block without": partial(small, "qwen3_moe", mlp_only_layers=[1]),
+    "smollm3, windows without rotation": partial(small, "smollm3", use_sliding_window=True, sliding_window=WINDOW),
+    "gemma2, no caps": partial(
+        small, "gemma2", attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=256
+    ),
+    "gpt2, scale by block": partial(small, "gpt2", scale_attn_by_inverse_layer_idx=True),
+    "gpt_neox, one after the other, fully rotated": partial(
+        small, "gpt_neox", use_parallel_residual=False, rope_parameters=_WHOLE
+    ),
 }
 
 
@@ -80,7 +109,7 @@ DIFFERENT = ("llama", "gemma2", "gpt2", "gpt_neox")  # that differ most in their
 
 def model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model of the family with weights that depend on the seed alone, in evaluation mode; drawn in float32."""
-    return build(FAMILIES[name](), seed=seed, dtype=dtype)
+    return build((FAMILIES | VARIANTS)[name](), seed=seed, dtype=dtype)
 
 
 def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -88,9 +117,10 @@ def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        made.set_experts_implementation("eager")  # the only one in float64
         with torch.no_grad():
-            for parameter in made.parameters():
-                if parameter.ndim == 1:  # biases and norm weights
+            for name, parameter in made.named_parameters():
+                if parameter.ndim == 1 or name.endswith("_bias"):  # biases and norm weights, learned sink logits
                     parameter += SPREAD * torch.randn_like(parameter)
     return made.to(dtype).eval()
 

@@ -12,6 +12,7 @@ from typing import Any
 import families
 import numpy as np
 import pytest
+import reference
 import torch
 import xarray as xr
 from torch import Tensor
@@ -19,22 +20,33 @@ from torch import Tensor
 import probes
 from probes.errors import InputError
 from probes.measures.sinks import sinks as checked_sinks
+from probes.models.families import FAMILIES as ROWS
 from probes.models.huggingface import HuggingFaceView
-from probes.models.view import Attention, Parts, View
+from probes.models.linear import LinearizedBlock
+from probes.models.view import Attention, Parts, Trace, View
 from probes.results.dataset import load, save
 
 sinks: Any = inspect.unwrap(checked_sinks)  # as users call it: no type checks ahead of our own messages
 
 STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 BACKENDS = ("transformers", "transformer_lens")
-EVERY = [(name, backend) for name in families.FAMILIES for backend in BACKENDS]
+
+
+def backends(name: str) -> tuple[str, ...]:
+    """Those that run a family, or a variant of one."""
+    return BACKENDS if ROWS[name.partition(",")[0]].no_lens is None else BACKENDS[:1]
+
+
+EVERY = [(name, backend) for name in families.FAMILIES for backend in backends(name)]
+BOTH = [name for name in families.FAMILIES if len(backends(name)) == 2]
 # Every family but in one backend, and two families in both.
 SOME = [
-    *((name, BACKENDS[n % 2]) for n, name in enumerate(families.FAMILIES)),
+    *((name, backends(name)[n % len(backends(name))]) for n, name in enumerate(families.FAMILIES)),
     ("llama", BACKENDS[1]),
     ("gpt2", BACKENDS[1]),
 ]
 LAYER_NORM = ("gpt2", "gpt_neox")  # the others' RMS norms compute in float32, even in float64 models
+BRUTE = {name: 1e-11 if name in LAYER_NORM else 5e-5 for name in families.FAMILIES}
 
 
 def drawn_tokens(
@@ -60,6 +72,16 @@ def view(name: str, backend: Any = "transformers", dtype: str = "float32", bos: 
 
 def close(got: Any, truth: Any, rtol: float, atol: float = 0.0) -> None:
     np.testing.assert_allclose(np.asarray(got), np.asarray(truth), rtol=rtol, atol=atol)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    """Largest difference against the largest value."""
+    assert got.shape == expected.shape
+    return float((got - expected).abs().max() / expected.abs().max())
 
 
 def refused(*words: str) -> Any:
@@ -95,6 +117,43 @@ def parts_of(model: View, layer: int) -> Parts:
     return parts
 
 
+def linearized(model: View, trace: Trace, layer: int) -> LinearizedBlock:
+    return LinearizedBlock(parts_of(model, layer), trace.residual[layer], trace.rotary[layer])
+
+
+def brute_model(name: str) -> Any:
+    config = families.FAMILIES[name]()
+    config._attn_implementation = "sdpa" if name in LAYER_NORM else "eager"
+    return families.build(config, dtype=torch.float64)
+
+
+def brute(
+    model: Any, tokens: Tensor, query: int, readout: str = "residual", layer: int = 0, summed: bool = False
+) -> np.ndarray:
+    """Sensitivities of one prompt by autograd through the whole transformers model, one output at a time."""
+    decoder = model.get_decoder()
+    final = next(getattr(decoder, n) for n in ("ln_f", "final_layer_norm", "norm") if hasattr(decoder, n))
+    held: dict[str, Tensor] = {}
+
+    def before_block(module: Any, args: Any, kwargs: Any) -> Any:
+        held["source"] = (args[0] if args else kwargs["hidden_states"]).detach().requires_grad_()
+        return ((held["source"], *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": held["source"]})
+
+    def at_norm(module: Any, args: Any, output: Tensor) -> None:
+        held["residual"], held["normed"] = args[0], output
+
+    handles = [
+        families.blocks(model)[layer].register_forward_pre_hook(before_block, with_kwargs=True),
+        final.register_forward_hook(at_norm),
+    ]
+    held["logits"] = model(tokens, use_cache=False).logits
+    for handle in handles:
+        handle.remove()
+    outputs = held[readout][0, query]
+    outputs = outputs.sum()[None] if summed else outputs
+    return reference.jacobian_norms(outputs, held["source"]).numpy() / families.WIDTH**0.5
+
+
 def by_readout(model: View, last: Tensor, readout: str) -> Tensor:
     """The derivative [output, d] of a readout by the last position's stream after the last block."""
     readouts: dict[str, Callable[[Tensor], Tensor]] = {
@@ -108,13 +167,22 @@ def by_readout(model: View, last: Tensor, readout: str) -> Tensor:
 
 
 def recorded(model: View, tokens: Tensor) -> list[dict[str, list[Tensor]]]:
-    """By prompt, each run alone: patterns, keys and values by block, of queries and keys taken to float64."""
+    """By prompt, each run alone: patterns, keys and values by block, of queries and keys taken to float64.
+
+    And "learned" [H, T], the weights on learned sink logits.
+    """
     found = []
     for prompt in tokens:
         trace = model.trace(model.embed(prompt[None]), attention=True)
         exact = [replace(a, query=a.query.double(), key=a.key.double()) for a in trace.attention]
         patterns, keys = [a.pattern()[0] for a in exact], [a.key[0] for a in exact]
         found.append({"patterns": patterns, "keys": keys, "values": [a.value[0].double() for a in exact]})
+        found[-1]["learned"] = [
+            torch.zeros_like(a.query[0, ..., 0])
+            if a.sink is None
+            else (a.sink[:, None] - a.weighed()[1][0, ..., 0]).exp()
+            for a in exact
+        ]
     return found
 
 
@@ -134,6 +202,7 @@ def known_model(*, sink_value: Sequence[float], text_value: Sequence[float], sha
     assert isinstance(view, HuggingFaceView)
     parts = view.parts(0)
     assert parts is not None
+    assert parts.attention_norm is not None
     assert parts.attention_norm.weight.tolist() == [1] * 4
     with torch.no_grad():
         table = view._model.get_input_embeddings().weight

@@ -12,6 +12,7 @@ from probes.models.view import Attention
 
 HEADS, HEAD = 2, 16
 CAP = 4.0  # logits here have a spread of 3: most are bent
+SINKS = torch.tensor([1.5, -2.0], dtype=torch.float64)
 SLOPES = torch.tensor([0.5, 0.0625], dtype=torch.float64)
 ROUGH_EXP = 1e-4  # the CPU's kernel takes exponentials of 16-bit inputs to 14 bits: measured, 6e-5 of a log-sum-exp
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -25,6 +26,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "full": {"prefix": 10_000},
     "prefix and window": {"prefix": 5, "window": 8},
     "softcap, slopes and prefix": {"softcap": CAP, "slopes": SLOPES, "prefix": 8},
+    "learned sinks": {"sink": SINKS},
+    "learned sinks and window": {"sink": SINKS, "window": 8},
+    "learned sinks and prefix": {"sink": SINKS, "prefix": 8},
+    "learned sinks and softcap": {"sink": SINKS, "softcap": CAP},
 }
 
 
@@ -50,6 +55,20 @@ def logits_of(attention: Attention) -> Tensor:
     """The twin's, of exactly the numbers that are given, in float64 on the CPU."""
     q, k = (x.detach().cpu().double() for x in (attention.query, attention.key))
     return twin_logits(q, k, attention)
+
+
+def weights_of(logits: Tensor, attention: Attention) -> Tensor:
+    """The twin's weights, `exp(s_j) / (exp(sink) + sum_k exp(s_k))` where heads have a learned sink logit."""
+    return (logits - sums_of(logits, attention)[..., None]).exp()
+
+
+def sums_of(logits: Tensor, attention: Attention) -> Tensor:
+    """Their log-sum-exps."""
+    found = logits.logsumexp(-1)
+    if attention.sink is None:
+        return found
+    heads = zip(found.unbind(1), attention.sink.cpu(), strict=True)
+    return torch.stack([torch.stack([torch.full_like(row, sink.item()), row]).logsumexp(0) for row, sink in heads], 1)
 
 
 def twin_logits(query: Tensor, key: Tensor, attention: Attention) -> Tensor:

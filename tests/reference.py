@@ -10,13 +10,14 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from probes.models.view import Linear, Norm, Parts
+from probes.models.view import Linear, Norm, Parts, Routing
 
 # ---------------------------------------------------------------------------------------------- curves (summary)
 
@@ -161,21 +162,62 @@ def block(
     """
     n1, c = normalized(parts.attention_norm, stream if attended is None else attended), parts.head_dim
     q, k, v = affine(parts.q, n1), affine(parts.k, n1), affine(parts.v, n1)
+    q_norm, k_norm = parts.q_norm, parts.k_norm
+    if q_norm is not None and k_norm is not None and len(q_norm.weight) == q.shape[1]:  # over all heads at once
+        q, k, q_norm, k_norm = normalized(q_norm, q), normalized(k_norm, k), None, None
     outputs, groups = [], q.shape[1] // k.shape[1]
     for head in range(q.shape[1] // c):
         own, shared = slice(head * c, (head + 1) * c), slice(head // groups * c, (head // groups + 1) * c)
-        queries, keys = normalized(parts.q_norm, q[:, own]), normalized(parts.k_norm, k[:, shared])
+        queries, keys = normalized(q_norm, q[:, own]), normalized(k_norm, k[:, shared])
         if rotary is not None:
             queries, keys = rotated(queries, *rotary), rotated(keys, *rotary)
         slopes = None if parts.slopes is None else parts.slopes[head : head + 1]
         more: Any = {"softcap": parts.softcap, "window": parts.window, "slopes": slopes}
-        weights = masked_logits(queries[None, None], keys[None, None], parts.scale, **more)[0, 0].softmax(-1)
+        logits = masked_logits(queries[None, None], keys[None, None], parts.scale, **more)[0, 0]
+        weights = logits.softmax(-1) if parts.sink is None else beside_sink(logits, parts.sink[head])
         outputs.append((weights.detach() if frozen else weights) @ v[:, shared])
     middle = stream + normalized(parts.post_attention_norm, affine(parts.o, torch.cat(outputs, 1)))
     n2 = normalized(parts.mlp_norm, stream if parts.parallel else middle)
-    hidden = affine(parts.up, n2)
-    hidden = parts.activation(hidden) if parts.gate is None else parts.activation(affine(parts.gate, n2)) * hidden
-    return middle + normalized(parts.post_mlp_norm, affine(parts.down, hidden))
+    return middle + normalized(parts.post_mlp_norm, fed_forward(parts, n2))
+
+
+def beside_sink(logits: Tensor, sink: Tensor) -> Tensor:
+    """A head's weights where a learned logit stands in every denominator: exp(l_j) / (exp(s) + sum_k exp(l_k))."""
+    rows = []
+    for row in logits:
+        most = torch.maximum(row.max(), sink).detach()
+        rows.append((row - most).exp() / ((sink - most).exp() + sum((one - most).exp() for one in row)))
+    return torch.stack(rows)
+
+
+def fed_forward(parts: Parts, normed: Tensor) -> Tensor:
+    """The feed-forward of normed rows [position, d]; with experts row by row and expert by expert."""
+    if parts.routing is not None:
+        rows: list[Any] = []
+        for row in normed:
+            rows.append(sum(w * fed_forward(expert(parts, e), row) for e, w in routed(parts.routing, row).items()))
+        return torch.stack(rows)
+    hidden = affine(parts.up, normed)
+    hidden = hidden if parts.up_activation is None else parts.up_activation(hidden)
+    gated = None if parts.gate is None else parts.activation(affine(parts.gate, normed)) * hidden
+    return affine(parts.down, parts.activation(hidden) if gated is None else gated)
+
+
+def routed(routing: Routing, row: Tensor) -> dict[int, Tensor]:
+    """The chosen experts' weights, by their numbers: those of the largest logits."""
+    logits = affine(Linear(routing.weight, routing.bias), row)
+    chosen = sorted(range(len(logits)), key=lambda e: -float(logits[e].detach()))[: routing.chosen]
+    total = sum(logits[e].exp() for e in (chosen if routing.among_chosen else range(len(logits))))
+    return {e: logits[e].exp() / total for e in chosen}
+
+
+def expert(parts: Parts, number: int) -> Parts:
+    """A block with one expert's feed-forward alone."""
+    own = {}
+    for name in ("gate", "up", "down"):
+        bias = getattr(parts, name).bias
+        own[name] = Linear(getattr(parts, name).weight[number], None if bias is None else bias[number])
+    return replace(parts, **own, routing=None)
 
 
 def jacobian_norms(outputs: Tensor, source: Tensor) -> Tensor:

@@ -46,16 +46,17 @@ def sinks(
 
 
 def written_beside(
-    pattern: Tensor, written: Tensor, stream: Tensor, window: int | None, swapped: Tensor
+    pattern: Tensor, written: Tensor, stream: Tensor, window: int | None, swapped: Tensor, learned: Tensor
 ) -> dict[str, float]:
     """One head's sizes beside the stream over queries i >= 1 that see position 0, its values written as `written` [T, d].
 
+    `learned` [T]: weights on the learned sink logit, which stays where position 0 is hidden.
     `swapped` [T, d]: what it writes with another embedding at position 0.
     """
     taken, whole, change, here, elsewhere = [], [], [], 0.0, 0.0
     for i in range(1, min(len(stream), window or len(stream))):
         beside, weight, output = stream[i].norm().item(), pattern[i, 0].item(), pattern[i] @ written
-        hidden = pattern[i, 1:] / pattern[i, 1:].sum() @ written[1:]
+        hidden = pattern[i, 1:] / (pattern[i, 1:].sum() + learned[i]) @ written[1:]
         taken.append((weight * written[0].norm().item() / beside) ** 2)
         whole.append((output.norm().item() / beside) ** 2)
         change.append(((output - swapped[i]).norm().item() / beside) ** 2)
@@ -78,7 +79,9 @@ def reaction(before: Tensor, after: Tensor, window: int | None) -> tuple[float, 
 # -------------------------------------------------------------------------------------------------------- leakage
 
 
-def _leakage_of_half(logits: Tensor, queries: Tensor, lags: Sequence[int]) -> dict[str, Tensor]:
+def _leakage_of_half(
+    logits: Tensor, queries: Tensor, lags: Sequence[int], learned: Tensor | float
+) -> dict[str, Tensor]:
     """Means over the prompts of a half by name, [lag, query]; the names are those of science.md."""
     mean, place = logits.mean(0), torch.arange(logits.shape[-1])
     lag, seen = place[:, None] - place, mean.isfinite()
@@ -98,7 +101,7 @@ def _leakage_of_half(logits: Tensor, queries: Tensor, lags: Sequence[int]) -> di
     def log_sums(sink: Tensor, others: Tensor) -> Tensor:
         """Log-sum-exps [prompt, query] of logits of position 0 and of all others."""
         both = torch.where(place == 0, sink, others).masked_fill(~seen, -math.inf)
-        return both[:, queries].logsumexp(-1)
+        return torch.cat([both, torch.full_like(both[..., :1], float(learned))], -1)[:, queries].logsumexp(-1)
 
     z, m = log_sums(logits, logits), log_sums(toeplitz, toeplitz)
     mean_z, mean_m = z.mean(0), m.mean(0)
@@ -116,13 +119,15 @@ def _leakage_of_half(logits: Tensor, queries: Tensor, lags: Sequence[int]) -> di
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[str, float]:
-    """Both forms for one head from its logits [prompt, query, key] (minus infinity where hidden).
+def leakage(
+    logits: Tensor, first: int, last: int, lags: Sequence[int], sink: Tensor | float = -math.inf
+) -> dict[str, float]:
+    """Both forms for one head from its logits [prompt, query, key] (minus infinity where hidden) and learned sink logit.
 
     Every Toeplitz average and log-sum-exp is of whole matrices; the two halves of the prompts are taken apart first.
     """
     queries, middle = torch.arange(first, last + 1), len(logits) // 2
-    halves = [_leakage_of_half(half.double(), queries, lags) for half in (logits[:middle], logits[middle:])]
+    halves = [_leakage_of_half(half.double(), queries, lags, sink) for half in (logits[:middle], logits[middle:])]
 
     def covariance(x: str, y: str) -> float:
         """Over queries, of one half with the other, mean over lags."""

@@ -8,7 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from reference import affine, block, centred, masked_logits, normalized, rms, rotated
+from reference import (
+    affine,
+    beside_sink,
+    block,
+    centred,
+    expert,
+    fed_forward,
+    masked_logits,
+    normalized,
+    rms,
+    rotated,
+    routed,
+)
 from torch import Tensor
 
 from probes.models.view import Linear, Norm, Parts
@@ -33,8 +45,10 @@ def second_moment_step(
     heads = parts.q.weight.shape[0] // c
     groups = parts.q.weight.shape[0] // parts.k.weight.shape[0]
 
-    def projector(norm: Norm, x: Tensor) -> Tensor:
-        """P, for one row of a stream (or of one head's queries)."""
+    def projector(norm: Norm | None, x: Tensor) -> Tensor:
+        """P, for one row of a stream (or of queries); without a norm the identity."""
+        if norm is None:
+            return torch.eye(len(x), dtype=x.dtype)
         unit = centred(norm, x) / rms(norm, x)
         left = torch.eye(len(x), dtype=x.dtype) - torch.outer(unit, unit) / len(x)
         return left - 1 / len(x) if norm.kind == "layer" else left
@@ -53,29 +67,13 @@ def second_moment_step(
 
     # Feed-forward: K_ik = tr(F_i F_k^T) / d, cross terms of two features left out.
     norm = parts.mlp_norm
-    down = parts.down.weight
-    if parts.post_mlp_norm is not None:
-        down = parts.post_mlp_norm.weight[:, None] * down
-    slopes, branch = [], []
-    for x in read:
-        n = normalized(norm, x)
-        up = affine(parts.up, n)
-        if parts.gate is None:
-            slopes.append([slope(parts.activation, up)])
-            hidden = parts.activation(up)
-        else:
-            gate = affine(parts.gate, n)
-            slopes.append([up * slope(parts.activation, gate), parts.activation(gate)])
-            hidden = parts.activation(gate) * up
-        branch.append(affine(parts.down, hidden))
-    firsts = [one.weight * norm.weight for one in ([parts.up] if parts.gate is None else [parts.gate, parts.up])]
-    projectors, sizes = [projector(norm, x) for x in read], [rms(norm, x) for x in read]
+    branch, terms = zip(*(feed_forward_terms(parts, normalized(norm, x)) for x in read), strict=True)
+    projectors, sizes = [projector(norm, x) for x in read], [size(norm, x) for x in read]
     kernel = torch.zeros_like(gram)
     for i in range(length):
         for k in range(length):
-            for which, first in enumerate(firsts):
-                lengths = (down**2).sum(0) * (first**2).sum(1)  # |W_down,f|^2 |W_first,f|^2, [f]
-                kernel[i, k] += (slopes[i][which] * slopes[k][which] * lengths).sum()
+            for name in terms[i].keys() & terms[k].keys():
+                kernel[i, k] += (terms[i][name][0] * terms[k][name][0] * terms[i][name][1]).sum()
             kernel[i, k] *= (projectors[i] @ projectors[k]).trace() / d / (d * sizes[i] * sizes[k])
             if parts.post_mlp_norm is not None:
                 kernel[i, k] /= rms(parts.post_mlp_norm, branch[i]) * rms(parts.post_mlp_norm, branch[k])
@@ -89,7 +87,8 @@ def second_moment_step(
     # Attention.
     norm = parts.attention_norm
     n1 = [normalized(norm, x) for x in stream]
-    projectors, sizes = [projector(norm, x) for x in stream], [rms(norm, x) for x in stream]
+    first_weight = torch.ones(d, dtype=stream.dtype) if norm is None else norm.weight
+    projectors, sizes = [projector(norm, x) for x in stream], [size(norm, x) for x in stream]
     turns = [turn(position) for position in range(length)]
     post, weight = torch.ones(length, dtype=stream.dtype), torch.ones(d, dtype=stream.dtype)
     if parts.post_attention_norm is not None:
@@ -102,18 +101,18 @@ def second_moment_step(
     for head in range(heads):
         own, shared = slice(head * c, (head + 1) * c), slice(head // groups * c, (head // groups + 1) * c)
         w_o = weight[:, None] * parts.o.weight[:, own]
-        w_q, w_k, w_v = (w * norm.weight for w in (parts.q.weight[own], parts.k.weight[shared], parts.v.weight[shared]))
+        w_q, w_k, w_v = (
+            w * first_weight for w in (parts.q.weight[own], parts.k.weight[shared], parts.v.weight[shared])
+        )
         joint += w_o @ w_v
         # Rotated queries and keys, and their derivative by the normed stream without the norm's weight.
         queries, keys, values, by_query, by_key = [], [], [], [], []
         for j, x in enumerate(n1):
             q, k, v = (affine(one, x) for one in (parts.q, parts.k, parts.v))
-            q, k = q[own], k[shared]
-            dq, dk = w_q, w_k
-            if parts.q_norm is not None and parts.k_norm is not None:
-                dq = torch.diag(parts.q_norm.weight) @ projector(parts.q_norm, q) / rms(parts.q_norm, q) @ dq
-                dk = torch.diag(parts.k_norm.weight) @ projector(parts.k_norm, k) / rms(parts.k_norm, k) @ dk
-                q, k = normalized(parts.q_norm, q), normalized(parts.k_norm, k)
+            (q, dq), (k, dk) = (
+                normed_head(one, full, at, w)
+                for one, full, at, w in ((parts.q_norm, q, own, w_q), (parts.k_norm, k, shared, w_k))
+            )
             queries.append(turns[j] @ q)
             keys.append(turns[j] @ k)
             values.append(v[shared])
@@ -122,10 +121,13 @@ def second_moment_step(
         logits = masked_logits(torch.stack(queries)[None, None], torch.stack(keys)[None, None], parts.scale, **seen)[
             0, 0
         ]
-        pattern = (logits if measured else torch.where(logits.isfinite(), 0.0, logits)).softmax(-1)
+        logits_of_pattern = logits if measured else torch.where(logits.isfinite(), 0.0, logits)
+        pattern = logits_of_pattern.softmax(-1)
+        if parts.sink is not None:
+            pattern = beside_sink(logits_of_pattern, parts.sink[head])
         capped = torch.where(logits.isfinite(), logits, 0.0) / (parts.softcap or math.inf)
         steep = pattern * (1 - capped**2)
-        if measured:
+        if measured or parts.sink is not None:  # or all heads' patterns are one
             spread += (w_o @ w_v).pow(2).sum() / d * (pattern.T @ g @ pattern)
         if not scores:
             continue
@@ -143,7 +145,7 @@ def second_moment_step(
                 through[j] += felt(u) * (parts.scale * by_key[j].T @ queries[i]).pow(2).sum() / (d * sizes[j] ** 2)
                 moved += torch.outer(u, parts.scale * by_query[i].T @ keys[j])
             through[i] += sum(felt(column) for column in moved.T) / (d * sizes[i] ** 2)
-    if not measured:
+    if not measured and parts.sink is None:
         spread = joint.pow(2).sum() / d * (pattern.T @ g @ pattern)
     for j in range(length):
         for k in range(length):
@@ -153,6 +155,46 @@ def second_moment_step(
     else:
         below = turned(turned(radial, gram, after, middle), between, middle, stream)
     return between + spread + torch.diag(through), below
+
+
+def size(norm: Norm | None, x: Tensor) -> Any:
+    return 1.0 if norm is None else rms(norm, x)
+
+
+def normed_head(norm: Norm | None, full: Tensor, at: slice, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """One head's queries or keys after their norm, and the derivative by the normed stream; heads' own features alone."""
+    if norm is None:
+        return full[at], matrix
+    whole = len(norm.weight) == len(full)  # over all heads at once
+    x, weight = (full, norm.weight[at]) if whole else (full[at], norm.weight)
+    unit = (x / rms(norm, x))[at] if whole else x / rms(norm, x)
+    left = torch.eye(len(unit), dtype=unit.dtype) - torch.outer(unit, unit) / len(x)
+    return weight * unit, torch.diag(weight) @ left / rms(norm, x) @ matrix
+
+
+def feed_forward_terms(parts: Parts, n: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Any]]]:
+    """(output, by term (a [f], |..|^2 |..|^2 [f])) at one normed row; two rows' terms of one name go together."""
+    norm, weight = (torch.ones_like(n) if one is None else one.weight for one in (parts.mlp_norm, parts.post_mlp_norm))
+    output = fed_forward(parts, n[None])[0]
+    if parts.routing is None:
+        lengths = ((weight[:, None] * parts.down.weight) ** 2).sum(0)
+        up = affine(parts.up, n)
+        if parts.gate is None:
+            terms = {"up": (slope(parts.activation, up), parts.up)}
+        else:
+            gate, of_up = affine(parts.gate, n), parts.up_activation or torch.nn.Identity()
+            terms = {
+                "gate": (of_up(up) * slope(parts.activation, gate), parts.gate),
+                "up": (parts.activation(gate) * slope(of_up, up), parts.up),
+            }
+        return output, {key: (a, lengths * ((one.weight * norm) ** 2).sum(1)) for key, (a, one) in terms.items()}
+    routing, found = parts.routing, {}
+    for e, w in routed(routing, n).items():
+        own, terms = feed_forward_terms(expert(parts, e), n)
+        found |= {f"{e} {key}": (w * a, lengths) for key, (a, lengths) in terms.items()}
+        turned = torch.autograd.functional.jacobian(lambda x, e=e: routed(routing, x)[e], n)
+        found[f"{e} router"] = torch.outer(weight * own, norm * turned), 1.0
+    return output, found
 
 
 def attention_output(

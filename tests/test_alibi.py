@@ -16,7 +16,8 @@ from torch import Tensor
 
 from probes.models.linear import LinearizedBlock
 from probes.models.load import born
-from probes.models.view import Parts, contentless_patterns
+from probes.models.masks import contentless_patterns
+from probes.models.view import Parts
 from probes.results.curves import relative_error
 from probes.theory.block import MeasuredBlock, Moments
 from probes.theory.kernel import second_moment_from_config

@@ -11,7 +11,7 @@ import reference
 import torch
 from families import BLOCKS, HEAD_DIM, HEADS, WIDTH
 from measured import BACKENDS, EVERY, SOME, drawn_tokens, hooks_of, watched
-from patterns import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same
+from patterns import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same, sums_of, weights_of
 from torch import Tensor, nn
 
 import probes
@@ -54,7 +54,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_columns_diagonals_and_pairs(kind, dtype):
     given = drawn(LENGTH, dtype=dtype, **KINDS[kind])
     logits, noise = logits_of(given), rounding(given)
-    pattern = logits.softmax(-1)
+    pattern = weights_of(logits, given)
     chosen = [0, 3, 3, 17, LENGTH - 1]
     for one in (attend(given, normalizer=True), given):
         found = columns(one, chosen)
@@ -91,7 +91,7 @@ def test_what_lies_outside_the_prompt():
 @pytest.mark.parametrize(("kind", "dtype"), CASES)
 def test_blocks_make_up_the_pattern(kind, dtype):
     given = drawn(LENGTH, dtype=dtype, **KINDS[kind])
-    pattern, noise = logits_of(given).softmax(-1), rounding(given)
+    pattern, noise = weights_of(logits_of(given), given), rounding(given)
     for numbers, least, most in ((1, LENGTH, LENGTH), (NUMBERS, 3, LENGTH - 1), (None, 1, 1)):
         whole, at, sizes = torch.zeros_like(pattern), 0, []
         for piece in pattern_blocks(given, numbers=numbers):
@@ -111,7 +111,7 @@ def test_blocks_make_up_the_pattern(kind, dtype):
 @pytest.mark.parametrize(("kind", "dtype"), CASES)
 def test_sums_and_counts_of_columns(kind, dtype):
     given = drawn(LENGTH, dtype=dtype, **KINDS[kind])
-    pattern, noise = logits_of(given).softmax(-1), rounding(given)
+    pattern, noise = weights_of(logits_of(given), given), rounding(given)
     for threshold in (0.05, 0.2, 0.999):
         found = column_statistics(given, threshold)
         assert found.total.dtype == found.over.dtype == torch.float64
@@ -174,12 +174,13 @@ def test_watched_attention_is_the_eager_pattern(name, backend):
             attention.query[:1], attention.key[:1], attention.scale, softcap=attention.softcap, window=attention.window
         )
         noise = 1e-15 * float(attention.query.norm(dim=-1).max() * attention.key.norm(dim=-1).max() + 100)
-        same(columns(attention, range(LENGTH))[:1], logits.softmax(-1), noise)
+        log_z, weights = sums_of(logits, attention), weights_of(logits, attention)
+        same(columns(attention, range(LENGTH))[:1], weights, noise)
         same(diagonals(attention, [0, 3, 8])[:1, ..., 1, 3:], logits.diagonal(-3, -2, -1), noise)
         assert attention.normalizer is not None
         assert attention.output is not None
-        same(attention.normalizer[:1], logits.logsumexp(-1), noise)
-        same(attention.output[:1], logits.softmax(-1) @ attention.value[:1], 100 * noise)
+        same(attention.normalizer[:1], log_z, noise)
+        same(attention.output[:1], weights @ attention.value[:1], 100 * noise)
 
     run_watched(seen, seen.embed(IDS), watch)
     assert layers == list(range(BLOCKS))
@@ -301,9 +302,9 @@ def test_on_a_gpu(name, backend, dtype):
     def watch(layer: int, attention: Attention) -> None:
         layers.append(layer)
         logits, noise = logits_of(attention), 8 * rounding(attention)
-        same(normalizers(attention), logits.logsumexp(-1), noise)
-        same(columns(attention, range(LENGTH)), logits.softmax(-1), noise)
-        same(column_statistics(attention, 0.2).total, logits.softmax(-1).sum(-2), noise)
+        same(normalizers(attention), sums_of(logits, attention), noise)
+        same(columns(attention, range(LENGTH)), weights_of(logits, attention), noise)
+        same(column_statistics(attention, 0.2).total, weights_of(logits, attention).sum(-2), noise)
         same(diagonals(attention, [1, LENGTH])[..., 0, 1:], logits.diagonal(-1, -2, -1), noise)
 
     run_watched(model, model.embed(IDS.cuda()), watch)

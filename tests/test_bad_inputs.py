@@ -39,6 +39,7 @@ DEFAULTS = {
     "match": f"--quick --prompts 4 --seeds 1 --bootstrap 10 {SHORT}",
     "map": "--quick --out OUT",
     "compare": "",
+    "families": "",
     "toy": "--quick --device cpu --out OUT",
     "report": f"--prompts 4 {SHORT}",
     "pretrain": "--text TEXT --steps 2 --batch 1 --device cpu --out HERE/new",
@@ -281,6 +282,7 @@ FOLDERS: dict[str, list[Row]] = {
         ),
         ("OUT/other.nc", "Missing argument 'B.nc'"),
     ],
+    "families": [("llama bloom", "model type 'bloom' is not supported; headwater families lists those that are")],
     "report --out": [
         ("OUT", "holds no results"),
         ("OUT --quick", "--quick measures models, and none is named"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 import xarray as xr
 from families import BLOCKS, VOCABULARY, WIDTH
-from measured import EVERY, complete, drawn_tokens, refused, view
+from measured import complete, drawn_tokens, refused, view
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,28 +43,6 @@ def everything(ds: xr.Dataset) -> dict[str, np.ndarray]:
 
 
 # ------------------------------------------------------------------------------------------------------ what is swapped
-
-
-@pytest.mark.parametrize(("name", "backend"), EVERY)
-def test_only_position_0_is_replaced(name, backend):
-    model, tokens = view(name, backend), some_tokens(first=None)
-    own, before = model.embed(tokens), tokens.clone()
-    for replacement in KINDS:
-        found = swapped(model, replacement).embed(tokens)
-        assert torch.equal(found[:, 1:], own[:, 1:])
-        assert found.dtype == own.dtype
-        assert not torch.equal(found[:, 0], own[:, 0])
-    assert torch.equal(tokens, before)
-    for token in (0, 17):  # id 0 is an id like any other; scales and learned positions are those of the position
-        other = tokens.clone()
-        other[:, 0] = token
-        assert torch.equal(swapped(model, token).embed(tokens), model.embed(other))
-    assert not swapped(model, "zero").embed(tokens)[:, 0].any()
-    same = swapped(model, int(tokens[0, 0]))
-    with torch.no_grad():  # no bit is changed by a token swapped for itself
-        one, other = (seen.residual(seen.embed(tokens[:1])) for seen in (model, same))
-    assert torch.equal(one, other)
-    assert torch.equal(same.unembed(same.norm(other)), model.unembed(model.norm(one)))
 
 
 @pytest.mark.parametrize(

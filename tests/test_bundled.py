@@ -10,11 +10,14 @@ from transformers import AutoModelForCausalLM
 import probes
 from probes.data.documents import HELDOUT, read_documents
 from probes.models.load import CHECKPOINTS
+from toy import recipes
 from toy.corpus import Windows, pack
 from toy.evaluation import validation_loss
-from toy.recipes import RECIPES
 
 MEGABYTE = 1_000_000
+
+
+RECIPES = {name: recipe for name, recipe in recipes.RECIPES.items() if recipe.bundled}
 
 
 def heldout_windows(name: str) -> tuple[Windows, Any]:

@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from patterns import DTYPES, HEAD, HEADS, KINDS, SLOPES, drawn, keys_of, logits_of, rounding, same, twin_logits
+from patterns import (
+    DTYPES,
+    HEAD,
+    HEADS,
+    KINDS,
+    drawn,
+    keys_of,
+    logits_of,
+    rounding,
+    same,
+    sums_of,
+    twin_logits,
+    weights_of,
+)
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,14 +42,14 @@ def attended(given: Attention) -> None:
     assert plain.normalizer is None
     assert full.query is given.query
     assert full.normalizer is not None
-    same(full.normalizer, logits.logsumexp(-1), noise)
+    same(full.normalizer, sums_of(logits, given), noise)
     assert full.normalizer.dtype == torch.promote_types(given.query.dtype, torch.float32)
     # bfloat16: weights are rounded to 8 bits before they meet the values, and so is the sum.
     slack = 2**-6 if given.query.dtype == torch.bfloat16 else noise * HEAD
     for found in (plain.output, full.output):
         assert found is not None
         assert found.dtype == given.query.dtype
-        same(found, logits.softmax(-1) @ given.value.double(), slack)
+        same(found, weights_of(logits, given) @ given.value.double(), slack)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -51,7 +64,7 @@ def test_output_log_sum_exp_logits_and_patterns(kind, dtype, monkeypatch):
     same(given.logits(), expected, noise)
     pattern = given.pattern()
     assert pattern.dtype == dtype
-    same(pattern, expected.softmax(-1), 2**-8 if dtype == torch.bfloat16 else noise)
+    same(pattern, weights_of(expected, given), 2**-8 if dtype == torch.bfloat16 else noise)
     for start, stop in ((0, 1), (0, 9), (8, 9), (13, 20), (19, 20)):
         first, last = given.first_key(start), given.last_key(stop)
         assert (first, last) == keys_of(given, start, stop)
@@ -98,7 +111,7 @@ def test_gradients_are_the_plain_pattern_s(kind, monkeypatch):
     row = torch.randn(made.value.shape[:-1], generator=generator, dtype=torch.float64)
     leaves = [x.clone().requires_grad_() for x in (made.query, made.key, made.value)]
     given, logits = replace(made, query=leaves[0], key=leaves[1], value=leaves[2]), twin_logits(*leaves[:2], made)
-    plain, full = ((logits.softmax(-1) @ leaves[2]) * weight).sum(), (logits.logsumexp(-1) * row).sum()
+    plain, full = ((weights_of(logits, made) @ leaves[2]) * weight).sum(), (sums_of(logits, made) * row).sum()
     for normalizer in (False, True):
         found: Any = attend(given, normalizer=normalizer)
         total = (found.output * weight).sum() + ((found.normalizer * row).sum() if normalizer else 0)
@@ -166,12 +179,15 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_as_large_as_one_head_s_pattern(kind):
     length, heads = 2048, 8
-    more: dict[str, Any] = KINDS[kind] | ({"slopes": SLOPES.repeat(heads // HEADS)} if "slopes" in KINDS[kind] else {})
+    more: dict[str, Any] = {
+        name: x.repeat(heads // HEADS) if isinstance(x, Tensor) else x for name, x in KINDS[kind].items()
+    }
     given = drawn(length, prompts=1, heads=heads, dtype=torch.float32, **more)
     with Largest() as largest:
         attend(given, normalizer=True)
     # Masks of bands hold (band + window) band, of blocks rows times keys.
-    assert given.query.numel() <= largest.numbers <= max(fused.BLOCK_NUMBERS, given.query.numel())
+    learned = 0 if given.sink is None else heads * length  # each row's
+    assert given.query.numel() <= largest.numbers <= max(fused.BLOCK_NUMBERS + learned, given.query.numel())
     assert largest.numbers < length**2
 
 
@@ -200,8 +216,8 @@ def test_kernels_on_a_gpu(length, window, dtype, head):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_on_a_gpu(kind):
     given = drawn(100, dtype=torch.float32, **KINDS[kind])
-    names = [name for name in ("query", "key", "value", "slopes") if getattr(given, name) is not None]
+    names = [name for name in ("query", "key", "value", "slopes", "sink") if getattr(given, name) is not None]
     there = replace(given, **{name: getattr(given, name).cuda() for name in names})
     found = attend(there, normalizer=True)
-    same(found.normalizer, logits_of(given).logsumexp(-1), 8 * rounding(given))
-    same(there.pattern(), logits_of(given).softmax(-1), 8 * rounding(given))
+    same(found.normalizer, sums_of(logits_of(given), given), 8 * rounding(given))
+    same(there.pattern(), weights_of(logits_of(given), given), 8 * rounding(given))

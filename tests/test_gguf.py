@@ -195,7 +195,12 @@ def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
         ("llama", {"keys": {"general.type": "adapter"}}, "holds no model but a part of one (general.type=adapter)"),
         ("llama", {"keys": {"split.count": 3, "split.no": 1}}, "is part 2 of 3; merge them first"),
         ("llama", {"architecture": "gptneox"}, "architecture 'gptneox'"),
-        ("llama", {"architecture": "gemma"}, "llama, mistral, qwen2, qwen3, gemma2, gpt2"),
+        ("llama", {"architecture": "bloom"}, "llama, mistral, qwen2, qwen3, gemma2, gpt2"),
+        (
+            "llama",
+            {"architecture": "smollm3"},
+            "is not read: it does not say which blocks have no rotation; give the check",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_refused(name, changed, says, tmp_path):

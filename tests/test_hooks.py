@@ -217,7 +217,8 @@ def tell(model: Any, **told: Any) -> Any:
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_attention_refuses_what_it_does_not_know_by_name(name):
     for told, says in (
-        ({"s_aux": torch.zeros(4)}, r"\w*Attention gives its attention 's_aux', which probes do not know"),
+        ({"sinks": torch.zeros(4)}, r"\w*Attention gives its attention 'sinks', which probes do not know"),
+        ({"s_aux": torch.zeros(4, 4)}, r"s_aux of shape \(4, 4\), no logit per head"),
         ({"head_mask": torch.zeros(4)}, r"head_mask=tensor"),
         ({"is_causal": False}, r"is_causal=False"),
         ({"attention_mask": torch.zeros(2, 1, 10, 10)}, "a mask of its own"),

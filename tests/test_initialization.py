@@ -1,6 +1,4 @@
-"""Fresh weights: what rules of initialization mean, what is drawn by them and from which sources, what theory takes of them,
-and where results name them.
-"""
+"""Fresh weights: what rules of initialization mean, what they draw, what theory takes of them, where results name them."""
 
 from __future__ import annotations
 
@@ -16,16 +14,17 @@ import numpy as np
 import pytest
 import torch
 from families import BLOCKS, DIFFERENT, FAMILIES
-from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, GPTNeoXConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig
 
 import probes
 from probes import Initialization, InputError, born, fresh
 from probes.figures.jacobian import rests_on
 from probes.models.fresh import initialization_of
 from probes.models.huggingface import HuggingFaceView
+from probes.models.identity import weights_hash
 from probes.models.initialization import ASSUMED, KINDS, PUBLISHED
 from probes.models.load import CHECKPOINTS
-from probes.models.view import Birth, Norm, Parts, View, weights_hash
+from probes.models.view import Birth, Norm, Parts, View
 from probes.results.curves import relative_error
 from probes.results.dataset import combine
 from probes.studies.study import Settings, described, study
@@ -33,7 +32,7 @@ from probes.theory.kernel import second_moment, second_moment_from_config
 from toy.model import Architecture, initial
 from toy.view import Toy
 
-# Of the 2,048 weights of a k matrix and three blocks of them, 1 / sqrt(2 n) = 0.9 %; four of those.
+# Of the 2,048 weights of a k matrix and three blocks of them, 1 / sqrt(2 n) = 0.9 %; four of those. Routers have fewer.
 DRAWN = 0.036
 # Each kind has its own, so that none can be taken for another.
 ODD = {kind: 0.03 * 1.3**n for n, kind in enumerate(KINDS)}
@@ -59,8 +58,8 @@ def every_part(seen: View) -> list[Parts]:
 
 
 def norms(parts: Parts) -> list[Norm]:
-    optional = (parts.q_norm, parts.k_norm, parts.post_attention_norm, parts.post_mlp_norm)
-    return [parts.attention_norm, parts.mlp_norm, *(norm for norm in optional if norm is not None)]
+    names = ("attention_norm", "mlp_norm", "q_norm", "k_norm", "post_attention_norm", "post_mlp_norm")
+    return [norm for name in names if (norm := getattr(parts, name)) is not None]
 
 
 def matrices(seen: View) -> dict[str, torch.Tensor]:
@@ -76,12 +75,14 @@ def matrices(seen: View) -> dict[str, torch.Tensor]:
         linear = [getattr(one, kind) for one in every_part(seen)]
         if linear[0] is not None:
             found[kind] = torch.stack([one.weight for one in linear])
+    if routings := [one.routing for one in every_part(seen) if one.routing is not None]:
+        found["router"] = torch.stack([one.weight for one in routings])
     return {kind: weight.detach() for kind, weight in found.items()}
 
 
 def same(a: Birth, b: Birth) -> None:
     assert type(a.activation) is type(b.activation)
-    assert replace(a, activation=torch.relu) == replace(b, activation=torch.relu)
+    assert replace(a, activation=b.activation, up_activation=b.up_activation) == b
 
 
 # ----------------------------------------------------------------------------------------------------------- what is drawn
@@ -94,13 +95,15 @@ def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
     own, birth = initialization_of(made), born(made, initialization=odd())
     found, before = matrices(drawn), matrices(plain)
     parameters, originals = (list(one._model.parameters()) for one in (drawn, plain))  # type: ignore[attr-defined]
-    there = sum(weight.numel() for weight in parameters if weight.ndim > 1)
+    named = drawn._model.named_parameters()  # type: ignore[attr-defined]
+    there = sum(weight.numel() for name, weight in named if weight.ndim > 1 and not name.endswith("_bias"))
     assert sum(weight.numel() for weight in found.values()) == there  # none was forgotten
     for kind, weight in found.items():
-        assert float(weight.std()) == pytest.approx(ODD[kind], rel=DRAWN), kind
-        assert float(weight.mean().abs()) < 5 * ODD[kind] / weight.numel() ** 0.5
+        as_drawn = {"router": "up"}.get(kind, kind)
+        assert float(weight.std()) == pytest.approx(ODD[as_drawn], rel=max(DRAWN, (8 / weight.numel()) ** 0.5)), kind
+        assert float(weight.mean().abs()) < 5 * ODD[as_drawn] / weight.numel() ** 0.5
         # The seed's own noise, in the rule's scale; float32.
-        torch.testing.assert_close(weight, before[kind] * (ODD[kind] / getattr(own, kind)), rtol=1e-6, atol=0)
+        torch.testing.assert_close(weight, before[kind] * (ODD[as_drawn] / getattr(own, as_drawn)), rtol=1e-6, atol=0)
     for one, other in zip(parameters, originals, strict=True):
         assert one.ndim > 1 or torch.equal(one, other)  # biases and norms
     # And all of this is what theory takes:
@@ -116,13 +119,16 @@ def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
             assert (norm.kind, norm.eps) == (birth.norm, birth.eps)
         assert parts.parallel == birth.parallel
         assert (parts.post_attention_norm is not None, parts.post_mlp_norm is not None) == (birth.post_norm,) * 2
-        assert parts.down.weight.shape[1] == birth.features
+        assert (parts.attention_norm is not None, parts.mlp_norm is not None) == (birth.pre_norm,) * 2
+        assert parts.down.weight.shape[-1] == birth.features
+        route = parts.routing
+        kept = (birth.experts, birth.chosen, birth.among_chosen)
+        assert kept == ((None, 0, False) if route is None else (len(route.weight), route.chosen, route.among_chosen))
         grid = torch.linspace(-6, 6, 301)
         assert torch.equal(birth.activation(grid), parts.activation(grid))
     # The embeddings as block 0 reads them; where positions are learned, the same token differs by position.
     assert float(drawn.embed(IDS).std()) == pytest.approx((birth.embedding**2 + birth.positions**2) ** 0.5, rel=DRAWN)
-    scaled = families.WIDTH**0.5 if name in ("gemma", "gemma2") else 1.0
-    assert birth.embedding == pytest.approx(ODD["embedding"] * scaled)
+    assert birth.embedding == pytest.approx(ODD["embedding"] * (families.WIDTH**0.5 if "gemma" in name else 1))
     repeated = drawn.embed(torch.full_like(IDS, 7))[0]
     assert float((repeated - repeated.mean(0)).std()) == pytest.approx(birth.positions, rel=DRAWN, abs=1e-7)
     assert birth.positions == (ODD["positions"] if name == "gpt2" else 0)
@@ -180,13 +186,13 @@ def test_a_residual_scale_is_on_what_writes_to_the_stream_alone(name):
 
 def test_what_a_configuration_changes():
     for parallel in (True, False):
-        made: Any = GPTNeoXConfig(**families._COMMON, use_parallel_residual=parallel)
+        made: Any = families.small("gpt_neox", use_parallel_residual=parallel)
         assert born(made).parallel == every_part(fresh(made))[0].parallel == parallel
     made = FAMILIES["gemma2"]()
     made.hidden_activation = "relu"
     grid = torch.linspace(-1, 1, 5)
-    assert torch.equal(born(made).activation(grid), grid.clamp_min(0))
-    assert torch.equal(every_part(fresh(made))[0].activation(grid), grid.clamp_min(0))
+    for activation in (born(made).activation, every_part(fresh(made))[0].activation):
+        assert torch.equal(activation(grid), grid.clamp_min(0))
     deep = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 64, "n_layer": 8, "n_head": 4, "initializer_range": 0.1}
     birth = born(deep)  # GPT-2 writes to the stream more quietly the deeper it is
     assert birth.o == birth.down == pytest.approx(0.1 / math.sqrt(16))

@@ -11,10 +11,9 @@ from typing import Any
 import families
 import numpy as np
 import pytest
-import reference
 import torch
 import xarray as xr
-from measured import LAYER_NORM, close, drawn_tokens, refused
+from measured import BRUTE, brute, brute_model, close, drawn_tokens, refused
 from measured import view as cached
 from torch import Tensor
 
@@ -25,44 +24,10 @@ from probes.models.view import Parts
 
 jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type checks ahead of our own messages
 LENGTH = 12  # longer than the window of 8
-BRUTE = {name: 1e-11 if name in LAYER_NORM else 5e-5 for name in families.FAMILIES}
 
 
 def view(name: str, dtype: str = "float64") -> Any:
     return cached(name, dtype=dtype)
-
-
-def brute_model(name: str) -> Any:
-    config = families.FAMILIES[name]()
-    config._attn_implementation = "sdpa" if name in LAYER_NORM else "eager"
-    return families.build(config, dtype=torch.float64)
-
-
-def brute(
-    model: Any, tokens: Tensor, query: int, readout: str = "residual", layer: int = 0, summed: bool = False
-) -> np.ndarray:
-    """Sensitivities of one prompt by autograd through the whole transformers model, one output at a time."""
-    decoder = model.get_decoder()
-    final = next(getattr(decoder, n) for n in ("ln_f", "final_layer_norm", "norm") if hasattr(decoder, n))
-    held: dict[str, Tensor] = {}
-
-    def before_block(module: Any, args: Any, kwargs: Any) -> Any:
-        held["source"] = (args[0] if args else kwargs["hidden_states"]).detach().requires_grad_()
-        return ((held["source"], *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": held["source"]})
-
-    def at_norm(module: Any, args: Any, output: Tensor) -> None:
-        held["residual"], held["normed"] = args[0], output
-
-    handles = [
-        families.blocks(model)[layer].register_forward_pre_hook(before_block, with_kwargs=True),
-        final.register_forward_hook(at_norm),
-    ]
-    held["logits"] = model(tokens, use_cache=False).logits
-    for handle in handles:
-        handle.remove()
-    outputs = held[readout][0, query]
-    outputs = outputs.sum()[None] if summed else outputs
-    return reference.jacobian_norms(outputs, held["source"]).numpy() / families.WIDTH**0.5
 
 
 def some_tokens(prompts: int = 1, length: int = LENGTH) -> Tensor:
@@ -70,19 +35,6 @@ def some_tokens(prompts: int = 1, length: int = LENGTH) -> Tensor:
 
 
 # -------------------------------------------------------------------------------------------------------- exact
-
-
-@pytest.mark.parametrize("name", families.FAMILIES)
-def test_exact_is_brute_force(name):
-    tokens = some_tokens()
-    for readout in ("residual", "normed", "logits"):
-        expected = brute(brute_model(name), tokens, LENGTH - 1, readout)
-        for engine in ("auto", "autograd") if readout == "residual" else ("parts",):
-            got = jacobian(view(name), tokens, readout=readout, engine=engine)
-            close(got.sensitivity[0], expected, BRUTE[name])
-            assert not got.stderr.any()
-            assert got.attrs["engine"] == ("autograd" if engine == "autograd" else "parts")
-            assert got.products.values.tolist() == [families.WIDTH]
 
 
 @pytest.mark.parametrize(("name", "query"), [("gemma2", 6), ("gpt_neox", -3), ("gemma2", 0)])

@@ -4,13 +4,14 @@ import families
 import pytest
 import reference
 import torch
+from measured import LAYER_NORM, error, linearized, parts_of, randn
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from probes.models import linear
 from probes.models.huggingface import HuggingFaceView
-from probes.models.linear import AutogradBlock, LinearizedBlock
-from probes.models.view import Parts, Trace
+from probes.models.linear import AutogradBlock
+from probes.models.view import Trace
 
 LENGTH = 12  # longer than the window of 8
 BANDS = [3, 5, 128]  # ends inside a band, on its edge with another remainder, one band for all
@@ -18,11 +19,7 @@ BANDS = [3, 5, 128]  # ends inside a band, on its edge with another remainder, o
 # what cancels, in models whose weights are fifty times the usual.
 ROUNDING = 1e-10
 # transformers computes RMS norms in float32 even in float64 models (6e-8), and a block amplifies that.
-OWN = {name: 1e-11 if name in ("gpt2", "gpt_neox") else 2e-5 for name in families.FAMILIES}
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+OWN = {name: 1e-11 if name in LAYER_NORM else 2e-5 for name in families.FAMILIES}
 
 
 def tokens(prompts: int, length: int = LENGTH) -> Tensor:
@@ -35,31 +32,15 @@ def traced(name: str, prompts: int, length: int = LENGTH) -> tuple[HuggingFaceVi
     return view, view.trace(view.embed(tokens(prompts, length)))
 
 
-def taken_apart(view: HuggingFaceView, layer: int) -> Parts:
-    parts = view.parts(layer)
-    assert parts is not None
-    return parts
-
-
-def linearized(view: HuggingFaceView, trace: Trace, layer: int) -> LinearizedBlock:
-    return LinearizedBlock(taken_apart(view, layer), trace.residual[layer], trace.rotary[layer])
-
-
-def error(got: Tensor, expected: Tensor) -> float:
-    """Largest difference against the largest value."""
-    assert got.shape == expected.shape
-    return float((got - expected).abs().max() / expected.abs().max())
-
-
 # ---------------------------------------------------------------------------------------------- against the twin
 
 
-@pytest.mark.parametrize("name", families.FAMILIES)
+@pytest.mark.parametrize("name", [*families.FAMILIES, "qwen3_moe, weights of all experts"])
 def test_output_and_slope_are_the_twins_for_several_prompts_rows_and_bands(name, monkeypatch):
     view, trace = traced(name, prompts=2)
     for layer in (0, 1):  # Gemma-2: one with a window, one without
         stream, rotary = trace.residual[layer].clone().requires_grad_(), trace.rotary[layer]
-        output = torch.stack([reference.block(taken_apart(view, layer), one, rotary) for one in stream])
+        output = torch.stack([reference.block(parts_of(view, layer), one, rotary) for one in stream])
         for band, (first, rows) in zip(BANDS, [(None, LENGTH), (4, 5), (LENGTH - 1, 1)], strict=True):
             monkeypatch.setattr(linear, "QUERY_BAND", band)
             made = linearized(view, trace, layer)
@@ -72,7 +53,7 @@ def test_output_and_slope_are_the_twins_for_several_prompts_rows_and_bands(name,
             torch.testing.assert_close(cotangent, before, rtol=0, atol=0)  # what is given stays as it is
 
 
-@pytest.mark.parametrize("name", families.FAMILIES)
+@pytest.mark.parametrize("name", [*families.FAMILIES, "qwen3_moe, weights of all experts"])
 def test_jvp_is_the_adjoint_of_vjp(name, monkeypatch):
     view, trace = traced(name, prompts=2)
     tangent, cotangent = randn(3, 2, LENGTH, families.WIDTH, seed=1), randn(2, 2, LENGTH, families.WIDTH, seed=2)
@@ -91,7 +72,7 @@ def test_own_jvp_is_what_reaches_one_position_by_its_own_path_and_through_attent
     view, trace = traced(name, prompts=1)
     row = LENGTH - 1
     stream, attended = (trace.residual[0][0].clone().requires_grad_() for _ in range(2))
-    output = reference.block(taken_apart(view, 0), stream, trace.rotary[0], attended)[row]
+    output = reference.block(parts_of(view, 0), stream, trace.rotary[0], attended)[row]
     positions = torch.tensor([0, 2, 5, 7, row])
     own, entering = randn(3, 1, 1, families.WIDTH, seed=1), randn(3, 1, 5, families.WIDTH, seed=2)
     got = linearized(view, trace, 0).own_jvp(own, entering, row, positions)
@@ -115,8 +96,9 @@ def test_both_engines_linearize_the_models_own_block(name):
         assert error(made.vjp(cotangent), own.vjp(cotangent)) < OWN[name]
         rows = cotangent[:, :, :2]
         assert error(made.vjp(rows, first=LENGTH - 2), own.vjp(rows, first=LENGTH - 2)) < OWN[name]
-    # A central difference is off by the square of its step times a third derivative, large at these weights.
-    assert error(own.jvp(tangent), made.jvp(tangent)) < 3e-2
+    # A central difference is off by the square of its step times a third derivative, large at these weights; clamped
+    # activations have kinks besides.
+    assert error(own.jvp(tangent), made.jvp(tangent)) < (5e-2 if name == "gpt_oss" else 3e-2)
     assert not own.jvp(torch.zeros_like(tangent)).any()
     with pytest.raises(ValueError, match="one by one"):
         AutogradBlock(trace.blocks[0], trace.residual[0].expand(2, -1, -1)).vjp(cotangent)
@@ -139,13 +121,13 @@ def test_patterns_keep_their_digits_at_logits_of_a_thousand():
 
 @pytest.mark.parametrize(
     ("name", "band"),
-    [("llama", 128), ("mistral", 5), ("gemma2", 128), ("gpt2", 5), ("gpt_neox", 128), ("mistral", 128)],
+    [*((name, 128) for name in ("llama", "mistral", "gemma2", "gpt_neox", "gpt_oss")), ("mistral", 5), ("gpt2", 5)],
 )
 def test_flops_are_those_performed(name, band, monkeypatch):
     monkeypatch.setattr(linear, "QUERY_BAND", band)
     length = 20
     view, trace = traced(name, prompts=1, length=length)
-    made, parts = linearized(view, trace, 0), taken_apart(view, 0)
+    made, parts = linearized(view, trace, 0), parts_of(view, 0)
 
     def performed(call) -> float:
         """Per direction: what does not grow with their number (a band's logits) is shared by all."""

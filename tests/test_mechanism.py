@@ -32,7 +32,7 @@ from probes.theory.kernel import second_moment
 LINES, LINE, VALUE = 4, 6, 2  # lines of so many tokens, the last ones but one the value's
 DEPTHS = [0, 2, 3]
 # Relative rounding: transformers computes RMS norms in float32, whatever the model's dtype.
-NORMS = {"gpt2": 1e-9, "gpt_neox": 1e-9, "llama": 3e-6, "mistral": 3e-6, "gemma2": 3e-6, "qwen3": 3e-6}
+NORMS = {"gpt2": 1e-9, "gpt_neox": 1e-9, "llama": 3e-6, "mistral": 3e-6, "gemma2": 3e-6, "qwen3": 3e-6, "gpt_oss": 3e-6}
 SMALL: dict[str, Any] = {"pairs": 9, "keys": "apart", "digits": 3, "contexts": 4, "candidates": 4}
 TRACED: dict[str, Any] = {"mechanism": 2, "mechanism_depths": 3, "profile_prompts": 2}
 
@@ -106,7 +106,7 @@ def test_gradients_are_those_of_plain_passes_one_value_at_a_time(family):
             np.testing.assert_allclose(found[name][n], in_parts(unit * gradient[0].numpy(), depth), **close)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama", "gemma2"])
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama", "gemma2", "gpt_oss"])
 def test_cut_is_the_derivative_with_weights_on_position_0_frozen(family):
     """Finite differences of passes in which A_i0 has the numbers that it had at the point itself."""
     model = view(family)

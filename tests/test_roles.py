@@ -31,7 +31,8 @@ def expected(model: View, tokens: Any, other: View) -> dict[str, np.ndarray]:
             )
             weights, window = model.output_weights(layer)[head].double(), model.spec.windows[layer]
             stream, swap = streams[layer][0].double(), new.double() @ moved @ weights
-            sizes = reference_heads.written_beside(pattern.double(), value @ weights, stream, window, swap)
+            learned = own["learned"][layer][head]
+            sizes = reference_heads.written_beside(pattern.double(), value @ weights, stream, window, swap, learned)
             for name, size in sizes.items():
                 found.setdefault(name, []).append(size)
     return {name: np.reshape(sizes, (len(tokens), families.BLOCKS, families.HEADS)) for name, sizes in found.items()}

@@ -43,7 +43,7 @@ def measured_and_predicted(
 @pytest.mark.parametrize(
     ("name", "width", "blocks", "off"),
     [
-        *((name, 128, 6, 0.04) for name in ("qwen2", "llama", "mistral", "gpt2")),
+        *((name, 128, 6, 0.04) for name in ("qwen2", "llama", "mistral", "gpt2", "gpt_oss")),
         *(pytest.param(name, 256, 12, 0.025, marks=pytest.mark.slow) for name in ("mistral", "gpt2")),
     ],
 )
@@ -58,13 +58,14 @@ def test_fresh_models_are_predicted(name, width, blocks, off):
     assert deviation(from_config, measured) < 0.1
 
 
-@pytest.mark.parametrize("name", ["gpt_neox", "qwen3", "gemma", "gemma2"])
+@pytest.mark.parametrize(
+    "name", ["gpt_neox", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "smollm3", "phi3"]
+)
 def test_fresh_models_of_other_families_are_predicted_with_scores(name):
     measured, values, scores = measured_and_predicted(config(name), 48, VALUES, SCORES)
-    assert deviation(scores, measured) < 0.06
-    if (
-        name == "qwen3"
-    ):  # normed queries and keys make logits of order one at initialization, whatever the weights' size
+    assert deviation(scores, measured) < (0.06 if name in ("gemma", "gemma2") else 0.05)
+    # Normed queries and keys make logits of order one at initialization, whatever the weights' size.
+    if name in ("qwen3", "qwen3_moe", "olmo2", "olmo3"):
         assert deviation(values, measured) > 0.1
 
 
@@ -83,14 +84,15 @@ def test_wide_weights_need_the_score_path(sigma, seeds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt_neox", "gemma2"])
+@pytest.mark.parametrize("name", ["gpt_neox", "gemma2", "olmo2", "qwen3_moe", "gpt_oss"])
 def test_a_configurations_prediction_is_the_mean_over_fresh_weights(name):
     made, length = config(name, blocks=4), 48
     drawn = [second_moment(fresh(made, seed), distinct(length, seed)).sensitivity.values[0] for seed in range(16)]
     got = second_moment_from_config(made, length)
     # One draw is off by 5 to 15 %, the mean of sixteen by 1 to 3 %. Gemma-2's norms divide by a branch's rms, which
     # varies from draw to draw by O(1/d), and the mean of a reciprocal is above the reciprocal of the mean.
-    assert deviation(got.sensitivity.values, np.mean(drawn, 0)) < (0.09 if name == "gemma2" else 0.05)
+    # Normed queries and keys are not uniform (Qwen3-MoE).
+    assert deviation(got.sensitivity.values, np.mean(drawn, 0)) < (0.09 if name in ("gemma2", "qwen3_moe") else 0.05)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from probes.models.view import sees
+from probes.models.masks import sees
 
 from .checks import at_least, one_of, refuse
 

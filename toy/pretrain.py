@@ -174,8 +174,8 @@ class _Training:
 
     def __init__(self, model: Any, windows: Windows, options: Options, out: Path, identity: dict[str, Any]) -> None:
         self.model, self.windows, self.options, self.out, self.identity = model, windows, options, out, identity
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        vectors = [p for p in model.parameters() if p.ndim < 2]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        matrices, vectors = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
         self.optimizer = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             lr=options.peak_lr,
@@ -230,9 +230,10 @@ class _Training:
         self.step, self.seconds, self.log = progress
         for name, parameter in self.model.named_parameters():
             parameter.copy_(tensors[f"weight {name}"])
-            self.optimizer.state[parameter] = {
-                key: tensors[f"{key} {name}"].to(parameter.device) for key in ("step", "exp_avg", "exp_avg_sq")
-            }
+            if parameter.requires_grad:
+                self.optimizer.state[parameter] = {
+                    key: tensors[f"{key} {name}"].to(parameter.device) for key in ("step", "exp_avg", "exp_avg_sq")
+                }
 
 
 def _fresh_model(config: Any, seed: int) -> Any:
@@ -249,9 +250,12 @@ def _fresh_model(config: Any, seed: int) -> Any:
 
 @torch.no_grad()
 def _rounded(model: Any) -> Any:
-    """The model with its weights rounded to bfloat16, in place."""
+    """The model with its weights rounded to bfloat16, in place; learned sink logits held where the config says so."""
+    from probes.models.fresh import hold_sink_logits
+
     for parameter in model.parameters():
         parameter.copy_(parameter.bfloat16())
+    hold_sink_logits(model)
     return model
 
 

@@ -1,6 +1,7 @@
-"""The bundled models as recipes: one shape, four rows, each unlike `tiny-llama` in the one thing it is named for.
+"""Recipes of tiny models of one shape: four bundled ones, each unlike `tiny-llama` in the one thing it is named for, and two
+that differ in learned sink logits.
 
-The shape fits a fully trained model and its step-0 weights, for all four, in 25 MB of bfloat16.
+The shape fits a fully trained model and its step-0 weights, for all four that are bundled, in 25 MB of bfloat16.
 """
 
 from __future__ import annotations
@@ -26,14 +27,27 @@ SHAPE: dict[str, Any] = dict(
 
 @dataclass(frozen=True)
 class Recipe:
-    """One bundled model: what to build, whether windows start with BOS, and which steps to keep."""
+    """One model: what to build, whether windows start with BOS, and which steps to keep."""
 
     model_type: str
     difference: str  # for the model card
     bos: bool = True
     config: MappingProxyType[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     keep_steps: tuple[int, ...] = (0,)
+    bundled: bool = True
 
+
+# gpt-oss's attention in tiny-llama: no window, no biases, the usual RoPE, and one expert, which is a plain feed-forward
+# (of gpt-oss's kind, clamped). Its window has to be a number, which no block uses.
+SINK_LOGITS: dict[str, Any] = dict(
+    head_dim=32,
+    attention_bias=False,
+    sliding_window=CONTEXT,
+    layer_types=["full_attention"] * SHAPE["num_hidden_layers"],
+    rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    num_local_experts=1,
+    num_experts_per_tok=1,
+)
 
 RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
     {
@@ -67,6 +81,20 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
             "qwen2",
             "no BOS, as in Qwen2 checkpoints: position 0 holds ordinary text (and q, k, v have biases, zero at step 0)",
             bos=False,
+        ),
+        "tiny-sink-logits": Recipe(
+            "gpt_oss",
+            "learned sink logits in every head, beside tiny-no-sink-logits, which differs in nothing else",
+            config=MappingProxyType(SINK_LOGITS),
+            keep_steps=(0, 100, 300, 1000),
+            bundled=False,
+        ),
+        "tiny-no-sink-logits": Recipe(
+            "gpt_oss",
+            "no learned sink logits (held where they weigh nothing), beside tiny-sink-logits, which differs in nothing else",
+            config=MappingProxyType(SINK_LOGITS | {"sink_logits": False}),
+            keep_steps=(0, 100, 300, 1000),
+            bundled=False,
         ),
     }
 )

@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from probes.errors import InputError
 from probes.models.fused import attend, check_edits
+from probes.models.identity import weights_hash
 from probes.models.initialization import CONFIG, Rule
 from probes.models.view import (
     Attention,
@@ -38,7 +39,6 @@ from probes.models.view import (
     Spec,
     Trace,
     Watched,
-    weights_hash,
 )
 
 from .model import (

@@ -52,9 +52,15 @@ def measuring(kind: str, model: str = REAL, *, more: str = "", variant: str = ""
     return " ".join(part for part in ("headwater", name, model, MEASURED[kind], more, "--out", folder) if part)
 
 
-def training(models: Sequence[str], kind: str, options: str = "", steps: Sequence[str] = ("",)) -> str:
+def training(
+    models: Sequence[str],
+    kind: str,
+    options: str = "",
+    steps: Sequence[str] = ("",),
+    seeds: Sequence[int] = SEEDS,
+) -> str:
     """The commands that train the missing controlled runs of these recipes and measure them, at some steps if given."""
-    folders = {f"runs/{model}-seed{seed}": (model, seed) for model in models for seed in SEEDS}
+    folders = {f"runs/{model}-seed{seed}": (model, seed) for model in models for seed in seeds}
     trained = [f"headwater pretrain {model} --seed {seed} --out {out}" for out, (model, seed) in folders.items()]
     measured = " ".join(f"{folder}{step}" for folder in folders for step in steps)
     name = "sinks" if kind == "steps" else kind

@@ -250,3 +250,15 @@ def window_prevents(found: list[Results], models: Sequence[str], there: float) -
     plain, narrow = map(over_training, rates)
     said = "; ".join(f"{name} {listed(one, '.3f')}" for name, one in zip(models, rates, strict=True))
     return said, [above(plain, there), below(narrow, there)], ", ".join(models)
+
+
+# ---------------------------------------------------------------------------------------------------- learned sink logits
+
+
+@of_runs("sinks", among=_measured)
+def learned_sink_replaces(found: list[Results], models: Sequence[str], there: float) -> tuple[str, list[Test], str]:
+    learned, plain = ([_rate(ds).value for ds in one.values()] for one in found)
+    shares = [float(ds["sink_logit_share"].mean()) for ds in found[0].values() if "sink_logit_share" in ds]
+    said = f"{models[0]} {listed(learned, '.3f')} (weight on the learned logit {listed(shares)})"
+    said += f"; {models[1]} {listed(plain, '.3f')}"
+    return said, [below(over_training(learned), there), above(over_training(plain), there)], ", ".join(models)

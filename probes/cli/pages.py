@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..errors import InputError
 from .command import argument, command, flag, option
-from .console import given, print_report, print_written, progress, remark
+from .console import given, print_report, print_table, print_written, progress, remark
 from .options import Initialization, Running, Source
 
 
@@ -161,3 +161,38 @@ def export(
     from ..results.dataset import load
 
     print_written(tables.export(load(result), result.parent if out is None else out, result.stem, to))
+
+
+@command()
+def families(
+    kinds: list[str] | None = argument("Model types, as config.json has them; none: all.", metavar="[MODEL_TYPE]..."),
+) -> None:
+    """List the families of models that can be measured, with which backends, and those that are refused, with the reason.
+
+    A model's type is the field model_type of its config.json. Nothing is loaded or measured.
+
+    Examples:
+      headwater families
+      headwater families qwen3_moe gemma4_text
+    """
+    from ..models.families import FAMILIES, REFUSED
+    from ..models.gguf.config import ARCHITECTURES, UNREAD
+
+    unknown = next((kind for kind in kinds or [] if kind not in FAMILIES and kind not in REFUSED), None)
+    if unknown is not None:
+        raise InputError(f"model type '{unknown}' is not supported; headwater families lists those that are")
+    unread = dict(UNREAD.values())
+    rows = []
+    for kind, family in FAMILIES.items():
+        lens = "yes" if family.no_lens is None else f"no: {family.no_lens}"
+        lens += "" if family.lens_halves else ", in float32 and float64"
+        file = "yes" if kind in ARCHITECTURES else f"no: {unread[kind]}" if kind in unread else "no"
+        rows.append([kind, family.models, lens, file])
+    for columns, found in (
+        (("supported", "models", "TransformerLens", "GGUF"), rows),
+        (("refused", "why"), [[kind, why] for kind, why in REFUSED.items()]),
+    ):
+        chosen = [row for row in found if not kinds or row[0] in kinds]
+        if chosen:
+            print_table(columns, chosen)
+            print()

@@ -144,7 +144,9 @@ class Pretraining(Options):
     """What `toy.pretrain.run` takes; its defaults are written out again because the help may not import torch."""
 
     out: Path = option("New or empty folder; an unfinished run in it is continued.", ...)
-    recipe: str | None = argument("tiny-llama, tiny-llama-ntk, tiny-mistral-window or tiny-qwen2.")
+    recipe: str | None = argument(
+        "tiny-llama, tiny-llama-ntk, tiny-mistral-window, tiny-qwen2, tiny-sink-logits or tiny-no-sink-logits."
+    )
     config: Path | None = option("Instead of a recipe: a transformers config.json.")
     text: Path | None = option("Train on a text file, .jsonl file or folder of them.")
     dataset: str | None = option("Train on a dataset: owner/name, owner/name:config, or a parquet or JSON file.")

@@ -41,7 +41,7 @@ from ..models.given import takes_model
 from ..models.memory import KEPT_FREE, Sizes, paced
 from ..models.pullback import FROZEN, Apart, Engine, Pathway, Prompt, Readout
 from ..models.view import View
-from ..results.dataset import dataset, provenance
+from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.reporting import Progress, Report
 from ..run.resume import Piece, Pieces, each
@@ -186,7 +186,7 @@ def jacobian(
     made = dataset(
         labelled(VARIABLES, _values(model, pieces, len(layers), length)),
         tokens=tokens,
-        coords={"pathway": list(PATHWAYS if pathway == "all" else (pathway,)), "layer": layers},
+        coords={"pathway": list(PATHWAYS if pathway == "all" else (pathway,)), **by_block(model.spec, layers)},
         attrs=provenance(model, tokens, measurement="jacobian", method=method, **options)
         | {"engine": "+".join(name for n, name in enumerate(ENGINES) if used[:, n].any())}
         | ({} if apart.obstacle is None else {"fallback": apart.obstacle}),

@@ -36,6 +36,9 @@ the head. What position 0 adds then is `sink_constant`; `sink_varying` = K - `si
 deviations. `steady_source` and `steady_stream` are the Shapley values and V(X) with the constant on the mask's side:
 M + `sink_constant` and X = S - `sink_varying` - R.
 
+Learned sink logits (gpt-oss) are one more term of every denominator, the same for all queries: they stand in Z_i and Z~_i
+alike, so that what they leak as the number of keys grows is the mask's, as the constant sink's is in `steady_source`.
+
 With both sources removed l is `t(lag)` less a constant: exactly 0 (`log_neither`, rounding).
 
 **Weight form**. The same on A itself, as a 2 x 2 design. `residual` off: logits are made Toeplitz as above, in the
@@ -102,7 +105,7 @@ from ..models.initialization import CONFIG, Rule
 from ..models.memory import KEPT_FREE, Sizes, weights_of
 from ..models.view import View
 from ..results.curves import estimate
-from ..results.dataset import dataset, provenance
+from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, with_ends
 from ..run import processes
 from ..run.memory import available
@@ -221,7 +224,7 @@ def leakage(
             "part": list(PARTS),
             "source": list(SOURCES),
             "cell": list(CELLS),
-            "layer": range(model.spec.blocks),
+            **by_block(model.spec),
             "head": range(model.spec.heads),
             **band_coordinates(bands),
         },

@@ -321,6 +321,8 @@ def _toeplitz(
         block = logits(n)
         made = block + shift.to(block)
         others = made[..., 1 if left == 0 else 0 :].logsumexp(-1)
+        if (learned := attentions[n].sink) is not None:  # one more term, the same for all queries
+            others = torch.logaddexp(others, learned.to(others)[:, None])
         for name, own in (("sink", block), ("mask", made)):
             log_z = torch.logaddexp(others, own[..., 0]) if left == 0 else others
             aside[half, n, LOG_Z[name], start] = log_z.double()

@@ -21,11 +21,11 @@ from ..models.fused import query_blocks
 from ..models.view import Attention, View
 from ..run.memory import shares
 from ..run.resume import Piece, Pieces
-from .attention import column_statistics, columns, outputs
+from .attention import column_statistics, columns, normalizers, outputs
 
 NORMS = ("value_norm", "key_norm", "written_norm")
 # Kept of every prompt [prompt, layer, head]: of means, and of sizes whose squares are averaged.
-MEANS, SIZES = ("attends", "reacts"), ("written", "output", "output_own", "reacts_output")
+MEANS, SIZES = ("attends", "reacts", "sink_logit_share"), ("written", "output", "output_own", "reacts_output")
 
 
 def uniform_alpha(
@@ -165,6 +165,9 @@ class Sums:
         ):
             self.sums[name][*at, 0] += sizes[:, 0]
             self.sums[name][*at, 1] += sizes[:, 1:].mean(-1, dtype=torch.float64)
+        if attention.sink is not None:
+            log_z = normalizers(attention)[0, :, 1:].double()
+            self.sums["sink_logit_share"][prompt, *at] = (attention.sink.to(log_z)[:, None] - log_z).exp().mean(-1)
         reach = self.reaches[layer]
         weights, output = weights[:, 1:reach].double(), output[:, 1:reach].to(gram.dtype)
         whole, by_stream = _squares(output, gram), self.by_stream[1:reach]
@@ -212,7 +215,8 @@ class Sums:
         windows, prefix = self.spec.windows, self.spec.prefix
         uniform = np.stack([uniform_alpha(self.length, self.keys, window, prefix) for window in windows])
         each = {name: np.sqrt(x) if name in SIZES else x for name, x in each.items()}
-        each = {name: x for name, x in each.items() if self.reacting or "reacts" not in name}
+        absent = ["reacts", "reacts_output"] * (not self.reacting) + ["sink_logit_share"] * (not self.spec.sink_logits)
+        each = {name: x for name, x in each.items() if name not in absent}
         return {name: x.cpu().numpy() for name, x in found.items()} | {"uniform": uniform, **each}
 
 
@@ -230,9 +234,11 @@ def _reactions(attention: Attention) -> Float[Tensor, "two head"]:
             continue
         logits = attention.logits(start, stop)  # [2, H, rows, keys]
         # The rest against position 0, without the 1 - A_i0 that cancels where the sink takes almost everything.
-        rest = logits[..., 1:].logsumexp(-1, keepdim=True)
+        rest, first = logits[..., 1:].logsumexp(-1, keepdim=True), logits[..., :1]
+        if attention.sink is not None:
+            first = torch.logaddexp(first, attention.sink.to(first)[:, None, None])
         shares = logits[..., 1:].sub_(rest).exp_()
-        rest = (rest - logits[..., :1]).sigmoid_()
+        rest = (rest - first).sigmoid_()
         found[1] += (shares[0] - shares[1]).abs_().sum((-2, -1), dtype=torch.float64) / 2
         shares.mul_(rest)
         found[0] += (shares[0] - shares[1]).abs_().sum((-2, -1), dtype=torch.float64) / 2
@@ -241,8 +247,8 @@ def _reactions(attention: Attention) -> Float[Tensor, "two head"]:
 
 def _of_heads(attention: Attention, heads: slice) -> Attention:
     """Of some heads alone."""
-    slopes = None if attention.slopes is None else attention.slopes[heads]
-    return replace(_each(attention, lambda x: x[:, heads]), slopes=slopes)
+    own = {name: None if x is None else x[heads] for name in ("slopes", "sink") for x in [getattr(attention, name)]}
+    return replace(_each(attention, lambda x: x[:, heads]), **own)
 
 
 def _behind_0(attention: Attention) -> Attention:

@@ -12,6 +12,10 @@ Sinks, for any keys k, not only 0:
 - Uniform attention alone gives alpha_0 = H_T / T: 0.074 at T = 64 (the length of the published tables), 0.024 at 256, 0.0022
   at 4,096. `uniform` is that number for the same T and each block's own window, to be read beside alpha.
 - [Wu] `over_tau`: the fraction of the queries that see k (mask and window) with `A_ik > tau` (0.2), mean over prompts.
+- Where heads have learned sink logits s (gpt-oss), these stand in every denominator, `A_ij = exp(s_ij) / (exp(s) +
+  sum_k exp(s_ik))`: rows sum to less than 1, and alpha, `reads` and all other numbers here are of such weights.
+  `sink_logit_share` is the mean over the queries i >= 1 of what is missing, `exp(s) / (exp(s) + sum_k exp(s_ik))`. `uniform`
+  is without it.
 - Under a prefix that every query sees, or a full mask, queries before k may see it, too. [Gu]'s sum stays as it stands, over
   the queries i >= k, so that alpha of one key means the same under every mask; `over_tau` counts all that see k.
 
@@ -63,7 +67,7 @@ from ..models.given import takes_model
 from ..models.memory import Sizes
 from ..models.swap import swapped
 from ..models.view import Attention, Edit, View
-from ..results.dataset import dataset, provenance
+from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry
 from ..run.reporting import Progress, Report
@@ -121,7 +125,8 @@ def sinks(
         Dataset with `alpha` [prompt, layer, head, key] or [layer, head, key]; `sink_rate` [layer, key] and
         `sink_rate_of_model` [key]; `over_tau` [layer, head, key] and `over_tau_of_model` [key]; `uniform` [layer, key];
         `reads`, `reads_along`, with a replacement `reacts_among_others`, all [layer, head]; `attends`, `written`,
-        `output`, `output_own`, with a replacement `reacts` and `reacts_output` [layer, head], each with `..._low`,
+        `output`, `output_own`, with a replacement `reacts` and `reacts_output`, with learned sink logits
+        `sink_logit_share` [layer, head], each with `..._low`,
         `..._high` and `..._by_prompt` [prompt, layer, head]; on request `effect` and `loss_change` alike, NaN where not
         measured; `has_role` [role, layer, head], 1 or 0, one role for each head, and `role_sure` [layer, head], 1 or 0
         (see `probes.measures.roles`); `value_norm`, `key_norm`, `written_norm` [layer, head, place]; `selected` [rule,
@@ -172,7 +177,7 @@ def sinks(
             found[name + end] = value
     found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8)}
     found["selected"] = selected(found).astype(np.int8)
-    coords: dict[str, Any] = {"layer": range(model.spec.blocks), "head": range(model.spec.heads), "key": list(chosen)}
+    coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": list(chosen)}
     coords |= {"place": list(PLACES), "rule": list(RULES), "role": list(ROLES)}
     if pictures:
         first = best(found, int(pictures))
@@ -271,6 +276,7 @@ BY_PROMPT = {
     "effect": Variable(HEAD, f"KL of the next token {_REMOVED}", "nat"),
     "loss_change": Variable(HEAD, f"change of the next-token loss {_REMOVED}", "nat"),
     "reacts_output": Variable(HEAD, _CHANGE),
+    "sink_logit_share": Variable(HEAD, "mean weight on the learned sink logit, which reads nothing"),
 }
 
 

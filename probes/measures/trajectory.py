@@ -63,6 +63,8 @@ RULES = {
 }
 STREAM_NUMBERS = 1 << 22  # of streams at position 0 held together: 32 MiB in float64
 BITS = 17  # of a float32's magnitude that tell the bins apart: 8 of exponent, 9 of mantissa
+# Of the largest entry: experts' products round by how many positions chose them, which is less than that in float32.
+SAME = 1e-5
 
 
 _AT = ("first", "layer")
@@ -114,9 +116,9 @@ def trajectory(
     Returns:
         Dataset; `layer` runs from 0 to the number of blocks.
         [first, layer]: `later_difference`, the largest difference of any entry of position 0's stream when the text behind
-        it is another prompt's (0 for a causal model); `alone_difference`, |difference| / |stream| against the first token
-        run alone (rounding); `norm_first` and `norm_others`, medians of |h|_2 at position 0 over prompts and elsewhere
-        over positions and prompts; `median_magnitude`, of |h|.
+        it is another prompt's (0 for a causal model; what is below `SAME` counts as that); `alone_difference`, |difference|
+        / |stream| against the first token run alone (rounding); `norm_first` and `norm_others`, medians of |h|_2 at
+        position 0 over prompts and elsewhere over positions and prompts; `median_magnitude`, of |h|.
         `norm [first, layer, position]`: rms of |h|_2 over prompts, NaN where "text" has ended.
         [first, layer, rule]: `massive`, number of dimensions at position 0, and `massive_others`, the most at any other
         position, both means over prompts.
@@ -336,7 +338,8 @@ def _closed(
         for n in some:
             same = known.get(changed[n].cpu().numpy().tobytes())  # behind one first token it is that other prompt
             streams = zero(same) if same is not None else streams_at(model, changed[n : n + 1], 0)[0]
-            largest = np.maximum(largest, (streams - zero(n)).abs().amax(-1).numpy())
+            moved, size_of = (x.abs().amax(-1) for x in (streams - zero(n), streams))
+            largest = np.maximum(largest, moved.where(moved > SAME * size_of, 0).numpy())
             retry.report()
         return {"later": largest}
 

@@ -256,7 +256,7 @@ def _held(
 
 
 def _behind_0(queries: Tensor, log_z: Tensor) -> Tensor:
-    """Which rows are not query 0, which sees itself alone and keeps its weight of 1; broadcasts to log Z."""
+    """Which rows are not query 0, which sees itself alone and keeps its weight; broadcasts to log Z."""
     return (queries > 0).expand(*queries.shape[:-1], 1).expand_as(log_z)
 
 
@@ -312,7 +312,8 @@ def reweighed(
 ) -> Edited:
     """The same model with other attention weights in all heads from a block on, as a view that every probe can be run on.
 
-    Query 0, which sees itself alone, keeps its weight of 1.
+    Query 0, which sees itself alone, keeps its weight. A learned sink logit (gpt-oss) counts as one of a query's logits: it
+    takes its share of what key 0 loses, is in `log Z_i`, and is multiplied with the others.
 
     Args:
         model: any view; it is not changed.

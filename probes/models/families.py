@@ -11,10 +11,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .view import Linear, Norm, Parts, PositionalEncoding, Spec
+from .view import Linear, Norm, Parts, PositionalEncoding, Routing, Spec
+
+SINK_LOGITS = "sink_logits"  # ours, on a config of gpt-oss: false for a model that is trained without them
 
 
 def _rms(module: Any, *, plus_one: bool = False) -> Norm:
@@ -30,30 +33,109 @@ def _linear(module: Any) -> Linear:
     return Linear(module.weight, module.bias)
 
 
+def _gated(mlp: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {name: _linear(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")}
+    return found | {"activation": mlp.act_fn}
+
+
+def _routed(mlp: Any) -> dict[str, Any]:
+    """Of experts whose matrices are stacked, gate and up in one."""
+    router, experts = mlp.gate, mlp.experts
+    gate, up = experts.gate_up_proj.chunk(2, 1)
+    found = {"gate": Linear(gate, None), "up": Linear(up, None), "down": Linear(experts.down_proj, None)}
+    return found | {
+        "activation": experts.act_fn,
+        "routing": Routing(router.weight, router.top_k, router.norm_topk_prob),
+    }
+
+
 def _llama_parts(block: Any, *, plus_one: bool = False, **others: Any) -> Parts:
     """Of Llama, and of families that differ from it in the fields given."""
     attention, mlp = block.self_attn, block.mlp
-    found: dict[str, Any] = {name: _linear(getattr(attention, f"{name}_proj")) for name in "qkvo"}
-    found |= {name: _linear(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down")}
-    found |= {"activation": mlp.act_fn, "head_dim": attention.head_dim, "scale": attention.scaling}
-    norms = {"attention_norm": block.input_layernorm, "mlp_norm": block.post_attention_layernorm}
-    found |= {name: _rms(norm, plus_one=plus_one) for name, norm in norms.items()}
+    found: dict[str, Any] = {"head_dim": attention.head_dim, "scale": attention.scaling, "o": _linear(attention.o_proj)}
+    if "q" not in others:
+        found |= {name: _linear(getattr(attention, f"{name}_proj")) for name in "qkv"}
+    if "up" not in others:
+        found |= _routed(mlp) if hasattr(mlp, "experts") else _gated(mlp)
+    norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    found |= {name: _rms(getattr(block, norm), plus_one=plus_one) for name, norm in norms.items() if name not in others}
+    if hasattr(attention, "q_norm"):  # Qwen3, Gemma 3, OLMo 2 and 3
+        found |= {name: _rms(getattr(attention, name), plus_one=plus_one) for name in ("q_norm", "k_norm")}
     return Parts(**found | others)
 
 
-def _qwen3_parts(block: Any) -> Parts:
-    return _llama_parts(block, q_norm=_rms(block.self_attn.q_norm), k_norm=_rms(block.self_attn.k_norm))
+def _olmo_parts(block: Any) -> Parts:
+    """Norms on what the branches give, none on what they read."""
+    return _llama_parts(
+        block,
+        attention_norm=None,
+        mlp_norm=None,
+        post_attention_norm=_rms(block.post_attention_layernorm),
+        post_mlp_norm=_rms(block.post_feedforward_layernorm),
+    )
 
 
-def _gemma2_parts(block: Any) -> Parts:
+def _gpt_oss_parts(block: Any) -> Parts:
+    attention, experts, router = block.self_attn, block.mlp.experts, block.mlp.router
+    dtype = attention.q_proj.weight.dtype  # transformers keeps norms in float32
+    names = {"attention_norm": block.input_layernorm, "mlp_norm": block.post_attention_layernorm}
+    norms: dict[str, Any] = {
+        name: Norm("rms", norm.weight.to(dtype), None, norm.variance_epsilon) for name, norm in names.items()
+    }
+    # Experts store [input, output], and gate and up alternate.
+    first, biases = experts.gate_up_proj.mT, experts.gate_up_proj_bias
+    return _llama_parts(
+        block,
+        **norms,
+        gate=Linear(first[:, ::2], biases[:, ::2]),
+        up=Linear(first[:, 1::2], biases[:, 1::2]),
+        down=Linear(experts.down_proj.mT, experts.down_proj_bias),
+        activation=partial(_clamped_gate, experts.alpha, experts.limit),
+        up_activation=partial(_clamped_up, experts.limit),
+        routing=Routing(router.weight, router.top_k, among_chosen=True, bias=router.bias),
+        sink=attention.sinks,
+    )
+
+
+def _clamped_gate(alpha: float, limit: float, x: Tensor) -> Tensor:
+    x = x.clamp(max=limit)
+    return x * torch.sigmoid(alpha * x)
+
+
+def _clamped_up(limit: float, x: Tensor) -> Tensor:
+    return x.clamp(-limit, limit) + 1
+
+
+def _gpt_oss_drawn(config: Any) -> dict[str, Any]:
+    gate, up = (
+        partial(_clamped_gate, config.swiglu_alpha, config.swiglu_limit),
+        partial(_clamped_up, config.swiglu_limit),
+    )
+    experts = {"experts": config.num_local_experts, "chosen": config.num_experts_per_tok, "among_chosen": True}
+    return experts | {"activation": gate, "up_activation": up}
+
+
+def _gemma2_parts(block: Any, *, capped: bool = True) -> Parts:
     return _llama_parts(
         block,
         plus_one=True,
         mlp_norm=_rms(block.pre_feedforward_layernorm, plus_one=True),
         post_attention_norm=_rms(block.post_attention_layernorm, plus_one=True),
         post_mlp_norm=_rms(block.post_feedforward_layernorm, plus_one=True),
-        softcap=block.self_attn.attn_logit_softcapping,
+        softcap=block.self_attn.attn_logit_softcapping if capped else None,
     )
+
+
+def _phi3_parts(block: Any) -> Parts:
+    """Queries, keys and values in one matrix, gate and up in another."""
+    attention, mlp = block.self_attn, block.mlp
+    keys = attention.num_key_value_heads * attention.head_dim
+    fused = attention.qkv_proj.weight
+    parts = fused.split([len(fused) - 2 * keys, keys, keys]), mlp.gate_up_proj.weight.chunk(2)
+    linear: dict[str, Any] = {
+        name: Linear(weight, None) for name, weight in zip(("q", "k", "v", "gate", "up"), sum(parts, ()), strict=True)
+    }
+    return _llama_parts(block, **linear, down=_linear(mlp.down_proj), activation=mlp.activation_fn)
 
 
 def _gpt2_parts(block: Any) -> Parts:
@@ -120,10 +202,33 @@ def _gpt2_drawn(config: Any) -> dict[str, Any]:
     return plain | {"features": config.n_inner or 4 * config.n_embd, "activation": config.activation_function}
 
 
+def _routed_drawn(config: Any) -> dict[str, Any]:
+    if config.mlp_only_layers or config.decoder_sparse_step != 1:
+        raise InputError(
+            f"mlp_only_layers={config.mlp_only_layers}, decoder_sparse_step={config.decoder_sparse_step}: theory from the "
+            "config alone needs experts in every block; give the model itself"
+        )
+    chosen = {"chosen": config.num_experts_per_tok, "among_chosen": config.norm_topk_prob}
+    return {"features": config.moe_intermediate_size, "experts": config.num_experts} | chosen
+
+
+def _olmo_drawn(config: Any) -> dict[str, Any]:
+    return {"pre_norm": False, "post_norm": True}
+
+
+def _gemma2_drawn(config: Any) -> dict[str, Any]:
+    return {"activation": config.hidden_activation, "post_norm": True}
+
+
+def _bidirectional(config: Any) -> str | None:
+    return "its attention is bidirectional: there is no mask to measure" if config.use_bidirectional_attention else None
+
+
 @dataclass(frozen=True)
 class Family:
     """Where a family keeps what the view needs, and the block class that `parts` knows how to take apart."""
 
+    models: str  # by which users know it
     block: str
     parts: Callable[[Any], Parts]
     blocks: str = "layers"
@@ -132,26 +237,47 @@ class Family:
     output: str = "o_proj"  # of the attention
     positional: PositionalEncoding = "rope"
     learned: str | None = None  # the embedding of absolute positions
+    rotated: str | None = (
+        None  # the configuration's list of which blocks rotate (1) and which have no positions at all (0)
+    )
     drawn: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the fields of `Birth` differ from Llama's
     depth_scaled: bool = False  # transformers draws output and down projections more narrowly the deeper the model is
     root_scaled: bool = False  # embeddings are multiplied by sqrt(d) in the forward pass
+    sink_logits: bool = False
+    planes: bool = False  # rotations have one cosine and sine per plane, and not one per feature
     fused: Callable[[Any], dict[str, Tensor]] = lambda block: {}  # a block's matrices of which `parts` has copies
+    refuses: Callable[[Any], str | None] = lambda config: None  # why a configuration of the family is not supported
+    no_lens: str | None = None  # why TransformerLens does not run it; None: it does
+    lens_halves: bool = True  # it does so in 16 bits, too
 
 
 FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
     {
-        "llama": Family("LlamaDecoderLayer", _llama_parts),
-        "mistral": Family("MistralDecoderLayer", _llama_parts),
-        "qwen2": Family("Qwen2DecoderLayer", _llama_parts),
-        "qwen3": Family("Qwen3DecoderLayer", _qwen3_parts),
-        "gemma": Family("GemmaDecoderLayer", partial(_llama_parts, plus_one=True), root_scaled=True),
-        "gemma2": Family(
-            "Gemma2DecoderLayer",
-            _gemma2_parts,
-            drawn=lambda config: {"activation": config.hidden_activation, "post_norm": True},
+        "llama": Family("Llama 1 to 3, SmolLM2, TinyLlama", "LlamaDecoderLayer", _llama_parts),
+        "mistral": Family("Mistral 7B", "MistralDecoderLayer", _llama_parts),
+        "ministral": Family("Ministral 8B", "MinistralDecoderLayer", _llama_parts, no_lens="it has no bridge for it"),
+        "smollm3": Family("SmolLM3", "SmolLM3DecoderLayer", _llama_parts, rotated="no_rope_layers"),
+        "qwen2": Family("Qwen2, Qwen2.5", "Qwen2DecoderLayer", _llama_parts),
+        "qwen3": Family("Qwen3", "Qwen3DecoderLayer", _llama_parts),
+        "qwen3_moe": Family("Qwen3-MoE", "Qwen3MoeDecoderLayer", _llama_parts, drawn=_routed_drawn),
+        "olmo2": Family("OLMo 2", "Olmo2DecoderLayer", _olmo_parts, drawn=_olmo_drawn, lens_halves=False),
+        "olmo3": Family("OLMo 3", "Olmo3DecoderLayer", _olmo_parts, drawn=_olmo_drawn, lens_halves=False),
+        "phi3": Family("Phi-3, Phi-4", "Phi3DecoderLayer", _phi3_parts),
+        "gemma": Family("Gemma", "GemmaDecoderLayer", partial(_llama_parts, plus_one=True), root_scaled=True),
+        "gemma2": Family("Gemma-2", "Gemma2DecoderLayer", _gemma2_parts, drawn=_gemma2_drawn, root_scaled=True),
+        "gemma3_text": Family(
+            "Gemma 3 (text)",
+            "Gemma3DecoderLayer",
+            partial(_gemma2_parts, capped=False),  # a cap in the configuration is read by nobody
+            drawn=_gemma2_drawn,
             root_scaled=True,
+            refuses=_bidirectional,
+        ),
+        "gpt_oss": Family(
+            "gpt-oss", "GptOssDecoderLayer", _gpt_oss_parts, drawn=_gpt_oss_drawn, sink_logits=True, planes=True
         ),
         "gpt2": Family(
+            "GPT-2",
             "GPT2Block",
             _gpt2_parts,
             blocks="h",
@@ -164,6 +290,7 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             depth_scaled=True,
         ),
         "gpt_neox": Family(
+            "GPT-NeoX, Pythia",
             "GPTNeoXLayer",
             _gpt_neox_parts,
             final_norm="final_layer_norm",
@@ -175,16 +302,43 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
     }
 )
 
+_LATENT = "keys and values are made of a latent vector (MLA), and a part of each key is shared by all heads"
+_INDEXED = "each query attends to the keys that an index chooses"
+_LINEAR = "blocks have linear attention or a recurrence, which has no pattern, beside or instead of attention"
+_CHUNKED = "attention is cut into chunks, and queries without rotation grow with their position"
+_SHARED = "blocks reuse keys and values of other blocks, and scale their output"
+# What users ask for and why it is not here, by model type.
+REFUSED: MappingProxyType[str, str] = MappingProxyType(
+    dict.fromkeys(("llama4", "llama4_text"), _CHUNKED)
+    | dict.fromkeys(("deepseek_v2", "deepseek_v3"), _LATENT)
+    | dict.fromkeys(("deepseek_v32", "deepseek_v4"), _INDEXED)
+    | {
+        "gemma3": "it reads images, too, whose tokens see each other in both directions; give its text model (gemma3_text)"
+    }
+    | {"gemma3n": "the stream has several parallel copies", "gemma3n_text": "the stream has several parallel copies"}
+    | dict.fromkeys(("gemma4", "gemma4_text"), _SHARED)
+    | {"ministral3": "queries grow with their position"}
+    | dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _LINEAR)
+    | dict.fromkeys(("kimi_linear", "olmo_hybrid", "recurrent_gemma", "jamba", "bamba", "falcon_h1"), _LINEAR)
+    | dict.fromkeys(("nemotron_h", "granitemoehybrid"), _LINEAR)
+    | dict.fromkeys(("mamba", "mamba2", "rwkv"), "it has no attention")
+)
+
 
 def family_of(config: Any) -> Family:
     """The table's row for a configuration, or for a model type.
 
     Raises:
-        InputError: the model type is not in the table.
+        InputError: the model type is not in the table, or the family has variants of which this is one that is refused.
     """
     kind = config if isinstance(config, str) else config.model_type
+    if kind in REFUSED:
+        raise InputError(f"model type '{kind}' is not supported: {REFUSED[kind]}; headwater families lists what is")
     if kind not in FAMILIES:
         raise InputError(f"model type '{kind}' is not supported; supported families: {', '.join(FAMILIES)}")
+    why = None if isinstance(config, str) else FAMILIES[kind].refuses(config)
+    if why is not None:
+        raise InputError(f"this {kind} is not supported: {why}")
     return FAMILIES[kind]
 
 
@@ -196,6 +350,7 @@ def spec_of(config: Any) -> Spec:
     window = getattr(config, "sliding_window", None)
     if not getattr(config, "use_sliding_window", True):  # Qwen2 and Qwen3 carry the number without using it
         window = None
+    rotated = [1] * blocks if family.rotated is None else getattr(config, family.rotated)
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * blocks
     return Spec(
         family=config.model_type,
@@ -205,8 +360,9 @@ def spec_of(config: Any) -> Spec:
         head_dim=head_dim,
         width=width,
         vocabulary=config.vocab_size,
-        positional=(family.positional,) * blocks,
+        positional=tuple(family.positional if on else "none" for on in rotated[:blocks]),
         windows=tuple(window if kind == "sliding_attention" else None for kind in types),
         max_length=getattr(config, "max_position_embeddings", None),
         initializer_range=getattr(config, "initializer_range", None),
+        sink_logits=family.sink_logits and getattr(config, SINK_LOGITS, True),
     )

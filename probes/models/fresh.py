@@ -11,9 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..errors import InputError
-from .families import family_of, spec_of
+from .families import SINK_LOGITS, family_of, spec_of
 from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, of_config, resolve
 from .view import Birth
+
+NO_SINK = -1e30  # a learned sink logit of weight 0 beside any other, and finite as weights of checkpoints have to be
 
 
 def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
@@ -48,7 +50,7 @@ def check_sizes(config: Any) -> None:
     if not (spec.initializer_range or 0) > 0:
         raise InputError(f"the config has initializer_range={spec.initializer_range}; give a positive number, as 0.02")
     activation = _structure(config)["activation"]
-    if activation not in ACT2FN:
+    if isinstance(activation, str) and activation not in ACT2FN:
         raise InputError(f"the config's activation '{activation}' is none of transformers'; give one, as gelu or silu")
 
 
@@ -60,12 +62,15 @@ def birth_of(config: Any, rule: Initialization) -> Birth:
         drawn["embedding"] *= config.hidden_size**0.5
     if family.learned is None:
         drawn["positions"] = 0.0
-    found["activation"] = ACT2FN[found["activation"]]
+    if "experts" in found:
+        drawn["router"] = rule.up
+    if isinstance(found["activation"], str):
+        found["activation"] = ACT2FN[found["activation"]]
     return Birth(spec_of(config), **drawn | found, initialization=str(rule))
 
 
 def _structure(config: Any) -> dict[str, Any]:
-    """The fields of `Birth` that are no deviations, nor its spec; the activation by name."""
+    """The fields of `Birth` that are no deviations, nor its spec; an activation of transformers' by name."""
     found: dict[str, Any] = {"norm": "rms", "features": getattr(config, "intermediate_size", None)}
     found |= {"eps": getattr(config, "rms_norm_eps", None), "activation": getattr(config, "hidden_act", None)}
     return found | family_of(config).drawn(config)
@@ -85,6 +90,7 @@ def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: boo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    hold_sink_logits(model)
     _rescale(model, rule)
     family, decoder = family_of(config), model.get_decoder()
 
@@ -100,6 +106,14 @@ def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: boo
 
 
 @torch.no_grad()
+def hold_sink_logits(model: Any) -> None:
+    """Make learned sink logits of no weight, for good, where the config says `sink_logits: false`: heads without them."""
+    for name, parameter in model.named_parameters():
+        if not getattr(model.config, SINK_LOGITS, True) and name.endswith(".sinks"):
+            parameter.fill_(NO_SINK).requires_grad_(False)
+
+
+@torch.no_grad()
 def _rescale(model: Any, rule: Initialization) -> None:
     """Matrices as drawn by the model's configuration become those of `rule`, in place."""
     own, family, decoder = initialization_of(model.config), family_of(model.config), model.get_decoder()
@@ -112,6 +126,8 @@ def _rescale(model: Any, rule: Initialization) -> None:
         parts = family.parts(block)
         linear = {kind: getattr(parts, kind, None) for kind in KINDS}
         matrices += ({k: x.weight for k, x in linear.items() if x is not None} | family.fused(block)).items()
+        if parts.routing is not None:  # a router's deviation is that of the first matrices behind it
+            matrices.append(("up", parts.routing.weight))
     for kind, matrix in matrices:
         if getattr(rule, kind) != getattr(own, kind):
             matrix.mul_(getattr(rule, kind) / getattr(own, kind))

@@ -24,14 +24,16 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..run.memory import parts
-from .view import Attention, Edit, Spec, sees
+from .masks import sees
+from .view import Attention, Edit, Spec
 
 BAND = 512  # least queries per band of a sliding window; below, calls cost more than the keys outside the window
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
 SITES = ("residual", "query", "key", "value", "output", "logits")
 Given: TypeAlias = tuple[Tensor, Tensor | None]  # output, and the log-sum-exp where the kernel gives it
-# What transformers tells an attention function beside queries, keys and values. These three say what is computed:
-TOLD = ("scaling", "softcap", "sliding_window")
+# What transformers tells an attention function beside queries, keys and values. These say what is computed, the last being
+# gpt-oss's learned sink logits:
+TOLD = ("scaling", "softcap", "sliding_window", "s_aux")
 # Of these any other value would change the result:
 HARMLESS: MappingProxyType[str, tuple[Any, ...]] = MappingProxyType(
     {"dropout": (0.0,), "is_causal": (True, None), "head_mask": (None,), "past_key_values": (None,)}
@@ -42,20 +44,30 @@ IGNORED = ("position_ids", "cache_position", "use_cache", "output_attentions", "
 
 
 def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
-    """The attention with its output and, with `normalizer`, its log-sum-exp; differentiable."""
+    """The attention with its output and, with `normalizer`, its log-sum-exp; differentiable.
+
+    No kernel knows learned sink logits s. With one in the denominator, outputs are those without it times
+    `sigmoid(log Z_i - s)`, and its log-sum-exp is `log(exp(log Z_i) + exp(s))`.
+    """
+    wanted = normalizer or attention.sink is not None
     length = attention.query.shape[-2]
     windowed = attention.window is not None and length > attention.window
-    unusual = attention.softcap is not None or attention.slopes is not None or attention.reweigh
-    if unusual or (windowed and attention.prefix is not None):
+    unusual = attention.softcap is not None or attention.slopes is not None or bool(attention.reweigh)
+    unusual = unusual or (windowed and attention.prefix is not None)
+    if unusual:
         output, log_z = _written_out(attention)
     elif attention.prefix is not None and attention.prefix > 1:  # all queries see key 0 as it is
-        output, log_z = _prefixed(attention, attention.prefix, normalizer)
+        output, log_z = _prefixed(attention, attention.prefix, wanted)
     elif windowed:
-        output, log_z = _banded(attention, normalizer)
+        output, log_z = _banded(attention, wanted)
     else:
-        output, log_z = _kernel(attention.query, attention.key, attention.value, None, attention.scale, normalizer)
-    if normalizer and log_z is None:
+        output, log_z = _kernel(attention.query, attention.key, attention.value, None, attention.scale, wanted)
+    if wanted and log_z is None:
         output, log_z = _written_out(attention)
+    elif attention.sink is not None and log_z is not None and not unusual:
+        sink = attention.sink.to(log_z)[:, None]
+        output = output * torch.sigmoid(log_z - sink)[..., None].to(output)
+        log_z = torch.logaddexp(log_z, sink)
     return replace(attention, output=output, normalizer=log_z if normalizer else None)
 
 
@@ -196,5 +208,10 @@ def check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) 
             raise InputError(
                 f"{kind} gives its attention {name}={value!s:.40}, which probes do not follow; give a model without it"
             )
+    learned = told.get("s_aux")
+    if learned is not None and learned.ndim != 1:
+        raise InputError(
+            f"{kind} gives its attention s_aux of shape {tuple(learned.shape)}, no logit per head; give a model without it"
+        )
     if mask is not None:
         raise InputError(f"{kind} gives its attention a mask of its own, which probes do not follow")

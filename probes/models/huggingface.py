@@ -30,9 +30,10 @@ from .families import family_of, spec_of
 from .fresh import fresh_model, initialization_of
 from .fused import check_edits
 from .hooks import Origin, obstacle, own_forward, version
+from .identity import weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening
-from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched, weights_hash
+from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched
 from .wrappers import unwrap_within
 
 
@@ -119,6 +120,8 @@ class HuggingFaceView(Watched):
         self._split = split.is_split(model)
         self.device: torch.device = split.execution_device(self._blocks[0]) if self._split else parameter.device
         self.dtype: torch.dtype = parameter.dtype
+        if self.dtype == torch.float64 and getattr(config, "_experts_implementation", None) is not None:
+            model.set_experts_implementation("eager")  # the grouped products that are usual know no float64
         self.offloaded: bool = any(parameter.device != self.device for parameter in self._blocks.parameters())
 
     @property
@@ -131,7 +134,13 @@ class HuggingFaceView(Watched):
 
     def _identity(self) -> Identity:
         described = self._model.config.to_dict()
-        for key in ("transformers_version", "_attn_implementation", "_name_or_path", "dtype"):
+        for key in (
+            "transformers_version",
+            "_attn_implementation",
+            "_experts_implementation",
+            "_name_or_path",
+            "dtype",
+        ):
             described.pop(key, None)
         return Identity(
             name=self._name,
@@ -214,9 +223,11 @@ class HuggingFaceView(Watched):
         for layer, call in enumerate(calls):
             args, kwargs = call.fired[-1]
             stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs, self.device)
+            if rotation is not None and self._family.planes:
+                rotation = (torch.cat([rotation[0]] * 2, -1), torch.cat([rotation[1]] * 2, -1))
             streams.append(stream)
             blocks.append(self._listened(layer, block, [edit for edit in edits if edit.layer == layer]))
-            rotary.append(rotation)
+            rotary.append(rotation if self.spec.positional[layer] == "rope" else None)
         recorded = tuple(site.value(self.spec.family) for site in sites) if attention else ()
         return Trace((*streams, last.value(self.spec.family)), tuple(blocks), tuple(rotary), recorded)
 
@@ -402,5 +413,5 @@ def _recorded_block(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         return (output[0] if isinstance(output, tuple) else output).to(device)
 
     pair = kwargs.get("position_embeddings")
-    rotation = None if pair is None else (pair[0][0].to(device), pair[1][0].to(device))
+    rotation = None if pair is None else (pair[0][0].to(recorded), pair[1][0].to(recorded))  # OLMo's are in float32
     return recorded, block, rotation

@@ -50,7 +50,7 @@ class LensView(HuggingFaceView):
 
     def __init__(self, bridge: TransformerBridge, *, tokenizer: Any | None = None, **described: Any) -> None:
         config = bridge.original_model.config
-        family_of(config)
+        refuse_family(config, next(bridge.original_model.parameters()).dtype)
         if getattr(bridge, "compatibility_mode", False):
             raise InputError(
                 "this TransformerBridge is in compatibility mode (folded, centred weights); "
@@ -66,10 +66,14 @@ class LensView(HuggingFaceView):
         copies: set[int] = set()
         for block in self._blocks:
             attention: Any = block.attn
-            if hasattr(attention, "qkv"):
-                split = attention.split_qkv_matrix(attention.original_component)
-                own = [tensor for part in (attention.q, attention.k, attention.v) for tensor in part.parameters()]
-                fused = [tensor for part in split for tensor in part.parameters()]
+            mlp: Any = getattr(block, "mlp", None)
+            for module, names in ((attention, ("q", "k", "v")), (mlp, ("gate", "in"))):
+                apart: Any = getattr(module, "split_qkv_matrix", None) or getattr(module, "split_gate_up_matrix", None)
+                if apart is None or (module is attention and not hasattr(module, "qkv")):
+                    continue
+                parts = apart(module.original_component)
+                own = [tensor for name in names for tensor in getattr(module, name).parameters()]
+                fused = [tensor for part in parts for tensor in part.parameters()]
                 if all(torch.equal(a, b) for a, b in zip(own, fused, strict=True)):
                     copies |= {id(tensor) for tensor in own}
         return (tensor for tensor in super()._weights() if id(tensor) not in copies)
@@ -152,7 +156,7 @@ class LensView(HuggingFaceView):
                 hooks = {attention.v.hook_out: projected(layer, "value", self.spec.kv_heads)}
                 if edited & {(layer, "output"), (layer, "logits")}:
                     hooks[attention.o.hook_in] = mixed(layer)
-                if self._family.positional != "rope":
+                if self.spec.positional[layer] != "rope":
                     hooks[attention.q.hook_out] = projected(layer, "query", self.spec.heads)
                     hooks[attention.k.hook_out] = projected(layer, "key", self.spec.kv_heads)
                 elif hasattr(attention, ROTATION):  # fused projections: hook_rot_q and hook_rot_k exist, but never fire
@@ -185,10 +189,20 @@ class LensView(HuggingFaceView):
             scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
             softcap=getattr(original, "attn_logit_softcapping", None),
             window=self.spec.windows[layer],
+            sink=getattr(original, "sinks", None),
         )
 
     def _output_projection(self, layer: int) -> nn.Module:
         return self._blocks[layer].attn.o  # type: ignore[union-attr, return-value]
+
+
+def refuse_family(config: Any, dtype: torch.dtype) -> None:
+    """Raises InputError for a family that TransformerLens does not run, or not in that precision."""
+    why = family_of(config).no_lens
+    if why is None and dtype in (torch.bfloat16, torch.float16) and not family_of(config).lens_halves:
+        why = f"its rotations are in float32, which a bridge multiplies with values in {str(dtype).removeprefix('torch.')}"
+    if why is not None:
+        raise InputError(f"TransformerLens cannot run this {config.model_type}: {why}; use backend transformers")
 
 
 def refuse_split(model: nn.Module) -> None:
@@ -206,6 +220,7 @@ def boot(model: Any, name: str) -> TransformerBridge:
     The bridge gets no tokenizer. TransformerLens would read it again from disk or the hub, make it prepend BOS, and give
     the caller's own new special tokens; the views keep the tokenizer themselves.
     """
+    refuse_family(model.config, next(model.parameters()).dtype)
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)  # it warns about every name that is none of its own
     try:

@@ -30,7 +30,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..run.memory import share_of
-from .pointwise import Normalized, close, rotate, value_and_slope
+from .feedforward import affine, feed_forward
+from .pointwise import Normalized, close, normed, rotate
 from .view import Linear, Norm, Parts
 
 # Queries per band: bounds memory at B H band K T numbers, and skips what lies above the diagonal for T much above it.
@@ -78,10 +79,6 @@ class AutogradBlock:
         return ((ahead - behind) / (2 * step))[:, None, rows]
 
 
-def _affine(linear: Linear, x: Tensor) -> Tensor:
-    return torch.nn.functional.linear(x, linear.weight, linear.bias)
-
-
 def _normed(norm: Norm | None, x: Tensor) -> tuple[Normalized | None, Tensor]:
     made = None if norm is None else Normalized(norm, x)
     return made, x if made is None else made.output
@@ -103,11 +100,11 @@ class LinearizedBlock:
     ) -> None:
         self.parts, self.rotary, self.folded = parts, rotary, folded or Folded.of(parts)
         self.stream = stream
-        self.stream_norm = Normalized(parts.attention_norm, stream)
+        self.stream_norm = normed(parts.attention_norm, stream)
         n1 = self.stream_norm.output
 
         def split(linear: Linear) -> Tensor:  # [B, heads, T, c]
-            return _affine(linear, n1).unflatten(-1, (-1, parts.head_dim)).transpose(1, 2)
+            return affine(linear, n1).unflatten(-1, (-1, parts.head_dim)).transpose(1, 2)
 
         (self.q_norm, q), (self.k_norm, k) = (
             _normed(parts.q_norm, split(parts.q)),
@@ -119,21 +116,12 @@ class LinearizedBlock:
         self.query, self.key = q * parts.scale, k  # the scale rides on the query from here on
         self.groups = q.shape[1] // k.shape[1]
         self.mixed = mixed = self._attend()  # [B, H, T, c]
-        branch = _affine(parts.o, mixed.transpose(1, 2).flatten(2))
+        branch = affine(parts.o, mixed.transpose(1, 2).flatten(2))
         self.post_attention, branch = _normed(parts.post_attention_norm, branch)
         self.middle = middle = stream + branch  # after attention
-        self.mlp_norm = Normalized(parts.mlp_norm, stream if parts.parallel else middle)
-        n2 = self.mlp_norm.output
-        up = _affine(parts.up, n2)
-        if parts.gate is None:
-            hidden, slope = value_and_slope(parts.activation, up)
-            self.slopes = (slope,)
-        else:
-            gate = _affine(parts.gate, n2)
-            hidden, slope = value_and_slope(parts.activation, gate)
-            self.slopes = (slope * up, hidden)  # derivatives of hidden * up by gate and by up
-            hidden = hidden * up
-        self.post_mlp, branch = _normed(parts.post_mlp_norm, _affine(parts.down, hidden))
+        self.mlp_norm = normed(parts.mlp_norm, stream if parts.parallel else middle)
+        self.feed_forward = feed_forward(parts, self.mlp_norm.output, self.folded.mlp)
+        self.post_mlp, branch = _normed(parts.post_mlp_norm, self.feed_forward.output)
         self.output = middle + branch
 
     def gives(self, after: Tensor) -> bool:
@@ -170,11 +158,18 @@ class LinearizedBlock:
         visible = j <= i if self.parts.window is None else (j <= i) & (j > i - self.parts.window)
         return logits.masked_fill_(~visible, float("-inf")), slope
 
+    def _pattern(self, logits: Tensor) -> Tensor:
+        """Weights of a band's logits; with a learned sink logit, which reads nothing, rows sum to less than 1."""
+        if self.parts.sink is None:
+            return logits.softmax(-1)
+        sink = self.parts.sink.view(-1, self.groups, 1, 1).to(logits).expand(*logits.shape[:-1], 1)
+        return torch.cat([logits, sink], -1).softmax(-1)[..., :-1]
+
     def _attend(self) -> Tensor:
         outputs = []
         for queries, keys in self._bands(self.query.shape[2]):
             logits, _ = self._logits(queries, keys)
-            outputs.append(logits.softmax(-1) @ self.value[:, :, None, keys])
+            outputs.append(self._pattern(logits) @ self.value[:, :, None, keys])
         return torch.cat(outputs, -2).flatten(1, 2)
 
     def _attention_pullback(self, d_mixed: Tensor, first: int, frozen: bool) -> Tensor:
@@ -199,7 +194,7 @@ class LinearizedBlock:
             at = slice(queries.start - first, queries.stop - first)
             n, m = queries.stop - queries.start, keys.stop - keys.start
             logits, slope = self._logits(queries, keys)
-            pattern = logits.softmax(-1)  # [B, G, g, n, m]
+            pattern = self._pattern(logits)  # [B, G, g, n, m]
             out = d_out[..., at, :, :]
             # All heads of a group write to the same keys: their query rows are stacked into one contraction.
             stacked = out.reshape(batch, kv, self.groups * n, count * c)
@@ -282,12 +277,7 @@ class LinearizedBlock:
         if self.post_attention is not None:
             branch = self.post_attention.pushed(branch, rows) * self.post_attention.weight
         middle = own + branch
-        d_up = self.mlp_norm.pushed(own if parts.parallel else middle, rows) @ self.folded.mlp.T
-        width = d_up.shape[-1] // len(self.slopes)
-        d_hidden = d_up[..., :width].mul_(self.slopes[0][:, rows])
-        if len(self.slopes) == 2:
-            d_hidden.addcmul_(d_up[..., width:], self.slopes[1][:, rows])
-        branch = d_hidden @ parts.down.weight.T
+        branch = self.feed_forward.pushed(self.mlp_norm.pushed(own if parts.parallel else middle, rows), rows)
         if self.post_mlp is not None:
             branch = self.post_mlp.pushed(branch, rows) * self.post_mlp.weight
         return middle.add_(branch)
@@ -316,7 +306,7 @@ class LinearizedBlock:
             band = slice(queries.start - rows.start, queries.stop - rows.start)
             n, m = queries.stop - queries.start, keys.stop - keys.start
             logits, slope = self._logits(queries, keys)
-            pattern = logits.softmax(-1)  # [B, G, g, n, m]
+            pattern = self._pattern(logits)  # [B, G, g, n, m]
             # Of the keys that the band sees, those that have tangents.
             seen = slice(None) if positions is None else positions - keys.start
             some = keys if positions is None else slice(None)
@@ -343,11 +333,7 @@ class LinearizedBlock:
         """
         parts = self.parts
         d_branch = cotangent if self.post_mlp is None else self.post_mlp.pullback(cotangent, rows)
-        d_hidden = d_branch @ parts.down.weight
-        *gate, up = self.folded.mlp.split(d_hidden.shape[-1])
-        # One product after the other: both cotangents side by side would be written and read once more.
-        d_normed = 0 if not gate else (d_hidden * self.slopes[0][:, rows]) @ gate[0]
-        d_normed = (d_hidden.mul_(self.slopes[-1][:, rows]) @ up).add_(d_normed)
+        d_normed = self.feed_forward.pullback(d_branch, rows)
         middle = cotangent.clone()
         if not parts.parallel:
             self.mlp_norm.add_pullback(middle, d_normed, rows)
@@ -357,23 +343,24 @@ class LinearizedBlock:
 
 @dataclass(frozen=True)
 class Folded:
-    """First matrices of a block's branches (q, k, v; gate, up), stacked, the norms' weights folded in.
+    """First matrices of a block's branches (q, k, v; gate, up), stacked, the norms' weights folded in; none of experts.
 
     One pass over cotangents less; and it is the same for every prompt, so a block that is linearized at many streams
     needs it once.
     """
 
-    mlp: Float[Tensor, "features d"]
+    mlp: Float[Tensor, "features d"] | None  # None: experts', which are too many to copy
     attention: Float[Tensor, "projected d"]
 
     @classmethod
     @torch.no_grad()
     def of(cls, parts: Parts) -> Folded:
-        first = [parts.up.weight] if parts.gate is None else [parts.gate.weight, parts.up.weight]
-        return cls(
-            torch.cat(first) * parts.mlp_norm.weight,
-            torch.cat([parts.q.weight, parts.k.weight, parts.v.weight]) * parts.attention_norm.weight,
-        )
+        def stacked(norm: Norm | None, *first: Linear | None) -> Tensor:
+            matrices = torch.cat([linear.weight for linear in first if linear is not None])
+            return matrices if norm is None else matrices * norm.weight
+
+        mlp = None if parts.routing is not None else stacked(parts.mlp_norm, parts.gate, parts.up)
+        return cls(mlp, stacked(parts.attention_norm, parts.q, parts.k, parts.v))
 
 
 def flops(parts: Parts, *, length: int, rows: int | None = None) -> int:
@@ -397,6 +384,9 @@ def own_flops(parts: Parts, *, length: int, positions: int) -> int:
 
 
 def _sizes(parts: Parts) -> tuple[int, int]:
-    first = parts.up.weight.numel() + (0 if parts.gate is None else parts.gate.weight.numel())
-    qkv = parts.q.weight.numel() + parts.k.weight.numel() + parts.v.weight.numel()
-    return parts.down.weight.numel() + first, qkv
+    """Multiply-adds of one position in the feed-forward and in the projections of attention's input."""
+    mlp = sum(0 if linear is None else linear.weight.numel() for linear in (parts.gate, parts.up, parts.down))
+    if parts.routing is not None:
+        route, width = parts.routing, parts.down.weight.shape[-2]
+        mlp = mlp * route.chosen // len(route.weight) + route.weight.numel() + route.chosen * width  # weighing outputs
+    return mlp, parts.q.weight.numel() + parts.k.weight.numel() + parts.v.weight.numel()

@@ -103,6 +103,7 @@ def _attention_forward(
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
         softcap=kwargs.get("softcap"),
         window=kwargs.get("sliding_window"),
+        sink=kwargs.get("s_aux"),
         reweigh=() if heard is None or layer is None else heard.reweighing(layer),
     )
     if heard is not None and layer is not None and heard.past is not None:

@@ -69,12 +69,13 @@ class Sizes:
     def of(cls, model: View) -> Sizes:
         """The model's, from its first block."""
         spec, parts = model.spec, model.parts(0)
+        experts = 1 if parts is None or parts.routing is None else parts.routing.chosen
         return cls(
             width=spec.width,
             heads=spec.heads,
             queries=spec.heads * spec.head_dim,
             keys=spec.kv_heads * spec.head_dim,
-            features=4 * spec.width if parts is None else parts.down.weight.shape[1],
+            features=4 * spec.width if parts is None else experts * parts.down.weight.shape[-1],
             gated=parts is None or parts.gate is not None,
             blocks=spec.blocks,
             itemsize=model.dtype.itemsize,

@@ -11,22 +11,29 @@ from .view import Norm
 
 
 class Normalized:
-    """A norm at a recorded stream: output, and the derivative's transpose with the weight left to the caller."""
+    """A norm at a recorded stream: output, and the derivative's transpose with the weight left to the caller.
+
+    Heads' vectors [B, H, T, c] may have a norm of their own each, or one over all heads' features, whose weight is H c long.
+    """
 
     def __init__(self, norm: Norm, stream: Tensor) -> None:
         self.layer = norm.kind == "layer"
-        self.weight = norm.weight
+        self.over: tuple[int, ...] = (-1,) if norm.weight.numel() == stream.shape[-1] else (-3, -1)
+        self.weight = norm.weight if len(self.over) == 1 else norm.weight.view(-1, 1, stream.shape[-1])
+        self.size = norm.weight.numel()
         centred = stream - stream.mean(-1, keepdim=True) if self.layer else stream
-        self.inverse = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + norm.eps)  # [B, T, 1]
+        self.inverse = torch.rsqrt(
+            centred.pow(2).mean(self.over, keepdim=True) + norm.eps
+        )  # [B, T, 1] or [B, H or 1, T, 1]
         self.unit = centred * self.inverse  # [B, T, d]
-        self.output = self.unit * norm.weight if norm.bias is None else self.unit * norm.weight + norm.bias
+        self.output = self.unit * self.weight if norm.bias is None else self.unit * self.weight + norm.bias
 
     def add_pullback(self, total: Tensor, weighted: Tensor, rows: slice | Tensor = slice(None)) -> None:
         """total += ((g - unit <g, unit>/d [- mean g]) / rms), g the cotangent of `unit`; `weighted` is overwritten."""
         unit, inverse = self.unit[:, rows], self.inverse[:, rows]
         if self.layer:
             weighted -= weighted.mean(-1, keepdim=True)
-        along = torch.linalg.vecdot(weighted, unit).unsqueeze(-1).mul_(inverse).div_(-unit.shape[-1])
+        along = self._along(weighted, unit).mul_(inverse)
         total.addcmul_(weighted, inverse).addcmul_(along, unit)
 
     def pushed(self, tangent: Tensor, rows: slice | Tensor | tuple[slice, slice | Tensor] = slice(None)) -> Tensor:
@@ -35,14 +42,37 @@ class Normalized:
         unit, inverse = self.unit[where], self.inverse[where]
         if self.layer:
             tangent = tangent - tangent.mean(-1, keepdim=True)
-        along = torch.linalg.vecdot(tangent, unit).unsqueeze(-1).div_(-unit.shape[-1])
-        return torch.addcmul(tangent, along, unit).mul_(inverse)
+        return torch.addcmul(tangent, self._along(tangent, unit), unit).mul_(inverse)
+
+    def _along(self, x: Tensor, unit: Tensor) -> Tensor:
+        """-<x, unit> / d, over all heads where the norm is."""
+        along = torch.linalg.vecdot(x, unit).unsqueeze(-1)
+        return (along if len(self.over) == 1 else along.sum(-3, keepdim=True)).div_(-self.size)
 
     def pullback(self, cotangent: Tensor, rows: slice = slice(None)) -> Tensor:
         """The whole derivative's transpose, weight included, into a new tensor."""
         total = torch.zeros_like(cotangent)
         self.add_pullback(total, cotangent * self.weight, rows)
         return total
+
+
+class Bare(Normalized):
+    """No norm: the stream as it is, where a block has none before a branch."""
+
+    def __init__(self, stream: Tensor) -> None:
+        self.unit = self.output = stream
+        self.inverse = torch.ones_like(stream[..., :1])
+
+    def add_pullback(self, total: Tensor, weighted: Tensor, rows: slice | Tensor = slice(None)) -> None:
+        total += weighted
+
+    def pushed(self, tangent: Tensor, rows: slice | Tensor | tuple[slice, slice | Tensor] = slice(None)) -> Tensor:
+        return tangent.clone()
+
+
+def normed(norm: Norm | None, stream: Tensor) -> Normalized:
+    """The norm at that stream, or what stands for none."""
+    return Bare(stream) if norm is None else Normalized(norm, stream)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:

@@ -164,7 +164,8 @@ def swapped(
         reference: prompts that "mean" is taken over from block 1 on.
 
     Raises:
-        InputError: no such replacement, block, part or dose, an id outside the vocabulary, or no prompts for a mean.
+        InputError: no such replacement, block, part or dose, an id outside the vocabulary, or no prompts for a mean; another
+            part than the stream where position 0 does not attend to itself alone (a prefix, learned sink logits).
     """
     model = unswapped(model)
     replacement = check_replacement(model, replacement)
@@ -176,6 +177,11 @@ def swapped(
         raise InputError(f"dose={dose:g} is out of range; give 0 to 1")
     if part != "stream" and (model.spec.prefix or 0) > 1:
         raise InputError(f"part '{part}': position 0 of {model.identity.name} reads later positions; give stream")
+    if part != "stream" and model.spec.sink_logits:
+        raise InputError(
+            f"part '{part}': position 0 of {model.identity.name} shares its attention with learned sink logits, and would "
+            "not keep its stream; give stream"
+        )
     if replacement == "drawn" and (layer or part != "stream"):
         raise InputError(
             "replacement 'drawn' is a token for every prompt, at layer 0, part stream; give an id elsewhere"

@@ -9,8 +9,7 @@ Shapes in docstrings: B prompts, T positions, d width, H query heads, G key-valu
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .initialization import CONFIG, Rule
+from .masks import sees
 
 PositionalEncoding = Literal["rope", "learned", "none"]
 
@@ -42,6 +42,7 @@ class Spec:
     max_length: int | None  # positions the checkpoint was made for
     initializer_range: float | None
     prefix: int | None = None  # every query sees the first so many positions; under a full mask that is all
+    sink_logits: bool = False  # every head has a learned one (see `Attention.sink`)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Identity:
 class Birth:
     """What fresh weights of a configuration are drawn from: standard deviations of independent normal entries, mean zero.
 
-    Biases start at zero and norm weights at one in all supported families.
+    Biases start at zero and norm weights at one in all supported families; learned sink logits are taken as zero.
     """
 
     spec: Spec
@@ -80,9 +81,15 @@ class Birth:
     norm: Literal["rms", "layer"]
     eps: float
     parallel: bool = False
-    post_norm: bool = False  # norms on the branches' outputs, too
+    pre_norm: bool = True  # norms on what the branches read
+    post_norm: bool = False  # norms on the branches' outputs
+    experts: int | None = None  # of which a router chooses; None: one feed-forward
+    chosen: int = 0
+    among_chosen: bool = False  # weights of experts are a softmax over those chosen, not over all
+    router: float = 0.0  # deviation of the router's weights
     slopes: tuple[float, ...] | None = None  # ALiBi's, one per head; the same in all blocks
     initialization: str | None = None  # the rule, as results have it
+    up_activation: Callable[[Tensor], Tensor] | None = None  # see `Parts`
 
 
 @dataclass(frozen=True)
@@ -97,10 +104,24 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """`x @ weight.T + bias`."""
+    """`x @ weight.T + bias`; of experts, one after the other."""
 
-    weight: Float[Tensor, "output input"]
-    bias: Float[Tensor, " output"] | None
+    weight: Float[Tensor, "*expert output input"]
+    bias: Float[Tensor, "*expert output"] | None
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Which experts a position's feed-forward is made of: the `chosen` ones with the largest logits, weight n + bias.
+
+    n is what the feed-forward reads. Outputs of experts are added with the softmax of the logits, over all experts, or over
+    those chosen with `among_chosen`.
+    """
+
+    weight: Float[Tensor, "expert d"]
+    chosen: int
+    among_chosen: bool
+    bias: Float[Tensor, " expert"] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,11 +129,12 @@ class Parts:
     """A block taken apart: what the linearized block and the theory of random models are computed from.
 
     Sequential blocks add attention to the stream before the feed-forward reads it; `parallel` ones (GPT-NeoX) feed both
-    from the block's input. All tensors are the model's own, not copies, except where a family stores them fused.
+    from the block's input. All tensors are the model's own, not copies, except where a family stores them fused. With
+    `routing`, matrices of the feed-forward have experts as their first axis.
     """
 
-    attention_norm: Norm
-    mlp_norm: Norm
+    attention_norm: Norm | None  # None: the branch reads the stream as it is (OLMo 2 and 3)
+    mlp_norm: Norm | None
     q: Linear
     k: Linear
     v: Linear
@@ -126,15 +148,19 @@ class Parts:
     softcap: float | None = None  # logits become softcap * tanh(logits / softcap)
     window: int | None = None
     slopes: Float[Tensor, " H"] | None = None  # ALiBi: each head's logits lose slope * (i - j)
-    q_norm: Norm | None = None  # per head, before rotation (Qwen3)
+    q_norm: Norm | None = None  # before rotation: per head (Qwen3), or over all heads, H c long (OLMo)
     k_norm: Norm | None = None
     post_attention_norm: Norm | None = None  # on the branch's output, before it is added (Gemma-2)
     post_mlp_norm: Norm | None = None
     parallel: bool = False
+    routing: Routing | None = None  # None: one feed-forward for all positions
+    up_activation: Callable[[Tensor], Tensor] | None = None  # `down(act(gate(x)) * up_act(up(x)))`; None: the identity
+    sink: Float[Tensor, " H"] | None = None  # as in `Attention`
 
 
 # (logits [B, H, query, key], log Z [B, H, query, 1], positions of queries and keys, which broadcast to the logits)
-# -> (logits, log Z): weights are exp(logits - log Z). Whole rows: every key that a query sees is in them.
+# -> (logits, log Z): weights are exp(logits - log Z). Whole rows: every key that a query sees is in them, and the learned
+# sink logit, if there is one, as a key at position -1.
 Reweigh: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -143,7 +169,8 @@ class Attention:
     """What one block's attention multiplied: q, k `[B, H, T, c]` after rotation, v alike, and the scale of q.k.
 
     `output` and `normalizer` are what the kernel that ran gave, `sum_j A_ij v_j` and `log Z_i` (the log-sum-exp of a
-    query's logits over the keys it sees); None where the kernel that ran does not give them. `reweigh`: edits of "logits".
+    query's logits over the keys it sees and the learned sink logit); None where the kernel that ran does not give them.
+    `reweigh`: edits of "logits".
     """
 
     query: Float[Tensor, "batch head position c"]
@@ -157,6 +184,7 @@ class Attention:
     output: Float[Tensor, "batch head position c"] | None = None
     normalizer: Float[Tensor, "batch head position"] | None = None
     reweigh: tuple[Reweigh, ...] = ()
+    sink: Float[Tensor, " head"] | None = None  # a learned logit that takes part in each softmax and reads nothing
 
     def first_key(self, start: int) -> int:
         """The first key that any query from `start` on sees."""
@@ -194,10 +222,14 @@ class Attention:
 
     def edited(self, logits: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Whole rows of logits and their log-sum-exp `[B, H, query, 1]`, after the edits of them."""
+        count = logits.shape[-1]
+        if self.sink is not None:
+            sink, keys = self.sink.to(logits)[:, None, None], torch.nn.functional.pad(keys, (0, 1), value=-1)
+            logits = torch.cat([logits, sink.expand(*logits.shape[:-1], 1)], -1)
         log_z = logits.logsumexp(-1, keepdim=True)
         for change in self.reweigh:
             logits, log_z = change(logits, log_z, queries, keys)
-        return logits, log_z
+        return logits[..., :count], log_z
 
     def logits_of(self, products: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """Logits of scaled products `[B, H, ...]` of the queries and keys at these positions, which broadcast to `...`.
@@ -219,7 +251,7 @@ class Attention:
 
     def detached(self) -> Attention:
         """The same without its history."""
-        tensors = ("query", "key", "value", "output", "normalizer")
+        tensors = ("query", "key", "value", "output", "normalizer", "sink")
         values = {name: getattr(self, name) for name in tensors}
         return replace(self, **{name: None if x is None else x.detach() for name, x in values.items()})
 
@@ -363,46 +395,6 @@ def obstacle(model: Any, layer: int) -> str | None:
         model = model.original
     found = getattr(model, "obstacle", None)
     return None if found is None else found(layer)
-
-
-def weights_hash(weights: Iterable[Tensor]) -> str:
-    """SHA-256 over the tensors' own hashes (dtype, shape, bytes of the values), sorted.
-
-    Names do not enter: the same weights have the same hash behind TransformerLens, which renames modules.
-    """
-    digests = []
-    for tensor in weights:
-        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        digests.append(digest.digest())
-    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
-
-
-def contentless_patterns(
-    length: int, window: int | None, slopes: Float[Tensor, " H"] | None, device: torch.device | str = "cpu"
-) -> Float[Tensor, "H query key"]:
-    """Patterns of logits without content: uniform over what the mask shows, one for all; under ALiBi each head's decay."""
-    mask = causal_mask(length, window, device)
-    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
-    rates = torch.zeros(1, dtype=torch.float64, device=device) if slopes is None else slopes.to(device)
-    return (-rates[:, None, None] * distance).masked_fill(~mask, float("-inf")).softmax(-1)
-
-
-def causal_mask(length: int, window: int | None, device: torch.device | str = "cpu") -> Tensor:
-    """Boolean [query, key], true where the query may look: keys up to itself, the last `window` of them if given."""
-    positions = torch.arange(length, device=device)
-    return sees(positions[:, None], positions[None, :], window)
-
-
-def sees(query: Tensor, key: Tensor, window: int | None, prefix: int | None = None) -> Tensor:
-    """Boolean, broadcast: whether queries at these positions may look at keys at those.
-
-    Every query sees the first `prefix` keys, those after it among them; else keys up to itself, the last `window` of them.
-    """
-    seen = key <= query
-    if window is not None:
-        seen = seen & (key > query - window)
-    return seen if prefix is None else seen | (key < prefix)
 
 
 Seen = TypeVar("Seen")

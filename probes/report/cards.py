@@ -117,6 +117,12 @@ def positional(config: Mapping[str, Any]) -> str:
     """The positional encoding in words, from a configuration; empty where it does not say."""
     rope = _value(config, "rope_parameters", "rope_scaling")
     rope = dict(rope) if isinstance(rope, Mapping) else {}
+    bare = list(config.get("no_rope_layers") or []).count(0)  # 1 there means with rotation
+    if bare:
+        return f"{positional({**config, 'no_rope_layers': None})}; none in {bare} of {len(config['no_rope_layers'])} blocks"
+    if rope and all(isinstance(one, Mapping) for one in rope.values()):  # by the type of block
+        kinds = [f"{positional({'rope_parameters': one})} ({kind.replace('_', ' ')})" for kind, one in rope.items()]
+        return "; ".join(dict.fromkeys(kinds))
     theta = rope.get("rope_theta", _value(config, "rope_theta", "rotary_emb_base"))
     if theta is not None or rope:
         kind = str(rope.get("rope_type", rope.get("type", "default")))

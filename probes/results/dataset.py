@@ -114,6 +114,15 @@ def dataset(
     return xr.Dataset(made, coords=given, attrs=attributes(attrs or {}))
 
 
+def by_block(spec: Any, layers: Iterable[int] | None = None) -> dict[str, Any]:
+    """Coordinates of results by block: their numbers and, in a model whose blocks differ in it, their positional encoding."""
+    numbers = list(range(spec.blocks) if layers is None else layers)
+    if len(set(spec.positional)) == 1:
+        return {"layer": numbers}
+    encodings = [spec.positional[layer] for layer in numbers]
+    return {"layer": numbers, "positional": (("layer",), encodings, {"long_name": "positional encoding", "units": "1"})}
+
+
 def save(ds: xr.Dataset, path: str | Path) -> None:
     """Write one NetCDF-4 file, floats compressed; an interruption or a full disk leaves what was there before.
 

@@ -113,7 +113,7 @@ def _of_sinks(ds: xr.Dataset) -> Found:
         yield ("position 0", "sink rate"), Number(rate)
         yield ("position 0", "alpha"), Number(weight, size=True)
         yield ("position 0", "over tau"), Number(alone(at["over_tau_of_model"]))
-    found = {f"{name}, mean": ds[name] for name in ("attends", "reads", "reacts") if name in ds}
+    found = {f"{name}, mean": ds[name] for name in ("attends", "reads", "reacts", "sink_logit_share") if name in ds}
     if "has_role" in ds:
         found |= {f"share of role {role}": ds["has_role"].sel(role=role) for role in ds["role"].values}
     else:  # results of before there were roles

@@ -193,7 +193,8 @@ def match(
 def planned(model: View, tokens: Tensor, maker: Maker, *, seed: int = 0, initialization: Rule = CONFIG) -> Plan:
     """The toys that match a model on these prompts; a first token that all prompts share counts as BOS."""
     parts, few = model.parts(0), tokens[:PROMPTS]
-    norm = "rms" if parts is None else parts.attention_norm.kind
+    own = None if parts is None else parts.attention_norm or parts.post_attention_norm
+    norm = "rms" if own is None else own.kind
     bos = len(tokens) > 1 and bool((tokens[:, 0] == tokens[0, 0]).all())
     strengths = strength(model.reinitialized(seed, initialization=initialization), few)
     matching: dict[str, Any] = {"strengths": strengths, "frequencies": frequencies(model, few)}

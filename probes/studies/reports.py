@@ -23,7 +23,8 @@ from ..measures.trajectory import cells as block_cells
 from ..measures.trajectory import rows
 from ..results.curves import estimate, relative_error, spearman
 from ..results.dataset import options_of, quickly
-from ..results.tables import Report, Table, estimated, number, ranges
+from ..results.statistics import jackknifed, units
+from ..results.tables import Report, Table, estimated, interval, number, ranges
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
 
@@ -67,11 +68,9 @@ def sinks_report(
         if ds.sizes["key"] > KEYS_SHOWN:
             lines.append(f"{name}: {ds.sizes['key'] - KEYS_SHOWN} more keys in the result file")
         lines += [f"{name}: of {ds['attends'].size} heads {said}" for said in (_roles(ds), _rules(ds)) if said]
-        chosen = [
-            row
-            for row in ranked(ds)
-            if (layers is None or row.layer in layers) and (heads is None or row.head in heads)
-        ]
+        lines += [f"{name}: {_learned(ds)}"] if "sink_logit_share" in ds else []
+        chosen = [row for row in ranked(ds) if layers is None or row.layer in layers]
+        chosen = [row for row in chosen if heads is None or row.head in heads]
         listed += [[name, *head_cells(row)] for row in chosen[:top]]
     described = (
         f"{measured(results)}. Sink rate: share of (prompt, block, head) with alpha > {options['threshold']:g} [Gu]; "
@@ -110,6 +109,16 @@ def _roles(ds: xr.Dataset) -> str:
         ", ".join(f"{count} at {limit:g}" for limit, count in at(ds).items()) for at in (reading_at, parking_at)
     )
     return f"by role: {', '.join(found)}; by threshold, reads: {reading}; parks: {parking}"
+
+
+def _learned(ds: xr.Dataset) -> str:
+    """The weight on learned sink logits, over heads and documents, and beside it that on position 0."""
+    found = []
+    for variable in ("sink_logit_share", "attends"):
+        by_prompt = ds[f"{variable}_by_prompt"].mean(("layer", "head")).values
+        mean = jackknifed(lambda some: float(np.mean(some)), by_prompt, units(ds))
+        found.append(f"{interval(*mean[:3], form='.3f')} (largest {float(ds[variable].max()):.3f})")
+    return f"mean weight on learned sink logits {found[0]}, on position 0 {found[1]}"
 
 
 def _rules(ds: xr.Dataset) -> str:
@@ -194,17 +203,29 @@ def leakage_report(results: Results) -> Report:
         "as all of the denominator or as its number of terms alone; 95 % bootstrap intervals over documents. Nulls: the "
         "total of uniform attention under the same mask, of fresh weights, and of the model under shuffled query labels "
         "(97.5 % quantile). Constant sink: a logit of position 0 that is the same for all queries is no position in any "
-        "stream, so "
-        "that it counts with the mask; left in, it counts with the residual stream. mask, residual, "
-        "spread: each source's Shapley value as a share of the total, where the total's own interval is above 0 and the "
-        "null check is passed. Residual component: "
-        f"V(X), how far the residual stream alone moves log-weights. Blocks: band {early_band}, means over heads; noise: "
-        "what an uncorrected variance would have added."
+        "stream, so that it counts with the mask; left in, it counts with the residual stream. mask, residual, spread: each "
+        "source's Shapley value as a share of the total, where the total's own interval is above 0 and the null check is "
+        "passed. Residual component: V(X), how far the residual stream alone moves log-weights. "
+        f"Blocks: band {early_band}, means over heads; noise: what an uncorrected variance would have added."
     )
     tables = [*_by_band(results), *_by_block(results)]
     lines = [line for form in COMPONENTS for line in _order(results, form)]
+    lines += [line for name, ds in results.items() for line in _by_positional(name, ds)]
     lines += [f"{name}: {line}" for name, ds in results.items() for line in _null(ds)]
     return Report("Leakage of absolute position into attention patterns", described, tables, lines)
+
+
+def _by_positional(name: str, ds: xr.Dataset) -> list[str]:
+    """Means over the blocks with and without positional encoding, side by side, in the first band."""
+    if "positional" not in ds.coords:
+        return []
+    mean, said = ds.isel(band=0).groupby("positional").mean(), []
+    for kind in map(str, mean["positional"].values):
+        at, blocks = mean.sel(positional=kind), int((ds["positional"] == kind).sum())
+        total, stream = at["log_form_by_block"].sel(part="total"), at["steady_stream_by_block"]
+        where = {"none": "without rotation", "rope": "with rotation"}.get(kind, f"with {kind} positions")
+        said.append(f"{where} (blocks: {blocks}) total {number(total)}, residual component {number(stream)}")
+    return [f"{name}, means over blocks: {'; '.join(said)} nat²"]
 
 
 def _by_band(results: Results) -> list[Table]:
@@ -233,7 +254,9 @@ def _by_block(results: Results) -> list[Table]:
     """Parts block by block, in the first band."""
     logs, components, weights = [], [], []
     for name, layer, ds in ((name, layer, one) for name, one in results.items() for layer in one["layer"].values):
-        head, at = [name, str(layer)], ds.isel(band=0).sel(layer=layer)
+        at = ds.isel(band=0).sel(layer=layer)
+        bare = "positional" in at.coords and at["positional"] == "none"
+        head = [name, f"{layer}, no rotation" if bare else str(layer)]
         parts = map(number, at["log_form_by_block"].sel(part=list(PARTS)))
         logs.append([*head, *parts, number(at["log_noise_by_block"], ".2g")])
         components.append([*head, *(estimated(at, f"{form}_stream_by_block") for form in COMPONENTS)])

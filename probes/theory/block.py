@@ -18,8 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..models.linear import LinearizedBlock, Normalized, value_and_slope
-from ..models.view import Birth, contentless_patterns, sees
+from ..models.linear import LinearizedBlock
+from ..models.masks import contentless_patterns, sees, softmax
+from ..models.pointwise import Bare, Normalized, value_and_slope
+from ..models.view import Birth
 from ..run.memory import share_of, shares
 from .score_path import ScorePath
 
@@ -27,6 +29,8 @@ Patterns = Literal["uniform", "measured"]
 
 QUADRATURE = 120  # Gauss-Hermite nodes; twice as many change a GELU's or SiLU's moments by less than 1e-12
 BAND = 64  # keys at once: a third of the products of all patterns is left, and calls do not yet count
+ROUTED = 256, 1 << 20  # least draws of a router, and numbers in all of them: moments are then within 1 to 5 %
+ANGLES = 17  # between what two positions read, from 0 to 90 degrees
 TERMS = 40  # of Hermite's series; at correlation 1 the rest is below 1e-6 of a SiLU's or GELU's second moment
 
 
@@ -88,22 +92,16 @@ class MeasuredBlock:
 
     def _mlp(self, gram: Tensor) -> Tensor:
         """G * K, K_ik = E tr(F_i F_k^T)/d; sums over features f, the cross terms of two features having mean zero."""
-        block, parts = self.block, self.block.parts
-        down = parts.down.weight if block.post_mlp is None else parts.down.weight * block.post_mlp.weight[:, None]
-        out = torch.linalg.vector_norm(down.to(self.dtype), dim=0).square()  # [f]
-        first = torch.linalg.vector_norm(block.folded.mlp.to(self.dtype), dim=1).square()
-        first = first.view(len(block.slopes), -1)  # [gate and up, or up; f]
-        kernel = torch.zeros_like(gram)
-        for slope, norms in zip(block.slopes, first, strict=True):
-            slope = slope[0].to(self.dtype)  # [T, f]
-            for rows in shares(len(slope)):
-                kernel[rows] += (slope[rows] * (out * norms)) @ slope.T
-        if block.post_mlp is not None:
-            kernel = _outer(kernel, block.post_mlp.inverse[0, :, 0])
+        block, post = self.block, self.block.post_mlp
+        kernel = block.feed_forward.kernel(None if post is None else post.weight, self.dtype)
+        if post is not None:
+            kernel = _outer(kernel, post.inverse[0, :, 0])
         return self._through(block.mlp_norm, kernel).mul_(gram).div_(self.width)
 
     def _through(self, norm: Normalized, kernel: Tensor) -> Tensor:
-        """What a kernel on normed streams is on the streams: tr(P_i P_k) / (d r_i r_k) of it."""
+        """What a kernel on normed streams is on the streams: tr(P_i P_k) / (d r_i r_k) of it; the same without a norm."""
+        if isinstance(norm, Bare):
+            return kernel
         layer, unit, inverse = norm.layer, norm.unit[0], norm.inverse[0, :, 0]
         unit = unit.to(self.dtype)
         overlap = (unit @ unit.T).div_(self.width)  # [T, T]; 1 on the diagonal, but for the norm's epsilon
@@ -126,7 +124,7 @@ class MeasuredBlock:
         inner = precise.mT @ precise  # [H, c, c]
         values = (v @ v.mT).double().repeat_interleave(groups, 0)
         strengths = ((inner * values).sum((-1, -2)) / self.width).tolist()  # ||W_O,h W_V,h||_F^2 / d
-        if self.attention == "uniform" and block.parts.slopes is None:
+        if self.attention == "uniform" and block.parts.slopes is None and block.parts.sink is None:
             repeated = v.repeat_interleave(groups, 0).flatten(0, 1)  # [H c, d]
             joined = out.transpose(0, 1).flatten(1)  # [d, H c]
             strength = ((joined.T @ joined) * (repeated @ repeated.T)).sum() / self.width  # ||W_O W_V||_F^2 / d
@@ -151,8 +149,9 @@ class MeasuredBlock:
         """One head's pattern, and the slope of its soft-cap if there is one."""
         block, parts, length = self.block, self.block.parts, len(self.after)
         rates = None if parts.slopes is None else parts.slopes[head : head + 1].to(self.dtype)
+        sink = None if parts.sink is None else parts.sink[head : head + 1].to(self.dtype)
         if self.attention == "uniform":
-            return contentless_patterns(length, parts.window, rates, self.after.device)[0].to(self.dtype), None
+            return contentless_patterns(length, parts.window, rates, sink, self.after.device)[0].to(self.dtype), None
         own = head // (self.heads // self.kv)
         query, key = block.query[0, head].to(self.dtype), block.key[0, own].to(self.dtype)
         place = torch.arange(length, device=query.device)
@@ -166,7 +165,7 @@ class MeasuredBlock:
             if rates is not None:
                 logits = logits - rates * (place[rows, None] - place[None, :])
             unseen = ~sees(place[rows, None], place[None, :], parts.window)
-            pattern[rows] = logits.masked_fill_(unseen, -math.inf).softmax(-1)
+            pattern[rows] = softmax(logits.masked_fill_(unseen, -math.inf), sink)
         return pattern, slope
 
 
@@ -185,7 +184,9 @@ class BornBlock:
         features = spec.heads * spec.head_dim
         self.strength = spec.width * features * birth.o**2 * birth.v**2  # E ||W_O W_V||_F^2 / d
         rates = None if birth.slopes is None else torch.tensor(birth.slopes, dtype=stream.dtype)
-        self.patterns = contentless_patterns(len(stream), self.window, rates, stream.device)  # one, or each head's
+        self.learned = torch.zeros(1, dtype=torch.float64) if spec.sink_logits else None
+        # One, or each head's.
+        self.patterns = contentless_patterns(len(stream), self.window, rates, self.learned, stream.device)
         branch = self.strength * (self.patterns @ self._normed(stream) @ self.patterns.mT).mean(0)
         self.attention_scale = self._post_scale(branch)
         attention = _outer(branch, self.attention_scale)
@@ -202,16 +203,24 @@ class BornBlock:
         first = birth.up if birth.gate is None else birth.gate
         values, slopes = gaussian_moments(birth.activation, spread * first, normed)
         if birth.gate is None:
-            return out * values, out * width * birth.up**2 * slopes
-        up = width * birth.up**2 * normed
-        return out * values * up, out * width * (birth.gate**2 * slopes * up + birth.up**2 * values)
+            branch, kernel = out * values, out * width * birth.up**2 * slopes
+        else:
+            up, steep = width * birth.up**2 * normed, torch.ones_like(normed)
+            if birth.up_activation is not None:
+                up, steep = gaussian_moments(birth.up_activation, spread * birth.up, normed)
+            branch = out * values * up
+            kernel = out * width * (birth.gate**2 * slopes * up + birth.up**2 * values * steep)
+        if birth.experts is None:
+            return branch, kernel
+        shared, turned = routing_moments(birth, normed)
+        return shared * branch, shared * kernel + width * birth.router**2 * turned * branch
 
     def down(self, gram: Float[Tensor, "position position"]) -> Float[Tensor, "position position"]:
         """G below the block, from G above it."""
         mlp = _outer(gram * self.kernel, self.mlp_scale * self._inverse(self.middle))
         above = gram if self.birth.parallel else gram + mlp
         seen = _outer(above, self.attention_scale)
-        if self.birth.slopes is None:
+        if self.birth.slopes is None and self.learned is None:
             attended = spread_uniformly(seen, self.window)
         else:
             attended = (self.patterns.mT @ seen @ self.patterns).mean(0)
@@ -230,14 +239,18 @@ class BornBlock:
         return above + added + (mlp if self.birth.parallel else 0)
 
     def _inverse(self, covariance: Tensor) -> Tensor:
-        return (covariance.diagonal() + self.birth.eps).rsqrt()
+        """1 / r of the norm on what a branch reads; 1 where there is none."""
+        return self._norm(covariance) if self.birth.pre_norm else torch.ones_like(covariance.diagonal())
 
     def _normed(self, covariance: Tensor) -> Tensor:
         return _outer(covariance, self._inverse(covariance))
 
+    def _norm(self, covariance: Tensor) -> Tensor:
+        return (covariance.diagonal() + self.birth.eps).rsqrt()
+
     def _post_scale(self, branch: Tensor) -> Tensor:
         """What a norm on the branch's output multiplies it by, where the family has one."""
-        return self._inverse(branch) if self.birth.post_norm else torch.ones_like(branch.diagonal())
+        return self._norm(branch) if self.birth.post_norm else torch.ones_like(branch.diagonal())
 
 
 def _add_spread(total: Tensor, pattern: Tensor, gram: Tensor, strength: float) -> None:
@@ -304,6 +317,37 @@ def gaussian_moments(
             power = power * correlation
         results.append(total)
     return results[0], results[1]
+
+
+def routing_moments(birth: Birth, normed: Float[Tensor, "n n"]) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n n"]]:
+    """E sum_e w_ie w_ke and E sum_e grad w_ie . grad w_ke over routers, the gradients by logits, by draws of a fixed seed.
+
+    Logits are normal; those of two positions are correlated as what they read. In between the angles drawn, interpolated.
+    """
+    assert birth.experts is not None
+    generator = torch.Generator().manual_seed(0)
+    draws = max(ROUTED[0], ROUTED[1] // birth.experts**2)
+    one, other = torch.randn(2, draws, birth.experts, generator=generator, dtype=torch.float64)
+    spread = birth.router * float((birth.spec.width * normed.diagonal().mean()).sqrt())
+    angles, found = np.linspace(0, math.pi / 2, ANGLES), []
+    first, steps = _routed(birth, spread * one)
+    for angle in angles:
+        second, others = _routed(birth, spread * (math.cos(angle) * one + math.sin(angle) * other))
+        found.append([float((first * second).sum(-1).mean()), float((steps * others).sum((-1, -2)).mean())])
+    lengths = normed.diagonal().sqrt()
+    between = (normed / (lengths[:, None] * lengths[None, :])).clamp(0, 1).acos().numpy()
+    shared, turned = (torch.from_numpy(np.interp(between, angles, row)) for row in np.array(found).T)
+    return shared.to(normed), turned.to(normed)
+
+
+def _routed(birth: Birth, logits: Float[Tensor, "n expert"]) -> tuple[Tensor, Tensor]:
+    """Weights of all experts, zero for those not chosen, and their derivatives by the logits, [n, expert, expert]."""
+    softmax = logits.softmax(-1)
+    chosen = torch.zeros_like(softmax).scatter(-1, softmax.topk(birth.chosen, -1).indices, 1.0)
+    weights = softmax * chosen
+    if birth.among_chosen:
+        softmax = weights = weights / weights.sum(-1, keepdim=True)
+    return weights, weights[..., None] * (torch.eye(logits.shape[-1], dtype=logits.dtype) - softmax[..., None, :])
 
 
 def _direction(x: Tensor) -> Tensor:

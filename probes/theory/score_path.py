@@ -1,7 +1,7 @@
 """The score path of the second-moment kernel, head by head: what comes down through logits. `kernel` derives it.
 
 With W_O^T W_O = L L^T and scale^2 W_Q W_Q^T = B B^T (Cholesky), a_ij = x_i.W_O (v_j - o_i) / |x_i|, and R and P the rotation
-and the derivative of a per-head norm (Qwen3), a head adds to the diagonal of G, before 1 / (d r_j^2),
+and the derivative of a norm of queries and keys, a head adds to the diagonal of G, before 1 / (d r_j^2),
 
     through keys     sum_i A_ij^2 (G_ii (|L^T (v_j - o_i)|^2 - a_ij^2) + S_i a_ij^2) |W_K^T P_j R_j^T q_i|^2   at j,
     through queries  G_ii |L^T C_i Z_i|_F^2 + (S_i - G_ii) |sum_m A_im a_im k_m^T Z_i|^2,  Z_i = R_i P_i B      at i.
@@ -79,7 +79,7 @@ class ScorePath:
         metric = self.key_gram[own, :, :, None].expand(-1, -1, length)
         for _ in range(2):  # its rows, and then its columns
             if norm is not None:
-                metric = self._across(metric, norm, own, slice(0, length)) * norm.weight.to(self.dtype)[:, None, None]
+                metric = self._across(metric, norm, own, slice(0, length)) * self._weight(norm, own)
             room = torch.empty(metric.shape, dtype=self.dtype, device=metric.device)
             metric = self._rotated(metric, slice(0, length), 1, room).transpose(0, 1)
         twice = torch.where(self.first == self.second, 1.0, 2.0).to(self.dtype)[:, None]
@@ -133,7 +133,7 @@ class ScorePath:
         """Z_i^T on the first axis; `x` and `room` are overwritten."""
         turned, norm = self._rotated(x, rows, -1, room), self.block.q_norm
         if norm is not None:
-            turned = self._across(turned * norm.weight.to(self.dtype)[:, None, None], norm, head, rows)
+            turned = self._across(turned * self._weight(norm, head), norm, head, rows)
         torch.mm(self.query_root[head].T, turned.flatten(1), out=(room if turned is x else x).view(self.width, -1))
         return room if turned is x else x
 
@@ -154,6 +154,12 @@ class ScorePath:
     def _across(
         self, x: Float[Tensor, "c n rows"], norm: Normalized, head: int, rows: slice
     ) -> Float[Tensor, "c n rows"]:
-        """A per-head norm's (I - unit unit^T / c) / rms on the first axis."""
+        """The norm's (I - unit unit^T / c) / rms on the first axis; of one over all heads, this head's own block."""
         unit = norm.unit[0, head, rows].to(self.dtype).T[:, None]
-        return (x - unit * (x * unit).mean(0)) * norm.inverse[0, head, rows, 0].to(self.dtype)
+        inverse = norm.inverse[0, head if norm.inverse.shape[1] > 1 else 0, rows, 0].to(self.dtype)
+        return (x - unit * (x * unit).sum(0) / norm.size) * inverse
+
+    def _weight(self, norm: Normalized, head: int) -> Tensor:
+        """The norm's weight on one head, [c, 1, 1]."""
+        weight = norm.weight if norm.weight.ndim == 1 else norm.weight[head, 0]
+        return weight.to(self.dtype)[:, None, None]

@@ -101,6 +101,11 @@ def config_of(header: Header, given: Mapping[str, Any] | None = None) -> Any:
         InputError: an architecture or key that is not supported, a key with a value that no model has, or one that
             `given` contradicts.
     """
+    if header.architecture in UNREAD:
+        _, why = UNREAD[header.architecture]
+        raise header.refuse(
+            f"has the architecture '{header.architecture}', which is not read: {why}; give the checkpoint's own folder"
+        )
     if header.architecture not in ARCHITECTURES:
         raise header.refuse(
             f"has the architecture '{header.architecture:.40}', which is not supported; "
@@ -276,6 +281,20 @@ def _gpt2(stated: _Stated) -> dict[str, Any]:
 
 ARCHITECTURES: Mapping[str, Callable[[_Stated], dict[str, Any]]] = MappingProxyType(
     {"llama": _llama, "mistral": _llama, "qwen2": _qwen, "qwen3": _qwen, "gemma2": _gemma2, "gpt2": _gpt2}
+)
+# Of families that are supported otherwise, by architecture: the model type, and why a file of it is not read.
+_ROTATED = "whether its queries and keys are stored for another order of rotation was not checked against a file"
+UNREAD: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "smollm3": ("smollm3", "it does not say which blocks have no rotation"),
+        "olmo2": ("olmo2", _ROTATED),
+        "phi3": ("phi3", "its two lists of RoPE factors belong to two lengths, and which is meant is not said"),
+        "gemma": ("gemma", "its norms' weights were not checked against a file"),
+        "gemma3": ("gemma3_text", "it does not say which blocks have a window, nor by which base those rotate"),
+        "qwen3moe": ("qwen3_moe", "whether weights of experts are normalized is not said"),
+        "gpt-oss": ("gpt_oss", "transformers reads neither experts nor learned sink logits from it"),
+        "gptneox": ("gpt_neox", "how its fused queries, keys and values are ordered was not checked against a file"),
+    }
 )
 
 
