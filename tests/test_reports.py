@@ -17,7 +17,8 @@ from probes.errors import InputError
 from probes.measures.leakage import CELLS, PARTS, SOURCES
 from probes.results.dataset import dataset, load
 from probes.results.tables import Report, Table, interval, markdown, number, ranges
-from probes.studies.reports import bos_report, leakage_report, sinks_report, trajectory_report
+from probes.studies.bos_report import bos_report
+from probes.studies.reports import leakage_report, sinks_report, trajectory_report
 from probes.studies.survey import PROBES
 
 REPORTED = Path(__file__).resolve().parent.parent / "reports" / "llm"

@@ -38,9 +38,10 @@ from ..results.curves import band, profiles, rms_log_error, spearman
 from ..results.dataset import quickly
 from ..results.folder import Collected
 from ..results.tables import Report, Table, number
+from ..studies.bos_report import bos_report
 from ..studies.decode import decode_report
 from ..studies.match_report import match_report
-from ..studies.reports import bos_report, leakage_report, sinks_report, trajectory_report
+from ..studies.reports import leakage_report, sinks_report, trajectory_report
 from ..studies.retrieval import retrieval_report
 from ..studies.study import AGREEMENT_COLUMNS, COLUMNS, agreement_cells, agreements, cells, described, summarize
 from . import behaviour_charts, charts, toy_charts

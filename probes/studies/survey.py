@@ -29,8 +29,9 @@ from ..results.dataset import options_of
 from ..results.tables import Report, write_report
 from ..run.files import atomic
 from ..run.progress import Advance
+from .bos_report import bos_report
 from .decode import decode_report
-from .reports import bos_report, heads_csv, leakage_report, sinks_report, trajectory_report
+from .reports import heads_csv, leakage_report, sinks_report, trajectory_report
 from .runner import Given, Results, Study, Subject, Tell, Told, Unit, Untouched, planned, run, write_results
 
 Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap", "decode"]
