@@ -85,6 +85,7 @@ def test_no_option_of_a_group_is_lost(group):
     apart = {
         "Running": {"device_map", "max_memory", "offload_folder", "ablate", "ablate_how"},
         "Sinks": {"keys"},
+        "Matching": {"changed"},
         "Inspection": {"out", "top"},
     }
     assert {field.name for field in fields(group)} - apart.get(group.__name__, set()) == set(made.values())
