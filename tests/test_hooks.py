@@ -244,6 +244,20 @@ def test_attention_refuses_dropout_and_what_looks_ahead():
         logits(probes.load(families.build(config)))
 
 
+def test_attention_that_the_user_registered_is_refused():
+    def sigmoid(module, query, key, value, mask, **told):
+        raise AssertionError("probes would put softmax in its place")
+
+    model = families.model("llama")
+    AttentionInterface.register("sigmoid", sigmoid)
+    try:
+        model.set_attn_implementation("sigmoid")
+        with pytest.raises(InputError, match=r"registered function 'sigmoid'.*set_attn_implementation\('sdpa'\)"):
+            probes.load(model)
+    finally:
+        AttentionInterface._global_mapping.pop("sigmoid")  # pyright: ignore[reportAttributeAccessIssue]
+
+
 # ------------------------------------------------------------------------------------------------------ torch.compile
 
 

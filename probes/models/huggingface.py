@@ -32,7 +32,7 @@ from .fused import check_edits
 from .hooks import Origin, obstacle, own_forward, version
 from .identity import weights_hash
 from .initialization import CONFIG, Initialization, Rule
-from .listening import ATTENTION, Listening, listening
+from .listening import ATTENTION, Listening, listening, refuse_other_attention
 from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched
 from .wrappers import unwrap_within
 
@@ -95,13 +95,15 @@ class HuggingFaceView(Watched):
         described: the fields of `Described`.
 
     Raises:
-        InputError: the family is not supported, or accelerate's hooks on the model change its weights in place.
+        InputError: the family is not supported, attention is a function that the user registered, or accelerate's hooks on
+            the model change its weights in place.
     """
 
     backend = "transformers"
 
     def __init__(self, model: PreTrainedModel, **described: Any) -> None:
         family_of(model.config)
+        refuse_other_attention(model.config)
         self._wrap(shadow(model), model.config, Described(**described))
         self._model.set_attn_implementation(ATTENTION)
 

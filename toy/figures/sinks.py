@@ -67,7 +67,9 @@ def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: s
         for layer, cell in enumerate(cells[1:, 0]):
             cell.set_ylabel(f"block {layer}\nquery")
         if image is not None:
-            bar = figure.colorbar(image, ax=cells[1:].ravel().tolist(), extend="max", aspect=14 * depth, pad=0.01, panchor=False)
+            bar = figure.colorbar(
+                image, ax=cells[1:].ravel().tolist(), extend="max", aspect=14 * depth, pad=0.01, panchor=False
+            )
             bar.set_label("attention weight")
         handles = [
             entry("trained", color=BLUE, linewidth=1.3, marker="o", markersize=3),
