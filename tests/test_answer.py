@@ -112,7 +112,7 @@ def test_a_strong_and_a_weak_u_are_told_apart():
         ({"ape": strong}, "(recency): a strong U."),
         ({"ape": weak}, "(recency): a weak U."),
         ({"ape": strong, "bee": weak}, "(recency): a strong U and a weak U."),
-        ({"ape": weak | {"recency": Interval(2.0, 1.0, 4.0)}}, "no sure U"),
+        ({"ape": weak | {"recency": Interval(2.0, 1.0, 4.0)}}, "not clearly a U"),
     ):
         assert says in _ends(shapes, Naming())
 
@@ -159,8 +159,8 @@ def test_position_zero():
     ends = [three_digits(float(swap[f"residual_{when}_of_model"].values[0, 0])) for when in ("before", "after")]
     for part in (
         "Position 0 is an attention sink in 30 % of the heads of ape (sink rate of [Gu], T not kept). 2 of 6 heads",
-        "the median one of these writes 30 % of what it would write with position 0 hidden. 1 read it",
-        "size from it), and 1 park there",
+        "the median one of these writes 30 % of what it would write with position 0 hidden. 1 reads it",
+        "size from it), and 1 parks there",
         "Its own residual stream is the same whatever text follows, bit for bit, as under any causal mask.",
         "the mean embedding at position 0 of this model the sink rate goes from 30 % to 10 % (T = 64), and what the",
     ):

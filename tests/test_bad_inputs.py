@@ -282,7 +282,9 @@ FOLDERS: dict[str, list[Row]] = {
         ),
         ("OUT/other.nc", "Missing argument 'B.nc'"),
     ],
-    "families": [("llama bloom", "model type 'bloom' is not supported; headwater families lists those that are")],
+    "families": [
+        ("llama bloom", "model type 'bloom' is none that is known here; headwater families lists those that are")
+    ],
     "report --out": [
         ("OUT", "holds no results"),
         ("OUT --quick", "--quick measures models, and none is named"),

@@ -307,7 +307,7 @@ def test_the_ladder_stops_where_answers_are_wrong():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"contexts": 3}, "contexts come in couples"),
+        ({"contexts": 3}, "contexts come in pairs"),
         ({"contexts": 0}, "contexts=0 is too few"),
         ({"candidates": 0}, "candidates=0 is too few"),
         ({"pairs": 1}, "pairs=1 is too few"),
@@ -362,7 +362,7 @@ def test_the_command_writes_result_figure_and_table(tmp_path, monkeypatch, capsy
     assert "recall of" in shown
     assert {"retrieval.nc", "retrieval.png", "retrieval.svg", "retrieval.md"} == {p.name for p in tmp_path.iterdir()}
     assert call(monkeypatch, "retrieval", "tiny-llama", "--contexts", "3", "--out", str(tmp_path / "no")) == 2
-    assert "contexts come in couples" in capsys.readouterr().err
+    assert "contexts come in pairs" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
     ds = probes.load_result(tmp_path / "retrieval.nc")
     assert ds.attrs["command"].startswith("headwater retrieval tiny-llama --pairs 9")

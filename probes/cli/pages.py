@@ -180,7 +180,7 @@ def families(
 
     unknown = next((kind for kind in kinds or [] if kind not in FAMILIES and kind not in REFUSED), None)
     if unknown is not None:
-        raise InputError(f"model type '{unknown}' is not supported; headwater families lists those that are")
+        raise InputError(f"model type '{unknown}' is none that is known here; headwater families lists those that are")
     unread = dict(UNREAD.values())
     rows = []
     for kind, family in FAMILIES.items():

@@ -230,7 +230,9 @@ def check(
         if value < least:
             raise InputError(f"{name}={value} is too few; give at least {least}")
     if contexts % 2 or pilot % 2:
-        raise InputError(f"contexts={contexts}, pilot={pilot}: contexts come in couples; give even numbers")
+        raise InputError(
+            f"contexts={contexts}, pilot={pilot}: contexts come in pairs, each the other's control; give two even numbers"
+        )
     if orders < 1:
         raise InputError(f"orders={orders} is too few; give at least 1")
     if contexts % (2 * orders):

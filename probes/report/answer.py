@@ -121,13 +121,14 @@ def _roles(sinks: Results) -> list[str]:
     reads, parks = (sum(int((of == role).sum()) for of in roles.values()) for role in ("reads", "parks"))
     own = np.concatenate([ds["output_own"].values[ds["attends"].values > ATTENDS] for ds in sinks.values()])
     every = sum(of.size for of in roles.values())
-    said = f"{len(own)} of {every} heads attend to it (mean weight above {ATTENDS:g})"
+    said = f"{len(own)} of {every} heads attend{'s' * (len(own) == 1)} to it (mean weight above {ATTENDS:g})"
     if len(own):
         percent = f"{np.nanmedian(own):.0%}".removesuffix("%")
         said += f"; the median one of these writes {percent} % of what it would write with position 0 hidden"
+    takes, stands = (f"{many or 'none'} {verb}{'s' * (many < 2)}" for many, verb in ((reads, "read"), (parks, "park")))
     used = (
-        f"{reads} read it (they take more than {LARGE:g} of the residual stream's size from it), and {parks} park there "
-        f"(they write less than {SMALL:g} of what they would write with it hidden)"
+        f"{takes} it (they take more than {LARGE:g} of the residual stream's size from it), and {stands} there (they write "
+        f"less than {SMALL:g} of what they would write with it hidden)"
     )
     return [said, used]
 
@@ -202,7 +203,7 @@ def _ends(found: Mapping[str, Mapping[str, Interval]], naming: Naming) -> str:
         "strong" if least >= STRONG else "weak" if least >= WEAK else "no"
         for least in (min(numbers["primacy"].low, numbers["recency"].low) for numbers in known.values())
     ]
-    told = [f"a {kind} U" if kind != "no" else "no sure U" for kind in shapes]
+    told = [f"a {kind} U" if kind != "no" else "not clearly a U" for kind in shapes]
     which = each_or_counted(told)
     return (
         f"the last output of {naming(known)} depends {_told(first)} times as strongly on the first 5 % of positions as on "

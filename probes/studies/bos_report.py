@@ -20,8 +20,9 @@ def bos_report(results: Results) -> Report:
         f"{measured(results)}. Residual component: V(X), the log form of leakage in squared nats that would be left if "
         "the mask made none, mean over blocks and heads; position 0's logit, as far as it is the same for all queries (the "
         "constant sink), counts with the mask, or, left in, with the residual stream. Removed: 1 - after / before, negative "
-        "where the swap adds to it, - where there is nothing before; 95 % bootstrap intervals over documents, ? where it "
-        "takes more prompts to know it. Sink rate of position 0, mean over blocks; loss in nats per token; KL of the next "
+        "where the swap adds to it, - where there is nothing before or position 0 is hidden; 95 % bootstrap intervals over "
+        "documents, ? where it takes more prompts to know it. Sink rate of position 0, mean over blocks; loss in nats per "
+        "token; KL of the next "
         "token from the model as it is, in nats; recall: of values in lists of keys and values, log p in nats and share of "
         "exact answers, 95 % over couples of lists; profile: "
         "|after / before - 1| of the Jacobian's, both means over positions from 1 on."
@@ -87,8 +88,8 @@ def _published(both: Mapping[tuple[str, str], xr.Dataset]) -> list[str]:
     if not asked:
         return []
     return [
-        f"[Ruscio]'s 40 %, within a quarter: of {asked} pairs of replacement and definition {len(found) or 'none'} "
-        f"{'have' if len(found) != 1 else 'has'} an interval within 30 to 50 %{': ' * bool(found)}{'; '.join(found)}"
+        f"[Ruscio]'s 40 %, within a quarter: of {asked} combinations of replacement and definition {len(found) or 'none'} "
+        f"{'have' if len(found) > 1 else 'has'} its interval within 30 to 50 %{': ' * bool(found)}{'; '.join(found)}"
     ]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from ..measures.decode import erases_nothing
+from ..results.curves import estimate
 from ..results.dataset import options_of
 from ..results.tables import Report, Table, estimated, number
 from .reports import measured
@@ -39,6 +40,13 @@ def decode_report(results: Results) -> Report:
                 lines.append(f"{name}: {done}: no direction is more than noise on these documents; give more prompts")
             cells = [estimated(at, one) if one in ds and not nothing else "-" for one in OUTCOMES.values()]
             outcomes.append([name, done, *sizes, *cells])
+            if (
+                done.startswith("direction")
+                and (control := done.replace("direction", "shuffled")) in ds["intervention"].values
+            ):
+                low, high = estimate(at, "loss_change")[1], estimate(ds.sel(intervention=control), "loss_change")[2]
+                if not low > high:
+                    lines.append(f"{name}: {done}: costs not clearly more than its control ({control}): no sign of use")
             for band in ds["band"].values if "residual" in ds else ():
                 both = (estimated(at, one, band=band) for one in ("residual", "residual_change"))
                 components.append([name, done, str(band), *both])

@@ -77,7 +77,7 @@ def sinks_report(
         f"over tau: fraction of the queries with a weight > {options['tau']:g} on the key [Wu]; uniform: alpha of uniform "
         "attention under the same masks, mean over blocks. Heads by written: size of what comes from position 0 beside the "
         "stream; output: of all that the head writes; own output: the same beside the head's own with position 0 hidden; "
-        "effect, where measured: KL of the next token in nats without what comes from 0, by which heads then stand; "
+        "effect, where measured: KL of the next token in nats without what comes from 0; heads are then sorted by it; "
         f"reads: what comes from 0 beside the output; value 0/rest: |v_0| against the mean of the others; reacts: {reacts}. "
         "A question mark behind a role: an interval that decides it contains its threshold."
     )

@@ -182,9 +182,8 @@ def _said(found: Recall) -> str:
     sides = [("first pairs", found.primacy), ("last pair", found.recency)]
     if any(side.low != side.low for _, side in sides):
         return f"no U can be told; that takes {SHORTEST} depths and two couples of contexts (with other pairs), or more"
-    said = [
-        f"the {name} {'better' if side.low > 1 else 'worse' if side.high < 1 else 'neither surely better nor worse'}"
-        for name, side in sides
-    ]
-    both = all(side.low > 1 for _, side in sides)
-    return f"{' and '.join(said)} recalled than the middle: {'a U' if both else 'no sure U'}"
+    ways = {name: "better" if side.low > 1 else "worse" if side.high < 1 else "" for name, side in sides}
+    said = [f"the {name} {way} than the middle" for name, way in ways.items() if way]
+    unclear = [f"the {name}" for name, way in ways.items() if not way]
+    said += [f"no clear difference between {' or '.join(unclear)} and the middle"] * bool(unclear)
+    return f"recall: {'; '.join(said)}: {'a U' if set(ways.values()) == {'better'} else 'not clearly a U'}"
