@@ -32,7 +32,8 @@ def animate(path: Path, frames: Sequence[tuple[Picture, int]], colors: Sequence[
     """
     images: list[Image.Image] = []
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=FRAME, dpi=FRAME_DPI, layout="none")  # its axes stand where they are put
+        figure = Figure(figsize=FRAME, dpi=FRAME_DPI)
+        figure.set_layout_engine("none")  # its axes stand where they are put
         canvas = FigureCanvasAgg(figure)
         for picture, n in frames:
             figure.clear()
