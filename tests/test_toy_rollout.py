@@ -26,7 +26,7 @@ from toy.experiments.rollout_bounds import (
     look_at,
     path_peaks,
 )
-from toy.experiments.rollout_claims import crossing, decay_stars, rates, rope_stars, tables
+from toy.experiments.rollout_claims import crossing, decay_stars, learnt, rates, rope_stars, tables
 
 SMALL = Settings(length=6, layers=3, width=8, sequences=2, windows=(3,), prefixes=(2,), trained_blocks=())
 SMALL = replace(SMALL, peak_length=24, peak_layers=3)
@@ -216,6 +216,13 @@ def test_run_keeps_every_bound(tiny):
     assert np.isnan(trained["outside"].isel(layer=2)).all()
     assert np.isnan(trained["eps"].sel(case="rope")).all()
     assert int(trained["checked"].sel(case="rope").sum()) == 0
+    # A toy above the limit is left out of tables, claims and figures, and keeps its loss.
+    one = {"source": "trained, 2 blocks", "case": "causal"}
+    kept, failed = (learnt(ds.assign(loss=ds["loss"] * 0 + loss)).sel(one) for loss in (0.1, 0.3))
+    assert np.isfinite(kept["eps"]).all()
+    assert np.isnan(failed["eps"]).all()
+    assert (kept["checked"].sum() > 0, failed["checked"].sum(), failed["loss"].mean()) == (True, 0, 0.3)
+    assert not [row for row in tables(ds.assign(loss=ds["loss"] * 0 + 1))[1].rows if row[1] == one["source"]]
     # Next to no content: peaks are the theorem's.
     found = ds["decay_curve"].argmax("distance").sel(scale=0.01)
     assert (np.abs(found - xr.DataArray(decay_stars(ds), dims=("decay", "peak_layer"))) <= 1).all()

@@ -15,7 +15,7 @@ from probes.figures.style import CYCLE, GREY, ORANGE, depth_color
 from probes.theory.rollout import turned_bounds
 
 from ..experiments.rollout_bounds import SUMMED
-from ..experiments.rollout_claims import crossing, decay_stars, even_beyond, fresh, peaks, rope_stars
+from ..experiments.rollout_claims import crossing, decay_stars, even_beyond, fresh, learnt, peaks, rope_stars
 from . import masks
 from .sheet import barred, entry, files, sheet, wanted
 
@@ -31,7 +31,7 @@ LEAST = 1e-6  # of the axes of masses: what is left below says the same
 def rollout_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
     """Masks and attention other than softmax above; decay, its peaks, RoPE's peaks and several planes of RoPE below.
 
-    Panels of what the result does not hold stay empty.
+    Trained toys that failed at their task are left out. Panels of what the result does not hold stay empty.
 
     Args:
         ds: a result of `headwater toy rollout`.
@@ -40,6 +40,7 @@ def rollout_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
     Raises:
         InputError: the result is another one.
     """
+    ds = learnt(ds)
     limits, decays, turns = ("outside" in ds and bool(fresh(ds)), "decay_curve" in ds, "rope_curve" in ds)
     wanted(ds, "outside" in ds or decays or turns, "rollouts", "rollout")
     note = "lines: median over seeds; marks: median, bars: range; in 4.3 the lower edge is 1e-6 or less"
@@ -68,9 +69,10 @@ def _mass_axis(cell: Axes, ds: xr.Dataset, layers: int) -> None:
 
 
 def _course(ds: xr.Dataset, name: str, case: str, source: str) -> np.ndarray:
-    """Median over seeds of a mass by layer, as far as the source has layers."""
+    """Median over seeds of a mass by layer, as far as the source has layers; empty if none of its toys learnt."""
     values = ds[name].sel(case=case, source=source).transpose("seed", "layer").values
-    return np.median(values[:, np.isfinite(values).all(0)], 0)
+    runs = values[np.isfinite(values).any(1)]
+    return np.median(runs[:, np.isfinite(runs).all(0)], 0) if len(runs) else runs.ravel()
 
 
 def _causal(cell: Axes, ds: xr.Dataset) -> None:
