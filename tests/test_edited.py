@@ -194,6 +194,22 @@ def test_factors_make_log_z_its_mean_or_come_as_near_as_they_can():
     assert torch.equal(found[:, :, 0, 0], own[:, :, 0, 0])
 
 
+@pytest.mark.parametrize("spread", [0.5, 0.02])  # at 0.02 logits are next to none, and few factors reach their level
+def test_factors_have_the_derivative_of_their_equation(spread):
+    config = families.small("gpt2", initializer_range=spread)
+    model = reweighed(
+        probes.load(families.build(config, dtype=torch.float64), device="cpu"), "equal log Z", reference=TOKENS
+    )
+    embedded = model.embed(TOKENS[:1])
+    along = torch.randn(embedded.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    step = 1e-6 * float((embedded.norm() / along.norm()).detach())
+    given = embedded.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(model.residual(given)[0, -1].square().sum(), given)
+    ahead, behind = (model.residual(embedded + s * along)[0, -1].square().sum() for s in (step, -step))
+    difference = float((ahead - behind).detach()) / (2 * step)
+    assert float((gradient * along).sum()) == pytest.approx(difference, rel=1e-4)
+
+
 # ------------------------------------------------------------------------------------------- views like any other view
 
 

@@ -30,7 +30,9 @@ How: TypeAlias = Literal["zero", "mean", "from position 0"]
 Weights: TypeAlias = Literal["without 0", "constant sink", "held log Z", "equal log Z"]
 Head: TypeAlias = tuple[int, int]  # (layer, head)
 HOTTEST = 16.0  # the largest factor on a query's logits by which its log Z is made equal
-HALVINGS, STEPS = 10, 12
+HALVINGS, REFINED, STEPS = 8, 4, 12
+FLAT = 1e-3  # of the deviation of a query's logits: a slope of log Z below it counts as 0
+TINY = 1e-12  # of what is divided by
 
 
 @dataclass(frozen=True)
@@ -263,43 +265,64 @@ def _behind_0(queries: Tensor, log_z: Tensor) -> Tensor:
 def _equal(level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Logits times a factor b_i per query, so that log sum_j exp(b_i s_ij) is `level`, or as near to it as it comes.
 
-    That function of b is convex: it falls from 0 to where it is least and rises from there to `HOTTEST`, and Newton's steps
-    from either end do not overshoot. Where both sides reach the level, b is the one nearer to 1.
+    The factor is searched for without derivatives and has those of the equation that it solves: of log Z = level where that
+    is reached, of d log Z / db = 0 where log Z is least; none at either end of its range.
     """
     level = level.to(logits).expand_as(log_z)
-    none, hottest = torch.zeros_like(log_z), torch.full_like(log_z, HOTTEST)
+    with torch.no_grad():
+        found = torch.where(_behind_0(queries, log_z), _factor(level, logits), 1.0)
+        _, slope, curvature = _slope(logits, found)
+        inside = (found > 0) & (found < HOTTEST) & _behind_0(queries, log_z)
+        reached = slope.abs() > FLAT * curvature.sqrt()
+    value, falling, _ = _slope(logits, found)
+    moved = torch.where(reached, (value - level) / slope.where(reached, 1), falling / curvature.clamp_min(TINY))
+    moved = moved.where(inside, 0)
+    logits = _times(logits, found - (moved - moved.detach()))
+    return logits, logits.logsumexp(-1, keepdim=True)
+
+
+def _factor(level: Tensor, logits: Tensor) -> Tensor:
+    """From 0 to `HOTTEST`, per query.
+
+    log sum_j exp(b s_j) is convex in b: it falls from 0 to where it is least and rises from there to `HOTTEST`, and Newton's
+    steps from either end do not overshoot. Where both sides reach the level, b is the one nearer to 1.
+    """
+    none, hottest = torch.zeros_like(level), torch.full_like(level, HOTTEST)
     low, high = none, hottest
     for _ in range(HALVINGS):  # where the slope sum_j p_j s_j turns positive
         middle = (low + high) / 2
         rises = _slope(logits, middle)[1] > 0
         low, high = torch.where(rises, low, middle), torch.where(rises, middle, high)
+    least = low
+    for _ in range(REFINED):
+        _, slope, curvature = _slope(logits, least)
+        least = (least - slope / curvature.clamp_min(TINY)).clamp(low, high)
     left, right = none, hottest
     for _ in range(STEPS):
-        value, slope = _slope(logits, left)
-        left = torch.minimum(low, left + (value - level).clamp_min(0) / (-slope).clamp_min(1e-6))
-        value, slope = _slope(logits, right)
-        right = torch.maximum(high, right - (value - level).clamp_min(0) / slope.clamp_min(1e-6))
+        value, slope, _ = _slope(logits, left)
+        left = torch.minimum(least, left + (value - level).clamp_min(0) / (-slope).clamp_min(1e-6))
+        value, slope, _ = _slope(logits, right)
+        right = torch.maximum(least, right - (value - level).clamp_min(0) / slope.clamp_min(1e-6))
     at_none, at_hottest = _slope(logits, none)[0], _slope(logits, hottest)[0]
     nearer = torch.where((left - 1).abs() < (right - 1).abs(), left, right)
     factor = torch.where(at_hottest < level, left, torch.where(at_none < level, right, nearer))
     beyond = (at_none < level) & (at_hottest < level)
-    factor = torch.where(beyond, torch.where(at_none < at_hottest, hottest, none), factor)
-    factor = torch.where(_behind_0(queries, log_z), factor, 1.0)
-    logits = _times(logits, factor)
-    return logits, logits.logsumexp(-1, keepdim=True)
+    return torch.where(beyond, torch.where(at_none < at_hottest, hottest, none), factor)
 
 
-def _slope(logits: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """`log sum_j exp(b s_j)` of every query, and its derivative with respect to b."""
+def _slope(logits: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`log sum_j exp(b s_j)` of every query, and its two derivatives with respect to b."""
     scaled = _times(logits, factor)
     value = scaled.logsumexp(-1, keepdim=True)
-    weights = (scaled - value).exp()
-    return value, (weights * logits.masked_fill(torch.isinf(logits), 0)).sum(-1, keepdim=True)
+    weights, known = (scaled - value).exp(), logits.masked_fill(torch.isinf(logits), 0)
+    slope = (weights * known).sum(-1, keepdim=True)
+    return value, slope, (weights * (known - slope).square()).sum(-1, keepdim=True)
 
 
 def _times(logits: Tensor, factor: Tensor) -> Tensor:
-    """What is hidden stays hidden, also at a factor of 0."""
-    return torch.where(torch.isinf(logits), logits, logits * factor)
+    """What is hidden stays hidden, also at a factor of 0, and gives the factor no derivative."""
+    hidden = torch.isinf(logits)
+    return (logits.masked_fill(hidden, 0) * factor).masked_fill(hidden, float("-inf"))
 
 
 @takes_model
