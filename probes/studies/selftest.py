@@ -260,7 +260,7 @@ def _cells(row: Row) -> list[str]:
 def _place(device: torch.device) -> dict[str, str]:
     """What a report of a bug needs to say of the machine."""
     made = {name: str(value) for name, value in made_with().items() if name not in ("command", "created")}
-    backends = torch.backends
+    backends: Any = torch.backends
     return made | {
         "device": f"{device}: {hardware(device)}",
         "CPU": hardware(torch.device("cpu")),
