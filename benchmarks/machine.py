@@ -15,18 +15,12 @@ from typing import Any
 
 import torch
 
+from probes.run.hardware import processor
+
 MIB, GIB = 1 << 20, 1 << 30
 WARM_COUNTS = 12.0  # seconds of a first round from which on warming up hardly shows, so that it is one of the rounds
 TRIAD_NUMBERS = 1 << 25  # 128 MiB each of three arrays: more than caches hold
 GEMM_SIZE = 2048
-
-
-def processor() -> str:
-    """The processor's name."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
-    return model or platform.processor() or platform.machine()
 
 
 def describe(device: str) -> str:

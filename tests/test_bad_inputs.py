@@ -40,6 +40,7 @@ DEFAULTS = {
     "map": "--quick --out OUT",
     "compare": "",
     "families": "",
+    "selftest": "",
     "toy": "--quick --device cpu --out OUT",
     "report": f"--prompts 4 {SHORT}",
     "pretrain": "--text TEXT --steps 2 --batch 1 --device cpu --out HERE/new",
@@ -284,6 +285,12 @@ FOLDERS: dict[str, list[Row]] = {
     ],
     "families": [
         ("llama bloom", "model type 'bloom' is none that is known here; headwater families lists those that are")
+    ],
+    "selftest": [
+        ("--device cuda:99", "device 'cuda:99' cannot be used"),
+        ("--device gpu", "device 'gpu' cannot be used (Expected one of cpu, cuda"),
+        ("--device meta", "this machine has"),
+        ("--device cpu --out OUT", "selftest.md' is a folder", damage.folder("out/selftest.md")),
     ],
     "report --out": [
         ("OUT", "holds no results"),

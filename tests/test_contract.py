@@ -17,16 +17,16 @@ from probes.cli.training import Pretraining
 
 PROGRAM: Any = get_command(app)
 # Commands in which an option of a shared group's name is another option: pretraining reads a corpus of its own, a report
-# has prompts for every study, an inspection reads one text, recall asks its own questions, and training takes place on one
-# device.
+# has prompts for every study, an inspection reads one text, recall asks its own questions, and training
+# and the self-test take place on one device.
 OWN = {
-    "out": {"report", "inspect", "compare", "export", "pretrain"},
+    "out": {"report", "inspect", "compare", "export", "pretrain", "selftest"},
     "models": {"report"},
     "prompts": {"report"},
     "text": {"inspect", "pretrain"},
     "chat": {"retrieval"},
     **{name: {"pretrain"} for name in ("length", "dataset", "split", "column", "seed")},
-    "device": {"toy", "pretrain"},
+    "device": {"toy", "pretrain", "selftest"},
 }
 
 

@@ -15,6 +15,7 @@ from commands import call
 import probes
 from probes.models.view import View
 from probes.results.dataset import load
+from probes.studies.selftest import differences
 from probes.theory.kernel import second_moment
 
 pytestmark = pytest.mark.slow
@@ -104,24 +105,15 @@ def test_the_same_command_twice_gives_the_same_result_and_figure(name, folder, t
 
 
 def furthest(first: xr.Dataset, second: xr.Dataset) -> dict[str, float]:
-    """By variable of floats, the largest difference relative to the largest value; infinite where one lacks a number."""
-    found = {}
-    for name, one in first.data_vars.items():
-        if one.dtype.kind != "f" or not one.size:
-            continue
-        a, b = one.values.astype(float), second[name].values.astype(float)
-        if not (np.isfinite(a) == np.isfinite(b)).all():
-            found[str(name)] = np.inf
-            continue
-        scale = np.abs(a[np.isfinite(a)]).max(initial=1e-30)
-        found[str(name)] = float(np.nanmax(np.abs(a - b), initial=0.0) / scale)
-    return found
+    """By variable, the largest difference relative to the largest value; infinite where too many decisions differ."""
+    apart = differences(first, second)
+    return {one.variable: np.inf if one.decided else one.size for one in apart if not one.decided or one.excess > 1}
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", MEASURES)
 def test_on_cuda_two_calls_differ_within_a_bound(name, record_property):
-    """And from the CPU's numbers; sketches draw the same probes on both. Counts of what exceeds a threshold may differ."""
+    """And from the CPU's numbers; sketches draw the same probes on both."""
     options: Any = {"tokenizer": families.tokenizer()}
     there = [MEASURES[name](probes.load(families.model("llama"), device="cuda", **options), tokens()) for _ in range(2)]
     here = MEASURES[name](probes.load(families.model("llama"), device="cpu", **options), tokens())

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from probes.run.files import atomic, table_lines
-from toy.experiments.experiment import hardware
+from probes.run.hardware import hardware
 from toy.experiments.position_bias import POSITIONAL, RESIDUAL, SCALES, architecture_of
 from toy.tasks import Drawn, InContext
 from toy.train import Run, train

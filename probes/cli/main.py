@@ -20,7 +20,7 @@ from ..run import processes
 from .behaviour import retrieval
 from .console import given
 from .measuring import bos_swap, decode, inspect, jacobian, leakage, sinks, theory, trajectory
-from .pages import compare, export, families, report
+from .pages import compare, export, families, report, selftest
 from .training import map_, match, pretrain, toy
 
 BAD_INPUT = 2  # the exit code of usage errors everywhere
@@ -29,7 +29,7 @@ PATIENCE = 20  # seconds within which the first of several processes reports wha
 # Commands whose prompts several processes can share:
 SHARED = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "retrieval", "decode")
 COMMANDS = [jacobian, theory, map_, sinks, trajectory, leakage, bos_swap, decode]
-COMMANDS += [retrieval, inspect, match, toy, report, compare, export, pretrain, families]
+COMMANDS += [retrieval, inspect, match, toy, report, compare, export, pretrain, families, selftest]
 EXAMPLES = """Examples:
   headwater jacobian tiny-llama
   headwater theory tiny-llama

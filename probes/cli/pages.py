@@ -1,4 +1,4 @@
-"""Commands that show results: the page of all of them, two of them side by side, one as tables for other programs."""
+"""Commands that show results (all on a page, two side by side, one as tables), and what can be measured, and where."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+import typer
 
 from ..errors import InputError
 from .command import argument, command, flag, option
@@ -196,3 +198,39 @@ def families(
         if chosen:
             print_table(columns, chosen)
             print()
+
+
+@command()
+def selftest(
+    device: str = option("auto (an accelerator if there is one), cpu, cuda, cuda:1, mps, ...", "auto"),
+    out: Path | None = option("Folder for selftest.md; nothing is written if not given."),
+) -> None:
+    """Run every probe on a device and on the CPU, and say whether the numbers agree. Run this first on a GPU.
+
+    Prints where it ran, and for every probe the variable that is furthest off, what is allowed, and the times: all that a
+    report of a bug needs. It takes a minute or two, on bundled models. The exit code is 1 if a probe differs or fails.
+
+    Examples:
+      headwater selftest
+      headwater selftest --device cuda:1 --out runs/selftest
+    """
+    from toy.selftest import training
+
+    from ..results.tables import write_report
+    from ..run.files import require_writable
+    from ..studies import selftest as study
+    from ..studies.runner import require_free
+
+    place = study.chosen(device)
+    if out is not None:
+        require_writable(out)
+        require_free([out / "selftest.md"])
+    with progress(alike=False) as advance:
+        rows = study.selftest(place, {"toy: training": training}, advance)
+    shown = study.selftest_report(rows, place)
+    if out is not None:
+        write_report(shown, out / "selftest.md")
+        print_written([out / "selftest.md"])
+    print_report(shown)
+    if any(row.verdict != "ok" for row in rows):
+        raise typer.Exit(1)

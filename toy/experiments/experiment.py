@@ -14,7 +14,6 @@ The last two use the result alone.
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -30,6 +29,7 @@ from probes.errors import InputError
 from probes.results.dataset import attributes, made_with, save
 from probes.results.tables import Report, Table, write_report
 from probes.run.files import remove_cut_short, require_writable, together
+from probes.run.hardware import hardware
 
 from ..checks import usable_device
 from ..train import Run, Trained, forget, train
@@ -249,22 +249,6 @@ def _kind(ds: xr.Dataset) -> str:
     if json.loads(ds.attrs["settings"]) == json.loads(ds.attrs["published_settings"]):
         return "Full run"
     return "Quick run" if ds.attrs["quick"] else "Part of the full run"
-
-
-def hardware(device: torch.device) -> str:
-    """The kind of machine, in words."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"CPU ({_processor()}), {threads} thread{'s' if threads > 1 else ''}, float32"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _read(text: str, value: str, kind: Any) -> Any:

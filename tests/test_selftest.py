@@ -1,0 +1,110 @@
+"""`headwater selftest`: what counts as a difference, errors that are planted on one side, and the whole of it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from commands import call
+
+from probes.models.load import load
+from probes.studies import selftest
+from probes.studies.selftest import MEASURES, MODELS, Row, differences
+
+ENTRIES = np.linspace(1.0, 2.0, 100)
+
+
+def verdict(variable: str, here: Any, there: Any) -> str:
+    one, other = (xr.Dataset({variable: ("x", np.asarray(values))}) for values in (here, there))
+    return Row("", tuple(differences(one, other))).verdict
+
+
+def changed(values: np.ndarray, count: int, by: float) -> np.ndarray:
+    return np.concatenate([values[:count] + by, values[count:]])
+
+
+@pytest.mark.parametrize(
+    ("variable", "by", "few", "many"),
+    [
+        ("alpha", 0.0, 100, None),
+        ("alpha", 1.9e-3, 100, None),  # of a largest value of 2
+        ("alpha", 2.1e-3, None, 1),
+        ("median_magnitude", 2.1e-3, 1, None),  # a bin of its histogram
+        ("sink_rate", 0.5, 2, 3),  # a threshold decides it
+        ("alpha", np.nan, 2, 3),
+        ("alpha", np.inf, 2, 3),
+    ],
+)
+def test_what_counts_as_a_difference(variable, by, few, many):
+    if few is not None:
+        assert verdict(variable, ENTRIES, changed(ENTRIES, few, by)) == "ok"
+    if many is not None:
+        assert verdict(variable, ENTRIES, changed(ENTRIES, many, by)) == "differs"
+
+
+def test_words_small_numbers_and_what_is_missing():
+    assert verdict("loss_change", [1e-7, -2e-7], [-3e-7, 4e-7]) == "ok"  # rounding of losses of size 1
+    assert verdict("loss_change", [1e-4, -2e-4], [2e-4, -2e-4]) == "differs"
+    assert verdict("role", list("abcd"), list("abcx")) == "ok"  # one entry may
+    assert verdict("role", list("abcd"), list("abyx")) == "differs"
+    assert verdict("alpha", [np.nan, np.inf], [np.nan, np.inf]) == "ok"
+    assert verdict("alpha", ENTRIES, ENTRIES[1:]) == "differs"
+    (lost,) = differences(xr.Dataset({"alpha": 1.0}), xr.Dataset())
+    assert lost.excess == np.inf
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Two measures and a short training."""
+    monkeypatch.setattr("toy.selftest.STEPS", 2)
+    monkeypatch.setattr(selftest, "MODELS", {"tiny-llama": ("theory", "sinks")})
+
+
+def test_a_weight_that_is_2_percent_off_on_one_side_is_found(monkeypatch, capsys, few, tmp_path):
+    sides = []
+
+    def loaded(name: str, **given: Any) -> Any:
+        model = load(name, **given)
+        sides.append(model)
+        if len(sides) == 2:
+            parts: Any = model.parts(3)
+            with torch.no_grad():
+                parts.v.weight.mul_(1.02)
+        return model
+
+    monkeypatch.setattr(selftest, "load", loaded)
+    assert call(monkeypatch, "selftest", "--device", "cpu", "--out", str(tmp_path)) == 1
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[-1] == "differs: tiny-llama: theory, tiny-llama: sinks"
+    assert "comparisons differ: " in shown
+    page = (tmp_path / "selftest.md").read_text(encoding="utf-8")
+    assert page.count("| differs |") == 2
+    assert page.count("| ok |") == 1
+    assert f"| torch | {torch.__version__} |" in page
+
+
+def test_an_error_on_the_device_is_a_row(monkeypatch, capsys, few):
+    def measured(model: Any, tokens: torch.Tensor) -> xr.Dataset:
+        calls.append(model)
+        if len(calls) == 2:
+            raise NotImplementedError("no such kernel\n  here")
+        return xr.Dataset({"alpha": 1.0})
+
+    calls: list[Any] = []
+    monkeypatch.setitem(MEASURES, "sinks", measured)
+    assert call(monkeypatch, "selftest", "--device", "cpu") == 1
+    *_, failed, itself, last = capsys.readouterr().out.splitlines()
+    assert failed == "tiny-llama: sinks on cpu: NotImplementedError: no such kernel here"
+    assert itself.startswith("this compares the CPU with itself")
+    assert last == "failed: tiny-llama: sinks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_every_probe_agrees(monkeypatch, capsys, device):
+    assert call(monkeypatch, "selftest", "--device", device) == 0
+    shown = capsys.readouterr().out
+    count = sum(map(len, MODELS.values())) + 1
+    assert shown.splitlines()[-1] == f"all {count} agree"
+    assert [f"{name}: {one}" in shown for name in MODELS for one in MODELS[name]] == [True] * (count - 1)
