@@ -230,7 +230,7 @@ def test_unknown_options_are_refused(kept, unchecked):
     for device in ("tpu", "gpu", "cuda:99", "", "cpu:x", "meta"):
         message = refused(kept, device=device)
         assert f"device '{device}'" in message
-        assert "give cpu, cuda or auto" in message
+        assert message.endswith("cpu or auto")
     view = probes.load(kept)  # is given back as it is, and takes no options
     assert probes.load(view) is view
     options = {"device": "cpu", "dtype": "float64", "revision": "step0", "tokenizer": object()}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..errors import InputError, reason
+from ..run.hardware import devices
 from ..run.processes import launched, local_number
 from .families import family_of
 from .gguf.config import config_of
@@ -248,7 +249,9 @@ def _device(device: str) -> torch.device | None:
     try:
         return None if device == "auto" else reached(device)
     except UNUSABLE as error:
-        raise InputError(f"device '{device}' cannot be used ({reason(error)}); give cpu, cuda or auto") from None
+        raise InputError(
+            f"device '{device}' cannot be used ({reason(error)}); give {', '.join(devices())} or auto"
+        ) from None
 
 
 def _usual_device() -> str:
