@@ -166,7 +166,7 @@ def sinks(
     other = None if reacts is None else swapped(model, reacts)
     sums = Sums(model, tokens, None if every else chosen, float(threshold), float(tau), separate, other is not None)
     report = Report(progress, len(tokens), per=model.spec.blocks)
-    of_cache = evict_passes(model, *tokens.shape, evict, keep)
+    of_cache = evict_passes(model, len(tokens), tokens.shape[1], evict, keep)
     later = passes_in_all(model, len(tokens), effect, effect_prompts) + of_cache
     retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{model.identity.name}'", report)
     found = _summed(model, other, tokens, sums, retry, report, later)
