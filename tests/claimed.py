@@ -201,6 +201,29 @@ def sunk(rate: float = 0.5, other: float = 0.0, *, length: int = 64, bos: bool =
     return xr.Dataset(made, {"key": [0, 1], "rule": list(RULES), "place": ["sink", "rest"]}, attrs)
 
 
+def cached(none: float, one: float, four: float, *, by_text: float = 0.5) -> Collected:
+    """A result of `sinks` with caches of 0, 1 and 4 first keys: what their loss rises by, by the cache and by the text."""
+    change = np.zeros((4, 3, 2, 2, 2))  # [prompt, first_keys, last_keys, numbering, cache]
+    change[..., 0, 1], change[..., 1, 1] = (np.array(x)[:, None] for x in ([none, one, by_text], [none, one, four]))
+    change *= np.array([0.95, 0.98, 1.02, 1.05])[:, None, None, None, None]
+    dims = ("first_keys", "last_keys", "numbering", "cache")
+    ends = {name: (dims, change.mean(0) + by) for name, by in (("", 0), ("_low", -0.1), ("_high", 0.1))}
+    made = {f"evict_loss_change{name}": one for name, one in ends.items()}
+    made["evict_loss_change_by_prompt"] = ("prompt", *dims), change
+    coords: dict[str, Any] = {"first_keys": [0, 1, 4], "last_keys": [64, 128]}
+    coords |= {"numbering": ["text", "cache"], "cache": ["whole", "cut"]}
+    return given(evict__sinks={"x": xr.Dataset(made, coords, real(command="headwater sinks x --evict 0,1,4"))})
+
+
+def collecting(excess: float) -> Collected:
+    """A result of `sinks` over all keys: two blocks, in each a token with so much above uniform attention."""
+    made = ended(token_excess=around([[excess, np.nan], [0.01, np.nan]], "layer", "collector"))
+    made |= {"token_id": (("layer", "collector"), np.array([[7, -1], [8, -1]]))}
+    names = (("layer", "collector"), [[".", ""], [",", ""]])
+    ds = xr.Dataset(made, {"layer": [0, 1], "collector_token": names}, real(command="headwater sinks x --keys all"))
+    return given(all_keys__sinks={"x": ds})
+
+
 HUB = ("meta-llama/Meta-Llama-3-8B", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen2.5-Coder-7B")
 HALF = ({"strength": 0.36}, {"strength": 0.36, "rope": False, "group": "no RoPE"})
 
@@ -405,6 +428,12 @@ def cases() -> Iterator[Any]:
     for short in ("profile", "birth", "distance"):
         yield f"liu-recall-follows-{short}", *(given(mechanism__retrieval={"x": traced(by)}) for by in (1.0, -1.0))
     yield "liu-recall-predicted", *(given(mechanism__retrieval={"x": traced(1.0, tells)}) for tells in (1.0, -1.0))
+
+    yield "gu-no-token-collects", collecting(0.05), collecting(0.3)
+    yield "xiao-window-attention-fails", cached(2, 0.5, 0.1), cached(0.5, 0.5, 0.1)
+    yield "xiao-first-keys-recover", cached(2, 0.5, 0.1), cached(2, 0.5, 0.4)
+    yield "xiao-one-is-not-enough", cached(2, 0.5, 0.1), cached(2, 0.1, 0.2)
+    yield "xiao-positions-within-the-cache", cached(2, 0.5, 0.1), cached(2, 0.5, 0.1, by_text=0.05)
 
     def intervened(**changes: float) -> Collected:
         return given(interventions__bos_swap={"x": interventions(**changes)})

@@ -209,6 +209,8 @@ VALUES: dict[str, list[Row]] = {
     "sinks SMALL": [
         ("--keys seven", "keys 'seven' are no positions; write them as all, 0-7 or 0,5"),
         ("--keys 0,12", "key 12 is outside the prompts; positions run from 0 to 11"),
+        ("--evict 0-4", "evict '0-4' is no list of numbers of keys; give them as in 0,1,4"),
+        ("--evict 1 --keep 12", "keep=12 evicts nothing from prompts of 12 positions"),
     ],
     "trajectory SMALL": [("--starts 1", "starts=1"), (f"--starts {FAR}", FAR)],
     "leakage SMALL": [

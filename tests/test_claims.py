@@ -28,7 +28,7 @@ from probes.studies.map import Place, atlas
 NEVER_REFUTED = ("ruscio-sink-reading-heads", "ruscio-heads-react")  # thresholds of ours
 
 
-@pytest.mark.parametrize("source", ["chowdhury", "ruscio", "gu", "wu", "liu"])
+@pytest.mark.parametrize("source", ["chowdhury", "ruscio", "gu", "wu", "liu", "xiao"])
 def test_rules_hold_and_do_not(source):
     for name in (name for name in CASES if name.startswith(source)):
         for collected, verdict in zip(CASES[name], ("holds", "does not hold"), strict=True):
@@ -59,7 +59,7 @@ def test_without_results_nothing_is_measured_and_a_command_that_exists_will():
         for program, name, *arguments in map(str.split, row.command.split(" && ")):
             assert program == "headwater"
             group.commands[name].make_context(name, arguments)  # raises what it would refuse
-    assert {origin(row) for row in rows} == {"[Chowdhury]", "[Ruscio]", "[Gu]", "[Wu]", "[Liu+]"}
+    assert {origin(row) for row in rows} == {"[Chowdhury]", "[Ruscio]", "[Gu]", "[Wu]", "[Liu+]", "[Xiao]"}
 
 
 TABLE = {"where": "1", "claim": "A {word}.", "rule": "below {limit:g}", "limit": 0.5, "command": "sinks"}

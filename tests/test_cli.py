@@ -143,7 +143,7 @@ def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):
 FEW = "--prompts 4 --length 20"
 TABLED = {  # besides jacobian, which writes no table
     "theory": SMALL,
-    "sinks": f"{FEW} --top 2 --pictures 1",
+    "sinks": f"{FEW} --top 2 --pictures 1 --keys all --evict 0,2 --keep 8",
     "trajectory": f"{FEW} --starts 8",
     "decode": "--prompts 8 --length 20 --erase 1 --bootstrap 20 --lags 1,2 --bands 3-11",
     "leakage": f"{FEW} --bootstrap 20 --lags 1,2 --bands 3-11,12-19",

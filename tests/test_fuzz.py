@@ -29,6 +29,7 @@ from probes.cli import options
 from probes.data.documents import read_documents, stream_dataset
 from probes.data.prompts import draw, parse_first
 from probes.errors import InputError
+from probes.measures.evict import parse_counts
 from probes.measures.inspect import parse_of
 from probes.measures.leakage import parse_bands, parse_lags
 from probes.measures.sinks import parse_keys
@@ -276,6 +277,7 @@ def test_prompts_of_any_text_are_ids_of_the_vocabulary(tmp_path, model, text, n,
 
 PARSERS = {
     "keys": parse_keys,
+    "evict": lambda text: parse_counts(text, "evict", "0,1,4"),
     "bands": parse_bands,
     "lags": parse_lags,
     "first": parse_first,

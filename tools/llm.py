@@ -121,6 +121,8 @@ FORMS = {  # lists of another form: what is said of it, and its options
     "alike": ("keys alike", "--pairs 36 --keys alike --digits 4 --contexts 24"),
     "pairs-72": ("72 pairs", "--pairs 72 --keys apart --digits 4 --contexts 24"),
 }
+EVERY_KEY = "--keys all --reacts off --pictures 0"
+EVICT = "--length 1024 --reacts off --pictures 0 --evict 0,1,4 --keep 64,128,256"
 STEPS = [
     # What the headline rests on, SmolLM2 first.
     Step("sinks", SMOL, f"{MEASURED['sinks']} --effect 40 --effect-prompts 2"),
@@ -153,10 +155,14 @@ STEPS = [
     Step("sinks", SMOL, "--prompts 4 --length 64 --reacts off --effect all --effect-prompts 4", "t64"),
     Step("sinks", SMOL, "--prompts 8 --length 1024 --reacts off", "t1024"),
     Step("sinks", SMOL, "--prompts 4 --length 2048 --reacts off", "t2048"),
+    Step("sinks", SMOL, f"{MEASURED['sinks']} {EVERY_KEY}", "all-keys"),
+    Step("sinks", SMOL, f"--prompts 12 {EVICT}", "evict"),
     Step("jacobian", SMOL, "--conditions init --prompts 4 --seeds 2 --products 32 --initialization 0.02", "rule-0.02"),
     Step("jacobian", SMOL, "--conditions init --prompts 4 --seeds 2 --products 32 --initialization 1/24", "rule-1-24"),
     Step("leakage", QWEN, "--prompts 64 --length 128 --fresh 0 --text code", "code"),
     Step("sinks", QWEN, "--prompts 16 --length 256 --text code", "code"),
+    Step("sinks", QWEN, f"--prompts 16 --length 256 {EVERY_KEY}", "all-keys"),
+    Step("sinks", QWEN, f"--prompts 6 {EVICT}", "evict"),
     Step("sinks", SMOL, f"{MEASURED['sinks']} --chat {CHAT}", "chat"),
     Step("leakage", SMOL, f"--prompts 100 --length 128 --chat {CHAT}", "chat"),
     Step("paths", SMOL, f"--prompts 16 --seeds 2 --length 128 --initialization {RULE[SMOL]}"),
@@ -282,6 +288,9 @@ def rows() -> Iterator[tuple[str, str, Cell]]:
     yield "heads that read it, that park there", "sinks", _readers
     for told, kind in (("the 40 that write most", "sinks"), ("all heads, T = 64", "t64/sinks")):
         yield f"largest effect of a head's reading, {told}", kind, _effect
+    for first in (0, 1, 4):
+        told = f"loss with the first {first} and the last 64, 128, 256 of 1,024 keys alone, by the cache"
+        yield told, "evict/sinks", partial(_evicted, first=first)
     yield "massive activation at position 0", "trajectory", _massive
     yield "other tokens put there: mean cosine of their streams, from block 3 on", "trajectory", _cosine
     total, share = partial(_part, name="log_form_of_model", unit=" nat²", part="total"), partial(_part, form=".0%")
@@ -328,6 +337,12 @@ def rows() -> Iterator[tuple[str, str, Cell]]:
         for path in ("value", "score"):
             told = f"{path} path into the {said} block against the total, init; pretrained"
             yield told, "paths", partial(_path, path=path, block=block)
+
+
+def _evicted(ds: xr.Dataset, first: int) -> str:
+    at = ds.sel(cache="cut", numbering="cache")
+    found = (estimate(at, "evict_loss_change", first_keys=first, last_keys=int(last)) for last in ds["last_keys"])
+    return "; ".join(interval(*one, form="+.2f") for one in found) + " nat"
 
 
 def _attending(ds: xr.Dataset) -> str:

@@ -28,6 +28,7 @@ from .rules import (
     above,
     below,
     combinator,
+    estimated,
     every,
     having,
     in_most,
@@ -142,6 +143,20 @@ def first_token_alone(ds: xr.Dataset, there: float) -> Told:
     own, most, ahead = _first(ds, _sinks(ds) if "prompt" in ds["alpha"].dims else ds["sink_rate_of_model"])
     said = f"{number(own, '.3f')}, others at most {number(most, '.3f')}"
     return said, None if math.isnan(most) or max(own, most) < there else above(ahead, 0)
+
+
+@of_models("all-keys/sinks", "token_excess")
+def no_token_collects(ds: xr.Dataset, limit: float) -> Told | None:
+    there = ds["token_excess"].where(ds["token_id"] >= 0)
+    if there.isnull().all():
+        return None
+    most = there.argmax(["layer", "collector"])
+    at = ds.isel(most)
+    said = (
+        f"'{at['collector_token'].item()}' in block {at['layer'].item()}: {told(estimated(at, 'token_excess'), '.3f')}"
+    )
+    each = [estimated(ds.isel(layer=a, collector=b), "token_excess") for a, b in np.argwhere(there.notnull().values)]
+    return f"most at {said}", every(below(one, limit) for one in each)
 
 
 # ------------------------------------------------------------------------------------------------------------- emergence

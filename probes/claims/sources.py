@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from ..results.folder import Collected
-from . import chowdhury, gu, liu, ruscio, wu
+from . import chowdhury, gu, liu, ruscio, wu, xiao
 from . import rules as common
 from .claim import Claim, Rule, Statement
 from .commands import REAL, command
@@ -94,7 +94,7 @@ def _statement(values: _Values) -> Statement:
     )
 
 
-STATED = [one for module in (chowdhury, ruscio, gu, wu, liu) for one in stated(module)]
+STATED = [one for module in (chowdhury, ruscio, gu, wu, liu, xiao) for one in stated(module)]
 
 
 def claims(collected: Collected) -> list[Claim]:

@@ -91,13 +91,15 @@ def remark(line: str) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; its lines are never broken, not even in a pipe or a narrow terminal."""
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Column, Table
 
     table = Table(*(Column(name, no_wrap=True) for name in columns), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
-        table.add_row(*row)
-    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
+        table.add_row(*map(escape, row))
+    widths = [max(map(cell_len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
     Console(width=sum(widths) + 2).print(table)
 
 

@@ -145,9 +145,16 @@ class Sinks(Options):
         "off",
     )
     effect_prompts: int = option("Prompts for --effect: the first ones.", 8)
+    evict: str | None = option(
+        "Numbers of first keys that a cache keeps beside the last, as in 0,1,4: loss and KL against all keys."
+    )
+    keep: str | None = option(
+        "With --evict: numbers of last keys; 64,128,256 if not given, as far as prompts are longer."
+    )
 
     def values(self) -> dict[str, Any]:
         from ..measures.effect import parse_effect
+        from ..measures.evict import parse_counts
         from ..measures.sinks import parse_keys
         from ..models.swap import parse_replacement
 
@@ -155,6 +162,8 @@ class Sinks(Options):
         found: dict[str, Any] = vars(self) | {"reacts": reacts, "effect": parse_effect(self.effect)}
         if (keys := found.pop("keys")) is not None:  # the default is as many of the first as a prompt has
             found["keys"] = parse_keys(keys)
+        for name, example in (("evict", "0,1,4"), ("keep", "64,128,256")):
+            found[name] = None if found[name] is None else parse_counts(found[name], name, example)
         return found
 
 
@@ -180,6 +189,7 @@ def sinks(
       headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5 --threshold 0.2
       headwater sinks ./checkpoint --keys all --reacts off --pictures 0 --length 1024
       headwater sinks tiny-qwen2 --effect all --prompts 8 --length 64
+      headwater sinks tiny-llama --evict 0,1,4 --keep 16,64 --prompts 8
       headwater sinks ./checkpoint --device-map auto --max-memory 0=20GiB,cpu=60GiB --offload-folder offload
     """
     chosen = {"layers": read.numbers(layer, "layer"), "heads": read.numbers(head, "head")}

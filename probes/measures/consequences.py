@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,37 +39,68 @@ def consequences(
     Raises:
         InputError: values that are not finite.
     """
-    rows = max(1, LOGITS_AT_ONCE // model.spec.vocabulary)
     report = Report(progress, len(tokens))
 
     @torch.no_grad()
     def measured(n: int) -> Piece:
-        views = [model] if original is None else [model, original]
-        found = {name: np.zeros(tokens.shape[1] - 1) for name in ("loss", "kl")}
-        never = np.zeros(tokens.shape[1] - 1, dtype=bool)
-        normed = [view.norm(view.residual(view.embed(tokens[n : n + 1])))[0, :-1] for view in views]
-        targets = tokens[n, 1:].to(normed[0].device)
-        for start in range(0, len(targets), rows):
-            at = slice(start, start + rows)
-            logits = [view.unembed(own[at]) for view, own in zip(views, normed, strict=True)]
-            log_p = [x.to(torch.promote_types(x.dtype, torch.float32)).log_softmax(-1) for x in logits]
-            loss = functional.nll_loss(log_p[0], targets[at], reduction="none").double()
-            excluded = torch.isneginf(log_p[0].gather(-1, targets[at][:, None])[:, 0])
-            excluded &= torch.isneginf(log_p[0]).all(0)[targets[at]]  # whatever it reads; a single one is a fault
-            found["loss"][at] = loss.masked_fill(excluded, torch.nan).cpu().numpy()
-            never[at] = excluded.cpu().numpy()
-            if original is not None:
-                terms = log_p[1].exp() * (log_p[1] - log_p[0])
-                found["kl"][at] = terms.where(torch.isfinite(log_p[1]), 0).sum(-1, dtype=torch.float64).cpu().numpy()
+        views = [model] if original is None else [original, model]
+        normed = [view.norm(view.residual(view.embed(tokens[n : n + 1])))[0] for view in views]
+        loss, kl = compared(model, normed, tokens[n])
         report()
-        return found | {"never": never}
+        return {"loss": loss[-1], "kl": kl[-1]}
 
     pieces = each("loss", len(tokens), measured)
     report.finish()
-    loss, never = pieces.stacked("loss"), pieces.stacked("never")
-    if not (np.isfinite(loss) | never).all():
-        raise not_finite(model, "a next-token loss")
+    loss = pieces.stacked("loss")
+    check_losses(model, loss)
     return loss, None if original is None else pieces.stacked("kl")
+
+
+@torch.no_grad()
+def compared(
+    model: View, normed: Sequence[Float[Tensor, "position d"]], tokens: Int[Tensor, " position"]
+) -> tuple[Float[np.ndarray, "stream predicted"], Float[np.ndarray, "stream predicted"]]:
+    """(`-log p` of every next token of a prompt, KL divergence of it from that of the first stream), by stream, in nats.
+
+    Args:
+        model: which reads next-token logits out, for some positions at a time.
+        normed: streams of the prompt after the final norm.
+        tokens: the prompt. A loss is NaN where the head excludes its token, infinite where it is not finite otherwise.
+    """
+    rows = max(1, LOGITS_AT_ONCE // model.spec.vocabulary)
+    loss, kl = np.zeros((2, len(normed), len(tokens) - 1))
+    targets = tokens[1:].to(normed[0].device)
+
+    def log_p(stream: Tensor) -> Tensor:
+        logits = model.unembed(stream)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+    for start in range(0, len(targets), rows):
+        at = slice(start, min(start + rows, len(targets)))
+        first = log_p(normed[0][at])
+        known, p = torch.isfinite(first), first.exp()
+        for n, stream in enumerate(normed):
+            own = log_p(stream[at]) if n else first
+            each = functional.nll_loss(own, targets[at], reduction="none").double()
+            excluded = torch.isneginf(own.gather(-1, targets[at][:, None])[:, 0])
+            if excluded.any():
+                excluded &= torch.isneginf(own).all(0)[targets[at]]  # whatever it reads; a single one is a fault
+            each = each.masked_fill(~torch.isfinite(each), torch.inf).masked_fill(excluded, torch.nan)
+            loss[n, at] = each.cpu().numpy()
+            if n:
+                terms = (first - own).mul_(p).where(known, 0)
+                kl[n, at] = terms.sum(-1, dtype=torch.float64).cpu().numpy()
+    return loss, kl
+
+
+def check_losses(model: View, loss: Float[np.ndarray, ...]) -> None:
+    """Refuse losses that are not finite; NaN stands for tokens that the head excludes.
+
+    Raises:
+        InputError: some are infinite.
+    """
+    if np.isinf(loss).any():
+        raise not_finite(model, "a next-token loss")
 
 
 def check_recall(model: View, contexts: int) -> None:

@@ -82,13 +82,13 @@ class HeadRow(NamedTuple):
 
 
 def estimates(
-    found: Mapping[str, Float[np.ndarray, "prompt layer head"]], documents: Sequence[str] | None
+    found: Mapping[str, Float[np.ndarray, "prompt ..."]], documents: Sequence[str] | None
 ) -> dict[str, Interval]:
-    """Estimates [layer, head] of what was kept of every prompt, with their intervals over documents, else over prompts."""
+    """Estimates, as [layer, head], of what was kept of every prompt, with intervals over documents, else over prompts."""
     made: dict[str, Interval] = {}
     for name, each in found.items():
         unit = np.arange(len(each)) if documents is None else numbered(documents)
-        power, least = 2 if name in SIZES else 1, -np.inf if name == "loss_change" else 0
+        power, least = 2 if name in SIZES else 1, -np.inf if name.endswith("loss_change") else 0
         whole, low, high = jackknife(lambda x, p=power: (x**p).mean(0) ** (1 / p), each, unit)
         made[name] = Interval(whole, np.maximum(low, least), high)  # type: ignore[arg-type] - arrays of them
     return made

@@ -22,6 +22,7 @@ from ..models.view import Attention, View
 from ..run.memory import shares
 from ..run.resume import Piece, Pieces
 from .attention import column_statistics, columns, normalizers, outputs
+from .collectors import counted
 
 NORMS = ("value_norm", "key_norm", "written_norm")
 # Kept of every prompt [prompt, layer, head]: of means, and of sizes whose squares are averaged.
@@ -89,6 +90,8 @@ class Sums:
             **dict.fromkeys(NORMS, (*heads, 2)),
             **dict.fromkeys((*MEANS, *SIZES), (prompts, *heads)),  # of sizes the squares
         }
+        if self.chosen is None:  # means over heads, of keys that may count as collectors
+            shapes["by_key"] = (prompts, self.spec.blocks, counted(self.length))
         self.sums = {
             name: torch.zeros(shape, dtype=torch.float64, device=self.device) for name, shape in shapes.items()
         }
@@ -127,6 +130,8 @@ class Sums:
         alpha = total / self.until_end
         sums["sinks"][layer] += (alpha > self.threshold).sum(0)
         sums["over"][at] += over / self.seeing[layer]
+        if self.chosen is None:
+            sums["by_key"][prompt, layer] += alpha[:, : sums["by_key"].shape[-1]].sum(0) / self.spec.heads
         if self.separate:
             sums["alpha"][prompt, *at] = alpha
         else:
@@ -190,7 +195,8 @@ class Sums:
         """What is reported, of all pieces in their order."""
         self.begin(0)
         sums = self.sums
-        by_prompt = {name: [sums[name].cpu().numpy()] for name in (*MEANS, *SIZES, *["alpha"] * self.separate)}
+        kept = (*MEANS, *SIZES, *["alpha"] * self.separate, *["by_key"] * (self.chosen is None))
+        by_prompt = {name: [sums[name].cpu().numpy()] for name in kept}
         for piece in pieces:
             for name, values in piece.items():
                 if name in by_prompt:

@@ -73,8 +73,11 @@ from ..run.memory import Retry
 from ..run.reporting import Progress, Report
 from ..run.resume import Piece, each, groups
 from .attention import pattern_blocks, run_watched
+from .collectors import TABLE, collectors, named
+from .consequences import LOGITS_AT_ONCE as READ_AT_ONCE
 from .effect import LOGITS_AT_ONCE, ROWS, check_effect, effects, passes_in_all
 from .effect import PROMPTS as EFFECT_PROMPTS
+from .evict import CACHES, DIMS, NUMBERINGS, check_evict, evict_passes, evictions
 from .roles import LIMITS, PLACES, ROLES, RULES, assigned, best, estimates, selected
 from .sink_sums import Sums
 
@@ -99,6 +102,8 @@ def sinks(
     pictures: Any = 0,
     effect: Any = None,
     effect_prompts: Any = EFFECT_PROMPTS,
+    evict: Any = None,
+    keep: Any = None,
     documents: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -118,6 +123,10 @@ def sinks(
         effect: heads whose effect is measured (see `probes.measures.effect`): True or "all", or how many, the
             first ones by `written`. None: not measured. It takes about half a pass for each head and prompt.
         effect_prompts: how many prompts it is measured on, the first ones; all, if there are fewer.
+        evict: numbers of first keys that a cache keeps, as (0, 1, 4): what the model does with such a cache instead of all
+            keys (see `probes.measures.evict`). None: not measured. It takes more than a pass for each pair of numbers.
+        keep: numbers of last keys that it keeps, the query's own among them; (64, 128, 256) unless told, as far as prompts
+            are longer.
         documents: what each prompt is a window of; intervals are then over documents instead of prompts.
         progress: called with (prompts done, prompts in all), fractions included.
 
@@ -128,11 +137,13 @@ def sinks(
         `output`, `output_own`, with a replacement `reacts` and `reacts_output`, with learned sink logits
         `sink_logit_share` [layer, head], each with `..._low`,
         `..._high` and `..._by_prompt` [prompt, layer, head]; on request `effect` and `loss_change` alike, NaN where not
-        measured; `has_role` [role, layer, head], 1 or 0, one role for each head, and `role_sure` [layer, head], 1 or 0
-        (see `probes.measures.roles`); `value_norm`, `key_norm`, `written_norm` [layer, head, place]; `selected` [rule,
-        layer, head], 1 or 0; with pictures `pattern` [picture, picture_query, picture_key], whose coordinates
-        `picture_layer` and `picture_head` say whose they are; `tokens`; attributes with the rules' thresholds and what
-        made it. NaN: no query sees position 0 (a window of 1), or the head writes nothing.
+        measured; with `evict` alike `evict_loss_before`, `evict_loss_change`, `evict_kl` [first_keys, last_keys, numbering,
+        cache]; with all keys `strong_...` [layer, strong] and `token_...` [layer, collector], see
+        `probes.measures.collectors`; `has_role` [role, layer, head], 1 or 0, one role for each head, and `role_sure`
+        [layer, head], 1 or 0 (see `probes.measures.roles`); `value_norm`, `key_norm`, `written_norm` [layer, head, place];
+        `selected` [rule, layer, head], 1 or 0; with pictures `pattern` [picture, picture_query, picture_key], whose
+        coordinates `picture_layer` and `picture_head` say whose they are; `tokens`; attributes with the rules' thresholds
+        and what made it. NaN: no query sees position 0 (a window of 1), or the head writes nothing.
 
     Raises:
         InputError: tokens, a key, a number or a replacement that cannot be used; not one document for each prompt; values
@@ -149,31 +160,42 @@ def sinks(
     if documents is not None and len(documents) != len(tokens):
         raise InputError(f"{len(documents)} documents are named for {len(tokens)} prompts; name one for each")
     heads_asked = check_effect(effect, effect_prompts)
+    first_keys, last_keys = check_evict(evict, keep, tokens.shape[1])
     every = isinstance(keys, str)
     separate = not every if per_prompt is None else per_prompt
     other = None if reacts is None else swapped(model, reacts)
     sums = Sums(model, tokens, None if every else chosen, float(threshold), float(tau), separate, other is not None)
     report = Report(progress, len(tokens), per=model.spec.blocks)
-    later = passes_in_all(model, len(tokens), effect, effect_prompts)
+    of_cache = evict_passes(model, len(tokens), tokens.shape[1], evict, keep)
+    later = passes_in_all(model, len(tokens), effect, effect_prompts) + of_cache
     retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{model.identity.name}'", report)
     found = _summed(model, other, tokens, sums, retry, report, later)
     by_head = {name: found.pop(name) for name in BY_PROMPT if name in found}  # [prompt, layer, head]
     intervals = estimates(by_head, documents)
     has_role, sure = assigned(intervals)
+
+    def passed(count: float) -> None:
+        report(count * model.spec.blocks)
+
     if heads_asked != 0:
         first = best({"written": intervals["written"].value}, heads_asked)
         some = tokens[: int(effect_prompts)]
-        effects_found = effects(model, some, first, retry, lambda n: report(n * model.spec.blocks), report.expect)
+        effects_found = effects(model, some, first, retry, passed, lambda more: report.expect(more + of_cache))
         intervals |= estimates(effects_found, None if documents is None else documents[: len(some)])
         unmeasured = np.full((len(tokens) - len(some), *sure.shape), np.nan)
         by_head |= {name: np.concatenate([each, unmeasured]) for name, each in effects_found.items()}
+    if first_keys:
+        evicted = evictions(model, tokens, first_keys, last_keys, retry, passed, report.expect)
+        intervals |= estimates(evicted, documents)
+        by_head |= evicted
     report.finish()
     table = _variables(float(threshold), float(tau), separate)
     for name, interval in intervals.items():
         values: tuple[Any, ...] = (*interval[:3], by_head[name].astype(np.float32))
         for (end, said), value in zip(ENDS.items(), values, strict=True):
-            dims = ("prompt", *HEAD) if end == "_by_prompt" else HEAD
-            table[name + end] = table[name]._replace(dims=dims, long_name=BY_PROMPT[name].long_name + said)
+            own = BY_PROMPT[name]
+            dims = ("prompt", *own.dims) if end == "_by_prompt" else own.dims
+            table[name + end] = Variable(dims, own.long_name + said, own.units)
             found[name + end] = value
     found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8)}
     found["selected"] = selected(found).astype(np.int8)
@@ -184,6 +206,12 @@ def sinks(
         found["pattern"] = _pictures(model, tokens[:1], first)
         coords |= {"picture": list(range(len(first)))}
         coords |= {f"picture_{name}": (("picture",), [one[n] for one in first]) for n, name in enumerate(HEAD)}
+    if every:
+        found |= collectors(found.pop("by_key"), found["uniform"], tokens.cpu().numpy(), documents)
+        coords |= named(found, model.tokenizer)
+        table |= TABLE
+    if first_keys:
+        coords |= dict(zip(DIMS, (list(first_keys), list(last_keys), list(NUMBERINGS), list(CACHES)), strict=True))
     options = {
         "keys": "all" if every else list(chosen),
         "threshold": float(threshold),
@@ -193,6 +221,8 @@ def sinks(
         "pictures": int(pictures),
         "effect": "all" if heads_asked is None else heads_asked or None,
         "effect_prompts": min(int(effect_prompts), len(tokens)) if heads_asked != 0 else None,
+        "evict": list(first_keys) or None,
+        "keep": list(last_keys) or None,
     }
     return dataset(
         labelled(table, found),
@@ -276,6 +306,9 @@ BY_PROMPT = {
     "effect": Variable(HEAD, f"KL of the next token {_REMOVED}", "nat"),
     "loss_change": Variable(HEAD, f"change of the next-token loss {_REMOVED}", "nat"),
     "reacts_output": Variable(HEAD, _CHANGE),
+    "evict_loss_before": Variable(DIMS, "next-token loss with all keys", "nat"),
+    "evict_loss_change": Variable(DIMS, "change of the next-token loss with the first and last keys alone", "nat"),
+    "evict_kl": Variable(DIMS, "KL of the next token with the first and last keys alone", "nat"),
     "sink_logit_share": Variable(HEAD, "mean weight on the learned sink logit, which reads nothing"),
 }
 
@@ -369,4 +402,6 @@ def memory(model: View, prompts: int, length: int, **options: Any) -> int:
         rows = min(sizes.heads, max(1, ROWS // length))
         streams = (2 * sizes.blocks + rows) * length * sizes.width * sizes.itemsize
         found = max(found, sizes.passing(length) * rows + streams + 4 * 8 * LOGITS_AT_ONCE)
+    if options.get("evict") is not None:  # next-token logits of two views, and what divergences are made of
+        found = max(found, sizes.passing(length) + 5 * 4 * READ_AT_ONCE)
     return found

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +43,23 @@ HARMLESS: MappingProxyType[str, tuple[Any, ...]] = MappingProxyType(
 IGNORED = ("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states")
 
 
+@runtime_checkable
+class Fusible(Protocol):
+    """An edit of logits that knows how to attend without whole rows of them, where it is the only edit."""
+
+    def attend(self, attention: Attention, normalizer: bool) -> Attention:
+        """As `attend`, under the edit."""
+        ...
+
+
 def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
     """The attention with its output and, with `normalizer`, its log-sum-exp; differentiable.
 
     No kernel knows learned sink logits s. With one in the denominator, outputs are those without it times
     `sigmoid(log Z_i - s)`, and its log-sum-exp is `log(exp(log Z_i) + exp(s))`.
     """
+    if len(attention.reweigh) == 1 and isinstance(attention.reweigh[0], Fusible):
+        return attention.reweigh[0].attend(attention, normalizer)
     wanted = normalizer or attention.sink is not None
     length = attention.query.shape[-2]
     windowed = attention.window is not None and length > attention.window

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from functools import partial
+from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +14,8 @@ import xarray as xr
 
 from ..claims.rules import CONTROLLED
 from ..errors import InputError
+from ..measures.collectors import KEY_COLUMNS, LEAST, TOKEN_COLUMNS, key_rows, token_rows
+from ..measures.evict import DIMS
 from ..measures.leakage import PARTS, SOURCES, null_fails, resolved
 from ..measures.roles import COLUMNS as HEAD_COLUMNS
 from ..measures.roles import cells as head_cells
@@ -69,6 +72,7 @@ def sinks_report(
             lines.append(f"{name}: {ds.sizes['key'] - KEYS_SHOWN} more keys in the result file")
         lines += [f"{name}: of {ds['attends'].size} heads {said}" for said in (_roles(ds), _rules(ds)) if said]
         lines += [f"{name}: {_learned(ds)}"] if "sink_logit_share" in ds else []
+        lines += [f"{name}: {_untouched(ds)}"] if "evict_kl" in ds else []
         chosen = [row for row in ranked(ds) if layers is None or row.layer in layers]
         chosen = [row for row in chosen if heads is None or row.head in heads]
         listed += [[name, *head_cells(row)] for row in chosen[:top]]
@@ -81,10 +85,24 @@ def sinks_report(
         f"reads: what comes from 0 beside the output; value 0/rest: |v_0| against the mean of the others; reacts: {reacts}. "
         "A question mark behind a role: an interval that decides it contains its threshold."
     )
+    if "strong_id" in ds:
+        described += f" Other keys and tokens: of keys 1 to T/2; tokens that stand in {LEAST} prompts or more."
+    if "evict_kl" in ds:
+        described += (
+            " Cache: of each query the first and the last keys alone, in all blocks; positions by the text, or by the cache "
+            "as StreamingLLM numbers them; loss with all keys, its change, and KL of the next token in nats per token."
+        )
     tables = [
         Table("Sinks", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), rates),
         Table(f"Heads, at most {top} of each model", ("model", *HEAD_COLUMNS), listed),
     ]
+    for title, columns, listing in (
+        ("Keys behind position 0 with the largest alpha, mean over heads", KEY_COLUMNS, key_rows),
+        ("Tokens behind position 0 that collect attention, mean over heads", TOKEN_COLUMNS, token_rows),
+        ("A cache of the first and the last keys, positions that have lost some", CACHE_COLUMNS, _cache_rows),
+    ):
+        found = [row for name, ds in results.items() for row in listing(name, ds)]
+        tables += [Table(title, columns, found)] * bool(found)
     return Report("Sinks, and what heads do with position 0", described, tables, lines)
 
 
@@ -119,6 +137,26 @@ def _learned(ds: xr.Dataset) -> str:
         mean = jackknifed(lambda some: float(np.mean(some)), by_prompt, units(ds))
         found.append(f"{interval(*mean[:3], form='.3f')} (largest {float(ds[variable].max()):.3f})")
     return f"mean weight on learned sink logits {found[0]}, on position 0 {found[1]}"
+
+
+CACHE_COLUMNS = ("model", "first", "last", "positions by", "loss", "change", "KL")
+
+
+def _cache_rows(name: str, ds: xr.Dataset) -> list[list[str]]:
+    """What each cache costs where it has lost keys, in nats, with `CACHE_COLUMNS`; none where it was not measured."""
+    rows = []
+    for place in product(*(ds[dim].values for dim in DIMS[:-1])) if "evict_kl" in ds else ():
+        at = ds.sel(dict(zip(DIMS[:-1], place, strict=True)), drop=True).sel(cache="cut")
+        if not np.isnan(at["evict_kl"]):
+            told = (number(at["evict_loss_before"], ".3f"), estimated(at, "evict_loss_change", "+.3f"))
+            rows.append([name, *map(str, place), *told, estimated(at, "evict_kl", ".3f")])
+    return rows
+
+
+def _untouched(ds: xr.Dataset) -> str:
+    """The largest change before a key is lost: what rounding makes."""
+    most = float(np.abs(ds["evict_loss_change_by_prompt"].sel(cache="whole")).max())
+    return f"before a cache has lost a key, a prompt's loss changes by at most {most:.1g} nat, by rounding"
 
 
 def _rules(ds: xr.Dataset) -> str:

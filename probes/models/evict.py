@@ -1,0 +1,178 @@
+"""Attention with a key-value cache that keeps the first and the last keys alone, as a view that probes can be run on.
+
+[Xiao], StreamingLLM: a cache of `first + last` keys, the query's own among the last. Query i sees the keys j < `first` and
+j > i - `last`; all blocks run on the streams that this leaves, as a decoder with that cache would compute them. A cache has
+lost something from i = first + last on.
+
+Two numberings of positions. By the text, distances stay those of the text, and a mask is all that changes. By the cache, as
+StreamingLLM has it, the cached keys are numbered from 0 on, and the query is the last of them: at a full cache it stands at
+first + last - 1. Distances to the last keys are the text's, so that only logits of the first keys change: the query is
+rotated anew, to that position. Rotations belong to a pass, which is why the angles are read from one.
+
+Source: [Xiao], arXiv 2309.17453, section 3.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import InputError
+from .edited import Edited, unheard
+from .fused import attend
+from .pointwise import rotate
+from .view import Attention, Edit, Spec, View
+
+
+class _Block(NamedTuple):
+    """What logits of a block are made by: (cos, sin) of unit rotations [T, rotated], or None; scale, soft-cap, slopes."""
+
+    rotation: tuple[Tensor, Tensor] | None
+    attention: Attention
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The edit of one block's logits in one pass; `block` where positions are numbered by the cache."""
+
+    first: int
+    last: int
+    block: _Block | None = None
+    seen: dict[str, Tensor] = field(default_factory=dict)  # the pass's queries and keys
+
+    def __call__(self, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        if self.block is not None and self.first:
+            moved = self._moved(self.block, queries).to(logits)
+            at_first = torch.where(queries >= self.first + self.last, moved, logits[..., : self.first])
+            logits = torch.cat([at_first, logits[..., self.first :]], -1)
+        logits = logits.masked_fill((keys >= self.first) & (keys <= queries - self.last), float("-inf"))
+        return logits, logits.logsumexp(-1, keepdim=True)
+
+    def attend(self, attention: Attention, normalizer: bool) -> Attention:
+        """A window, and beside it the first keys that it has passed: what both give, by their shares of the softmax."""
+        own = attention.window
+        window = self.last if own is None else min(own, self.last)
+        inside = attend(replace(attention, window=window, reweigh=()), normalizer=True)
+        output, log_z = inside.output, inside.normalizer
+        assert output is not None
+        assert log_z is not None
+        if self.first and self.last < output.shape[-2]:
+            queries = torch.arange(self.last, output.shape[-2], device=output.device)[:, None]
+            key, value = (x[..., : self.first, :] for x in (attention.key, attention.value))
+            keys, exact = torch.arange(key.shape[-2], device=output.device)[None], log_z.dtype
+            products = attention.query[..., self.last :, :].to(exact) * attention.scale @ key.to(exact).mT
+            logits = attention.logits_of(products, queries, keys)
+            if self.block is not None:
+                moved = self._moved(self.block, queries).to(exact)
+                logits = torch.where(queries >= self.first + self.last, moved, logits)
+            logits = logits.masked_fill(keys > queries - self.last, float("-inf"))
+            late = torch.logaddexp(log_z[..., self.last :], logits.logsumexp(-1))
+            kept = (log_z[..., self.last :] - late).exp()[..., None].to(output) * output[..., self.last :, :]
+            added = (logits - late[..., None]).exp().to(value) @ value
+            output = torch.cat([output[..., : self.last, :], kept + added], -2)
+            log_z = torch.cat([log_z[..., : self.last], late], -1)
+        return replace(attention, output=output, normalizer=log_z if normalizer else None)
+
+    def _moved(self, block: _Block, queries: Tensor) -> Tensor:
+        """Logits of the first keys, of these queries as the last of a full cache."""
+        attention, at = block.attention, queries[:, 0]
+        end = min(self.first + self.last, self.seen["query"].shape[-2]) - 1
+        query, key = self.seen["query"][..., at, :], self.seen["key"][..., : self.first, :]
+        if block.rotation is not None:
+            cos, sin = (part.to(query) for part in block.rotation)
+            query = rotate(rotate(query, cos[at], sin[at], back=True), cos[end : end + 1], sin[end : end + 1])
+        exact = torch.promote_types(query.dtype, torch.float32)
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1).to(exact)
+        keys = torch.arange(key.shape[-2], device=key.device)[None]
+        products = query.to(exact) * attention.scale @ key.mT
+        return attention.logits_of(products, torch.full_like(queries, end), keys)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A `Change` of what queries see; see `evicted`."""
+
+    first: int
+    last: int
+    renumbered: bool
+    made: dict[int, list[_Block]] = field(default_factory=dict, repr=False, compare=False)  # by length
+
+    @property
+    def said(self) -> str:
+        """What is kept."""
+        return f"first {self.first} and last {self.last} keys{', numbered in the cache' * self.renumbered}"
+
+    def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> None:
+        """The model's own embeddings."""
+
+    def edits(self, model: View, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
+        layers, length = range(model.spec.blocks), embeddings.shape[-2]
+        if not (self.renumbered and self.first):
+            return [Edit("logits", layer, _Kept(self.first, self.last)) for layer in layers]
+        if (why := fixed(model.spec, length)) is not None:
+            raise InputError(f"{model.identity.name} cannot be numbered anew: {why}; number positions by the text")
+        if length not in self.made:
+            with unheard(model):
+                self.made[length] = _blocks(model, length)
+        found = []
+        for layer, block in zip(layers, self.made[length], strict=True):
+            kept = _Kept(self.first, self.last, block)
+            sites: tuple[Literal["query"], Literal["key"]] = ("query", "key")
+            found += [Edit(site, layer, partial(_keep, kept.seen, site)) for site in sites]
+            found.append(Edit("logits", layer, kept))
+        return found
+
+    def on(self, fresh: View) -> Cache:
+        return Cache(self.first, self.last, self.renumbered)
+
+
+def _keep(seen: dict[str, Tensor], name: str, tensor: Tensor) -> Tensor:
+    seen[name] = tensor
+    return tensor
+
+
+def _blocks(model: View, length: int) -> list[_Block]:
+    """Of a pass over that many positions: rotations depend on no token, and of some rules on the length."""
+    tokens = torch.zeros(1, length, dtype=torch.long)
+    rotary = model.trace(model.embed(tokens)).rotary
+    short = model.trace(model.embed(tokens[:, :2]), attention=True).attention  # queries and keys of it are not needed
+    found = []
+    for rotation, attention in zip(rotary, short, strict=True):
+        if rotation is not None:
+            size = torch.hypot(*rotation)  # some rules scale rotations, which queries have been by already
+            rotation = (rotation[0] / size, rotation[1] / size)
+        found.append(_Block(rotation, attention))
+    return found
+
+
+def fixed(spec: Spec, length: int) -> str | None:
+    """Why positions of prompts of that length cannot be numbered anew; None where they can."""
+    if "learned" in spec.positional:
+        return "its positions are learned and added to the embeddings"
+    if spec.prefix is not None or any(window is not None and window < length for window in spec.windows):
+        return "some blocks have a sliding window or a prefix, which hides keys by their distance in the text"
+    return None
+
+
+def evicted(model: View, first: int, last: int, *, renumbered: bool = False) -> Edited:
+    """The same model with a cache of the first and the last keys, as a view that probes of whole prompts can be run on.
+
+    Behind a window of the model's own, a key has to be within that window as well.
+
+    Args:
+        model: any view; it is not changed.
+        first: keys that are never evicted, from position 0 on.
+        last: of the others those that are kept, the query's own among them.
+        renumbered: positions are counted within the cache, see the module's text.
+
+    Raises:
+        InputError: fewer than 0 first or 1 last; in a pass, positions that cannot be numbered anew.
+    """
+    if first < 0 or last < 1:
+        raise InputError(f"a cache of the first {first} and last {last} keys cannot be kept; give 0 or more, 1 or more")
+    return Edited(model, Cache(first, last, renumbered))

@@ -1,0 +1,152 @@
+"""Caches of the first and the last keys: against decoding token by token with a real cache, and what cannot be asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+from measured import EVERY, close, drawn_tokens, refused, sinks, view, watched
+from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from probes.measures.evict import parse_counts
+from probes.models.evict import evicted, fixed
+from probes.models.fused import attend
+from probes.models.view import Edit
+
+TOKENS = drawn_tokens(3, 24)
+# Float64 against float64, of logits that reach tens. Cosines and sines are float32 in transformers: a rotation to another
+# place is known no better.
+SAME, TURNED = 1e-9, 1e-5
+NORMED = 1e-6  # norms are in float32 in any model: rounding before them may turn one of their bits
+
+
+def decoded(model: Any, tokens: Tensor, first: int, last: int, *, renumbered: bool) -> Tensor:
+    """Log probabilities [position, id] of one prompt, token by token, from caches of which keys are dropped.
+
+    Keys are cached before rotation. They are rotated to their place in the text, or in the cache as it is now.
+    """
+    decoder = model.get_decoder()
+    caches: list[list[tuple[int, Tensor, Tensor]]] = [[] for _ in decoder.layers]
+    found = []
+
+    def rotated(x: Tensor, at: int) -> Tensor:  # [H, c]
+        cos, sin = decoder.rotary_emb(x, torch.tensor([[at]]))
+        return apply_rotary_pos_emb(x[None, :, None], x[None, :, None], cos, sin)[0][0, :, 0]
+
+    for i, token in enumerate(tokens):
+        stream = decoder.embed_tokens(token)
+        for block, cache in zip(decoder.layers, caches, strict=True):
+            own, normed = block.self_attn, block.input_layernorm(stream)
+            q, k, v = (p(normed).view(-1, own.head_dim) for p in (own.q_proj, own.k_proj, own.v_proj))
+            cache.append((i, k, v))
+            if len(cache) > first + last:
+                del cache[first]
+            window = getattr(own, "sliding_window", None)
+            places = range(len(cache)) if renumbered else [at for at, _, _ in cache]
+            heads = []
+            for head in range(len(q)):
+                group = head // own.num_key_value_groups
+                query = rotated(q, places[-1])[head]
+                logits = [
+                    query @ rotated(key, at)[group] * own.scaling for at, (_, key, _) in zip(places, cache, strict=True)
+                ]
+                for n, at in enumerate(places):
+                    if window is not None and places[-1] - at >= window:
+                        logits[n] = logits[n] - torch.inf
+                weights = torch.stack(logits).softmax(0)
+                heads.append(sum(weight * value[group] for weight, (_, _, value) in zip(weights, cache, strict=True)))
+            stream = stream + own.o_proj(torch.cat(heads))
+            stream = stream + block.mlp(block.post_attention_layernorm(stream))
+        found.append(model.lm_head(decoder.norm(stream)).log_softmax(-1))
+    return torch.stack(found)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("renumbered", [False, True])
+@pytest.mark.parametrize(("first", "last"), [(0, 5), (1, 5), (4, 3), (2, 1)])
+def test_a_cache_is_one_that_drops_keys_token_by_token(first, last, renumbered):
+    model, seen = families.model("llama", dtype=torch.float64), view("llama", dtype="float64")
+    edited = evicted(seen, first, last, renumbered=renumbered)
+    got = seen.unembed(seen.norm(edited.residual(edited.embed(TOKENS[:1]))))[0].log_softmax(-1)
+    error = TURNED if renumbered else SAME
+    close(got, decoded(model, TOKENS[0], first, last, renumbered=renumbered), error, error)
+
+
+@pytest.mark.parametrize(("name", "backend"), EVERY)
+def test_attending_in_parts_is_attending_with_whole_rows(name, backend):
+    """Windows and learned sink logits of the model's own included; its own window hides the first keys in either way."""
+    model = view(name, backend, dtype="float64")
+    for first, last, renumbered in ((0, 3, False), (2, 4, False), (3, 5, fixed(model.spec, TOKENS.shape[1]) is None)):
+        edited = evicted(model, first, last, renumbered=renumbered)
+        embeddings = edited.embed(TOKENS)
+        own = edited.edits(embeddings)
+        both = [*own, *(Edit("logits", layer, lambda x, z, *_: (x, z)) for layer in range(model.spec.blocks))]
+        with torch.no_grad():
+            got = [attend(attention).output for _, attention in watched(edited, embeddings)]
+            truth = [attend(attention).output for _, attention in watched(model, embeddings, edits=both)]
+        close(torch.stack(got), torch.stack(truth), NORMED, NORMED)
+
+
+def test_loss_and_divergence_are_those_of_the_decoder_before_and_after_keys_are_lost():
+    model, seen = families.model("llama", dtype=torch.float64), view("llama", dtype="float64")
+    found = sinks(seen, TOKENS[:2], evict=(0, 2), keep=(5, 22))
+    truth = np.zeros((2, 2, 2))  # first_keys, cache, (loss change, KL), of last_keys 5 numbered by the cache
+    with torch.no_grad():
+        for tokens in TOKENS[:2]:
+            own = decoded(model, tokens, 0, 99, renumbered=False)[:-1]
+            for a, first in enumerate((0, 2)):
+                other = decoded(model, tokens, first, 5, renumbered=True)[:-1]
+                change = (own - other).gather(-1, tokens[1:, None])[:, 0]
+                kl = (own.exp() * (own - other)).sum(-1)
+                for d, some in enumerate((slice(1, first + 5), slice(first + 5, None))):
+                    truth[a, d] += [float(x[some].mean()) / 2 for x in (change, kl)]
+    at = found.sel(last_keys=5, numbering="cache")
+    close(np.stack([at.evict_loss_change, at.evict_kl], -1), truth, TURNED, TURNED)
+    # 2 + 22 keys are all that a prompt has: bit for bit the model as it is, and no position has lost any.
+    whole = found.sel(first_keys=2, last_keys=22)
+    assert (whole.evict_kl.sel(cache="whole") == 0).all()
+    assert (whole.evict_loss_change.sel(cache="whole") == 0).all()
+    assert whole.evict_kl.sel(cache="cut").isnull().all()
+    close(found.evict_kl_by_prompt.mean("prompt"), found.evict_kl, 1e-6)  # kept in float32
+    assert (found.evict_kl_low.sel(last_keys=5, cache="cut") >= 0).all()
+
+
+def test_what_has_positions_of_the_text_alone():
+    for name in ("gpt2", "mistral"):  # learned positions; a window of its own, and a cache narrower than that
+        found = sinks(view(name), TOKENS, evict=(0, 1), keep=(4,))
+        assert found.evict_kl.sel(numbering="cache").isnull().all()
+        assert (found.evict_kl.sel(numbering="text", cache="cut") > 0).all()
+        with refused("cannot be numbered anew", "number positions by the text"):
+            model = view(name)
+            evicted(model, 1, 4, renumbered=True).residual(model.embed(TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"evict": (0, -1)}, "evict=-1 cannot be kept; give whole numbers of keys, 0 or more"),
+        ({"evict": (1.5,)}, "evict=1.5 cannot be kept"),
+        ({"evict": True}, "evict=True cannot be kept"),
+        ({"evict": "all"}, "evict=all cannot be kept"),
+        ({"evict": ()}, "evict= names none"),
+        ({"evict": (1, 1)}, "evict=1,1 names a number twice; give each once"),
+        ({"evict": 0, "keep": 0}, "keep=0 cannot be kept; give whole numbers of keys, 1 or more"),
+        ({"evict": 0, "keep": (4, 24)}, "keep=24 evicts nothing from prompts of 24 positions; give fewer keys"),
+        ({"keep": (4, 8)}, "keep=4,8 has no use without evict"),
+        ({"evict": 0}, "prompts of 24 positions lose no key with the usual 64 kept; give keep"),
+    ],
+)
+def test_what_cannot_be_kept(options, says):
+    with refused(says):
+        sinks(view("llama"), TOKENS, **options)
+
+
+def test_the_command_line_gives_numbers_of_keys():
+    assert parse_counts("0, 1,4", "evict", "0,1,4") == (0, 1, 4)
+    for text in ("", "some", "0-4", "1.5", "9" * 5000):
+        with refused("evict", "is no list of numbers of keys; give them as in 0,1,4"):
+            parse_counts(text, "evict", "0,1,4")
