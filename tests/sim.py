@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -36,16 +36,20 @@ INDEXED = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default, a
 class Elsewhere(Tensor):
     """Data of the CPU that say they lie on another device."""
 
-    data: Any
     own: Tensor
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, own: Tensor, device: torch.device) -> Elsewhere:
-        shape = {"strides": own.stride(), "storage_offset": own.storage_offset(), "dtype": own.dtype}
-        made: Any = torch.Tensor._make_wrapper_subclass(cls, own.size(), **shape, device=device)
+    def __new__(cls, own: Tensor, place: torch.device | None = None, /, requires_grad: bool = False, **_: Any) -> Any:
+        if place is None:  # accelerate makes parameters by the type of those that were there
+            return nn.Parameter(own, requires_grad)
+        more: Any = {"strides": own.stride(), "storage_offset": own.storage_offset(), "dtype": own.dtype}
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, own.size(), **more, device=place)
         made.own = own
         return made
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,7 +81,9 @@ def _place(func: Any, args: Any, kwargs: Any) -> torch.device:
         RuntimeError: operands lie apart.
     """
     wanted = kwargs.get("device")
-    given = tree_leaves((args[0], kwargs) if func in INDEXED and args[0].device != HERE else (args, kwargs))
+    given = tree_leaves((args, kwargs))
+    if func in INDEXED and args[0].device != HERE:
+        given = [args[0], *args[2:3], *(x for x in args[1] if x is not None and x.device != HERE)]
     places = {x.device for x in given if isinstance(x, Tensor) and (x.dim() or x.device != HERE)}
     if len(places) > 1 and func not in MOVES:
         raise RuntimeError(f"{func}: operands lie on {sorted(map(str, places))}")
@@ -134,14 +140,20 @@ class _Draws(TorchFunctionMode):
 
 
 class Simulated(TorchDispatchMode):
-    """Inside, "lazy:0" and "lazy:1" are devices, each with so many bytes free."""
+    """Inside, "lazy:0" and "lazy:1" are devices. Each says that `memory` bytes are free, and no tensor may have more than
+    `largest`.
+    """
 
-    def __init__(self, memory: int = MEMORY) -> None:
+    def __init__(self, memory: int = MEMORY, largest: int = MEMORY) -> None:
         super().__init__()
-        self.memory, self._stack = memory, ExitStack()
+        self.memory, self.largest, self._stack = memory, largest, ExitStack()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _computed(func, args, kwargs or {})
+        made = _computed(func, args, kwargs or {})
+        for one in tree_leaves(made):
+            if isinstance(one, Elsewhere) and one.own.untyped_storage().nbytes() > self.largest:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is")
+        return made
 
     def __enter__(self) -> Any:
         patch = self._stack.enter_context(pytest.MonkeyPatch.context())
