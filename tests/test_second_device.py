@@ -146,7 +146,9 @@ PROBES: dict[str, Callable[[View], xr.Dataset]] = {
 }
 
 
-@pytest.mark.parametrize("probe", PROBES)
+@pytest.mark.parametrize(
+    "probe", [pytest.param(name, marks=pytest.mark.slow) if name == "decode" else name for name in PROBES]
+)
 def test_every_probe_gives_the_cpu_s_numbers(probe):
     expected = PROBES[probe](probes.load(model(), tokenizer=tokenizer()))
     with Simulated():
