@@ -146,8 +146,11 @@ PROBES: dict[str, Callable[[View], xr.Dataset]] = {
 }
 
 
+LONG = ("bos_swap, interventions", "decode")
+
+
 @pytest.mark.parametrize(
-    "probe", [pytest.param(name, marks=pytest.mark.slow) if name == "decode" else name for name in PROBES]
+    "probe", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in PROBES]
 )
 def test_every_probe_gives_the_cpu_s_numbers(probe):
     expected = PROBES[probe](probes.load(model(), tokenizer=tokenizer()))
