@@ -1,8 +1,8 @@
 """Models split by accelerate give what they give whole, bit for bit, and stay as they are.
 
 On the CPU the same kernels run on the same numbers, wherever those waited. Blocks "on disk" are read when they run; "cpu"
-is at once main memory and the device where everything runs. Several devices are stood in for by `devices.NamedDevices`;
-tests marked `gpu` have real ones.
+is at once main memory and the device where everything runs. Several devices are simulated (`sim`); tests marked `gpu` have
+real ones.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
-import devices
 import families
 import pytest
 import torch
 import xarray as xr
-from families import BLOCKS, FAMILIES, VOCABULARY
+from families import BLOCKS, DIFFERENT, FAMILIES, VOCABULARY
 from fingerprint import difference, fingerprint
+from sim import ONE, OTHER, Simulated
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
@@ -126,16 +126,15 @@ def facts(view: View) -> dict[str, Any]:
 
 def on_one_device(value: Any) -> bool:
     if isinstance(value, Tensor):
-        return devices.lies_on(value) == torch.device("cpu:1")
+        return value.device == ONE
     if isinstance(value, tuple):
         return all(map(on_one_device, value))
     return not hasattr(value, "__dataclass_fields__") or on_one_device(tuple(vars(value).values()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_family_on_disk_or_over_several_devices_is_the_family(family, tmp_path):
-    whole = probes.load(families.model(family))
-    expected = facts(whole)
+def test_family_on_disk_is_the_family(family, tmp_path):
+    expected = facts(probes.load(families.model(family)))
     for rest in ("cpu", "disk") if family in ("gpt2", "gemma2") else ("cpu",):
         view = probes.load(on_disk(family, tmp_path / rest, rest=rest))
         found = facts(view)
@@ -143,27 +142,27 @@ def test_family_on_disk_or_over_several_devices_is_the_family(family, tmp_path):
         for name, value in expected.items():
             assert same(value, found[name]), name
         assert all(part is not None for part in found["parts"])
-    with devices.NamedDevices():
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in DIFFERENT else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+def test_family_over_several_devices_is_the_family(family):
+    """Block 1 is on another device, the weights of block 2 wait in main memory. The whole model is on one device."""
+    with Simulated():
         model = families.model(family)
-        head = "cpu:1" if model.all_tied_weights_keys else "cpu:2"
-        view = HuggingFaceView(dispatch(model, map_of(model, ["cpu:1", "cpu:2", "cpu"], "cpu:1", head), "cpu:1"))
-        assert view.device == torch.device("cpu:1")
+        head = str(ONE if model.all_tied_weights_keys else OTHER)
+        places = map_of(model, [str(ONE), str(OTHER), "cpu"], str(ONE), head)
+        whole = probes.load(families.model(family), device=str(ONE))
+        view = HuggingFaceView(dispatch(model, places, str(ONE)))
+        assert view.device == ONE
         assert view.offloaded
-        found = facts(view)
-        kernel = probes.jacobian(view, IDS[:1], engine="parts").sensitivity
+        expected, found = facts(whole), facts(view)
+        kernels = [probes.jacobian(one, IDS[:1], engine="parts").sensitivity for one in (view, whole)]
     assert on_one_device(tuple(found.values()))
     for name, value in expected.items():
-        if name != "identity":
-            assert same(value, found[name]), name
-    assert kernel.equals(probes.jacobian(whole, IDS[:1], engine="parts").sensitivity)
-
-
-def test_named_devices_tell_operands_apart():
-    with devices.NamedDevices():
-        one, other = torch.ones(3, device="cpu:1"), torch.ones(3, device="cpu:2")
-        assert (one.to("cpu:2") + other).device == torch.device("cpu:2")
-        with pytest.raises(RuntimeError, match="operands lie on"):
-            torch.add(one, other)
+        assert same(value, found[name]), name
+    assert kernels[0].equals(kernels[1])
 
 
 # ------------------------------------------------------------------------------------------------ every probe

@@ -128,7 +128,7 @@ def _sum_of_products(start: Tensor, xs: Iterable[Tensor], ys: Iterable[Tensor]) 
 
 def _seen(bias: Float[Tensor, "model query key 1"], q: Tensor) -> list[int] | None:
     """For every query, how many keys there are up to the last that any model shows it; None: do not go by query."""
-    if q.is_cuda or q[:, 0].numel() * bias.shape[2] <= FEW:
+    if q.device.type != "cpu" or q[:, 0].numel() * bias.shape[2] <= FEW:
         return None
     shown = bias[..., 0].amax(0).isfinite()
     return (shown * torch.arange(1, bias.shape[2] + 1)).amax(1).tolist()

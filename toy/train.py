@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
@@ -42,7 +43,8 @@ from .tasks import Copying, Task
 BETAS, EPS = (0.9, 0.999), 1e-8  # torch's defaults, which the sources use
 DRAW = 1 << 22  # numbers of input drawn at a time and stream; a block of data is 16 MiB in float32
 STEPS_DRAWN = 64  # steps of a block at most
-TOGETHER = {"cpu": 1 << 20, "cuda": 1 << 28}  # numbers in the models' streams beyond which a group is split
+# Numbers in the models' streams beyond which a group is split: what fits the cache of a CPU, or a device's memory.
+TOGETHER = defaultdict(lambda: 1 << 28, cpu=1 << 20)
 SAVE_SECONDS, TELL_SECONDS = 60.0, 0.2
 UNFINISHED, STATE = "training", "state"  # names of the files of unfinished work, and of what they hold of a group
 

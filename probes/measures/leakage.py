@@ -108,7 +108,7 @@ from ..results.curves import estimate
 from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, with_ends
 from ..run import processes
-from ..run.memory import available
+from ..run.memory import available, own_memory
 from ..run.reporting import Progress
 from ..run.spool import GPU_SHARE, HELD
 from . import leakage_nulls as nulls
@@ -389,7 +389,7 @@ def held(model: View, prompts: int, length: int, **options: Any) -> int:
     sizes, lags = Sizes.of(model), options.get("lags")
     count = len(lags) if isinstance(lags, (tuple, list)) else len(LAGS)
     everything, half = prompts * length, -(-prompts // 2)
-    kept = available(model.device) // GPU_SHARE if model.device.type == "cuda" else HELD
+    kept = available(model.device) // GPU_SHARE if own_memory(model.device) else HELD
     samples = (
         8 * sizes.heads * (count + 6)
     )  # a position's: logits at the lags, three log Z, two parts, the means by lag

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError
-from ..run.memory import available, out_of_memory
+from ..run.memory import available, out_of_memory, own_memory
 from .fused import BLOCK_NUMBERS
 from .linear import QUERY_BAND
 from .view import View
@@ -141,7 +141,7 @@ def paced(model: View, length: int, lowest: int = 0, chunk: int | None = None) -
     sizes, free = Sizes.of(model), available(model.device)
     keep = not model.offloaded and (sizes.blocks - lowest) * sizes.linearized(length) <= KEPT_SHARE * free
     fitting = CPU_ROWS // length
-    if model.device.type == "cuda":
+    if own_memory(model.device):
         fitting = min(sizes.width, int(CHUNK_SHARE * free) // (sizes.product(length) if sizes.apart else 1 << 28))
     return Pace(chunk or max(1, fitting), keep)
 

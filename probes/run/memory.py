@@ -48,11 +48,18 @@ Made = TypeVar("Made")
 MOST_PARTS = 64  # of a block of 8 MiB, 128 KiB: smaller ones save nothing that would be seen beside a prompt's streams
 
 
+def own_memory(device: torch.device) -> Any:
+    """PyTorch's module of a kind of device that has memory of its own (`torch.cuda`); None where it is the machine's."""
+    module = getattr(torch, device.type, None)
+    return module if hasattr(module, "mem_get_info") else None
+
+
 def available(device: torch.device) -> int:
     """Bytes that may be had now: of the GPU, or of this process by the machine, its group and its limits."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    own = own_memory(device)
+    if own is not None:
+        free, _ = own.mem_get_info(device)
+        return free + own.memory_reserved(device) - own.memory_allocated(device)
     found = _kibibytes(Path("/proc/meminfo"), "MemAvailable")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if found is None else found
     group = Path("/sys/fs/cgroup/memory.max")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .memory import available
+from .memory import available, own_memory
 from .resume import kept_folder
 
 HELD = 1 << 24  # bytes of one spool that stay in memory
@@ -51,7 +51,7 @@ class Spool(MutableMapping[Hashable, Tensor]):
     @classmethod
     def beside(cls, device: torch.device) -> Spool:
         """One for tensors of this device."""
-        return cls(available(device) // GPU_SHARE if device.type == "cuda" else HELD)
+        return cls(available(device) // GPU_SHARE if own_memory(device) else HELD)
 
     def __setitem__(self, name: Hashable, tensor: Tensor) -> None:
         tensor, entry = tensor.detach().contiguous(), self._entries.get(name)

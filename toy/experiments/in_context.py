@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -26,7 +27,8 @@ from ..model import (
 from ..tasks import Drawn, World
 from ..train import stacked
 
-CHUNK = {"cpu": 1 << 19, "cuda": 1 << 28}  # numbers in a stream of a test pass: what fits the cache, or the memory
+# Numbers in a stream of a test pass: what fits the cache of a CPU, or a device's memory.
+CHUNK = defaultdict(lambda: 1 << 28, cpu=1 << 19)
 PARTS = ("item", "label")  # of what stands in the context, in their order
 
 Model = tuple[Architecture, Mapping[str, Tensor]]  # its weights without model dimension
@@ -104,7 +106,7 @@ def answers(models: Sequence[Model], inputs: Float[Tensor, "n T d"], device: tor
     shape = models[0][0].shape
     numbers = shape.length * (shape.width + shape.heads * shape.length)  # of a sequence in one model
     most = max(1, CHUNK[device.type] // numbers)  # sequences of all models of one pass
-    together = min(len(models), max(1, most // len(inputs))) if device.type == "cuda" else 1
+    together = min(len(models), max(1, most // len(inputs))) if device.type != "cpu" else 1
     found = []
     with torch.no_grad():
         for at in range(0, len(models), together):

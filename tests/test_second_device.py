@@ -1,0 +1,289 @@
+"""Everything on a second device, which `sim` makes of the CPU: an operand left behind raises, and numbers are the CPU's.
+
+Kernels are chosen by device: there, attention's are written out. Numbers differ by float32's rounding (6e-8), amplified by
+wide weights. Split models are in `test_split`, too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from families import DIFFERENT
+from made_toys import BANDS, LAGS, MATCHED, TOKENS, architecture, moved
+from measured import BACKENDS, EVERY
+from sim import HERE, ONE, OTHER, Simulated
+from toy_runs import MIXED, SMALL, copying
+from transformers import PreTrainedModel
+
+import probes
+from probes.measures.leakage import memory as planned_leakage
+from probes.models.memory import Pace, paced
+from probes.models.view import View
+from probes.run.memory import available
+from probes.run.spool import GPU_SHARE, HELD, Spool
+from probes.studies.match import match
+from probes.theory.kernel import second_moment
+from toy import narrow
+from toy.matching import Matching
+from toy.train import train
+from toy.view import Toy
+
+NOISE = 1e-3  # of a variable's largest number; what a wrong device would have left out is of that size itself
+ZERO = 1e-12  # what is nothing but rounding, in either
+LENGTH, PROMPTS = 24, 8
+
+
+@cache
+def tokenizer() -> Any:
+    return probes.load("tiny-llama").tokenizer
+
+
+@cache
+def tokens(prompts: int = PROMPTS, length: int = LENGTH) -> torch.Tensor:
+    drawn = torch.from_numpy(np.random.default_rng(4).integers(3, families.VOCABULARY, (prompts, length)))
+    drawn[:, 0] = 0
+    return drawn
+
+
+def model() -> PreTrainedModel:
+    """A small Llama that reads text."""
+    return families.build(families.small("llama", vocab_size=len(tokenizer()), max_position_embeddings=256))
+
+
+def near(found: xr.Dataset, expected: xr.Dataset) -> None:
+    """The same variables, whole numbers equal, others within NOISE; gaps where they were."""
+    assert list(found.data_vars) == list(expected.data_vars)
+    for name, there in expected.data_vars.items():
+        if there.dtype.kind == "f":
+            most = np.abs(np.nan_to_num(there.values, posinf=0, neginf=0)).max(initial=0)
+            np.testing.assert_allclose(found[name].values, there.values, 0, NOISE * most + ZERO, err_msg=str(name))
+        else:
+            np.testing.assert_array_equal(found[name].values, there.values, err_msg=str(name))
+
+
+# ------------------------------------------------------------------------------------------------------- the simulation
+
+
+def test_a_simulated_device_is_one():
+    with Simulated():
+        ones = torch.ones(3, device=ONE)
+        for wrong in (
+            lambda: ones + torch.ones(3),
+            lambda: ones + torch.ones(3, device=OTHER),
+            lambda: torch.ones(3) * torch.tensor(2.0, device=ONE),
+            lambda: torch.ones(3)[torch.zeros(1, dtype=torch.long, device=ONE)],
+            lambda: torch.cat([ones, torch.ones(1)]),
+            lambda: ones.numpy(),
+            lambda: torch.rand(3, generator=torch.Generator(), device=ONE),
+            lambda: torch.rand(3, generator=torch.Generator(ONE)),
+        ):
+            with pytest.raises(RuntimeError, match=r"lie on|generator of|numpy"):
+                wrong()
+        ones[torch.tensor([0])] = torch.tensor(2.0)  # scalars and indices may come from the CPU
+        assert (ones * torch.tensor(2.0)).tolist() == [4, 2, 2]
+        assert (ones.to(OTHER) + torch.ones(3, device=OTHER)).device == OTHER
+        for made in (torch.zeros_like(ones), ones.new_ones(2), torch.tensor([1.0], device=ONE), copy.deepcopy(ones)):
+            assert made.device == ONE
+        leaf = torch.ones(3, device=OTHER, requires_grad=True)
+        (leaf.to(ONE) * ones).sum().backward()
+        assert leaf.grad.device == OTHER
+        assert leaf.grad.cpu().tolist() == [2, 1, 1]
+        tied = families.model("gpt2").to(ONE)
+        assert tied.lm_head.weight is tied.transformer.wte.weight
+    assert isinstance(torch.Generator(), torch.Generator)
+    with pytest.raises(RuntimeError):
+        torch.zeros(3, device=ONE)
+
+
+# --------------------------------------------------------------------------------------------------------- every probe
+
+SKETCH: dict[str, Any] = {"method": "sketch", "products": 8}
+LEAKS: dict[str, Any] = {"bands": [(9, 16)], "bootstrap": 5}
+PROBES: dict[str, Callable[[View], xr.Dataset]] = {
+    "jacobian, exact": lambda view: probes.jacobian(view, tokens(1), pathway="all"),
+    "jacobian, sketch": lambda view: probes.jacobian(view, tokens(2), **SKETCH, from_layer="all", readout="normed"),
+    "jacobian, autograd": lambda view: probes.jacobian(
+        view, tokens(1, 8), **SKETCH, engine="autograd", pathway="score"
+    ),
+    "jacobian, scalar": lambda view: probes.jacobian(view, tokens(2), method="scalar", readout="logits"),
+    "jacobian, fresh": lambda view: probes.jacobian(view.reinitialized(3, positional=False), tokens(2), **SKETCH),
+    "theory": lambda view: second_moment(view, tokens(2), attention="measured", score_path=True, from_layer="all"),
+    "sinks": lambda view: probes.sinks(view, tokens(), keys="all", reacts="mean", effect=2, pictures=2),
+    "trajectory": lambda view: probes.trajectory(view, tokens(), starts=3),
+    "leakage": lambda view: probes.leakage(view, tokens(), **LEAKS, fresh=4),
+    "bos_swap": lambda view: probes.bos_swap(view, tokens(), **LEAKS, profile_prompts=1, products=8),
+    "bos_swap, interventions": lambda view: xr.concat(
+        [
+            probes.bos_swap(view, tokens(4), **LEAKS, profile_prompts=1, products=8, replacement=name)
+            for name in ("held-log-z", "constant-sink")
+        ],
+        "replacement",
+        combine_attrs="override",
+    ),
+    "decode": lambda view: probes.decode(view, tokens(), leakage=False, bootstrap=5, recall=0),
+    "inspect": lambda view: probes.inspect(view, "def add(first, second):", **SKETCH, seeds=1),
+    "retrieval": lambda view: probes.retrieval(
+        view,
+        pairs=4,
+        keys="apart",
+        digits=3,
+        contexts=2,
+        candidates=4,
+        pilot=2,
+        mechanism=2,
+        mechanism_depths=2,
+        profile_prompts=1,
+    ),
+}
+
+
+LONG = ("bos_swap, interventions", "decode")
+
+
+@pytest.mark.parametrize(
+    "probe", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in PROBES]
+)
+def test_every_probe_gives_the_cpu_s_numbers(probe):
+    expected = PROBES[probe](probes.load(model(), tokenizer=tokenizer()))
+    with Simulated():
+        found = PROBES[probe](probes.load(model(), tokenizer=tokenizer(), device=str(ONE)))
+    assert found.attrs["device"] == str(ONE)
+    near(found, expected)
+
+
+def some_or_slow(cases: Any, quick: Any) -> list[Any]:
+    return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+QUICK = [("llama", BACKENDS[1]), *((name, BACKENDS[0]) for name in DIFFERENT)]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), some_or_slow([*EVERY, *((name, BACKENDS[0]) for name in families.VARIANTS)], QUICK)
+)
+def test_every_family_in_both_backends(name, backend):
+    """A pass, a backward pass and, where blocks can be taken apart, the theory."""
+
+    def measured(device: str) -> list[xr.Dataset]:
+        view = probes.load(families.model(name), backend, device=device)
+        found = [probes.sinks(view, tokens(2, 12), keys="all"), probes.jacobian(view, tokens(1, 12), **SKETCH)]
+        return found if view.parts(0) is None else [*found, second_moment(view, tokens(1, 12), attention="measured")]
+
+    expected = measured("cpu")
+    with Simulated():
+        found = measured(str(ONE))
+    for one, other in zip(found, expected, strict=True):
+        near(one, other)
+
+
+def test_prompts_do_not_depend_on_the_device():
+    with Simulated():
+        there = probes.prompts(probes.load(model(), tokenizer=tokenizer(), device=str(ONE)), n=2, length=32)
+    assert there.device == HERE
+    assert torch.equal(there, probes.prompts(probes.load(model(), tokenizer=tokenizer()), n=2, length=32))
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def test_what_follows_from_a_device_s_own_memory():
+    """Chunks of directions, kept blocks, spools: from what is free there, not here."""
+    few, much = 1 << 20, 1 << 30
+    with Simulated(much):
+        view = probes.load(families.model("llama"), device=str(ONE))
+        assert available(ONE) == much
+        assert (paced(view, 64).chunk, paced(view, 64).keep) == (families.WIDTH, True)
+        assert Spool.beside(ONE)._held == much // GPU_SHARE
+        assert Spool.beside(HERE)._held == HELD
+        planned = planned_leakage(view, 64, 128, fresh=0)
+    with Simulated(few):
+        assert (paced(view, 64).chunk, paced(view, 64).keep) == (1, False)
+        assert planned_leakage(view, 64, 128, fresh=0) < planned
+
+
+def test_what_does_not_fit_in_spite_of_that_is_taken_in_smaller_chunks(monkeypatch):
+    drawn, chunks, slow_down = tokens(1, 96), list[int](), Pace.slow_down
+    expected = probes.jacobian(probes.load(families.model("llama")), drawn)
+
+    def slower(pace: Pace, *of: Any) -> None:
+        slow_down(pace, *of)
+        chunks.append(pace.chunk)
+
+    monkeypatch.setattr(Pace, "slow_down", slower)
+    with Simulated(largest=10 * 4 * families.HEADS * 96**2):  # patterns of ten directions
+        found = probes.jacobian(probes.load(families.model("llama"), device=str(ONE)), drawn)
+    assert chunks  # all 64 directions at once did not
+    near(found, expected)
+
+
+# ----------------------------------------------------------------------------------------------------------------- toys
+
+RUNS = [*MIXED, copying(architecture=replace(SMALL, positional="rope", norm="rms", feed_forward=True))]
+
+
+@pytest.mark.parametrize("few", [None, 0])
+def test_toys_train_there_as_here(few, monkeypatch):
+    """Both layouts of `toy.narrow` on the CPU; there everything is done at once."""
+    if few is not None:
+        monkeypatch.setattr(narrow, "FEW", few)
+    expected = train(RUNS, 3, record=(0, 3))
+    with Simulated():
+        found = train(RUNS, 3, record=(0, 3), device=ONE)
+    for one, other in zip(found, expected, strict=True):
+        assert one.losses.device == HERE
+        assert torch.allclose(one.losses, other.losses, rtol=0, atol=1e-6)
+        assert all(torch.allclose(one.weights[name], w, rtol=0, atol=1e-6) for name, w in other.weights.items())
+
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "window": {"positional": "learned", "mask": "window", "window": 4},
+    "rope": {"positional": "rope", "feed_forward": True, "norm": "rms"},
+    "decay": {"positional": "decay", "decay": 0.3, "norm": "layer"},
+    "prefix": {"positional": "sinusoidal", "mask": "prefix", "prefix": 4},
+}
+
+
+@pytest.mark.parametrize(
+    "look", ["rope", *(pytest.param(name, marks=pytest.mark.slow) for name in set(LOOKS) - {"rope"})]
+)
+def test_probes_of_toys(look):
+    a = architecture(**LOOKS[look])
+
+    def measured(device: torch.device) -> list[xr.Dataset]:
+        toy = Toy(a, {name: weight.to(device) for name, weight in moved(a).items()})
+        found = [probes.jacobian(toy, TOKENS[:1]), probes.sinks(toy, TOKENS), probes.trajectory(toy, TOKENS, starts=3)]
+        if a.mask != "prefix":
+            found.append(probes.leakage(toy, TOKENS, bands=BANDS, lags=LAGS, bootstrap=5, fresh=0))
+        return found if toy.parts(0) is None else [*found, second_moment(toy, TOKENS[:1])]
+
+    expected = measured(HERE)
+    with Simulated():
+        found = measured(ONE)
+    for one, other in zip(found, expected, strict=True):
+        near(one, other)
+
+
+@pytest.mark.slow
+def test_match(tmp_path, monkeypatch):
+    monkeypatch.setattr("probes.studies.match.TOY_PROMPTS", 4)
+    families.checkpoints(tmp_path, ape=("llama", "prepended"))
+    settings = replace(MATCHED, steps=2, in_context_steps=2, targets=1, ablations=False, seeds=1, fresh_seeds=1)
+
+    def measured(device: str) -> xr.Dataset:
+        options: Any = {"prompts": 4, "length": LENGTH, "seeds": 1, "bootstrap": 5, "text": str(tmp_path / "text.txt")}
+        found = match([str(tmp_path / "ape")], tmp_path / device, Matching(settings, device), device=device, **options)
+        return found["ape"]
+
+    expected = measured("cpu")
+    with Simulated():
+        found = measured(str(ONE))
+    near(found, expected)
