@@ -7,6 +7,7 @@ import pytest
 import torch
 import xarray as xr
 from commands import call
+from sim import Simulated
 
 from probes.models.load import load
 from probes.studies import selftest
@@ -98,6 +99,15 @@ def test_an_error_on_the_device_is_a_row(monkeypatch, capsys, few):
     assert failed == "tiny-llama: sinks on cpu: NotImplementedError: no such kernel here"
     assert itself.startswith("this compares the CPU with itself")
     assert last == "failed: tiny-llama: sinks"
+
+
+def test_another_device_agrees(monkeypatch, capsys, few):
+    with Simulated():
+        assert call(monkeypatch, "selftest", "--device", "lazy:0") == 0
+    shown = capsys.readouterr().out
+    assert "lazy:0 against the CPU" in shown
+    assert shown.splitlines()[-1] == "all 3 agree"
+    assert "itself" not in shown
 
 
 @pytest.mark.slow
