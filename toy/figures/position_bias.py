@@ -312,7 +312,8 @@ def _about_seeds(world: xr.Dataset) -> str:
     seeds = world.sizes["seed"]
     if seeds == 1:
         return "one seed: no intervals"
-    return f"means over {seeds} seeds" + (", 95 % t intervals" if seeds >= FEWEST else " and their range")
+    most = "up to " if world["gap"].isnull().any() else ""
+    return f"means over {most}{seeds} seeds" + (", 95 % t intervals" if seeds >= FEWEST else " and their range")
 
 
 def _kind(at: Mapping[str, str]) -> str:
