@@ -76,11 +76,6 @@ class Step(NamedTuple):
         return "jacobian" if self.kind == "scalar" else self.kind
 
     @property
-    def program(self) -> list[str]:
-        """What runs it, in words that a shell takes."""
-        return ["tools/paths.py"] if self.kind == "paths" else ["-m", "probes", self.command]
-
-    @property
     def name(self) -> str:
         """Of the step."""
         return "/".join(part for part in (self.variant, self.kind, Path(self.model).stem) if part)
@@ -93,8 +88,9 @@ class Step(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        """Of the program."""
-        return [*self.program, self.model, *shlex.split(self.options), "--out", str(WORK / self.name)]
+        """Of Python: what runs it, in words that a shell takes."""
+        program = ["tools/paths.py"] if self.kind == "paths" else ["-m", "probes", self.command]
+        return [*program, self.model, *shlex.split(self.options), "--out", str(WORK / self.name)]
 
 
 RULE = {SMOL: "smollm2-135m", QWEN: "qwen2.5"}
@@ -109,15 +105,13 @@ FEWER = "drawn,zero,without-0,without-0@4,without-0@8,mean@8,mean@4:values,const
 WITHOUT_PROFILE = "--length 128 --profile-prompts 0 --bands 9-31,32-127"
 RECALL = "--keys apart --digits 4 --contexts 100 --candidates 12"
 ALIKE = "--keys alike --digits 4 --candidates 12"
+LISTS = "--pairs 36 --keys apart --digits 4"
 FORMS = {  # lists of another form: what is said of it, and its options
-    "orders": ("each in four orders", "--pairs 36 --keys apart --digits 4 --contexts 48 --orders 4"),
-    "reworded": ("the question in other words", "--pairs 36 --keys apart --digits 4 --contexts 24 --template reworded"),
-    "announced": (
-        "keys named before the list",
-        "--pairs 36 --keys apart --digits 4 --contexts 24 --template announced",
-    ),
+    "orders": ("each in four orders", f"{LISTS} --contexts 48 --orders 4"),
+    "reworded": ("the question in other words", f"{LISTS} --contexts 24 --template reworded"),
+    "announced": ("keys named before the list", f"{LISTS} --contexts 24 --template announced"),
     "nouns": ("nouns for numbers", "--pairs 36 --keys apart --digits 0 --contexts 24"),
-    "json": ("JSON", "--pairs 36 --keys apart --digits 4 --contexts 24 --template json"),
+    "json": ("JSON", f"{LISTS} --contexts 24 --template json"),
     "alike": ("keys alike", "--pairs 36 --keys alike --digits 4 --contexts 24"),
     "pairs-72": ("72 pairs", "--pairs 72 --keys apart --digits 4 --contexts 24"),
 }
@@ -253,8 +247,7 @@ def left_out() -> list[str]:
     return ["", f"{said} {found}."]
 
 
-# What a cell of the table says, from a result.
-Cell: TypeAlias = Callable[[xr.Dataset], str]
+Cell: TypeAlias = Callable[[xr.Dataset], str]  # what a cell of the table says, from a result
 
 
 def tabled(root: Path = OUT, *, variants: bool = True) -> list[str]:
@@ -284,7 +277,11 @@ def rows() -> Iterator[tuple[str, str, Cell]]:
         ("T = 2,048", "t2048/sinks"),
     ):
         yield f"sink rate of position 0, {told}", kind, _sink_rate
-    yield "heads that attend to it (> 0.3)", "sinks", _attending
+    yield (
+        "heads attending to it (> 0.3)",
+        "sinks",
+        lambda ds: f"{(ds['attends'].values > ATTENDS).sum()} of {ds['attends'].size}",
+    )
     yield "heads that read it, that park there", "sinks", _readers
     for told, kind in (("the 40 that write most", "sinks"), ("all heads, T = 64", "t64/sinks")):
         yield f"largest effect of a head's reading, {told}", kind, _effect
@@ -343,10 +340,6 @@ def _evicted(ds: xr.Dataset, first: int) -> str:
     at = ds.sel(cache="cut", numbering="cache")
     found = (estimate(at, "evict_loss_change", first_keys=first, last_keys=int(last)) for last in ds["last_keys"])
     return "; ".join(interval(*one, form="+.2f") for one in found) + " nat"
-
-
-def _attending(ds: xr.Dataset) -> str:
-    return f"{int((ds['attends'] > ATTENDS).sum())} of {ds['attends'].size}"
 
 
 def _readers(ds: xr.Dataset) -> str:
@@ -446,9 +439,9 @@ def main() -> int:
         for step in steps:
             print(f"{'done' if step.result.is_file() else '-':5} {step.name}: {told(step)}")
         return 0
-    left = [step for step in steps if not step.result.is_file()]
+    left = [step for step in steps if not step.result.is_file()] or steps
     done = [measure(step) for step in steps]
-    drawn(left or steps)
+    drawn(left)
     return 0 if all(done) else 1
 
 
