@@ -107,6 +107,7 @@ def test_a_simulated_device_is_one():
 # --------------------------------------------------------------------------------------------------------- every probe
 
 SKETCH: dict[str, Any] = {"method": "sketch", "products": 8}
+EVICTED: dict[str, Any] = {"evict": (0, 2), "keep": (8,)}
 LEAKS: dict[str, Any] = {"bands": [(9, 16)], "bootstrap": 5}
 PROBES: dict[str, Callable[[View], xr.Dataset]] = {
     "jacobian, exact": lambda view: probes.jacobian(view, tokens(1), pathway="all"),
@@ -117,7 +118,7 @@ PROBES: dict[str, Callable[[View], xr.Dataset]] = {
     "jacobian, scalar": lambda view: probes.jacobian(view, tokens(2), method="scalar", readout="logits"),
     "jacobian, fresh": lambda view: probes.jacobian(view.reinitialized(3, positional=False), tokens(2), **SKETCH),
     "theory": lambda view: second_moment(view, tokens(2), attention="measured", score_path=True, from_layer="all"),
-    "sinks": lambda view: probes.sinks(view, tokens(), keys="all", reacts="mean", effect=2, pictures=2),
+    "sinks": lambda view: probes.sinks(view, tokens(), keys="all", reacts="mean", effect=2, pictures=2, **EVICTED),
     "trajectory": lambda view: probes.trajectory(view, tokens(), starts=3),
     "leakage": lambda view: probes.leakage(view, tokens(), **LEAKS, fresh=4),
     "bos_swap": lambda view: probes.bos_swap(view, tokens(), **LEAKS, profile_prompts=1, products=8),

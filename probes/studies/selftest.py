@@ -69,7 +69,9 @@ MEASURES: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
     "theory": lambda model, tokens: second_moment(
         model, tokens[:2], attention="measured", score_path=True, from_layer="all"
     ),
-    "sinks": partial(sinks, keys="all", reacts="mean", effect="all", effect_prompts=2, pictures=2),
+    "sinks": partial(
+        sinks, keys="all", reacts="mean", effect="all", effect_prompts=2, pictures=2, evict=(0, 1), keep=(16,)
+    ),
     "trajectory": partial(trajectory, starts=16),
     "leakage": partial(leakage, **RESAMPLED),
     "bos-swap, mean@1:keys": partial(
