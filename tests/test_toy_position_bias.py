@@ -20,6 +20,7 @@ from toy.experiments.in_context import CHUNK, PARTS, accuracies, generator_of, r
 from toy.experiments.position_bias import DIMS, ITEMS, MEASURES, ORDERS, PAIRS, QUICK, Case, Settings, cases
 from toy.experiments.position_bias_claims import claims, over_seeds, tables
 from toy.experiments.sweep import Part, sweep
+from toy.figures.position_bias import position_bias_curves_figure
 from toy.model import initial
 from toy.tasks import Drawn, InContext
 from toy.train import Run, Trained, logits, train
@@ -412,3 +413,17 @@ def test_toys_that_do_not_retrieve_are_not_judged():
     ds["accuracy"].loc[{"training": "unbiased", "seed": 0}] += 0.01
     assert found(ds)["causal-favours-earlier"].verdict == "not trained"
     assert {c.verdict for c in claims(ds.sel(training=["last"]))} <= {"holds", "undecided", "not measured"}
+
+
+def test_curves_are_drawn_of_the_seeds_that_there_are():
+    s = Settings(
+        depths=(2,), residual=("off", "on"), scales=("text",), masks=("causal",), seeds=2, steps=1000, checks=3
+    )
+    ds = made_up(s=s)
+    fewer = ds.where((ds["residual"] == "on") | (ds["seed"] == 0))  # as when another setting was given a second seed
+    where = {"scale": "text", "data": "gaussian", "mask": "causal"}
+    for given in (ds, fewer):
+        cell = position_bias_curves_figure(given, at=where).axes[0]
+        curves = [line.get_ydata() for line in cell.lines if len(line.get_xdata()) == ITEMS]
+        assert len(curves) == 8
+        assert np.isfinite(curves).all()

@@ -278,7 +278,8 @@ def _lines(cell: Axes, values: xr.DataArray, dim: str, encodings: Sequence[str])
     x = values[dim].values
     for name, residual in product(encodings, values["residual"].values):
         curves = values.sel(positional=name, residual=residual).transpose("seed", dim).values
-        if np.isfinite(curves).any():
+        curves = curves[np.isfinite(curves).any(1)]  # other settings may have more seeds
+        if len(curves):
             full = values.sizes["residual"] == 1 or residual == "off"
             look: Any = {"color": COLORS[name], "linewidth": 1.2, "marker": "." if x.size < 2 else ""}
             if full:
