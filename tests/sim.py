@@ -14,6 +14,7 @@ caller's thread. A backend of one's own ("privateuse1") would change the whole p
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from probes.run.precision import precise
 
 KIND = "lazy"
 HERE, ONE, OTHER = torch.device("cpu"), torch.device("lazy:0"), torch.device("lazy:1")
@@ -141,16 +144,18 @@ class _Draws(TorchFunctionMode):
 
 class Simulated(TorchDispatchMode):
     """Inside, "lazy:0" and "lazy:1" are devices. Each says that `memory` bytes are free, and no tensor may have more than
-    `largest`.
+    `largest`. Without `float64` they refuse such numbers, as MPS does.
     """
 
-    def __init__(self, memory: int = MEMORY, largest: int = MEMORY) -> None:
+    def __init__(self, memory: int = MEMORY, largest: int = MEMORY, float64: bool = True) -> None:
         super().__init__()
-        self.memory, self.largest, self._stack = memory, largest, ExitStack()
+        self.memory, self.largest, self.float64, self._stack = memory, largest, float64, ExitStack()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = _computed(func, args, kwargs or {})
         for one in tree_leaves(made):
+            if isinstance(one, Elsewhere) and not self.float64 and one.dtype in (torch.float64, torch.complex128):
+                raise TypeError("Cannot convert a tensor to float64, which the device has not")
             if isinstance(one, Elsewhere) and one.own.untyped_storage().nbytes() > self.largest:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is")
         return made
@@ -162,9 +167,14 @@ class Simulated(TorchDispatchMode):
         self._stack.callback(torch._C._set_only_lift_cpu_tensors, lifted)
         patch.setattr(torch, "is_autocast_enabled", lambda *kind: KIND not in kind and enabled(*kind))
         patch.setattr(torch, "Generator", Generator)
+        patch.setattr(
+            sys.modules["torch.optim.optimizer"], "_get_fused_kernels_supported_devices", lambda: ["cpu", KIND]
+        )
         module = SimpleNamespace(mem_get_info=lambda device: (self.memory, MEMORY), is_available=lambda: True)
         module.memory_reserved = module.memory_allocated = lambda device: 0
         patch.setattr(torch, KIND, module, raising=False)
+        self._stack.callback(precise.cache_clear)
+        precise.cache_clear()
         self._stack.enter_context(_Draws())
         return super().__enter__()
 

@@ -15,6 +15,7 @@ import torch
 from families import sized
 from reference_toys import bigram_loss as reference_bigram_loss
 from safetensors.torch import load_file
+from sim import ONE, Simulated
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probes.data.documents import Document
@@ -103,6 +104,15 @@ def test_interrupted_run_continues_to_the_same_bits(tmp_path, trained):
     first, second = (json.loads((folder / "training.json").read_text()) for folder in (out, whole))
     assert first | {"seconds": 0} == second | {"seconds": 0}
     assert built.to_dict() == described  # the caller's config stays as it was
+
+
+def test_another_device_trains_the_same(tmp_path, trained):
+    with Simulated(float64=False):
+        interrupted(tmp_path, device=str(ONE))
+        found = train(tmp_path, save_every=10, device=str(ONE))
+    assert found["device"] == str(ONE)
+    for name in ("validation_loss", "position0_weight"):
+        np.testing.assert_allclose(found[name], trained.report[name], atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -148,14 +148,16 @@ PROBES: dict[str, Callable[[View], xr.Dataset]] = {
 
 
 LONG = ("bos_swap, interventions", "decode")
+WITHOUT_FLOAT64 = pytest.param(False, marks=pytest.mark.slow, id="no float64")
 
 
+@pytest.mark.parametrize("float64", [pytest.param(True, id="float64"), WITHOUT_FLOAT64])
 @pytest.mark.parametrize(
     "probe", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in PROBES]
 )
-def test_every_probe_gives_the_cpu_s_numbers(probe):
+def test_every_probe_gives_the_cpu_s_numbers(probe, float64):
     expected = PROBES[probe](probes.load(model(), tokenizer=tokenizer()))
-    with Simulated():
+    with Simulated(float64=float64):
         found = PROBES[probe](probes.load(model(), tokenizer=tokenizer(), device=str(ONE)))
     assert found.attrs["device"] == str(ONE)
     near(found, expected)
@@ -168,10 +170,11 @@ def some_or_slow(cases: Any, quick: Any) -> list[Any]:
 QUICK = [("llama", BACKENDS[1]), *((name, BACKENDS[0]) for name in DIFFERENT)]
 
 
+@pytest.mark.parametrize("float64", [pytest.param(True, id="float64"), WITHOUT_FLOAT64])
 @pytest.mark.parametrize(
     ("name", "backend"), some_or_slow([*EVERY, *((name, BACKENDS[0]) for name in families.VARIANTS)], QUICK)
 )
-def test_every_family_in_both_backends(name, backend):
+def test_every_family_in_both_backends(name, backend, float64):
     """A pass, a backward pass and, where blocks can be taken apart, the theory."""
 
     def measured(device: str) -> list[xr.Dataset]:
@@ -180,7 +183,7 @@ def test_every_family_in_both_backends(name, backend):
         return found if view.parts(0) is None else [*found, second_moment(view, tokens(1, 12), attention="measured")]
 
     expected = measured("cpu")
-    with Simulated():
+    with Simulated(float64=float64):
         found = measured(str(ONE))
     for one, other in zip(found, expected, strict=True):
         near(one, other)
@@ -231,13 +234,14 @@ def test_what_does_not_fit_in_spite_of_that_is_taken_in_smaller_chunks(monkeypat
 RUNS = [*MIXED, copying(architecture=replace(SMALL, positional="rope", norm="rms", feed_forward=True))]
 
 
+@pytest.mark.parametrize("float64", [True, False])
 @pytest.mark.parametrize("few", [None, 0])
-def test_toys_train_there_as_here(few, monkeypatch):
+def test_toys_train_there_as_here(few, float64, monkeypatch):
     """Both layouts of `toy.narrow` on the CPU; there everything is done at once."""
     if few is not None:
         monkeypatch.setattr(narrow, "FEW", few)
     expected = train(RUNS, 3, record=(0, 3))
-    with Simulated():
+    with Simulated(float64=float64):
         found = train(RUNS, 3, record=(0, 3), device=ONE)
     for one, other in zip(found, expected, strict=True):
         assert one.losses.device == HERE
@@ -274,7 +278,8 @@ def test_probes_of_toys(look):
 
 
 @pytest.mark.slow
-def test_match(tmp_path, monkeypatch):
+@pytest.mark.parametrize("float64", [True, False])
+def test_match(float64, tmp_path, monkeypatch):
     monkeypatch.setattr("probes.studies.match.TOY_PROMPTS", 4)
     families.checkpoints(tmp_path, ape=("llama", "prepended"))
     settings = replace(MATCHED, steps=2, in_context_steps=2, targets=1, ablations=False, seeds=1, fresh_seeds=1)
@@ -285,6 +290,6 @@ def test_match(tmp_path, monkeypatch):
         return found["ape"]
 
     expected = measured("cpu")
-    with Simulated():
+    with Simulated(float64=float64):
         found = measured(str(ONE))
     near(found, expected)

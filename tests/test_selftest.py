@@ -101,8 +101,9 @@ def test_an_error_on_the_device_is_a_row(monkeypatch, capsys, few):
     assert last == "failed: tiny-llama: sinks"
 
 
-def test_another_device_agrees(monkeypatch, capsys, few):
-    with Simulated():
+@pytest.mark.parametrize("float64", [True, False])
+def test_another_device_agrees(monkeypatch, capsys, few, float64):
+    with Simulated(float64=float64):
         assert call(monkeypatch, "selftest", "--device", "lazy:0") == 0
     shown = capsys.readouterr().out
     assert "lazy:0 against the CPU" in shown

@@ -242,8 +242,8 @@ def test_a_report_writes_tables_of_toys_by_present_rules(tiny, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"device": "tpu"}, "device 'tpu' is unknown; give auto, cpu or cuda"),
-        pytest.param({"device": "cuda"}, "device 'cuda' is not there; give cpu, or auto", marks=CPU),
+        ({"device": "tpu"}, r"device 'tpu' cannot be used \(.*\); give .*cpu or auto"),
+        pytest.param({"device": "cuda"}, "device 'cuda' cannot be used", marks=CPU),
         ({"given": ["steps=0"]}, "steps=0 is too few"),
         ({"out": "file/below"}, "is no folder"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from probes.errors import InputError
+from probes.run.hardware import named
 
 
 def refuse(reasons: Mapping[str, object]) -> None:
@@ -53,15 +54,11 @@ def seed_and_decay(seed: int, weight_decay: float) -> None:
 
 
 def usable_device(name: str) -> str:
-    """The device of a name, cpu or cuda; auto is CUDA where there is any.
+    """The device of a name; auto is CUDA where there is any.
 
     Raises:
-        InputError: another name, or CUDA where there is none.
+        InputError: no such device.
     """
-    there = torch.cuda.is_available()
-    reasons = {
-        f"device '{name}' is unknown; give auto, cpu or cuda": name not in ("auto", "cpu", "cuda"),
-        "device 'cuda' is not there; give cpu, or auto": name == "cuda" and not there,
-    }
-    refuse(reasons)
-    return ("cuda" if there else "cpu") if name == "auto" else name
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return str(named(name))

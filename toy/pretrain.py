@@ -199,7 +199,7 @@ class _Training:
         inputs, targets = self.windows.at(self.windows.starts(self.step * options.batch, options.batch))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with torch.autocast(device.type, torch.bfloat16, enabled=options.compute == "bfloat16"):
+        with torch.autocast(device.type, torch.bfloat16) if options.compute == "bfloat16" else nullcontext():
             logits = forward(input_ids=inputs.to(device), use_cache=False).logits
         loss = functional.cross_entropy(logits.float().flatten(0, 1), targets.to(device).flatten())
         loss.backward()

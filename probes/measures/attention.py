@@ -26,6 +26,7 @@ from torch.nn import functional
 from ..errors import InputError
 from ..models.fused import attend, query_blocks
 from ..models.view import Attention, Edit, View
+from ..run.precision import precise
 
 
 class PatternBlock(NamedTuple):
@@ -138,15 +139,15 @@ def pattern_blocks(attention: Attention, *, numbers: int | None = None) -> Itera
 def column_statistics(attention: Attention, threshold: float) -> ColumnStatistics:
     """Sums and counts above `threshold` of every column, in one pass over the pattern."""
     shape, log_z = attention.query.shape[:-1], normalizers(attention)
-    total, over = (torch.zeros(shape, dtype=torch.float64, device=log_z.device) for _ in range(2))
+    total, over = (torch.zeros(shape, dtype=torch.float64, device=precise(log_z.device)) for _ in range(2))
     for block in pattern_blocks(replace(attention, normalizer=log_z)):
         start, stop, first, weights = block
         ones, seen = weights.new_ones(1, stop - start), slice(first, block.last)
         ahead = attention.last_key(start + 1) > start + 1  # some query of the block sees keys behind it
         counted = weights.tril(start - first) if ahead else weights
         # A product with ones is the fastest sum over rows there is; float32 counts exactly up to 2^24.
-        total[..., seen] += (ones @ counted).squeeze(-2)
-        over[..., seen] += (ones @ weights.gt_(threshold)).squeeze(-2)
+        total[..., seen] += (ones @ counted).squeeze(-2).to(total.device)
+        over[..., seen] += (ones @ weights.gt_(threshold)).squeeze(-2).to(over.device)
     return ColumnStatistics(total, over)
 
 

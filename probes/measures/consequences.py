@@ -18,6 +18,7 @@ from ..models.checks import not_finite
 from ..models.view import View
 from ..results.statistics import jackknife
 from ..results.variables import Variable
+from ..run.precision import total
 from ..run.reporting import Progress, Report
 from ..run.resume import Piece, each
 
@@ -81,7 +82,7 @@ def compared(
         known, p = torch.isfinite(first), first.exp()
         for n, stream in enumerate(normed):
             own = log_p(stream[at]) if n else first
-            each = functional.nll_loss(own, targets[at], reduction="none").double()
+            each = functional.nll_loss(own, targets[at], reduction="none")
             excluded = torch.isneginf(own.gather(-1, targets[at][:, None])[:, 0])
             if excluded.any():
                 excluded &= torch.isneginf(own).all(0)[targets[at]]  # whatever it reads; a single one is a fault
@@ -89,7 +90,7 @@ def compared(
             loss[n, at] = each.cpu().numpy()
             if n:
                 terms = (first - own).mul_(p).where(known, 0)
-                kl[n, at] = terms.sum(-1, dtype=torch.float64).cpu().numpy()
+                kl[n, at] = total(terms, -1).cpu().numpy()
     return loss, kl
 
 

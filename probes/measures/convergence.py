@@ -95,7 +95,7 @@ def streams_at(model: View, tokens: Int[Tensor, "prompt position"], position: in
     found: list[Tensor] = []
 
     def take(stream: Tensor) -> Tensor:
-        found.append(stream[:, position].double().cpu())
+        found.append(stream[:, position].cpu().double())
         return stream
 
     edits = [Edit("residual", layer, take) for layer in range(model.spec.blocks)]

@@ -29,6 +29,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..models.view import Attention, Edit, View
 from ..run.memory import Retry, share_of
+from ..run.precision import double, precise
 from ..run.resume import Piece, each
 from .attention import columns
 
@@ -174,10 +175,10 @@ def _compared(
     length, count = len(tokens), len(streams)
     divergence, change = [], []
     step = max(1, LOGITS_AT_ONCE // (model.spec.vocabulary * count))
-    following = torch.cat([tokens[1:], tokens[:1]]).to(streams.device)  # the last one's is left out below
+    following = torch.cat([tokens[1:], tokens[:1]]).to(precise(streams.device))  # the last one's is left out below
     for start in range(1, length, step):
         at = slice(start, min(start + step, length))
-        log_p = model.unembed(model.norm(streams[:, at])).double().log_softmax(-1)  # [row, position, id]
+        log_p = double(model.unembed(model.norm(streams[:, at]))).log_softmax(-1)  # [row, position, id]
         one, others = log_p[:1], log_p[1:]
         terms = one.exp() * (one - others)
         divergence.append(torch.where(torch.isneginf(one), 0, terms).sum(-1))

@@ -43,6 +43,7 @@ from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from ..models.pullback import Prompt
+from ..run.precision import double, total
 from ..run.reporting import Report
 from ..run.resume import OWN, Piece, Pieces, each
 
@@ -131,7 +132,7 @@ class Estimate:
         self.basis = torch.cat([self.basis, directions], 1) if self.basis.shape[1] else directions
         kept: list[Tensor] = []
         for pulled in self._pull(prompt, directions, report):
-            squared = pulled.pow(2).sum((1, 3), dtype=torch.float64).cpu()
+            squared = total(pulled.pow(2), (1, 3)).cpu()
             self.exact = squared if self.exact is None else self.exact + squared
             room = KEPT_BYTES // (pulled[:, 0].numel() * pulled.element_size()) - sum(x.shape[1] for x in kept)
             if keep and (room > 0 or not kept):
@@ -147,7 +148,7 @@ class Estimate:
     def add_scalar(self, prompt: Prompt, report: Report) -> None:
         """The sum of the readout's entries alone; its gradient's squared norm stands for the whole."""
         self.scalar, self.products = True, 1.0
-        self.exact = prompt.pull(prompt.ones()).pow(2).sum((1, 3), dtype=torch.float64).cpu()
+        self.exact = total(prompt.pull(prompt.ones()).pow(2), (1, 3)).cpu()
         report(1)
 
     def add_probes(self, prompt: Prompt, count: int, report: Report) -> None:
@@ -155,10 +156,10 @@ class Estimate:
         fresh = _orthonormal_to(torch.cat([self.basis, self.probes], 1), count, self.generator)
         self.probes = torch.cat([self.probes, fresh], 1)
         for pulled in self._pull(prompt, fresh, report):
-            own = pulled.pow(2).sum((1, 3), dtype=torch.float64).cpu()
+            own = total(pulled.pow(2), (1, 3)).cpu()
             self.probed = own if self.probed is None else self.probed + own
             # Pairs within the chunk (each once) and with earlier chunks: Gram matrices at every layer and position.
-            within = _gram_squares(pulled, pulled) - pulled.double().pow(2).sum(-1).pow(2).sum(1).cpu()
+            within = _gram_squares(pulled, pulled) - double(pulled).pow(2).sum(-1).pow(2).sum(1).cpu()
             found = within / 2
             for earlier in self.kept:
                 found = found + _gram_squares(pulled, earlier.to(pulled))
@@ -204,7 +205,7 @@ class Estimate:
 
 def _gram_squares(a: Tensor, b: Tensor) -> Float[Tensor, "layer position"]:
     """Sum over k, m of (a_k . b_m)^2 at every layer and position, of [layer, k, position, d] each."""
-    return torch.einsum("lkpd,lmpd->lpkm", a, b).double().pow(2).sum((-2, -1)).cpu()
+    return double(torch.einsum("lkpd,lmpd->lpkm", a, b)).pow(2).sum((-2, -1)).cpu()
 
 
 def _orthonormal_to(known: Float[Tensor, "d m"], count: int, generator: torch.Generator) -> Float[Tensor, "d count"]:
@@ -234,7 +235,7 @@ def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Report) -> N
         tangents = torch.where((squares > 0) & squares.isfinite(), kept[::paths] / squares, 0)
         images = []
         for piece in tangents.split(prompt.pace.chunk, dim=1):
-            images.append(prompt.push(piece).double().cpu())
+            images.append(prompt.push(piece).cpu().double())
             estimate.searched(piece.shape[1], report)
         estimate.add_exact(prompt, _leading(torch.cat(images).T, size, start), report)
     estimate.add_probes(prompt, budget - math.ceil(estimate.products - spent), report)
@@ -246,7 +247,7 @@ def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: R
     if found is not None:
         images, cost = found
         estimate.searched(cost, report)
-        start = _leading(images.double().cpu().T, size, estimate.basis)
+        start = _leading(images.cpu().double().T, size, estimate.basis)
         if start.shape[1] > 0:
             return start
     return _orthonormal_to(estimate.basis, size, estimate.generator)

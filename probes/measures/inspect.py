@@ -310,7 +310,7 @@ def parse_of(value: str) -> str | int:
 def _log_probabilities(model: View, tokens: Tensor) -> Float[Tensor, " vocabulary"]:
     """Of the token after the prompt, in double precision on the CPU."""
     last = model.residual(model.embed(tokens))[:, -1]
-    logits = model.unembed(model.norm(last))[0].double().cpu()
+    logits = model.unembed(model.norm(last))[0].cpu().double()
     if not torch.isfinite(logits).all():
         raise not_finite(model, "logits")
     return logits.log_softmax(-1)

@@ -23,6 +23,7 @@ from ..errors import InputError
 from ..models.view import Attention, View
 from ..run import processes
 from ..run.memory import trim
+from ..run.precision import double, precise
 from ..run.reporting import Progress, Report
 from ..run.resume import Piece, shared
 from ..run.spool import Spool
@@ -213,9 +214,9 @@ def _half(attentions: Sequence[Attention], half: int, bands: Sequence[Band], lag
         sizes.append(len(attention.query))
         found = {
             "means": _lag_means(attention),
-            "log_z": normalizers(attention)[..., first:stop].double(),
-            "logits": diagonals(attention, lags)[..., first:stop].double(),
-            "sink": pairs(attention, range(first, stop), [0] * (stop - first)).double(),  # of position 0
+            "log_z": double(normalizers(attention)[..., first:stop]),
+            "logits": double(diagonals(attention, lags)[..., first:stop]),
+            "sink": double(pairs(attention, range(first, stop), [0] * (stop - first))),  # of position 0
         }
         for name, values in found.items():
             means[name].add(values)
@@ -325,16 +326,16 @@ def _toeplitz(
             others = torch.logaddexp(others, learned.to(others)[:, None])
         for name, own in (("sink", block), ("mask", made)):
             log_z = torch.logaddexp(others, own[..., 0]) if left == 0 else others
-            aside[half, n, LOG_Z[name], start] = log_z.double()
+            aside[half, n, LOG_Z[name], start] = double(log_z)
             weights[name].add((made - log_z[..., None]).exp_())
             if name == "mask":
-                mean_of_mask.add(log_z.double())
+                mean_of_mask.add(double(log_z))
         # Where position 0 is not seen, there is nothing to make constant.
         constant = aside[half, n, "with_sink", start][:, :, None].repeat(1, 1, len(steady.seen), 1)
         for band, rows, own_rows in bands:
             level = block[..., rows, 0] + towards[band][:, own_rows].to(block)
             own = torch.logaddexp(others[..., rows], level)
-            constant[:, :, band, rows] = own.double()
+            constant[:, :, band, rows] = double(own)
             by_key = made[..., rows, :].clone()
             by_key[..., 0] = level
             of_bands[band].add((by_key - own[..., None]).exp_())
@@ -343,18 +344,18 @@ def _toeplitz(
     for n in range(len(attentions)):
         block = logits(n)
         moved = aside[half, n, "means"] - t
-        added = moved.to(block)[..., distance] - (block - mean.to(block)).masked_fill_(hidden, 0)
+        added = moved.to(block)[..., distance] - (block - mean.to(block)).masked_fill_(hidden.to(block.device), 0)
         for name, mean_weight in weights.items():
             weight = mean_weight.value.to(block)
             if name == "sink" and left == 0:
                 weight[..., 0] = 0  # position 0 keeps its own logits there
-            aside[half, n, f"through_{name}", start] = (weight * added).sum(-1).double()
+            aside[half, n, f"through_{name}", start] = double((weight * added).sum(-1))
         through = aside[half, n, "through_sink", start][:, :, None].repeat(1, 1, len(steady.seen), 1)
         for band, rows, own_rows in bands:
             changed = added[..., rows, :].clone()
             away = steady.shift(band, moved, aside[half, n, "sink"] - steady.mean)
             changed[..., 0] = away[..., own_rows].to(block)
-            through[:, :, band, rows] = (of_bands[band].value.to(block) * changed).sum(-1).double()
+            through[:, :, band, rows] = double((of_bands[band].value.to(block) * changed).sum(-1))
         aside[half, n, "through_constant", start] = through
     return mean_of_mask.value
 
@@ -368,7 +369,7 @@ class _Mean:
 
     def add(self, values: Tensor) -> None:
         """Of [prompt, ...]."""
-        own = values.sum(0).double()
+        own = double(values.sum(0))
         self._sum = own if self._sum is None else self._sum.add_(own)
         self._count += len(values)
 
@@ -385,8 +386,8 @@ def _lag_means(attention: Attention) -> Float[Tensor, "prompt head lag"]:
     """
     count, heads, length, _ = attention.query.shape
     device = attention.query.device
-    sums = torch.zeros(count, heads, length, dtype=torch.float64, device=device)
-    counts = torch.zeros(length, dtype=torch.float64, device=device)
+    sums = torch.zeros(count, heads, length, dtype=torch.float64, device=precise(device))
+    counts = torch.zeros(length, dtype=torch.float64, device=precise(device))
     step = max(1, LOGITS_AT_ONCE // (count * heads * length))
     for start in range(1, length, step):
         end = min(start + step, length)
@@ -394,9 +395,9 @@ def _lag_means(attention: Attention) -> Float[Tensor, "prompt head lag"]:
         block = attention.logits(start, end)  # [prompt, head, query, key]
         seen = torch.isfinite(block[0, 0]) & (torch.arange(left, end, device=device) > 0)
         ahead = end - 1 - start  # diagonals of lags below 0
-        by_lag = _diagonal_sums(block.masked_fill_(~seen, 0).double())[..., ahead:]
+        by_lag = _diagonal_sums(double(block.masked_fill_(~seen, 0)))[..., ahead:]
         sums[..., : by_lag.shape[-1]] += by_lag
-        counts[: by_lag.shape[-1]] += _diagonal_sums(seen.double())[ahead:]
+        counts[: by_lag.shape[-1]] += _diagonal_sums(double(seen))[ahead:]
     if not counts.any():
         raise InputError("attention scores are not finite; check the model's weights, or use dtype float32 or float64")
     longest = int(counts.nonzero().max())

@@ -51,6 +51,7 @@ from ..models.initialization import Rule
 from ..models.view import Edit, View
 from ..results.curves import band
 from ..results.variables import Variable
+from ..run.precision import double, precise
 from ..run.reporting import Report
 from ..run.resume import Piece
 from ..theory.kernel import second_moment
@@ -117,7 +118,7 @@ class Differentiable:
     def __init__(self, model: View, context: Sequence[int], edits: Sequence[Edit] = ()) -> None:
         self.model, self.context, self.edits = model, list(context), edits
         self.x = model.embed(torch.tensor([self.context])).detach().requires_grad_()
-        self.unit = float(self.x.detach()[0, 1:].double().pow(2).mean().sqrt())
+        self.unit = float(double(self.x.detach()[0, 1:]).pow(2).mean().sqrt())
         self._run = model.behind(self.x, edits=edits) if isinstance(model, Continues) else None
 
     def streams(self, row: Row) -> Float[Tensor, "token d"]:
@@ -141,7 +142,7 @@ class Differentiable:
 
     def gradient(self, of: Float[Tensor, ""]) -> Float[Tensor, "position d"]:
         """Of a number by the embeddings, per relative change of them."""
-        return torch.autograd.grad(of, self.x, retain_graph=True)[0][0].double() * self.unit
+        return double(torch.autograd.grad(of, self.x, retain_graph=True)[0][0]) * self.unit
 
 
 def traced(
@@ -202,7 +203,7 @@ def _whole(
     found: dict[str, list[Tensor]] = {"odds": [], "norm": []} | ({"fisher": []} if fisher else {})
 
     def mean_square(cotangents: Callable[[], Tensor]) -> Float[Tensor, " position"]:
-        total = torch.zeros(len(context), dtype=torch.float64, device=model.device)
+        total = torch.zeros(len(context), dtype=torch.float64, device=precise(model.device))
         for _ in range(PRODUCTS):
             total += ran.gradient(cotangents()).pow(2).sum(-1).to(total)
             report(PASS)
@@ -216,9 +217,9 @@ def _whole(
         gradients.append(ran.gradient(odds))
         report(PASS)
         h = streams[len(one.question) - 1]
-        found["norm"].append(mean_square(lambda h=h: h @ direction(draw, h)) / h.detach().double().pow(2).sum())
+        found["norm"].append(mean_square(lambda h=h: h @ direction(draw, h)) / double(h.detach()).pow(2).sum())
         if fisher:
-            log_p = model.unembed(model.norm(h[None]))[0].log_softmax(-1, dtype=torch.float64)
+            log_p = double(model.unembed(model.norm(h[None]))[0]).log_softmax(-1)
             found["fisher"].append(mean_square(lambda log_p=log_p: log_p[sampled(draw, log_p)]))
     return {name: torch.stack(values) for name, values in found.items()}, torch.stack(gradients)
 

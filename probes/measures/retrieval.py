@@ -46,6 +46,7 @@ from ..models.view import View
 from ..results.dataset import dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry, parts
+from ..run.precision import double
 from ..run.reporting import Progress, Report
 from ..run.resume import Piece, each
 from . import mechanism as mechanisms
@@ -368,7 +369,7 @@ def one_by_one(model: View, context: Sequence[int], asked: Asked) -> Scored:
     for n, answer in enumerate(asked.answers):
         text = torch.tensor([[*context, *asked.question, *answer]])
         stream = model.residual(model.embed(text))[0, -len(answer) - 1 : -1]
-        logits = model.unembed(model.norm(stream)).log_softmax(-1, dtype=torch.float64).cpu()
+        logits = double(model.unembed(model.norm(stream))).log_softmax(-1).cpu()
         log_p.append(float(logits[torch.arange(len(answer)), torch.tensor(answer)].sum()))
         greedy = greedy or (n == 0 and logits.argmax(-1).tolist() == list(answer))
     return np.array(log_p), greedy

@@ -29,6 +29,7 @@ from torch import Tensor
 from ..models.checks import not_finite
 from ..models.erase import log_position
 from ..models.view import View
+from ..run.precision import double, precise
 from ..run.resume import Piece
 from .trajectory import passing
 
@@ -55,7 +56,7 @@ class Sums:
 
     def add(self, layer: int, x: Float[Tensor, "position d"], z: Float[Tensor, "position target"]) -> None:
         """One prompt's stream at one layer; the targets are added with the first."""
-        x = x.double()
+        x = double(x)
         self.x[layer] += x.sum(0)
         self.xx[layer].addmm_(x.T, x)
         self.xz[layer].addmm_(x.T, z)
@@ -131,7 +132,7 @@ def trained(
     Raises:
         InputError: streams that are not finite.
     """
-    width, device = model.spec.width, model.device
+    width, device = model.spec.width, precise(model.device)
     parts = (Sums.zero(len(layers), width, device), Sums.zero(len(layers), width, device))
     for sums, prompts in zip(parts, halves, strict=True):
         for n in prompts:
@@ -156,7 +157,7 @@ def trained(
                 if layer in layers:
                     at = layer - layers.start
                     for target, w in enumerate(tried[at]):
-                        predicted = stream[1:].double() @ w.T + solved[at].constants(w, target)  # [position, strength]
+                        predicted = double(stream[1:]) @ w.T + solved[at].constants(w, target)  # [position, strength]
                         errors[at, target] += (z[:, target, None] - ended(predicted, z[:, target])).square().sum(0)
 
             passing(model, tokens[n : n + 1], test)
@@ -173,15 +174,16 @@ def explained(
     model: View, tokens: Int[Tensor, "prompt position"], prompt: int, readers: Piece, layers: range, seed: int
 ) -> Float[np.ndarray, "layer target"]:
     """R^2 of readers on one prompt: 1 - left / sum over its positions of (z - mean z)^2."""
-    z = targets(tokens.shape[1], prompt, seed, model.device)
+    device = precise(model.device)
+    z = targets(tokens.shape[1], prompt, seed, device)
     whole = (z - z.mean(0)).square().sum(0)
-    weights, constant = (torch.from_numpy(np.array(readers[name])).to(model.device) for name in ("weights", "constant"))
+    weights, constant = (torch.from_numpy(np.array(readers[name])).to(device) for name in ("weights", "constant"))
     found = np.zeros((len(layers), len(TARGETS)))
 
     def look(layer: int, stream: Tensor) -> None:
         if layer in layers:
             at = layer - layers.start
-            predicted = stream[1:].double() @ weights[at].T + constant[at]
+            predicted = double(stream[1:]) @ weights[at].T + constant[at]
             left = z - ended(predicted, z)
             found[at] = (1 - left.square().sum(0) / whole).cpu().numpy()
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..models.fused import query_blocks
 from ..models.view import Attention, View
 from ..run.memory import shares
+from ..run.precision import double, precise, total
 from ..run.resume import Piece, Pieces
 from .attention import column_statistics, columns, normalizers, outputs
 from .collectors import counted
@@ -63,7 +64,7 @@ class Sums:
         self.spec, self.prompts, self.length = model.spec, tokens.shape[0], tokens.shape[1]
         self.chosen, self.threshold, self.tau = chosen, threshold, tau
         self.separate, self.reacting = separate, reacting
-        self.device = device = model.device
+        self.device = device = precise(model.device)
         self.grams = [_gram(model.output_weights(layer)) for layer in range(model.spec.blocks)]
         self.keys = range(self.length) if chosen is None else chosen
         k = torch.tensor(self.keys, device=device)
@@ -76,7 +77,7 @@ class Sums:
             self.seeing = [torch.where(k < prefix, self.length, queries) for queries in self.seeing]
             self.reaches = [self.length] * model.spec.blocks
             # [query, key]: queries before a key, which count in `over` alone.
-            self.ahead = torch.arange(self.length, device=device)[:, None] < k
+            self.ahead = (torch.arange(self.length, device=device)[:, None] < k).to(model.device)
 
     def begin(self, prompts: int) -> None:
         """Start sums over this many prompts."""
@@ -102,7 +103,7 @@ class Sums:
 
     def watch_stream(self, stream: Float[Tensor, "batch position d"]) -> Float[Tensor, "batch position d"]:
         """Keep `1 / |x_i|^2` of what the next block reads, to take sizes beside it; 0 where the stream is zero."""
-        squares = stream[0].double().square().sum(-1)
+        squares = double(stream[0]).square().sum(-1)
         self.by_stream = torch.where(squares > 0, 1 / squares, 0)
         return stream
 
@@ -124,10 +125,10 @@ class Sums:
             attention = _each(attention, lambda x: x[:1])
         if self.chosen is None:
             of_0 = columns(attention, (0,))[0, ..., 0]
-            total, over = (x[0] for x in column_statistics(attention, self.tau))
+            whole, over = (x[0] for x in column_statistics(attention, self.tau))
         else:
-            total, over, of_0 = self._of_chosen(self.chosen, attention)
-        alpha = total / self.until_end
+            whole, over, of_0 = self._of_chosen(self.chosen, attention)
+        alpha = whole / self.until_end
         sums["sinks"][layer] += (alpha > self.threshold).sum(0)
         sums["over"][at] += over / self.seeing[layer]
         if self.chosen is None:
@@ -140,18 +141,18 @@ class Sums:
 
     def _of_chosen(self, chosen: tuple[int, ...], attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
         """Of every chosen key the sum of the weights on it and the number above tau, [H, K]; weights on position 0."""
-        total, over, of_0 = [], [], None
+        totals, over, of_0 = [], [], None
         for some in shares(len(chosen)):
             keys = chosen[some]
             picked = keys if of_0 is not None or 0 in keys else (*keys, 0)
             weights = columns(attention, picked)[0]  # [H, T, K]
             of_0 = weights[..., picked.index(0)] if of_0 is None else of_0
             weights = weights[..., : len(keys)]
-            over.append((weights > self.tau).sum(-2))
+            over.append((weights > self.tau).sum(-2).to(self.device))
             counted = weights if self.ahead is None else weights.masked_fill(self.ahead[:, some], 0)
-            total.append(counted.sum(-2, dtype=torch.float64))
+            totals.append(total(counted, -2))
         assert of_0 is not None
-        return torch.cat(total, -1), torch.cat(over, -1), of_0
+        return torch.cat(totals, -1), torch.cat(over, -1), of_0
 
     def _add_writing(
         self, prompt: int, at: tuple[int, slice], attention: Attention, weights: Float[Tensor, "head query"]
@@ -168,18 +169,19 @@ class Sums:
             ("key_norm", torch.linalg.vector_norm(attention.key[0], dim=-1, dtype=gram.dtype)),
             ("written_norm", written.sqrt()),
         ):
-            self.sums[name][*at, 0] += sizes[:, 0]
-            self.sums[name][*at, 1] += sizes[:, 1:].mean(-1, dtype=torch.float64)
+            self.sums[name][*at, 0] += double(sizes[:, 0])
+            self.sums[name][*at, 1] += double(sizes[:, 1:]).mean(-1)
         if attention.sink is not None:
-            log_z = normalizers(attention)[0, :, 1:].double()
+            log_z = double(normalizers(attention)[0, :, 1:])
             self.sums["sink_logit_share"][prompt, *at] = (attention.sink.to(log_z)[:, None] - log_z).exp().mean(-1)
         reach = self.reaches[layer]
-        weights, output = weights[:, 1:reach].double(), output[:, 1:reach].to(gram.dtype)
+        near, output = weights[:, 1:reach].to(gram.dtype), output[:, 1:reach].to(gram.dtype)
+        weights = double(weights[:, 1:reach])
         whole, by_stream = _squares(output, gram), self.by_stream[1:reach]
         elsewhere = whole  # behind a window of 1 no query sees position 0, and nothing has a size
         if reach > 1:
             elsewhere = _squares(outputs(_behind_0(_cut(attention, reach)))[0], gram)
-        own = weights.square() * written[:, :1]
+        own = weights.square() * double(written[:, :1])
         for name, each in (
             ("attends", weights.mean(-1)),
             ("written", (own * by_stream).mean(-1)),
@@ -187,9 +189,9 @@ class Sums:
             ("output_own", (weights * whole).sum(-1) / (weights * elsewhere).sum(-1)),
         ):
             self.sums[name][prompt, *at] = each
-        taken = (weights.to(gram.dtype)[:, None, :] @ output)[:, 0]  # sum_i A_i0 o_i
+        taken = (near[:, None, :] @ output)[:, 0]  # sum_i A_i0 o_i
         for name, added in (("own", own), ("whole", whole), ("along", taken * from_0)):
-            self.sums[name][at] += added.sum(-1)
+            self.sums[name][at] += double(added.sum(-1))
 
     def results(self, pieces: Pieces) -> dict[str, np.ndarray]:
         """What is reported, of all pieces in their order."""
@@ -233,7 +235,7 @@ def _gram(weights: Float[Tensor, "head c d"]) -> Float[Tensor, "head c c"]:
 
 def _reactions(attention: Attention) -> Float[Tensor, "two head"]:
     """Sums over queries i >= 2 of total variation over keys >= 1, between the two prompts: as is, and renormalized."""
-    found = torch.zeros((2, attention.query.shape[1]), dtype=torch.float64, device=attention.query.device)
+    found = torch.zeros((2, attention.query.shape[1]), dtype=torch.float64, device=precise(attention.query.device))
     for start, stop in query_blocks(attention):
         start = max(start, 2)
         if start >= stop:
@@ -245,9 +247,9 @@ def _reactions(attention: Attention) -> Float[Tensor, "two head"]:
             first = torch.logaddexp(first, attention.sink.to(first)[:, None, None])
         shares = logits[..., 1:].sub_(rest).exp_()
         rest = (rest - first).sigmoid_()
-        found[1] += (shares[0] - shares[1]).abs_().sum((-2, -1), dtype=torch.float64) / 2
+        found[1] += total((shares[0] - shares[1]).abs_(), (-2, -1)) / 2
         shares.mul_(rest)
-        found[0] += (shares[0] - shares[1]).abs_().sum((-2, -1), dtype=torch.float64) / 2
+        found[0] += total((shares[0] - shares[1]).abs_(), (-2, -1)) / 2
     return found
 
 
@@ -267,7 +269,7 @@ def _behind_0(attention: Attention) -> Attention:
 def _squares(x: Float[Tensor, "head query c"], gram: Float[Tensor, "head c c"]) -> Float[Tensor, "head query"]:
     """`|x W_O|^2`; rounding may leave a tiny negative number, which is 0."""
     x = x.to(gram.dtype)
-    return (x @ gram).mul_(x).sum(-1, dtype=torch.float64).clamp_min_(0)
+    return total((x @ gram).mul_(x), -1).clamp_min_(0)
 
 
 def _cut(attention: Attention, stop: int) -> Attention:

@@ -47,6 +47,7 @@ from ..results.curves import three_digits
 from ..results.dataset import dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry, shares
+from ..run.precision import double
 from ..run.reporting import Progress, Report
 from ..run.resume import Piece, Pieces, each, groups
 from .convergence import PLACES, allowed_starts, drawn_starts, pair_statistics, paths, streams_at, with_bos
@@ -235,14 +236,14 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report) 
 
             def look(layer: int, stream: Float[Tensor, "position d"], at: int = at) -> None:
                 for rows in shares(length):
-                    norms[at, layer, rows] = stream[rows].double().norm(dim=-1).cpu().numpy()
+                    norms[at, layer, rows] = double(stream[rows]).norm(dim=-1).cpu().numpy()
                     magnitude = stream[rows].float().abs()
                     counts[layer] += _bins(magnitude)
                     others = magnitude[1:] if rows.start == 0 else magnitude
                     if len(others):
                         ordered = others.sort(dim=-1, descending=True).values.amax(0)
                         np.maximum(highest[at, layer], ordered.cpu().numpy(), out=highest[at, layer])
-                zero[at, layer] = stream[0].double().cpu()
+                zero[at, layer] = stream[0].cpu().double()
 
             passing(model, tokens[n : n + 1], look)
             report()

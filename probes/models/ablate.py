@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..run.precision import double
 from .checks import check_tokens
 from .edited import Edited, unheard
 from .fused import query_blocks
@@ -79,7 +80,7 @@ class Heads:
         sums: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
 
         def add(layer: int, output: Float[Tensor, "one head position c"]) -> Tensor:
-            sums[layer].append(torch.stack([output[0, :, 0], output[0, :, 1:].mean(1)]).double())
+            sums[layer].append(double(torch.stack([output[0, :, 0], output[0, :, 1:].mean(1)])))
             return output
 
         for row in self.reference:
@@ -212,7 +213,7 @@ class Softmax:
                 logits, log_z = attention.weighed(start, stop)
                 first = logits[..., :1] if attention.first_key(start) == 0 else torch.full_like(log_z, float("-inf"))
                 found.append((first if self.how == "constant sink" else log_z)[0, :, :, 0])
-            every = torch.cat(found, 1)[:, 1:].double()
+            every = double(torch.cat(found, 1)[:, 1:])
             if self.how == "held log Z":
                 x = logarithm(torch.arange(1, every.shape[1] + 1).to(every))
                 x = x - x.mean()

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..run.precision import double
 from .view import Attention, Edit, View
 
 # (tokens, places, seen) -> the stream after the last block
@@ -113,7 +114,7 @@ class Row:
     def log_p(self, model: View, stream: Float[Tensor, "token d"]) -> tuple[Float[Tensor, " answer"], bool]:
         """Log probabilities of the answers, and whether the first is the greedy one, from the row's streams."""
         start = len(self.asked.question) - 1
-        logits = model.unembed(model.norm(stream[start : len(self.tokens)])).log_softmax(-1, dtype=torch.float64)
+        logits = double(model.unembed(model.norm(stream[start : len(self.tokens)]))).log_softmax(-1)
         at = [[self.nodes[answer[:n]] - start for n in range(len(answer))] for answer in self.asked.answers]
         picked = logits[torch.tensor(at), torch.tensor(self.asked.answers)]  # [answer, token]
         best = logits[torch.tensor(at[0])].argmax(-1).tolist()

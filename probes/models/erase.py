@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import InputError
+from ..run.precision import double, precise
 from .ablate import check_reference
 from .edited import Edited, unheard
 from .given import takes_model
@@ -172,9 +173,9 @@ def _moments(
     half = count // 2
     means = torch.stack([_by_position(some) for some in (streams[:half], streams[half:])])
     mean = (half * means[0] + (count - half) * means[1]).mean(0) / count
-    cov = torch.zeros(width, width, dtype=torch.float64, device=streams.device)
+    cov = torch.zeros(width, width, dtype=torch.float64, device=precise(streams.device))
     for row in streams:
-        around = row.double() - mean
+        around = double(row) - mean
         cov += around.T @ around
     return mean, cov / (count * length), means
 
@@ -189,9 +190,9 @@ def _by_position(
     streams: Float[Tensor, "prompt position d"], orders: Sequence[Tensor] | None = None
 ) -> Float[Tensor, "position d"]:
     """Means over prompts, each with its positions in these orders."""
-    total = torch.zeros(streams.shape[1:], dtype=torch.float64, device=streams.device)
+    total = torch.zeros(streams.shape[1:], dtype=torch.float64, device=precise(streams.device))
     for n, row in enumerate(streams):
-        total += (row if orders is None else row[orders[n].to(row.device)]).double()
+        total += double(row if orders is None else row[orders[n].to(row.device)])
     return total / len(streams)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..errors import InputError, reason
-from ..run.hardware import devices
+from ..run.hardware import named
 from ..run.processes import launched, local_number
 from .families import family_of
 from .gguf.config import config_of
@@ -84,7 +84,7 @@ def load(
             raise InputError(f"device_map={device_map!s:.60} goes with backend transformers; leave one of the two out")
         if device != "auto":
             raise InputError(f"device '{device}' and device_map={device_map!s:.60} say where the model goes; give one")
-    place = _device(device)
+    place = None if device == "auto" else named(device)
     if isinstance(tokenizer, (str, os.PathLike)) and not isinstance(source, View):
         tokenizer = read_tokenizer(tokenizer)
     if isinstance(source, (str, os.PathLike)):
@@ -241,17 +241,6 @@ def _from_fields(fields: Any, *, strict: bool) -> Any:
     if strict and unknown:
         raise InputError(f"a {kind} config has no field '{unknown[0]}'; check its spelling")
     return made
-
-
-def _device(device: str) -> torch.device | None:
-    from .split import UNUSABLE, reached
-
-    try:
-        return None if device == "auto" else reached(device)
-    except UNUSABLE as error:
-        raise InputError(
-            f"device '{device}' cannot be used ({reason(error)}); give {', '.join(devices())} or auto"
-        ) from None
 
 
 def _usual_device() -> str:

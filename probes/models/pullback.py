@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import InputError
+from ..run.precision import double
 from .linear import AutogradBlock, Folded, LinearizedBlock, flops, own_flops
 from .memory import Pace
 from .pointwise import close
@@ -138,10 +139,10 @@ class Prompt:
         """Mean squares for each source layer: its stream at positions 1 to the query, and at 0; the readout, per d."""
         assert self._trace is not None
         output = self._read_out(self._trace.residual[-1][0, self.query])
-        of_output = output.double().pow(2).sum().cpu() / self.model.spec.width
+        of_output = double(output).pow(2).sum().cpu() / self.model.spec.width
         found = []
         for layer in self.layers:
-            squares = self._trace.residual[layer][0, : self.query + 1].double().pow(2).mean(-1).cpu()
+            squares = double(self._trace.residual[layer][0, : self.query + 1]).pow(2).mean(-1).cpu()
             found.append(torch.stack([squares[1:].mean(), squares[0], of_output]))
         return torch.stack(found)
 
@@ -286,6 +287,6 @@ def readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) -
     # Reverse mode twice: torch's forward mode warns of a deprecation of its own when it is first used.
     _, columns = torch.autograd.functional.jvp(model.unembed, normed, identity)  # [d, vocabulary]
     assert isinstance(columns, Tensor)
-    values, vectors = torch.linalg.eigh((columns @ columns.T).double())
+    values, vectors = torch.linalg.eigh(double(columns @ columns.T))
     factor = (values.clamp_min(0).sqrt()[:, None] * vectors.T).to(rows)
     return factor @ rows

@@ -30,6 +30,7 @@ from accelerate.utils.modeling import convert_file_size_to_int
 from torch import Tensor, nn
 
 from ..errors import InputError, reason
+from ..run.hardware import UNUSABLE, reached
 
 POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's own ways to make a map
 HOOKED = ("forward", "_old_forward", "_hf_hook")  # what accelerate puts on a module
@@ -325,16 +326,6 @@ def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
                 "give both one device"
             )
     return found
-
-
-UNUSABLE = (RuntimeError, AssertionError, NotImplementedError, TypeError)  # what `reached` raises
-
-
-def reached(device: Any) -> torch.device:
-    """A device with its index ("cuda" is where a model on "cuda:0" is), once it holds values, as "meta" does not."""
-    probe = torch.zeros(1, device=torch.device(device))
-    probe.item()
-    return probe.device
 
 
 def _place(name: Any, device: Any) -> str:

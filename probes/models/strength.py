@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional
 
+from ..run.precision import double
 from .linear import LinearizedBlock
 from .view import View
 
@@ -48,7 +49,7 @@ def strength(model: View, tokens: Int[Tensor, "prompt position"], *, seed: int =
 
 
 def _square(x: Tensor) -> float:
-    return float(x.double().square().mean())
+    return float(double(x).square().mean())
 
 
 @torch.no_grad()
@@ -60,6 +61,6 @@ def frequencies(model: View, tokens: Int[Tensor, "prompt position"]) -> tuple[fl
     rotation = model.trace(model.embed(tokens[:1])).rotary[0]
     if rotation is None:
         return None
-    cos, sin = (part[1].double().chunk(2)[0] for part in rotation)
+    cos, sin = (double(part[1]).chunk(2)[0] for part in rotation)
     turned = torch.atan2(sin, cos).tolist()
     return (*turned, *[0.0] * (model.spec.head_dim // 2 - len(turned)))

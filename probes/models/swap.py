@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..run.precision import double, precise
 from .checks import check_id
 from .edited import Edited, unheard
 from .given import takes_model
@@ -121,8 +122,8 @@ class Swap:
             # The same direction for every prompt and batch: the other prompts of a batch make no difference.
             generator = torch.Generator().manual_seed(self.seed)
             direction = torch.randn(own.shape[-1], generator=generator, dtype=torch.float64)
-            direction = (direction / direction.norm()).to(own.device)
-            return (own.double().norm(dim=-1, keepdim=True) * direction).to(own)
+            direction = (direction / direction.norm()).to(precise(own.device))
+            return (double(own).norm(dim=-1, keepdim=True) * direction).to(own)
         return self.made["vector"].to(own)
 
     def _vector(self, model: View) -> Float[Tensor, " d"]:
@@ -132,7 +133,7 @@ class Swap:
             return mean_embedding(model)
         assert self.reference is not None
         streams = (model.trace(model.embed(row[None])).residual[self.layer][0, 1:] for row in self.reference)
-        return torch.stack([stream.double().mean(0) for stream in streams]).mean(0)
+        return torch.stack([double(stream).mean(0) for stream in streams]).mean(0)
 
 
 @takes_model
@@ -230,8 +231,8 @@ def check_replacement(model: View, replacement: Any) -> Replacement:
 
 def mean_embedding(model: View) -> Float[Tensor, " d"]:
     """The mean over the vocabulary of block 0's input for a token at position 0, in float64."""
-    total = torch.zeros(model.spec.width, dtype=torch.float64, device=model.device)
+    total = torch.zeros(model.spec.width, dtype=torch.float64, device=precise(model.device))
     ids = torch.arange(model.spec.vocabulary)[:, None]
     for some in ids.split(max(1, EMBEDDING_NUMBERS // model.spec.width)):
-        total += model.embed(some).double().sum((0, 1))
+        total += double(model.embed(some)).sum((0, 1))
     return total / model.spec.vocabulary

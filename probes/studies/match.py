@@ -57,6 +57,7 @@ from ..models.view import Spec, View
 from ..results.dataset import dataset, load, provenance
 from ..results.tables import write_report
 from ..results.ushape import SHORTEST
+from ..run.precision import double
 from ..run.progress import Advance
 from ..theory.kernel import second_moment
 from .match_layout import STATES, TRAININGS, Variables, of_model, of_runs, of_toys
@@ -324,5 +325,5 @@ def measured(
 def growth(view: View, tokens: Tensor) -> float:
     """How many times larger (rms) the stream is after the last block than before the first, at the last position."""
     streams = view.trace(view.embed(tokens)).residual
-    first, last = (float(stream[:, -1].double().square().mean().sqrt()) for stream in (streams[0], streams[-1]))
+    first, last = (float(double(stream[:, -1]).square().mean().sqrt()) for stream in (streams[0], streams[-1]))
     return last / first

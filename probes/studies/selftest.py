@@ -33,7 +33,7 @@ import xarray as xr
 from torch import Tensor
 
 from ..data.prompts import prompts
-from ..errors import InputError, reason
+from ..errors import reason
 from ..measures.bos_swap import bos_swap
 from ..measures.decode import decode
 from ..measures.inspect import inspect
@@ -43,11 +43,10 @@ from ..measures.retrieval import retrieval
 from ..measures.sinks import sinks
 from ..measures.trajectory import trajectory
 from ..models.load import load
-from ..models.split import UNUSABLE, reached
 from ..models.view import View
 from ..results.dataset import made_with
 from ..results.tables import Report, Table, number
-from ..run.hardware import devices, hardware
+from ..run.hardware import devices, hardware, named
 from ..run.progress import Advance
 from ..theory.kernel import second_moment
 
@@ -160,13 +159,7 @@ def chosen(name: str) -> torch.device:
     Raises:
         InputError: it is not there.
     """
-    there = devices()
-    try:
-        return reached(there[0] if name == "auto" else name)
-    except UNUSABLE as error:
-        raise InputError(
-            f"device '{name}' cannot be used ({reason(error)}); this machine has {', '.join(there)}"
-        ) from None
+    return named(devices()[0] if name == "auto" else name)
 
 
 def cases(device: torch.device, more: Mapping[str, Callable[[torch.device], xr.Dataset]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ..models.masks import contentless_patterns, sees, softmax
 from ..models.pointwise import Bare, Normalized, value_and_slope
 from ..models.view import Birth
 from ..run.memory import share_of, shares
+from ..run.precision import double
 from .score_path import ScorePath
 
 Patterns = Literal["uniform", "measured"]
@@ -120,9 +121,9 @@ class MeasuredBlock:
         if post is not None:
             gram, radial = _outer(gram, post.inverse[0, :, 0]), radial * post.inverse[0, :, 0].pow(2)
         v = block.folded.attention[-self.kv * self.head_dim :].to(self.dtype).unflatten(0, (self.kv, -1))  # [G, c, d]
-        precise, groups = out.double(), self.heads // self.kv
-        inner = precise.mT @ precise  # [H, c, c]
-        values = (v @ v.mT).double().repeat_interleave(groups, 0)
+        exact, groups = double(out), self.heads // self.kv
+        inner = exact.mT @ exact  # [H, c, c]
+        values = double(v @ v.mT).repeat_interleave(groups, 0)
         strengths = ((inner * values).sum((-1, -2)) / self.width).tolist()  # ||W_O,h W_V,h||_F^2 / d
         if self.attention == "uniform" and block.parts.slopes is None and block.parts.sink is None:
             repeated = v.repeat_interleave(groups, 0).flatten(0, 1)  # [H c, d]
@@ -151,7 +152,8 @@ class MeasuredBlock:
         rates = None if parts.slopes is None else parts.slopes[head : head + 1].to(self.dtype)
         sink = None if parts.sink is None else parts.sink[head : head + 1].to(self.dtype)
         if self.attention == "uniform":
-            return contentless_patterns(length, parts.window, rates, sink, self.after.device)[0].to(self.dtype), None
+            uniform = contentless_patterns(length, parts.window, rates, sink, self.after.device)[0]
+            return uniform.to(self.after.device, self.dtype), None
         own = head // (self.heads // self.kv)
         query, key = block.query[0, head].to(self.dtype), block.key[0, own].to(self.dtype)
         place = torch.arange(length, device=query.device)
@@ -272,8 +274,9 @@ def spread_uniformly(gram: Float[Tensor, "query query2"], window: int | None) ->
     """A^T G A for uniform attention over the visible keys, in O(T^2): sums of G / (n_i n_k) over the queries that see j."""
     length = len(gram)
     reach = length if window is None else min(window, length)
-    seen = torch.arange(1, length + 1, device=gram.device, dtype=torch.float64).clamp_max(reach)
-    total = gram.double() / (seen[:, None] * seen[None, :])
+    total = double(gram)
+    seen = torch.arange(1, length + 1).to(total).clamp_max(reach)
+    total = total / (seen[:, None] * seen[None, :])
     for _ in range(2):  # along the keys of the one, then of the other
         total = torch.cat([sums_ahead(total[:, columns], reach) for columns in shares(length)], 1).T
     return total.to(gram)

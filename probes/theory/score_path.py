@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..models.linear import LinearizedBlock, Normalized
 from ..run.memory import share_of
+from ..run.precision import double
 
 QUERIES = 64  # in a band: shorter ones make matrix products slow, longer ones have more keys that a query does not see
 NUMBERS = 1 << 17  # of C_i in a band at once: half a MiB of float32, which stays in the cache
@@ -61,11 +62,11 @@ class ScorePath:
         self.block, self.gram, self.radial, self.dtype = block, gram, radial, out.dtype
         self.width = out.shape[-1]
         self.along = direction @ out  # [H, T, c]
-        self.out_root = roots(inner).to(self.dtype)
+        self.out_root = roots(inner).to(out)
         q, k, _ = block.folded.attention.split([len(out) * self.width, *[block.key.shape[1] * self.width] * 2])
-        q, k = (w.double().unflatten(0, (-1, self.width)) for w in (q, k))  # [heads, c, d]
-        self.query_root = roots(q @ q.mT).to(self.dtype) * block.parts.scale
-        self.key_gram = (k @ k.mT).to(self.dtype)
+        q, k = (double(w).unflatten(0, (-1, self.width)) for w in (q, k))  # [heads, c, d]
+        self.query_root = roots(q @ q.mT).to(out) * block.parts.scale
+        self.key_gram = (k @ k.mT).to(out)
         self.first, self.second = torch.triu_indices(self.width, self.width, device=out.device)
         self.rotary = [x.to(self.dtype).T.contiguous() for x in block.rotary or ()]  # cos and sin, where there are any
         self.queries = min(len(gram), share_of(QUERIES))

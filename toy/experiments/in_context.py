@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from probes.run.precision import precise
+
 from ..model import (
     Architecture,
     Switches,
@@ -67,13 +69,13 @@ def _on(model: Model, inputs: Tensor, matching: Tensor, device: torch.device) ->
     """[block, part]: the last position's weight on what is marked."""
     a = model[0]
     weights, switches = stacked_on([model[1]], device), Switches.of([a], device)
-    total = torch.zeros(a.blocks, len(PARTS), dtype=torch.float64, device=device)
+    total = torch.zeros(a.blocks, len(PARTS), dtype=torch.float64, device=precise(device))
     each = max(1, CHUNK[device.type] // (a.length * (a.width + a.heads * a.length)))
     with torch.no_grad():
         for some, marked in zip(inputs.split(each), matching.split(each), strict=True):
             for layer, pattern in enumerate(patterns(a, weights, switches, some[None])):
                 last = pattern[0, :, :, -1, :-1].unflatten(-1, (-1, len(PARTS)))  # [n, H, item, part]
-                total[layer] += (last * marked[:, None, :, None]).sum(2).mean(1).sum(0)
+                total[layer] += (last * marked[:, None, :, None]).sum(2).mean(1).sum(0).to(total.device)
     return (total / len(inputs)).tolist()
 
 

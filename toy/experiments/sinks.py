@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probes.run.precision import precise
+
 from ..model import Architecture, Switches, Weights, initial, logit_bias
 from ..train import Trained
 from .in_context import CHUNK, generator_of, patterns, stacked_on
@@ -53,15 +55,17 @@ def metrics(
     a = architecture
     seen = torch.isfinite(logit_bias(a)).to(inputs.device)  # [query, key]
     later = torch.ones_like(seen).tril()  # alpha counts the queries from the key on, whether or not they see it
-    over, weight = (torch.zeros(a.blocks, a.length, dtype=torch.float64, device=inputs.device) for _ in range(2))
+    place = precise(inputs.device)
+    over, weight = (torch.zeros(a.blocks, a.length, dtype=torch.float64, device=place) for _ in range(2))
     each = max(1, CHUNK[inputs.device.type] // (a.length * (a.width + a.heads * a.length)))
     with torch.no_grad():
         for some in inputs.split(each):
             for layer, pattern in enumerate(patterns(a, weights, switches, some[None])):
-                over[layer] += (pattern > tau).sum((0, 1, 2, 3))
-                weight[layer] += (pattern * later).sum((0, 1, 2, 3))
+                over[layer] += (pattern > tau).sum((0, 1, 2, 3)).to(place)
+                weight[layer] += (pattern * later).sum((0, 1, 2, 3)).to(place)
     many = len(inputs) * a.heads
-    return (over / (many * seen.sum(0))).cpu().numpy(), (weight / (many * later.sum(0))).cpu().numpy()
+    over, weight = (x / (many * of.sum(0).to(place)) for x, of in ((over, seen), (weight, later)))
+    return over.cpu().numpy(), weight.cpu().numpy()
 
 
 def uniform_sink(architecture: Architecture, tau: float) -> np.ndarray:
