@@ -175,7 +175,7 @@ def run(
         save(ds, out / f"{name}.nc")
         written = [out / f"{name}.nc", *draw(name, ds, out / name)]
         report = report_of(name, ds)
-        write_report(report, out / f"{name}.md")
+        write_report(report, out / f"{name}.md", str(ds.attrs["command"]))
     for folder in work.folder.glob("*"):
         forget(folder)
     forget(work.folder)
