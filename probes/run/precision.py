@@ -17,6 +17,8 @@ def precise(device: torch.device) -> torch.device:
     """Where float64 numbers made on a device lie: there or, if it has none, on the CPU."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device)
+    except torch.OutOfMemoryError:  # a RuntimeError, which says nothing of float64
+        raise
     except (TypeError, RuntimeError):
         return torch.device("cpu")
     return device

@@ -1,0 +1,66 @@
+"""Two recipes' runs against each other, every number of every measurement, with the run as the unit.
+
+    python tools/runs.py runs/learned tiny-no-sink-logits tiny-sink-logits --out reports/controlled/learned-sinks.md
+
+FOLDER holds results by measurement, FOLDER/sinks/sinks-RECIPE-seed0.nc and so on. Runs of one seed are a pair: they saw the
+same text in the same order. Of each pair comes B / A or B - A, as in `headwater compare`; of the pairs, the mean (of
+logarithms where it is a ratio) with Student's t.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from probes.results.statistics import over_runs
+from probes.results.tables import Report, Table, interval, number, write_report
+from probes.studies.compare import Row, compare_files
+
+COLUMNS = ("measurement", "of", "number", "A", "B", "B against A")
+
+
+def compared(folder: Path, a: str, b: str) -> dict[tuple[str, str, str], list[Row]]:
+    """By measurement, what it is of and its name: that number in every pair of runs."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for file in sorted(folder.glob(f"*/*-{a}-seed*.nc")):
+        both = compare_files(file, file.with_name(file.name.replace(f"-{a}-", f"-{b}-")))
+        for row in both.rows:
+            found.setdefault((both.measurement, row.of, row.name), []).append(row)
+    return found
+
+
+def cells(rows: list[Row]) -> Iterator[str]:
+    """A's mean, B's, and the change."""
+    yield from (number(float(np.mean([getattr(row, side) for row in rows]))) for side in ("a", "b"))
+    changes = np.array([row.change.value for row in rows])
+    if rows[0].ratio:
+        with np.errstate(divide="ignore"):
+            yield f"x {interval(*map(float, np.exp(over_runs(np.log(changes))[:3])), form='#.3g')}"
+    else:
+        yield interval(*over_runs(changes)[:3], form="+.3g")
+
+
+def main() -> None:
+    """Write the table."""
+    given = argparse.ArgumentParser(description="Two recipes' runs against each other.")
+    given.add_argument("folder", type=Path)
+    given.add_argument("recipes", nargs=2, metavar="RECIPE")
+    given.add_argument("--out", type=Path, required=True)
+    asked = given.parse_args()
+    found = compared(asked.folder, *asked.recipes)
+    pairs = max(map(len, found.values()), default=0)
+    described = (
+        f"A: {asked.recipes[0]}, B: {asked.recipes[1]}; {pairs} pairs of runs, one seed each. x: ratio B / A, + and -: "
+        "difference B - A, means over pairs; brackets: 95 % intervals by Student's t over pairs."
+    )
+    known = {key: rows for key, rows in found.items() if any(np.isfinite(row.change.value) for row in rows)}
+    table = Table("B against A", COLUMNS, [[*key, *cells(rows)] for key, rows in known.items()])
+    report = Report("Controlled runs against each other", described, [table], [])
+    write_report(report, asked.out, f"python tools/runs.py {asked.folder} {' '.join(asked.recipes)} --out {asked.out}")
+
+
+if __name__ == "__main__":
+    main()
