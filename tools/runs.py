@@ -10,6 +10,7 @@ logarithms where it is a ratio) with Student's t.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,14 +34,13 @@ def compared(folder: Path, a: str, b: str) -> dict[tuple[str, str, str], list[Ro
 
 
 def cells(rows: list[Row]) -> Iterator[str]:
-    """A's mean, B's, and the change."""
-    yield from (number(float(np.mean([getattr(row, side) for row in rows]))) for side in ("a", "b"))
-    changes = np.array([row.change.value for row in rows])
-    if rows[0].ratio:
-        with np.errstate(divide="ignore"):
-            yield f"x {interval(*map(float, np.exp(over_runs(np.log(changes))[:3])), form='#.3g')}"
-    else:
-        yield interval(*over_runs(changes)[:3], form="+.3g")
+    """A's mean, B's, and the change; one that is the same in every pair, as between fresh weights of one draw, alone."""
+    a, b = (np.array([getattr(row, side) for row in rows]) for side in ("a", "b"))
+    yield from (number(float(side.mean())) for side in (a, b))
+    ratio = all(row.ratio for row in rows)
+    change = over_runs(np.log(b / a) if ratio else b - a)[:3]
+    shown = change if change[1] < change[2] else (change[0], math.nan, math.nan)
+    yield f"x {interval(*map(float, np.exp(shown)), form='#.3g')}" if ratio else interval(*shown, form="+.3g")
 
 
 def main() -> None:
