@@ -34,13 +34,18 @@ def compared(folder: Path, a: str, b: str) -> dict[tuple[str, str, str], list[Ro
 
 
 def cells(rows: list[Row]) -> Iterator[str]:
-    """A's mean, B's, and the change; one that is the same in every pair, as between fresh weights of one draw, alone."""
-    a, b = (np.array([getattr(row, side) for row in rows]) for side in ("a", "b"))
+    """A's mean, B's, and the change, over the pairs that have both; what is the same in all of them, as a difference between
+    fresh weights of one draw, has no interval.
+    """
+    known = [row for row in rows if np.isfinite(row.change.value)]
+    a, b = (np.array([getattr(row, side) for row in known]) for side in ("a", "b"))
     yield from (number(float(side.mean())) for side in (a, b))
-    ratio = all(row.ratio for row in rows)
-    change = over_runs(np.log(b / a) if ratio else b - a)[:3]
-    shown = change if change[1] < change[2] else (change[0], math.nan, math.nan)
-    yield f"x {interval(*map(float, np.exp(shown)), form='#.3g')}" if ratio else interval(*shown, form="+.3g")
+    ratio = all(row.ratio for row in known)
+    changes = np.log(b / a) if ratio else b - a
+    change = (
+        (changes[0], math.nan, math.nan) if np.allclose(changes, changes[0], 1e-6, 1e-12) else over_runs(changes)[:3]
+    )
+    yield f"x {interval(*map(float, np.exp(change)), form='#.3g')}" if ratio else interval(*change, form="+.3g")
 
 
 def main() -> None:
