@@ -291,7 +291,7 @@ FOLDERS: dict[str, list[Row]] = {
     "selftest": [
         ("--device cuda:99", "device 'cuda:99' cannot be used"),
         ("--device gpu", "device 'gpu' cannot be used (Expected one of cpu, cuda"),
-        ("--device meta", "this machine has"),
+        ("--device meta", "device 'meta' cannot be used"),
         ("--device cpu --out OUT", "selftest.md' is a folder", damage.folder("out/selftest.md")),
     ],
     "report --out": [

@@ -242,7 +242,7 @@ def test_a_report_writes_tables_of_toys_by_present_rules(tiny, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"device": "tpu"}, r"device 'tpu' cannot be used \(.*\); give .*cpu or auto"),
+        ({"device": "tpu"}, "device 'tpu' cannot be used"),
         pytest.param({"device": "cuda"}, "device 'cuda' cannot be used", marks=CPU),
         ({"given": ["steps=0"]}, "steps=0 is too few"),
         ({"out": "file/below"}, "is no folder"),

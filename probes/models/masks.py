@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..run.precision import precise
-
 
 def contentless_patterns(
     length: int,
@@ -20,7 +18,6 @@ def contentless_patterns(
 
     With learned sink logits, each head's own, or one for all: the visible keys share what these leave.
     """
-    device = precise(torch.device(device)) if slopes is None else device
     mask = causal_mask(length, window, device)
     distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
     rates = torch.zeros(1, dtype=torch.float64, device=device) if slopes is None else slopes.to(device)

@@ -23,7 +23,7 @@ from ..models.masks import contentless_patterns, sees, softmax
 from ..models.pointwise import Bare, Normalized, value_and_slope
 from ..models.view import Birth
 from ..run.memory import share_of, shares
-from ..run.precision import double
+from ..run.precision import double, precise
 from .score_path import ScorePath
 
 Patterns = Literal["uniform", "measured"]
@@ -152,8 +152,9 @@ class MeasuredBlock:
         rates = None if parts.slopes is None else parts.slopes[head : head + 1].to(self.dtype)
         sink = None if parts.sink is None else parts.sink[head : head + 1].to(self.dtype)
         if self.attention == "uniform":
-            uniform = contentless_patterns(length, parts.window, rates, sink, self.after.device)[0]
-            return uniform.to(self.after.device, self.dtype), None
+            device = self.after.device  # of ALiBi's slopes; without them, patterns are in float64
+            at = precise(device) if rates is None else device
+            return contentless_patterns(length, parts.window, rates, sink, at)[0].to(device, self.dtype), None
         own = head // (self.heads // self.kv)
         query, key = block.query[0, head].to(self.dtype), block.key[0, own].to(self.dtype)
         place = torch.arange(length, device=query.device)
