@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from transformers import AutoModelForCausalLM
 from typer.main import get_command
 
+import probes
 from probes.cli.main import app
+from probes.models.load import CHECKPOINTS
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
@@ -56,6 +60,41 @@ def test_noise_is_uniform_within_half_a_step_and_what_is_not_quantized_stays():
         assert 0.48 < np.abs(moved).max() < 0.51  # values are multiples of the step, up to float16
         assert abs(moved.std() - 12**-0.5) < 0.005
     np.testing.assert_array_equal(noisy(weights, GGMLQuantizationType.F32, random), weights)
+
+
+def test_sigmoid_attention_looks_back_with_weights_of_each_key_alone():
+    sigmoid, random = tool("sigmoid"), torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 5, 3, generator=random, dtype=torch.float64)
+    key, value = torch.randn(2, 2, 2, 5, 3, generator=random, dtype=torch.float64)
+    output, weights = sigmoid.sigmoid_attention(None, query, key, value, None, scaling=0.5)
+    for head in range(4):
+        for i in range(5):
+            logits = key[1, head // 2, : i + 1] @ query[1, head, i] / 2
+            expected = 1 / (1 + 128 * torch.exp(-logits))  # e^-b is the length of training
+            torch.testing.assert_close(weights[1, head, i, : i + 1], expected)
+            torch.testing.assert_close(output[1, i, head], expected @ value[1, head // 2, : i + 1])
+    assert not weights.triu(1).any()
+
+
+def test_both_attentions_are_measured_as_probes_measure():
+    sigmoid = tool("sigmoid")
+    model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "tiny-llama", dtype=torch.float64)
+    view = probes.load("tiny-llama")
+    tokens = torch.randint(view.spec.vocabulary, (16, 128), generator=torch.Generator().manual_seed(0))
+    exact = probes.jacobian(view, tokens[:1, :32])["elasticity"].values[0]
+    np.testing.assert_allclose(sigmoid.elasticity(model, tokens[0, :32]), exact, rtol=1e-3)
+    gains = sigmoid.gains(model, tokens)
+    assert (gains[:-1] > 0.1).all()  # a trained model copies
+    np.testing.assert_allclose(
+        sigmoid.gains(model, tokens[:1].expand(4, -1)), 0, atol=1e-12
+    )  # all passages are the same
+
+
+def test_a_folder_without_runs_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["runs", str(tmp_path), "a", "b", "--out", str(tmp_path / "table.md")])
+    with pytest.raises(SystemExit, match=r"has no results named KIND/KIND-a-seedN.nc"):
+        tool("runs").main()
+    assert not list(tmp_path.iterdir())
 
 
 TREE = {

@@ -343,6 +343,10 @@ def turned(**which: str):
         ("sinusoidal-follows", only("sinusoidal", "last", np.array([0, 0.6, 0.6]))),
         ("causal-follows-first", only("none", "first", -0.6)),
         ("lost-in-the-middle-two-ends", only("rope", "unbiased", np.array([0.6, 0, -0.6]))),
+        (
+            "lost-in-the-middle-two-ends",
+            lambda case, gap: np.array([1, 0, -1]) if (case.training, case.residual) == ("unbiased", "on") else gap,
+        ),
         ("residual-not-monotonic", lambda case, gap: gap + 0.1 * case.depth * (case.residual == "on")),
     ],
 )

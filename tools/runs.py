@@ -56,7 +56,11 @@ def main() -> None:
     given.add_argument("--out", type=Path, required=True)
     asked = given.parse_args()
     found = compared(asked.folder, *asked.recipes)
-    pairs = max(map(len, found.values()), default=0)
+    if not found:
+        raise SystemExit(
+            f"'{asked.folder}' has no results named KIND/KIND-{asked.recipes[0]}-seedN.nc; give the folder above the kinds"
+        )
+    pairs = max(map(len, found.values()))
     described = (
         f"A: {asked.recipes[0]}, B: {asked.recipes[1]}; {pairs} pairs of runs, one seed each. x: ratio B / A, + and -: "
         "difference B - A, means over pairs; brackets: 95 % intervals by Student's t over pairs."

@@ -245,7 +245,7 @@ class Matching:
         Raises:
             InputError: as `train.train` does.
         """
-        device = torch.device(usable_device("auto") if self.device == "auto" else self.device)
+        device = torch.device(usable_device(self.device))
         trained: dict[Run, Trained] = {}
         for task, steps in (("retrieval", self.settings.steps), ("in-context", self.settings.in_context_steps)):
             asked = (run for plan in plans for (_, of), runs in plan.runs.items() if of == task for run in runs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise, product
 from typing import Any
@@ -17,7 +17,7 @@ from probes.results.statistics import Interval, over_runs
 from probes.results.tables import Table
 
 from . import sinks_claims
-from .learnt import PASSED, by_stream, gate, learning, name_of, scaled, untrained
+from .learnt import PASSED, STREAMS, by_stream, gate, learning, name_of, scaled, untrained
 from .position_bias import FIRST, LAST, MIDDLE, PAIRS
 from .rules import (
     Judged,
@@ -199,13 +199,13 @@ def even(ds: xr.Dataset, scale: str, mask: str, positional: Sequence[str]) -> Ju
 Differences = Callable[[xr.DataArray, xr.DataArray], list[xr.DataArray]]
 
 
-@by_stream
-def in_some(ds: xr.Dataset, scale: str, differences: Differences, training: Sequence[str], holds: bool) -> Judged:
-    """Whether under some encoding and depth, trained on such answers, all these differences are above 0, or under none.
+def by_kind(
+    ds: xr.Dataset, scale: str, differences: Differences, training: Sequence[str]
+) -> Iterator[tuple[str, Test]]:
+    """In words, and whether all these differences are above 0: for every encoding, kind of answers and depth.
 
     `differences` [depth, seed] are of gaps [depth, seed, pair] and accuracies [depth, seed, position].
     """
-    told, tests = [], []
     for positional, answers in product(ds["positional"].values.tolist(), training):
         with suppress(Lacks):
             gap = gap_of(ds, scale, positional, answers)
@@ -213,31 +213,49 @@ def in_some(ds: xr.Dataset, scale: str, differences: Differences, training: Sequ
             found = differences(gap, world(ds, scale)["accuracy_by_position"].sel(which))
             for depth in gap["depth"].values:
                 values = [one.sel(depth=depth) for one in found]
-                told.append(f"{positional}, {answers}, depth {depth}: {' and '.join(map(_told, values))}")
-                tests.append(every([each_above(one) for one in values]))
-    need(told)
-    verdict = some(tests)(SURE)
-    other: dict[Verdict, Verdict] = {"holds": "does not hold", "does not hold": "holds"}
-    return Judged("; ".join(told), verdict if holds else other.get(verdict, verdict))
+                said = f"{positional}, {answers}, depth {depth}: {' and '.join(map(_told, values))}"
+                yield said, every([each_above(one) for one in values])
 
 
-def lost_in_the_middle_gaps(ds: xr.Dataset, scale: str, training: Sequence[str], holds: bool = True) -> Judged:
+@by_stream
+def in_some(ds: xr.Dataset, scale: str, differences: Differences, training: Sequence[str]) -> Judged:
+    """Under some encoding and depth, trained on such answers, all these differences are above 0."""
+    found = list(by_kind(ds, scale, differences, training))
+    need(found)
+    return Judged("; ".join(said for said, _ in found), some([test for _, test in found])(SURE))
+
+
+def lost(gap: xr.DataArray, _: xr.DataArray) -> list[xr.DataArray]:
+    """By how much the first wins over the middle, and the last."""
+    return [gap.sel(pair="first-middle"), -gap.sel(pair="middle-last")]
+
+
+def lost_in_the_middle_gaps(ds: xr.Dataset, scale: str, training: Sequence[str]) -> Judged:
     """By gaps: the first wins over the middle, the last too."""
+    return in_some(ds, scale=scale, differences=lost, training=training)
 
-    def lost(gap: xr.DataArray, _: xr.DataArray) -> list[xr.DataArray]:
-        return [gap.sel(pair="first-middle"), -gap.sel(pair="middle-last")]
 
-    return in_some(ds, scale=scale, differences=lost, training=training, holds=holds)
+def middle_never_lost(ds: xr.Dataset, scale: str, training: Sequence[str]) -> Judged:
+    """The same under no encoding and depth, with or without a residual stream: one exception is enough."""
+    found = []
+    for residual, words in STREAMS.items():
+        with suppress(Lacks):
+            each = by_kind(at(ds, residual=residual), scale, lost, training)
+            found += [(f"{words}, {said}", test) for said, test in each]
+    need(found)
+    verdict = some([test for _, test in found])(SURE)
+    other: dict[Verdict, Verdict] = {"holds": "does not hold", "does not hold": "holds"}
+    return Judged("; ".join(said for said, _ in found), other.get(verdict, verdict))
 
 
 def lost_in_the_middle_accuracy(ds: xr.Dataset, scale: str, training: Sequence[str]) -> Judged:
     """By accuracy: the middle items are answered worse than either end."""
 
-    def lost(_: xr.DataArray, curve: xr.DataArray) -> list[xr.DataArray]:
+    def worse(_: xr.DataArray, curve: xr.DataArray) -> list[xr.DataArray]:
         inner = curve.sel(position=[MIDDLE - 1, MIDDLE]).mean("position")
         return [curve.sel(position=end) - inner for end in (FIRST, LAST)]
 
-    return in_some(ds, scale=scale, differences=lost, training=training, holds=True)
+    return in_some(ds, scale=scale, differences=worse, training=training)
 
 
 def residuals(gap: xr.DataArray) -> list[xr.DataArray]:
