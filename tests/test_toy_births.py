@@ -190,14 +190,18 @@ def everything():
     """A result in which trained profiles follow from those at initialization with slope 1."""
     s = Settings()
     coords = {"kind": list(s.kinds), "seed": list(s.seeds), "step": list(s.points()), "matrix": list(births.KINDS)}
+    coords["position"] = list(range(s.length))
     draws = np.random.default_rng(1)
     initial = np.log([18.0, 7, 2.6, 3, 8, 1.2])[:, None] + 0.05 * draws.normal(size=(6, 3))
     moved = 0.02 * draws.normal(size=(6, 3, 5))
     moved[..., 0] = 0
     dims = "kind seed step"
+    elasticity = np.ones((6, 3, 5, 128))
+    elasticity[..., 1:7] = np.exp(initial[..., None] + moved)[..., None]  # 5 % of the positions, without position 0
     return made_up(
         coords,
         s,
+        elasticity=(f"{dims} position", elasticity),
         primacy=(dims, np.exp(initial[..., None] + moved)),
         recency=(dims, 2 * np.exp(initial[..., None] + moved[..., ::-1] * [0, 1, 1, 1, 1])),
         loss=(dims, 2 + 0.1 * draws.normal(size=(6, 3, 5))),
@@ -210,7 +214,7 @@ def everything():
     )
 
 
-IDS = {f"{name}-{end}" for name in ("follows", "early", "from-flat") for end in births.ENDS}
+IDS = {f"{x}-{end}" for x in ("follows", "early", "from-flat") for end in (*births.ENDS, "primacy-behind-0")}
 
 
 def test_all_statements_hold_where_they_do(everything):

@@ -9,7 +9,7 @@ and "llm/code/leakage", the same on another text, is "code/leakage".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import xarray as xr
@@ -65,9 +65,9 @@ def collect(root: str | Path) -> Collected:
             raise InputError(f"'{other}' and '{file}' are both of '{name}'; remove the one that is out of date")
         of_kind[name] = ds
         found.files[kind, name] = file
-    for kind, of_kind in found.results.items():  # file names have another order: "tiny-llama-ntk.nc", "tiny-llama.nc"
-        found.results[kind] = dict(sorted(of_kind.items()))
-    return found
+    # Files have another order: "tiny-llama-ntk.nc" before "tiny-llama.nc", "toy/depth" before "toy/retrieval.nc".
+    ordered = {kind: dict(sorted(of_kind.items())) for kind, of_kind in sorted(found.results.items())}
+    return replace(found, results=ordered)
 
 
 def _place(file: Path, within: tuple[str, ...], ds: xr.Dataset) -> tuple[str, str]:

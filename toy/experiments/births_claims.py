@@ -21,6 +21,7 @@ from probes.claims.claim import Claim
 from probes.claims.rules import Test, above, nothing, told
 from probes.results.statistics import INTERVAL, Interval, over_runs
 from probes.results.tables import Table, interval, number
+from probes.results.ushape import numbers
 
 from .births import ENDS
 from .rules import Judged, by_parts, decided, judge, need, over_told, places
@@ -31,9 +32,19 @@ COVARIATES: Mapping[str, tuple[str, ...]] = {
     "log sigma": ("log sigma",),
     "log sigma, loss": ("log sigma", "loss"),
 }
+BEHIND = "primacy behind 0"  # position 0 holds BOS, the other positions text
+SHOWN = (*ENDS, BEHIND)
 MEASURED = ("loss", "sink_rate", "sink_weight", "gain", "exact")  # beside the ends
-_COURSE = ("kind", "step", *ENDS, "loss, nat", "sink rate", "weight on 0", "recall gain, nat", "recalled exactly")
+_COURSE = ("kind", "step", *SHOWN, "loss, nat", "sink rate", "weight on 0", "recall gain, nat", "recalled exactly")
 FEWEST = 1e-8  # of the predictor's square that covariates and the constant have to leave
+
+
+def with_behind(ds: xr.Dataset) -> xr.Dataset:
+    """The result with `BEHIND` of its elasticities beside the ends."""
+    found = xr.apply_ufunc(
+        lambda curve: numbers(curve)[BEHIND], ds["elasticity"], input_core_dims=[["position"]], vectorize=True
+    )
+    return ds.assign({BEHIND: found})
 
 
 class Fit(NamedTuple):
@@ -76,17 +87,18 @@ def regressed(ds: xr.Dataset, end: str, point: int, covariates: tuple[str, ...] 
 
 def tables(ds: xr.Dataset) -> list[Table]:
     """Each kind before and after training; slopes; checkpoint by checkpoint."""
+    ds = with_behind(ds)
     first, last = ds.isel(step=0), ds.isel(step=-1)
     rows = []
     for kind in map(str, ds["kind"].values):
-        ends = [over_told(np.log(of[end].sel(kind=kind)), ".3g", math.exp) for end in ENDS for of in (first, last)]
+        ends = [over_told(np.log(of[end].sel(kind=kind)), ".3g", math.exp) for end in SHOWN for of in (first, last)]
         other = [over_told(last[name].sel(kind=kind), ".3g") for name in ("loss", "sink_rate", "gain", "exact")]
         rows.append([kind, *ends, *other])
-    columns = tuple(f"{end} {when}" for end in ENDS for when in ("at initialization", "trained"))
+    columns = tuple(f"{end} {when}" for end in SHOWN for when in ("at initialization", "trained"))
     title = "Kinds of initialization: means over runs, geometric ones of the ends"
     slopes = [
         [end, "kinds" if kinds else "runs", name, *_cells(regressed(ds, end, -1, given, kinds=kinds))]
-        for end in ENDS
+        for end in SHOWN
         for kinds in (False, True)
         for name, given in COVARIATES.items()
     ]
@@ -95,7 +107,7 @@ def tables(ds: xr.Dataset) -> list[Table]:
     return [
         Table(title, ("kind", *columns, "loss, nat", "sink rate", "recall gain, nat", "recalled exactly"), rows),
         Table(said, what, slopes),
-        Table("The memory of initialization: slopes over runs, no covariates", ("step", *ENDS), _memory(ds)),
+        Table("The memory of initialization: slopes over runs, no covariates", ("step", *SHOWN), _memory(ds)),
         Table("Checkpoint by checkpoint: means over runs, geometric ones of the ends", _COURSE, _course(ds)),
         Table("Deviations of fresh weights", ("kind", *map(str, ds["matrix"].values)), _deviations(ds)),
     ]
@@ -103,7 +115,7 @@ def tables(ds: xr.Dataset) -> list[Table]:
 
 def _memory(ds: xr.Dataset) -> list[list[str]]:
     return [
-        [str(int(step)), *(told(regressed(ds, end, n).slope) for end in ENDS)]
+        [str(int(step)), *(told(regressed(ds, end, n).slope) for end in SHOWN)]
         for n, step in enumerate(ds["step"].values)
         if n
     ]
@@ -112,7 +124,7 @@ def _memory(ds: xr.Dataset) -> list[list[str]]:
 def _course(ds: xr.Dataset) -> list[list[str]]:
     rows = []
     for (kind, step), one in places(ds, "kind", "step"):
-        ends = [number(math.exp(np.log(one[end]).mean())) for end in ENDS]
+        ends = [number(math.exp(np.log(one[end]).mean())) for end in SHOWN]
         rows.append([kind, str(step), *ends, *(number(one[name].mean()) for name in MEASURED)])
     return rows
 
@@ -128,9 +140,10 @@ def _cells(fit: Fit) -> list[str]:
 
 
 def claims(ds: xr.Dataset) -> list[Claim]:
-    """The statements, for both ends."""
+    """The statements, for both ends, and for the first without position 0."""
     early = int(ds["step"].values[1])
-    return judge(__name__, ds, lists={"end": [{"end": end, "early": early} for end in ENDS]})
+    ends = [{"end": end, "name": end.replace(" ", "-"), "early": early} for end in SHOWN]
+    return judge(__name__, with_behind(ds), lists={"end": ends})
 
 
 def follows(ds: xr.Dataset, end: str, point: int) -> Judged:

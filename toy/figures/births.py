@@ -15,8 +15,7 @@ from probes.claims.rules import told
 from probes.figures.style import BLACK, CYCLE, GREY, depth_color
 from probes.results.ushape import middle_of
 
-from ..experiments.births import ENDS
-from ..experiments.births_claims import Fit, regressed
+from ..experiments.births_claims import SHOWN, Fit, regressed, with_behind
 from .sheet import entry, files, grid, ranged, sheet, wanted
 
 WIDTH = 8.6
@@ -25,7 +24,9 @@ COLUMNS = 3  # of profiles
 
 
 def births_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
-    """A row per end of the profile: trained against initial, over training, and the slope at every checkpoint.
+    """Trained ends of the profile against initial ones, over training, and the slope at every checkpoint, a row each.
+
+    The third row has the primacy without position 0.
 
     Args:
         ds: a result of `headwater toy births`.
@@ -40,9 +41,10 @@ def births_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
         "left: a mark per run, least squares over runs; middle: medians over seeds and their range",
         "right: slopes of logarithms over runs, without covariates, 95 % intervals; grey: what counts as none",
     ]
-    with sheet(ds, (WIDTH, 6.2), notes, dpi=150, path=path) as figure:
-        cells: Any = figure.subplots(2, 3, width_ratios=[1.15, 1.15, 0.8])
-        for row, end in zip(cells, ENDS, strict=True):
+    ds = with_behind(ds)
+    with sheet(ds, (WIDTH, 9.0), notes, dpi=120, path=path) as figure:
+        cells: Any = figure.subplots(3, 3, width_ratios=[1.15, 1.15, 0.8])
+        for row, end in zip(cells, SHOWN, strict=True):
             _against(row[0], ds, end, colors)
             _course(row[1], ds, end, colors)
             _slopes(row[2], ds, end)
