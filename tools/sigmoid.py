@@ -115,7 +115,7 @@ def elasticity(model: Any, tokens: Int[Tensor, " position"]) -> Float[np.ndarray
 
 @torch.no_grad()
 def gains(model: Any, windows: Int[Tensor, "window position"]) -> Float[np.ndarray, " place"]:
-    """Nats per token that the last `PASSAGE` tokens of a window gain where an earlier place holds the same, by place.
+    """Nats per token that the last `PASSAGE` tokens but the first gain where an earlier place holds the same, by place.
 
     They are compared with windows that have the passage of another window at that place.
     """

@@ -26,6 +26,7 @@ from probes.results.ushape import numbers
 from .births import ENDS
 from .rules import Judged, by_parts, decided, judge, need, over_told, places
 
+MATRICES = ("embedding", "q", "k", "v", "o", "gate", "up", "down")  # RoPE: no learned positions
 MARGIN = 0.1  # of a slope that counts as none
 COVARIATES: Mapping[str, tuple[str, ...]] = {
     "none": (),
@@ -109,7 +110,7 @@ def tables(ds: xr.Dataset) -> list[Table]:
         Table(said, what, slopes),
         Table("The memory of initialization: slopes over runs, no covariates", ("step", *SHOWN), _memory(ds)),
         Table("Checkpoint by checkpoint: means over runs, geometric ones of the ends", _COURSE, _course(ds)),
-        Table("Deviations of fresh weights", ("kind", *map(str, ds["matrix"].values)), _deviations(ds)),
+        Table("Deviations of fresh weights (the unembedding is the embedding)", ("kind", *MATRICES), _deviations(ds)),
     ]
 
 
@@ -130,7 +131,8 @@ def _course(ds: xr.Dataset) -> list[list[str]]:
 
 
 def _deviations(ds: xr.Dataset) -> list[list[str]]:
-    return [[str(kind), *(number(x) for x in ds["deviation"].sel(kind=kind).values)] for kind in ds["kind"].values]
+    found = ds["deviation"].sel(matrix=list(MATRICES))
+    return [[str(kind), *(number(x) for x in found.sel(kind=kind).values)] for kind in ds["kind"].values]
 
 
 def _cells(fit: Fit) -> list[str]:
