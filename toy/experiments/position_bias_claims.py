@@ -236,7 +236,7 @@ def lost_in_the_middle_gaps(ds: xr.Dataset, scale: str, training: Sequence[str])
 
 
 def middle_never_lost(ds: xr.Dataset, scale: str, training: Sequence[str]) -> Judged:
-    """The same under no encoding and depth, with or without a residual stream: one exception is enough."""
+    """The middle loses against both under no encoding and depth, with or without residual stream; one exception refutes it."""
     found = []
     for residual, words in STREAMS.items():
         with suppress(Lacks):
