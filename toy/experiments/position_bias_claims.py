@@ -236,7 +236,7 @@ def lost_in_the_middle_gaps(ds: xr.Dataset, scale: str, training: Sequence[str])
 
 
 def middle_never_lost(ds: xr.Dataset, scale: str, training: Sequence[str]) -> Judged:
-    """The middle loses against both under no encoding and depth, with or without residual stream; one exception refutes it."""
+    """Under no encoding and depth, with or without residual stream, does the middle lose against both ends."""
     found = []
     for residual, words in STREAMS.items():
         with suppress(Lacks):
