@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import changed, made_up, questioned, verdicts
+from tiny_runs import changed, claims, made_up, put, questioned, verdicts
 
 from toy.experiments import exchanges as module
-from toy.experiments.exchanges import Exchange, Settings, circle, exchanges, passing, token_losses
+from toy.experiments.exchanges import Exchange, Settings, circle, exchanges, on_fresh, passing
 from toy.train import logits, train
 
 rng = np.random.default_rng(0)
@@ -65,13 +65,13 @@ def tiny(**given: Any) -> Settings:
     return Settings(vocabulary=6, seeds=1, steps=400, every=100, points=4, batch=64, test=100, **given)
 
 
-def test_losses_by_token_are_those_of_its_sequences():
+def test_losses_and_picks_are_those_of_the_sequences():
     s = tiny(residual=("on",), learning_rate=(0.1,), schedule=("constant",))
     kept = np.array([0, 100, 400])
     names = ("embedding", "positions", "0.q", "0.k", "0.v", "0.o", "unembedding")
     (model,) = train(s.runs(), s.steps, record=kept.tolist(), recorded=names)
-    found = token_losses(model, kept, s.test)
-    assert found.shape == (3, 6)
+    found, right = on_fresh(model, kept, s.test)
+    assert (found.shape, right.shape) == ((3, 6), (3,))
     task: Any = model.run.task
     drawn = task.draw(None, torch.Generator().manual_seed(module.seed_of(0, module.TEST_BLOCK)), 2)
     inputs = drawn.inputs.flatten(0, 1)[:100]
@@ -81,6 +81,9 @@ def test_losses_by_token_are_those_of_its_sequences():
         assert own
         assert found[-1, token] == pytest.approx(np.mean(own), rel=1e-5, abs=1e-7)
     assert found[0].mean() > found[-1].mean()
+    leads = [row[ids[-2]] == max(row[ids]) for row, ids in zip(said, inputs.tolist(), strict=True)]
+    assert right[-1] == np.mean(leads)
+    assert right[0] < right[-1]
 
 
 def test_what_passing_costs():
@@ -152,6 +155,7 @@ def everything():
         excess=(dims, 0.1 + seeds),
         excess_chance=(dims, 0.01 + seeds / 2),
         loss=(f"{dims} point", 1 + seeds[:, None]),
+        picked=(f"{dims} point", 0.9 + seeds[:, None]),
         passing=(f"{dims} who lag", np.array([1.0, 1.0, 1.5, 1.0, 1.0]) + seeds[:, None, None]),
     )
 
@@ -178,6 +182,20 @@ def test_all_statements_hold_where_they_do(everything):
 )
 def test_statements_fail_where_they_do_not_hold(everything, name, change, fails):
     assert questioned("exchanges", changed(everything, name, change), "liu4-exchanges-") == fails
+
+
+def test_toys_blind_to_order_are_not_judged(everything):
+    """Toys at the constant rate of 0.1 know the order in one of two settings, then in none."""
+    at = (0, 1, 0)  # without residual stream, at the constant rate of 0.1
+    one = changed(everything, "picked", put(*at, to=0.4))
+    found = {claim.id: claim for claim in claims("exchanges", one)}
+    assert {claim.verdict for claim in found.values()} == {"holds"}
+    assert "stream off" not in found["liu4-exchanges-circle"].measured
+    assert "stream off" in found["liu4-exchanges-even"].measured
+    found = {claim.id: claim for claim in claims("exchanges", changed(one, "picked", put(slice(None), 1, 0, to=0.4)))}
+    assert found.pop("liu4-exchanges-even").verdict == "holds"
+    assert {claim.verdict for claim in found.values()} == {"not trained"}
+    assert "learning rate 0.1, schedule constant: 0.400 [0.400, 0.400]" in found["liu4-exchanges-cost"].measured
 
 
 def test_other_settings_are_not_judged(everything):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from commands import bad_input
-from tiny_runs import changed, made_up, put, questioned, ran, verdicts
+from tiny_runs import changed, claims, made_up, put, questioned, ran, verdicts
 
 from toy.experiments import remarks
 from toy.experiments.previous_token import relative_perplexity
@@ -142,6 +142,7 @@ def everything():
         relative=("case learning_rate seed", seeds),
         share_loss=(dims, losses),
         even_loss=(dims, losses),
+        picked=(dims, 0.9 + seeds),
         length_rank=(dims, -0.5 + seeds),
     )
 
@@ -167,6 +168,16 @@ def test_all_statements_hold_where_they_do(everything):
 )
 def test_statements_fail_where_they_do_not_hold(everything, name, change, fails):
     assert questioned("remarks", changed(everything, name, change), "liu4-remarks-") == fails
+
+
+def test_rates_at_which_some_are_blind_to_order_are_not_judged(everything):
+    one = changed(everything, "picked", put(0, 1, to=0.4))  # power -0.5 at rate 0.1
+    found = {claim.id: claim for claim in claims("remarks", one)}
+    assert {claim.verdict for claim in found.values()} == {"holds"}
+    assert "rate 0.1" not in found["liu4-remarks-rates"].measured
+    assert "rate 0.1" in found["liu4-remarks-one-axis"].measured  # the loss itself
+    none = verdicts("remarks", changed(everything, "picked", put(0, to=0.4)), prefix="liu4-remarks-")
+    assert {name for name, holds in none.items() if holds is None} == {"lengths", "rates", "rates-even"}
 
 
 def test_other_settings_are_not_judged(everything):

@@ -41,7 +41,7 @@ from ..train import Trained, seed_of
 from . import previous_token
 from .experiment import Work
 from .in_context import stacked_on
-from .previous_token import SCHEDULES, SWITCH, TEST_BLOCK, spikes
+from .previous_token import SCHEDULES, SWITCH, TEST_BLOCK, rightly_picked, spikes
 from .sweep import Cells, Measure, Part, axes, each_at_least, each_distinct, sweep
 
 TABLES = ("embedding", "unembedding")
@@ -113,13 +113,14 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     """Train all models and follow their tokens.
 
     Returns:
-        Over `DIMS`: `roundness`, `gap_spread [..., table, point]`; `exchanges [..., point]`, since the point before; `loss
-        [..., point]`, of fresh sequences. From `SETTLED` of the training on: `rate [..., table]`, exchanges per 1,000 steps;
-        `spikes`, how many (`previous_token.spikes`), and `spiked`, the share of exchanges within `NEAR` steps of a spike's
-        beginning; `excess` of the loss at exchanges over its running median; `spiked_chance` and `excess_chance`, means of
-        both at shifted times, `excess_scatter`, the deviation of the latter; `passing [..., who, lag]`, loss of the two
-        tokens and of all others around exchanges. `frame_rows [frame, token, axis]`, `frame_loss [frame]`, `frame_step`,
-        `frame_pair [who2]`: the exchange of one model that cost its tokens most.
+        Over `DIMS`: `roundness`, `gap_spread [..., table, point]`; `exchanges [..., point]`, since the point before; of
+        fresh sequences `loss [..., point]` and `picked [..., point]`, see `previous_token.rightly_picked`. From `SETTLED` of
+        the training on: `rate [..., table]`, exchanges per 1,000 steps; `spikes`, how many (`previous_token.spikes`), and
+        `spiked`, the share of exchanges within `NEAR` steps of a spike's beginning; `excess` of the loss at exchanges over
+        its running median; `spiked_chance` and `excess_chance`, means of both at shifted times, `excess_scatter`, the
+        deviation of the latter; `passing [..., who, lag]`, loss of the two tokens and of all others around exchanges.
+        `frame_rows [frame, token, axis]`, `frame_loss [frame]`, `frame_step`, `frame_pair [who2]`: the exchange of one model
+        that cost its tokens most.
     """
     s = settings
     kept = np.arange(0, s.steps + 1, s.every)
@@ -141,6 +142,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         "gap_spread": Measure("deviation of neighbours' angles over their mean", "1", ("table", "point"), single),
         "exchanges": Measure("exchanges since the point before", "1", ("point",), np.int32),
         "loss": Measure("loss on fresh sequences", "nat", ("point",), single),
+        "picked": Measure("share of right answers among the tokens of the sequence", "1", ("point",), single),
         "rate": Measure("exchanges per 1,000 steps", dims=("table",)),
         "spikes": Measure("loss spikes", dtype=np.int32),
         "spiked": Measure(f"share of exchanges within {NEAR} steps of a spike's beginning"),
@@ -174,7 +176,7 @@ def _followed(
         round_, spread, angles = zip(*(circle(rows) for rows in tables.values()), strict=True)
         counted = [exchanges(one) for one in angles]
         found = counted[1]
-        by_token = token_losses(model, kept, s.test)
+        by_token, right = on_fresh(model, kept, s.test)
         loss = by_token.mean(1)
         index = np.searchsorted(kept, points)
         at = np.array([one.at for one in found], int)
@@ -183,6 +185,7 @@ def _followed(
             "gap_spread": np.stack(spread)[:, index],
             "exchanges": np.histogram(at, [-1, *index])[0],
             "loss": loss[index],
+            "picked": right[index],
         }
         settled = [[one for one in each if kept[one.at] >= SETTLED * s.steps] for each in counted]
         late = settled[1]
@@ -234,14 +237,16 @@ def exchanges(angles: Float[np.ndarray, "step token"]) -> list[Exchange]:
     return sorted(found)
 
 
-def token_losses(model: Trained, kept: np.ndarray, test: int) -> Float[np.ndarray, "step token"]:
-    """Mean loss of the fresh sequences whose answer is each token, after every kept step, in nats."""
+def on_fresh(
+    model: Trained, kept: np.ndarray, test: int
+) -> tuple[Float[np.ndarray, "step token"], Float[np.ndarray, " step"]]:
+    """After every kept step, on fresh sequences: the mean loss where each token is the answer, in nats, and `picked`."""
     run: Any = model.run
     drawn = run.task.draw(None, torch.Generator().manual_seed(seed_of(0, TEST_BLOCK)), -(-test // run.task.batch))
     inputs, answers = drawn.inputs.flatten(0, 1)[:test], run.task.answers(drawn).flatten()[:test]
     share = torch.nn.functional.one_hot(answers, run.task.vocabulary).double()
     share /= share.sum(0).clamp(min=1)  # a token that nobody asks for has a loss of 0
-    found = []
+    found, picked = [], []
     for some in np.array_split(kept, -(-len(kept) // AT_ONCE)):
         weights = stacked_on([model.recorded[int(step)] for step in some], torch.device("cpu"))
         switches = Switches.of([run.architecture] * len(some))
@@ -249,7 +254,8 @@ def token_losses(model: Trained, kept: np.ndarray, test: int) -> Float[np.ndarra
             logits = forward(run.architecture, weights, switches, inputs.expand(len(some), *inputs.shape))
             losses = -logits.log_softmax(-1).gather(-1, answers.expand(len(some), -1)[..., None])[..., 0]
         found.append((losses.double() @ share).numpy())
-    return np.concatenate(found)
+        picked.append(rightly_picked(logits, inputs, answers).double().mean(-1).numpy())
+    return np.concatenate(found), np.concatenate(picked)
 
 
 def _beside(

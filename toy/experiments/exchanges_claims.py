@@ -11,6 +11,7 @@ from probes.results.statistics import over_runs
 from probes.results.tables import Table, number
 
 from . import exchanges
+from .learnt import in_order
 from .rules import Judged, by_parts, judge, need, over_told, places, setting
 
 ROUND = 0.1  # roundness of what counts as a circle, ours
@@ -30,11 +31,13 @@ def tables(ds: xr.Dataset) -> list[Table]:
             [end[name].sel(table=table) for table in ("embedding", "unembedding")]
             for name in ("roundness", "gap_spread")
         ]
-        circles.append([*said, _median(end["loss"]), *(_median(x) for row in both for x in row)])
+        known = [_median(end[name]) for name in ("loss", "picked") if name in end]
+        circles.append([*said, *known, *(_median(x) for row in both for x in row)])
         rates = [one["rate"].sel(table=table) for table in exchanges.TABLES]
         more = [*rates, *(one[name] for name in ("spikes", "spiked", "spiked_chance", "excess", "excess_chance"))]
         beside.append([*said, *map(_median, more), over_told(_passing_cost(one), "+.3f")])
-    columns = ("loss, nat", *(f"{of}, {table}" for of in ("radius", "gaps") for table in exchanges.TABLES))
+    picked = ["right of its own tokens"] if "picked" in ds else []
+    columns = ("loss, nat", *picked, *(f"{of}, {table}" for of in ("radius", "gaps") for table in exchanges.TABLES))
     title = (
         "Circles at the end of training: deviation over mean of the radius and of neighbours' gaps (medians over seeds)"
     )
@@ -61,8 +64,8 @@ def _passing_cost(ds: xr.Dataset) -> xr.DataArray:
 
 
 def claims(ds: xr.Dataset) -> list[Claim]:
-    """The statements, judged in every setting that was trained."""
-    return judge(__name__, ds)
+    """The statements, judged in every setting whose toys know the order of their tokens."""
+    return judge(__name__, ds, **in_order(ds))
 
 
 def _fast(ds: xr.Dataset) -> xr.Dataset:
@@ -125,10 +128,9 @@ def decay_lowers(ds: xr.Dataset, name: str) -> Judged:
     falling = ds.sel(learning_rate=FAST, schedule="cosine")
     ends = [one[name].sel(table="unembedding").isel(point=-1, missing_dims="ignore") for one in (constant, falling)]
     found = []
-    for (residual,), one in places(ends[0].dropna("residual", how="all"), "residual"):
-        other = ends[1].sel(residual=residual)
-        said = f"residual stream {residual}: {over_told(one)} to {over_told(other)}"
-        found.append((said, below(over_runs((other - one).values), 0)))
+    for (residual,), less in places((ends[1] - ends[0]).dropna("residual", how="all"), "residual"):
+        said = " to ".join(over_told(one.sel(residual=residual)) for one in ends)
+        found.append((f"residual stream {residual}: {said}", below(over_runs(less.values), 0)))
     return by_parts(found)
 
 

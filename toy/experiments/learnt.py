@@ -89,6 +89,34 @@ def _read(kind: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     )
 
 
+def in_order(ds: xr.Dataset) -> dict[str, Any]:
+    """For `judge`: the part of a previous-token result whose toys know the order of their tokens, and what the others do.
+
+    The gate is `picked` at the end of training (`previous_token.rightly_picked`). Results of before lack it; of those all
+    toys count.
+    """
+    if "picked" not in ds:
+        return {}
+    accuracy = ds["picked"].isel(point=-1, missing_dims="ignore", drop=True)
+    dims = [dim for dim in accuracy.dims if dim != "seed"]
+    blind = 1 / (setting(ds, "context") - 1)  # who knows the last token is not the answer
+    state = partial(learnt, blind=blind)
+    states = xr.apply_ufunc(state, accuracy, input_core_dims=[["seed"]], vectorize=True, output_dtypes=[object])
+    mine = [name for name, values in ds.items() if {*dims} <= {*values.dims}]
+    done = ds.assign(ds[mine].where(states == "trained"))
+
+    def say(_: Mapping[str, Any]) -> str:
+        found = [
+            f"{', '.join(f'{dim} {label}'.replace('_', ' ') for dim, label in zip(dims, labels, strict=True))}: "
+            f"{told(over_runs(one.values), '.3f')}"
+            for labels, one in places(accuracy.where(states != "trained"), *dims)
+            if one.notnull().any()
+        ]
+        return f"toys pick the right one of their tokens too rarely (blind to order: {blind:.3f}): {'; '.join(found)}"
+
+    return {"done": done, "untrained": say}
+
+
 def by_stream(rule: Callable[..., Judged]) -> Callable[..., Judged]:
     """A rule on toys without residual stream, as in the paper; on those with it where the others lack what it needs."""
 

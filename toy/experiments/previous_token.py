@@ -17,15 +17,15 @@ embedding changes no number; signs along s are hence counted both as they are an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from scipy.optimize import nnls
 from torch import Tensor
 
@@ -287,7 +287,36 @@ def relative_perplexity(models: Sequence[Trained], test: int, *, at: int | None 
 
     `at`: with the weights that were kept at that step instead of the last.
     """
-    found = np.empty(len(models))
+    total = np.zeros(len(models))
+    for some, said, _, right in _answered(models, test, at):
+        total[some] += _losses(said, right).sum(-1).numpy()
+    return np.expm1(total / test) / [cast(Copying, model.run.task).vocabulary for model in models]
+
+
+def picked(models: Sequence[Trained], test: int) -> Float[np.ndarray, " model"]:
+    """Share of the same sequences of whose tokens the right one has the largest logit; `rightly_picked` says what of."""
+    total = np.zeros(len(models))
+    for some, said, ids, right in _answered(models, test):
+        total[some] += rightly_picked(said, ids, right).sum(-1).numpy()
+    return total / test
+
+
+def rightly_picked(
+    logits: Float[Tensor, "model batch outputs"], inputs: Int[Tensor, "batch T"], answers: Int[Tensor, " batch"]
+) -> Bool[Tensor, "model batch"]:
+    """Whether no token of its sequence has a larger logit than the right one.
+
+    It tells order from vocabulary. A model that takes the right token for its neighbour on a circle still picks it from the
+    sequence. A reader blind to order, who knows the last token alone, picks one of the `T - 1` before it by chance.
+    """
+    own = logits.gather(-1, inputs.expand(len(logits), -1, -1)).amax(-1)
+    return logits.gather(-1, answers.expand(len(logits), -1)[..., None])[..., 0] >= own
+
+
+def _answered(
+    models: Sequence[Trained], test: int, at: int | None = None
+) -> Iterator[tuple[list[int], Float[Tensor, "model batch outputs"], Int[Tensor, "batch T"], Int[Tensor, " batch"]]]:
+    """Some of the models by index, their logits in float64, the sequences and the answers, until all have had all."""
     by_shape: dict[Any, list[int]] = {}
     for i, model in enumerate(models):
         task: Any = model.run.task
@@ -301,13 +330,9 @@ def relative_perplexity(models: Sequence[Trained], test: int, *, at: int | None 
             kept = [models[i].weights if at is None else models[i].recorded[at] for i in some]
             weights = {name: tensor.double() for name, tensor in stacked(kept).items()}
             switches = Switches.of([models[i].run.architecture for i in some])
-            total = torch.zeros(len(some), dtype=torch.float64)
             for ids, right in zip(inputs.split(CHUNK), answers.split(CHUNK), strict=True):
                 with torch.no_grad():
-                    logits = forward(shape, weights, switches, ids.expand(len(some), *ids.shape))
-                total += _losses(logits, right).sum(-1)
-            found[some] = torch.expm1(total / test).numpy() / task.vocabulary
-    return found
+                    yield some, forward(shape, weights, switches, ids.expand(len(some), *ids.shape)), ids, right
 
 
 def _losses(logits: Float[Tensor, "model batch outputs"], answers: Tensor) -> Float[Tensor, "model batch"]:

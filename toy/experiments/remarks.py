@@ -30,7 +30,7 @@ from ..tasks import Copying
 from ..train import Run, Trained
 from . import previous_token
 from .experiment import Work
-from .previous_token import relative_perplexity
+from .previous_token import picked, relative_perplexity
 from .sweep import Measure, Part, each, each_at_least, each_distinct, sweep
 
 
@@ -92,8 +92,8 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     Returns:
         `relative [case, learning_rate, seed]`: (perplexity - 1) / V on fresh sequences. With tokens of unequal shares, over
         `[by_share, learning_rate, seed]`: `share_loss` on sequences drawn as in training, `even_loss` on sequences in which
-        all tokens are as frequent, in nats; `length_rank`, Spearman's correlation of a token's share with the distance of
-        its embedding from the mean one.
+        all tokens are as frequent, in nats; `picked` on the former (`previous_token.picked`); `length_rank`, Spearman's
+        correlation of a token's share with the distance of its embedding from the mean one.
     """
     s = settings
     coords = {"case": list(s.case), "learning_rate": list(s.learning_rate), "by_share": list(s.by_share)}
@@ -120,10 +120,12 @@ def _shares(s: Settings, work: Work) -> Part:
     measures = {
         "share_loss": Measure("loss on sequences of tokens with unequal shares", "nat"),
         "even_loss": Measure("loss on sequences of tokens with equal shares", "nat"),
+        "picked": Measure("share of right answers among the tokens of the sequence"),
         "length_rank": Measure("Spearman's correlation of share and distance from the mean embedding"),
     }
     lengths = [length_rank(model) for model in trained]
-    found = each(cells, share_loss=losses[0], even_loss=losses[1], length_rank=lengths)
+    right = picked(trained, s.test)
+    found = each(cells, share_loss=losses[0], even_loss=losses[1], picked=right, length_rank=lengths)
     return Part(("by_share", "learning_rate", "seed"), measures, found)
 
 

@@ -13,6 +13,7 @@ from probes.claims.rules import SURE, Test, above, below, every, near, range_tol
 from probes.results.statistics import between_runs, over_runs
 from probes.results.tables import Table
 
+from .learnt import in_order
 from .rules import Judged, at, judge, need, over_told, places, setting, variable
 
 POST = (30, 4)  # the post's vocabulary and context
@@ -28,26 +29,26 @@ def tables(ds: xr.Dataset) -> list[Table]:
     ]
     found = [Table("Perplexity: median over seeds (range)", ("model", *rates), rows)]
     if "share_loss" in ds:
-        names = ("share_loss", "even_loss", "length_rank")
+        names = {
+            "share_loss": "loss, nats",
+            "even_loss": "loss, all tokens alike",
+            "picked": "right of its own tokens",
+            "length_rank": "rank correlation of share and length",
+        }
+        names = {name: words for name, words in names.items() if name in ds}
         both = product(places(ds[[*names]], "by_share"), ds["learning_rate"].values)
         rows = [
             [f"{power:g}", f"{rate:g}", *(range_told(one[name].sel(learning_rate=rate), ".3f") for name in names)]
             for ((power,), one), rate in both
         ]
-        columns = (
-            "power of the share",
-            "rate",
-            "loss, nats",
-            "loss, all tokens alike",
-            "rank correlation of share and length",
-        )
+        columns = ("power of the share", "rate", *names.values())
         found.append(Table("Learning rate by a token's share: median over seeds (range)", columns, rows))
     return found
 
 
 def claims(ds: xr.Dataset) -> list[Claim]:
     """The statements."""
-    return judge(__name__, ds)
+    return judge(__name__, ds, **in_order(ds))
 
 
 def suffices(ds: xr.Dataset, cases: list[str]) -> Judged:
@@ -91,4 +92,6 @@ def rates(ds: xr.Dataset, loss: str) -> Judged:
 
 def _shares(ds: xr.Dataset, name: str) -> xr.DataArray:
     need((setting(ds, "share_vocabulary"), setting(ds, "context")) == SHARES)
-    return at(variable(ds, name), by_share=[0.0, *np.setdiff1d(ds["by_share"].values, 0.0)])
+    values = variable(ds, name).dropna("learning_rate", how="any")  # rates at which toys of some power failed
+    need(values.size)
+    return at(values, by_share=[0.0, *np.setdiff1d(ds["by_share"].values, 0.0)])
