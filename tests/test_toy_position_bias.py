@@ -402,8 +402,18 @@ def test_toys_that_do_not_retrieve_are_not_judged():
     assert rows["learns"].verdict == "does not hold"
     assert rows["decay-favours-recent"].verdict == "holds"
     assert rows["full-even"].verdict == "holds"
-    # Those of biased data are left out with those of unbiased data, of which they have what they learnt.
-    assert "rope" not in rows["data-first"].measured
+    assert "rope" not in rows["data-first"].measured  # a shift needs unbiased data
+    # Who copies the label of one place is not judged, whatever the same toys learn from unbiased data.
+    copies = ds.copy(deep=True)
+    copies["novel_accuracy"].loc[{"training": "first", "positional": ["decay", "none"]}] = 0.516
+    said = found(copies)["data-first"].measured
+    assert "sinusoidal, first" in said
+    assert "decay" not in said
+    copies["novel_accuracy"].loc[{"training": "first"}] = 0.516
+    row = found(copies)["data-first"]
+    assert row.verdict == "not trained"
+    assert "decay mask, without residual stream, 2 blocks, answers first 0.516 [0.516, 0.516]" in row.measured
+    assert found(copies)["decay-favours-recent"].verdict == "holds"
     # Where toys learn with a residual stream alone, those are judged; and a full mask without encoding never learns.
     ds["novel_accuracy"].loc[{"residual": "off"}] = 0.5
     ds["novel_accuracy"].loc[{"mask": "full"}] = 0.5
