@@ -98,7 +98,7 @@ def in_order(ds: xr.Dataset) -> dict[str, Any]:
     if "picked" not in ds:
         return {}
     accuracy = ds["picked"].isel(point=-1, missing_dims="ignore", drop=True)
-    dims = [dim for dim in accuracy.dims if dim != "seed"]
+    dims = [str(dim) for dim in accuracy.dims if dim != "seed"]
     blind = 1 / (setting(ds, "context") - 1)  # who knows the last token is not the answer
     state = partial(learnt, blind=blind)
     states = xr.apply_ufunc(state, accuracy, input_core_dims=[["seed"]], vectorize=True, output_dtypes=[object])
