@@ -29,7 +29,7 @@ def gate(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     """Accuracies [..., seed] on novel classes, and what each kind of model has learnt, over `DIMS`.
 
     Answers of its sequences stand anywhere, whatever a model was trained on: who copies the label of one place is blind to
-    content. Results of before have no accuracy but that of the paired tests, where such a reader does as well.
+    content. Results of before have no accuracy but that of the paired tests, which do not tell it from one that retrieves.
     """
     accuracy = ds["novel_accuracy"] if "novel_accuracy" in ds else ds["accuracy"].mean(("pair", "order"))
     accuracy = accuracy.transpose(*DIMS)

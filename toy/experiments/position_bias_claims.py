@@ -36,7 +36,7 @@ from .rules import (
 FEWEST = 3  # seeds from which on an interval by Student's t says something (that of two is 13 times their range)
 SAME = 0.01  # of accuracy; a smaller change of a gap is nothing
 EVEN = 0.02  # of accuracy; a smaller gap is no bias: of three runs' 10,000 sequences chance alone gives half of that
-GATE = f"{PASSED}; of biased data, where those of unbiased data have it"
+GATE = f"{PASSED}, whatever data they were trained on"
 
 
 def tables(ds: xr.Dataset) -> list[Table]:
