@@ -33,9 +33,13 @@ def gate(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     """
     accuracy = ds["novel_accuracy"] if "novel_accuracy" in ds else ds["accuracy"].mean(("pair", "order"))
     accuracy = accuracy.transpose(*DIMS)
-    state = partial(learnt, blind=BLIND)
-    states = xr.apply_ufunc(state, accuracy, input_core_dims=[["seed"]], vectorize=True, output_dtypes=[object])
-    return accuracy, states
+    return accuracy, _states(accuracy, BLIND)
+
+
+def _states(accuracy: xr.DataArray, blind: float) -> xr.DataArray:
+    """What each kind has learnt, by its accuracies [..., seed]."""
+    state = partial(learnt, blind=blind)
+    return xr.apply_ufunc(state, accuracy, input_core_dims=[["seed"]], vectorize=True, output_dtypes=[object])
 
 
 def name_of(kind: Mapping[str, Any]) -> str:
@@ -90,18 +94,17 @@ def _read(kind: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
 
 
 def in_order(ds: xr.Dataset) -> dict[str, Any]:
-    """For `judge`: the part of a previous-token result whose toys know the order of their tokens, and what the others do.
+    """For `judge`: the part of a previous-token result whose toys know the order of tokens, and what is said of others.
 
-    The gate is `picked` at the end of training (`previous_token.rightly_picked`). Results of before lack it; of those all
-    toys count.
+    The gate is `picked` at the end of training (`previous_token.rightly_picked`). Older results lack it; all their toys
+    count.
     """
     if "picked" not in ds:
         return {}
     accuracy = ds["picked"].isel(point=-1, missing_dims="ignore", drop=True)
     dims = [str(dim) for dim in accuracy.dims if dim != "seed"]
     blind = 1 / (setting(ds, "context") - 1)  # who knows the last token is not the answer
-    state = partial(learnt, blind=blind)
-    states = xr.apply_ufunc(state, accuracy, input_core_dims=[["seed"]], vectorize=True, output_dtypes=[object])
+    states = _states(accuracy, blind)
     mine = [name for name, values in ds.items() if {*dims} <= {*values.dims}]
     done = ds.assign(ds[mine].where(states == "trained"))
 

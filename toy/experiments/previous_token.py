@@ -294,7 +294,7 @@ def relative_perplexity(models: Sequence[Trained], test: int, *, at: int | None 
 
 
 def picked(models: Sequence[Trained], test: int) -> Float[np.ndarray, " model"]:
-    """Share of the same sequences of whose tokens the right one has the largest logit; `rightly_picked` says what of."""
+    """Of each model: the share of `test` fresh sequences in which the right token is picked (`rightly_picked`)."""
     total = np.zeros(len(models))
     for some, said, ids, right in _answered(models, test):
         total[some] += rightly_picked(said, ids, right).sum(-1).numpy()
@@ -316,7 +316,7 @@ def rightly_picked(
 def _answered(
     models: Sequence[Trained], test: int, at: int | None = None
 ) -> Iterator[tuple[list[int], Float[Tensor, "model batch outputs"], Int[Tensor, "batch T"], Int[Tensor, " batch"]]]:
-    """Some of the models by index, their logits in float64, the sequences and the answers, until all have had all."""
+    """Batch by batch: indices of models, their logits in float64, the sequences and the answers."""
     by_shape: dict[Any, list[int]] = {}
     for i, model in enumerate(models):
         task: Any = model.run.task
