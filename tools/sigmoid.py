@@ -16,8 +16,10 @@ position 0 and what a passage gains from an earlier copy of itself, by the copy'
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface, AutoModelForCausalLM
 
+from probes.data.documents import Document
 from probes.data.prompts import draw
 from probes.figures.style import CYCLE, LARGEST, STYLE, save_figure
 from probes.models.fresh import fresh_model
@@ -77,23 +80,29 @@ def born(config: Any, seed: int) -> Any:
     return model
 
 
-def twin(folder: Path, seed: int) -> Path:
+def twin(folder: Path, seed: int, text: Sequence[Document], heldout: Sequence[Document]) -> Path:
     """The folder of the run with sigmoid attention, which is trained if it is not there."""
-    out = folder / f"sigmoid-0.36-{seed}"
-    if not (out / "training.json").exists():
-        found, _ = find_text(text=None)
-        training, heldout = hold_out(found, characters=SETTINGS.heldout_characters)
-        given: Any = {
-            "options": SETTINGS.options(),
-            "keep_steps": [0],
-            "save_every": 100,
-            "told": {"attention": SIGMOID, "seed": seed},
-        }
-        report = pretrain(
-            SETTINGS.config(), out, training=training, heldout=heldout, fresh=partial(born, seed=seed), **given
-        )
-        del report["position0_weight"]  # of softmax, which this model has not
-        write_json(out / "training.json", report)
+    out, told = folder / f"sigmoid-0.36-{seed}", {"attention": SIGMOID, "seed": seed}
+    file, options = out / "training.json", SETTINGS.options()
+    if file.exists():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if any(kept.get(key) != value for key, value in {"options": asdict(options), **told}.items()):
+            raise SystemExit(f"'{out}' was trained with other settings; remove it to train it again")
+        return out
+    fresh = partial(born, seed=seed)
+    report = pretrain(
+        SETTINGS.config(),
+        out,
+        training=text,
+        heldout=heldout,
+        fresh=fresh,
+        options=options,
+        keep_steps=[0],
+        save_every=100,
+        told=told,
+    )
+    del report["position0_weight"]  # of softmax, which this model has not
+    write_json(file, report)
     return out
 
 
@@ -193,9 +202,9 @@ def main() -> None:
     runs = {seed: asked.folder / f"{KIND}-{seed}" for seed in seeds}
     if missing := [str(run) for run in runs.values() if not (run / "training.json").exists()]:
         raise SystemExit(f"'{missing[0]}' holds no finished run; run headwater toy births --with kinds={KIND} first")
-    twins = {seed: twin(asked.folder, seed) for seed in seeds}
+    text, heldout = hold_out(find_text(text=None)[0], characters=SETTINGS.heldout_characters)
+    twins = {seed: twin(asked.folder, seed, text, heldout) for seed in seeds}
     view = load(runs[seeds[0]])
-    _, heldout = hold_out(find_text(text=None)[0], characters=SETTINGS.heldout_characters)
     held = Windows(pack(view.tokenizer, heldout), length=SETTINGS.length, seed=ORDER, bos=view.bos)
     prompts = draw(view, n=SETTINGS.prompts, length=SETTINGS.length, text=PROBED, seed=ORDER).tokens
     folders = {

@@ -31,8 +31,8 @@ def progress(
     """Progress bars on stderr, one per label, from the first call on, so that bad input ends in a single line.
 
     Several units also have a bar together, with the time that is left for all of them. Once the first of `prompts` is
-    measured, one line says how long everything takes. Of units that take very different times (`alike=False`) no time is
-    said. Of several processes only the first shows its progress.
+    measured, one line says how long everything takes, or that unit if no others were announced. Of units that take very
+    different times (`alike=False`) no time is said. Of several processes only the first shows its progress.
     """
     if not processes.first():
         yield lambda *_: None
@@ -52,7 +52,7 @@ def progress(
 class _Bars(Course):
     def __init__(self, shown: Progress, prompts: int | None, clock: Callable[[], float], alike: bool) -> None:
         super().__init__(clock)
-        self.shown, self.tasks, self._alike, self._said = shown, dict[str, Any](), alike, False
+        self.shown, self.tasks, self._alike, self._told = shown, dict[str, Any](), alike, set[str]()
         self._first = processes.count() / prompts if prompts else TOLD_SHARE
         self._measured = "on the first prompt" if prompts else "so far"
 
@@ -67,9 +67,10 @@ class _Bars(Course):
         for other in self.tasks.keys() - {ALL, label}:
             self.shown.update(self.tasks[other], left="")
         self._show(label, done, total, said)
-        if not self._said and left and self.spent >= TOLD_AFTER and self.share(label) >= self._first:
-            self._said = True
-            remark(f"about {duration(self.spent + left)} in all, as measured {self._measured}")
+        of = "" if self._expected else f"{label}: "  # what nobody expected is followed, and told, by itself
+        if of not in self._told and left and self.spent >= TOLD_AFTER and self.share(label) >= self._first:
+            self._told.add(of)
+            remark(f"{of}about {duration(self.spent + left)} in all, as measured {self._measured}")
 
     def _show(self, label: str, done: float | int, total: float | int, left: str) -> None:
         if label not in self.tasks:

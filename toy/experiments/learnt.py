@@ -57,7 +57,7 @@ def name_of(kind: Mapping[str, Any]) -> str:
 
 
 def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> Callable[[Mapping[str, Any]], str]:
-    """What a verdict of "not trained" says: of the settings that a rule with these parameters reads, those that failed."""
+    """In words, those of the settings that a rule with these parameters reads which have not learnt; "" without any."""
 
     def say(given: Mapping[str, Any]) -> str:
         found, many = [], 0
@@ -68,6 +68,8 @@ def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> C
                 if str(states.sel(kind).item()) != "trained":
                     found.append(f"{name_of(kind)} {told(over_runs(one.values), '.3f')}")
         more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        if not found:
+            return ""
         return (
             f"{len(found)} of {many} settings have not learnt after {setting(ds, 'steps'):,} steps; accuracy on novel "
             f"classes (blind to content: {BLIND:.3f}): {'; '.join(found[:NAMED])}{more}"
@@ -78,14 +80,14 @@ def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> C
 
 def _read(kind: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Whether a rule with these parameters reads a kind of toys."""
-    asked = given.get("positional", kind["positional"])
+    asked = given.get("positional") or kind["positional"]
     names = {asked} if isinstance(asked, str) else {*asked}
     answers = given.get("training", "unbiased")
     trained = {answers} if isinstance(answers, str) else {*answers}
     if isinstance(answers, Mapping):  # shifts, against unbiased data
         trained.add("unbiased")
     return (
-        all(given.get(dim, kind[dim]) == kind[dim] for dim in ("scale", "depth"))
+        all((given.get(dim) or kind[dim]) == kind[dim] for dim in ("scale", "depth"))
         and (kind["data"] == "gaussian" or "one" in given)  # which compares two kinds of data
         and kind["training"] in trained
         and str(kind["mask"]).startswith(str(given.get("mask", "causal")))
@@ -115,6 +117,8 @@ def in_order(ds: xr.Dataset) -> dict[str, Any]:
             for labels, one in places(accuracy.where(states != "trained"), *dims)
             if one.notnull().any()
         ]
+        if not found:
+            return ""
         return f"toys pick the right one of their tokens too rarely (blind to order: {blind:.3f}): {'; '.join(found)}"
 
     return {"done": done, "untrained": say}

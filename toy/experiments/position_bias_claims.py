@@ -18,7 +18,7 @@ from probes.results.tables import Table
 
 from . import sinks_claims
 from .learnt import PASSED, STREAMS, by_stream, gate, learning, name_of, scaled, untrained
-from .position_bias import FIRST, LAST, MIDDLE, PAIRS
+from .position_bias import FIRST, LAST, MIDDLE, PAIRS, TRAINING
 from .rules import (
     Judged,
     Lacks,
@@ -263,9 +263,15 @@ def residuals(gap: xr.DataArray) -> list[xr.DataArray]:
     return [at(gap, residual=residual).drop_vars("residual") for residual in ("off", "on")]
 
 
-def residual_same_sign(ds: xr.Dataset, scale: str) -> Judged:
+def residual_same_sign(ds: xr.Dataset, scale: str, training: Sequence[str] = tuple(TRAINING)) -> Judged:
     """Residual streams turn no bias round."""
-    return agreement(*residuals(world(ds, scale)["gap"]))
+    return agreement(*residuals(_trained_on(ds, training, scale=scale)))
+
+
+def _trained_on(ds: xr.Dataset, training: Sequence[str], **which: str) -> xr.DataArray:
+    """Gaps of models of one kind of data, trained on such answers."""
+    gap = world(ds, **which)["gap"]
+    return gap.sel(training=gap["training"].isin(training))
 
 
 def residual_weaker(ds: xr.Dataset, scale: str) -> Judged:
@@ -291,9 +297,15 @@ def not_monotonic(ds: xr.Dataset, scale: str, positional: str) -> Judged:
     return decided(f"mean of the three gaps: {by_depth(mean)}", *ways)
 
 
-def alike(ds: xr.Dataset, one: dict[str, str], other: dict[str, str], scale: str = "") -> Judged:
+def alike(
+    ds: xr.Dataset,
+    one: dict[str, str],
+    other: dict[str, str],
+    scale: str = "",
+    training: Sequence[str] = tuple(TRAINING),
+) -> Judged:
     """Two kinds of data give the same biases."""
-    return agreement(*(world(ds, **{"scale": scale} | which)["gap"] for which in (one, other)))
+    return agreement(*(_trained_on(ds, training, **{"scale": scale} | which) for which in (one, other)))
 
 
 def agreement(one: xr.DataArray, other: xr.DataArray) -> Judged:

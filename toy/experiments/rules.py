@@ -76,20 +76,28 @@ def judge(
         lists: for `each`.
         done: the part of the result that counts, where some models have not learnt their task. What only the others tell is
             "not trained".
-        untrained: what was measured of those, in words, by the parameters of the rule that reads them.
+        untrained: what was measured of those, in words, by the parameters of the rule that reads them; "" without any.
     """
     found = []
     for statement, rule, gated in stated(import_module(module), lists or {}):
-        judged = Judged()
+        judged, counts = Judged(), done if done is not None and gated else ds
+        said = untrained(_given(rule)) if untrained is not None and gated else ""
         try:
-            judged = rule(done if done is not None and gated else ds)
+            judged = rule(counts)
+            if said:
+                judged = judged._replace(measured=f"{judged.measured}. Left out: {said}")
         except Lacks:
-            if done is not None and gated and untrained is not None:
+            if said:
                 with suppress(Lacks):
                     rule(ds)
-                    judged = Judged(untrained(rule.keywords), "not trained")
+                    judged = Judged(said, "not trained")
         found.append(statement.judged(*judged))
     return found
+
+
+def _given(rule: partial[Judged]) -> dict[str, Any]:
+    """The parameters of a rule, those at their defaults among them."""
+    return {name: one.default for name, one in signature(rule).parameters.items() if one.default is not one.empty}
 
 
 def stated(

@@ -73,20 +73,20 @@ def size_of(mask: str) -> int:
     return int(mask.partition("-")[2] or 0)
 
 
-def under(ds: xr.Dataset, scale: str, depth: int, mask: str) -> dict[str, xr.Dataset]:
-    """What was trained under each mask of a kind (causal, window or prefix), by N, without encoding; lacks without any."""
+def under(ds: xr.Dataset, scale: str, depth: int, mask: str, positional: str) -> dict[str, xr.Dataset]:
+    """What was trained under each mask of a kind (causal, window or prefix), by N; lacks without any."""
     need("over_tau" in ds)
-    which = {"scale": scale, "data": "gaussian", "depth": depth, "positional": "none"}
+    which = {"scale": scale, "data": "gaussian", "depth": depth, "positional": positional}
     found = {name: one for name, one in masks_of(ds, which).items() if name.startswith(mask)}
     need(found)
     return dict(sorted(found.items(), key=lambda item: size_of(item[0])))
 
 
 @by_stream
-def first_is_largest(ds: xr.Dataset, scale: str, depth: int, mask: str) -> Judged:
+def first_is_largest(ds: xr.Dataset, scale: str, depth: int, mask: str, positional: str = "none") -> Judged:
     """The metric at the first token is above that of every other, under each mask of a kind."""
     found = []
-    for name, one in under(ds, scale, depth, mask).items():
+    for name, one in under(ds, scale, depth, mask, positional).items():
         own, other = one["sink"].isel(key=0), one["sink"].isel(key=slice(1, None)).max("key")
         fresh = float(one["fresh"].isel(key=0).mean())
         said = f"{name}: {_told(own)} at 0 (before training {fresh:.3f}), highest other {_told(other)}"
@@ -95,17 +95,17 @@ def first_is_largest(ds: xr.Dataset, scale: str, depth: int, mask: str) -> Judge
 
 
 @by_stream
-def made_by_training(ds: xr.Dataset, scale: str, depth: int, mask: str) -> Judged:
+def made_by_training(ds: xr.Dataset, scale: str, depth: int, mask: str, positional: str = "none") -> Judged:
     """Fresh weights give the first token less."""
-    one = under(ds, scale, depth, mask)[mask].isel(key=0)
+    one = under(ds, scale, depth, mask, positional)[mask].isel(key=0)
     told = f"{_told(one['sink'])} at 0; before training {_told(one['fresh'])}, even weights {float(one['even']):.3f}"
     return decided(told, each_above(one["sink"] - one["fresh"]))
 
 
 @by_stream
-def weaker_with_window(ds: xr.Dataset, scale: str, depth: int, mask: str) -> Judged:
+def weaker_with_window(ds: xr.Dataset, scale: str, depth: int, mask: str, positional: str = "none") -> Judged:
     """The metric at the first token rises with the window."""
-    found = {name: one.isel(key=0) for name, one in under(ds, scale, depth, mask).items()}
+    found = {name: one.isel(key=0) for name, one in under(ds, scale, depth, mask, positional).items()}
     need(len(found) > 1)
     told = [
         f"{name}: {_told(one['sink'])} (alpha {float(one['alpha'].mean()):.3f}, even weights {float(one['even']):.3f})"
@@ -116,10 +116,10 @@ def weaker_with_window(ds: xr.Dataset, scale: str, depth: int, mask: str) -> Jud
 
 
 @by_stream
-def shared_by_prefix(ds: xr.Dataset, scale: str, depth: int, mask: str) -> Judged:
+def shared_by_prefix(ds: xr.Dataset, scale: str, depth: int, mask: str, positional: str = "none") -> Judged:
     """Every token of a prefix has a higher metric than any after it."""
     found = []
-    for name, one in under(ds, scale, depth, mask).items():
+    for name, one in under(ds, scale, depth, mask, positional).items():
         inside, outside = slice(size_of(name)), slice(size_of(name), None)
         least, after = one["sink"].isel(key=inside).min("key"), one["sink"].isel(key=outside).max("key")
         said = f"{name}: lowest of the prefix {_told(least)}, highest after it {_told(after)}"
