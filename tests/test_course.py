@@ -111,6 +111,18 @@ def test_time_is_said_once_when_the_first_prompt_is_measured(monkeypatch, clock)
     assert lines[-2].split()[0] == "all"  # one bar for everything, the unit's below it
     assert lines[-2].split()[-3:] == ["2", "min", "left"]
 
+    def toys_first(advance: Any) -> None:  # what nobody expected is told by its name, and again what was announced
+        for done in (0, 1, 2):
+            advance("toys: retrieval", done, 4)
+            clock.now += 30
+        steps(advance)
+
+    lines = shown(monkeypatch, clock, toys_first).splitlines()
+    assert [line for line in lines if "in all" in line] == [
+        "headwater: toys: retrieval: about 2 min in all, as measured so far",
+        "headwater: about 4 min in all, as measured so far",
+    ]
+
     def short(advance: Any) -> None:  # nothing is said of it, and one unit has one bar
         announce(advance, ["ape sinks"])
         clock.now += 1

@@ -13,11 +13,9 @@ their task.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..results.tables import Report, Table
@@ -106,17 +104,6 @@ class Claim(Statement):
     measured: str = "-"  # the value with its interval, in words; "-" where there is none
     verdict: Verdict = "not measured"
     tiny: str = "-"  # the same of models too small to decide
-
-
-def read_statements(file: Path) -> dict[str, Statement]:
-    """Statements by id out of a TOML file: one table each, its header the id, its keys the fields of `Statement`.
-
-    Raises:
-        ValueError: an id that is no slug, or a value outside a field's choices.
-        TypeError: an unknown field, or one that is missing.
-    """
-    read = tomllib.loads(file.read_text(encoding="utf-8"))
-    return {name: Statement(name, **fields) for name, fields in read.items()}
 
 
 Rule = Callable[..., Judged | None]  # of `Collected` and its own parameters; None: nothing there to judge
