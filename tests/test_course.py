@@ -123,6 +123,13 @@ def test_time_is_said_once_when_the_first_prompt_is_measured(monkeypatch, clock)
         "headwater: about 4 min in all, as measured so far",
     ]
 
+    def resumed(advance: Any) -> None:  # groups that were trained before come at once: no speed can be read off them
+        for done in (1, 3, 3.1):
+            advance("toys: retrieval", done, 4)
+            clock.now += 3
+
+    assert "in all" not in shown(monkeypatch, clock, resumed)
+
     def short(advance: Any) -> None:  # nothing is said of it, and one unit has one bar
         announce(advance, ["ape sinks"])
         clock.now += 1

@@ -414,7 +414,9 @@ def test_toys_that_do_not_retrieve_are_not_judged():
     assert "decay" not in judged_on
     assert left_out.startswith("12 of 32 settings") and "decay mask" in left_out
     # A rule on all trainings names those of biased data that it leaves out.
-    assert "decay mask, without residual stream, 2 blocks, answers first" in found(copies)["residual-same-sign"].measured
+    assert (
+        "decay mask, without residual stream, 2 blocks, answers first" in found(copies)["residual-same-sign"].measured
+    )
     copies["novel_accuracy"].loc[{"training": "first"}] = 0.516
     row = found(copies)["data-first"]
     assert row.verdict == "not trained"

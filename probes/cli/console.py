@@ -68,7 +68,8 @@ class _Bars(Course):
             self.shown.update(self.tasks[other], left="")
         self._show(label, done, total, said)
         of = "" if self._expected else f"{label}: "  # what nobody expected is followed, and told, by itself
-        if of not in self._told and left and self.spent >= TOLD_AFTER and self.share(label) >= self._first:
+        new = of not in self._told and not self._before  # resumed trainings come in leaps, and tell nothing
+        if new and left and self.spent >= TOLD_AFTER and self.share(label) >= self._first:
             self._told.add(of)
             remark(f"{of}about {duration(self.spent + left)} in all, as measured {self._measured}")
 
