@@ -75,7 +75,7 @@ def test_no_command_is_one_line_and_exit_code_2(monkeypatch, capfd, arguments, s
     ("error", "code", "shown"),
     [
         (InputError("x is 1;\n  give 2"), 2, "x is 1; give 2\n"),
-        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command resumes\n"),
         (MemoryError(), 2, "memory ran out (headwater pretrain "),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 2, "memory ran out (headwater "),
     ],

@@ -405,14 +405,16 @@ def test_toys_that_do_not_retrieve_are_not_judged():
     assert rows["decay-favours-recent"].measured.count("Left out") == 0
     judged_on, left_out = rows["data-first"].measured.split(". Left out: ")
     assert "rope" not in judged_on  # a shift needs unbiased data
-    assert left_out.startswith("4 of 32 settings have not learnt") and left_out.count("RoPE") == 4
+    assert left_out.startswith("4 of 32 settings have not learnt")
+    assert left_out.count("RoPE") == 4
     # Who copies the label of one place is not judged, whatever the same toys learn from unbiased data.
     copies = ds.copy(deep=True)
     copies["novel_accuracy"].loc[{"training": "first", "positional": ["decay", "none"]}] = 0.516
     judged_on, left_out = found(copies)["data-first"].measured.split(". Left out: ")
     assert "sinusoidal, first" in judged_on
     assert "decay" not in judged_on
-    assert left_out.startswith("12 of 32 settings") and "decay mask" in left_out
+    assert left_out.startswith("12 of 32 settings")
+    assert "decay mask" in left_out
     # A rule on all trainings names those of biased data that it leaves out.
     assert (
         "decay mask, without residual stream, 2 blocks, answers first" in found(copies)["residual-same-sign"].measured

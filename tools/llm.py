@@ -278,7 +278,7 @@ def rows() -> Iterator[tuple[str, str, Cell]]:
     ):
         yield f"sink rate of position 0, {told}", kind, _sink_rate
     yield (
-        "heads attending to it (> 0.3)",
+        "heads that attend to it (> 0.3)",
         "sinks",
         lambda ds: f"{(ds['attends'].values > ATTENDS).sum()} of {ds['attends'].size}",
     )
@@ -428,13 +428,15 @@ def main() -> int:
     given = argparse.ArgumentParser(description="Measure the real language models.")
     given.add_argument("--only", default="", help="steps whose name begins with this, or holds it")
     given.add_argument("--list", action="store_true", help="name the steps and stop")
-    given.add_argument("--table", action="store_true", help="print the table of what is there and stop")
+    given.add_argument("--table", action="store_true", help="print the table, write reports/llm/table.md and stop")
     asked = given.parse_args()
     if asked.table:
         print("\n".join(tabled(variants=False)))
         return 0
     steps = [step for step in STEPS if step.name.startswith(asked.only)]
     steps = steps or [step for step in STEPS if asked.only in step.name]
+    if not steps:
+        given.error(f"no step's name holds '{asked.only}'; --list names them")
     if asked.list:
         for step in steps:
             print(f"{'done' if step.result.is_file() else '-':5} {step.name}: {told(step)}")

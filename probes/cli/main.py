@@ -99,7 +99,7 @@ def main() -> None:
         remedy = "give a shorter --length, --dtype bfloat16 or --device-map auto; what is done is kept"
         code = _complain(f"memory ran out ({given()}); {remedy}", BAD_INPUT)
     if code == INTERRUPTED:  # typer turns Ctrl-C within a command into this code
-        _complain("interrupted", INTERRUPTED)
+        _complain("interrupted; the same command resumes", INTERRUPTED)
     if not code:
         processes.leave()  # after an error the others are not waited for: the launcher ends them
     sys.exit(code or 0)

@@ -24,7 +24,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 import xarray as xr
 
-from probes.claims.claim import DECIDED, Claim
+from probes.claims.claim import Claim
 from probes.errors import InputError
 from probes.results.dataset import attributes, made_with, save
 from probes.results.tables import Report, Table, write_report
@@ -129,7 +129,9 @@ def changed(settings: Any, given: Sequence[str], name: str) -> Any:
     for text in given:
         key, _, value = text.partition("=")
         key = key.strip().replace("-", "_")
-        if key not in types or not value.strip():
+        if key in types and not value.strip():
+            raise InputError(f"--with '{text}' has no value; give {key}=VALUE")
+        if key not in types:
             known = ", ".join(f.name for f in fields(settings))
             raise InputError(f"--with '{text}' changes nothing in '{name}'; give FIELD=VALUE with one of {known}")
         if key in changes:
@@ -195,7 +197,7 @@ def report_of(name: str, ds: xr.Dataset) -> Report:
 def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     """The published statements as rows of the table of all claims: with what they were measured on, and the command.
 
-    What the result does not decide has the command of the full run, which does.
+    What the result says nothing of has the command of the full run.
 
     Raises:
         InputError: there is no experiment of that name.
@@ -205,7 +207,7 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     full = f"headwater toy {name} --out runs/toy"
     made = str(ds.attrs.get("command", "")) or full
     return [
-        replace(claim, model=model, command=made if claim.verdict in DECIDED else full)
+        replace(claim, model=model, command=full if claim.measured == "-" else made)
         for claim in reading(name).claims(ds)
     ]
 
