@@ -197,7 +197,7 @@ def report_of(name: str, ds: xr.Dataset) -> Report:
 def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     """The published statements as rows of the table of all claims: with what they were measured on, and the command.
 
-    What the result says nothing of has the command of the full run.
+    What the result does not measure has the command of the full run.
 
     Raises:
         InputError: there is no experiment of that name.
@@ -207,7 +207,7 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     full = f"headwater toy {name} --out runs/toy"
     made = str(ds.attrs.get("command", "")) or full
     return [
-        replace(claim, model=model, command=full if claim.measured == "-" else made)
+        replace(claim, model=model, command=full if claim.verdict == "not measured" else made)
         for claim in reading(name).claims(ds)
     ]
 
