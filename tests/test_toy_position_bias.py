@@ -46,7 +46,7 @@ def made_up(change: Callable[[Case, np.ndarray], np.ndarray] | None = None, s: S
             course = np.repeat(accuracy[..., None], len(steps), -1), np.repeat(gap[:, None], len(steps), -1)
             told = np.full(len(steps), accuracy.mean())  # of novel classes, all of them labels of the context
             learning = (told[-1], told, told * 0 + 1, np.broadcast_to(told, (case.depth, len(PARTS), len(steps))))
-            values = (accuracy, gap, curve, *course, np.ones(len(steps)), *learning)
+            values = (accuracy, gap, curve, *course, np.ones(len(steps)), *learning, 0.125)
             yield case, dict(zip(MEASURES, values, strict=False))  # without sinks
 
     coords = {"pair": list(PAIRS), "order": list(ORDERS), "position": np.arange(ITEMS), "step": steps}
@@ -268,6 +268,8 @@ def test_learning_is_told_by_seed_and_by_the_step_from_which_on_it_stays():
     (row,) = tables(ds)[2].rows
     assert row[8] == "316, -"
     assert (row[7], row[9], row[-1]) == ("0.800, 0.800", "1.000, 1.000", "trained")
+    assert row[10] == "0.125, 0.125"
+    assert tables(ds.drop_vars("by_heart"))[2].rows[0][10] == "-, -"  # results of before
 
 
 def test_test_sets_depend_on_the_world_alone():

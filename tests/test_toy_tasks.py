@@ -192,6 +192,24 @@ def test_tests_are_of_classes_that_training_never_shows():
         assert torch.equal(labels[places, shown], answers)
 
 
+@pytest.mark.parametrize("burst", [1, 2, 4])
+def test_relabelled_classes_have_each_others_labels(burst):
+    task = InContext(width=16, classes=64, labels=32, burst=burst, eps=0.0)
+    world = task.world(0, "cpu")
+    drawn = task.relabelled(world, generator(3), 200)
+    x, own = drawn.inputs[0], drawn.hidden[0]
+    classes = distance(x[:, 0::2], world.means).argmin(-1)  # of the items, and of the query
+    labels = distance(x[:, 1::2], world.labels).argmin(-1)
+    assert torch.equal(world.label_of[classes[:, -1]], own)
+    for asked, shown in zip(classes.tolist(), labels.tolist(), strict=True):
+        told = dict(zip(asked[:-1], shown, strict=True))  # one label for each class
+        assert len(told) == 8 // burst
+        assert asked[-1] in told
+        assert sorted(told.values()) == sorted(int(world.label_of[one]) for one in told)
+        before = [max(told), *sorted(told)[:-1]]
+        assert [told[one] for one in sorted(told)] == [int(world.label_of[one]) for one in before]
+
+
 @pytest.mark.parametrize(("burst", "biased"), [(2, None), (1, (2,))])
 def test_ids_stand_for_classes_labels_and_a_query_from_the_context(burst, biased):
     task = InContext(items=4, width=8, classes=16, labels=4, burst=burst, biased=biased)

@@ -240,6 +240,19 @@ class InContext(Task):
         """Test sequences made as in training, of novel classes: nothing but the context says what their labels are."""
         return self._tests(world, generator, n)
 
+    def relabelled(self, world: World, generator: torch.Generator, n: int) -> Drawn:
+        """Test sequences of training's classes, whose labels have changed places; `hidden` is the query's own of training.
+
+        Who retrieves answers what the context says; who knows classes by heart and looks in the context for one that fits
+        answers `hidden`, which stands there as the label of another class.
+        """
+        asked = self._drawn_classes(generator, (1, n))
+        classes = asked[..., :-1].sort(-1).values[..., :: self.burst]  # those of a sequence, each once
+        place = (asked[..., None] == classes[..., None, :]).long().argmax(-1)
+        shown = world.label_of[classes.roll(1, -1)].gather(-1, place)
+        x = self._vectors(world, world.means[asked], generator)
+        return Drawn(self._sequences(world, x, shown), world.label_of[asked[..., -1]])
+
     def single(self, world: World, generator: torch.Generator, n: int, at: int) -> Drawn:
         """Test sequences of as many novel classes as items, one item each; the query is of the class of item `at`.
 

@@ -147,23 +147,29 @@ def learning(ds: xr.Dataset) -> Table:
         "accuracy",
         f"step of {TRAINED:g}",
         "a label of the context",
+        "by heart",
         "on right items",
         "on right labels",
         "state",
     )
     rows = []
-    for labels, cell in places(ds[["novel_accuracy", "course_novel", "course_copied", "course_match"]], *dims):
+    if "by_heart" not in ds:  # results of before
+        ds = ds.assign(by_heart=ds["novel_accuracy"] * np.nan)
+    for labels, cell in places(
+        ds[["novel_accuracy", "course_novel", "course_copied", "course_match", "by_heart"]], *dims
+    ):
         cell = cell.isel(seed=np.flatnonzero(cell["novel_accuracy"].notnull()))
         if cell.sizes["seed"]:
             of: dict[Any, Any] = dict(zip(dims, labels, strict=True))
             end = cell.isel(step=-1).sel(layer=int(of["depth"]) - 1)
             on = [_each(end["course_match"].sel(part=part)) for part in ("item", "label")]
             kind = str(states.sel({dim: of[dim] for dim in states.dims}).item())
-            numbers = (_each(cell["novel_accuracy"]), _reached(cell), _each(end["course_copied"]), *on)
-            rows.append([*map(str, labels), *numbers, kind])
+            numbers = (*map(_each, (cell["novel_accuracy"], end["course_copied"], cell["by_heart"])), *on)
+            rows.append([*map(str, labels), numbers[0], _reached(cell), *numbers[1:], kind])
     title = (
         f"Retrieval of novel classes, each seed: accuracy (blind to content: {BLIND:.3f}), the check from which on it is "
-        f"{TRAINED:g} or more, share of answers that are any label of the context, the last block's weights from the query"
+        f"{TRAINED:g} or more, share of answers that are any label of the context, share that are a known class's own label "
+        "where two labels have changed places, the last block's weights from the query"
     )
     return Table(title, (*dims, *columns), rows)
 

@@ -56,9 +56,7 @@ POSITIONAL = ("none", "decay", "rope", "sinusoidal")
 RESIDUAL = ("off", "on")
 DATA = ("gaussian", "fixed")
 SCALES = ("text", "program")
-FIRST_CHECK = (
-    100  # steps; how often the published program measures, and the first of ours, which lie ever further apart
-)
+FIRST_CHECK = 100  # steps; the published program measures as often; ours lie ever further apart
 RESULT = "position-bias.nc"
 DIMS = ("scale", "data", "depth", "mask", "positional", "residual", "training", "seed")
 MEASURES = {
@@ -79,6 +77,7 @@ MEASURES = {
         ("layer", "part", "step"),
         np.float32,
     ),
+    "by_heart": Measure("share of answers from training where the context has labels changed", "1", (), np.float32),
     "over_tau": Measure(
         "share of the queries that see a key which give it more than tau", "1", ("layer", "key"), np.float32
     ),
@@ -310,6 +309,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         `course_gap [..., pair, step]` and `training_loss [..., step]` (mean since the step before) over training;
         `novel_accuracy` and, over training, `course_novel`, `course_copied [..., step]`, `course_match [..., layer, part,
         step]`: `in_context.Retrieved` on sequences made as in training, of novel classes, unbiased whatever the training.
+        `by_heart`: `tasks.InContext.relabelled`.
         Of models trained on unbiased data what `sinks.looked_at` gives.
     """
     steps, asked = check_steps(settings), cases(settings)
@@ -377,14 +377,14 @@ def _measured(s: Settings, found: Sequence[Case], steps: Sequence[int], work: Wo
             single = np.stack(
                 [accuracies(final, drawn, device) for _, drawn in _single_tests(first, s.tests, device)], -1
             )
-            classes, unseen = _novel_test(first, s.tests, device)
-            novel = accuracies(final, unseen, device)
+            classes, unseen, known = _novel_test(first, s.tests, device)
+            novel, heart = accuracies(final, unseen, device), accuracies(final, known, device)
             told = [retrieved(one, classes, _some(unseen, s.course_tests), device) for one in then]
             for n, (case, model) in enumerate(chosen):
                 losses = [float(model.losses[a:b].mean()) for a, b in zip([0, *steps], steps, strict=False)]
                 gaps = accuracy[n, :, 0] - accuracy[n, :, 1], course[n, :, 0] - course[n, :, 1]
                 learning = [np.stack([values[n] for values in one], -1) for one in zip(*told, strict=True)]
-                values = (accuracy[n], gaps[0], single[n], course[n], gaps[1], losses, novel[n], *learning)
+                values = (accuracy[n], gaps[0], single[n], course[n], gaps[1], losses, novel[n], *learning, heart[n])
                 sinks = looked_at(model, s.tests, s.tau, device) if case.training == "unbiased" else {}
                 yield case, dict(zip(MEASURES, values, strict=False)) | sinks
 
@@ -432,11 +432,12 @@ def _single_tests(run: Run, n: int, device: torch.device) -> Iterator[tuple[int,
         yield at, task.single(world, generator_of(device, "single", run.seed, at), n, at)
 
 
-def _novel_test(run: Run, n: int, device: torch.device) -> tuple[World, Drawn]:
-    """The world, and n sequences of novel classes, whose answers stand anywhere."""
+def _novel_test(run: Run, n: int, device: torch.device) -> tuple[World, Drawn, Drawn]:
+    """The world, n sequences of novel classes, and n of training's classes, relabelled; answers stand anywhere."""
     task: Any = replace(run.task, biased=None)  # pyright: ignore[reportCallIssue, reportArgumentType]
     world = task.world(run.seed, device)
-    return world, task.novel(world, generator_of(device, "novel", run.seed), n)
+    known = task.relabelled(world, generator_of(device, "relabelled", run.seed), n)
+    return world, task.novel(world, generator_of(device, "novel", run.seed), n), known
 
 
 def _some(drawn: Drawn, n: int) -> Drawn:
