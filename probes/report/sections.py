@@ -386,6 +386,9 @@ def _beside(results: Results) -> Chart:
     return _chart("beside", figure, ONE_MODEL, quantity, ("curve", "Curves", curves), variant, log=True, tall=True)
 
 
+OF_GAPS = {"toy": "", "toy/depth": " By depth", "toy/long": " After longer training"}
+
+
 def _toys(collected: Collected) -> Section:
     results = collected["toy"]
     shown = []
@@ -394,7 +397,7 @@ def _toys(collected: Collected) -> Section:
         widths: Given = ("width", "Curves", SEVERAL | {"colors": colors})
         depth, variant = ("layers", "Depth", {}), ("variant", "With", {})
         shown.append(_chart("retrieval", toy_charts.retrieval(ds), depth, variant, widths))
-    for kind in ("toy", "toy/depth"):
+    for kind in OF_GAPS:
         if (ds := collected[kind].get("position-bias")) is not None:
             shown.append(_gaps(kind, ds))
     pictures = tuple(
@@ -415,8 +418,7 @@ def _gaps(kind: str, ds: xr.Dataset) -> Chart:
     positional: Given = ("positional", "Positions", SEVERAL | looks)
     answers, setting = ("training", "Training answers", {}), ("setting", "Setting", {})
     chart = _chart("gaps", toy_charts.gaps(ds), answers, setting, positional)
-    by_depth = " By depth" * (kind != "toy")
-    return replace(chart, name=f"gaps-{kind.replace('/', '-')}", title=chart.title + by_depth)
+    return replace(chart, name=f"gaps-{kind.replace('/', '-')}", title=chart.title + OF_GAPS[kind])
 
 
 def _command(collected: Collected, command: str, folder: str, options: str = "") -> str:
