@@ -124,6 +124,10 @@ def _lines(results: Mapping[str, xr.Dataset]) -> Iterator[str]:
         yield f"{name}: the stream of fresh weights grows {model:.3g}-fold, that of fresh toys {toy:.3g}-fold"
     for name, ds in results.items():
         yield f"{name}: {_best(ds)}"
+    for name, ds in results.items():
+        if toys_learnt(ds, MATCHED, "retrieval") != "trained":
+            remedy = "fewer blocks (--with deepest=3) and more steps (--with steps=2000) may teach them"
+            yield f"{name}: the matched toys have not learnt retrieval; {remedy}"
     yield "in-context toys have no leakage here: items and labels take turns, so that content depends on the position"
 
 
