@@ -407,16 +407,18 @@ def test_toys_that_do_not_retrieve_are_not_judged():
     assert rows["decay-favours-recent"].measured.count("Left out") == 0
     judged_on, left_out = rows["data-first"].measured.split(". Left out: ")
     assert "rope" not in judged_on  # a shift needs unbiased data
-    assert left_out.startswith("4 of 32 settings have not learnt")
-    assert left_out.count("RoPE") == 4
+    assert left_out.startswith("settings that have not learnt after 1,000 steps")
+    assert (
+        left_out.count("RoPE, without") == left_out.count("RoPE") == 2
+    )  # depths; with residual stream nothing is judged
     # Who copies the label of one place is not judged, whatever the same toys learn from unbiased data.
     copies = ds.copy(deep=True)
     copies["novel_accuracy"].loc[{"training": "first", "positional": ["decay", "none"]}] = 0.516
     judged_on, left_out = found(copies)["data-first"].measured.split(". Left out: ")
     assert "sinusoidal, first" in judged_on
     assert "decay" not in judged_on
-    assert left_out.startswith("12 of 32 settings")
-    assert "decay mask" in left_out
+    assert "no encoding, without residual stream, 2 blocks, answers first" in left_out
+    assert left_out.endswith("; and 2 more")
     # A rule on all trainings names those of biased data that it leaves out.
     assert (
         "decay mask, without residual stream, 2 blocks, answers first" in found(copies)["residual-same-sign"].measured

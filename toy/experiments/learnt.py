@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from probes.results.tables import Table, number
 
 from ..tasks import InContext
 from .position_bias import DIMS
-from .rules import OVER_RUNS, Judged, Lacks, at, places, setting
+from .rules import OVER_RUNS, Judged, Lacks, Untrained, at, places, setting
 
 PASSED = f"Only toys with an accuracy on novel classes of {TRAINED:g} or more count, {OVER_RUNS}"
 BLIND = blind_reader(InContext.items // InContext.burst, InContext.labels)
@@ -56,23 +56,37 @@ def name_of(kind: Mapping[str, Any]) -> str:
     return ", ".join(str(word(kind[dim])) for dim, word in words.items() if dim in kind and kind[dim] != usual.get(dim))
 
 
-def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> Callable[[Mapping[str, Any]], str]:
-    """In words, those of the settings that a rule with these parameters reads which have not learnt; "" without any."""
+def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> Untrained:
+    """For `judge`, of a result of position-bias."""
+    counts = states == "trained"
+    done = ds.where(counts)
 
-    def say(given: Mapping[str, Any]) -> str:
+    @cache
+    def changed(labels: tuple[Any, ...]) -> tuple[xr.Dataset, xr.Dataset]:
+        """What counts, with this kind; and everything, without it."""
+        one = xr.zeros_like(counts)
+        one.loc[dict(zip(DIMS, labels, strict=False))] = True
+        return ds.where(counts | one), ds.where(~one)
+
+    def matters(labels: tuple[Any, ...], apart: Callable[[xr.Dataset, xr.Dataset], bool]) -> bool:
+        with_it, without = changed(labels)
+        return apart(done, with_it) or apart(ds, without)
+
+    def say(given: Mapping[str, Any], apart: Callable[[xr.Dataset, xr.Dataset], bool] | None) -> str:
         found, many = [], 0
         for labels, one in places(accuracy, *DIMS[:-1]):
             kind: dict[str, Any] = dict(zip(DIMS, labels, strict=False))
             if one.notnull().any() and _read(kind, given):
                 many += 1
-                if str(states.sel(kind).item()) != "trained":
+                if str(states.sel(kind).item()) != "trained" and (apart is None or matters(labels, apart)):
                     found.append(f"{name_of(kind)} {told(over_runs(one.values), '.3f')}")
         more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
         if not found:
             return ""
+        who = "settings that have" if apart else f"{len(found)} of {many} settings have"
         return (
-            f"{len(found)} of {many} settings have not learnt after {setting(ds, 'steps'):,} steps; accuracy on novel "
-            f"classes (blind to content: {BLIND:.3f}): {'; '.join(found[:NAMED])}{more}"
+            f"{who} not learnt after {setting(ds, 'steps'):,} steps; accuracy on novel classes "
+            f"(blind to content: {BLIND:.3f}): {'; '.join(found[:NAMED])}{more}"
         )
 
     return say
@@ -110,7 +124,7 @@ def in_order(ds: xr.Dataset) -> dict[str, Any]:
     mine = [name for name, values in ds.items() if {*dims} <= {*values.dims}]
     done = ds.assign(ds[mine].where(states == "trained"))
 
-    def say(_: Mapping[str, Any]) -> str:
+    def say(*_: Any) -> str:
         found = [
             f"{', '.join(f'{dim} {label}'.replace('_', ' ') for dim, label in zip(dims, labels, strict=True))}: "
             f"{told(over_runs(one.values), '.3f')}"

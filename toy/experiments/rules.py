@@ -58,6 +58,9 @@ class Judged(NamedTuple):
 
 
 Rule = Callable[[xr.Dataset], Judged]
+# In words, what has not learnt of what a rule with these parameters reads, "" without any. The second argument, if given,
+# says whether the rule tells two results apart; only kinds of toys that make a difference are told then.
+Untrained = Callable[[Mapping[str, Any], Callable[[xr.Dataset, xr.Dataset], bool] | None], str]
 
 
 def judge(
@@ -66,7 +69,7 @@ def judge(
     *,
     lists: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     done: xr.Dataset | None = None,
-    untrained: Callable[[Mapping[str, Any]], str] | None = None,
+    untrained: Untrained | None = None,
 ) -> list[Claim]:
     """Judge a result by the statements of an experiment, in the order of their file.
 
@@ -76,23 +79,28 @@ def judge(
         lists: for `each`.
         done: the part of the result that counts, where some models have not learnt their task. What only the others tell is
             "not trained".
-        untrained: what was measured of those, in words, by the parameters of the rule that reads them; "" without any.
+        untrained: what was measured of those that a rule leaves out.
     """
     found = []
     for statement, rule, gated in stated(import_module(module), lists or {}):
-        judged, counts = Judged(), done if done is not None and gated else ds
-        said = untrained(_given(rule)) if untrained is not None and gated else ""
+        judged, some = Judged(), untrained if gated else None
         try:
-            judged = rule(counts)
-            if said:
+            judged = rule(done if done is not None and gated else ds)
+            if some is not None and (said := some(_given(rule), partial(_tells_apart, rule))):
                 judged = judged._replace(measured=f"{judged.measured}. Left out: {said}")
         except Lacks:
-            if said:
+            if some is not None:
                 with suppress(Lacks):
                     rule(ds)
-                    judged = Judged(said, "not trained")
+                    judged = Judged(some(_given(rule), None), "not trained")
         found.append(statement.judged(*judged))
     return found
+
+
+def _tells_apart(rule: Rule, one: xr.Dataset, other: xr.Dataset) -> bool:
+    """Whether a rule says different things of two results."""
+    first, second = known(rule, one), known(rule, other)
+    return first != second
 
 
 def _given(rule: partial[Judged]) -> dict[str, Any]:
