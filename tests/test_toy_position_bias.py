@@ -387,19 +387,20 @@ def test_a_gap_within_the_spread_of_runs_is_undecided():
         assert claims(ds)[1].verdict == found
 
 
+@pytest.mark.slow
 def test_toys_that_do_not_retrieve_are_not_judged():
     def found(ds):
         return {c.id.removeprefix("wu-toy-").removesuffix("-text"): c for c in claims(ds)}
 
-    ds = made_up(s=Settings(scales=("text",), data=("gaussian",), depths=(2, 4), seeds=3, steps=1000, checks=1))
+    ds = made_up(s=Settings(scales=("text",), data=("gaussian",), depths=(2,), seeds=3, steps=1000, checks=1))
     ds["novel_accuracy"].loc[{"positional": "rope", "training": "unbiased"}] -= 0.29
     rows = found(ds)
     assert rows["rope-favours-recent"].verdict == "not trained"
     said = rows["rope-favours-recent"].measured
     assert said.startswith(
-        "4 of 8 settings have not learnt after 1,000 steps; accuracy on novel classes (blind to content:"
+        "2 of 4 settings have not learnt after 1,000 steps; accuracy on novel classes (blind to content:"
     )
-    assert said.count("RoPE, with") == said.count("blocks 0.51") == 4
+    assert said.count("RoPE, with") == said.count("blocks 0.51") == 2
     assert "no encoding" not in said
     assert rows["learns"].verdict == "does not hold"
     assert rows["decay-favours-recent"].verdict == "holds"
@@ -408,9 +409,7 @@ def test_toys_that_do_not_retrieve_are_not_judged():
     judged_on, left_out = rows["data-first"].measured.split(". Left out: ")
     assert "rope" not in judged_on  # a shift needs unbiased data
     assert left_out.startswith("settings that have not learnt after 1,000 steps")
-    assert (
-        left_out.count("RoPE, without") == left_out.count("RoPE") == 2
-    )  # depths; with residual stream nothing is judged
+    assert left_out.count("RoPE, without") == left_out.count("RoPE") == 1  # with residual stream nothing is judged
     # Who copies the label of one place is not judged, whatever the same toys learn from unbiased data.
     copies = ds.copy(deep=True)
     copies["novel_accuracy"].loc[{"training": "first", "positional": ["decay", "none"]}] = 0.516
@@ -418,7 +417,6 @@ def test_toys_that_do_not_retrieve_are_not_judged():
     assert "sinusoidal, first" in judged_on
     assert "decay" not in judged_on
     assert "no encoding, without residual stream, 2 blocks, answers first" in left_out
-    assert left_out.endswith("; and 2 more")
     # A rule on all trainings names those of biased data that it leaves out.
     assert (
         "decay mask, without residual stream, 2 blocks, answers first" in found(copies)["residual-same-sign"].measured

@@ -174,7 +174,10 @@ def test_rates_at_which_some_are_blind_to_order_are_not_judged(everything):
     one = changed(everything, "picked", put(0, 1, to=0.4))  # power -0.5 at rate 0.1
     found = {claim.id: claim for claim in claims("remarks", one)}
     assert {claim.verdict for claim in found.values()} == {"holds"}
-    assert "rate 0.1" not in found["liu4-remarks-rates"].measured
+    judged_on, left_out = found["liu4-remarks-rates"].measured.split(". Left out: ")
+    assert "rate 0.1" not in judged_on
+    assert "by share -0.5, learning rate 0.1: 0.400" in left_out
+    assert "Left out" not in found["liu4-remarks-one-axis"].measured
     assert "rate 0.1" in found["liu4-remarks-one-axis"].measured  # the loss itself
     none = verdicts("remarks", changed(everything, "picked", put(0, to=0.4)), prefix="liu4-remarks-")
     assert {name for name, holds in none.items() if holds is None} == {"lengths", "rates", "rates-even"}

@@ -124,7 +124,9 @@ def in_order(ds: xr.Dataset) -> dict[str, Any]:
     mine = [name for name, values in ds.items() if {*dims} <= {*values.dims}]
     done = ds.assign(ds[mine].where(states == "trained"))
 
-    def say(*_: Any) -> str:
+    def say(_: Mapping[str, Any], apart: Callable[[xr.Dataset, xr.Dataset], bool] | None) -> str:
+        if apart is not None and not apart(done, ds):
+            return ""
         found = [
             f"{', '.join(f'{dim} {label}'.replace('_', ' ') for dim, label in zip(dims, labels, strict=True))}: "
             f"{told(over_runs(one.values), '.3f')}"
