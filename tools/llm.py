@@ -277,11 +277,8 @@ def rows() -> Iterator[tuple[str, str, Cell]]:
         ("T = 2,048", "t2048/sinks"),
     ):
         yield f"sink rate of position 0, {told}", kind, _sink_rate
-    yield (
-        "heads that attend to it (> 0.3)",
-        "sinks",
-        lambda ds: f"{(ds['attends'].values > ATTENDS).sum()} of {ds['attends'].size}",
-    )
+    attend = "heads that attend to it (> 0.3)"
+    yield attend, "sinks", lambda ds: f"{(ds['attends'].values > ATTENDS).sum()} of {ds['attends'].size}"
     yield "heads that read it, that park there", "sinks", _readers
     for told, kind in (("the 40 that write most", "sinks"), ("all heads, T = 64", "t64/sinks")):
         yield f"largest effect of a head's reading, {told}", kind, _effect
@@ -433,13 +430,12 @@ def main() -> int:
     if asked.table:
         print("\n".join(tabled(variants=False)))
         return 0
-    steps = [step for step in STEPS if step.name.startswith(asked.only)]
-    steps = steps or [step for step in STEPS if asked.only in step.name]
+    begun = [step for step in STEPS if step.name.startswith(asked.only)]
+    steps = begun or [step for step in STEPS if asked.only in step.name]
     if not steps:
         given.error(f"no step's name holds '{asked.only}'; --list names them")
     if asked.list:
-        for step in steps:
-            print(f"{'done' if step.result.is_file() else '-':5} {step.name}: {told(step)}")
+        print(*(f"{'done' if step.result.is_file() else '-':5} {step.name}: {told(step)}" for step in steps), sep="\n")
         return 0
     left = [step for step in steps if not step.result.is_file()] or steps
     done = [measure(step) for step in steps]

@@ -68,22 +68,21 @@ def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> U
         one.loc[dict(zip(DIMS, labels, strict=False))] = True
         return ds.where(counts | one), ds.where(~one)
 
-    def matters(labels: tuple[Any, ...], apart: Callable[[xr.Dataset, xr.Dataset], bool]) -> bool:
-        with_it, without = changed(labels)
-        return apart(done, with_it) or apart(ds, without)
-
-    def say(given: Mapping[str, Any], apart: Callable[[xr.Dataset, xr.Dataset], bool] | None) -> str:
+    def say(given: Mapping[str, Any], tells: Callable[[xr.Dataset], Judged | None] | None) -> str:
         found, many = [], 0
+        now = (tells(done), tells(ds)) if tells else None
         for labels, one in places(accuracy, *DIMS[:-1]):
             kind: dict[str, Any] = dict(zip(DIMS, labels, strict=False))
             if one.notnull().any() and _read(kind, given):
                 many += 1
-                if str(states.sel(kind).item()) != "trained" and (apart is None or matters(labels, apart)):
+                if str(states.sel(kind).item()) != "trained" and (
+                    tells is None or now != tuple(map(tells, changed(labels)))
+                ):
                     found.append(f"{name_of(kind)} {told(over_runs(one.values), '.3f')}")
         more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
         if not found:
             return ""
-        who = "settings that have" if apart else f"{len(found)} of {many} settings have"
+        who = "settings that have" if tells else f"{len(found)} of {many} settings have"
         return (
             f"{who} not learnt after {setting(ds, 'steps'):,} steps; accuracy on novel classes "
             f"(blind to content: {BLIND:.3f}): {'; '.join(found[:NAMED])}{more}"
@@ -124,8 +123,8 @@ def in_order(ds: xr.Dataset) -> dict[str, Any]:
     mine = [name for name, values in ds.items() if {*dims} <= {*values.dims}]
     done = ds.assign(ds[mine].where(states == "trained"))
 
-    def say(_: Mapping[str, Any], apart: Callable[[xr.Dataset, xr.Dataset], bool] | None) -> str:
-        if apart is not None and not apart(done, ds):
+    def say(_: Mapping[str, Any], tells: Callable[[xr.Dataset], Judged | None] | None) -> str:
+        if tells is not None and tells(done) == tells(ds):
             return ""
         found = [
             f"{', '.join(f'{dim} {label}'.replace('_', ' ') for dim, label in zip(dims, labels, strict=True))}: "

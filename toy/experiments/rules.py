@@ -59,8 +59,8 @@ class Judged(NamedTuple):
 
 Rule = Callable[[xr.Dataset], Judged]
 # In words, what has not learnt of what a rule with these parameters reads, "" without any. The second argument, if given,
-# says whether the rule tells two results apart; only kinds of toys that make a difference are told then.
-Untrained = Callable[[Mapping[str, Any], Callable[[xr.Dataset, xr.Dataset], bool] | None], str]
+# is what the rule finds in a result, None where that lacks; only kinds of toys that make a difference are told then.
+Untrained = Callable[[Mapping[str, Any], Callable[[xr.Dataset], Judged | None] | None], str]
 
 
 def judge(
@@ -86,7 +86,7 @@ def judge(
         judged, some = Judged(), untrained if gated else None
         try:
             judged = rule(done if done is not None and gated else ds)
-            if some is not None and (said := some(_given(rule), partial(_tells_apart, rule))):
+            if some is not None and (said := some(_given(rule), partial(known, rule))):
                 judged = judged._replace(measured=f"{judged.measured}. Left out: {said}")
         except Lacks:
             if some is not None:
@@ -95,12 +95,6 @@ def judge(
                     judged = Judged(some(_given(rule), None), "not trained")
         found.append(statement.judged(*judged))
     return found
-
-
-def _tells_apart(rule: Rule, one: xr.Dataset, other: xr.Dataset) -> bool:
-    """Whether a rule says different things of two results."""
-    first, second = known(rule, one), known(rule, other)
-    return first != second
 
 
 def _given(rule: partial[Judged]) -> dict[str, Any]:
