@@ -16,14 +16,12 @@ from probes.errors import InputError
 from probes.results.dataset import made_with
 from toy.experiments import experiment
 from toy.experiments import position_bias as module
-from toy.experiments.in_context import CHUNK, PARTS, accuracies, generator_of, retrieved
+from toy.experiments.in_context import PARTS, generator_of
 from toy.experiments.position_bias import DIMS, ITEMS, MEASURES, ORDERS, PAIRS, QUICK, Case, Settings, cases
 from toy.experiments.position_bias_claims import claims, over_seeds, tables
 from toy.experiments.sweep import Part, sweep
 from toy.figures.position_bias import position_bias_curves_figure
-from toy.model import initial
-from toy.tasks import Drawn, InContext
-from toy.train import Run, Trained, logits, train
+from toy.train import logits, train
 
 
 @pytest.fixture(scope="module")
@@ -182,16 +180,31 @@ def test_results_add_up(tmp_path, monkeypatch):
         experiment.run("position-bias", tmp_path, given=[*(x for x in first if x != "steps=3"), "steps=4"])
 
 
-def test_a_result_of_several_commands_names_them_all(tmp_path, monkeypatch):
+def test_a_result_of_several_commands_names_what_makes_all_of_it(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "draw", lambda *_: [])
     few = ["depths=1", "residual=off", "data=gaussian", "scales=text", "masks=causal", "width=8", "batch=8", "steps=1"]
     few += ["tests=9", "course-tests=9", "checks=1", "seeds=1", "training=unbiased"]
     said = []
     for names in ("none", "rope", "none,rope"):
-        monkeypatch.setattr("probes.results.dataset._command", f"headwater {names}")
+        monkeypatch.setattr("probes.results.dataset._command", f"headwater {names} --out 'a b'")
         given = [*few, f"positional={names}"]
         said.append(experiment.run("position-bias", tmp_path, given=given, device="cpu")[0].attrs["command"])
-    assert said == ["headwater none", "headwater none; headwater rope", "headwater none,rope"]
+    assert said[::2] == ["headwater none --out 'a b'", "headwater none,rope --out 'a b'"]
+    assert "--with positional=none,rope" in said[1]
+    assert said[1].endswith("--with course-tests=9 --with width=8 --with batch=8 --out 'a b'")
+
+
+def test_commands_make_the_models_that_they_are_for():
+    given = ["depths=2,4", "data=gaussian", "masks=causal,full", "seeds=3", "steps=3", "checks=2"]
+    settings = experiment.settings_of("position-bias", quick=False, given=given)
+    every = module.cases(settings)
+    found = {case for case in every if case.seed < 2 or case.positional == "rope"} - {every[0], every[-1]}
+    found |= {every[0]._replace(seed=seed) for seed in range(2)}
+    told = module.commands(found, vars(settings), "headwater --out there").split("; ")
+    assert len(told) < len(found) / 4
+    again = [experiment.settings_of("position-bias", quick=False, given=one.split()[4:-2:2]) for one in told]
+    assert {case for one in again for case in module.cases(one)} == found
+    assert {(one.steps, one.checks) for one in again} == {(3, 2)}
 
 
 def test_numbers_of_a_run_are_those_of_its_models(tiny):
@@ -216,50 +229,6 @@ def test_numbers_of_a_run_are_those_of_its_models(tiny):
     assert float(here["training_loss"][-1]) == pytest.approx(float(model.losses.mean()), rel=1e-5)
 
 
-def test_accuracy_does_not_depend_on_how_sequences_are_cut(monkeypatch):
-    settings = Settings(depths=(2,), width=8, batch=8, steps=5, seeds=1)
-    some = [c for c in cases(settings) if (c.scale, c.data, c.training) == ("text", "gaussian", "first")]
-    models = train([module.run_of(c, settings) for c in some], 5)
-    task: Any = models[0].run.task
-    drawn = task.single(task.world(0, "cpu"), torch.Generator().manual_seed(1), 101, 3)
-    expected = [float((logits([m], drawn.inputs[0])[0].argmax(-1) == drawn.hidden[0]).float().mean()) for m in models]
-    for chunk in (1, 4000, 1 << 30):
-        monkeypatch.setitem(CHUNK, "cpu", chunk)
-        found = accuracies([(m.run.architecture, m.weights) for m in models], drawn, torch.device("cpu"))
-        np.testing.assert_allclose(found, expected, atol=1.01 / 101)  # a tie of logits at most
-
-
-def test_a_hand_built_reader_looks_at_the_right_items():
-    """Keys and queries are the vectors themselves, and items have no noise: the query sees its class and itself alone."""
-    task = InContext(width=64, eps=0.0)
-    a = module.architecture_of(1, "causal", "none", "off", 64)
-    sharp = initial(a, 0) | {"0.q": torch.eye(64) * 1e3, "0.k": torch.eye(64)}
-    blunt = sharp | {"0.q": torch.zeros(64, 64)}
-    world = task.world(0, "cpu")
-    drawn = task.novel(world, torch.Generator().manual_seed(1), 300)
-    one_label = (drawn.inputs[0, :, 1::2] == drawn.inputs[0, :, 1:2]).all(-1).all(-1)  # both classes have it
-    apart = Drawn(drawn.inputs[:, ~one_label], drawn.hidden[:, ~one_label])
-    found = retrieved([(a, sharp), (a, blunt)], world, apart, torch.device("cpu"))
-    np.testing.assert_allclose(found.match, [[[4 / 5, 0]], [[4 / 17, 4 / 17]]], atol=1e-6)
-
-
-def test_answers_and_copied_labels_are_counted_one_by_one():
-    task = InContext(width=8, labels=4)
-    a = replace(module.architecture_of(2, "causal", "rope", "on", 8), outputs=4)
-    models = [Trained(Run(a, task, seed), torch.zeros(1), initial(a, seed)) for seed in (0, 1)]
-    world = task.world(0, "cpu")
-    drawn = task.novel(world, torch.Generator().manual_seed(1), 50)
-    found = retrieved([(a, model.weights) for model in models], world, drawn, torch.device("cpu"))
-    for n, said in enumerate(logits(models, drawn.inputs[0]).argmax(-1).tolist()):
-        right = copied = 0
-        for sequence, answer, given in zip(drawn.inputs[0], drawn.hidden[0].tolist(), said, strict=True):
-            labels = [next(i for i in range(4) if torch.equal(world.labels[i], x)) for x in sequence[1::2]]
-            right += given == answer
-            copied += given in labels
-        assert (found.accuracy[n], found.copied[n]) == pytest.approx((right / 50, copied / 50), abs=1e-6)
-    assert 0 < found.copied.min() < found.copied.max() < 1
-
-
 def test_learning_is_told_by_seed_and_by_the_step_from_which_on_it_stays():
     s = replace(QUICK, positional=("none",), training=("unbiased",), masks=("causal",), steps=1000)
     ds = made_up(s=s)
@@ -269,21 +238,6 @@ def test_learning_is_told_by_seed_and_by_the_step_from_which_on_it_stays():
     assert row[8] == "316, -"
     assert (row[7], *row[9:11], row[-1]) == ("0.800, 0.800", "1.000, 1.000", "0.125, 0.125", "trained")
     assert tables(ds.drop_vars("by_heart"))[2].rows[0][10] == "-, -"  # results of before
-
-
-def test_test_sets_depend_on_the_world_alone():
-    settings = Settings(width=8)
-    one, other, elsewhere = (
-        module.run_of(Case(scale, "gaussian", depth, "causal", "none", "off", training, 3), settings)
-        for scale, depth, training in (("text", 2, "first"), ("text", 4, "unbiased"), ("program", 2, "first"))
-    )
-    sets = [list(module._pair_tests(run, 9, torch.device("cpu"))) for run in (one, other, elsewhere)]
-    for (a, b, x), (c, d, y), (_, _, z) in zip(*sets, strict=True):
-        assert (a, b) == (c, d)
-        assert torch.equal(x.inputs, y.inputs)
-        assert torch.equal(x.hidden, y.hidden)
-        assert not torch.equal(x.inputs, z.inputs)
-    assert not torch.equal(sets[0][0][2].inputs, sets[0][1][2].inputs)
 
 
 def test_intervals_over_seeds():

@@ -207,7 +207,7 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     full = f"headwater toy {name} --out runs/toy"
     made = str(ds.attrs.get("command", "")) or full
     return [
-        replace(claim, model=model, command=full if claim.verdict == "not measured" else made)
+        replace(claim, model=model, command=full if claim.verdict == "not measured" else claim.command or made)
         for claim in reading(name).claims(ds)
     ]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from ..model import (
     written,
 )
 from ..tasks import Drawn, World
-from ..train import stacked
+from ..train import Run, stacked
 
 # Numbers in a stream of a test pass: what fits the cache of a CPU, or a device's memory.
 CHUNK = defaultdict(lambda: 1 << 28, cpu=1 << 19)
@@ -127,3 +128,35 @@ def accuracies(models: Sequence[Model], drawn: Drawn, device: torch.device) -> F
 
 def _shares(right: Tensor) -> Float[np.ndarray, " model"]:
     return (right.sum(1) / right.shape[1]).cpu().numpy()
+
+
+def pair_tests(
+    run: Run, pairs: Iterable[tuple[int, int]], n: int, device: torch.device
+) -> Iterator[tuple[int, int, Drawn]]:
+    """(number of the pair, of the order, n sequences); they depend on the world alone, not on how a model was trained."""
+    task: Any = run.task
+    world = task.world(run.seed, device)
+    for a, (earlier, later) in enumerate(pairs):
+        for b, (right, wrong) in enumerate(((earlier, later), (later, earlier))):
+            yield a, b, task.pairs(world, generator_of(device, "pairs", run.seed, a, b), n, right, wrong)
+
+
+def single_tests(run: Run, n: int, device: torch.device) -> Iterator[tuple[int, Drawn]]:
+    """(the item that is right, n sequences)."""
+    task: Any = run.task
+    world = task.world(run.seed, device)
+    for at in range(task.items):
+        yield at, task.single(world, generator_of(device, "single", run.seed, at), n, at)
+
+
+def novel_test(run: Run, n: int, device: torch.device) -> tuple[World, Drawn, Drawn]:
+    """The world, n sequences of novel classes, and n of training's classes, relabelled; answers stand anywhere."""
+    task: Any = replace(run.task, biased=None)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    world = task.world(run.seed, device)
+    known = task.relabelled(world, generator_of(device, "relabelled", run.seed), n)
+    return world, task.novel(world, generator_of(device, "novel", run.seed), n), known
+
+
+def first_of(drawn: Drawn, n: int) -> Drawn:
+    """The first n sequences of one step."""
+    return Drawn(drawn.inputs[:, :n], drawn.hidden[:, :n])

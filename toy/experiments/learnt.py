@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial, wraps
 from typing import Any
@@ -15,7 +16,7 @@ from probes.results.statistics import over_runs
 from probes.results.tables import Table, number
 
 from ..tasks import InContext
-from .position_bias import DIMS
+from .position_bias import DIMS, commands, measured_in
 from .rules import OVER_RUNS, Judged, Lacks, Untrained, at, places, setting
 
 PASSED = f"Only toys with an accuracy on novel classes of {TRAINED:g} or more count, {OVER_RUNS}"
@@ -78,7 +79,7 @@ def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> U
                 if str(states.sel(kind).item()) != "trained" and (
                     tells is None or now != tuple(map(tells, changed(labels)))
                 ):
-                    found.append(f"{name_of(kind)} {told(over_runs(one.values), '.3f')}")
+                    found.append(f"{name_of(kind)} {told(over_runs(one.values).within(0, 1), '.3f')}")
         more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
         if not found:
             return ""
@@ -87,6 +88,17 @@ def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> U
             f"{who} not learnt after {setting(ds, 'steps'):,} steps; accuracy on novel classes "
             f"(blind to content: {BLIND:.3f}): {'; '.join(found[:NAMED])}{more}"
         )
+
+    return say
+
+
+def remade(ds: xr.Dataset) -> Callable[[Mapping[str, Any]], str]:
+    """For `judge`, of a result of position-bias that several commands made: those that a rule needs."""
+    made, found = str(ds.attrs.get("command", "")), measured_in(ds)
+
+    def say(given: Mapping[str, Any]) -> str:
+        needed = [case for case in found if _read(case._asdict(), given)]
+        return commands(needed, json.loads(ds.attrs["settings"]), made) if "; " in made else made
 
     return say
 
@@ -128,7 +140,7 @@ def in_order(ds: xr.Dataset) -> dict[str, Any]:
             return ""
         found = [
             f"{', '.join(f'{dim} {label}'.replace('_', ' ') for dim, label in zip(dims, labels, strict=True))}: "
-            f"{told(over_runs(one.values), '.3f')}"
+            f"{told(over_runs(one.values).within(0, 1), '.3f')}"
             for labels, one in places(accuracy.where(states != "trained"), *dims)
             if one.notnull().any()
         ]

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
-import torch
 import xarray as xr
 
 from probes.errors import InputError
@@ -33,12 +33,12 @@ from probes.results.dataset import load, made_with
 
 from ..checks import one_of
 from ..model import Architecture, Mask, initial
-from ..tasks import Drawn, InContext, World
+from ..tasks import InContext
 from ..train import Run, Trained
 from .experiment import Work
-from .in_context import PARTS, accuracies, generator_of, retrieved
+from .in_context import PARTS, accuracies, first_of, novel_test, pair_tests, retrieved, single_tests
 from .sinks import looked_at
-from .sweep import Cells, Measure, Part, each_at_least, sweep
+from .sweep import Cells, Measure, Part, each_at_least, products, sweep
 
 DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
 ITEMS = 8
@@ -59,6 +59,7 @@ SCALES = ("text", "program")
 FIRST_CHECK = 100  # steps; the published program measures as often; ours lie ever further apart
 RESULT = "position-bias.nc"
 DIMS = ("scale", "data", "depth", "mask", "positional", "residual", "training", "seed")
+LISTS = ("scales", "data", "depths", "masks", "positional", "residual", "training")  # the settings of all but the last
 MEASURES = {
     "accuracy": Measure("accuracy by which item is right", "1", ("pair", "order"), np.float32),
     "gap": Measure("accuracy gap", "1", ("pair",), np.float32),
@@ -178,8 +179,7 @@ class Case(NamedTuple):
 
 def axes_of(settings: Settings) -> dict[str, Any]:
     """The lists as axes."""
-    s = settings
-    lists = (s.scales, s.data, s.depths, s.masks, s.positional, s.residual, s.training, range(s.seeds))
+    lists = (*(getattr(settings, name) for name in LISTS), range(settings.seeds))
     return {dim: list(values) for dim, values in zip(DIMS, lists, strict=True)}
 
 
@@ -227,6 +227,21 @@ def measured_in(ds: xr.Dataset) -> list[Case]:
     there = ds["gap"].transpose(*DIMS, "pair").notnull().all("pair")
     axes = [there[dim].values.tolist() for dim in DIMS]
     return [Case(*(axis[i] for axis, i in zip(axes, place, strict=True))) for place in np.argwhere(there.values)]
+
+
+def commands(found: Iterable[Case], settings: Mapping[str, Any], like: str) -> str:
+    """What trains these models, one command for each product of lists; they write to where the command `like` writes."""
+    usual, out = Settings(), re.search(r" --out ('[^']*'|[^\s;]+)", like)
+    same = {
+        name: value for name, value in settings.items() if name not in GRID and value != getattr(usual, name, value)
+    }
+    told = []
+    for lists in products(sorted(found, key=lambda case: case.seed)):
+        given = dict(zip((*LISTS, "seeds"), (*lists[:-1], (len(lists[-1]),)), strict=True))
+        given |= {name: (value,) for name, value in same.items()}
+        words = (f"--with {name.replace('_', '-')}={','.join(map(str, x))}" for name, x in given.items())
+        told.append(f"headwater toy position-bias {' '.join(words)}{out[0] if out else ''}")
+    return "; ".join(told) if like else ""
 
 
 def switches_of(mask: str) -> dict[str, Any]:
@@ -337,8 +352,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         found = chain(_kept(old, have), found)
         work.clock.spent += float(old.attrs["seconds"])
         if whole is not settings:  # one command does not make all of it
-            commands = dict.fromkeys([*str(old.attrs["command"]).split("; "), str(made_with()["command"])])
-            attrs = {"settings": asdict(whole), "command": "; ".join(filter(None, commands))}
+            attrs = {"settings": asdict(whole), "command": commands(every, vars(whole), str(made_with()["command"]))}
     return sweep(coords, Part(DIMS, MEASURES, found), attrs=attrs)
 
 
@@ -369,17 +383,17 @@ def _measured(s: Settings, found: Sequence[Case], steps: Sequence[int], work: Wo
             then.append(final)
             accuracy = np.empty((len(chosen), len(PAIRS), len(ORDERS)), np.float32)
             course = np.empty((*accuracy.shape, len(steps)), np.float32)
-            for a, b, drawn in _pair_tests(first, s.tests, device):
+            for a, b, drawn in pair_tests(first, PAIRS.values(), s.tests, device):
                 accuracy[:, a, b] = accuracies(final, drawn, device)
-                some = _some(drawn, s.course_tests)
+                some = first_of(drawn, s.course_tests)
                 for n, models_then in enumerate(then):
                     course[:, a, b, n] = accuracies(models_then, some, device)
             single = np.stack(
-                [accuracies(final, drawn, device) for _, drawn in _single_tests(first, s.tests, device)], -1
+                [accuracies(final, drawn, device) for _, drawn in single_tests(first, s.tests, device)], -1
             )
-            classes, unseen, known = _novel_test(first, s.tests, device)
+            classes, unseen, known = novel_test(first, s.tests, device)
             novel, heart = accuracies(final, unseen, device), accuracies(final, known, device)
-            told = [retrieved(one, classes, _some(unseen, s.course_tests), device) for one in then]
+            told = [retrieved(one, classes, first_of(unseen, s.course_tests), device) for one in then]
             for n, (case, model) in enumerate(chosen):
                 losses = [float(model.losses[a:b].mean()) for a, b in zip([0, *steps], steps, strict=False)]
                 gaps = accuracy[n, :, 0] - accuracy[n, :, 1], course[n, :, 0] - course[n, :, 1]
@@ -413,33 +427,3 @@ def trained(
         models = replace(work, advance=advance).train(name, runs, settings.steps, record=steps[:-1], recorded=weights)
         done[label] += len(part)
         yield part, models
-
-
-def _pair_tests(run: Run, n: int, device: torch.device) -> Iterator[tuple[int, int, Drawn]]:
-    """(number of the pair, of the order, n sequences); they depend on the world alone, not on how a model was trained."""
-    task: Any = run.task
-    world = task.world(run.seed, device)
-    for a, (earlier, later) in enumerate(PAIRS.values()):
-        for b, (right, wrong) in enumerate(((earlier, later), (later, earlier))):
-            yield a, b, task.pairs(world, generator_of(device, "pairs", run.seed, a, b), n, right, wrong)
-
-
-def _single_tests(run: Run, n: int, device: torch.device) -> Iterator[tuple[int, Drawn]]:
-    """(the item that is right, n sequences)."""
-    task: Any = run.task
-    world = task.world(run.seed, device)
-    for at in range(ITEMS):
-        yield at, task.single(world, generator_of(device, "single", run.seed, at), n, at)
-
-
-def _novel_test(run: Run, n: int, device: torch.device) -> tuple[World, Drawn, Drawn]:
-    """The world, n sequences of novel classes, and n of training's classes, relabelled; answers stand anywhere."""
-    task: Any = replace(run.task, biased=None)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    world = task.world(run.seed, device)
-    known = task.relabelled(world, generator_of(device, "relabelled", run.seed), n)
-    return world, task.novel(world, generator_of(device, "novel", run.seed), n), known
-
-
-def _some(drawn: Drawn, n: int) -> Drawn:
-    """The first n sequences of one step."""
-    return Drawn(drawn.inputs[:, :n], drawn.hidden[:, :n])

@@ -17,7 +17,7 @@ from probes.results.statistics import Interval, over_runs
 from probes.results.tables import Table
 
 from . import sinks_claims
-from .learnt import PASSED, STREAMS, by_stream, gate, learning, name_of, scaled, untrained
+from .learnt import PASSED, STREAMS, by_stream, gate, learning, name_of, remade, scaled, untrained
 from .position_bias import FIRST, LAST, MIDDLE, PAIRS, TRAINING
 from .rules import (
     Judged,
@@ -85,6 +85,7 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     shared: dict[str, Any] = {
         "done": ds.where(states == "trained"),
         "untrained": untrained(ds, accuracy, states),
+        "command": remade(ds),
     }
     return [*judge(__name__, ds, lists={"scale": scales}, **shared), *sinks_claims.claims(ds, **shared)]
 
@@ -113,7 +114,7 @@ def learns(ds: xr.Dataset, scale: str) -> Judged:
         if one.notnull().any()
     }
     need(found)
-    measured = "; ".join(f"{name} {told(one, '.3f')}" for name, one in found.items())
+    measured = "; ".join(f"{name} {told(one.within(0, 1), '.3f')}" for name, one in found.items())
     return decided(measured, *(above(one, TRAINED) for one in found.values()))
 
 

@@ -70,6 +70,7 @@ def judge(
     lists: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     done: xr.Dataset | None = None,
     untrained: Untrained | None = None,
+    command: Callable[[Mapping[str, Any]], str] | None = None,
 ) -> list[Claim]:
     """Judge a result by the statements of an experiment, in the order of their file.
 
@@ -80,6 +81,7 @@ def judge(
         done: the part of the result that counts, where some models have not learnt their task. What only the others tell is
             "not trained".
         untrained: what was measured of those that a rule leaves out.
+        command: what makes the models that a rule with these parameters reads; else it is that of the whole result.
     """
     found = []
     for statement, rule, gated in stated(import_module(module), lists or {}):
@@ -93,7 +95,7 @@ def judge(
                 with suppress(Lacks):
                     rule(ds)
                     judged = Judged(some(_given(rule), None), "not trained")
-        found.append(statement.judged(*judged))
+        found.append(statement.judged(*judged, command=command(_given(rule)) if command else ""))
     return found
 
 
