@@ -19,6 +19,7 @@ from toy.experiments import position_bias as module
 from toy.experiments.in_context import PARTS, generator_of
 from toy.experiments.position_bias import DIMS, ITEMS, MEASURES, ORDERS, PAIRS, QUICK, Case, Settings, cases
 from toy.experiments.position_bias_claims import claims, over_seeds, tables
+from toy.experiments.sinks_claims import size_of
 from toy.experiments.sweep import Part, sweep
 from toy.figures.position_bias import position_bias_curves_figure
 from toy.train import logits, train
@@ -252,8 +253,11 @@ def test_intervals_over_seeds():
 
 def test_all_statements_hold_where_they_do(everything):
     found = judged(everything)
-    assert [name for name, holds in found.items() if holds is not True] == ["text-and-program"]  # one scale
-    assert len(found) == 25
+    assert [name for name, holds in found.items() if holds is not True] == [
+        "window-favours-recent-text",
+        "text-and-program",
+    ]
+    assert len(found) == 26
 
 
 def deep(case: Case, gap: np.ndarray) -> np.ndarray:
@@ -316,6 +320,20 @@ def test_scales_are_compared():
     s = replace(s, masks=("causal",), steps=10, checks=1)
     assert judged(made_up(s=s))["text-and-program"] is True
     assert judged(made_up(turned(scale="program"), s))["text-and-program"] is False
+
+
+def test_windows_are_compared_in_their_order():
+    few: Any = {
+        "positional": ("none",),
+        "residual": ("on",),
+        "training": ("unbiased",),
+        "data": ("gaussian",),
+        "seeds": 3,
+    }
+    s = Settings(depths=(2,), scales=("text",), masks=("causal", "window-13", "window-5"), steps=10, checks=1, **few)
+    for each, masks, holds in ((0.1, s.masks, True), (-0.1, s.masks, False), (0.1, s.masks[:2], None)):
+        ds = made_up(lambda case, gap, each=each: gap + each * size_of(case.mask), replace(s, masks=masks))
+        assert judged(ds)["window-favours-recent-text"] is holds
 
 
 def test_a_dip_by_accuracy_needs_a_dip(everything):

@@ -27,6 +27,7 @@ from .rules import (
     decided,
     each_above,
     judge,
+    known,
     need,
     over_each,
     over_told,
@@ -150,6 +151,17 @@ def grows(ds: xr.Dataset, scale: str, positional: str) -> Judged:
     need(mean.sizes["depth"] > 1)
     rise = mean.isel(depth=-1, drop=True) - mean.isel(depth=0, drop=True)
     return decided(f"mean of the three gaps: {by_depth(mean)}", each_above(rise))
+
+
+@by_stream
+def widens(ds: xr.Dataset, scale: str, mask: str, positional: str = "none") -> Judged:
+    """The bias toward earlier items is larger under every wider window."""
+    names = sorted((name for name in ds["mask"].values.tolist() if name.startswith(mask)), key=sinks_claims.size_of)
+    gaps = ((name, known(gap_of, ds, scale, positional, "unbiased", name)) for name in names)
+    means = {name: gap.mean("pair") for name, gap in gaps if gap is not None}
+    need(len(means) > 1)
+    rises = [each_above(wide - narrow) for narrow, wide in pairwise(means.values())]
+    return decided("; ".join(f"{name}, {by_depth(mean)}" for name, mean in means.items()), *rises)
 
 
 @by_stream
