@@ -257,7 +257,7 @@ def test_all_statements_hold_where_they_do(everything):
         "window-favours-recent-text",
         "text-and-program",
     ]
-    assert len(found) == 26
+    assert len(found) == 29
 
 
 def deep(case: Case, gap: np.ndarray) -> np.ndarray:
@@ -282,6 +282,9 @@ def turned(**which: str):
     ("name", "change"),
     [
         ("causal-favours-earlier", only("none", "unbiased", np.array([0, 0, -0.2]), depth=4)),
+        ("causal-favours-first-fixed", turned(data="fixed")),
+        ("causal-favours-middle-fixed", turned(data="fixed")),
+        ("middle-last-smallest-fixed", only("none", "unbiased", np.array([0, 0, 0.5]))),
         ("causal-grows-with-depth", deep),
         ("decay-depth-favours-earlier", deep),
         ("rope-depth-favours-earlier", deep),

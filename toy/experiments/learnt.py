@@ -113,7 +113,7 @@ def _read(kind: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
         trained.add("unbiased")
     return (
         all((given.get(dim) or kind[dim]) == kind[dim] for dim in ("scale", "depth"))
-        and (kind["data"] == "gaussian" or "one" in given)  # which compares two kinds of data
+        and (kind["data"] == given.get("data", "gaussian") or "one" in given)  # which compares two kinds of data
         and kind["training"] in trained
         and str(kind["mask"]).startswith(str(given.get("mask", "causal")))
         and kind["positional"] in names | {given.get("than")}

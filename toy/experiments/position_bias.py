@@ -236,7 +236,7 @@ def commands(found: Iterable[Case], settings: Mapping[str, Any], like: str) -> s
         name: value for name, value in settings.items() if name not in GRID and value != getattr(usual, name, value)
     }
     told = []
-    for lists in products(sorted(found, key=lambda case: case.seed)):
+    for lists in products(sorted(found, key=lambda case: (case.seed, case))):
         given = dict(zip((*LISTS, "seeds"), (*lists[:-1], (len(lists[-1]),)), strict=True))
         given |= {name: (value,) for name, value in same.items()}
         words = (f"--with {name.replace('_', '-')}={','.join(map(str, x))}" for name, x in given.items())

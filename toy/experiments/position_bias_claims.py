@@ -96,9 +96,11 @@ def world(ds: xr.Dataset, scale: str, data: str = "gaussian", mask: str = "causa
     return at(ds, scale=scale, data=data, mask=mask)
 
 
-def gap_of(ds: xr.Dataset, scale: str, positional: str, training: str, mask: str = "causal") -> xr.DataArray:
-    """[depth, seed, pair] of the depths that are there, of Gaussian data."""
-    found = at(world(ds, scale, mask=mask)["gap"], positional=positional, training=training)
+def gap_of(
+    ds: xr.Dataset, scale: str, positional: str, training: str, mask: str = "causal", data: str = "gaussian"
+) -> xr.DataArray:
+    """[depth, seed, pair] of the depths that are there."""
+    found = at(world(ds, scale, data, mask)["gap"], positional=positional, training=training)
     found = found.transpose("depth", "seed", "pair").dropna("depth", how="all")
     need(found.size)
     return found
@@ -129,16 +131,18 @@ def _told(values: xr.DataArray) -> str:
 
 
 @by_stream
-def earlier(ds: xr.Dataset, scale: str, training: str, pairs: list[str], positional: str = "none") -> Judged:
+def earlier(
+    ds: xr.Dataset, scale: str, training: str, pairs: list[str], positional: str = "none", data: str = "gaussian"
+) -> Judged:
     """The earlier item is preferred."""
-    gap = gap_of(ds, scale, positional, training).sel(pair=pairs)
+    gap = gap_of(ds, scale, positional, training, data=data).sel(pair=pairs)
     return decided(". ".join(f"{pair}: {by_depth(one)}" for (pair,), one in places(gap, "pair")), each_above(gap))
 
 
 @by_stream
-def smallest(ds: xr.Dataset, scale: str, pair: str, positional: str = "none") -> Judged:
+def smallest(ds: xr.Dataset, scale: str, pair: str, positional: str = "none", data: str = "gaussian") -> Judged:
     """The gap of a pair is nearer to 0 than those of the others."""
-    gap = gap_of(ds, scale, positional, "unbiased")
+    gap = gap_of(ds, scale, positional, "unbiased", data=data)
     rest = abs(gap.sel(pair=[name for name in PAIRS if name != pair])) - abs(gap.sel(pair=pair, drop=True))
     said = ". ".join(f"{name}: {by_depth(one)}" for (name,), one in places(rest, "pair"))
     return decided(f"distance from 0 beyond that of {pair}, {said}", each_above(rest))
