@@ -133,6 +133,7 @@ def position_bias_curves_figure(ds: xr.Dataset, *, at: Mapping[str, str], path: 
     trainings, encodings = _names(world, "training"), _names(world, "positional")
     depths = world["depth"].values.tolist()
     residuals = _names(world, "residual")
+    world = world.sel(residual=residuals)
     shades = ", shaded for full lines" if len(residuals) > 1 else ""
     facts = [f"medians over seeds and their range{shades}" if world.sizes["seed"] > 1 else "one seed: no range"]
     facts += ["models with a residual stream"] * (residuals == ["on"])
@@ -223,8 +224,9 @@ def _chosen(ds: xr.Dataset, at: Mapping[str, str] | None) -> tuple[xr.Dataset, d
     """The models of one kind, and of which."""
     at = dict(at or dict(zip(WORLD, _worlds(ds)[0][0], strict=True)))
     world = ds.sel(at)
-    some = [dim for dim in world["gap"].dims if dim != "depth"]
-    return world.isel(depth=np.flatnonzero(world["gap"].notnull().any(some))), at
+    there = world["gap"].notnull()
+    some = {dim: there.any([other for other in there.dims if other != dim]).values for dim in ("depth", "seed")}
+    return world.isel({dim: np.flatnonzero(kept) for dim, kept in some.items()}), at
 
 
 def _worlds(ds: xr.Dataset) -> list[tuple[tuple[str, str], xr.Dataset]]:

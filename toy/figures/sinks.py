@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from probes.figures.style import BLUE, DPI, GREY, VERMILLION, WEIGHTS, WIDEST
 
-from ..experiments.learnt import name_of
+from ..experiments.learnt import gate, name_of
 from ..experiments.rules import setting
 from ..experiments.sinks_claims import kinds, masks_of
 from .sheet import entry, files, grid, ranged, sheet
@@ -28,6 +28,7 @@ def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: s
     """A column per mask: the metric along keys above, the patterns of one sequence below, a row per block.
 
     The metric is the median over seeds and its range, with that of the same models before training and of even weights.
+    Titles say which models do not pass the gate.
 
     Args:
         ds: result of the experiment `position-bias`.
@@ -35,7 +36,7 @@ def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: s
         path: where to save; see `save_figure`.
     """
     at = dict(at or kinds(ds)[0])
-    by_mask = masks_of(ds, at)
+    by_mask, learnt = masks_of(ds, at), gate(ds)[1]
     first = next(iter(by_mask.values()))
     masks, depth, length, seeds = list(by_mask), first.sizes["layer"], first.sizes["key"], first.sizes["seed"]
     width = max(NARROWEST, PANEL * len(masks) + 1.2)
@@ -51,7 +52,8 @@ def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: s
         top = 1.05 * max(float(one[name].max()) for one in by_mask.values() for name in ("sink", "fresh", "even"))
         for n, ((mask, models), column) in enumerate(zip(by_mask.items(), cells.T, strict=True)):
             _metric(column[0], models)
-            column[0].set(title=mask.replace("-", " "), ylim=(0, top))
+            passed = str(learnt.sel(at | {"mask": mask, "training": "unbiased"}).item()) == "trained"
+            column[0].set(title=mask.replace("-", " ") + "\nhas not learnt" * (not passed), ylim=(0, top))
             for layer, cell in enumerate(column[1:]):
                 image = cell.imshow(
                     models["pattern"].isel(seed=0, layer=layer).values, cmap=WEIGHTS, vmin=0, vmax=DARKEST
