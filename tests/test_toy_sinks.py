@@ -144,7 +144,7 @@ def made_up(tiny, sink, masks=("causal", "window-5", "window-9", "prefix-2", "pr
     ds["fresh"][:] = 0.1
     ds["novel_accuracy"][:] = 0.9
     for mask in masks:
-        ds["over_tau"].loc[{"mask": mask}] = sink(mask)
+        ds["over_tau"].loc[{"mask": mask}] = ds["alpha"].loc[{"mask": mask}] = sink(mask)
     return ds
 
 
@@ -182,6 +182,13 @@ def test_statements_hold_and_fail_where_they_do(tiny, refuted, which, place, val
     assert len(of_sinks(ds)) == 5
     assert {c.id for c in of_sinks(ds) if held(c) is not True} == {f"wu-toy-sink-{name}-text-2" for name in refuted}
     assert "not measured" not in {claim.verdict for claim in of_sinks(ds)}
+
+
+def test_measures_that_disagree_on_windows_decide_nothing(tiny):
+    ds = made_up(tiny, as_published)
+    ds["over_tau"].loc[{"mask": "window-5"}] = 0.9
+    (row,) = (claim for claim in of_sinks(ds) if "weaker-with-window" in claim.id)
+    assert row.verdict == "undecided"
 
 
 def test_toys_that_do_not_retrieve_are_not_judged(tiny):

@@ -203,7 +203,9 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
         InputError: there is no experiment of that name.
     """
     seeds = ds.sizes.get("seed", 1)
-    model = f"{ds.attrs.get('models', 'toys')}, {seeds} seed{'s' if seeds > 1 else ''}, {_kind(ds).lower()}"
+    parts = "; " in str(ds.attrs.get("command", ""))  # settings that several commands trained may have fewer seeds
+    seeds_told = f"{'up to ' * parts}{seeds} seed{'s' if seeds > 1 else ''}"
+    model = f"{ds.attrs.get('models', 'toys')}, {seeds_told}, {_kind(ds).lower()}"
     full = f"headwater toy {name} --out runs/toy"
     made = str(ds.attrs.get("command", "")) or full
     return [

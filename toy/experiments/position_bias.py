@@ -231,12 +231,12 @@ def measured_in(ds: xr.Dataset) -> list[Case]:
 
 def commands(found: Iterable[Case], settings: Mapping[str, Any], like: str) -> str:
     """What trains these models, one command for each product of lists; they write to where the command `like` writes."""
-    usual, out = Settings(), re.search(r" --out ('[^']*'|[^\s;]+)", like)
+    usual, out = Settings(), re.search(r" --out[ =]('[^']*'|[^\s;]+)", like)
     same = {
         name: value for name, value in settings.items() if name not in GRID and value != getattr(usual, name, value)
     }
-    told = []
-    for lists in products(sorted(found, key=lambda case: (case.seed, case))):
+    told, in_order = [], sorted(found, key=lambda case: (case.seed, case))
+    for lists in products(in_order):
         given = dict(zip((*LISTS, "seeds"), (*lists[:-1], (len(lists[-1]),)), strict=True))
         given |= {name: (value,) for name, value in same.items()}
         words = (f"--with {name.replace('_', '-')}={','.join(map(str, x))}" for name, x in given.items())

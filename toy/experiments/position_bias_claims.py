@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise, product
@@ -18,7 +19,7 @@ from probes.results.tables import Table
 
 from . import sinks_claims
 from .learnt import PASSED, STREAMS, by_stream, gate, learning, name_of, remade, scaled, untrained
-from .position_bias import FIRST, LAST, MIDDLE, PAIRS, TRAINING
+from .position_bias import FIRST, LAST, MIDDLE, PAIRS, SCALES, TRAINING
 from .rules import (
     Judged,
     Lacks,
@@ -27,7 +28,6 @@ from .rules import (
     decided,
     each_above,
     judge,
-    known,
     need,
     over_each,
     over_told,
@@ -37,6 +37,7 @@ from .rules import (
 FEWEST = 3  # seeds from which on an interval by Student's t says something (that of two is 13 times their range)
 SAME = 0.01  # of accuracy; a smaller change of a gap is nothing
 EVEN = 0.02  # of accuracy; a smaller gap is no bias: of three runs' 10,000 sequences chance alone gives half of that
+SCALED = re.compile(rf"-({'|'.join(SCALES)})(?=(-\d+)?$)")  # what ids of a scale end in, perhaps before a depth
 GATE = f"{PASSED}, whatever data they were trained on"
 
 
@@ -88,7 +89,19 @@ def claims(ds: xr.Dataset) -> list[Claim]:
         "untrained": untrained(ds, accuracy, states),
         "command": remade(ds),
     }
-    return [*judge(__name__, ds, lists={"scale": scales}, **shared), *sinks_claims.claims(ds, **shared)]
+    return _once([*judge(__name__, ds, lists={"scale": scales}, **shared), *sinks_claims.claims(ds, **shared)])
+
+
+def _once(found: Sequence[Claim]) -> list[Claim]:
+    """Without rows on what was not measured at one scale of the data, where the other scale has a row on it."""
+    stems = [SCALED.sub("", claim.id) for claim in found]
+    known = {stem for stem, claim in zip(stems, found, strict=True) if claim.verdict != "not measured"}
+    first = {stem: claim for stem, claim in reversed(list(zip(stems, found, strict=True)))}
+    return [
+        claim
+        for stem, claim in zip(stems, found, strict=True)
+        if claim.verdict != "not measured" or (stem not in known and claim is first[stem])
+    ]
 
 
 def world(ds: xr.Dataset, scale: str, data: str = "gaussian", mask: str = "causal") -> xr.Dataset:
@@ -155,17 +168,6 @@ def grows(ds: xr.Dataset, scale: str, positional: str) -> Judged:
     need(mean.sizes["depth"] > 1)
     rise = mean.isel(depth=-1, drop=True) - mean.isel(depth=0, drop=True)
     return decided(f"mean of the three gaps: {by_depth(mean)}", each_above(rise))
-
-
-@by_stream
-def widens(ds: xr.Dataset, scale: str, mask: str, positional: str = "none") -> Judged:
-    """The bias toward earlier items is larger under every wider window."""
-    names = sorted((name for name in ds["mask"].values.tolist() if name.startswith(mask)), key=sinks_claims.size_of)
-    gaps = ((name, known(gap_of, ds, scale, positional, "unbiased", name)) for name in names)
-    means = {name: gap.mean("pair") for name, gap in gaps if gap is not None}
-    need(len(means) > 1)
-    rises = [each_above(wide - narrow) for narrow, wide in pairwise(means.values())]
-    return decided("; ".join(f"{name}, {by_depth(mean)}" for name, mean in means.items()), *rises)
 
 
 @by_stream

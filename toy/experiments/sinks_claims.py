@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from probes.claims.claim import Claim
+from probes.claims.claim import Claim, Verdict
+from probes.claims.rules import SURE, every
 from probes.results.tables import Table, number
 
 from .learnt import PASSED, by_stream, scaled
@@ -104,15 +105,22 @@ def made_by_training(ds: xr.Dataset, scale: str, depth: int, mask: str, position
 
 @by_stream
 def weaker_with_window(ds: xr.Dataset, scale: str, depth: int, mask: str, positional: str = "none") -> Judged:
-    """The metric at the first token rises with the window."""
-    found = {name: one.isel(key=0) for name, one in under(ds, scale, depth, mask, positional).items()}
+    """The metric at the first token rises with the window, and alpha does."""
+    found = {
+        name: one.isel(key=0).assign(alpha=one["alpha"].isel(key=0).mean("layer"))
+        for name, one in under(ds, scale, depth, mask, positional).items()
+    }
     need(len(found) > 1)
     told = [
-        f"{name}: {_told(one['sink'])} (alpha {float(one['alpha'].mean()):.3f}, even weights {float(one['even']):.3f})"
+        f"{name}: {_told(one['sink'])} (alpha {_told(one['alpha'])}, even weights {float(one['even']):.3f})"
         for name, one in found.items()
     ]
-    sinks = [one["sink"] for one in found.values()]
-    return decided("; ".join(told), *(each_above(wide - narrow) for narrow, wide in pairwise(sinks)))
+    rises = [
+        every([each_above(wide[name] - narrow[name]) for narrow, wide in pairwise(found.values())])(SURE)
+        for name in ("sink", "alpha")
+    ]
+    verdict: Verdict = rises[0] if rises[0] == rises[1] else "undecided"
+    return Judged("; ".join(told), verdict)
 
 
 @by_stream

@@ -28,7 +28,7 @@ def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: s
     """A column per mask: the metric along keys above, the patterns of one sequence below, a row per block.
 
     The metric is the median over seeds and its range, with that of the same models before training and of even weights.
-    Titles say which models do not pass the gate.
+    Titles say which models do not pass the gate (accuracy on novel classes).
 
     Args:
         ds: result of the experiment `position-bias`.
@@ -53,7 +53,7 @@ def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: s
         for n, ((mask, models), column) in enumerate(zip(by_mask.items(), cells.T, strict=True)):
             _metric(column[0], models)
             passed = str(learnt.sel(at | {"mask": mask, "training": "unbiased"}).item()) == "trained"
-            column[0].set(title=mask.replace("-", " ") + "\nhas not learnt" * (not passed), ylim=(0, top))
+            column[0].set(title=mask.replace("-", " ") + "\nbelow the gate" * (not passed), ylim=(0, top))
             for layer, cell in enumerate(column[1:]):
                 image = cell.imshow(
                     models["pattern"].isel(seed=0, layer=layer).values, cmap=WEIGHTS, vmin=0, vmax=DARKEST
