@@ -115,12 +115,11 @@ def weaker_with_window(ds: xr.Dataset, scale: str, depth: int, mask: str, positi
         f"{name}: {_told(one['sink'])} (alpha {_told(one['alpha'])}, even weights {float(one['even']):.3f})"
         for name, one in found.items()
     ]
-    rises = [
+    rises: list[Verdict] = [
         every([each_above(wide[name] - narrow[name]) for narrow, wide in pairwise(found.values())])(SURE)
         for name in ("sink", "alpha")
     ]
-    verdict: Verdict = rises[0] if rises[0] == rises[1] else "undecided"
-    return Judged("; ".join(told), verdict)
+    return Judged("; ".join(told), rises[0] if rises[0] == rises[1] else "undecided")
 
 
 @by_stream
