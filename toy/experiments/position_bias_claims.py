@@ -93,14 +93,12 @@ def claims(ds: xr.Dataset) -> list[Claim]:
 
 
 def _once(found: Sequence[Claim]) -> list[Claim]:
-    """Without rows on what was not measured at one scale of the data, where the other scale has a row on it."""
-    stems = [SCALED.sub("", claim.id) for claim in found]
-    known = {stem for stem, claim in zip(stems, found, strict=True) if claim.verdict != "not measured"}
-    first = {stem: claim for stem, claim in reversed(list(zip(stems, found, strict=True)))}
+    """Statement by statement, without rows on what was not measured at one scale of the data, where the other has one."""
+    rows: dict[str, list[Claim]] = {}
+    for claim in found:
+        rows.setdefault(SCALED.sub("", claim.id), []).append(claim)
     return [
-        claim
-        for stem, claim in zip(stems, found, strict=True)
-        if claim.verdict != "not measured" or (stem not in known and claim is first[stem])
+        claim for same in rows.values() for claim in [one for one in same if one.verdict != "not measured"] or same[:1]
     ]
 
 

@@ -85,17 +85,17 @@ def judge(
     """
     found = []
     for statement, rule, gated in stated(import_module(module), lists or {}):
-        judged, some = Judged(), untrained if gated else None
+        judged, some, given = Judged(), untrained if gated else None, _given(rule)
         try:
             judged = rule(done if done is not None and gated else ds)
-            if some is not None and (said := some(_given(rule), partial(known, rule))):
+            if some is not None and (said := some(given, partial(known, rule))):
                 judged = judged._replace(measured=f"{judged.measured}. Left out: {said}")
         except Lacks:
             if some is not None:
                 with suppress(Lacks):
                     rule(ds)
-                    judged = Judged(some(_given(rule), None), "not trained")
-        found.append(statement.judged(*judged, command=command(_given(rule)) if command else ""))
+                    judged = Judged(some(given, None), "not trained")
+        found.append(statement.judged(*judged, command=command(given) if command else ""))
     return found
 
 

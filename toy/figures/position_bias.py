@@ -179,6 +179,7 @@ def position_bias_learning_figure(ds: xr.Dataset, *, at: Mapping[str, str], path
     """
     world, at = _chosen(ds, at)
     encodings, training, depths = _names(world, "positional"), _names(world, "training")[0], world["depth"].values
+    residuals, dashes = _names(world, "residual"), {"off": "-", "on": "--"}
     world = world.sel(training=training)
     size = max(NARROWEST, PANEL * len(encodings) + 0.8), 2 * 1.4 * len(depths) + 1.5
     notes = [f"answers {TRAININGS[training]}; a line per seed", _kind(at)]
@@ -194,14 +195,14 @@ def position_bias_learning_figure(ds: xr.Dataset, *, at: Mapping[str, str], path
                 ((TRAINED, BLIND), (even,)),
                 strict=True,
             ):
-                for residual in world["residual"].values:
+                for residual in residuals:
                     look: Any = {
                         "color": COLORS[name],
                         "linewidth": 1.1,
                         "marker": "." if on.step.size < 2 else "",
                     }
                     curves = values.sel(residual=residual).transpose("step", "seed")
-                    cell.plot(values["step"], curves, linestyle="--" if residual == "on" else "-", **look)
+                    cell.plot(values["step"], curves, linestyle=dashes[residual], **look)
                 for line, style in zip(lines, ("-", ":") if len(lines) > 1 else (":",), strict=True):
                     cell.axhline(line, color=GREY, linewidth=0.8, linestyle=style)
                 grid(cell)
@@ -213,7 +214,7 @@ def position_bias_learning_figure(ds: xr.Dataset, *, at: Mapping[str, str], path
             cells[2 * row + 1, 0].set(ylabel="weight on\nright labels", ylim=(0, None))
         for cell in cells[-1]:
             cell.set_xlabel("training step")
-        handles = [entry("without residual stream", color=GREY), entry("with it", color=GREY, linestyle="--")]
+        handles = [entry(STREAMS[name], color=GREY, linestyle=dashes[name]) for name in residuals]
         handles += [entry(f"gate, {TRAINED:g}", color=GREY, linewidth=0.8)]
         handles += [entry("blind to content", color=GREY, linewidth=0.8, linestyle=":")]
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
