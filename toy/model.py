@@ -10,6 +10,7 @@ Mask, rotation, decay, sinusoidal encoding and residual stream change no shape. 
 
 When only the last position is read out, the last block computes one query, and by associativity neither keys nor values:
 `q . (n_j W_K) = (q W_K^T) . n_j` and `sum_j A_j (n_j W_V) = (sum_j A_j n_j) W_V`, which take d products instead of T d.
+Other blocks of one head take one product for both, `(n_i W_Q W_K^T) . n_j`. With RoPE, which turns keys, all compute them.
 
 Defaults are the ones of torch's own layers, which the sources' programs use: matrices uniform within 1/sqrt(inputs), token
 and position embeddings standard normal.
@@ -315,12 +316,19 @@ def block(
     x: Float[Tensor, "model batch position d"],
 ) -> Float[Tensor, "model batch position d"]:
     """One block, all positions."""
-    q, *keys_values = queries_keys_values(architecture, weights, switches, layer, x)
-    k, v = (shared(architecture, part) for part in keys_values)
-    logits = (q * architecture.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias  # [E, B, H, T, T]
-    if architecture.kernel == "distance":
-        logits = logits - lengths(architecture, k)[..., None, :]
-    return written(architecture, weights, switches, layer, x, joined(weighed(architecture, logits) @ v))
+    a = architecture
+    if a.heads == 1 and switches.cos is None and a.kernel == "inner":
+        n = normed(a, weights, f"{layer}.attention_norm", x)
+        asking = (weights[f"{layer}.q"] * a.head_dim**-0.5) @ weights[f"{layer}.k"].mT
+        v = split(a, times(n, weights[f"{layer}.v"]))
+        logits = split(a, times(n, asking)) @ split(a, n).mT + switches.bias
+    else:
+        q, *keys_values = queries_keys_values(a, weights, switches, layer, x)
+        k, v = (shared(a, part) for part in keys_values)
+        logits = (q * a.head_dim**-0.5) @ k.mT + switches.bias  # [E, B, H, T, T]
+        if a.kernel == "distance":
+            logits = logits - lengths(a, k)[..., None, :]
+    return written(a, weights, switches, layer, x, joined(weighed(a, logits) @ v))
 
 
 def weighed(architecture: Architecture, logits: Tensor) -> Tensor:
