@@ -179,9 +179,15 @@ def test_interrupted_and_run_again_is_the_uninterrupted_run(tiny, tmp_path, monk
     other = r"'.*unfinished-tiny-one/all-of-them' holds unfinished training with steps 40"
     with pytest.raises(InputError, match=other):
         run("tiny-one", tmp_path / "out", device="cpu", given=["steps=41"])
-    told: list[float] = []
-    again, _, _ = run("tiny-one", tmp_path / "out", device="cpu", advance=lambda label, done, total: told.append(done))
-    assert told[0] == 80  # of 160
+    steps: list[float] = []
+    said: list[str] = []
+
+    def advance(label: str, done: float, total: float) -> None:
+        steps.append(done)
+
+    again, _, _ = run("tiny-one", tmp_path / "out", device="cpu", advance=advance, told=said.append)
+    assert steps[0] == 80  # of 160
+    assert said == [f"going on with the trainings in '{tmp_path / 'out' / '.unfinished-tiny-one'}'"]
     np.testing.assert_array_equal(again["loss"].values, whole["loss"].values)
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
         file.name for file in (tmp_path / "whole").iterdir()

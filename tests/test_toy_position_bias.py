@@ -161,8 +161,17 @@ def test_results_add_up(tmp_path, monkeypatch):
         return train_all(s, found, *rest)
 
     monkeypatch.setattr(module, "trained", counted)
-    runs = [experiment.run("position-bias", tmp_path, given=given, device="cpu")[0] for given in (first, first, more)]
+    said: list[str] = []
+    runs = [
+        experiment.run("position-bias", tmp_path, given=given, device="cpu", told=said.append)[0]
+        for given in (first, first, more)
+    ]
     assert trained == [2, 0, 3]
+    there = f"'{tmp_path / module.RESULT}' holds"
+    assert said == [
+        f"{there} 2 of the 2 models asked for, and 0 others",
+        f"{there} 1 of the 4 models asked for, and 1 others",
+    ]
     xr.testing.assert_identical(runs[1].drop_attrs(), runs[0].drop_attrs())
     (alone, _, _) = experiment.run("position-bias", tmp_path / "alone", given=more, device="cpu")
     for one in (runs[0], alone):

@@ -134,7 +134,9 @@ def toy(
         settings_of(name, quick=quick, given=changed or ())
     for name in chosen:
         with progress() as advance:
-            _, report, files = run(name, out, quick=quick, given=changed or (), device=device, advance=advance)
+            _, report, files = run(
+                name, out, quick=quick, given=changed or (), device=device, advance=advance, told=remark
+            )
         print_report(report, sentences=True)
         print_written(files)
 

@@ -68,6 +68,7 @@ class Work:
     device: torch.device
     folder: Path  # of unfinished work
     advance: Advance
+    told: Callable[[str], None] = lambda line: None  # hears in one line what is there already
     clock: Clock = field(default_factory=Clock)  # shared with copies of this that tell their progress in another way
 
     def train(self, label: str, runs: Sequence[Run], steps: int, **options: Any) -> list[Trained]:
@@ -148,6 +149,7 @@ def run(
     given: Sequence[str] = (),
     device: str = "auto",
     advance: Advance = lambda label, done, total: None,
+    told: Callable[[str], None] = lambda line: None,
 ) -> tuple[xr.Dataset, Report, list[Path]]:
     """Run one experiment and write NAME.nc, its figures and NAME.md with the table of published statements.
 
@@ -159,7 +161,9 @@ def run(
     settings, module, out = settings_of(name, quick=quick, given=given), experiment(name), Path(out)
     require_writable(out)
     where = torch.device(usable_device(device))
-    work = Work(where, out / f".unfinished-{name}", advance)
+    work = Work(where, out / f".unfinished-{name}", advance, told)
+    if work.folder.is_dir():
+        told(f"going on with the trainings in '{work.folder}'")
     began = time.monotonic()
     ds = module.measure(settings, work)
     made = {

@@ -330,6 +330,11 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     steps, asked = check_steps(settings), cases(settings)
     old = before(settings, work.folder.with_name(RESULT))
     have = measured_in(old) if old is not None else []
+    left = [case for case in asked if case not in have]
+    if old is not None:
+        there = len(asked) - len(left)
+        file = work.folder.with_name(RESULT)
+        work.told(f"'{file}' holds {there} of the {len(asked)} models asked for, and {len(have) - there} others")
     every = {*have, *asked}
     whole = settings if every == {*asked} or old is None else _union(json.loads(old.attrs["settings"]), settings)
     axes = {
@@ -346,7 +351,7 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         "query": np.arange(2 * ITEMS + 1),
         "key": (("key",), np.arange(2 * ITEMS + 1), {"long_name": "position of the key", "units": "1"}),
     }
-    found = _measured(settings, [case for case in asked if case not in have], steps, work)
+    found = _measured(settings, left, steps, work)
     attrs: dict[str, Any] = {}
     if old is not None:
         found = chain(_kept(old, have), found)
