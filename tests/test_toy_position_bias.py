@@ -17,6 +17,7 @@ from probes.results.dataset import made_with
 from toy.experiments import experiment
 from toy.experiments import position_bias as module
 from toy.experiments.in_context import PARTS, generator_of
+from toy.experiments.learnt import remade
 from toy.experiments.position_bias import DIMS, ITEMS, MEASURES, ORDERS, PAIRS, QUICK, Case, Settings, cases
 from toy.experiments.position_bias_claims import claims, over_seeds, tables
 from toy.experiments.sweep import Part, sweep
@@ -214,6 +215,15 @@ def test_commands_make_the_models_that_they_are_for():
     again = [experiment.settings_of("position-bias", quick=False, given=one.split()[4:-2:2]) for one in told]
     assert {case for one in again for case in module.cases(one)} == found
     assert {(one.steps, one.checks) for one in again} == {(3, 2)}
+
+
+def test_a_comparison_of_two_kinds_of_data_names_what_both_have(everything):
+    both = (everything["data"] == "gaussian") | (everything["positional"] == "none")
+    ds = everything.where(both).assign_attrs(command="headwater --out x; headwater --out x")
+    given = {"one": {"data": "gaussian"}, "other": {"data": "fixed"}, "scale": "text", "training": "unbiased"}
+    (told,) = remade(ds)(given).split("; ")
+    assert "--with data=fixed,gaussian " in told
+    assert "--with positional=none " in told
 
 
 def test_numbers_of_a_run_are_those_of_its_models(tiny):

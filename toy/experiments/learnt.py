@@ -16,7 +16,7 @@ from probes.results.statistics import over_runs
 from probes.results.tables import Table, number
 
 from ..tasks import InContext
-from .position_bias import DIMS, commands, measured_in
+from .position_bias import DIMS, Case, commands, measured_in
 from .rules import OVER_RUNS, Judged, Lacks, Untrained, at, places, setting
 
 PASSED = f"Only toys with an accuracy on novel classes of {TRAINED:g} or more count, {OVER_RUNS}"
@@ -98,9 +98,21 @@ def remade(ds: xr.Dataset) -> Callable[[Mapping[str, Any]], str]:
 
     def say(given: Mapping[str, Any]) -> str:
         needed = [case for case in found if _read(case._asdict(), given)]
+        if "one" in given:  # which compares what both kinds of data have
+            sides = [{_bare(case) for case in needed if _is(case._asdict(), given[side])} for side in ("one", "other")]
+            needed = [case for case in needed if _bare(case) in sides[0] & sides[1]]
         return commands(needed, json.loads(ds.attrs["settings"]), made) if "; " in made else made
 
     return say
+
+
+def _bare(case: Case) -> Case:
+    """A model whatever its data and seed."""
+    return case._replace(scale="", data="", seed=0)
+
+
+def _is(kind: Mapping[str, Any], which: Mapping[str, Any]) -> bool:
+    return all(kind[dim] == value for dim, value in which.items())
 
 
 def _read(kind: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
@@ -111,9 +123,10 @@ def _read(kind: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     trained = {answers} if isinstance(answers, str) else {*answers}
     if isinstance(answers, Mapping):  # shifts, against unbiased data
         trained.add("unbiased")
+    compared = [given[side] for side in ("one", "other") if side in given] or [{}]
     return (
         all((given.get(dim) or kind[dim]) == kind[dim] for dim in ("scale", "depth"))
-        and (kind["data"] == given.get("data", "gaussian") or "one" in given)  # which compares two kinds of data
+        and any(_is(kind, {"data": given.get("data", "gaussian")} | which) for which in compared)
         and kind["training"] in trained
         and str(kind["mask"]).startswith(str(given.get("mask", "causal")))
         and kind["positional"] in names | {given.get("than")}
