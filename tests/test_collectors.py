@@ -55,3 +55,12 @@ def test_where_there_is_little_there_are_fewer_and_no_intervals(capsys):
     assert coordinates["collector_token"][1].tolist() == [["7", "8", "", "", ""]]
     print_table(("token",), [["[/b]␣語"]])  # no markup, and twice as wide as it is long
     assert "[/b]␣語" in capsys.readouterr().out
+
+
+def test_a_table_that_a_terminal_has_no_room_for_goes_on_below(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setenv("TERM", "dumb")  # no bold letters
+    print_table(("model", "first", "second", "third"), [["a", "1", "2", "3" * 30]])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip(" ─")]
+    assert lines == [["model", "first", "second"], ["a", "1", "2"], ["model", "third"], ["a", "3" * 30]]

@@ -91,18 +91,34 @@ def remark(line: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; its lines are never broken, not even in a pipe or a narrow terminal."""
+    """Print a table; its lines are never broken.
+
+    In a terminal that is too narrow, columns follow in further tables, each beside the first column. Elsewhere (in a file, a
+    pipe) it is one table of any width.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
 
-    table = Table(*(Column(name, no_wrap=True) for name in columns), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*map(escape, row))
     widths = [max(map(cell_len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
-    Console(width=sum(widths) + 2).print(table)
+    room = shutil.get_terminal_size().columns - 2 if sys.stdout.isatty() else sum(widths)
+    for chosen in _side_by_side(widths, room):
+        table = Table(*(Column(columns[i], no_wrap=True) for i in chosen), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for row in rows:
+            table.add_row(*(escape(row[i]) for i in chosen))
+        Console(width=sum(widths[i] for i in chosen) + 2).print(table)
+
+
+def _side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Which columns stand in each table: the first in all of them, and as many others as fit, at least one."""
+    found: list[list[int]] = [[0]]
+    for i, width in enumerate(widths[1:], 1):
+        if len(found[-1]) > 1 and sum(widths[k] for k in found[-1]) + width > room:
+            found.append([0])
+        found[-1].append(i)
+    return found
 
 
 def print_report(report: Report, *, sentences: bool = False) -> None:
