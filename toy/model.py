@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -163,11 +163,9 @@ class Architecture:
     @property
     def shape(self) -> Architecture:
         """The same with every switch that changes no shape at its default: models of equal `shape` train in one batch."""
-        positional = "learned" if self.positional == "learned" else "none"
-        plain = replace(
-            self, mask="causal", window=None, prefix=None, positional=positional, decay=None, frequencies=None
-        )
-        return replace(plain, residual=True, factors=())
+        plain: Any = {"window": None, "prefix": None, "decay": None, "frequencies": None, "factors": ()}
+        positional = self.positional if self.positional == "learned" else "none"
+        return replace(self, mask="causal", positional=positional, residual=True, **plain)
 
     def described(self) -> dict[str, object]:
         """All fields, as they enter provenance and the fingerprints of checkpoints; later ones only where they are used."""
@@ -317,18 +315,18 @@ def block(
 ) -> Float[Tensor, "model batch position d"]:
     """One block, all positions."""
     a = architecture
+    n = normed(a, weights, f"{layer}.attention_norm", x)
     if a.heads == 1 and switches.cos is None and a.kernel == "inner":
-        n = normed(a, weights, f"{layer}.attention_norm", x)
         asking = (weights[f"{layer}.q"] * a.head_dim**-0.5) @ weights[f"{layer}.k"].mT
-        v = split(a, times(n, weights[f"{layer}.v"]))
-        logits = split(a, times(n, asking)) @ split(a, n).mT + switches.bias
+        logits = split(a, times(n, asking)) @ split(a, n).mT  # [E, B, H, T, T]
     else:
-        q, *keys_values = queries_keys_values(a, weights, switches, layer, x)
-        k, v = (shared(a, part) for part in keys_values)
-        logits = (q * a.head_dim**-0.5) @ k.mT + switches.bias  # [E, B, H, T, T]
+        q = rotated(a, switches, n, weights[f"{layer}.q"]) * a.head_dim**-0.5
+        k = shared(a, rotated(a, switches, n, weights[f"{layer}.k"]))
+        logits = q @ k.mT
         if a.kernel == "distance":
             logits = logits - lengths(a, k)[..., None, :]
-    return written(a, weights, switches, layer, x, joined(weighed(a, logits) @ v))
+    v = shared(a, split(a, times(n, weights[f"{layer}.v"])))
+    return written(a, weights, switches, layer, x, joined(weighed(a, logits + switches.bias) @ v))
 
 
 def weighed(architecture: Architecture, logits: Tensor) -> Tensor:
@@ -343,8 +341,10 @@ def queries_keys_values(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Those of a block that reads the stream x, [E, B, H, T, c], keys and values by their own heads; RoPE has acted."""
     n = normed(architecture, weights, f"{layer}.attention_norm", x)
-    q, k, v = (split(architecture, times(n, weights[f"{layer}.{name}"])) for name in "qkv")
-    return rotated(switches, q), rotated(switches, k), v
+    q, k = (rotated(architecture, switches, n, weights[f"{layer}.{name}"]) for name in "qk")
+    if switches.cos is not None:
+        q, k = (part.unflatten(-1, (-1, 2)).mT.flatten(-2) for part in (q, k))
+    return q, k, split(architecture, times(n, weights[f"{layer}.v"]))
 
 
 def last_block(
@@ -353,14 +353,13 @@ def last_block(
     """The last block at the last position."""
     a, layer = architecture, architecture.blocks - 1
     n = normed(a, weights, f"{layer}.attention_norm", x)
-    q = split(a, times(n[:, :, -1:], weights[f"{layer}.q"])) * a.head_dim**-0.5  # [E, B, H, 1, c]
+    q = rotated(a, switches, n[:, :, -1:], weights[f"{layer}.q"]) * a.head_dim**-0.5  # [E, B, H, 1, c]
     if switches.cos is None:
-        to_key = by_head(a, weights[f"{layer}.k"])  # [E, H, d, c]
-        asked = torch.einsum("ebhc,ehdc->ebhd", q[..., 0, :], to_key)
+        asked = torch.einsum("ebhc,ehdc->ebhd", q[..., 0, :], by_head(a, weights[f"{layer}.k"]))
         logits = asked @ n.transpose(-1, -2)  # [E, B, H, T]
     else:
-        k = shared(a, rotated(switches, split(a, times(n, weights[f"{layer}.k"]))))
-        logits = (rotated(switches, q, last=True) @ k.transpose(-1, -2))[..., 0, :]
+        k = shared(a, rotated(a, switches, n, weights[f"{layer}.k"]))
+        logits = (q @ k.mT)[..., 0, :]
     if a.kernel == "distance":
         logits = logits - lengths(a, shared(a, split(a, times(n, weights[f"{layer}.k"]))))
     pattern = weighed(a, logits + switches.bias[..., -1, :])
@@ -439,10 +438,13 @@ def by_head(architecture: Architecture, matrix: Float[Tensor, "model d features"
     return shared(architecture, matrix.unflatten(-1, (-1, architecture.head_dim)).transpose(1, 2))
 
 
-def rotated(switches: Switches, x: Float[Tensor, "model batch head position c"], *, last: bool = False) -> Tensor:
-    """RoPE: the first half of a head turned against the second. `last`: x holds the last position alone."""
+def rotated(
+    architecture: Architecture, switches: Switches, n: Float[Tensor, "model batch row d"], matrix: Tensor
+) -> Float[Tensor, "model batch head row c"]:
+    """Queries or keys of the last rows. RoPE turns them as complex numbers, so that its planes' two axes are neighbours."""
     if switches.cos is None or switches.sin is None:
-        return x
-    cos, sin = (y[..., -1:, :] if last else y for y in (switches.cos, switches.sin))
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+        return split(architecture, times(n, matrix))
+    half = architecture.head_dim // 2
+    x = split(architecture, times(n, matrix.unflatten(-1, (-1, 2, half)).mT.flatten(-3))).unflatten(-1, (half, 2))
+    turn = torch.complex(*(y[..., -n.shape[2] :, :half] for y in (switches.cos, switches.sin)))
+    return torch.view_as_real(torch.view_as_complex(x) * turn).flatten(-2)
