@@ -182,7 +182,7 @@ def test_claims_are_counted_by_population_and_verdict():
         " Apart from these, 1 are about what one ingredient of training causes."
     )
     none = told(claims=[replace(CLAIM, id=f"x-{n}", verdict="not measured") for n in range(3)])[4]
-    assert none == "Of 3 statements that the sources publish none could be judged on these results."
+    assert none == "Of 3 statements that the sources publish, none could be judged on these results."
 
 
 def test_few_models_are_listed_in_their_order_and_more_are_a_range():

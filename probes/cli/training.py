@@ -109,7 +109,7 @@ def toy(
     names: list[str] = argument(
         "retrieval, previous-token, exchanges, remarks, position-bias, rollout, petroglyph, births, or all.", ...
     ),
-    quick: bool = flag("--quick", "A small setting of about a minute each, marked as quick."),
+    quick: bool = flag("--quick", "A small setting of one to three minutes each, marked as quick."),
     changed: list[str] | None = option(
         "Change a setting; lists as in depths=2,4. May be repeated.", None, "--with", metavar="FIELD=VALUE"
     ),

@@ -231,14 +231,14 @@ def _claims(claims: Sequence[Claim]) -> str:
         if any(own[one] for one in (*DECIDED, "undecided")):
             told = ", ".join(f"{own[one]} {said(one, own[one])}" for one in DECIDED)
             parts.append(f"of {own.total()} about {POPULATIONS[population]} {told}, {own['undecided']} undecided")
-    if not parts:
-        return f"Of {len(found)} statements that the sources publish none could be judged on these results."
     left = sum(claim.verdict not in (*DECIDED, "undecided") for claim in found)
-    rest = f"; {left or 'none'} could not be judged on these results"
+    left_out, rest = f"; {left or 'none'} could not be judged on these results", ""
     apart = Counter(claim.verdict for claim in claims if claim.kind == "published" and claim.population not in HEADLINE)
     if apart:
         rest += f". Apart from these, {apart.total()} are about what one ingredient of training causes"
-    return f"Of {len(found)} statements that the sources publish: {'; '.join(parts)}{rest}."
+    if not parts:
+        return f"Of {len(found)} statements that the sources publish, none could be judged on these results{rest}."
+    return f"Of {len(found)} statements that the sources publish: {'; '.join(parts)}{left_out}{rest}."
 
 
 # ---------------------------------------------------------------------------------------------------------- in words

@@ -166,6 +166,8 @@ def load(path: str | Path) -> xr.Dataset:
     if found != "file":
         missing = {"neither": "is a pipe or a device", "folder": "is a folder"}.get(found, "does not exist")
         raise InputError(f"result '{path}' {missing}; give a NetCDF file that headwater wrote")
+    if not h5py.is_hdf5(path):
+        raise InputError(f"result '{path}' cannot be read: it is no NetCDF file; give one that headwater wrote")
     try:
         with h5py.File(path) as file:  # first, since h5netcdf leaves noise behind when it fails halfway
             ours = "headwater" in dict(file.attrs)
