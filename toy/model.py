@@ -95,14 +95,8 @@ class Architecture:
     factors: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (
-            "blocks",
-            "heads",
-            "width",
-            "length",
-            "outputs",
-            *(name for name in ("vocabulary", "kv_heads") if getattr(self, name) is not None),
-        ):
+        counts = [name for name in ("vocabulary", "kv_heads") if getattr(self, name) is not None]
+        for name in ("blocks", "heads", "width", "length", "outputs", *counts):
             at_least(name, getattr(self, name), 1)
         kinds = {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}
         for name, kind in (kinds | {"attention": AttentionSwitch, "kernel": Kernel, "readout": Kernel}).items():
@@ -446,5 +440,8 @@ def rotated(
         return split(architecture, times(n, matrix))
     half = architecture.head_dim // 2
     x = split(architecture, times(n, matrix.unflatten(-1, (-1, 2, half)).mT.flatten(-3))).unflatten(-1, (half, 2))
-    turn = torch.complex(*(y[..., -n.shape[2] :, :half] for y in (switches.cos, switches.sin)))
-    return torch.view_as_real(torch.view_as_complex(x) * turn).flatten(-2)
+    cos, sin = (y[..., -n.shape[2] :, :half] for y in (switches.cos, switches.sin))
+    if x.device.type in ("cpu", "cuda"):
+        return torch.view_as_real(torch.view_as_complex(x) * torch.complex(cos, sin)).flatten(-2)
+    first, second = x.unbind(-1)  # other devices lack parts of complex arithmetic
+    return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
