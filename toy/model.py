@@ -441,7 +441,7 @@ def rotated(
     half = architecture.head_dim // 2
     x = split(architecture, times(n, matrix.unflatten(-1, (-1, 2, half)).mT.flatten(-3))).unflatten(-1, (half, 2))
     cos, sin = (y[..., -n.shape[2] :, :half] for y in (switches.cos, switches.sin))
-    if x.device.type in ("cpu", "cuda"):
+    if x.dtype.itemsize > 2 and x.device.type in ("cpu", "cuda"):
         return torch.view_as_real(torch.view_as_complex(x) * torch.complex(cos, sin)).flatten(-2)
-    first, second = x.unbind(-1)  # other devices lack parts of complex arithmetic
+    first, second = x.unbind(-1)  # other devices, and numbers of 16 bits, lack parts of complex arithmetic
     return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
