@@ -202,7 +202,7 @@ def test_toys_that_do_not_retrieve_are_not_judged(tiny):
     ds["novel_accuracy"].loc[{"mask": ["window-5", "window-9"]}] = 0.9
     ds["over_tau"].loc[{"mask": "window-5", "seed": 0, "key": 3}] = 0.9
     assert of_sinks(ds)[2].verdict == "undecided"
-    assert {c.verdict for c in of_sinks(tiny.ds)} == {"not trained", "not measured"}  # four blocks have no window
+    assert {c.verdict for c in of_sinks(tiny.ds)} == {"not trained"}
 
 
 def test_what_was_not_run_is_not_judged(tiny):
@@ -211,7 +211,8 @@ def test_what_was_not_run_is_not_judged(tiny):
         assert [held(claim) for claim in of_sinks(ds)] == judged
     only = tiny.ds.sel(residual=["on"], depth=[2])
     assert len(of_sinks(only)) == 5
-    assert len(of_sinks(tiny.ds)) == 10
+    four = {claim.id for claim in of_sinks(tiny.ds)} - {claim.id for claim in of_sinks(only)}
+    assert four == {"wu-toy-sink-first-token-text-4", "wu-toy-sink-made-by-training-text-4"}  # they have no window
     # Toys with a residual stream are judged where the others have not learnt.
     ds = made_up(tiny, as_published, ("causal",))
     both = xr.concat([ds.where(ds["seed"] < 0), ds], "residual").assign_coords(residual=["off", "on"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -61,29 +61,30 @@ def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> U
     """For `judge`, of a result of position-bias."""
     counts = states == "trained"
     done = ds.where(counts)
+    measured: list[tuple[dict[str, Any], xr.DataArray]] = [
+        (dict(zip(DIMS, labels, strict=False)), one)
+        for labels, one in places(accuracy, *DIMS[:-1])
+        if one.notnull().any()
+    ]
 
-    @cache
-    def changed(labels: tuple[Any, ...]) -> tuple[xr.Dataset, xr.Dataset]:
+    def changed(kind: Mapping[str, Any]) -> tuple[xr.Dataset, xr.Dataset]:
         """What counts, with this kind; and everything, without it."""
         one = xr.zeros_like(counts)
-        one.loc[dict(zip(DIMS, labels, strict=False))] = True
+        one.loc[kind] = True
         return ds.where(counts | one), ds.where(~one)
 
     def say(given: Mapping[str, Any], tells: Callable[[xr.Dataset], Judged | None] | None) -> str:
-        found, many = [], 0
         now = (tells(done), tells(ds)) if tells else None
-        for labels, one in places(accuracy, *DIMS[:-1]):
-            kind: dict[str, Any] = dict(zip(DIMS, labels, strict=False))
-            if one.notnull().any() and _read(kind, given):
-                many += 1
-                if str(states.sel(kind).item()) != "trained" and (
-                    tells is None or now != tuple(map(tells, changed(labels)))
-                ):
-                    found.append(f"{name_of(kind)} {told(over_runs(one.values).within(0, 1), '.3f')}")
+        read = [(kind, one) for kind, one in measured if _read(kind, given)]
+        found = [
+            f"{name_of(kind)} {told(over_runs(one.values).within(0, 1), '.3f')}"
+            for kind, one in read
+            if states.sel(kind).item() != "trained" and (tells is None or now != tuple(map(tells, changed(kind))))
+        ]
         more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
         if not found:
             return ""
-        who = "settings that have" if tells else f"{len(found)} of {many} settings have"
+        who = "settings that have" if tells else f"{len(found)} of {len(read)} settings have"
         return (
             f"{who} not learnt after {setting(ds, 'steps'):,} steps; accuracy on novel classes "
             f"(blind to content: {BLIND:.3f}): {'; '.join(found[:NAMED])}{more}"

@@ -37,7 +37,7 @@ from .rules import (
 FEWEST = 3  # seeds from which on an interval by Student's t says something (that of two is 13 times their range)
 SAME = 0.01  # of accuracy; a smaller change of a gap is nothing
 EVEN = 0.02  # of accuracy; a smaller gap is no bias: of three runs' 10,000 sequences chance alone gives half of that
-SCALED = re.compile(rf"-({'|'.join(SCALES)})(?=(-\d+)?$)")  # what ids of a scale end in, perhaps before a depth
+SCALED = re.compile(rf"-({'|'.join(SCALES)})(-\d+)?$")  # what ids of a scale, or of a scale and a depth, end in
 GATE = f"{PASSED}, whatever data they were trained on"
 
 
@@ -82,6 +82,7 @@ def over_seeds(values: np.ndarray) -> tuple[float, float, float]:
 
 def claims(ds: xr.Dataset) -> list[Claim]:
     """The statements, for each scale of the data by itself; the paper's residual streams are off unless named."""
+    ds = ds[[name for name, values in ds.items() if {"step", "query"}.isdisjoint(values.dims)]]  # what rules read
     accuracy, states = gate(ds)
     scales = [{"scale": scale, "scaled": scaled(scale)} for scale in ds["scale"].values.tolist()]
     shared: dict[str, Any] = {
@@ -93,7 +94,7 @@ def claims(ds: xr.Dataset) -> list[Claim]:
 
 
 def _once(found: Sequence[Claim]) -> list[Claim]:
-    """Statement by statement, without rows on what was not measured at one scale of the data, where the other has one."""
+    """Statement by statement, without rows on what was not measured at one scale or depth, where another has one."""
     rows: dict[str, list[Claim]] = {}
     for claim in found:
         rows.setdefault(SCALED.sub("", claim.id), []).append(claim)

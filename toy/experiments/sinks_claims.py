@@ -33,7 +33,7 @@ def kinds(ds: xr.Dataset) -> list[dict[str, Any]]:
 def masks_of(ds: xr.Dataset, kind: dict[str, Any]) -> dict[str, xr.Dataset]:
     """What was measured of a kind of toys under each mask, as [seed, layer, ...]; `even` is `uniform_sink`."""
     found, tau = at(ds, **kind, training="unbiased"), float(setting(ds, "tau"))
-    found = found[["over_tau", "alpha", "fresh", "pattern", "novel_accuracy"]]
+    found = found[[name for name in ("over_tau", "alpha", "fresh", "pattern", "novel_accuracy") if name in found]]
     by_mask = {str(mask): found.sel(mask=mask).dropna("seed", subset=["fresh"]) for mask in ds["mask"].values}
     return {
         mask: one.dropna("layer", how="all", subset=["over_tau"])
