@@ -125,6 +125,7 @@ def test_settings_are_the_published_or_the_quick_ones_with_changes(tiny):
     [
         (["steps"], "--with 'steps' has no value; give steps=VALUE"),
         (["speed=3"], "--with 'speed=3' changes nothing in 'tiny-one'; give FIELD=VALUE with one of steps, rate, task"),
+        (["step=3"], "--with 'step=3' changes nothing in 'tiny-one' (did you mean steps?); give FIELD=VALUE"),
         (["=3"], "--with '=3' changes nothing"),
         (["steps=3.0"], "--with 'steps=3.0' cannot be read; give a value like 3"),
         (["rate=fast"], "--with 'rate=fast' cannot be read; give a value like 0.5"),

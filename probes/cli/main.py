@@ -87,7 +87,7 @@ def main() -> None:
     except typer.TyperException as error:  # what typer itself refuses: unknown options, wrong types
         context = getattr(error, "ctx", None)  # not every one of them has it
         path = context.command_path if context else "headwater"
-        message = error.format_message().rstrip(".")
+        message = error.format_message().rstrip(".").replace("Value error, ", "")
         code = _complain(f"{message} (given: {given()}); see {path} --help", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED

@@ -126,6 +126,13 @@ class HuggingFaceView(Watched):
             model.set_experts_implementation("eager")  # the grouped products that are usual know no float64
         self.offloaded: bool = any(parameter.device != self.device for parameter in self._blocks.parameters())
 
+    def __repr__(self) -> str:
+        """Which model this is; the weights are not read for it."""
+        spec = self.spec
+        size = f"{spec.blocks} blocks, {spec.heads} heads, width {spec.width}"
+        where = f"{str(self.dtype).removeprefix('torch.')}, {self.device}"
+        return f"<{self._name}, {self._described.condition}: {spec.family}, {size}, {where}, by {self.backend}>"
+
     @property
     def identity(self) -> Identity:
         # The caller may change the weights. Those that accelerate offloads are new tensors in every pass.

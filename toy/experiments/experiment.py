@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -133,8 +134,11 @@ def changed(settings: Any, given: Sequence[str], name: str) -> Any:
         if key in types and not value.strip():
             raise InputError(f"--with '{text}' has no value; give {key}=VALUE")
         if key not in types:
-            known = ", ".join(f.name for f in fields(settings))
-            raise InputError(f"--with '{text}' changes nothing in '{name}'; give FIELD=VALUE with one of {known}")
+            known = [f.name for f in fields(settings)]
+            near = "".join(f" (did you mean {one}?)" for one in get_close_matches(key, known, 1))
+            raise InputError(
+                f"--with '{text}' changes nothing in '{name}'{near}; give FIELD=VALUE with one of {', '.join(known)}"
+            )
         if key in changes:
             raise InputError(f"--with '{text}' gives {key} a second time; give each field once, lists as in 2,4")
         changes[key] = _read(text, value.strip(), types[key])
