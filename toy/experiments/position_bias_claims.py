@@ -144,11 +144,18 @@ def _told(values: xr.DataArray) -> str:
 
 @by_stream
 def earlier(
-    ds: xr.Dataset, scale: str, training: str, pairs: list[str], positional: str = "none", data: str = "gaussian"
+    ds: xr.Dataset,
+    scale: str,
+    training: str,
+    pairs: list[str],
+    positional: str = "none",
+    data: str = "gaussian",
+    or_even: bool = False,
 ) -> Judged:
-    """The earlier item is preferred."""
+    """The earlier item is preferred, or neither is."""
     gap = gap_of(ds, scale, positional, training, data=data).sel(pair=pairs)
-    return decided(". ".join(f"{pair}: {by_depth(one)}" for (pair,), one in places(gap, "pair")), each_above(gap))
+    said = ". ".join(f"{pair}: {by_depth(one)}" for (pair,), one in places(gap, "pair"))
+    return decided(said, each_above(gap, -EVEN if or_even else 0))
 
 
 @by_stream
@@ -293,13 +300,26 @@ def _trained_on(ds: xr.Dataset, training: Sequence[str], **which: str) -> xr.Dat
 
 
 def residual_weaker(ds: xr.Dataset, scale: str) -> Judged:
-    """Residual streams change some bias."""
-    without, those = residuals(abs(at(world(ds, scale)["gap"], training="unbiased").mean("pair")))
-    found = over_each(those - without)
-    need(found)
+    """Residual streams change the size of some bias; where a gap changes its sign they do something else."""
+    found: list[Interval] = []
+    turned = 0
+    for _, one in places(at(world(ds, scale)["gap"], training="unbiased"), "positional", "depth"):
+        without, those = residuals(one)
+        if not (without.notnull().any() and those.notnull().any()):
+            continue
+        if any(
+            same_sign(*ends)(SURE) == "does not hold" for ends in zip(*map(over_each, (without, those)), strict=True)
+        ):
+            turned += 1
+        else:
+            found += over_each(abs(those.mean("pair")) - abs(without.mean("pair")))
+    need(found or turned)
     more, less = ([test(one, 0) for one in found] for test in (above, below))
     up, down = (sum(test(SURE) == "holds" for test in tests) for tests in (more, less))
     told = f"mean gap further from 0 with residual streams in {up}, nearer in {down} of {len(found)} kinds of models"
+    told += f"; gaps change their sign in {turned} more" * (turned > 0)
+    if not found:
+        return Judged(told, "undecided")
     same = every([nothing(one, SAME) for one in found])(SURE) == "holds"
     return Judged(told, "does not hold" if same else some([*more, *less])(SURE))
 
@@ -327,19 +347,25 @@ def alike(
 
 
 def agreement(one: xr.DataArray, other: xr.DataArray) -> Judged:
-    """Whether gaps that differ from 0 in both have the same sign."""
+    """Whether every gap has the same sign in both, or is none in both."""
     both = one.notnull().any("seed") & other.notnull().any("seed")
     need(bool(both.any()))
-    pairs = list(zip(over_each(one.where(both)), over_each(other.where(both)), strict=True))
+    tests = [same_sign(*ends) for ends in zip(over_each(one.where(both)), over_each(other.where(both)), strict=True)]
+    same, turned = (sum(test(SURE) == verdict for test in tests) for verdict in ("holds", "does not hold"))
+    told = (
+        f"of {len(tests)} gaps {same} have the same sign in both, or are near 0 in both; {turned} have the other sign"
+    )
+    return Judged(told, every(tests)(SURE))
 
-    def same(a: Interval, b: Interval) -> Test:
-        def test(level: float) -> Verdict:
-            ways = [[side(end, 0)(level) == "holds" for side in (above, below)] for end in (a, b)]
-            return "undecided" if [False, False] in ways else "holds" if ways[0] == ways[1] else "does not hold"
 
-        return test
+def same_sign(one: Interval, other: Interval) -> Test:
+    """Whether both lie on the same side of 0, or both near it."""
+    near = every([nothing(end, EVEN) for end in (one, other)])
 
-    counted = [test for a, b in pairs if (test := same(a, b))(SURE) != "undecided"]
-    agreeing = sum(test(SURE) == "holds" for test in counted)
-    told = f"same sign in {agreeing} of the {len(counted)} gaps that differ from 0 in both (of {len(pairs)})"
-    return Judged(told, every(counted)(SURE) if counted else "undecided")
+    def test(level: float) -> Verdict:
+        ways = [[side(end, 0)(level) == "holds" for side in (above, below)] for end in (one, other)]
+        if [False, False] in ways:
+            return "holds" if near(level) == "holds" else "undecided"
+        return "holds" if ways[0] == ways[1] or near(level) == "holds" else "does not hold"
+
+    return test

@@ -148,7 +148,12 @@ def position_bias_curves_figure(ds: xr.Dataset, *, at: Mapping[str, str], path: 
                 values = values.sel(pair=COURSE_PAIR)
             for depth, line in zip(depths, cells, strict=True):
                 for training, cell in zip(trainings, line, strict=True):
-                    _lines(cell, values.sel(depth=depth, training=training), dim, encodings)
+                    panel = values.sel(depth=depth, training=training)
+                    _lines(cell, panel, dim, encodings)
+                    if panel.isnull().all():
+                        cell.text(
+                            0.5, 0.5, "not trained", transform=cell.transAxes, ha="center", color=GREY, fontsize=8
+                        )
                     if dim == "position":
                         cell.axhline(ANY_LABEL, color=GREY, linewidth=0.8, linestyle=":")
                         cell.set_xticks([0, ITEMS // 2, ITEMS - 1])

@@ -20,6 +20,7 @@ from .sheet import entry, files, grid, ranged, sheet
 
 DARKEST = 0.5  # the weight from which on a map is as dark as it gets; even weights are 0.06
 PANEL, NARROWEST, LARGEST_MAP = 1.4, 7.0, 2.2  # inches across: a panel, a figure with its small print, a map
+ALL_MAPS = 5.6  # inches down: those of all blocks
 FRESH: Any = {"color": VERMILLION, "linewidth": 1.1, "linestyle": "--"}
 EVEN: Any = {"color": GREY, "linewidth": 1.1, "linestyle": ":"}
 
@@ -40,7 +41,7 @@ def sinks_figure(ds: xr.Dataset, *, at: Mapping[str, Any] | None = None, path: s
     first = next(iter(by_mask.values()))
     masks, depth, length, seeds = list(by_mask), first.sizes["layer"], first.sizes["key"], first.sizes["seed"]
     width = max(NARROWEST, PANEL * len(masks) + 1.2)
-    each = min((width - 1.2) / len(masks), LARGEST_MAP)
+    each = min((width - 1.2) / len(masks), LARGEST_MAP, ALL_MAPS / depth)
     facts = [
         f"{name_of(at)}; medians over {seeds} seeds and their range" if seeds > 1 else f"{name_of(at)}; one seed",
         f"metric: share of the queries that see a key which give it more than {setting(ds, 'tau'):g}; maps: one sequence",
