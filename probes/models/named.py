@@ -222,7 +222,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Any:
 
 def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) -> Found:
     if revision is not None:
-        steps = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        steps = sorted((path.parent.name for path in folder.glob("*/config.json")), key=lambda step: (len(step), step))
         if revision not in steps:
             raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps) or 'none'}")
         folder = folder / revision
