@@ -28,7 +28,7 @@ def test_kinds_and_names(tmp_path):
             "steps/sinks-tiny-llama@step100": {"model": "tiny-llama"},
             "theory/map": {"measurement": "map"},
             "toy/retrieval": {},
-            "toy/depth/position-bias": {},
+            "toy/long/position-bias": {},
             "leakage": {"model": "at/the top"},
             "llm/jacobian/jacobian-smollm2-135m": {"model": "smollm2-135m"},
             "llm/code/sinks/sinks-smollm2-135m": {"model": "smollm2-135m"},
@@ -45,7 +45,7 @@ def test_kinds_and_names(tmp_path):
         "steps": {"tiny-llama@step100": 4},
         "map": {"map": 5},
         "toy": {"retrieval": 6},
-        "toy/depth": {"position-bias": 7},
+        "toy/long": {"position-bias": 7},
         "leakage": {"at/the top": 8},
         "code/sinks": {"smollm2-135m": 10},
     }

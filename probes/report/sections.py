@@ -386,7 +386,7 @@ def _beside(results: Results) -> Chart:
     return _chart("beside", figure, ONE_MODEL, quantity, ("curve", "Curves", curves), variant, log=True, tall=True)
 
 
-OF_GAPS = {"toy": "", "toy/depth": " By depth", "toy/long": " After longer training"}
+OF_GAPS = {"toy": "", "toy/long": " After longer training"}
 
 
 def _toys(collected: Collected) -> Section:

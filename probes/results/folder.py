@@ -1,6 +1,6 @@
 """All results under a folder, as `make report` leaves them: what the claims are judged by and the page is made from.
 
-A result's kind is the folder it lies in, relative to the root ("jacobian", "leakage", "toy", "toy/depth", ...); its name is
+A result's kind is the folder it lies in, relative to the root ("jacobian", "leakage", "toy", "toy/long", ...); its name is
 the model's, or the file's where the file is none of `COMMAND.nc`, `COMMAND-MODEL.nc`. The map of theory is a kind of its
 own. Real language models have a folder of their own, `llm`, which is left out of the kind: "llm/leakage" is "leakage" too,
 and "llm/code/leakage", the same on another text, is "code/leakage".
@@ -65,7 +65,7 @@ def collect(root: str | Path) -> Collected:
             raise InputError(f"'{other}' and '{file}' are both of '{name}'; remove the one that is out of date")
         of_kind[name] = ds
         found.files[kind, name] = file
-    # Files have another order: "tiny-llama-ntk.nc" before "tiny-llama.nc", "toy/depth" before "toy/retrieval.nc".
+    # Files have another order: "tiny-llama-ntk.nc" before "tiny-llama.nc", "toy/long" before "toy/retrieval.nc".
     ordered = {kind: dict(sorted(of_kind.items())) for kind, of_kind in sorted(found.results.items())}
     return replace(found, results=ordered)
 
