@@ -30,7 +30,6 @@ from .rules import (
     judge,
     need,
     over_each,
-    over_told,
     places,
 )
 
@@ -133,13 +132,13 @@ def learns(ds: xr.Dataset, scale: str) -> Judged:
     return decided(measured, *(above(one, TRAINED) for one in found.values()))
 
 
-def by_depth(values: xr.DataArray) -> str:
-    """[depth, seed] in words."""
-    return "; ".join(f"depth {depth}: {_told(one)}" for (depth,), one in places(values, "depth"))
+def by_depth(values: xr.DataArray, most: float = 1) -> str:
+    """[depth, seed] in words; a gap is 1 at the most, a difference of two gaps 2."""
+    return "; ".join(f"depth {depth}: {_told(one, most)}" for (depth,), one in places(values, "depth"))
 
 
-def _told(values: xr.DataArray) -> str:
-    return over_told(values, "+.3f")
+def _told(values: xr.DataArray, most: float = 1) -> str:
+    return told(over_runs(values.values.ravel()).within(-most, most), "+.3f")
 
 
 @by_stream
@@ -183,7 +182,7 @@ def recency(ds: xr.Dataset, scale: str, positional: str, than: str = "none") -> 
     less = (plain - other).mean("pair").dropna("depth", how="all")
     need(less.size)
     return decided(
-        f"mean of the three gaps with {than} less that with {positional}: {by_depth(less)}", each_above(less)
+        f"mean of the three gaps with {than} less that with {positional}: {by_depth(less, 2)}", each_above(less)
     )
 
 
@@ -204,7 +203,7 @@ def follows(
                 for pair, sign in signs.items():
                     shift = change.sel(pair=pair).dropna("depth", how="all")
                     need(shift.size)
-                    found.append((f"{name}, {answers}, {pair}: {by_depth(shift)}", each_above(sign * shift)))
+                    found.append((f"{name}, {answers}, {pair}: {by_depth(shift, 2)}", each_above(sign * shift)))
     return by_parts(found, before="shift of the gap: ", between=". ")
 
 
