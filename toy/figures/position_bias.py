@@ -151,9 +151,7 @@ def position_bias_curves_figure(ds: xr.Dataset, *, at: Mapping[str, str], path: 
                     panel = values.sel(depth=depth, training=training)
                     _lines(cell, panel, dim, encodings)
                     if panel.isnull().all():
-                        cell.text(
-                            0.5, 0.5, "not trained", transform=cell.transAxes, ha="center", color=GREY, fontsize=8
-                        )
+                        _not_trained(cell)
                     if dim == "position":
                         cell.axhline(ANY_LABEL, color=GREY, linewidth=0.8, linestyle=":")
                         cell.set_xticks([0, ITEMS // 2, ITEMS - 1])
@@ -276,9 +274,13 @@ def _bars(
     cell.axhline(0, color=BLACK, linewidth=0.7)
     grid(cell)
     if not gaps:
-        cell.text(0.5, 0.55, "not trained", transform=cell.transAxes, ha="center", fontsize=7.5, color=GREY)
+        _not_trained(cell)
     cell.set(xticks=range(len(labels)), xlim=(-0.6, max(len(labels), 1) - 0.4))
     cell.set_xticklabels(labels, fontsize=SMALL)
+
+
+def _not_trained(cell: Axes) -> None:
+    cell.text(0.5, 0.58, "not trained", transform=cell.transAxes, ha="center", fontsize=7.5, color=GREY)
 
 
 def _lines(cell: Axes, values: xr.DataArray, dim: str, encodings: Sequence[str]) -> None:
