@@ -19,7 +19,7 @@ from toy.experiments import position_bias as module
 from toy.experiments.in_context import PARTS, generator_of
 from toy.experiments.learnt import remade
 from toy.experiments.position_bias import DIMS, ITEMS, MEASURES, ORDERS, PAIRS, QUICK, Case, Settings, cases
-from toy.experiments.position_bias_claims import claims, over_seeds, tables
+from toy.experiments.position_bias_claims import agreement, claims, over_seeds, tables
 from toy.experiments.sweep import Part, sweep
 from toy.figures.position_bias import position_bias_curves_figure
 from toy.train import logits, train
@@ -331,12 +331,28 @@ def test_statements_fail_where_they_do_not_hold(name, change):
 
 
 def test_scales_are_compared():
-    s = Settings(
-        depths=(2,), positional=("none",), residual=("off",), training=("unbiased",), data=("gaussian",), seeds=3
-    )
-    s = replace(s, masks=("causal",), steps=10, checks=1)
+    lists: Any = {"positional": ("none",), "training": ("unbiased",), "scales": ("text", "program")}
+    s = replace(QUICK, masks=("causal",), seeds=3, **lists)
     assert judged(made_up(s=s))["text-and-program"] is True
     assert judged(made_up(turned(scale="program"), s))["text-and-program"] is False
+
+
+def test_the_same_biases_are_the_same_in_every_gap():
+    def found(*means: float) -> str:
+        runs = (np.add.outer(gaps, [-0.001, 0.0, 0.001]) for gaps in ((0.3, 0.2, 0.0), means))
+        return str(agreement(*(xr.DataArray(x, dims=("pair", "seed")) for x in runs)).verdict)
+
+    assert found(0.1, 0.4, 0.01) == "holds"  # the last is none in both
+    assert (found(0.1, 0.4, 0.1), found(0.1, -0.4, 0.1)) == ("undecided", "does not hold")
+
+
+def test_what_is_neither_amplified_nor_followed():
+    lists: Any = {"residual": ("off", "on"), "training": ("unbiased", "last"), "positional": ("none",)}
+    s = replace(QUICK, masks=("causal",), seeds=3, **lists)
+    (weaker,) = (one for one in claims(made_up(turned(residual="on"), s)) if one.id == "wu-toy-residual-weaker-text")
+    assert (weaker.verdict, "change their sign in 1 more" in weaker.measured) == ("undecided", True)
+    for gap, holds in ((-0.01, True), (-0.03, False)):  # by which the last item wins
+        assert judged(made_up(lambda case, _, gap=gap: np.full(3, gap), s))["data-last-text"] is holds
 
 
 def test_what_one_scale_measures_has_no_row_for_the_other():
