@@ -1,6 +1,5 @@
 """What holds for every experiment: its modules, settings, tiny run, tables and figures; and the sweeps that they are."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from probes.results.dataset import load
 from probes.results.tables import write_report
 from toy.experiments import experiment as frame
 from toy.experiments.experiment import report_of, settings_of
+from toy.experiments.position_bias_claims import SCALED
 from toy.experiments.sweep import Measure, Part, each, sweep
 
 REPORTS = Path(__file__).parent.parent / "reports" / "toy"
@@ -117,7 +117,7 @@ def test_any_part_of_a_result_is_judged_by_the_same_statements(name, tmp_path_fa
 
     def judged(part: xr.Dataset) -> list[str]:
         """Their ids, without depths: what is measured at one has no row "not measured" at another."""
-        return list(dict.fromkeys(re.sub(r"-text-\d$", "", claim.id) for claim in claims(name, part)))
+        return list(dict.fromkeys(SCALED.sub("", claim.id) for claim in claims(name, part)))
 
     ids = judged(ds)
     for dim in chosen[name]:

@@ -350,7 +350,7 @@ def test_what_is_neither_amplified_nor_followed():
     lists: Any = {"residual": ("off", "on"), "training": ("unbiased", "last"), "positional": ("none",)}
     s = replace(QUICK, masks=("causal",), seeds=3, **lists)
     (weaker,) = (one for one in claims(made_up(turned(residual="on"), s)) if one.id == "wu-toy-residual-weaker-text")
-    assert (weaker.verdict, "change their sign in 1 more" in weaker.measured) == ("undecided", True)
+    assert (weaker.verdict, "a gap changes its sign: 1" in weaker.measured) == ("undecided", True)
     for gap, holds in ((-0.01, True), (-0.03, False)):  # by which the last item wins
         assert judged(made_up(lambda case, _, gap=gap: np.full(3, gap), s))["data-last-text"] is holds
 

@@ -19,7 +19,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -231,9 +231,10 @@ def measured_in(ds: xr.Dataset) -> list[Case]:
 
 def commands(found: Iterable[Case], settings: Mapping[str, Any], like: str) -> str:
     """What trains these models, one command for each product of lists; they write to where the command `like` writes."""
-    usual = {one.name: one.default for one in fields(Settings)}
     out = re.search(r" --out[ =]('[^']*'|[^\s;]+)", like)
-    same = {name: value for name, value in settings.items() if name not in GRID and value != usual.get(name, value)}
+    same = {
+        name: value for name, value in settings.items() if name not in GRID and value != getattr(Settings, name, value)
+    }
     told, in_order = [], sorted(found, key=lambda case: (case.seed, case))
     for lists in products(in_order):
         given = dict(zip((*LISTS, "seeds"), (*lists[:-1], (len(lists[-1]),)), strict=True))

@@ -28,6 +28,7 @@ from .rules import (
     decided,
     each_above,
     judge,
+    known,
     need,
     over_each,
     places,
@@ -304,19 +305,18 @@ def residual_weaker(ds: xr.Dataset, scale: str) -> Judged:
     turned = 0
     for _, one in places(at(world(ds, scale)["gap"], training="unbiased"), "positional", "depth"):
         without, those = residuals(one)
-        if not (without.notnull().any() and those.notnull().any()):
-            continue
-        if any(
-            same_sign(*ends)(SURE) == "does not hold" for ends in zip(*map(over_each, (without, those)), strict=True)
-        ):
+        same_signs = known(agreement, without, those)
+        if same_signs is not None and same_signs.verdict == "does not hold":
             turned += 1
-        else:
+        elif same_signs is not None:
             found += over_each(abs(those.mean("pair")) - abs(without.mean("pair")))
     need(found or turned)
     more, less = ([test(one, 0) for one in found] for test in (above, below))
     up, down = (sum(test(SURE) == "holds" for test in tests) for tests in (more, less))
-    told = f"mean gap further from 0 with residual streams in {up}, nearer in {down} of {len(found)} kinds of models"
-    told += f"; gaps change their sign in {turned} more" * (turned > 0)
+    told = (
+        f"kinds of models: {len(found) + turned}; mean gap further from 0 with residual streams: {up}, nearer: {down}; "
+        f"a gap changes its sign: {turned}"
+    )
     if not found:
         return Judged(told, "undecided")
     same = every([nothing(one, SAME) for one in found])(SURE) == "holds"
@@ -351,9 +351,7 @@ def agreement(one: xr.DataArray, other: xr.DataArray) -> Judged:
     need(bool(both.any()))
     tests = [same_sign(*ends) for ends in zip(over_each(one.where(both)), over_each(other.where(both)), strict=True)]
     same, turned = (sum(test(SURE) == verdict for test in tests) for verdict in ("holds", "does not hold"))
-    told = (
-        f"of {len(tests)} gaps {same} have the same sign in both, or are near 0 in both; {turned} have the other sign"
-    )
+    told = f"gaps: {len(tests)}; same sign in both, or near 0 in both: {same}; opposite signs: {turned}"
     return Judged(told, every(tests)(SURE))
 
 
@@ -362,9 +360,9 @@ def same_sign(one: Interval, other: Interval) -> Test:
     near = every([nothing(end, EVEN) for end in (one, other)])
 
     def test(level: float) -> Verdict:
+        if near(level) == "holds":
+            return "holds"
         ways = [[side(end, 0)(level) == "holds" for side in (above, below)] for end in (one, other)]
-        if [False, False] in ways:
-            return "holds" if near(level) == "holds" else "undecided"
-        return "holds" if ways[0] == ways[1] or near(level) == "holds" else "does not hold"
+        return "undecided" if [False, False] in ways else "holds" if ways[0] == ways[1] else "does not hold"
 
     return test
