@@ -127,7 +127,7 @@ def _roles(sinks: Results) -> list[str]:
         said += f"; the median one of these writes {percent} % of what it would write with position 0 hidden"
     takes, stands = (f"{many or 'none'} {verb}{'s' * (many < 2)}" for many, verb in ((reads, "read"), (parks, "park")))
     used = (
-        f"{takes} it (they take more than {LARGE:g} of the residual stream's size from it), and {stands} there (they write "
+        f"{takes.capitalize()} it (they take more than {LARGE:g} of the residual stream's size from it), and {stands} there (they write "
         f"less than {SMALL:g} of what they would write with it hidden)"
     )
     return [said, used]

@@ -15,6 +15,7 @@ from ..figures.series import beside as beside_curves
 from ..figures.series import over_mean
 from ..figures.style import DECADES
 from ..measures.match_result import fewest_points, others_of
+from ..results.gate import learnt
 from .charts import called
 from .plotting import band, bar, empty, errors, ink, line, metas, positions, rounded, text
 
@@ -22,6 +23,7 @@ Results: TypeAlias = Mapping[str, xr.Dataset]
 
 BESIDE = {"sensitivity": "sensitivity", "alpha": "mean weight α"}
 MARKED = 64  # positions up to which each has a mark
+PALE = 0.35  # opacity of what has not learnt its task
 BLIND = "what a reader without order can have"
 
 
@@ -48,23 +50,30 @@ def retrieval(ds: xr.Dataset) -> go.Figure:
 
 
 def gaps(ds: xr.Dataset) -> go.Figure:
-    """[Wu]'s position bias: accuracy when the earlier item is right less that when the later one is, and seeds' range."""
+    """[Wu]'s position bias: accuracy when the earlier item is right less that when the later one is, and seeds' range.
+
+    Bars of toys that do not pass the gate are pale.
+    """
     figure = empty("pair of items", "accuracy gap, earlier less later", bars=True, up={"zeroline": True})
     colors = model_colors([str(one) for one in ds["positional"].values])
     apart = [dim for dim in ds["gap"].dims if dim not in ("positional", "training", "seed", "pair")]
-    stacked = ds["gap"].stack(setting=apart) if apart else ds["gap"].expand_dims("setting", axis=-1)
+    both = ds[[name for name in ("gap", "novel_accuracy") if name in ds]]  # results of before lack the second
+    stacked = both.stack(setting=apart) if apart else both.expand_dims("setting")
     for index in range(stacked.sizes["setting"]):
         one = stacked.isel(setting=index)
         setting = ", ".join(f"{dim} {one[dim].item()}" for dim in map(str, apart) if ds.sizes[dim] > 1)
         for training, (positional, color) in product(map(str, ds["training"].values), colors.items()):
-            values = one.sel(training=training, positional=positional).transpose("seed", "pair").values
-            values = values[~np.all(np.isnan(values), axis=1)]
-            if not len(values):
+            place = {"training": training, "positional": positional}
+            cell = one.sel(place).dropna("seed", how="all", subset=["gap"])
+            if not cell.sizes["seed"]:
                 continue
-            meta = {"training": training, "positional": positional, "setting": setting}
+            values = cell["gap"].transpose("seed", "pair").values
             ends, x = (values.min(axis=0), values.max(axis=0)), [str(pair) for pair in ds["pair"].values]
-            trace = bar(x, values.mean(axis=0), *ends, name=positional, color=color, meta=meta)
-            trace.hovertemplate = f"{text(positional)}, %{{x}}<br>gap %{{y:.3f}}<extra></extra>"
+            trace = bar(x, values.mean(axis=0), *ends, name=positional, color=color, meta=place | {"setting": setting})
+            fails = "novel_accuracy" in cell and learnt(cell["novel_accuracy"].values, blind=0.0) != "trained"
+            trace.opacity = PALE if fails else 1
+            said = "<br>has not learnt to retrieve" * fails
+            trace.hovertemplate = f"{text(positional)}, %{{x}}<br>gap %{{y:.3f}}{said}<extra></extra>"
             figure.add_trace(trace)
     return figure
 
