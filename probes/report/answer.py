@@ -127,8 +127,8 @@ def _roles(sinks: Results) -> list[str]:
         said += f"; the median one of these writes {percent} % of what it would write with position 0 hidden"
     takes, stands = (f"{many or 'none'} {verb}{'s' * (many < 2)}" for many, verb in ((reads, "read"), (parks, "park")))
     used = (
-        f"{takes.capitalize()} it (they take more than {LARGE:g} of the residual stream's size from it), and {stands} there (they write "
-        f"less than {SMALL:g} of what they would write with it hidden)"
+        f"{takes.capitalize()} it (they take more than {LARGE:g} of the residual stream's size from it), and {stands} "
+        f"there (they write less than {SMALL:g} of what they would write with it hidden)"
     )
     return [said, used]
 
