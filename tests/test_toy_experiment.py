@@ -124,14 +124,17 @@ def test_settings_are_the_published_or_the_quick_ones_with_changes(tiny):
     ("given", "says"),
     [
         (["steps"], "--with 'steps' has no value; give steps=VALUE"),
-        (["speed=3"], "--with 'speed=3' changes nothing in 'tiny-one'; give FIELD=VALUE with one of steps, rate, task"),
-        (["step=3"], "--with 'step=3' changes nothing in 'tiny-one' (did you mean steps?); give FIELD=VALUE"),
-        (["=3"], "--with '=3' changes nothing"),
-        (["steps=3.0"], "--with 'steps=3.0' cannot be read; give a value like 3"),
-        (["rate=fast"], "--with 'rate=fast' cannot be read; give a value like 0.5"),
-        (["residual=1"], "--with 'residual=1' cannot be read; give a value like yes or no"),
+        (
+            ["speed=3"],
+            "--with 'speed=3': 'tiny-one' has no setting 'speed'; give FIELD=VALUE with one of steps, rate, task",
+        ),
+        (["step=3"], "--with 'step=3': 'tiny-one' has no setting 'step' (did you mean steps?); give FIELD=VALUE"),
+        (["=3"], "--with '=3': 'tiny-one' has no setting ''"),
+        (["steps=3.0"], "--with 'steps=3.0' cannot be read; give a whole number"),
+        (["rate=fast"], "--with 'rate=fast' cannot be read; give a number like 0.5"),
+        (["residual=1"], "--with 'residual=1' cannot be read; give yes or no"),
         (["targets=1,,2"], "--with 'targets=1,,2' cannot be read"),
-        (["switches=yes,maybe"], "--with 'switches=yes,maybe' cannot be read; give a value like no,yes"),
+        (["switches=yes,maybe"], "--with 'switches=yes,maybe' cannot be read; give no,yes"),
         (["steps=3", "rate=1", "steps=4"], "--with 'steps=4' gives steps a second time"),
         (["steps=0"], "steps=0 is too few; give at least 1"),
     ],
@@ -308,8 +311,9 @@ def test_hardware_counts_threads(monkeypatch):
     ("arguments", "says"),
     [
         ("", "Missing argument"),
+        ("retrival", "there is no experiment 'retrival' (did you mean retrieval?); give one of"),
         ("retrieval all", "there is no experiment 'all'; give one of retrieval, previous-token"),
-        ("tiny-one retrieval --with task=a", "--with 'task=a' changes nothing in 'retrieval'"),  # before any work
+        ("tiny-one retrieval --with task=a", "--with 'task=a': 'retrieval' has no setting 'task'"),  # before any work
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tiny, monkeypatch, capfd, tmp_path, arguments, says):

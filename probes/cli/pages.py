@@ -114,7 +114,7 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
 @command()
 def compare(
     a: Path = argument(
-        "A result of jacobian, sinks, trajectory, leakage, bos-swap, decode, retrieval.", ..., metavar="A.nc"
+        "A result of jacobian, theory, sinks, trajectory, leakage, bos-swap, decode, retrieval.", ..., metavar="A.nc"
     ),
     b: Path = argument("Another one of the same measurement.", ..., metavar="B.nc"),
     out: Path | None = option("Write the table to this file, too.", metavar="FILE.md"),

@@ -124,7 +124,7 @@ def toy(
     Examples:
       headwater toy all --quick
       headwater toy retrieval --out reports/toy
-      headwater toy position-bias --with depths=2 --with steps=20000 --with seeds=2
+      headwater toy position-bias --with depths=2 --with masks=causal --with seeds=2
       headwater toy births --with kinds=uniform-0.36,flat-0.36 --with seeds=0
     """
     from toy.experiments.experiment import EXPERIMENTS, run, settings_of

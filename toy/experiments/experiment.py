@@ -49,8 +49,8 @@ EXPERIMENTS = (
 # Theorems, an exact statement and an open question: their sources train nothing.
 OWN_SETTINGS = ("rollout", "petroglyph", "births")
 NAMED = 3  # settings that differ, in a caption; more are in the report
-EXAMPLES: dict[Any, str] = {int: "3", float: "0.5", bool: "yes or no"}
-LISTS: dict[Any, str] = {int: "2,4", float: "0.5,1", bool: "no,yes"}
+KINDS: dict[Any, str] = {int: "a whole number", float: "a number like 0.5", bool: "yes or no"}
+LISTS: dict[Any, str] = {int: "whole numbers like 2,4", float: "numbers like 0.5,1", bool: "no,yes"}
 Advance = Callable[[str, float, float], None]  # (label, done, total)
 
 
@@ -96,7 +96,8 @@ def experiment(name: str, part: str = "experiments.{}") -> Any:
         InputError: there is none of that name.
     """
     if name not in EXPERIMENTS:
-        raise InputError(f"there is no experiment '{name}'; give one of {', '.join(EXPERIMENTS)}, or all")
+        near = "".join(f" (did you mean {one}?)" for one in get_close_matches(name, EXPERIMENTS, 1))
+        raise InputError(f"there is no experiment '{name}'{near}; give one of {', '.join(EXPERIMENTS)}, or all")
     return import_module(f"toy.{part.format(name.replace('-', '_'))}")
 
 
@@ -137,7 +138,7 @@ def changed(settings: Any, given: Sequence[str], name: str) -> Any:
             known = [f.name for f in fields(settings)]
             near = "".join(f" (did you mean {one}?)" for one in get_close_matches(key, known, 1))
             raise InputError(
-                f"--with '{text}' changes nothing in '{name}'{near}; give FIELD=VALUE with one of {', '.join(known)}"
+                f"--with '{text}': '{name}' has no setting '{key}'{near}; give FIELD=VALUE with one of {', '.join(known)}"
             )
         if key in changes:
             raise InputError(f"--with '{text}' gives {key} a second time; give each field once, lists as in 2,4")
@@ -271,8 +272,8 @@ def _read(text: str, value: str, kind: Any) -> Any:
             return tuple(_one(part.strip(), get_args(kind)[0]) for part in value.removesuffix(",").split(","))
         return _one(value, kind)
     except (ValueError, KeyError, TypeError):
-        examples = LISTS.get(get_args(kind)[0], "some,names") if listed else EXAMPLES.get(kind, "a name")
-        raise InputError(f"--with '{text}' cannot be read; give a value like {examples}") from None
+        asked = LISTS.get(get_args(kind)[0], "names like some,names") if listed else KINDS.get(kind, "a name")
+        raise InputError(f"--with '{text}' cannot be read; give {asked}") from None
 
 
 def _one(value: str, kind: Any) -> Any:
