@@ -116,5 +116,5 @@ def _said(found: Mapping[str, xr.Dataset]) -> list[str]:
         f"models: T = {lengths}, {first.sizes['prompt']} prompts; positions of toys: {sizes}",
         "retrieval: one toy for each position asked for, geometric mean over them",
         "curves: geometric means over prompts and seeds, over their own geometric mean",
-        *([f"left out, since they have not learnt their task: {'; '.join(idle)}"] if idle else []),
+        *([f"left out, since they do not pass the gate: {'; '.join(idle)}"] if idle else []),
     ]

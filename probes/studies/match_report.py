@@ -173,13 +173,14 @@ def _attention(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
         rate = float(ds[f"{kind}_sink_rate"].sel(where).isel({point: 0}).mean())
         numbers = [_scalar(ds, kind, scalar, where) for scalar in ("leakage_total", "removed", "reacts")]
         shares = [_scalar(ds, kind, "leakage_share", where | {"source": source}) for source in ("mask", "residual")]
+        nothing = numbers[0][1] <= 0  # leakage that may be none has no shares
         yield [
             name,
             label,
             number(float(alpha.mean()) / float(uniform.isel({point: 0})), ".2f"),
             number(rate, ".3f"),
             interval(*numbers[0]),
-            *(interval(*share, form=".2f") for share in shares),
+            *("-" if nothing else interval(*share, form=".2f") for share in shares),
             interval(*numbers[1], form=".2f"),
             interval(*numbers[2]),
             number(swap_change(ds, kind, where), ".2f"),
