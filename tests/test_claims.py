@@ -236,6 +236,9 @@ def test_the_table_is_sorted_counted_and_escaped(tmp_path):
         "our own generalisations and controls: 1 statements, 1 does not hold",
     ]
     write_report(report, tmp_path / "claims.md")
+    write_report(report, tmp_path / "parts.md", "headwater x --prompt 'a; b'; headwater y")
+    several = (tmp_path / "parts.md").read_text(encoding="utf-8").splitlines()
+    assert several[2:6] == ["```sh", "headwater x --prompt 'a; b'", "headwater y", "```"]
     page = (tmp_path / "claims.md").read_text(encoding="utf-8")
     said = (
         "| `a` | published | toys | [X] Fig. 1 | claim | \\|x\\| = 2 | 5 | - | - | undecided | rule | `headwater x` |"

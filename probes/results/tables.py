@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +93,14 @@ def write_report(report: Report, path: Path, command: str | None = None) -> None
     """
     *above, last = report.tables
     command = str(made_with()["command"]) if command is None else command
-    lines = [f"`{command}`"] if command else []
+    lines = [_code(command)] if command else []
     lines += [report.described, *(f"- {line}" for line in report.lines)]
     for table in above:
         lines += [f"{table.title}:", "\n".join(markdown(table))]
     write_table(path, report.title, [*lines, f"{last.title}:"], last.columns, last.rows)
+
+
+def _code(command: str) -> str:
+    """One command in its paragraph, several in a block, a line each."""
+    several = re.split("; (?=headwater )", command)
+    return "\n".join(["```sh", *several, "```"]) if several[1:] else f"`{command}`"

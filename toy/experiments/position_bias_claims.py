@@ -49,11 +49,11 @@ def tables(ds: xr.Dataset) -> list[Table]:
     for labels, cell in places(ds[["gap", "accuracy_by_position", "training_loss"]], *dims):
         if cell["gap"].notnull().any():
             by_training = [cell.sel(training=name) for name in trainings]
-            gaps.append([*map(str, labels), *(_signed(one["gap"].median("seed").values) for one in by_training)])
+            gaps.append([*map(str, labels), *(_signed(one["gap"].mean("seed").values) for one in by_training)])
             levels.append([*map(str, labels), *map(_level, by_training)])
-    title = "Accuracy where the answer is the first, middle, last item, and loss at the end of training (medians)"
+    title = "Accuracy where the answer is the first, middle, last item, and loss at the end of training (means)"
     found = [
-        Table(f"Gap ({', '.join(PAIRS)}; median over seeds), by training data", (*dims, *trainings), gaps),
+        Table(f"Gap ({', '.join(PAIRS)}; mean over seeds), by training data", (*dims, *trainings), gaps),
         Table(title, (*dims, *trainings), levels),
     ]
     found += [learning(ds)] if "course_novel" in ds else []
@@ -67,8 +67,8 @@ def _signed(values: np.ndarray) -> str:
 def _level(cell: xr.Dataset) -> str:
     if not cell["gap"].notnull().any():
         return "-"
-    ends = cell["accuracy_by_position"].median("seed").sel(position=[FIRST, MIDDLE, LAST]).values
-    loss = float(cell["training_loss"].isel(step=-1).median("seed"))
+    ends = cell["accuracy_by_position"].mean("seed").sel(position=[FIRST, MIDDLE, LAST]).values
+    loss = float(cell["training_loss"].isel(step=-1).mean("seed"))
     return f"{', '.join(f'{value:.2f}' for value in ends)}; {loss:.2f}"
 
 

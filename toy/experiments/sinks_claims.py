@@ -48,18 +48,18 @@ def masks_of(ds: xr.Dataset, kind: dict[str, Any]) -> dict[str, xr.Dataset]:
 
 
 def tables(ds: xr.Dataset) -> list[Table]:
-    """The metric of the first token and of the highest other one, per model; medians over seeds."""
+    """The metric of the first token and of the highest other one, per model; means over seeds."""
     rows = []
     for kind in kinds(ds):
         for mask, one in masks_of(ds, kind).items():
-            sink, fresh = (one[name].median("seed").values for name in ("sink", "fresh"))
-            alpha = one["alpha"].mean("layer").median("seed").values
+            sink, fresh = (one[name].mean("seed").values for name in ("sink", "fresh"))
+            alpha = one["alpha"].mean(("layer", "seed")).values
             other = 1 + int(np.argmax(sink[1:]))
-            accuracy = number(one["novel_accuracy"].median("seed"), ".2f")
+            accuracy = number(one["novel_accuracy"].mean("seed"), ".2f")
             first = (number(values[0], ".3f") for values in (sink, fresh, one["even"].values, alpha))
             rows.append([*map(str, kind.values()), mask, *first, f"{sink[other]:.3f} at {other}", accuracy])
     columns = ("first token", "before training", "even weights", "alpha [Gu]", "highest other", "accuracy")
-    return [Table("Sink metric, medians over seeds", (*KINDS, "mask", *columns), rows)] if rows else []
+    return [Table("Sink metric, means over seeds", (*KINDS, "mask", *columns), rows)] if rows else []
 
 
 def claims(ds: xr.Dataset, **shared: Any) -> list[Claim]:

@@ -87,7 +87,7 @@ def _gaps(
     """A row for each (encoding, masks), a column for each training."""
     passed, depths = (gate(ds)[1] == "trained").sel(at), world["depth"].values.tolist()
     bars, marks = _residuals(world)
-    notes = [f"above 0: the earlier item is believed; {STREAMS[bars]}; {_about_seeds(world)}", _kind(at)]
+    notes = [f"above 0: the earlier item decides; {STREAMS[bars]}; {_about_seeds(world)}", _kind(at)]
     width = max(NARROWEST, PANEL * len(trainings) + 0.8)
     pale = False
     with sheet(ds, (width, 1.45 * len(rows) + 1.6), notes, dpi=_dpi(width), path=path) as figure:
@@ -98,8 +98,8 @@ def _gaps(
                 panel = world["gap"].sel(place)
                 kinds = [{"mask": mask, "depth": depth} for mask, depth in product(masks, depths)]
                 kinds = [kind for kind in kinds if bool(panel.sel(kind).notnull().any())]
-                learnt = [bool(passed.sel(place | kind | {"residual": bars})) for kind in kinds]
-                pale |= not all(learnt)
+                learnt = [passed.sel(place | kind) for kind in kinds]
+                pale |= not all(bool(one.sel(residual=bars)) for one in learnt)
                 labels = [_group(kind, len(depths) > 1) for kind in kinds]
                 _bars(cell, [panel.sel(kind) for kind in kinds], labels, learnt, bars, marks)
         _labels(cells, trainings, [f"{ENCODINGS[name]}\naccuracy gap" for name, _ in rows], "")
@@ -219,8 +219,8 @@ def position_bias_learning_figure(ds: xr.Dataset, *, at: Mapping[str, str], path
             cell.set_xlabel("training step")
         handles = [entry(STREAMS[name], color=GREY, linestyle=dashes[name]) for name in residuals]
         handles += [entry(f"gate, {TRAINED:g}", color=GREY, linewidth=0.8)]
-        handles += [entry("blind to content", color=GREY, linewidth=0.8, linestyle=":")]
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+        handles += [entry("blind to content, or even weights", color=GREY, linewidth=0.8, linestyle=":")]
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if size[0] > 8 else 2)
     return figure
 
 
@@ -254,23 +254,24 @@ def _bars(
     cell: Axes,
     gaps: Sequence[xr.DataArray],
     labels: Sequence[str],
-    learnt: Sequence[bool],
+    learnt: Sequence[xr.DataArray],
     bars: str,
     marks: str | None,
 ) -> None:
-    """A group for each [residual, seed, pair], a bar per pair."""
+    """A group for each [residual, seed, pair], a bar per pair; pale where the toys [residual] have not learnt."""
     each = 0.8 / len(PAIRS)
     for (g, of_group), (p, (pair, color)) in product(enumerate(gaps), enumerate(PAIR_COLORS.items())):
         x = g + (p - 1) * each
+        shade = {switch: 1 if bool(learnt[g].sel(residual=switch)) else PALE for switch in (bars, marks) if switch}
         value, low, high = over_seeds(of_group.sel(residual=bars, pair=pair).values)
         if np.isfinite(value):
-            cell.bar(x, value, width=each * 0.92, color=color, linewidth=0, alpha=1 if learnt[g] else PALE)
+            cell.bar(x, value, width=each * 0.92, color=color, edgecolor=color, linewidth=0.8, alpha=shade[bars])
             cell.vlines(x, low, high, color=BLACK, linewidth=0.9)
         if marks is not None:
             value, low, high = over_seeds(of_group.sel(residual=marks, pair=pair).values)
             if np.isfinite(value):
-                cell.vlines(x + each * 0.24, low, high, color=GREY, linewidth=0.8)
-                cell.plot(x + each * 0.24, value, markersize=3, mew=0.8, **DIAMOND)
+                cell.vlines(x + each * 0.24, low, high, color=GREY, linewidth=0.8, alpha=shade[marks])
+                cell.plot(x + each * 0.24, value, markersize=3, mew=0.8, alpha=shade[marks], **DIAMOND)
     cell.axhline(0, color=BLACK, linewidth=0.7)
     grid(cell)
     if not gaps:
@@ -320,11 +321,14 @@ def _labels(cells: Any, trainings: Sequence[str], rows: Sequence[str], along: st
 
 
 def _about_seeds(world: xr.Dataset) -> str:
-    seeds = world.sizes["seed"]
-    if seeds == 1:
+    seeds = world["gap"].isel(pair=0).notnull().sum("seed").values
+    fewest, most = int(seeds[seeds > 0].min()), int(seeds.max())
+    if most == 1:
         return "one seed: no intervals"
-    most = "up to " if world["gap"].isnull().any() else ""
-    return f"means over {most}{seeds} seeds" + (", 95 % t intervals" if seeds >= FEWEST else " and their range")
+    told = f"means over {'up to ' * (fewest < most)}{most} seeds"
+    if most < FEWEST:
+        return f"{told} and their range"
+    return f"{told}, 95 % t intervals" + f" (the range where there are fewer than {FEWEST})" * (fewest < FEWEST)
 
 
 def _kind(at: Mapping[str, str]) -> str:
