@@ -244,7 +244,7 @@ def test_toys_are_the_results(collected):
     one = gap["gap"].sel(depth=4, training="last", positional="rope")
     close(bar, one.mean("seed"))
     np.testing.assert_allclose(np.add(bar.y, bar.error_y.array), one.max("seed"), rtol=1e-3, atol=1e-3)
-    for accuracy, opacity in ((0.6, toy_charts.PALE), (0.9, 1)):
+    for accuracy, opacity in ((0.6, toy_charts.FADED), (0.9, 1)):
         judged = toy_charts.gaps(gap.assign(novel_accuracy=0 * gap["gap"].isel(pair=0, drop=True) + accuracy))
         assert {bar.opacity for bar in judged.data} == {opacity}
 

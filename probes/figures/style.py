@@ -44,6 +44,7 @@ MOST_ALIKE = 0.95  # of two curves' points in every panel: the curves coincide
 NOTES = "*†‡§"  # one for each group of such curves in a legend
 CHARACTERS = 17  # of small print per inch
 WIDEST = 1500  # pixels across a figure of many curves and columns, for 300 kB
+FADED = 0.3  # opacity of toys that have not learnt their task
 LARGEST = 300_000  # bytes of a saved file of many panels, so that a report of several stays light
 COARSE = 72  # of what is an image in an SVG that is too large otherwise
 DPI = 170  # a two-column figure stays sharp at full page width and below 300 kB

@@ -13,7 +13,7 @@ import xarray as xr
 from ..figures.palette import CYCLE, GREY, condition_style, model_colors
 from ..figures.series import beside as beside_curves
 from ..figures.series import over_mean
-from ..figures.style import DECADES
+from ..figures.style import DECADES, FADED
 from ..measures.match_result import fewest_points, others_of
 from ..results.gate import learnt
 from .charts import called
@@ -23,7 +23,6 @@ Results: TypeAlias = Mapping[str, xr.Dataset]
 
 BESIDE = {"sensitivity": "sensitivity", "alpha": "mean weight α"}
 MARKED = 64  # positions up to which each has a mark
-PALE = 0.35  # opacity of what has not learnt its task
 BLIND = "what a reader without order can have"
 
 
@@ -71,7 +70,7 @@ def gaps(ds: xr.Dataset) -> go.Figure:
             ends, x = (values.min(axis=0), values.max(axis=0)), [str(pair) for pair in ds["pair"].values]
             trace = bar(x, values.mean(axis=0), *ends, name=positional, color=color, meta=place | {"setting": setting})
             fails = "novel_accuracy" in cell and learnt(cell["novel_accuracy"].values, blind=0.0) != "trained"
-            trace.opacity = PALE if fails else 1
+            trace.opacity = FADED if fails else 1
             said = "<br>has not learnt to retrieve" * fails
             trace.hovertemplate = f"{text(positional)}, %{{x}}<br>gap %{{y:.3f}}{said}<extra></extra>"
             figure.add_trace(trace)

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import platform
+import re
 import shlex
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -73,6 +74,11 @@ def made_with() -> dict[str, Attribute]:
         "command": _command,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def commands_in(made: str) -> list[str]:
+    """The commands of a result that was made in parts, which "; " joins."""
+    return re.split("; (?=headwater )", made)
 
 
 def attributes(values: Mapping[str, Any]) -> dict[str, Attribute]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from ..run.files import table_lines, write_table
 from .curves import estimate, three_digits
-from .dataset import made_with
+from .dataset import commands_in, made_with
 
 
 @dataclass(frozen=True)
@@ -102,5 +101,5 @@ def write_report(report: Report, path: Path, command: str | None = None) -> None
 
 def _code(command: str) -> str:
     """One command in its paragraph, several in a block, a line each."""
-    several = re.split("; (?=headwater )", command)
+    several = commands_in(command)
     return "\n".join(["```sh", *several, "```"]) if several[1:] else f"`{command}`"

@@ -27,7 +27,7 @@ import xarray as xr
 
 from probes.claims.claim import Claim
 from probes.errors import InputError
-from probes.results.dataset import attributes, made_with, save
+from probes.results.dataset import attributes, commands_in, made_with, save
 from probes.results.tables import Report, Table, write_report
 from probes.run.files import remove_cut_short, require_writable, together
 from probes.run.hardware import hardware
@@ -212,8 +212,8 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
         InputError: there is no experiment of that name.
     """
     seeds = ds.sizes.get("seed", 1)
-    parts = "; " in str(ds.attrs.get("command", ""))  # settings that several commands trained may have fewer seeds
-    seeds_told = f"{'up to ' * parts}{seeds} seed{'s' if seeds > 1 else ''}"
+    parts = commands_in(str(ds.attrs.get("command", "")))  # settings that several trained may have fewer seeds
+    seeds_told = f"{'up to ' * (len(parts) > 1)}{seeds} seed{'s' if seeds > 1 else ''}"
     model = f"{ds.attrs.get('models', 'toys')}, {seeds_told}, {_kind(ds).lower()}"
     full = f"headwater toy {name} --out runs/toy"
     made = str(ds.attrs.get("command", "")) or full

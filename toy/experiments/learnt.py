@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from probes.claims.rules import told
+from probes.results.dataset import commands_in
 from probes.results.gate import TRAINED, blind_reader, learnt
 from probes.results.statistics import over_runs
 from probes.results.tables import Table, number
@@ -102,7 +103,7 @@ def remade(ds: xr.Dataset) -> Callable[[Mapping[str, Any]], str]:
         if "one" in given:  # which compares what both kinds of data have
             sides = [{_bare(case) for case in needed if _is(case._asdict(), given[side])} for side in ("one", "other")]
             needed = [case for case in needed if _bare(case) in sides[0] & sides[1]]
-        return commands(needed, json.loads(ds.attrs["settings"]), made) if "; " in made else made
+        return commands(needed, json.loads(ds.attrs["settings"]), made) if len(commands_in(made)) > 1 else made
 
     return say
 

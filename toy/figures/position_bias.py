@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from probes.figures.style import BLACK, BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDEST
+from probes.figures.style import BLACK, BLUE, DPI, FADED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDEST
 from probes.results.gate import TRAINED
 
 from ..experiments.learnt import BLIND, ENCODINGS, STREAMS, gate
@@ -38,7 +38,6 @@ TRAININGS = {
 DIAMOND: Any = {"marker": "D", "color": BLACK, "markerfacecolor": "white"}
 COURSE_PAIR = "first-last"  # the one whose gap is drawn over training
 WORLD = ("scale", "data")
-PALE = 0.3  # how opaque the bars of toys are that have not learnt to retrieve
 COURSES = ("causal", "full")  # the masks whose curves are drawn
 SMALL = 6.5  # points of the names of masks
 PANEL, NARROWEST = 1.85, 7.0  # inches across: a panel, and a figure with its small print
@@ -107,7 +106,7 @@ def _gaps(
             Patch(color=color, label=pair.replace("-", " against ")) for pair, color in PAIR_COLORS.items()
         ]
         if pale:
-            handles.append(Patch(color=GREY, alpha=PALE, label="has not learnt to retrieve"))
+            handles.append(Patch(color=GREY, alpha=FADED, label="has not learnt to retrieve"))
         if marks is not None:
             handles.append(entry(STREAMS[marks], linestyle="", markersize=4, **DIAMOND))
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if width > 8 else 3)
@@ -262,7 +261,7 @@ def _bars(
     each = 0.8 / len(PAIRS)
     for (g, of_group), (p, (pair, color)) in product(enumerate(gaps), enumerate(PAIR_COLORS.items())):
         x = g + (p - 1) * each
-        shade = {switch: 1 if bool(learnt[g].sel(residual=switch)) else PALE for switch in (bars, marks) if switch}
+        shade = {switch: 1 if bool(learnt[g].sel(residual=switch)) else FADED for switch in (bars, marks) if switch}
         value, low, high = over_seeds(of_group.sel(residual=bars, pair=pair).values)
         if np.isfinite(value):
             cell.bar(x, value, width=each * 0.92, color=color, edgecolor=color, linewidth=0.8, alpha=shade[bars])
