@@ -6,7 +6,7 @@
 Everything is computed on the CPU. What a device adds is what a GPU would: operands that lie apart raise, results lie where
 their operands do, `to` and `copy_` alone move, NumPy sees nothing, and a random generator belongs to one device. Scalars
 and indices of the CPU may meet tensors of any device, as on CUDA. A kernel is chosen by its operands' device, so that
-branches for "cpu" are not taken.
+branches for "cpu" are not taken. Eigenvectors, singular vectors and columns of QR have other signs than the CPU's.
 
 PyTorch calls these devices "lazy:0" and "lazy:1". It knows the name, no build has any, and their backward pass runs on the
 caller's thread. A backend of one's own ("privateuse1") would change the whole process for good, and has one device.
@@ -33,6 +33,12 @@ HERE, ONE, OTHER = torch.device("cpu"), torch.device("lazy:0"), torch.device("la
 MEMORY = 1 << 33  # bytes of each device that are free
 aten: Any = torch.ops.aten
 MOVES = (aten._to_copy.default, aten.copy_.default)
+# Which axis of each result is turned: decompositions leave signs open.
+TURNED = {
+    aten._linalg_eigh.default: (None, -1),
+    aten._linalg_svd.default: (-1, None, -2),
+    aten.linalg_qr.default: (-1, -2),
+}
 INDEXED = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
 
 
@@ -102,6 +108,9 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         own["device"] = HERE
     made = func(*own_args, **own)
     if place.type == KIND:
+        for one, axis in zip(made, TURNED[func], strict=True) if func in TURNED else ():
+            if axis is not None:
+                one.transpose(axis, -1)[..., ::2].neg_()
         made = tree_map_only(Tensor, lambda x: Elsewhere(x, place), made)
     if any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments):
         return return_and_correct_aliasing(func, args, kwargs, made)

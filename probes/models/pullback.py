@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import InputError
-from ..run.precision import double
+from ..run.precision import double, precise
 from .linear import AutogradBlock, Folded, LinearizedBlock, flops, own_flops
 from .memory import Pace
 from .pointwise import close
@@ -272,7 +272,8 @@ class Prompt:
 def readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) -> Float[Tensor, "d d"]:
     """[direction, d] cotangents of the stream for d orthonormal directions of the readout.
 
-    For logits W n the directions are those of the d x d factor R with R^T R = W^T W, which has the same norms.
+    For logits W n the directions are those of R = (W^T W)^(1/2), which has the same norms. The symmetric root does not
+    depend on the signs of eigenvectors, which differ between devices: a sketch's probes mean the same directions on all.
     """
     identity = torch.eye(model.spec.width, dtype=residual.dtype, device=residual.device)
     if readout == "residual":
@@ -287,6 +288,9 @@ def readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) -
     # Reverse mode twice: torch's forward mode warns of a deprecation of its own when it is first used.
     _, columns = torch.autograd.functional.jvp(model.unembed, normed, identity)  # [d, vocabulary]
     assert isinstance(columns, Tensor)
-    values, vectors = torch.linalg.eigh(double(columns @ columns.T))
-    factor = (values.clamp_min(0).sqrt()[:, None] * vectors.T).to(rows)
-    return factor @ rows
+    # Summed in float64: of an eigenvalue that is nearly zero float32 misses 1e-7 of the largest, whose root is 3e-4.
+    gram = torch.zeros_like(identity, dtype=torch.float64, device=precise(identity.device))
+    for some in columns.split(len(columns), 1):
+        gram.addmm_(double(some), double(some).T)
+    values, vectors = torch.linalg.eigh(gram)
+    return ((vectors * values.clamp_min(0).sqrt()) @ vectors.T).to(rows) @ rows
