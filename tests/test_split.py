@@ -124,12 +124,12 @@ def facts(view: View) -> dict[str, Any]:
     }
 
 
-def on_one_device(value: Any) -> bool:
+def devices(value: Any) -> set[torch.device]:
+    """Where tensors lie, however deep."""
     if isinstance(value, Tensor):
-        return value.device == ONE
-    if isinstance(value, tuple):
-        return all(map(on_one_device, value))
-    return not hasattr(value, "__dataclass_fields__") or on_one_device(tuple(vars(value).values()))
+        return {value.device}
+    inner = value if isinstance(value, tuple) else getattr(value, "__dataclass_fields__", ()) and vars(value).values()
+    return {place for one in inner for place in devices(one)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -159,7 +159,7 @@ def test_family_over_several_devices_is_the_family(family):
         assert view.offloaded
         expected, found = facts(whole), facts(view)
         kernels = [probes.jacobian(one, IDS[:1], engine="parts").sensitivity for one in (view, whole)]
-    assert on_one_device(tuple(found.values()))
+    assert devices(tuple(found.values())) == {ONE}
     for name, value in expected.items():
         assert same(value, found[name]), name
     assert kernels[0].equals(kernels[1])
@@ -428,9 +428,7 @@ def test_family_on_gpu_and_in_main_memory(family):
     assert view.device == torch.device("cuda:0")
     found = facts(view)
     assert found["weights"] == expected["weights"]
-    assert {stream.device for stream in found["streams"]} == {view.device}
+    assert devices((found["streams"], found["parts"])) == {view.device}
     for name in ("embeddings", "streams", "edited", "blocks", "gradient", "logits", "output"):
         for one, other in zip(tuple(found[name]), tuple(expected[name]), strict=True):
             assert (one - other).abs().max() <= NOISE * other.abs().max(), name
-    for parts in found["parts"]:
-        assert parts.q.weight.device == parts.mlp_norm.weight.device == view.device
