@@ -33,6 +33,8 @@ def changed(values: np.ndarray, count: int, by: float) -> np.ndarray:
         ("alpha", 2.1e-3, None, 1),
         ("median_magnitude", 2.1e-3, 1, None),  # a bin of its histogram
         ("sink_rate", 0.5, 2, 3),  # a threshold decides it
+        ("sink_rate_of_model", 1.9e-3, 100, None),  # a mean over heads, which rounds
+        ("over_tau_of_model", 2.1e-3, None, 1),
         ("alpha", np.nan, 2, 3),
         ("alpha", np.inf, 2, 3),
     ],
@@ -62,16 +64,16 @@ def few(monkeypatch):
     monkeypatch.setattr(selftest, "MODELS", {"tiny-llama": ("theory", "sinks")})
 
 
-def test_a_weight_that_is_2_percent_off_on_one_side_is_found(monkeypatch, capsys, few, tmp_path):
+@pytest.mark.parametrize(("block", "matrix"), [(0, "q"), (3, "v"), (5, "down")])
+def test_a_matrix_that_is_1_percent_off_on_one_side_is_found(block, matrix, monkeypatch, capsys, few, tmp_path):
     sides = []
 
     def loaded(name: str, **given: Any) -> Any:
         model = load(name, **given)
         sides.append(model)
         if len(sides) == 2:
-            parts: Any = model.parts(3)
             with torch.no_grad():
-                parts.v.weight.mul_(1.02)
+                getattr(model.parts(block), matrix).weight.mul_(1.01)
         return model
 
     monkeypatch.setattr(selftest, "load", loaded)

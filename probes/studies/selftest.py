@@ -12,7 +12,8 @@ so that results differ by rounding alone. They are compared variable by variable
   of its own size: the difference is taken over `SMALL`.
 - Numbers that a comparison decides (`DECIDED`: counts, shares above a threshold, ranks, choices), integers and words by the
   share of entries that differ, up to `FEW` or one entry: what is nearly at a threshold falls on either side. Entries that
-  are not finite on one side alone count in the same way.
+  are not finite on one side alone count in the same way. Means of such shares over all heads (`MEANS`) are smooth numbers:
+  they round, and one decision among thousands hardly moves them.
 - Medians read off a histogram (`BINNED`) may move by a bin.
 """
 
@@ -22,6 +23,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
@@ -56,6 +58,7 @@ PROMPTS, LENGTH = 8, 64
 SMOOTH, FEW, SMALL = 1e-3, 0.02, 1e-2
 TOLD = 6  # variables of a probe that are named
 DECIDED = ("sink_rate", "over_tau", "massive", "exact", "rank", "strength")  # parts of names
+MEANS = "_of_model"  # how their names end
 BINNED = {"median_magnitude": 4e-3, "top_ratio": 4e-3}  # two bins, each up to 0.2 % wide
 
 SKETCH: dict[str, Any] = {"method": "sketch", "products": 32}
@@ -77,7 +80,7 @@ MEASURES: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
         bos_swap, replacement="mean@1:keys", profile_prompts=1, products=32, recall=2, **RESAMPLED
     ),
     "bos-swap, held-log-z": partial(bos_swap, replacement="held-log-z", profile_prompts=0, **RESAMPLED),
-    "decode": partial(decode, recall=4, **RESAMPLED),
+    "decode": partial(decode, recall=0, **RESAMPLED),  # lists are recalled by a changed model in "bos-swap"
     "retrieval": lambda model, tokens: retrieval(
         model, pairs=8, contexts=4, candidates=4, mechanism=2, mechanism_depths=2, fisher=True, profile_prompts=1
     ),
@@ -145,7 +148,7 @@ def differences(here: xr.Dataset, there: xr.Dataset) -> Iterator[Difference]:
         if a.dtype.kind == "f":
             known = np.isfinite(a) & np.isfinite(b)
             same |= np.isnan(a) & np.isnan(b)
-            if not any(part in name for part in DECIDED):
+            if name.endswith(MEANS) or not any(part in name for part in DECIDED):
                 a, b = a[known].astype(np.float64), b[known].astype(np.float64)
                 apart = np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=0.0), SMALL)
                 yield Difference(name, float(apart), BINNED.get(name, SMOOTH))
@@ -182,13 +185,31 @@ def selftest(
     more: Mapping[str, Callable[[torch.device], xr.Dataset]] = MappingProxyType({}),
     advance: Advance | None = None,
 ) -> list[Row]:
-    """Run every probe on the CPU and on a device; what a probe raises on either is its row's.
+    """Run every probe on the CPU, in one thread, and on a device; what a probe raises on either is its row's.
 
     Args:
         device: any that torch knows (`chosen`).
         more: further measurements by name, which take the device.
         advance: hears how many are done.
     """
+    with one_thread():
+        return _rows(device, more, advance)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from more threads, and beside other work wait for them: 25 times as long as alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _rows(
+    device: torch.device, more: Mapping[str, Callable[[torch.device], xr.Dataset]], advance: Advance | None
+) -> list[Row]:
     rows, sides = [], {side: cases(on, more) for side, on in (("CPU", torch.device("cpu")), (str(device), device))}
     names = list(sides["CPU"])
     for n, name in enumerate(names):
@@ -255,10 +276,12 @@ def _cells(row: Row) -> list[str]:
 def _place(device: torch.device) -> dict[str, str]:
     """What a report of a bug needs to say of the machine."""
     made = {name: str(value) for name, value in made_with().items() if name not in ("command", "created")}
+    with one_thread():
+        here = hardware(torch.device("cpu"))
     backends: Any = torch.backends
     return made | {
         "device": f"{device}: {hardware(device)}",
-        "CPU": hardware(torch.device("cpu")),
+        "CPU": here,
         "devices": ", ".join(devices()),
         "CUDA, cuDNN": f"{torch.version.cuda}, {backends.cudnn.version() if backends.cudnn.is_available() else None}",
         "fp32_precision, CUDA, CPU": f"{backends.cuda.matmul.fp32_precision}, {backends.mkldnn.matmul.fp32_precision}",
