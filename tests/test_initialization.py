@@ -118,7 +118,7 @@ def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
             assert norm.bias is None or not norm.bias.any()
             assert (norm.kind, norm.eps) == (birth.norm, birth.eps)
         assert parts.parallel == birth.parallel
-        assert (parts.post_attention_norm is not None, parts.post_mlp_norm is not None) == (birth.post_norm,) * 2
+        assert (parts.post_attention_norm is not None, parts.post_mlp_norm is not None) == (birth.spec.post_norm,) * 2
         assert (parts.attention_norm is not None, parts.mlp_norm is not None) == (birth.pre_norm,) * 2
         assert parts.down.weight.shape[-1] == birth.features
         route = parts.routing
@@ -181,7 +181,7 @@ def test_a_residual_scale_is_on_what_writes_to_the_stream_alone(name):
     # Through the model: a smaller part of the last stream is new.
     x = plain.embed(IDS)
     first, second = ((seen.residual(x) - x).norm() / x.norm() for seen in (plain, scaled))
-    assert second < 0.9 * first if not born(made).post_norm else torch.isclose(first, second, rtol=0.05)
+    assert second < 0.9 * first if not born(made).spec.post_norm else torch.isclose(first, second, rtol=0.05)
 
 
 def test_what_a_configuration_changes():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+from pathlib import Path
 from typing import Any
 
 import families
@@ -10,12 +13,30 @@ import numpy as np
 import pytest
 import reference_heads
 import torch
-from measured import TOKENS, close, drawn_tokens, known_model, known_tokens, recorded, refused, sinks, view
+from matplotlib.text import Text
+from measured import BACKENDS, TOKENS, close, drawn_tokens, known_model, known_tokens, recorded, refused, sinks, view
 
-from probes.measures.roles import COLUMNS, LARGE, ROLES, assigned, cells, counts, ranked, reading_at, role_names
+from probes.figures import sinks_figure
+from probes.measures.roles import (
+    BESIDE,
+    COLUMNS,
+    LARGE,
+    ROLES,
+    WITHHELD,
+    assigned,
+    cells,
+    counts,
+    ranked,
+    reading_at,
+    role_names,
+)
 from probes.models.swap import swapped
 from probes.models.view import View
+from probes.report.answer import sentences
+from probes.report.heads import head_numbers
+from probes.results.folder import Collected
 from probes.results.statistics import Interval, jackknifed
+from probes.studies.reports import heads_csv, sinks_report
 
 SIZES = ("written", "output", "output_own")
 
@@ -42,7 +63,10 @@ def expected(model: View, tokens: Any, other: View) -> dict[str, np.ndarray]:
 def test_sizes_equal_full_patterns_in_float64(name):
     model = view(name, dtype="float64")
     found, truth = sinks(model, TOKENS, reacts="mean"), expected(model, TOKENS, swapped(model, "mean"))
+    assert ("has_role" in found) == (model.parts(0).post_attention_norm is None)
     for size, each in truth.items():
+        if "has_role" not in found and size in BESIDE:
+            continue
         close(found[size], np.sqrt(np.mean(each**2, 0)), 1e-10, 1e-13)
         close(found[f"{size}_by_prompt"], each, 1e-6)
         assert found[f"{size}_by_prompt"].dtype == np.float32
@@ -50,6 +74,36 @@ def test_sizes_equal_full_patterns_in_float64(name):
         close(found[size], found[f"{size}_by_prompt"].mean("prompt"), 1e-5)
     if name in ("gemma2", "gpt2"):
         close(sinks(view(name, "transformer_lens"), TOKENS).output_own, found.output_own, 1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "olmo2", "olmo3", "llama"])
+def test_no_role_is_said_where_a_norm_follows_on_the_output(name, backend, tmp_path):
+    """In the result, tables, the CSV, the figure, the page's heads and its answer; the rest stays."""
+    model = view(name, backend)
+    ds = sinks(model, TOKENS, reacts="mean", effect=2, pictures=1)
+    results, norm = {"it": ds}, view(name).parts(0).post_attention_norm is not None
+    assert norm == (name != "llama") == model.spec.post_norm
+    report = sinks_report(results, top=12)
+    rows = list(csv.DictReader(io.StringIO(heads_csv(results))))
+    figure = sinks_figure(results, path=tmp_path / "sinks")
+    drawn = " ".join(text.get_text() for text in figure.findobj(Text))
+    page = [dict(one) for one in head_numbers(ds).values()]
+    (answered,) = (text for text in sentences(Collected(Path(), {"sinks": results}), []) if "Position 0" in text)
+    assert {name for name in BESIDE if name in ds} == set(() if norm else BESIDE)
+    assert {row["role"] for row in rows} == ({"-"} if norm else set(role_names(ds).flat))
+    assert [sum(WITHHELD in line for line in report.lines), WITHHELD in answered] == [norm, norm]
+    assert [" ".join(WITHHELD.split()) in " ".join(drawn.split()), " park, " in drawn] == [norm, not norm]
+    assert {one["role at position 0"] == WITHHELD for one in page} == {norm}
+    said = " ".join([*report.lines, answered, *map(str, report.tables[1].rows)])
+    assert any(word in said for word in ("parks", "park there", "ignores")) != norm
+    for shown in report.tables[1].rows:
+        cell = dict(zip(report.tables[1].columns, shown, strict=True))
+        assert [cell[column] == "-" for column in ("role", "written", "output", "attends", "reads")] == [norm] * 3 + [
+            False
+        ] * 2
+    assert ds.alpha.notnull().all()
+    assert int(ds.effect.notnull().sum()) == 2
 
 
 # -------------------------------------------------------------------------------------------------- known answers

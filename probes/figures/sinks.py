@@ -18,7 +18,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ..measures.roles import role_names
+from ..measures.roles import role_names, withheld
 from .draw import MANY, Row, depth_legend, ruled, saved_grid
 from .palette import BLACK, BLUE, GREY, NORMS, PALE, ROLES, WEIGHTS, Style, depth_color
 from .series import Curve, key_curves
@@ -137,7 +137,9 @@ def _head_axis(cell: Axes, ds: xr.Dataset) -> None:
     cell.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     roles = role_names(ds)
     said = f"{np.sum(roles == 'sink-reading'):,} of {roles.size:,} sink-reading"
-    if "has_role" in ds:
+    if withheld(ds):
+        said = "roles withheld (a norm follows)"
+    elif "has_role" in ds:
         said = ", ".join(f"{np.sum(roles == f'{role}s'):,} {role}" for role in ("read", "park", "react"))
     cell.set_xlabel(f"head\n{said}")
     cell.set_ylabel("block")
@@ -235,7 +237,8 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
     many = [one["attends"].size > MOST_MARKED for one in every]
     filled = " (filled)" * (not all(many))
     rules = [f"sink-reading{filled}: mean weight on 0 > {attends} and output read from 0 > {reads}"]
-    if "has_role" in every[0]:
+    rules *= not all(map(withheld, every))
+    if any("has_role" in one for one in every):
         rules = [
             f"reads{filled}: takes from 0 more than {large} of the stream's size",
             f"parks: mean weight on 0 > {attends}, output under {small} of its own with 0 hidden",
@@ -247,6 +250,7 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
     )
     return [
         *rules,
+        *dict.fromkeys(filter(None, map(withheld, every))),
         "alpha: mean over prompts and heads; grey dashes: uniform attention at the same T and window",
         *[medians] * any(many),
         *["distant keys: means of bins"] * any(ds.sizes["key"] > FEW_KEYS for ds in every),

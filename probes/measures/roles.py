@@ -13,7 +13,8 @@ i >= 1 that see position 0, and averaged (root mean square) first over queries, 
   attended anew and not found by dividing by `1 - A_i0`.
 - `reacts_output`, where another embedding was put at position 0: the change of `o_i W_O` beside `|x_i|`.
 
-All are taken behind W_O but before a norm on the branch's output (Gemma-2), which scales all heads of a block alike.
+All are taken behind W_O. Where a norm follows on the branch's output (Gemma 2 and 3, OLMo 2 and 3), what is added to the
+stream has another size: there `written`, `output`, `reacts_output` and roles are withheld.
 
 Roles, of which each head has the first that fits; the thresholds are ours:
 
@@ -50,6 +51,11 @@ READS = 0.3  # of the output's size; where the parts are orthogonal, 0.3^2 = 9 %
 REACTS = 0.1  # a tenth of a query's attention moves, while nothing but position 0 was changed from outside
 LARGE = 0.1  # of the stream's size: what a head takes from position 0, or what follows another embedding there
 SMALL = 0.3  # of the size of a head's own output if it attended elsewhere
+BESIDE = ("written", "output", "reacts_output")  # the stream; not known where a norm follows
+WITHHELD = (
+    "roles of heads and sizes beside the stream are withheld: a norm follows on the attention's output, and they are not "
+    "measured behind it"
+)
 ROLES = ("reads", "parks", "reacts", "ignores")
 RULES = ("attends", "reads", "reacts", "sink-reading")  # of `selected`; the last is attends and reads both
 FACTORS = (0.5, 1.0, 2.0)  # of the thresholds of reading and parking, at which heads are counted
@@ -63,7 +69,7 @@ COLUMNS = ("block", "head", "role", *NUMBERS[:4], "own output", "reads", "reacts
 class HeadRow(NamedTuple):
     """One head in numbers, as of the variables of their names; NaN where not measured.
 
-    `role` is one of `ROLES`; in results of before there were roles "sink-reading" or "-". `value_ratio` is |v_0| against the
+    `role` is one of `ROLES`, or "-" (see `role_names`). `value_ratio` is |v_0| against the
     mean of the rest.
     """
 
@@ -148,11 +154,18 @@ def selected(found: Mapping[str, Any]) -> Bool[np.ndarray, "rule layer head"]:
 
 
 def role_names(ds: xr.Dataset) -> np.ndarray:
-    """Each head's role by name [layer, head]; in results of before there were roles "sink-reading" or "-"."""
+    """Each head's role by name [layer, head]: "-" where it is withheld; of before there were roles "sink-reading" or "-"."""
+    if withheld(ds):
+        return np.full(ds["attends"].shape, "-")
     if "has_role" not in ds:
         return np.where(ds["selected"].sel(rule="sink-reading").values > 0, "sink-reading", "-")
     names, has = ds["role"].values.astype(str), ds["has_role"].transpose("role", "layer", "head").values
     return names[has.argmax(0)]
+
+
+def withheld(ds: xr.Dataset) -> str:
+    """Why a result of `sinks` has no roles, or nothing."""
+    return str(ds.attrs.get("roles_withheld", ""))
 
 
 def counts(ds: xr.Dataset) -> dict[str, tuple[int, int]]:
@@ -177,8 +190,8 @@ def parking_at(ds: xr.Dataset, factors: Sequence[float] = FACTORS) -> dict[float
 def best(found: Any, n: int | None = None) -> list[tuple[int, int]]:
     """(layer, head) of the `n` first heads; all, unless told.
 
-    Those whose effect was measured come first, by it; the others by `written`, or by attends * reads in results of before
-    there were roles. Unknown is 0.
+    Those whose effect was measured come first, by it; the others by `written`, or by attends * reads where there is none
+    (withheld, or of before there were roles). Unknown is 0.
     """
     by = found["written"] if "written" in found else found["attends"] * found["reads"]
     by = np.nan_to_num(np.asarray(by, dtype=np.float64))

@@ -78,7 +78,7 @@ from .consequences import LOGITS_AT_ONCE as READ_AT_ONCE
 from .effect import LOGITS_AT_ONCE, ROWS, check_effect, effects, passes_in_all
 from .effect import PROMPTS as EFFECT_PROMPTS
 from .evict import CACHES, DIMS, NUMBERINGS, check_evict, evict_passes, evictions
-from .roles import LIMITS, PLACES, ROLES, RULES, assigned, best, estimates, selected
+from .roles import BESIDE, LIMITS, PLACES, ROLES, RULES, WITHHELD, assigned, best, estimates, selected
 from .sink_sums import Sums
 
 Keys: TypeAlias = tuple[int, ...] | Literal["all"]
@@ -118,10 +118,10 @@ def sinks(
         per_prompt: keep alpha of every prompt instead of the mean; unless told, for chosen keys only.
         reacts: what to put at position 0 in order to measure `reacts`, as in `probes.swapped`: "mean", "zero", "random" or a
             token id. None: not measured.
-        pictures: patterns to keep of the heads that take most from position 0 (`written`): of the first prompt, at most
-            128 positions; as many as there are heads, if fewer.
-        effect: heads whose effect is measured (see `probes.measures.effect`): True or "all", or how many, the
-            first ones by `written`. None: not measured. It takes about half a pass for each head and prompt.
+        pictures: patterns to keep of the heads that rank first (`probes.measures.roles.best`: by `written`, if it is known):
+            of the first prompt, at most 128 positions; as many as there are heads, if fewer.
+        effect: heads whose effect is measured (see `probes.measures.effect`): True or "all", or how many, those that rank
+            first before. None: not measured. It takes about half a pass for each head and prompt.
         effect_prompts: how many prompts it is measured on, the first ones; all, if there are fewer.
         evict: numbers of first keys that a cache keeps, as (0, 1, 4): what the model does with such a cache instead of all
             keys (see `probes.measures.evict`). None: not measured. It takes more than a pass for each pair of numbers.
@@ -140,7 +140,9 @@ def sinks(
         measured; with `evict` alike `evict_loss_before`, `evict_loss_change`, `evict_kl` [first_keys, last_keys, numbering,
         cache]; with all keys `strong_...` [layer, strong] and `token_...` [layer, collector], see
         `probes.measures.collectors`; `has_role` [role, layer, head], 1 or 0, one role for each head, and `role_sure`
-        [layer, head], 1 or 0 (see `probes.measures.roles`); `value_norm`, `key_norm`, `written_norm` [layer, head, place];
+        [layer, head], 1 or 0 (see `probes.measures.roles`; where a norm follows on the attention's output, neither these nor
+        sizes beside the stream, and the attribute `roles_withheld` says why); `value_norm`, `key_norm`, `written_norm`
+        [layer, head, place];
         `selected` [rule, layer, head], 1 or 0; with pictures `pattern` [picture, picture_query, picture_key], whose
         coordinates `picture_layer` and `picture_head` say whose they are; `tokens`; attributes with the rules' thresholds
         and what made it. NaN: no query sees position 0 (a window of 1), or the head writes nothing.
@@ -171,18 +173,22 @@ def sinks(
     retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{model.identity.name}'", report)
     found = _summed(model, other, tokens, sums, retry, report, later)
     by_head = {name: found.pop(name) for name in BY_PROMPT if name in found}  # [prompt, layer, head]
+    if model.spec.post_norm:
+        by_head = {name: each for name, each in by_head.items() if name not in BESIDE}
     intervals = estimates(by_head, documents)
-    has_role, sure = assigned(intervals)
+    if not model.spec.post_norm:
+        has_role, sure = assigned(intervals)
+        found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8)}
 
     def passed(count: float) -> None:
         report(count * model.spec.blocks)
 
     if heads_asked != 0:
-        first = best({"written": intervals["written"].value}, heads_asked)
+        first = best(found | {name: one.value for name, one in intervals.items()}, heads_asked)
         some = tokens[: int(effect_prompts)]
         effects_found = effects(model, some, first, retry, passed, lambda more: report.expect(more + of_cache))
         intervals |= estimates(effects_found, None if documents is None else documents[: len(some)])
-        unmeasured = np.full((len(tokens) - len(some), *sure.shape), np.nan)
+        unmeasured = np.full((len(tokens) - len(some), *found["reads"].shape), np.nan)
         by_head |= {name: np.concatenate([each, unmeasured]) for name, each in effects_found.items()}
     if first_keys:
         evicted = evictions(model, tokens, first_keys, last_keys, retry, passed, report.expect)
@@ -197,10 +203,9 @@ def sinks(
             dims = ("prompt", *own.dims) if end == "_by_prompt" else own.dims
             table[name + end] = Variable(dims, own.long_name + said, own.units)
             found[name + end] = value
-    found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8)}
     found["selected"] = selected(found).astype(np.int8)
     coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": list(chosen)}
-    coords |= {"place": list(PLACES), "rule": list(RULES), "role": list(ROLES)}
+    coords |= {"place": list(PLACES), "rule": list(RULES)} | ({"role": list(ROLES)} if "has_role" in found else {})
     if pictures:
         first = best(found, int(pictures))
         found["pattern"] = _pictures(model, tokens[:1], first)
@@ -229,7 +234,8 @@ def sinks(
         tokens=tokens,
         coords=coords,
         attrs=provenance(model, tokens, measurement="sinks", **options)
-        | {f"{name}_threshold": limit for name, limit in LIMITS.items()},
+        | {f"{name}_threshold": limit for name, limit in LIMITS.items()}
+        | ({"roles_withheld": WITHHELD} if model.spec.post_norm else {}),
     )
 
 

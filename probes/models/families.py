@@ -213,11 +213,11 @@ def _routed_drawn(config: Any) -> dict[str, Any]:
 
 
 def _olmo_drawn(config: Any) -> dict[str, Any]:
-    return {"pre_norm": False, "post_norm": True}
+    return {"pre_norm": False}
 
 
 def _gemma2_drawn(config: Any) -> dict[str, Any]:
-    return {"activation": config.hidden_activation, "post_norm": True}
+    return {"activation": config.hidden_activation}
 
 
 def _bidirectional(config: Any) -> str | None:
@@ -244,6 +244,7 @@ class Family:
     depth_scaled: bool = False  # transformers draws output and down projections more narrowly the deeper the model is
     root_scaled: bool = False  # embeddings are multiplied by sqrt(d) in the forward pass
     sink_logits: bool = False
+    post_norm: bool = False  # as `parts` has it: norms on the branches' outputs
     planes: bool = False  # rotations have one cosine and sine per plane, and not one per feature
     fused: Callable[[Any], dict[str, Tensor]] = lambda block: {}  # a block's matrices of which `parts` has copies
     refuses: Callable[[Any], str | None] = lambda config: None  # why a configuration of the family is not supported
@@ -260,16 +261,23 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "qwen2": Family("Qwen2, Qwen2.5", "Qwen2DecoderLayer", _llama_parts),
         "qwen3": Family("Qwen3", "Qwen3DecoderLayer", _llama_parts),
         "qwen3_moe": Family("Qwen3-MoE", "Qwen3MoeDecoderLayer", _llama_parts, drawn=_routed_drawn),
-        "olmo2": Family("OLMo 2", "Olmo2DecoderLayer", _olmo_parts, drawn=_olmo_drawn, lens_halves=False),
-        "olmo3": Family("OLMo 3", "Olmo3DecoderLayer", _olmo_parts, drawn=_olmo_drawn, lens_halves=False),
+        "olmo2": Family(
+            "OLMo 2", "Olmo2DecoderLayer", _olmo_parts, drawn=_olmo_drawn, post_norm=True, lens_halves=False
+        ),
+        "olmo3": Family(
+            "OLMo 3", "Olmo3DecoderLayer", _olmo_parts, drawn=_olmo_drawn, post_norm=True, lens_halves=False
+        ),
         "phi3": Family("Phi-3, Phi-4", "Phi3DecoderLayer", _phi3_parts),
         "gemma": Family("Gemma", "GemmaDecoderLayer", partial(_llama_parts, plus_one=True), root_scaled=True),
-        "gemma2": Family("Gemma-2", "Gemma2DecoderLayer", _gemma2_parts, drawn=_gemma2_drawn, root_scaled=True),
+        "gemma2": Family(
+            "Gemma-2", "Gemma2DecoderLayer", _gemma2_parts, drawn=_gemma2_drawn, post_norm=True, root_scaled=True
+        ),
         "gemma3_text": Family(
             "Gemma 3 (text)",
             "Gemma3DecoderLayer",
             partial(_gemma2_parts, capped=False),  # a cap in the configuration is read by nobody
             drawn=_gemma2_drawn,
+            post_norm=True,
             root_scaled=True,
             refuses=_bidirectional,
         ),
@@ -365,4 +373,5 @@ def spec_of(config: Any) -> Spec:
         max_length=getattr(config, "max_position_embeddings", None),
         initializer_range=getattr(config, "initializer_range", None),
         sink_logits=family.sink_logits and getattr(config, SINK_LOGITS, True),
+        post_norm=family.post_norm,
     )

@@ -81,7 +81,7 @@ class Sizes:
             itemsize=model.dtype.itemsize,
             apart=parts is not None,
             wide=parts is not None and parts.q_norm is not None,
-            post_norm=parts is not None and parts.post_attention_norm is not None,
+            post_norm=spec.post_norm,
         )
 
     @property

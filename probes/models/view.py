@@ -43,6 +43,7 @@ class Spec:
     initializer_range: float | None
     prefix: int | None = None  # every query sees the first so many positions; under a full mask that is all
     sink_logits: bool = False  # every head has a learned one (see `Attention.sink`)
+    post_norm: bool = False  # norms on the branches' outputs, before these are added
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,6 @@ class Birth:
     eps: float
     parallel: bool = False
     pre_norm: bool = True  # norms on what the branches read
-    post_norm: bool = False  # norms on the branches' outputs
     experts: int | None = None  # of which a router chooses; None: one feed-forward
     chosen: int = 0
     among_chosen: bool = False  # weights of experts are a softmax over those chosen, not over all

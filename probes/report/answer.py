@@ -17,7 +17,7 @@ import xarray as xr
 from ..claims.claim import DECIDED, HEADLINE, POPULATIONS, Claim, said
 from ..claims.rules import is_real
 from ..measures.leakage import resolved
-from ..measures.roles import ATTENDS, LARGE, SMALL, role_names
+from ..measures.roles import ATTENDS, LARGE, SMALL, role_names, withheld
 from ..results.curves import band, estimate, profiles, relative_error, three_digits
 from ..results.dataset import options_of
 from ..results.folder import Collected
@@ -102,6 +102,8 @@ def _position_zero(sinks: Results, swaps: Results, trajectories: Results, naming
         where = f"(sink rate of [Gu], {_length(sinks)})"
         parts.append(f"Position 0 is an attention sink in {rate} of the heads of {naming(sinks)} {where}")
         parts += _roles({name: ds for name, ds in sinks.items() if "has_role" in ds})
+        if without := {name: ds for name, ds in sinks.items() if withheld(ds)}:
+            parts.append(f"Of {naming(without)}, {withheld(next(iter(without.values())))}")
     if trajectories:
         same = [float(ds["later_difference"].max()) == 0 for ds in trajectories.values()]
         some = ", as under any causal mask" if all(same) else f" in {sum(same)} of {len(same)} models"

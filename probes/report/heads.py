@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import xarray as xr
 
-from ..measures.roles import role_names
+from ..measures.roles import role_names, withheld
 from ..measures.sinks import RULES
 from ..results.dataset import recorded
 
@@ -79,6 +79,8 @@ def head_numbers(ds: xr.Dataset) -> dict[tuple[int, int], list[tuple[str, str]]]
             if "has_role" in ds:
                 sure = "" if int(at["role_sure"]) else ", not surely"
                 rows.append(("role at position 0", f"{roles[layer, number]}{sure}"))
+            elif withheld(ds):
+                rows.append(("role at position 0", withheld(ds)))
             for name in scalars:
                 said = f"{float(at[name]):.3g}" if name in IN_NATS else f"{float(at[name]):.3f}"
                 if f"{name}_low" in ending and np.isfinite(float(at[f"{name}_low"])):

@@ -116,7 +116,7 @@ def _of_sinks(ds: xr.Dataset) -> Found:
     found = {f"{name}, mean": ds[name] for name in ("attends", "reads", "reacts", "sink_logit_share") if name in ds}
     if "has_role" in ds:
         found |= {f"share of role {role}": ds["has_role"].sel(role=role) for role in ds["role"].values}
-    else:  # results of before there were roles
+    else:  # withheld, or results of before there were roles
         known = [rule for rule in RULES if rule in ds["rule"].values and (rule != "reacts" or "reacts" in ds)]
         found |= {f"share by rule {rule}": ds["selected"].sel(rule=rule) for rule in known}
     for said, values in found.items():

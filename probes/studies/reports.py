@@ -19,7 +19,7 @@ from ..measures.evict import DIMS
 from ..measures.leakage import PARTS, SOURCES, null_fails, resolved
 from ..measures.roles import COLUMNS as HEAD_COLUMNS
 from ..measures.roles import cells as head_cells
-from ..measures.roles import counts, parking_at, ranked, reading_at, role_names
+from ..measures.roles import counts, parking_at, ranked, reading_at, role_names, withheld
 from ..measures.sinks import RULES
 from ..measures.trajectory import COLUMNS as BLOCK_COLUMNS
 from ..measures.trajectory import cells as block_cells
@@ -71,6 +71,7 @@ def sinks_report(
         if ds.sizes["key"] > KEYS_SHOWN:
             lines.append(f"{name}: {ds.sizes['key'] - KEYS_SHOWN} more keys in the result file")
         lines += [f"{name}: of {ds['attends'].size} heads {said}" for said in (_roles(ds), _rules(ds)) if said]
+        lines += [f"{name}: {withheld(ds)}"] * bool(withheld(ds))
         lines += [f"{name}: {_learned(ds)}"] if "sink_logit_share" in ds else []
         lines += [f"{name}: {_untouched(ds)}"] if "evict_kl" in ds else []
         chosen = [row for row in ranked(ds) if layers is None or row.layer in layers]
@@ -121,7 +122,7 @@ def heads_csv(results: Results) -> str:
 def _roles(ds: xr.Dataset) -> str:
     """How many heads have which role, how many surely, and how many would read by another threshold."""
     found = [f"{role}: {count} ({sure} surely)" for role, (count, sure) in counts(ds).items()]
-    if not found:  # a result of before there were roles
+    if not found:  # withheld, or a result of before there were roles
         return ""
     reading, parking = (
         ", ".join(f"{count} at {limit:g}" for limit, count in at(ds).items()) for at in (reading_at, parking_at)

@@ -253,7 +253,7 @@ class BornBlock:
 
     def _post_scale(self, branch: Tensor) -> Tensor:
         """What a norm on the branch's output multiplies it by, where the family has one."""
-        return self._norm(branch) if self.birth.post_norm else torch.ones_like(branch.diagonal())
+        return self._norm(branch) if self.birth.spec.post_norm else torch.ones_like(branch.diagonal())
 
 
 def _add_spread(total: Tensor, pattern: Tensor, gram: Tensor, strength: float) -> None:
