@@ -52,6 +52,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..models.checks import check_logits
 from ..models.given import takes_model
 from ..models.intervene import Intervention, intervention
 from ..models.view import View
@@ -155,6 +156,7 @@ def bos_swap(
     numbers = {"bootstrap": bootstrap, "profile_prompts": profile_prompts, "products": products, "recall": recall}
     options = _options(model, tokens, seed=seed, bands=bands, lags=lags, **numbers)
     chosen = intervention(replacement)
+    check_logits(model)
     view = chosen.on(model, tokens, seed=seed)
     if before is not None and before.of != (key := _key(model, tokens, options)):
         other = ", ".join(name for name in key if before.of.get(name) != key[name])

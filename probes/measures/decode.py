@@ -40,7 +40,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..models.checks import check_tokens
+from ..models.checks import check_logits, check_tokens
 from ..models.edited import Edited
 from ..models.erase import RANK, Erased, Where, check_where, erased
 from ..models.given import takes_model
@@ -118,6 +118,8 @@ def decode(
     check_tokens(model, tokens)
     count, length = tokens.shape
     names = _interventions(model, erase, rank, seed)
+    if erase:
+        check_logits(model)
     fold = Folds(documents, count)
     if length < 4:
         raise InputError(f"prompts of {length} positions leave too few behind position 0; give at least 4")

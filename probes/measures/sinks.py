@@ -62,7 +62,7 @@ from torch import Tensor
 
 from ..data.positions import read_ranges
 from ..errors import InputError
-from ..models.checks import check_tokens, not_finite
+from ..models.checks import check_logits, check_tokens, not_finite
 from ..models.given import takes_model
 from ..models.memory import Sizes
 from ..models.swap import swapped
@@ -163,6 +163,8 @@ def sinks(
         raise InputError(f"{len(documents)} documents are named for {len(tokens)} prompts; name one for each")
     heads_asked = check_effect(effect, effect_prompts)
     first_keys, last_keys = check_evict(evict, keep, tokens.shape[1])
+    if heads_asked != 0 or evict is not None:
+        check_logits(model)
     every = isinstance(keys, str)
     separate = not every if per_prompt is None else per_prompt
     other = None if reacts is None else swapped(model, reacts)

@@ -49,6 +49,16 @@ def check_id(model: View, token: int, what: str = "token id") -> None:
         )
 
 
+@torch.no_grad()
+def check_logits(model: View) -> None:
+    """Check that the model gives next-token logits, before what needs them begins.
+
+    Raises:
+        InputError: it has no output head.
+    """
+    model.unembed(torch.zeros(1, model.spec.width, device=model.device, dtype=model.dtype))
+
+
 def check_place(model: View, tokens: Any, query: int, from_layer: Any) -> tuple[int, list[int]]:
     """(the query counted from the front, the source blocks in rising order).
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from .ambient import left
 from .load import load
 from .view import View
 
@@ -17,6 +18,7 @@ def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callab
     """The function of a view (its argument `model`), which now also takes a name, a folder or a model in memory."""
 
     @wraps(function)
+    @left
     def call(*args: Any, **kwargs: Any) -> Any:
         if args:
             return function(_view(args[0]), *args[1:], **kwargs)

@@ -11,7 +11,6 @@ block 0 runs, whichever device a block ran on.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from . import split
 from .behind import Continuation, Past
@@ -33,6 +32,7 @@ from .hooks import Origin, obstacle, own_forward, version
 from .identity import weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening, refuse_other_attention
+from .structure import moved, output_head, running_blocks, structure
 from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched
 from .wrappers import unwrap_within
 
@@ -45,24 +45,13 @@ def shadow(model: Any) -> Any:
     Raises:
         InputError: accelerate's hooks on it would change the parameters themselves, or an adapter cannot be merged.
     """
-    copied = copy.deepcopy(model, split.shared(model))
+    copied = structure(model)
     split.unbind(copied)
     unwrap_within(copied)
     for module in copied.modules():
         if "forward" in vars(module) and not split.hooks(module) and own_forward(module) is None:
             del module.forward  # compiled, and bound to the caller's module
     return copied
-
-
-def cast(model: Any, dtype: torch.dtype) -> Any:
-    """Parameters in another dtype, in place; buffers stay, as in loading.
-
-    Rotary frequencies rounded to bfloat16, as `model.to` would have them, turn keys by a wrong angle far into a prompt.
-    """
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-    return model
 
 
 class _Reached(Exception):
@@ -104,14 +93,22 @@ class HuggingFaceView(Watched):
     def __init__(self, model: PreTrainedModel, **described: Any) -> None:
         family_of(model.config)
         refuse_other_attention(model.config)
-        self._wrap(shadow(model), model.config, Described(**described))
+        self._wrap(shadow(model), Described(**described))
         self._model.set_attn_implementation(ATTENTION)
+        for module in self._model.modules():  # blocks of other models have other configurations
+            if isinstance(config := vars(module).get("config"), PreTrainedConfig):
+                config._attn_implementation = ATTENTION
+        for block, window in zip(self._blocks, self.spec.windows, strict=True):
+            attention: Any = getattr(block, self._family.attention)
+            if hasattr(attention, "sliding_window"):  # of a block in another's place; masks go by the place
+                attention.sliding_window = window
 
-    def _wrap(self, model: Any, config: Any, described: Described) -> None:
+    def _wrap(self, model: Any, described: Described) -> None:
+        config: Any = model.config
         self._model, self._described = model.eval(), described
         self._family = family_of(config)
         self._decoder: Any = model.get_decoder()
-        self._blocks: nn.ModuleList = getattr(self._decoder, self._family.blocks)
+        self._blocks = running_blocks(self._decoder, self._family)
         self._final_norm: nn.Module = getattr(self._decoder, self._family.final_norm)
         self._name = described.name or config.name_or_path or f"in-memory {config.model_type}"
         self.initialization, self.tokenizer = described.initialization, described.tokenizer
@@ -278,7 +275,7 @@ class HuggingFaceView(Watched):
         return self._final_norm(residual).to(self.device)
 
     def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
-        logits = self._model.get_output_embeddings()(normed).to(self.device)
+        logits = output_head(self._model)(normed).to(self.device)
         cap = getattr(self._model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -393,7 +390,8 @@ class HuggingFaceView(Watched):
     def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> HuggingFaceView:
         """As `View` says. A split model's twin is split in the same way, drawn whole in main memory before that."""
         rule = initialization_of(self._model.config, initialization)
-        model = cast(fresh_model(self._model.config, seed, rule, positional=positional), self.dtype)
+        model = fresh_model(self._model.config, seed, rule, positional=positional)
+        model = structure(model, partial(moved, torch.device("cpu"), self.dtype))
         model = split.dispatched(model, self._model) if self._split else model.to(self.device)
         condition = "init" if positional else "init-nope"
         own = {"tokenizer": self.tokenizer, "name": self._name, "condition": condition, "initialization": rule}

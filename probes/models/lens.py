@@ -28,6 +28,7 @@ from .fused import attend
 from .huggingface import Described, HuggingFaceView, shadow
 from .listening import Listening
 from .split import is_split
+from .structure import output_head
 from .view import Attention, Parts, Site
 
 ROTATION = "_apply_rotary_pos_emb"  # the method by which bridges of fused projections rotate queries and keys
@@ -59,7 +60,7 @@ class LensView(HuggingFaceView):
         refuse_split(bridge)
         self._bridge, self._lens_tokenizer = shadow(bridge), tokenizer is None
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
-        self._wrap(self._bridge.original_model, config, Described(tokenizer, **described))
+        self._wrap(self._bridge.original_model, Described(tokenizer, **described))
 
     def _weights(self) -> Iterable[Tensor]:
         """Without a bridge's copies of fused projections, as long as they are copies: as transformers has the weights."""
@@ -221,6 +222,7 @@ def boot(model: Any, name: str) -> TransformerBridge:
     the caller's own new special tokens; the views keep the tokenizer themselves.
     """
     refuse_family(model.config, next(model.parameters()).dtype)
+    output_head(model)  # TransformerLens runs none without
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)  # it warns about every name that is none of its own
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +14,7 @@ import torch
 from ..errors import InputError, reason
 from ..run.hardware import named
 from ..run.processes import launched, local_number
+from .ambient import left
 from .families import family_of
 from .gguf.config import config_of
 from .gguf.header import is_gguf, read_header
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 Backend = Literal["transformers", "transformer_lens"]
 
 
+@left
 def load(
     source: Any,
     backend: Backend = "transformers",
@@ -114,6 +117,7 @@ def load(
 OTHER_FIELDS = ("rope_theta", "rope_scaling", "torch_dtype", ASSUMED)
 
 
+@left
 def born(config: Any, *, initialization: Rule | None = None) -> Birth:
     """What fresh weights of a configuration are drawn from; no weights are made or read.
 
@@ -139,6 +143,7 @@ def born(config: Any, *, initialization: Rule | None = None) -> Birth:
     return birth_of(described, initialization_of(described, initialization))
 
 
+@left
 def fresh(
     config: Any,
     seed: int = 0,
@@ -253,13 +258,11 @@ def _usual_device() -> str:
 def _from_memory(
     source: Any, backend: Backend, place: torch.device | None, dtype: DType, tokenizer: Any, revision: str | None
 ) -> View:
-    import copy
-
     from transformers import PreTrainedModel
 
     from .hooks import Origin
-    from .huggingface import cast
     from .split import is_split, weights
+    from .structure import moved, structure
     from .wrappers import has_adapters, unwrapped
 
     source = given = unwrapped(source)
@@ -280,9 +283,9 @@ def _from_memory(
     whole = not is_split(source)
     moves = (place is not None and place != parameter.device) or (wanted is not None and wanted != parameter.dtype)
     if moves and whole:
-        source = copy.deepcopy(source)
-        source.to(place or parameter.device)
-        cast(source, wanted or parameter.dtype)
+        target = place or parameter.device
+        source = structure(source, partial(moved, target, wanted or parameter.dtype))
+        source.to(target)  # a bridge takes note of it
     check_finite(source, kind)
     if is_bridge:
         from .lens import LensView

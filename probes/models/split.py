@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, reason
 from ..run.hardware import UNUSABLE, reached
+from .structure import structure
 
 POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's own ways to make a map
 HOOKED = ("forward", "_old_forward", "_hf_hook")  # what accelerate puts on a module
@@ -158,23 +159,6 @@ def distinct(model: nn.Module) -> Iterator[Tensor]:
 # ------------------------------------------------------------------------------------------------ copies and parts
 
 
-def shared(model: nn.Module) -> dict[int, Any]:
-    """`copy.deepcopy`'s memo for a structural copy: parameters, buffers and offloaded weights are the very same.
-
-    What accelerate changes as a model runs is the copy's own: its "meta" parameters, and the list of tied weights that are
-    fetched already, whose tensors are shared.
-    """
-    memo: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers()) if not x.is_meta}
-    for module in model.modules():
-        for hook in hooks(module):
-            if hook.weights_map is not None:
-                memo[id(hook.weights_map)] = hook.weights_map
-            fetched = hook.tied_params_map
-            if fetched is not None and id(fetched) not in memo:
-                memo[id(fetched)] = {pointer: dict(places) for pointer, places in fetched.items()}
-    return memo
-
-
 def unbind(copied: nn.Module) -> None:
     """Remove from a structural copy what accelerate bound to the original model: `to` and the like."""
     if is_split(copied):
@@ -191,17 +175,14 @@ def gathered(block: nn.Module, device: torch.device) -> Any:
     found = {weight.name: weight.value() for weight in weights(block)}
     found = {name: x if x.device == device else x.detach().to(device) for name, x in found.items()}
 
-    def bare(module: nn.Module, prefix: str) -> nn.Module:
-        made = object.__new__(type(module))
-        vars(made).update({key: value for key, value in vars(module).items() if key not in HOOKED})
-        own = {key: None if value is None else found[prefix + key] for key, value in module._parameters.items()}
-        children = {
-            key: None if child is None else bare(child, f"{prefix}{key}.") for key, child in module._modules.items()
-        }
-        vars(made).update(_parameters=own, _modules=children)
-        return made
-
-    return bare(block, "")
+    bare = structure(block)
+    for prefix, module in bare.named_modules():
+        own = vars(module)
+        for name in HOOKED:
+            own.pop(name, None)
+        below = f"{prefix}." if prefix else ""
+        own["_parameters"].update({key: found[below + key] for key, x in own["_parameters"].items() if x is not None})
+    return bare
 
 
 # ------------------------------------------------------------------------------------------------ putting a model there

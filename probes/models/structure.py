@@ -1,0 +1,180 @@
+"""Structural copies: modules, their dictionaries of hooks and the configuration are the copy's own, tensors are the model's.
+
+A copy costs no memory and isolates what a view changes. Only what a forward pass is made of is copied: modules, the
+containers on them, bound methods of modules, the configuration, and the objects by which accelerate and TransformerLens
+run modules. Whatever else a caller keeps on a module (a lock, an open file, a recorder) is the very same object.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from enum import Enum
+from types import MethodType
+from typing import Any
+
+import torch
+from accelerate.hooks import ModelHook
+from torch import Tensor, nn
+
+from ..errors import InputError, reason
+from .families import Family
+
+CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+RUNNERS = ("transformer_lens",)  # a package whose objects hold modules, beside accelerate's hooks
+
+
+def structure(root: Any, tensor: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """The structural copy of a module, or of what holds modules.
+
+    Args:
+        root: stays as it is.
+        tensor: what stands in the place of each parameter and buffer that has values; `usable` unless given.
+    """
+    return _Copy(usable if tensor is None else tensor).of(root)
+
+
+def usable(tensor: Tensor) -> Tensor:
+    """The tensor itself, or one over the same memory where it was made under inference mode, which autograd refuses."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        return nn.Parameter(plain, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else plain
+
+
+def moved(device: torch.device, dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """The tensor on another device, a parameter also in another dtype; buffers keep theirs, as in loading.
+
+    Rotary frequencies rounded to bfloat16, as `model.to` would have them, turn keys by a wrong angle far into a prompt.
+    """
+    if not isinstance(tensor, nn.Parameter):
+        return usable(tensor).to(device)
+    there = usable(tensor).detach().to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+    return nn.Parameter(there, requires_grad=tensor.requires_grad)
+
+
+class _Copy:
+    """What was copied already, by id; the originals are kept, so that no id is used twice."""
+
+    def __init__(self, tensor: Callable[[Tensor], Tensor]) -> None:
+        self._tensor = tensor
+        self._made: dict[int, tuple[Any, Any]] = {}
+
+    def of(self, x: Any) -> Any:
+        if id(x) in self._made:
+            return self._made[id(x)][1]
+        kind = type(x)
+        if isinstance(x, nn.Module) and not isinstance(x, torch.jit.ScriptModule):
+            return self._module(x)
+        if kind in CONTAINERS:
+            return self._container(x)
+        if getattr(kind, "model_type", None) is not None and hasattr(x, "to_dict"):  # transformers' configuration
+            return self._keep(x, copy.deepcopy(x))
+        if isinstance(x, nn.Parameter):  # accelerate makes new "meta" parameters in every pass: the copy has its own
+            return self._keep(x, copy.deepcopy(x) if x.is_meta else self._tensor(x))
+        runs = kind.__module__.startswith(RUNNERS) and hasattr(x, "__dict__") and not isinstance(x, Enum)
+        if isinstance(x, ModelHook) or runs:
+            return self._filled(x, vars(x))
+        if kind is tuple:
+            return tuple(map(self.of, x))
+        if kind is MethodType:
+            return MethodType(x.__func__, self.of(x.__self__))
+        if kind is functools.partial:
+            made = functools.partial(
+                x.func, *map(self.of, x.args), **{key: self.of(y) for key, y in x.keywords.items()}
+            )
+            vars(made).update(self.of(vars(x)))
+            return made
+        return x
+
+    def _keep(self, x: Any, made: Any) -> Any:
+        self._made[id(x)] = x, made
+        return made
+
+    def _container(self, x: Any) -> Any:
+        made = self._keep(x, copy.copy(x))
+        if isinstance(x, dict):
+            made.update({key: self.of(y) for key, y in x.items()})
+        elif not isinstance(x, set):
+            made.clear()
+            made.extend(map(self.of, x))
+        return made
+
+    def _filled(self, x: Any, fields: dict[str, Any]) -> Any:
+        made = self._keep(x, object.__new__(type(x)))
+        vars(made).update({key: self.of(y) for key, y in fields.items()})
+        return made
+
+    def _module(self, module: nn.Module) -> nn.Module:
+        for buffer in vars(module)["_buffers"].values():
+            if buffer is not None and not buffer.is_meta and id(buffer) not in self._made:
+                self._keep(buffer, self._tensor(buffer))
+        # What `module.compile()` keeps is bound to the original, and not in a module's state either.
+        return self._filled(module, {key: x for key, x in vars(module).items() if key != "_compiled_call_impl"})
+
+
+def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
+    """The blocks of a shadow that a pass runs; its configuration comes to say so, too.
+
+    A block, or a part of one, may stand at several places: each gets modules of its own, over the same weights. Some
+    families stop at the configuration's number of blocks, where a list is longer.
+
+    Raises:
+        InputError: no block, or the model itself does not run with this list.
+    """
+    listed, config = getattr(decoder, family.blocks), decoder.config
+    seen: set[int] = set()
+    for name, block in listed._modules.items():
+        if seen & set(map(id, block.modules())):
+            listed._modules[name] = structure(block)
+        seen |= set(map(id, listed._modules[name].modules()))
+    called = list(listed) if len(listed) == config.num_hidden_layers else _called(decoder, listed)
+    if not called:
+        raise InputError(f"the {config.model_type} has no blocks; give a model that has some")
+    kinds, config.num_hidden_layers = getattr(config, "layer_types", None), len(called)
+    if kinds is not None:
+        config.layer_types = kinds[: len(called)]
+    if family.rotated is not None:  # blocks keep that wherever they stand
+        attentions = [getattr(block, family.attention) for block in called]
+        flags = [int(getattr(one, "original_component", one).use_rope) for one in attentions]
+        setattr(config, family.rotated, flags)
+    return listed if len(called) == len(listed) else nn.ModuleList(called)
+
+
+def _called(decoder: Any, blocks: nn.ModuleList) -> list[nn.Module]:
+    """Those of the blocks that a pass runs."""
+    called: list[nn.Module] = []
+    handles = [block.register_forward_pre_hook(lambda module, args: called.append(module)) for block in blocks]
+    ids = torch.zeros(1, 2, dtype=torch.long, device=next(decoder.parameters()).device)
+    try:
+        with torch.no_grad():
+            decoder(input_ids=ids, use_cache=False)
+    except (IndexError, ValueError, KeyError) as error:
+        raise InputError(
+            f"the model has {len(blocks)} blocks where its config says {decoder.config.num_hidden_layers}, and does not "
+            f"run so ({reason(error)}); make num_hidden_layers and the config's lists by block agree with it"
+        ) from None
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
+
+
+def output_head(model: Any) -> nn.Module:
+    """What makes next-token logits of normed rows.
+
+    Raises:
+        InputError: the model has no such thing.
+    """
+    head, vocabulary = model.get_output_embeddings(), model.config.vocab_size
+    if head is None or isinstance(head, nn.Identity) or getattr(head, "out_features", vocabulary) < vocabulary:
+        raise InputError(
+            f"the {type(model).__name__} has no output head, so that it gives no logits of next tokens; give the model with "
+            "its head (AutoModelForCausalLM), or ask for what is read off the stream: readout residual or normed, no "
+            "effect, no erase"
+        )
+    return head

@@ -1,0 +1,141 @@
+"""What callers keep on a model, and models put together in memory: measured as they are, and left alone.
+
+References are eager patterns of transformers and its own logits, of a model that is made anew where one module stands twice.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import families
+import pytest
+import torch
+import transformers
+from families import blocks, refused
+from torch import nn
+
+import probes
+
+IDS = torch.randint(3, families.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
+NOISE = 1e-4  # of double precision through rotations and norms in float32
+
+
+def agrees(model: Any, expected: Any) -> None:
+    """A view of `model` gives the patterns and logits of the other, as transformers runs it."""
+    for module in expected.modules():
+        if hasattr(module, "config"):  # blocks of other models have other ones
+            module.config._attn_implementation = "eager"
+    with torch.no_grad():
+        own = expected(IDS, output_attentions=True, use_cache=False)
+    view: Any = probes.load(model)
+    traced = view.trace(view.embed(IDS), attention=True)
+    assert view.spec.blocks == len(traced.attention) == len(own.attentions)
+    for found, pattern in zip(traced.attention, own.attentions, strict=True):
+        assert (found.pattern() - pattern).abs().max() < NOISE
+    logits = view.unembed(view.norm(view.residual(view.embed(IDS)))).detach()
+    assert (logits - own.logits).abs().max() < NOISE * own.logits.std()
+    found, slow = (
+        probes.jacobian(model, IDS[:1], method="exact", engine=engine)["sensitivity"] for engine in ("auto", "autograd")
+    )
+    assert abs(found - slow).max() < NOISE * slow.max()
+
+
+def activation(model: Any) -> None:
+    """Kept with its history by a hook that is gone."""
+
+    def hook(module: Any, args: Any, output: Any) -> None:
+        module.saved = output
+
+    handle = blocks(model)[1].register_forward_hook(hook)
+    model(IDS)
+    handle.remove()
+
+
+KEPT: dict[str, Callable[[Any, Any], object]] = {
+    "activation": lambda model, file: activation(model),
+    "lock": lambda model, file: setattr(model, "lock", threading.Lock()),
+    "file": lambda model, file: setattr(blocks(model)[0], "log", file),
+    "generator": lambda model, file: setattr(blocks(model)[0].mlp, "drawn", (x for x in range(3))),
+    "weak": lambda model, file: setattr(model, "owner", weakref.ref(model)),
+    "thread": lambda model, file: setattr(model, "local", {"own": [threading.local()]}),
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_what_is_kept_on_modules_is_left_alone(kept, tmp_path):
+    model = families.model("llama", dtype=torch.float64)
+    with (tmp_path / "log").open("w") as file:
+        KEPT[kept](model, file)
+        before = {name: dict(vars(module)) for name, module in model.named_modules()}
+        agrees(model, families.model("llama", dtype=torch.float64))
+        probes.load(model, dtype="float32").reinitialized(0)
+        for name, module in model.named_modules():
+            assert all(before[name][key] is value for key, value in vars(module).items())
+
+
+LISTS = {"shorter": (0, 2), "longer": (0, 1, 1, 2), "at two places": (0, 1, 0), "in another order": (2, 0, 1)}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text", "olmo3", "smollm3", "gpt_neox"])
+@pytest.mark.parametrize("order", LISTS)
+def test_blocks_are_those_that_the_model_runs(name, order):
+    pair = [families.model(name, dtype=torch.float64) for _ in range(2)]
+    for model, others in ((pair[0], [families.model(name, dtype=torch.float64)] * 4), (pair[1], None)):
+        others = others or [families.model(name, dtype=torch.float64) for _ in LISTS[order]]
+        listed: Any = [blocks(one)[at] for at, one in zip(LISTS[order], others, strict=False)]
+        setattr(model.get_decoder(), "h" if name == "gpt2" else "layers", nn.ModuleList(listed))
+    agrees(*pair)
+    seen: Any = probes.load(pair[0])
+    assert seen.reinitialized(0).spec == seen.spec
+    assert len(blocks(pair[0])) == len(LISTS[order])
+    assert pair[0].config.num_hidden_layers == families.BLOCKS
+
+
+def test_one_attention_in_two_blocks_and_lists_that_do_not_run():
+    pair = [families.model("llama", dtype=torch.float64) for _ in range(2)]
+    for model, other in zip(pair, (pair[0], families.model("llama", dtype=torch.float64)), strict=True):
+        blocks(model)[2].self_attn = blocks(other)[0].self_attn
+    agrees(*pair)
+    model: Any = families.model("gpt_oss")
+    model.model.layers.append(model.model.layers[0])
+    assert "4 blocks where its config says 3" in refused(probes.load, model)
+    model.model.layers = nn.ModuleList()
+    assert "has no blocks" in refused(probes.load, model)
+
+
+HEADLESS = ("AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification", "no head", "deleted")
+
+
+@pytest.mark.parametrize("kind", HEADLESS)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_what_needs_no_logits_runs_without_a_head(name, kind):
+    whole: Any = families.model(name)
+    if kind.startswith("Auto"):
+        model: Any = getattr(transformers, kind).from_config(families.small(name)).eval()
+        (getattr(model, model.base_model_prefix) if kind != "AutoModel" else model).load_state_dict(
+            whole.get_decoder().state_dict()
+        )
+    else:
+        model = families.model(name)
+        setattr(model, "lm_head", nn.Identity()) if kind == "no head" else delattr(model, "lm_head")
+    ids = torch.cat([IDS, IDS.flip(1)])
+    for probe in (
+        lambda m: probes.sinks(m, ids)["alpha"],
+        lambda m: probes.trajectory(m, ids, starts=4)["cosine"],
+        lambda m: probes.leakage(m, ids, bands=((9, 12),), bootstrap=0)["log_form"],
+        lambda m: probes.jacobian(m, ids[:1], readout="normed", method="sketch", products=8)["sensitivity"],
+    ):
+        assert probe(model).equals(probe(whole))
+    for refuses in (
+        partial(probes.jacobian, model, ids, readout="logits"),
+        partial(probes.inspect, model, ids[0].tolist()),
+        partial(probes.sinks, model, ids, effect=True),
+        partial(probes.bos_swap, model, ids, replacement="mean", bands=((9, 12),), profile_prompts=0),
+        partial(probes.decode, model, ids.repeat(4, 1)),
+        partial(probes.load, model, "transformer_lens"),
+    ):
+        assert "has no output head" in refused(refuses)
