@@ -97,6 +97,13 @@ def test_a_simulated_device_is_one():
         (leaf.to(ONE) * ones).sum().backward()
         assert leaf.grad.device == OTHER
         assert leaf.grad.cpu().tolist() == [2, 1, 1]
+        square = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+        for function in (torch.linalg.eigh, torch.linalg.svd, torch.linalg.qr):  # signs are the device's own
+            pairs = [
+                (here, there.cpu()) for here, there in zip(function(square), function(square.to(ONE)), strict=True)
+            ]
+            assert all(torch.equal(here.abs(), there.abs()) for here, there in pairs)
+            assert not all(torch.equal(*pair) for pair in pairs)
         tied = families.model("gpt2").to(ONE)
         assert tied.lm_head.weight is tied.transformer.wte.weight
     assert isinstance(torch.Generator(), torch.Generator)
