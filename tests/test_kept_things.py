@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import families
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -139,3 +141,98 @@ def test_what_needs_no_logits_runs_without_a_head(name, kind):
         partial(probes.load, model, "transformer_lens"),
     ):
         assert "has no output head" in refused(refuses)
+
+
+# -------------------------------------------------------------------------------------------------------- recorders
+
+EVERYWHERE: list[Any] = []
+SUMS: dict[str, Any] = {}
+
+
+class Recorder:
+    """Keeps outputs in several ways; half of a block's output is what it gives back, so that it is a part of the model."""
+
+    def __init__(self) -> None:
+        self.lock, self.kept, self.calls = threading.Lock(), [], 0
+        self.sums, self.by_name, self.mean = torch.zeros(20), defaultdict(list), np.zeros(20)
+
+    def __call__(self, module: Any, args: Any, output: Any) -> Any:
+        with self.lock:
+            first = output[0] if isinstance(output, tuple) else output
+            self.kept.append(first)
+            self.by_name["block"].append(first.detach())
+            self.calls += 1
+            self.sums += first.detach().sum()
+            self.mean[:] += 1
+            self.latest = first
+        EVERYWHERE.append(first)
+        SUMS["all"] = SUMS.get("all", 0) + 1
+        return (first / 2, *output[1:]) if isinstance(output, tuple) else first / 2
+
+    def state(self) -> list[Any]:
+        everywhere = tuple(map(id, EVERYWHERE)), dict(SUMS)
+        named = {name: len(x) for name, x in self.by_name.items()}
+        numbers = self.calls, self.sums.tolist(), self.mean.tolist(), id(getattr(self, "latest", None))
+        return [tuple(map(id, self.kept)), named, everywhere, *numbers]
+
+
+def closed(recorder: Recorder) -> Callable[..., Any]:
+    calls = 0
+
+    def hook(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        EVERYWHERE[:1] = [calls]
+        return recorder(*args)
+
+    return hook
+
+
+HOOKS: dict[str, Callable[[Recorder], Callable[..., Any]]] = {
+    "object": lambda recorder: recorder,
+    "method": lambda recorder: recorder.__call__,
+    "closure": closed,
+    "partial": lambda recorder: partial(lambda own, *args: own(*args), recorder),
+    "default": lambda recorder: lambda *args, own=recorder: own(*args),
+}
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+@pytest.mark.parametrize("kind", HOOKS)
+def test_recorders_hear_of_their_caller_s_passes_alone(kind, ran_before):
+    model, recorder = families.model("llama"), Recorder()
+    blocks(model)[1].register_forward_hook(HOOKS[kind](recorder))
+    blocks(model)[2].mlp.register_full_backward_hook(lambda module, into, out: EVERYWHERE.append(out))
+    if ran_before:
+        model(IDS)
+    halved = families.model("llama")
+    blocks(halved)[1].register_forward_hook(lambda module, args, output: output / 2)
+    before = recorder.state()
+    view: Any = probes.load(model)
+    for probe in (
+        lambda m: probes.sinks(m, IDS)["alpha"],
+        lambda m: probes.jacobian(m, IDS[:1], method="sketch", products=8, engine="autograd")["sensitivity"],
+        lambda m: probes.trajectory(probes.swapped(m, "zero"), IDS, starts=4)["cosine"],
+    ):
+        expected = probe(halved)
+        for given in (model, view):
+            np.testing.assert_allclose(probe(given), expected, rtol=1e-6)
+            assert recorder.state() == before
+    view.unembed(view.norm(view.residual(view.embed(IDS))))
+    assert recorder.state() == before
+    model(IDS)
+    assert recorder.calls == before[3] + 1
+
+
+def test_hooks_hand_things_to_each_other_and_follow_their_caller():
+    model, held, switch = families.model("llama"), [], {"by": 1.0}
+    blocks(model)[0].register_forward_hook(lambda module, args, output: held.append(output))
+    blocks(model)[2].register_forward_hook(lambda module, args, output: output + switch["by"] * held.pop())
+    view: Any = probes.load(model)
+    for by in (1.0, -3.0):
+        switch["by"] = by
+        with torch.no_grad():
+            expected = model(IDS).logits
+        found = view.unembed(view.norm(view.residual(view.embed(IDS)))).detach()
+        assert (found - expected).abs().max() < 1e-3 * expected.std()
+    assert held == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,11 +21,21 @@ def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callab
     @wraps(function)
     @left
     def call(*args: Any, **kwargs: Any) -> Any:
-        if args:
-            return function(_view(args[0]), *args[1:], **kwargs)
-        return function(**kwargs | ({"model": _view(kwargs["model"])} if "model" in kwargs else {}))  # type: ignore[call-arg]
+        if not args and "model" not in kwargs:
+            return function(**kwargs)  # type: ignore[call-arg]
+        view = _view(args[0] if args else kwargs.pop("model"))
+        with _kept(view):
+            return function(view, *args[1:], **kwargs)
 
     return call
+
+
+def _kept(view: Any) -> AbstractContextManager[None]:
+    """What hooks on the view's model keep is put back afterwards."""
+    while hasattr(view, "original"):
+        view = view.original
+    recorders = getattr(view, "recorders", None)
+    return nullcontext() if recorders is None else recorders.kept()
 
 
 def _view(model: Any) -> View:

@@ -28,10 +28,11 @@ from .behind import Continuation, Past
 from .families import family_of, spec_of
 from .fresh import fresh_model, initialization_of
 from .fused import check_edits
-from .hooks import Origin, obstacle, own_forward, version
+from .hooks import Origin, callers, obstacle, own_forward, version
 from .identity import weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening, refuse_other_attention
+from .recorders import Recorders
 from .structure import moved, output_head, running_blocks, structure
 from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched
 from .wrappers import unwrap_within
@@ -121,6 +122,7 @@ class HuggingFaceView(Watched):
         self.dtype: torch.dtype = parameter.dtype
         if self.dtype == torch.float64 and getattr(config, "_experts_implementation", None) is not None:
             model.set_experts_implementation("eager")  # the grouped products that are usual know no float64
+        self.recorders = Recorders(callers(model))
         self.offloaded: bool = any(parameter.device != self.device for parameter in self._blocks.parameters())
 
     def __repr__(self) -> str:
@@ -201,7 +203,7 @@ class HuggingFaceView(Watched):
 
         handle = self._blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
         try:
-            with torch.no_grad(), suppress(_Reached):
+            with torch.no_grad(), self.recorders.passing(), suppress(_Reached):
                 self._decoder(input_ids=tokens.to(self.device), use_cache=False, **more)
         finally:
             handle.remove()
@@ -272,10 +274,12 @@ class HuggingFaceView(Watched):
         return run
 
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
-        return self._final_norm(residual).to(self.device)
+        with self.recorders.kept():
+            return self._final_norm(residual).to(self.device)
 
     def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
-        logits = output_head(self._model)(normed).to(self.device)
+        with self.recorders.kept():
+            logits = output_head(self._model)(normed).to(self.device)
         cap = getattr(self._model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -323,7 +327,7 @@ class HuggingFaceView(Watched):
         handles = [block.register_forward_pre_hook(before(i), with_kwargs=True) for i, block in enumerate(self._blocks)]
         handles.append(self._final_norm.register_forward_pre_hook(at_end))
         try:
-            with self._attending(sites, edits, range(self.spec.blocks), past):
+            with self.recorders.passing(), self._attending(sites, edits, range(self.spec.blocks), past):
                 yield calls, last
             for call in calls:
                 call.value(self.spec.family)
@@ -364,8 +368,9 @@ class HuggingFaceView(Watched):
         # As the module itself computes it, adapters and other storage included.
         heads, projection = (self.spec.heads, self.spec.head_dim), self._output_projection(layer)
         ones = torch.eye(heads[0] * heads[1], device=self.device, dtype=self.dtype)[None]  # [1, H c, H c]
-        nothing = projection(torch.zeros_like(ones[:, :1]))
-        return (projection(ones) - nothing)[0].unflatten(0, heads).to(self.device)
+        with self.recorders.kept():
+            nothing, all_of_it = projection(torch.zeros_like(ones[:, :1])), projection(ones)
+        return (all_of_it - nothing)[0].unflatten(0, heads).to(self.device)
 
     def _output_projection(self, layer: int) -> nn.Module:
         return getattr(getattr(self._blocks[layer], self._family.attention), self._family.output)
