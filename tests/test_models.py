@@ -124,6 +124,51 @@ def test_a_bridge_s_hooks_are_measured_with_and_its_folded_weights_refused():
         probes.load(bridge)
 
 
+DROPPED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "scale": ("gpt2", {"scale_attn_weights": False}, "it scales logits in spite of scale_attn_weights=False"),
+    "cap": ("gemma3_text", {"attn_logit_softcapping": 2.0}, "it reads attn_logit_softcapping=2.0"),
+    "bias": ("gpt_neox", {"attention_bias": False}, "cannot run this gpt_neox"),
+    "hook": ("gpt2", {}, r"its logits are \d.*% off"),
+}
+
+
+@pytest.mark.parametrize("what", DROPPED)
+def test_a_bridge_that_runs_another_model_is_refused_and_transformers_measured(what):
+    name, switch, says = DROPPED[what]
+    model: Any = families.build(families.small(name, **switch), dtype=torch.float64)
+    if what == "hook":
+        attention(families.blocks(model)[1]).register_forward_hook(
+            lambda module, args, output: (output[0] / 2, output[1])
+        )
+    with pytest.raises(InputError, match=says):
+        probes.load(model, "transformer_lens")
+    if what in ("scale", "cap"):  # one that the caller made
+        bridge = boot(families.model(name), name)
+        for key, value in switch.items():
+            setattr(bridge.original_model.config, key, value)  # type: ignore[union-attr]
+        with pytest.raises(InputError, match=says):
+            probes.load(bridge)
+    seen: Any = probes.load(model)
+    traced = seen.trace(seen.embed(IDS), attention=True)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        own = model(IDS, output_attentions=True, use_cache=False)
+    for found, pattern in zip(traced.attention, own.attentions, strict=True):
+        assert (found.pattern() - pattern).abs().max() < NOISE
+    assert close(seen.unembed(seen.norm(traced.residual[-1])), own.logits)
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.parametrize("scale", [False, True])
+def test_scales_of_gpt2_enter_its_parts(scale, by_layer):
+    config = families.small("gpt2", scale_attn_weights=scale, scale_attn_by_inverse_layer_idx=by_layer)
+    seen = probes.load(families.build(config, dtype=torch.float64))
+    parts, autograd = (
+        probes.jacobian(seen, IDS[:1], method="exact", engine=engine)["sensitivity"] for engine in ("parts", "autograd")
+    )
+    np.testing.assert_allclose(parts, autograd, rtol=1e-6)
+
+
 def test_two_views_of_one_model_do_not_meet():
     model = families.model("llama")
     first, second = probes.load(model), probes.load(model)

@@ -250,6 +250,7 @@ class Family:
     refuses: Callable[[Any], str | None] = lambda config: None  # why a configuration of the family is not supported
     no_lens: str | None = None  # why TransformerLens does not run it; None: it does
     lens_halves: bool = True  # it does so in 16 bits, too
+    lens_drops: Callable[[Any], str | None] = lambda config: None  # what of a configuration its bridges do not follow
 
 
 FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
@@ -280,6 +281,11 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             post_norm=True,
             root_scaled=True,
             refuses=_bidirectional,
+            lens_drops=lambda config: (
+                f"it reads attn_logit_softcapping={config.attn_logit_softcapping}, which the model itself does not"
+                if config.attn_logit_softcapping
+                else None
+            ),
         ),
         "gpt_oss": Family(
             "gpt-oss", "GptOssDecoderLayer", _gpt_oss_parts, drawn=_gpt_oss_drawn, sink_logits=True, planes=True
@@ -296,6 +302,9 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             learned="wpe",
             drawn=_gpt2_drawn,
             depth_scaled=True,
+            lens_drops=lambda config: (
+                None if config.scale_attn_weights else "it scales logits in spite of scale_attn_weights=False"
+            ),
         ),
         "gpt_neox": Family(
             "GPT-NeoX, Pythia",

@@ -22,15 +22,18 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import AutoTokenizer
 
-from ..errors import InputError
-from .families import family_of
+from ..errors import InputError, reason
+from .families import family_of, spec_of
 from .fused import attend
+from .hooks import callers
 from .huggingface import Described, HuggingFaceView, shadow
 from .listening import Listening
+from .recorders import Recorders
 from .split import is_split
 from .structure import output_head
 from .view import Attention, Parts, Site
 
+LEAST, MOST = 8, 64  # tokens of the text on which a bridge is held against its model
 ROTATION = "_apply_rotary_pos_emb"  # the method by which bridges of fused projections rotate queries and keys
 
 
@@ -58,7 +61,7 @@ class LensView(HuggingFaceView):
                 "give it as booted, with raw weights"
             )
         refuse_split(bridge)
-        self._bridge, self._lens_tokenizer = shadow(bridge), tokenizer is None
+        self._bridge, self._lens_tokenizer = _unwired(shadow(bridge)), tokenizer is None
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
         self._wrap(self._bridge.original_model, Described(tokenizer, **described))
 
@@ -197,9 +200,24 @@ class LensView(HuggingFaceView):
         return self._blocks[layer].attn.o  # type: ignore[union-attr, return-value]
 
 
+def _unwired(copied: TransformerBridge) -> TransformerBridge:
+    """Without the hooks that blocks of a bridge set in their first pass: those are tied to the original's modules.
+
+    The copy's blocks set their own in their own first pass.
+    """
+    for module in copied.modules():
+        wired = {handle.id for handle in vars(module).get("_capture_hook_handles", ())}
+        if wired:
+            vars(module).update(_capture_hook_handles=[], _capture_hooks_wired=False)
+            for held in (held for part in module.modules() for held in (part._forward_pre_hooks, part._forward_hooks)):
+                for key in wired & set(held):
+                    del held[key]
+    return copied
+
+
 def refuse_family(config: Any, dtype: torch.dtype) -> None:
     """Raises InputError for a family that TransformerLens does not run, or not in that precision."""
-    why = family_of(config).no_lens
+    why = family_of(config).no_lens or family_of(config).lens_drops(config)
     if why is None and dtype in (torch.bfloat16, torch.float16) and not family_of(config).lens_halves:
         why = f"its rotations are in float32, which a bridge multiplies with values in {str(dtype).removeprefix('torch.')}"
     if why is not None:
@@ -218,6 +236,8 @@ def refuse_split(model: nn.Module) -> None:
 def boot(model: Any, name: str) -> TransformerBridge:
     """Wrap a transformers model that belongs to the caller alone: bridging changes it in place.
 
+    A bridge may drop what a configuration says, so that its logits are held against the model's.
+
     The bridge gets no tokenizer. TransformerLens would read it again from disk or the hub, make it prepend BOS, and give
     the caller's own new special tokens; the views keep the tokenizer themselves.
     """
@@ -228,6 +248,29 @@ def boot(model: Any, name: str) -> TransformerBridge:
     try:
         with redirect_stdout(StringIO()), torch.random.fork_rng(devices=[]):
             model.set_attn_implementation("eager")  # under others its hooks on scores and patterns never fire
-            return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, model_name=name)
+            with Recorders(callers(model)).kept():
+                before = _logits(model)
+                bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config, model_name=name)
+                off = float((_logits(model) - before).norm() / before.norm())
+    except Exception as error:  # TransformerLens raises whatever it runs into
+        raise InputError(
+            f"TransformerLens cannot run this {model.config.model_type} ({reason(error)}); use backend transformers"
+        ) from None
     finally:
         logging.getLogger().setLevel(level)
+    # Rounding grows through the blocks, most where logits are large; rotations and norms are in float32 at best.
+    if off > max(torch.finfo(before.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5:
+        raise InputError(
+            f"TransformerLens runs another model than this {model.config.model_type}: its logits are {off:.1%} off (it "
+            "drops hooks and forward passes inside attention, and what its bridges do not know); use backend transformers"
+        )
+    return bridge
+
+
+@torch.no_grad()
+def _logits(model: Any) -> Tensor:
+    """Of some tokens, more than a window of the model holds, where that is short."""
+    config, windows = model.config, [window or 0 for window in spec_of(model.config).windows]
+    length = min(max(windows, default=0) + LEAST, MOST, config.max_position_embeddings)
+    ids = torch.arange(length, device=next(model.parameters()).device)[None] % config.vocab_size
+    return model.eval()(ids, use_cache=False).logits
