@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import families
+import peft
 import pytest
 import torch
 from measured import BACKENDS
 from safetensors.torch import load_file, save_file
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import AutoTokenizer, BloomConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, LlamaForSequenceClassification
 
 import probes
 from probes.models.huggingface import HuggingFaceView
@@ -288,6 +290,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
     [
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), "cannot be loaded"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 50_000), "model.safetensors is cut short"),
         (change_weights(lambda weights: weights.pop(Q)), f"lacks 1 of its weights, or has them in another shape ({Q})"),
         (change_weights(lambda weights: weights[Q][3, 3].fill_(-torch.inf)), f"has weights that are not finite ({Q})"),
         (change_config(num_hidden_layers=4), "lacks 9 of its weights"),
@@ -301,6 +304,88 @@ def test_spoilt_folders_are_refused(copied, spoil, says):
     message = refused(copied)
     assert says in message
     assert "small" in message
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "model.gguf"])
+def test_pointers_of_git_lfs_are_refused_by_name(copied, name):
+    (copied / name).write_text(POINTER, encoding="utf-8")
+    assert f"{name} is a pointer of git-lfs" in refused(copied / name if name.endswith("gguf") else copied)
+
+
+def renamed(change: Callable[[str], str]) -> Spoil:
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        save_file({change(k): x for k, x in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name: f"_orig_mod.{name}",
+        lambda name: f"module.{name}",
+        lambda name: f"module._orig_mod.{name}",
+        lambda name: "module." + name.replace("layers.1.", "layers.1._orig_mod.").replace("mlp.", "mlp._orig_mod."),
+    ],
+)
+def test_names_of_wrapped_weights_are_those_without_wrappers(kept, copied, change):
+    renamed(change)(copied)
+    assert probes.load(copied).identity == probes.load(kept).identity
+    weights = load_file(copied / "model.safetensors") | load_file(kept / "model.safetensors")
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    assert "30 weights are there twice" in refused(copied)
+
+
+def test_folders_of_models_without_a_head_are_measured_as_far_as_that_goes(kept, tmp_path):
+    whole: Any = families.model("llama")
+    whole.model.save_pretrained(tmp_path / "decoder")
+    classifier = LlamaForSequenceClassification(families.small("llama"))
+    classifier.model.load_state_dict(whole.model.state_dict())
+    classifier.save_pretrained(tmp_path / "classifier")
+    expected = probes.jacobian(probes.load(kept), IDS[:1])["sensitivity"]
+    for name in ("decoder", "classifier"):
+        assert probes.jacobian(str(tmp_path / name), IDS[:1])["sensitivity"].equals(expected)
+        assert "has no output head" in families.refused(
+            probes.jacobian, str(tmp_path / name), IDS[:1], readout="logits"
+        )
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_a_folder_of_an_adapter_is_its_base_model_with_it(kept, tmp_path):
+    folder, base = tmp_path / "tuned", AutoModelForCausalLM.from_pretrained(kept)
+    options: Any = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
+    adapted: Any = peft.get_peft_model(base, peft.LoraConfig(r=2, **options)).eval()
+    adapted.save_pretrained(folder)
+    with torch.no_grad():
+        expected = adapted(IDS).logits
+    for backend in BACKENDS:
+        seen: Any = probes.load(folder, backend)
+        found = seen.unembed(seen.norm(seen.residual(seen.embed(IDS)))).detach()
+        assert (found - expected).abs().max() < 1e-3 * expected.std()  # float32's rounding, as in test_models
+        assert (seen.identity.name, seen.bos) == ("tuned", 0)
+    assert probes.load(folder).identity.weights != probes.load(kept).identity.weights
+
+    def name_base(base: str | None) -> None:
+        fields = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        (folder / "adapter_config.json").write_text(
+            json.dumps(fields | {"base_model_name_or_path": base}), encoding="utf-8"
+        )
+
+    for other, says in (
+        ("nobody/nothing", "is an adapter of 'nobody/nothing', which is not on this machine"),
+        (str(tmp_path / "gone"), "which is not on this machine"),
+        (None, "names no base model"),
+        ("tiny-qwen2", "does not fit its base model 'tiny-qwen2'"),
+    ):
+        name_base(other)
+        assert says in refused(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    name_base(str(kept))
+    assert "without adapter_model.safetensors" in refused(folder)
 
 
 def test_weights_that_nothing_reads_are_refused(tmp_path, copied):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,9 @@ from ..run.files import what_is
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
+POINTER, POINTER_BYTES = b"version https://git-lfs", 1024  # how git-lfs's stand-ins begin, and their greatest size
+# What torch.compile, DataParallel and fully sharded training put into the names of weights.
+WRAPPERS = r"(?:^|(?<=\.))(?:(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)+"
 LONGEST_HEADER = 100_000_000  # bytes, the format's own bound
 # What the families of `probes` call the sizes that must be found among the tensors' own.
 BLOCKS = ("num_hidden_layers", "n_layer")
@@ -54,6 +58,30 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         raise InputError(f"{CONFIG} has num_attention_heads={heads}, which cannot share {shared} key heads evenly")
     if heads and width and fields.get("head_dim") is None and width % heads:
         raise InputError(f"{CONFIG} has hidden_size={width}, no multiple of num_attention_heads={heads}")
+
+
+def refuse_pointers(*files: Path) -> None:
+    """Raises InputError where one of these files is what git leaves in the place of a large file that was not fetched."""
+    for file in files:
+        if what_is(file) == "file" and file.stat().st_size <= POINTER_BYTES and file.read_bytes().startswith(POINTER):
+            raise InputError(
+                f"{file.name} is a pointer of git-lfs in the place of the file; run git lfs pull where it lies"
+            )
+
+
+def unwrapping(folder: Path) -> dict[str, str] | None:
+    """What transformers is to change in the names of a folder's weights, so that none is a wrapper's; None for nothing.
+
+    Raises:
+        InputError: a weight is there twice, in a wrapper and without.
+    """
+    names = [tensor.name for file in _files(folder) for tensor in _tensors(file)]
+    plain = {re.sub(WRAPPERS, "", name) for name in names}
+    if len(plain) < len(names):
+        raise InputError(f"{len(names) - len(plain)} weights are there twice, as of a wrapped model and of a plain one")
+    # transformers takes out one place for each of these: the same pattern, written differently.
+    most = max((len(re.findall(WRAPPERS, name)) for name in names), default=0)
+    return {WRAPPERS + "(?:)" * n: "" for n in range(most)} or None
 
 
 def check_weights(folder: Path) -> None:
@@ -129,6 +157,9 @@ def _tensors(file: Path) -> list[Tensor]:
             if not 2 <= length <= min(LONGEST_HEADER, file.stat().st_size - 8):
                 raise InputError(f"{file.name} is cut short, or no safetensors file")
             header = json.loads(opened.read(length).decode("utf-8"))
+        described = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        if 8 + length + max((int(tensor["data_offsets"][1]) for tensor in described), default=0) > file.stat().st_size:
+            raise InputError(f"{file.name} is cut short; get it anew")
         return [
             Tensor(name, str(tensor["dtype"]), tuple(map(int, tensor["shape"])))
             for name, tensor in header.items()

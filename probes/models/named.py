@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 
 from ..errors import InputError, reason
 from ..run.files import what_is
-from .checkpoint import CONFIG, check_fields, check_weights, read_object
+from .checkpoint import ADAPTER, CONFIG, check_fields, check_weights, read_object, refuse_pointers, unwrapping
 from .families import family_of
 from .gguf.header import SUFFIX, Header, is_gguf, read_header
 from .initialization import ASSUMED
@@ -28,6 +29,9 @@ from .initialization import ASSUMED
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+FETCHED = (".json", ".safetensors", ".model", ".txt", ".jinja")  # files of a folder that a model is made of
+WITH_HEAD = ("CausalLM", "LMHead")  # in names of classes that give next-token logits
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of which every tokenizer has
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 DType = Literal["auto", "float32", "float64", "bfloat16"]
@@ -226,6 +230,9 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
         if revision not in steps:
             raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps) or 'none'}")
         folder = folder / revision
+    refuse_pointers(*(folder / file for file in sorted(os.listdir(folder)) if Path(file).suffix in FETCHED))
+    if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
+        return _from_adapter(folder, name, how)
     if not (folder / CONFIG).is_file():
         files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
         instead = f"its file {files[0]} itself" if files else "a checkpoint in transformers' format"
@@ -235,6 +242,50 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
         what = f"only {others[0]}, which may run code when read" if others else "no weights"
         raise InputError(f"folder '{folder}' holds {what}; convert the weights to *.safetensors")
     return Found(*_read(str(folder), None, how, name), name, revision)
+
+
+def _from_adapter(folder: Path, name: str, how: Reading) -> Found:
+    """The model that a PEFT adapter was trained on, with the adapter merged; only where that model is on this machine."""
+    import huggingface_hub
+
+    from .huggingface import shadow
+    from .wrappers import unwrapped
+
+    base = read_object(folder / ADAPTER).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise InputError(
+            f"'{name}' is an adapter whose {ADAPTER} names no base model; merge the two and give the whole"
+        )
+    known = base in (*bundled(), *PACKAGED) or what_is(located(base)) != "nothing"
+    try:
+        here = known or isinstance(huggingface_hub.try_to_load_from_cache(base, CONFIG), str)
+    except ValueError:  # no hub id either
+        here = False
+    if not here:
+        raise InputError(
+            f"'{name}' is an adapter of '{base}', which is not on this machine; download that first, or merge the two"
+        )
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise InputError(f"'{name}' is an adapter without {ADAPTER_WEIGHTS}; convert its weights to that")
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise InputError(f"'{name}' is an adapter of '{base}'; install peft, or merge the two") from None
+    found = find(base, None, how)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            adapted = PeftModel.from_pretrained(found.model, str(folder))
+        missing = [str(one.message) for one in told if "missing adapter keys" in str(one.message)]
+        if missing:
+            raise ValueError(missing[0])
+        model = shadow(unwrapped(adapted))
+    except InputError:
+        raise
+    except Exception as error:  # peft raises whatever it runs into
+        raise InputError(f"adapter '{name}' does not fit its base model '{base}' ({reason(error)})") from None
+    own = how.tokenizer is None and any((folder / file).is_file() for file in TOKENIZER_FILES)
+    return Found(model, read_tokenizer(folder) if own else found.tokenizer, name, None)
 
 
 def _from_hub(source: str, revision: str | None, how: Reading) -> Found:
@@ -277,9 +328,10 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
             family_of(config)
             if "initializer_range" not in PreTrainedConfig.get_config_dict(path, **given)[0]:
                 setattr(config, ASSUMED, True)
+            where = dict(how.split or {})
             if folder is not None:
                 check_weights(folder)
-            where = dict(how.split or {})
+                where["key_mapping"] = unwrapping(folder)
             if isinstance(where.get("device_map"), Mapping):
                 with torch.device("meta"):
                     structure = AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
@@ -306,6 +358,9 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
                 ) from None
             raise InputError(f"model '{name}' cannot be loaded ({reason(error)}); check its files") from None
         wrong = sorted([*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])])
+        written = " ".join(config.architectures or ())
+        if wrong == ["lm_head.weight"] and written and not any(kind in written for kind in WITH_HEAD):
+            model.lm_head, wrong = None, []  # a decoder, or a classifier
         unread = _unread(model, loading["unexpected_keys"])
         if wrong or unread:
             found = f"has {len(unread)} weights that its config has no place for ({unread[0]})" if unread else ""

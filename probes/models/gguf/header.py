@@ -22,6 +22,7 @@ import numpy as np
 
 from ...errors import InputError
 from ...run.files import what_is
+from ..checkpoint import refuse_pointers
 
 MAGIC, SUFFIX = b"GGUF", ".gguf"
 VERSIONS = (2, 3)  # 3 also admits big-endian files; 1 counted in 32 bits and was in use for a few months
@@ -152,6 +153,7 @@ class _Reading:
         start = self._file.read(8)
         self._at = 8
         if start[:4] != MAGIC:
+            refuse_pointers(self._path)
             found = repr(start[:8])[1:] if start else "nothing"
             raise self._refuse(f"is no GGUF file (it begins with {found}); give a file that llama.cpp can read")
         version = int.from_bytes(start[4:8], "little")
