@@ -16,7 +16,7 @@ from probes.errors import InputError
 from probes.measures.leakage import leakage
 from probes.results.dataset import dataset, save
 from probes.results.statistics import Interval, apart, jackknifed, paired
-from probes.studies.compare import compare_files, compare_results, comparison_report, pairing
+from probes.studies.compare import compare_results, comparison_report, pairing
 
 LENGTH = 20
 EXACT = 1e-10
@@ -192,6 +192,24 @@ def test_documents_pair_where_tokens_differ():
     assert pairing(profile(a, documents=list("ppppp")), profile(b, documents=list("ppppppp")))[0] == "unpaired"
 
 
+def test_a_path_stands_for_its_result(tmp_path, unchecked):
+    one, other = drawn(np.random.default_rng(5))
+    files = [tmp_path / "a.nc", tmp_path / "b.nc"]
+    for path, values in zip(files, (one, other), strict=True):
+        save(profile(values), path)
+    expected = compare_results(profile(one), profile(other))
+    for pair in ((str(files[0]), str(files[1])), (files[0], profile(other)), (profile(one), str(files[1]))):
+        assert [row.change for row in compare_results(*pair).rows] == [row.change for row in expected.rows]
+    nothing: Any = 3
+    for pair, says in (
+        ((str(tmp_path / "c.nc"), files[0]), "c.nc' does not exist"),
+        ((files[0], files[0]), "are the same file"),
+        ((files[0], nothing), "cannot read a int as a result"),
+    ):
+        with pytest.raises(InputError, match=says):
+            compare_results(*pair)
+
+
 def test_a_result_beside_itself_differs_in_nothing(measured):
     for kind, ds in measured.items():
         found = compare_results(ds, ds.copy(deep=True))
@@ -323,7 +341,7 @@ def test_the_command_prints_and_writes(monkeypatch, capsys, tmp_path):
     words = ["compare", *files, "--out", tmp_path / "new" / "both.md"]
     assert call(monkeypatch, *map(str, words)) == 0
     written = (tmp_path / "new" / "both.md").read_text(encoding="utf-8")
-    row = compare_files(*files).row("middle")
+    row = compare_results(*files).row("middle")
     for text in (capsys.readouterr().out, written):
         assert f"x {row.change.value:#.3g} [{row.change.low:#.3g}, {row.change.high:#.3g}]" in text
         assert "differs: text: not said in A, prose in B" in text

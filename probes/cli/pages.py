@@ -129,14 +129,14 @@ def compare(
       headwater compare prose/leakage.nc code/leakage.nc --out prose-and-code.md
     """
     from ..results.tables import write_report
-    from ..studies.compare import compare_files, comparison_report
+    from ..studies.compare import compare_results, comparison_report
     from ..studies.runner import require_free
 
     if out is not None:
         if out.suffix != ".md":
             raise InputError(f"out '{out}' is not a Markdown file; give a name that ends in .md")
         require_free([out])
-    shown = comparison_report(compare_files(a, b), (str(a), str(b)))
+    shown = comparison_report(compare_results(a, b), (str(a), str(b)))
     if out is not None:
         write_report(shown, out)
     print_report(shown)

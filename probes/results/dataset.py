@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import platform
 import re
 import shlex
@@ -38,6 +39,7 @@ COMPRESSION = 4  # zlib's level; above it files of float noise get no smaller, o
 _command = ""  # how the command line was called; empty for results made from Python
 
 Attribute: TypeAlias = str | int | float
+Result: TypeAlias = xr.Dataset | str | os.PathLike[str]  # or the path of its file
 
 
 def set_command(arguments: Sequence[str]) -> None:
@@ -159,6 +161,19 @@ def _read(file: Path | io.BytesIO) -> xr.Dataset:
     ds = xr.load_dataset(file, engine="h5netcdf")
     ds.attrs = {name: value.item() if isinstance(value, np.generic) else value for name, value in ds.attrs.items()}
     return ds
+
+
+def opened(result: Result) -> xr.Dataset:
+    """The result itself, or that of a file.
+
+    Raises:
+        InputError: as `load`, or it is neither.
+    """
+    if isinstance(result, (str, os.PathLike)):
+        return load(os.fspath(result))
+    if not isinstance(result, xr.Dataset):
+        raise InputError(f"cannot read a {type(result).__name__} as a result; give one of headwater's, or its file's path")
+    return result
 
 
 def load(path: str | Path) -> xr.Dataset:

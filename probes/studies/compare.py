@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ from jaxtyping import Float, Int
 
 from ..errors import InputError
 from ..measures.mechanism_numbers import couples
-from ..results.dataset import load, number_types, options_of, recorded
+from ..results.dataset import Result, number_types, opened, options_of, recorded
 from ..results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
 from ..results.tables import Report, Table, interval, number
 from .compare_numbers import MEASUREMENTS, Number, Sample, alone, measurement
@@ -79,12 +79,12 @@ class Comparison:
         raise KeyError(name)
 
 
-def compare_results(a: xr.Dataset, b: xr.Dataset) -> Comparison:
+def compare_results(a: Result, b: Result) -> Comparison:
     """Hold one result against another of the same measurement: every number with the interval of its change.
 
     Args:
         a: a result of `probes.jacobian`, `sinks`, `trajectory`, `leakage`, `bos_swap`, `decode` or `retrieval`, single or
-            combined.
+            combined; or the path of its file.
         b: another one, over prompts of the same length; differences are B - A, ratios B / A.
 
     Returns:
@@ -93,10 +93,15 @@ def compare_results(a: xr.Dataset, b: xr.Dataset) -> Comparison:
         first token are compared like with like; two results of one condition each are compared whichever these are.
 
     Raises:
-        InputError: another measurement or one that is not compared, other lengths, no condition in common, no elasticity.
+        InputError: another measurement or one that is not compared, other lengths, no condition in common, no elasticity;
+            no result, a file that cannot be read, or the same file twice.
 
     Source: science of the measurement, section 8.
     """
+    paths = [x for x in (a, b) if isinstance(x, (str, os.PathLike))]
+    a, b = opened(a), opened(b)
+    if len(paths) == 2 and os.path.samefile(*paths):
+        raise InputError(f"'{paths[0]}' and '{paths[1]}' are the same file; give two results")
     kinds = [measurement(ds) for ds in (a, b)]
     if kinds[0] != kinds[1]:
         raise InputError(f"A is a result of {kinds[0]}, B of {kinds[1]}; compare two results of one measurement")
@@ -123,18 +128,6 @@ def compare_results(a: xr.Dataset, b: xr.Dataset) -> Comparison:
         alone = [f"{name} ({of})" for of, name in one if (of, name) not in other]
         remarks += [f"only in {label}, or known only there: {', '.join(alone)}"] if alone else []
     return Comparison(kinds[0], (_named(a), _named(b)), rows, _said(how, a, b, *unit), remarks)
-
-
-def compare_files(a: Path, b: Path) -> Comparison:
-    """`compare_results` of two files.
-
-    Raises:
-        InputError: besides, a file that cannot be read, or the same file twice.
-    """
-    results = load(a), load(b)
-    if a.samefile(b):
-        raise InputError(f"'{a}' and '{b}' are the same file; give two results")
-    return compare_results(*results)
 
 
 def comparison_report(found: Comparison, names: tuple[str, str] = ("A", "B")) -> Report:
