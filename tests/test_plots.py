@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 import xarray as xr
-from drawn import bos_result, drawn, ends_of, leakage_result, legends_of, legible, result, several, text_of
+from drawn import bos_result, drawn, ends_of, leakage_result, legends_of, result, several, text_of
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -175,12 +175,6 @@ def test_nothing_to_draw_is_refused(combined, tmp_path):
     ):
         with pytest.raises(InputError, match=says):
             draw_it()
-
-
-@pytest.mark.slow
-def test_texts_lie_inside_the_figure_and_clear_of_the_data(combined):
-    for figure in (jacobian_figure(combined), jacobian_figure({n: combined for n in "abcd"}, overlay=True)):
-        legible(figure)
 
 
 def test_legends_are_as_wide_as_there_is_room():

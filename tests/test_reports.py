@@ -105,8 +105,9 @@ def constructed(residual: list[float], mask: float = 0.1, spread: float = 0.05) 
     coords: dict[str, Any] = {"part": list(PARTS), "cell": list(CELLS), "source": list(SOURCES)}
     for form, entry in {"log": "part", "weight": "cell", "terms": "cell"}.items():
         rest = np.zeros((len(coords[entry]) - 1, len(at), 1))
-        add_both(f"{form}_form", (entry,), np.concatenate([source.sum(0, keepdims=True), rest]))
-        add_both(f"{form}_source", ("source",), source)
+        scaled = source * (1 if form == "log" else 0.5)  # no weight varies by more than 1/4
+        add_both(f"{form}_form", (entry,), np.concatenate([scaled.sum(0, keepdims=True), rest]))
+        add_both(f"{form}_source", ("source",), scaled)
         add(f"{form}_share_of_model", ("source", "band"), source.mean(1) / source.mean(1).sum(0))
     add_both("log_stream", (), at[:, None])
     variables["log_sink_by_block"] = (("layer", "band"), np.zeros((len(at), 1)))

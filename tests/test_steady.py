@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import families
 import numpy as np
@@ -13,8 +14,8 @@ from matplotlib.figure import Figure
 
 import probes
 from probes.figures import jacobian_figure, trajectory_figure
-from probes.figures.steady import SteadyLayout, steady
-from probes.figures.style import save_figure
+from probes.figures.layout import Layout
+from probes.figures.steady import steady
 
 IDS = torch.randint(3, families.VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(2))
 ROUNDING = 1e-7  # float32's, relative
@@ -58,18 +59,17 @@ def test_rounding_of_the_last_bits_does_not_show(tmp_path):
     assert files(tmp_path / "again") == files(tmp_path / "first")
 
 
-def test_a_settled_layout_is_the_constrained_one(tmp_path):
-    def made() -> Figure:
-        figure = Figure(figsize=(5, 3), layout="constrained")
+def test_the_layout_is_the_constrained_one(tmp_path):
+    def made(layout: Any) -> Figure:
+        figure = Figure(figsize=(5, 3), layout=layout)
         for n, cell in enumerate(figure.subplots(2, 2).flat):
-            cell.set_ylabel("label " * (n + 1))
+            cell.set_ylabel("y" * (n + 1))
             figure.colorbar(cell.imshow(np.eye(3)), ax=cell)
         return figure
 
-    plain, settled = made(), made()
+    plain, settled = made("constrained"), made(Layout())
     plain.savefig(tmp_path / "plain.png", dpi=100)
-    save_figure(settled, tmp_path / "settled.png", dpi=100)
-    assert isinstance(settled.get_layout_engine(), SteadyLayout)
+    settled.savefig(tmp_path / "settled.png", dpi=100)
     for own, cell in zip(plain.axes, settled.axes, strict=True):
         np.testing.assert_allclose(cell.get_position().bounds, own.get_position().bounds, atol=0.02)
         assert cell.get_position(original=True).x0 == round(cell.get_position(original=True).x0, 6)

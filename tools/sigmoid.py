@@ -28,14 +28,13 @@ import matplotlib
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from probes.data.documents import Document
 from probes.data.prompts import draw
-from probes.figures.style import CYCLE, LARGEST, STYLE, save_figure
+from probes.figures.style import CYCLE, LARGEST, STYLE, blank, save_figure
 from probes.models.fresh import fresh_model
 from probes.models.load import load
 from probes.results.profiles import typical
@@ -174,7 +173,7 @@ def drawn(found: dict[str, list[list[Measured]]], path: Path) -> None:
     """The profiles before and after training, and recall by place: a line per run."""
     looks = [("softmax", CYCLE[0]), ("sigmoid", CYCLE[1])]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.6, 3.0), dpi=150, layout="constrained")
+        figure = blank((8.6, 3.0), 150)
         panels: Any = figure.subplots(1, 3)
         for panel, (at, kinds) in zip(panels, found.items(), strict=False):
             for (_, color), runs in zip(looks, kinds, strict=True):

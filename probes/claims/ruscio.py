@@ -301,7 +301,7 @@ def isolation_design(ds: xr.Dataset, rounding: float, sums: float) -> Told:
     parts = ds["weight_source_of_model"].sel(band=_early(ds))
     whole = float(ds["weight_form_of_model"].sel(cell="both", band=_early(ds)))
     off = abs(float(parts.sum()) - whole) / max(float(np.abs(parts).max()), abs(whole))
-    if overflow(ds, _early(ds)):  # the parts' sum says nothing
+    if overflow(ds).sel(band=_early(ds)).any():  # the parts' sum says nothing
         return f"both off {neither:.1g} nat²; weights without the mask overflow", None
     shares = "shares not resolved"
     if resolved(ds, "weight", _early(ds)):

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from .palette import BLACK, FAINT, GREY, depth_color
+from .palette import BLACK, FAINT, depth_color
 from .series import Curve
 from .style import (
     DECADES,
@@ -23,6 +23,7 @@ from .style import (
     LARGEST,
     STYLE,
     WIDEST,
+    blank,
     coinciding,
     log_axis,
     of_coinciding,
@@ -35,6 +36,7 @@ from .style import (
 OUTLIER = 30  # times what three quarters of the blocks stay below; a block beyond it would press all others to a line
 MANY = 12  # blocks; more leave no room for marks beside each other, and are drawn as lines with bands
 SHADE = 0.2  # of a band
+TICKS = 0.3  # inches beside a panel for what stands along its axis
 Limits = tuple[float, float] | None
 
 
@@ -194,9 +196,9 @@ def grid(
     """
     columns = len(results)
     each = each or (3.6 if columns == 1 else 2.6 if columns <= 3 else 2.1)
-    width, heights = each * columns + side + 0.5, [row.height for row in rows.values()]
-    size: dict[str, Any] = {"figsize": (width, sum(heights) + 0.6), "dpi": min(DPI, int(WIDEST / width))}
-    figure = Figure(**size, layout="constrained")
+    width, heights = (each + TICKS) * columns + side + 0.4, [row.height for row in rows.values()]
+    size = width, sum(heights) + 0.6
+    figure = blank(size, min(DPI, int(WIDEST / width)))
     ratios = {"width_ratios": [*[each] * columns, side], "height_ratios": heights}
     specs = figure.add_gridspec(len(rows), columns + 1, **ratios)
     cells: dict[str, list[Axes]] = {name: [] for name in rows}
@@ -233,7 +235,7 @@ def grid(
         signs += coinciding(cells[name], lines)
         if handles:
             side_legend(sides[name], handles, row.title)
-    small_print(figure, [*texts, *of_coinciding(signs)], width)
+    small_print(figure, [*texts, *of_coinciding(signs)])
     return figure, cells, sides
 
 
@@ -280,8 +282,7 @@ def zero_line(cell: Axes) -> None:
 def band_axis(cell: Axes, bands: np.ndarray) -> None:
     """Query bands along the horizontal axis, at 0, 1, 2, ..., which is drawn."""
     zero_line(cell)
-    tilted: Any = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if bands.size > 3 else {}
-    cell.set_xticks(range(bands.size), [str(band) for band in bands], **tilted)
+    cell.set_xticks(range(bands.size), [str(band) for band in bands])
     cell.set_xlim(-0.6, bands.size - 0.4)
     cell.set_xlabel("query band")
 
@@ -292,23 +293,19 @@ def depth_legend(blocks: int) -> list[Line2D]:
     return [Line2D([], [], color=depth_color(n, blocks), linewidth=1.6, label=f"block {n}") for n in shown]
 
 
-def in_view(cell: Axes, parts: xr.DataArray) -> None:
-    """Let the vertical axis follow most blocks, and name the blocks that go far beyond them.
+def outliers(parts: xr.DataArray) -> tuple[float | None, str]:
+    """How far a vertical axis reaches that follows most blocks, and the blocks that go far beyond; (None, "") if none does.
 
     What is named is the height of a block's stack: all its positive parts, or all its negative ones.
 
     Args:
-        cell: which has the parts, that may be stacked.
-        parts: [part, layer].
+        parts: [part, layer], which may be stacked.
     """
-    size = np.maximum(parts.clip(min=0).values.sum(0), -parts.clip(max=0).values.sum(0))
-    usual = OUTLIER * np.nanquantile(size, 0.75)
+    size = np.maximum(parts.clip(min=0).sum(parts.dims[0]).values, -parts.clip(max=0).sum(parts.dims[0]).values)
+    usual = OUTLIER * np.quantile(size, 0.75)
     beyond = (size > usual) & (usual > 0)
     if not beyond.any():
-        return
-    limit = 1.1 * np.max(size[~beyond & np.isfinite(size)], initial=0)
-    cell.set_ylim(-limit, limit)
+        return None, ""
     shown = zip(parts["layer"].values[beyond], size[beyond], strict=True)
     named = [f"block {layer} ({value:.3g})" for layer, value in shown]
-    text = f"beyond the axis: {', '.join(named[:3])}" + f" and {len(named) - 3} more" * (len(named) > 3)
-    cell.text(1, 1.01, text, transform=cell.transAxes, ha="right", va="bottom", fontsize=6.5, color=GREY)
+    return 1.1 * np.max(size[~beyond]), ", ".join(named[:3]) + f" and {len(named) - 3} more" * (len(named) > 3)

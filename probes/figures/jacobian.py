@@ -24,6 +24,7 @@ from .style import (
     DPI,
     LARGEST,
     STYLE,
+    blank,
     by_name,
     coinciding,
     facts,
@@ -77,7 +78,7 @@ def jacobian_figure(
     with matplotlib.rc_context(STYLE):
         in_row = legend_columns(handles, width)
         height = 2.6 * rows + 0.9 + 0.18 * -(-len(handles) // in_row)
-        figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+        figure = blank((width, height), DPI)
         cells = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
         for cell in cells[len(groups) :]:
             cell.set_visible(False)
@@ -90,7 +91,7 @@ def jacobian_figure(
         log_axis(cells[0])
         signs = [] if overlay else coinciding(cells[: len(groups)], handles)
         figure.legend(handles=handles, loc="outside upper center", ncols=in_row)
-        small_print(figure, rests_on(results, [*of_coinciding(signs), *_without_kernel(results)]), width)
+        small_print(figure, rests_on(results, [*of_coinciding(signs), *_without_kernel(results)]))
         if path is not None:
             save_figure(figure, path, largest=LARGEST)
     return figure

@@ -13,7 +13,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .draw import Row, along_blocks, band_axis, in_view, layer_axis, saved_grid, zero_line
+from ..measures.leakage import overflow, within_bound
+from .draw import Row, along_blocks, band_axis, layer_axis, outliers, saved_grid, zero_line
 from .palette import BLACK, GREY, PARTS, Style
 from .series import (
     STREAM_LEFT_IN,
@@ -37,6 +38,7 @@ NEEDS = {
     "weight_share_of_model": ("source", "band"),
     "log_share_of_model": ("source", "band"),
 }
+FOLLOWED = {"parts": "log_form_by_block", "weight form": "weight_source_by_block"}  # by axes that follow most blocks
 SHARES = (-1.0, 2.0)  # of a total; of one within its noise they lie anywhere, and the axis ends here
 NOISE = Style("sampling noise", GREY)
 
@@ -58,25 +60,24 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
     Raises:
         InputError: no results, or one of another probe.
     """
-    results = results_of(results, "leakage", NEEDS)
+    results = {name: within_bound(ds) for name, ds in results_of(results, "leakage", NEEDS).items()}
     left_in = [mark(STREAM_LEFT_IN, "o", BLACK, filled=False)]
     left_in *= any("steady_stream_by_block" in ds for ds in results.values())
-    part_axis, weight_axis = (
-        partial(_block_axis, follows=name) for name in ("log_form_by_block", "weight_source_by_block")
-    )
+    part_axis, weight_axis = (partial(_block_axis, follows=name) for name in FOLLOWED.values())
+    beyond = [f"{name}: {said}" for name, ds in results.items() if (said := _beyond(ds, FOLLOWED))]
 
     def shares(title: str, *forms: str, more: Sequence[Any] = ()) -> Row:
         curves, axis = partial(_shares, forms=forms), partial(_share_axis, forms=forms)
         return Row("share of total", 1.5, curves, axis, title, limits=SHARES, more=more)
 
     rows = {
-        "log": Row("leakage (nat²)", 2.3, _log_form, _block_axis, "log form"),
+        "log": Row("leakage (nat²)", 2.7, _log_form, _block_axis, "log form", own=True),
         "parts": Row("parts (nat²)", 1.7, _parts, part_axis, "parts of the total", own=True),
         "weight": Row("leakage (weight²)", 1.7, _weight_form, weight_axis, "weight form", own=True),
         "log_share": shares("shares, log form", "steady", "log", more=left_in),
         "weight_share": shares("shares, weight form", "weight"),
     }
-    return saved_grid(results, rows, [*facts(results), *_explained()], side=1.6, path=path)
+    return saved_grid(results, rows, [*facts(results), *beyond, *_explained()], side=1.9, path=path)
 
 
 def _log_form(ds: xr.Dataset) -> list[Curve]:
@@ -113,9 +114,28 @@ def _block_axis(cell: Axes, ds: xr.Dataset, follows: str | None = None) -> None:
     """Blocks; the vertical axis follows most of the blocks of the variable named."""
     zero_line(cell)
     layer_axis(cell, ds["layer"].values, f"block, queries {ds['band'].values[0]}")
-    if follows is not None:
-        parts = ds[follows].isel(band=0)
-        in_view(cell, parts.sel(part=list(PARTS)) if "part" in parts.dims else parts)
+    if follows is not None and (limit := outliers(_stacked(ds, follows))[0]):
+        cell.set_ylim(-limit, limit)
+
+
+def _stacked(ds: xr.Dataset, name: str) -> xr.DataArray:
+    """[part, layer], or of sources, which are lines, how far each reaches with its interval, [source, layer]."""
+    early = ds.isel(band=0)
+    if "part" in early[name].dims:
+        return early[name].sel(part=list(PARTS))
+    return np.maximum(*(np.abs(early.get(f"{name}_{end}", early[name])) for end in ("low", "high")))
+
+
+def _beyond(ds: xr.Dataset, follows: Mapping[str, str]) -> str:
+    """What is not to be seen of a result, and why."""
+    said = [
+        f"beyond the axis of {what}: {told}"
+        for what, name in follows.items()
+        if (told := outliers(_stacked(ds, name))[1])
+    ]
+    none = ", ".join(map(str, ds["layer"].values[overflow(ds).isel(band=0)]))
+    said += [f"no weight form in block {none}: variances above 1/4, which no weight can have"] * bool(none)
+    return ", ".join(said)
 
 
 def _share_axis(cell: Axes, ds: xr.Dataset, forms: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from .palette import (
     Style,
 )
 from .series import Curve, having, map_ends, places
-from .style import STYLE, log_axis, mark, position_axis, save_figure
+from .style import STYLE, blank, log_axis, mark, position_axis, save_figure, small_print
 
 STRENGTH = r"$d\,\sigma^2$"
 SHOWN = (0.05, 0.36, 1.0, 2.0)  # strengths whose profiles are drawn
@@ -60,7 +59,7 @@ def map_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
         raise InputError("the result is no map; give one of headwater map")
     usual, factor = usual_places(ds), float(ds.attrs["factor"])
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 7.4), dpi=MAP_DPI, layout="constrained")
+        figure = blank((10.5, 7.4), MAP_DPI)
         halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.12))  # the long labels of f leave the row above alone
         upper, lower = halves
         profiles, primacy, recency = upper.subplots(1, 3)
@@ -82,7 +81,7 @@ def map_figure(ds: xr.Dataset, *, path: str | Path | None = None) -> Figure:
             f"a: smoothed over 5 % of positions; grey: factor {factor:g} above the middle (d: 5 %); arrows in f: less than "
             f"{FAINTEST:g}; σ: initializer range"
         )
-        lower.supxlabel(textwrap.fill(facts, width=170), fontsize=7, color="#555555")
+        small_print(lower, [facts])
         if path is not None:
             save_figure(figure, path, dpi=MAP_DPI)
     return figure

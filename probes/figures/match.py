@@ -18,6 +18,7 @@ from .style import (
     DPI,
     LARGEST,
     STYLE,
+    blank,
     either,
     legend_columns,
     log_axis,
@@ -58,7 +59,7 @@ def match_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
     """
     found = results_of(results, "match", NEEDS)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, HEIGHT * len(found) + 0.9), dpi=DPI, layout="constrained")
+        figure = blank((WIDTH, HEIGHT * len(found) + 0.9), DPI)
         cells = figure.subplots(len(found), len(COLUMNS), sharex=True, squeeze=False)
         shown: list[Curve] = []
         for n, (row, (name, ds)) in enumerate(zip(cells, found.items(), strict=True), 1):
@@ -73,7 +74,7 @@ def match_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
             cell.set_title(title)
         handles = entries(shown)
         figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns(handles, WIDTH))
-        small_print(figure, _said(found), WIDTH)
+        small_print(figure, _said(found))
         if path is not None:
             save_figure(figure, path, largest=LARGEST)
     return figure

@@ -72,7 +72,7 @@ def sinks_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
     }
     if any("pattern" in ds for ds in every):
         off: Any = lambda cell, _: cell.axis("off")  # noqa: E731
-        rows["pattern"] = Row("", 1.9 if len(results) == 1 else 1.5, None, off, own=True)
+        rows["pattern"] = Row("", 2.1 if len(results) == 1 else 1.7, None, off, own=True)
 
     def finish(figure: Figure, cells: dict[str, list[Axes]], sides: dict[str, Axes]) -> None:
         darkest = max(0.3, *(np.nanmax(np.nan_to_num(ds["attends"].values)) for ds in every))
@@ -217,7 +217,7 @@ def _pictures(cell: Axes, ds: xr.Dataset, most: int, positions: int) -> None:
         return
     shades = matplotlib.colormaps[WEIGHTS].resampled(SHADES)
     for n, pattern in enumerate(ds["pattern"].values[:most, :positions, :positions]):
-        picture = cell.inset_axes((n / most + 0.05, 0.26, 1 / most - 0.07, 0.62))
+        picture = cell.inset_axes((n / most + 0.05, 0.24, 1 / most - 0.07, 0.58))
         picture.imshow(pattern, cmap=shades, norm=PowerNorm(0.5, 0, 1), interpolation="none")
         ticks: Sequence[int] = (0, len(pattern) // 2, len(pattern) - 1)
         picture.set_xticks(ticks)
@@ -225,7 +225,7 @@ def _pictures(cell: Axes, ds: xr.Dataset, most: int, positions: int) -> None:
         picture.tick_params(length=2, pad=1, labelsize=6.5)
         picture.spines[:].set_visible(False)
         layer, head = (int(ds[f"picture_{name}"].values[n]) for name in ("layer", "head"))
-        picture.set_title(f"{layer}.{head}", fontsize=8, pad=2)
+        picture.set_title(f"block {layer}\nhead {head}", fontsize=6.5, pad=2)
         picture.set_xlabel("key", fontsize=7, labelpad=1)
         picture.set_ylabel("query" * (n == 0), fontsize=7, labelpad=1)
 
@@ -245,7 +245,7 @@ def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
         ]
     medians = f"norms of over {MOST_MARKED} heads: medians and quartiles of {GROUPS} equal groups, by mean weight on 0"
     pictures = (
-        f"pictures: patterns (block.head) of the heads that rank first, first {positions} positions of a prompt, "
+        f"pictures: patterns of the heads that rank first, first {positions} positions of a prompt, "
         "shade: square root of the weight"
     )
     return [

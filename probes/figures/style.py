@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from PIL import Image
@@ -20,7 +19,8 @@ from PIL import Image
 from ..errors import InputError
 from ..results.dataset import number_types, options_of, quickly
 from ..run.files import atomic
-from .palette import (  # noqa: F401  # noqa: F401
+from .layout import Layout, broken
+from .palette import (  # noqa: F401
     BLACK,
     BLUE,
     CYCLE,
@@ -36,13 +36,13 @@ from .palette import (  # noqa: F401  # noqa: F401
     YELLOW,
     depth_color,
 )
-from .steady import settle
 
 DECADES = 4  # what the axis spans at most: the rim of a sliding window's reach fades to nothing and is cut off
 ALIKE = 0.012  # of an axis's height, about the width of a line: points no further apart are drawn upon each other
 MOST_ALIKE = 0.95  # of two curves' points in every panel: the curves coincide
 NOTES = "*†‡§"  # one for each group of such curves in a legend
-CHARACTERS = 17  # of small print per inch
+PRINT = 7  # points of small print
+LINES = 3  # of it, for which figures have room; more make them taller
 WIDEST = 1500  # pixels across a figure of many curves and columns, for 300 kB
 FADED = 0.3  # opacity of toys that have not learnt their task
 LARGEST = 300_000  # bytes of a saved file of many panels, so that a report of several stays light
@@ -50,7 +50,7 @@ COARSE = 72  # of what is an image in an SVG that is too large otherwise
 DPI = 170  # a two-column figure stays sharp at full page width and below 300 kB
 STYLE: Any = {
     "font.size": 9,
-    "axes.titlesize": 10,
+    "axes.titlesize": 9,
     "axes.labelsize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -74,7 +74,6 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI, largest: in
     path = Path(path)
     base = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     saved = base.with_name(base.name + ".png"), base.with_name(base.name + ".svg")
-    settle(figure)
     with matplotlib.rc_context(STYLE):
         with atomic(saved[0]) as temporary:
             figure.savefig(temporary, format="png", dpi=dpi)
@@ -164,7 +163,7 @@ def numeral(value: float) -> str:
 def side_legend(side: Axes, handles: Sequence[Any], title: str | None = None, *, loc: Any = "center left") -> None:
     """A row's legend, to the right of its last panel."""
     look: Any = {"fontsize": 8, "title_fontsize": 8, "alignment": "left", "borderaxespad": 0, "handlelength": 1.6}
-    side.legend(handles=handles, title=title, loc=loc, **look)
+    side.legend(handles=handles, title=title, loc=loc, **look).set_in_layout(False)  # takes no room from the panels
 
 
 def mark(label: str, marker: str, color: str, *, filled: bool = True, size: float = 4.5) -> Line2D:
@@ -288,6 +287,15 @@ def facts(results: Mapping[str, xr.Dataset], methods: Iterable[str] = ()) -> lis
     return [*quickly(every), *found, *filter(None, (either(methods), types))]
 
 
-def small_print(figure: Figure, texts: Sequence[str], width: float) -> None:
-    text = textwrap.fill("; ".join(texts), width=int(width * CHARACTERS), break_on_hyphens=False)
-    figure.supxlabel(text, fontsize=7, color="#555555")
+def blank(size: tuple[float, float], dpi: int) -> Figure:
+    """A figure of so many inches across and down, in which every text has room."""
+    return Figure(figsize=size, dpi=dpi, layout=Layout())
+
+
+def small_print(figure: Figure | SubFigure, texts: Sequence[str]) -> None:
+    """Below a figure, as wide as it is."""
+    text = figure.supxlabel(said := "; ".join(texts), fontsize=PRINT, color="#555555")
+    text.set_text(broken(text, said, 0.98 * figure.bbox.width))
+    if isinstance(figure, Figure):
+        more = text.get_text().count("\n") + 1 - LINES
+        figure.set_figheight(figure.get_figheight() + max(0, more) * 1.2 * PRINT / 72)

@@ -120,7 +120,7 @@ EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands
 PARTS = ("total", "logits", "mask", "denominator", "covariance")
 SOURCES = ("mask", "residual", "spread")
 CELLS = ("both", "mask", "residual", "neither")  # which sources are on
-OVERFLOW = 1e6  # squares of weights, which lie below 1 where they are normalized
+BOUND = 0.25  # no number in [0, 1], which a weight is, varies by more
 
 
 @takes_model
@@ -266,18 +266,32 @@ def resolved(ds: xr.Dataset, form: str, band: str) -> bool:
     """Whether shares of this band's total ("log", "weight" or "terms" form) mean anything.
 
     Not where the total may be zero, of which they would be any number, nor where the null check of block 0 fails, nor where
-    weights overflow.
+    the form's "weights" are none.
     """
     where = {"part": "total"} if form == "log" else {"cell": "both"}
     total = estimate(ds, f"{form}_form_of_model", band=band, **where)
-    overflown = form == "weight" and overflow(ds, band)
+    overflown = form != "log" and overflow(ds, form).sel(band=band).any()
     return total[0] > 0 and not total[1] <= 0 and not null_fails(ds, band) and not overflown
 
 
-def overflow(ds: xr.Dataset, band: str) -> bool:
-    """Whether parts of the weight form say nothing, as where logits of hundreds stand without the mask's denominators."""
-    parts = ds.get("weight_source_of_model")
-    return parts is not None and float(np.abs(parts.sel(band=band)).max()) > OVERFLOW
+def overflow(ds: xr.Dataset, form: str = "weight") -> xr.DataArray:
+    """Where a form's parts say nothing, since they hold a variance above `BOUND`: [layer, band], or [band] without blocks.
+
+    Without the mask every query has the same log Z. A query whose logits reach far above that has "weights" far above 1,
+    10^40 and more where logits are of hundreds. Of a result without numbers by head, where some head's may be above it.
+    """
+    for level, times in (("", 1), ("_by_block", ds.sizes.get("head", 1)), ("_of_model", 1)):
+        held = [times * np.abs(ds[name]) for what in ("form", "source") if (name := f"{form}_{what}{level}") in ds]
+        if held:
+            break
+    above = [one.max([dim for dim in one.dims if dim not in ("layer", "band")]) > BOUND for one in held]
+    return xr.concat(above, "of", coords="minimal", compat="override").any("of")
+
+
+def within_bound(ds: xr.Dataset) -> xr.Dataset:
+    """The result with NaN for what each source has of the weight form in blocks where it says nothing; see `overflow`."""
+    beyond, name = overflow(ds), "weight_source_by_block"
+    return ds.assign({each: ds[each].where(~beyond) for each in (name, f"{name}_low", f"{name}_high") if each in ds})
 
 
 def null_fails(ds: xr.Dataset, band: str) -> bool:

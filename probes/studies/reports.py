@@ -16,7 +16,7 @@ from ..claims.rules import CONTROLLED
 from ..errors import InputError
 from ..measures.collectors import KEY_COLUMNS, LEAST, TOKEN_COLUMNS, key_rows, token_rows
 from ..measures.evict import DIMS
-from ..measures.leakage import PARTS, SOURCES, null_fails, resolved
+from ..measures.leakage import PARTS, SOURCES, null_fails, resolved, within_bound
 from ..measures.roles import COLUMNS as HEAD_COLUMNS
 from ..measures.roles import cells as head_cells
 from ..measures.roles import counts, parking_at, ranked, reading_at, role_names, withheld
@@ -244,7 +244,9 @@ def leakage_report(results: Results) -> Report:
         "(97.5 % quantile). Constant sink: a logit of position 0 that is the same for all queries is no position in any "
         "stream, so that it counts with the mask; left in, it counts with the residual stream. mask, residual, spread: each "
         "source's Shapley value as a share of the total, where the total's own interval is above 0 and the null check is "
-        "passed. Residual component: V(X), how far the residual stream alone moves log-weights. "
+        "passed, and in the weight form no part has a variance above 1/4, which no weight can have: with denominators held, "
+        "logits of hundreds make numbers far above 1. Residual component: V(X), how far the residual stream alone moves "
+        "log-weights. "
         f"Blocks: band {early_band}, means over heads; noise: what an uncorrected variance would have added."
     )
     tables = [*_by_band(results), *_by_block(results)]
@@ -292,8 +294,9 @@ def _by_band(results: Results) -> list[Table]:
 def _by_block(results: Results) -> list[Table]:
     """Parts block by block, in the first band."""
     logs, components, weights = [], [], []
-    for name, layer, ds in ((name, layer, one) for name, one in results.items() for layer in one["layer"].values):
-        at = ds.isel(band=0).sel(layer=layer)
+    early = {name: within_bound(ds).isel(band=0) for name, ds in results.items()}
+    for name, layer, ds in ((name, layer, one) for name, one in early.items() for layer in one["layer"].values):
+        at = ds.sel(layer=layer)
         bare = "positional" in at.coords and at["positional"] == "none"
         head = [name, f"{layer}, no rotation" if bare else str(layer)]
         parts = map(number, at["log_form_by_block"].sel(part=list(PARTS)))

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from probes.figures.style import BLUE, GREY, STYLE, VERMILLION, save_figure, small_print
+from probes.figures.style import BLUE, GREY, STYLE, VERMILLION, blank, save_figure, small_print
 from probes.theory.rollout import centers, visible
 
 TOKENS, WINDOW, PREFIX, DECAY = 6, 3, 2, 0.5  # DECAY in nats per token
@@ -37,7 +37,7 @@ def masks_figure(*, path: str | Path | None = None) -> Figure:
         path: where to save; see `save_figure`.
     """
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
+        figure = blank((WIDTH, HEIGHT), DPI)
         cells = figure.subplots(1, len(MASKS))
         for cell, (name, weights) in zip(cells, MASKS.items(), strict=True):
             _graph(cell, name, weights)
@@ -45,7 +45,7 @@ def masks_figure(*, path: str | Path | None = None) -> Figure:
             "arrows: from a key to a query that sees it (those to oneself are not drawn); filled, and in the title: center "
             "nodes, from which every token is reached along arrows",
         ]
-        small_print(figure, notes, WIDTH)
+        small_print(figure, notes)
         if path is not None:
             save_figure(figure, path, dpi=DPI)
     return figure

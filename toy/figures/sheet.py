@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from probes.errors import InputError
-from probes.figures.style import FAINT, LARGEST, STYLE, save_figure, small_print
+from probes.figures.style import FAINT, LARGEST, STYLE, blank, save_figure, small_print
 
 from ..experiments.experiment import in_short
 
@@ -26,9 +26,9 @@ def sheet(
 ) -> Iterator[Figure]:
     """A figure of this size in inches; below it these notes and how large the run was; saved if there is a path."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=size, dpi=dpi, layout="constrained")
+        figure = blank(size, dpi)
         yield figure
-        small_print(figure, [*notes, in_short(ds)], size[0])
+        small_print(figure, [*notes, in_short(ds)])
         if path is not None:
             save_figure(figure, path, dpi=dpi, largest=LARGEST)
 
