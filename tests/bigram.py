@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from probes.data.documents import Document
+from probes.models.tokens import first_ids
 from probes.models.view import Edit, Identity, Parts, Spec, Trace, Watcher
 from toy.corpus import train_tokenizer
 
@@ -27,10 +28,14 @@ class ByHand:
     identity: Identity
     embedding: Tensor
     tokenizer: Any = None
-    bos: int | None = None
+    first_ids: tuple[int, ...] = ()
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     dtype: torch.dtype = torch.float32
     offloaded: bool = False
+
+    @property
+    def bos(self) -> int | None:
+        return self.first_ids[0] if self.first_ids else None
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.embedding[tokens]
@@ -81,4 +86,4 @@ def bigram(*, bos: bool, max_length: int | None = None, vocabulary: int | None =
     spec = Spec("bigram", 0, 0, 0, 0, 4, ids, (), (), max_length, None)
     embedding = torch.randn(ids, 4, generator=torch.Generator().manual_seed(99))
     made = identity("bigram", config=json.dumps({"width": 4}))
-    return ByHand(spec, made, embedding, tokenizer, tokenizer.bos_token_id)
+    return ByHand(spec, made, embedding, tokenizer, first_ids(tokenizer))

@@ -30,10 +30,11 @@ from torch.nn import functional
 from probes.data.documents import Document
 from probes.errors import InputError
 from probes.models.checkpoint import check_fields
+from probes.run.alone import alone
 from probes.run.files import what_is, write_json
 
 from .card import write_card
-from .checkpoints import check_folder, load_state, remove_state, save_model, save_state, write_log
+from .checkpoints import STATE, check_folder, load_state, remove_state, save_model, save_state, write_log
 from .checks import above_zero, at_least, seed_and_decay, usable_device
 from .corpus import SMALLEST_VOCABULARY, Windows, find_text, hold_out, pack, train_tokenizer
 from .evaluation import bigram_loss, position0_weights, sample, validation_loss
@@ -111,7 +112,8 @@ def pretrain(
         What `training.json` holds.
 
     Raises:
-        InputError: too little text, or `out` holds a run with other settings (the message says which).
+        InputError: too little text, `out` holds a run with other settings (the message says which), or another process is
+            writing to it.
     """
     import transformers
 
@@ -125,35 +127,36 @@ def pretrain(
         for tokens in (stream, held)
     )
     model = _rounded((fresh or partial(_fresh_model, seed=options.seed))(config)).to(device).train()
-    run = _Training(model, windows, options, out, _fingerprint(config, options, stream) | dict(told or {}))
-    with _bar(out.name, run.step, options.steps) if advance is None else nullcontext(advance) as advanced:
-        forward = torch.compile(model) if compile else model
-        while run.step < options.steps:
-            if run.step in keep_steps:
-                save_model(model, tokenizer, out / f"step{run.step}")
-            loss = run.one_step(forward)
-            advanced(run.step, loss)
-            if run.step % save_every == 0 and run.step < options.steps:
-                run.save()
-    write_log(out, run.log)
-    report = {
-        **run.identity,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "training_documents": len(training),
-        "training_tokens": len(stream),
-        "tokens_seen": options.steps * options.batch * options.length,
-        "heldout_documents": len(heldout),
-        "heldout_tokens": len(held),
-        "seconds": round(run.seconds, 1),
-        "final_training_loss": run.log[-1]["loss"],
-        **_measured(model, tokenizer, stream, validation),
-        "device": device,
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }
-    save_model(model, tokenizer, out)
-    write_json(out / "training.json", report)
-    remove_state(out)
-    return report
+    with alone(out / STATE):
+        run = _Training(model, windows, options, out, _fingerprint(config, options, stream) | dict(told or {}))
+        with _bar(out.name, run.step, options.steps) if advance is None else nullcontext(advance) as advanced:
+            forward = torch.compile(model) if compile else model
+            while run.step < options.steps:
+                if run.step in keep_steps:
+                    save_model(model, tokenizer, out / f"step{run.step}")
+                loss = run.one_step(forward)
+                advanced(run.step, loss)
+                if run.step % save_every == 0 and run.step < options.steps:
+                    run.save()
+        write_log(out, run.log)
+        report = {
+            **run.identity,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "training_documents": len(training),
+            "training_tokens": len(stream),
+            "tokens_seen": options.steps * options.batch * options.length,
+            "heldout_documents": len(heldout),
+            "heldout_tokens": len(held),
+            "seconds": round(run.seconds, 1),
+            "final_training_loss": run.log[-1]["loss"],
+            **_measured(model, tokenizer, stream, validation),
+            "device": device,
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        }
+        save_model(model, tokenizer, out)
+        write_json(out / "training.json", report)
+        remove_state(out)
+        return report
 
 
 def _measured(model: Any, tokenizer: Any, stream: np.ndarray, validation: Windows) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from probes.errors import InputError
+from probes.run.alone import alone
 from probes.run.files import require_writable
 from probes.run.resume import Stores, remove
 
@@ -134,7 +135,8 @@ def train(
 
     Raises:
         InputError: no runs or steps; steps to record that are not made, or weights that no run has; `folder` holds the
-            work of other runs, or of another torch or version, named in the message, or cannot be read or written.
+            work of other runs, or of another torch or version, named in the message, cannot be read or written, or is
+            being written to by another process.
     """
     if not runs or steps < 1:
         raise InputError(f"{len(runs)} runs of {steps} steps are no training; give at least one of each")
@@ -148,7 +150,11 @@ def train(
         require_writable(folder)
         refuse_older(Path(folder), "group-*.safetensors")
     found: dict[int, Trained] = {}
-    with nullcontext() if folder is None else closing(Stores(Path(folder) / UNFINISHED)) as stores:
+    with ExitStack() as ends:
+        stores = None
+        if folder is not None:
+            ends.enter_context(alone(Path(folder) / UNFINISHED))
+            stores = ends.enter_context(closing(Stores(Path(folder) / UNFINISHED)))
         for number, members in enumerate(groups(runs, device, together)):
             group = _Group([runs[i] for i in members], steps, torch.device(device), record, recorded)
             group.go(stores, f"group {number}", advance or (lambda done: None))

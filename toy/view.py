@@ -108,7 +108,7 @@ class Toy(Watched):
         first = next(iter(weights.values()))
         self.architecture, self.tokenizer = architecture, None
         self.device, self.dtype, self.offloaded = first.device, first.dtype, False
-        self._name, self._condition, self.bos = name, condition, bos
+        self._name, self._condition, self.first_ids = name, condition, () if bos is None else (bos,)
         self._table = None if table is None else _checked_table(architecture, table).to(first)
         self._weights = {name: tensor.detach()[None] for name, tensor in weights.items()}
         acting = architecture

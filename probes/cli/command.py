@@ -71,7 +71,9 @@ def command(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Call
 
         run.__annotations__ = {one.name: one.annotation for one in options}
         run.__dict__["__signature__"] = inspect.Signature(options)
-        run.__doc__, heading, lines = (inspect.getdoc(function) or "").partition("Examples:")
+        text, heading, lines = (inspect.getdoc(function) or "").partition("Examples:")
+        # Where a line of the docstring ends says nothing: the terminal breaks lines.
+        run.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
         run.__dict__["epilog"] = heading + lines
         return run
 

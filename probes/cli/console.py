@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import shlex
 import shutil
 import sys
@@ -22,6 +24,56 @@ if TYPE_CHECKING:
 
 WIDEST = 120  # columns of running text
 ALL = "all"  # the bar of everything
+
+
+class Standing:
+    """A standard stream that no write fails on, so that a command ends with its files, whoever stopped listening.
+
+    What an encoding lacks is written in escapes. After the first error nothing more is written, and `error` is it.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        # The first file that is opened would take the number of a stream that was closed before the program began.
+        self._stream = Path(os.devnull).open("w", encoding="utf-8") if stream is None else stream  # noqa: SIM115
+        self.error: OSError | None = None
+        if isinstance(self._stream, io.TextIOWrapper):
+            self._stream.reconfigure(errors="backslashreplace")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As a stream."""
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """As a stream."""
+        self._try(self._stream.flush)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            if self.error is None:
+                act()
+        except OSError as error:
+            self.error = error
+            nothing = os.open(os.devnull, os.O_WRONLY)  # what is still in its buffer goes there when the program ends
+            os.dup2(nothing, self._stream.fileno())
+            os.close(nothing)
+
+
+@contextmanager
+def standing() -> Iterator[Standing]:
+    """Within it, the standard streams are `Standing`; gives stdout."""
+    before = sys.stdout, sys.stderr
+    out, told = Standing(sys.stdout), Standing(sys.stderr)
+    sys.stdout, sys.stderr = out, told  # type: ignore[assignment]
+    try:
+        yield out
+    finally:
+        out.flush()
+        told.flush()
+        sys.stdout, sys.stderr = before
 
 
 @contextmanager

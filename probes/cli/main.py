@@ -18,7 +18,7 @@ import typer
 from ..errors import InputError
 from ..run import processes
 from .behaviour import retrieval
-from .console import given
+from .console import given, standing
 from .measuring import bos_swap, decode, inspect, jacobian, leakage, sinks, theory, trajectory
 from .pages import compare, export, families, report, selftest
 from .training import map_, match, pretrain, toy
@@ -77,7 +77,23 @@ def _options(
 
 
 def main() -> None:
-    """Run the application; bad input ends in one line and exit code 2, Ctrl-C in one line and 130."""
+    """Run the application; bad input ends in one line and exit code 2, Ctrl-C in one line and 130.
+
+    A closed pipe is nobody's error: who reads the first lines alone has the files all the same.
+    """
+    with standing() as out:
+        code = _run()
+        out.flush()
+        if out.error is not None and not isinstance(out.error, BrokenPipeError):
+            code = code or _complain(
+                f"cannot write to stdout ({out.error.strerror}); files are written whole", BAD_INPUT
+            )
+    if not code:
+        processes.leave()  # after an error the others are not waited for: the launcher ends them
+    sys.exit(code)
+
+
+def _run() -> int:
     # The hub's client warns once per retry; the error that follows says it in one line. Read when it is first imported.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     try:
@@ -100,9 +116,7 @@ def main() -> None:
         code = _complain(f"memory ran out ({given()}); {remedy}", BAD_INPUT)
     if code == INTERRUPTED:  # typer turns Ctrl-C within a command into this code
         _complain("interrupted; the same command resumes", INTERRUPTED)
-    if not code:
-        processes.leave()  # after an error the others are not waited for: the launcher ends them
-    sys.exit(code or 0)
+    return code or 0
 
 
 def _complain(message: str, code: int) -> int:

@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InputError
 from ..models.initialization import PUBLISHED
-from .command import argument, option
+from .command import argument, flag, option
 
 MOST_SEEDS = 10_000  # a larger number is a slip; it would show only after days, or when memory runs out
 MOST_PRODUCTS = 1_000_000
@@ -113,6 +113,7 @@ class Running(Options):
         "With --device-map: folder for weights that are kept on disk in another form than their own."
     )
     dtype: Literal["auto", "float32", "float64", "bfloat16"] = option("auto is float32.", "auto")
+    beyond: bool = flag("--beyond", "Texts longer than the model was made for; not where positions are learned.")
     ablate: str | None = option("Heads that are taken out, BLOCK.HEAD, as in 18.8,26.2.")
     ablate_how: Literal["zero", "from-0"] = option(
         "What is taken out: all that a head writes, or what it reads at position 0; its mean: in Python, probes.ablated.",
@@ -127,7 +128,7 @@ class Running(Options):
         """
         from ..models.ablate import parse_heads
 
-        found: dict[str, Any] = {"backend": self.backend, "device": self.device, "dtype": self.dtype}
+        found: dict[str, Any] = {name: getattr(self, name) for name in ("backend", "device", "dtype", "beyond")}
         if self.ablate is not None:
             how = {"zero": "zero", "from-0": "from position 0"}[self.ablate_how]
             found["ablate"] = parse_heads(self.ablate), how

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..models.checks import check_id
+from ..models.checks import check_id, check_length
 from ..models.given import takes_model
 from ..models.view import View
 from .chat import Chat, conversations, named, rendered
@@ -46,7 +47,8 @@ class Drawn:
 
     tokens: Int[Tensor, "prompt position"]
     # For a result: `text_source` names the text or chat, `first_policy` is "bos", "none", "id" ("auto" resolved) or "chat
-    # template", `first_id` the id at position 0 if all prompts have the same by that policy, `prompts_seed` the seed,
+    # template", `first_id` the id at position 0 if all prompts have the same by that policy, `first_ids` (JSON) all ids
+    # that stand before the text if they are several, `prompts_seed` the seed,
     # `windows_overlap` the share of tokens that are in several windows, and `special_tokens` (JSON) how many of
     # each the text spells out, if it does.
     attributes: dict[str, str | int | float]
@@ -83,8 +85,8 @@ def prompts(
         chat: in its place conversations, written by the model's chat template: a user's question, a JSON file, or what it
             holds, a list of {"role": ..., "content": ...} or of such lists. `n` and `length` are then upper bounds: as
             many conversations as there are, and as many of their tokens as they have in common. Without `first`.
-        first: what stands at position 0. "bos": the model's BOS, then `length - 1` tokens of text. "none": text. An id:
-            that id, then text. "auto": "bos" where the model has one (its tokenizer puts it first), else "none".
+        first: what stands at position 0. "bos": the model's BOS (or all that its tokenizer puts first), then text. "none":
+            text. An id: that id, then text. "auto": "bos" where the tokenizer puts something first, else "none".
         seed: decides documents and offsets; the windows' text begins at the same offsets under every policy.
 
     Raises:
@@ -122,11 +124,8 @@ def draw(
         raise InputError(f"n={n} prompts is too few; ask for at least 1")
     if length < 2:
         raise InputError(f"length={length} is too short; ask for at least 2 positions")
-    if chat is None and model.spec.max_length is not None and length > model.spec.max_length:
-        raise InputError(
-            f"length={length} is more than the {model.spec.max_length} positions of {model.identity.name}; "
-            f"ask for at most {model.spec.max_length}"
-        )
+    if chat is None:
+        check_length(model, length, f"length={length} positions", "ask for fewer")
     if seed < 0:
         raise InputError(f"seed={seed} is negative; give 0 or more")
     check_source(text=text, dataset=dataset, chat=chat, first=first)
@@ -169,7 +168,7 @@ def check_source(
 
 
 def first_policy(model: View, first: FirstToken | int) -> dict[str, str | int]:
-    """The attributes `first_policy` and, unless that is "none", `first_id` of a result.
+    """The attributes `first_policy` and, unless that is "none", `first_id` of a result; of several ids, also `first_ids`.
 
     Raises:
         InputError: the first-token policy cannot be followed on this model.
@@ -192,7 +191,15 @@ def first_policy(model: View, first: FirstToken | int) -> dict[str, str | int]:
             f"first=bos, but the tokenizer of {name} never puts '{tokenizer.bos_token}' first; "
             f"use --first none, or --first {token}"
         )
-    return {"first_policy": "bos", "first_id": model.bos}  # which may be 0
+    check_highest(model, max(model.first_ids))
+    several = {"first_ids": json.dumps(model.first_ids)} if len(model.first_ids) > 1 else {}
+    return {"first_policy": "bos", "first_id": model.bos, **several}  # which may be 0
+
+
+def put_first(policy: Mapping[str, str | int | float]) -> list[int]:
+    """The ids that stand before the text by a `first_policy`."""
+    several = json.loads(str(policy.get("first_ids", "[]")))
+    return several or ([int(policy["first_id"])] if "first_id" in policy else [])
 
 
 def check_highest(model: View, highest: int) -> None:
@@ -248,11 +255,20 @@ def _windows(
     check_highest(model, read.highest)
     cuts, places, share = cut(read, n, length, random, source)
     windows = torch.from_numpy(cuts)
-    if "first_id" in policy:
-        windows = torch.cat([torch.full((n, 1), int(policy["first_id"])), windows[:, :-1]], dim=1)
+    first = put_first(policy)
+    if len(first) >= length:
+        raise InputError(
+            f"length={length} is no more than what {model.identity.name} puts first; ask for longer prompts"
+        )
+    windows = torch.cat([torch.tensor(first, dtype=torch.long).expand(n, -1), windows[:, : length - len(first)]], dim=1)
     attributes: dict[str, str | int | float] = {"text_source": source, **policy, "prompts_seed": seed}
     attributes["windows_overlap"] = share
     remarks = []
+    if "first_ids" in policy:
+        names = "".join(map(str, model.tokenizer.convert_ids_to_tokens(first)))  # type: ignore[union-attr]
+        remarks.append(
+            f"{model.identity.name}: its tokenizer puts {names} before every text, ids {first}, and so do prompts"
+        )
     if share > NOTABLE_OVERLAP and len(set(places)) == 1:
         remarks.append(
             f"{model.identity.name}: {share:.0%} of the tokens stand in more than one of the {n} windows of {length}, all "

@@ -30,9 +30,10 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from ..errors import InputError, reason
+from ..models.checks import check_length
 from ..models.view import View
 from .chat import rendered
-from .prompts import FirstToken, first_policy
+from .prompts import FirstToken, check_highest, first_policy, put_first
 
 Keys: TypeAlias = Literal["apart", "alike"]
 
@@ -209,11 +210,7 @@ class Maker:
             raise InputError(
                 f"the tokenizer of {model.identity.name} does not tell numbers apart; load the model's own"
             )
-        if length := self._too_long():
-            raise InputError(
-                f"{rung} take {length} tokens, {model.identity.name} was made for {model.spec.max_length}; "
-                "ask for fewer pairs"
-            )
+        check_length(model, self.length(), f"{rung} take {self.length()} tokens", "ask for fewer pairs")
 
     def couple(self, seed: int, number: int) -> Couple:
         """The couple of this number: the same for every order in which couples are made."""
@@ -242,13 +239,8 @@ class Maker:
         around = len(self._start([self._key] * self.rung.pairs)) + len(self._ids(self.template.tail))
         return around + self.rung.pairs * sum(line) + question.before + question.value
 
-    def _too_long(self) -> int | None:
-        most, length = self.model.spec.max_length, self.length()
-        return length if most is not None and length > most else None
-
     def _start(self, keys: Sequence[str]) -> list[int]:
-        first = [int(self.policy["first_id"])] if "first_id" in self.policy else []
-        return [*first, *self._ids(self.template.head.replace("{keys}", ", ".join(sorted(keys))))]
+        return [*put_first(self.policy), *self._ids(self.template.head.replace("{keys}", ", ".join(sorted(keys))))]
 
     def _context(self, side: Sequence[tuple[str, str]]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         ids, starts = self._start([key for key, _ in side]), []
@@ -304,7 +296,9 @@ class Maker:
 
     def _encoded(self, text: str) -> tuple[int, ...]:
         assert self.model.tokenizer is not None
-        return tuple(self.model.tokenizer(text, add_special_tokens=False).input_ids)
+        ids = tuple(self.model.tokenizer(text, add_special_tokens=False).input_ids)
+        check_highest(self.model, max(ids, default=0))
+        return ids
 
 
 def in_chat(model: View, template: Template) -> Template:

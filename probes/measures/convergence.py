@@ -22,11 +22,12 @@ EMBEDDING_NUMBERS = 1 << 22  # of embeddings looked at together: 16 MiB in float
 def paths(model: View, ids: Int[Tensor, " start"], report: Report) -> dict[str, Tensor]:
     """The starts' streams [start, layer, d] by place."""
     begun = {PLACES[0]: ids[:, None]}
-    if model.bos is not None:
-        begun[PLACES[1]] = torch.stack([torch.full_like(ids, model.bos), ids], 1)
+    if model.first_ids:
+        first = ids.new_tensor(model.first_ids).expand(len(ids), -1)
+        begun[PLACES[1]] = torch.cat([first, ids[:, None]], 1)
     found = {}
-    for position, (place, tokens) in enumerate(begun.items()):
-        found[place] = streams_at(model, tokens, position)
+    for place, tokens in begun.items():
+        found[place] = streams_at(model, tokens, tokens.shape[1] - 1)
         report()
     return found
 
@@ -57,7 +58,7 @@ def allowed_starts(model: View, starts: int, seed: int) -> Int[np.ndarray, " id"
     if seed < 0:
         raise InputError(f"seed={seed} is negative; give 0 or more")
     ends = (getattr(model.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk"))
-    special = {model.bos, *ends, *getattr(model.tokenizer, "all_special_ids", ())}
+    special = {*model.first_ids, *ends, *getattr(model.tokenizer, "all_special_ids", ())}
     allowed = np.array([token for token in range(model.spec.vocabulary) if token not in special], dtype=np.int64)
     _check_starts(starts, len(allowed))
     return allowed

@@ -75,7 +75,7 @@ class Readout:
 
     def __init__(self, model: View, unembed: Callable[[Tensor], Tensor]) -> None:
         self.original, self._unembed = model, unembed
-        self.spec, self.tokenizer, self.bos = model.spec, model.tokenizer, model.bos
+        self.spec, self.tokenizer, self.first_ids, self.bos = model.spec, model.tokenizer, model.first_ids, model.bos
         self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
         self.embed, self.trace, self.residual = model.embed, model.trace, model.residual
         self.watching, self.output_weights = model.watching, model.output_weights

@@ -129,10 +129,10 @@ class Differentiable:
         for answer in row.asked.answers:
             nodes = [*range(count), *(row.nodes[answer[:n]] for n in range(1, len(answer)))]
             if not set(nodes) <= set(found):
-                text = torch.tensor([[*self.context, *row.asked.question, *answer[:-1]]])
+                text = torch.tensor([[*self.context, *row.asked.question, *answer]])
                 behind = self.model.embed(text).detach()[:, len(self.context) :]
                 stream = self.model.residual(torch.cat([self.x, behind], 1), edits=self.edits)
-                found |= dict(zip(nodes, stream[0, len(self.context) :], strict=True))
+                found |= dict(zip(nodes, stream[0, len(self.context) : -1], strict=True))
         return torch.stack([found[n] for n in range(len(found))])
 
     def odds(self, row: Row, streams: Float[Tensor, "token d"]) -> Float[Tensor, ""]:

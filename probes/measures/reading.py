@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..data.chat import Chat, named, rendered
 from ..data.documents import read_documents
-from ..data.prompts import FirstToken, check_highest, check_source, first_policy
+from ..data.prompts import FirstToken, check_highest, check_source, first_policy, put_first
 from ..data.windows import encoded
 from ..errors import InputError
-from ..models.checks import check_tokens
+from ..models.checks import check_length, check_tokens
 from ..models.view import View
 from ..results.ushape import SHORTEST
 
@@ -60,9 +60,9 @@ def read_prompt(
             raise InputError("the text is empty; give some")
         origin = first_policy(model, first)
         ids, pieces = _tokenized(tokenizer, prompt)
-        if "first_id" in origin and (origin["first_policy"] != "bos" or ids[:1] != [origin["first_id"]]):
-            ids.insert(0, int(origin["first_id"]))
-            pieces.insert(0, token_name(tokenizer, ids[0]))
+        first = put_first(origin)
+        if origin["first_policy"] != "bos" or ids[: len(first)] != first:
+            ids, pieces = [*first, *ids], [*(token_name(tokenizer, one) for one in first), *pieces]
     else:
         what, ids = "prompt", _given_ids(model, prompt, first)
         origin = {"first_policy": "given ids", "first_id": ids[0]}
@@ -75,9 +75,7 @@ def read_prompt(
         raise InputError(
             f"the {what} gives {counted}; between sink and recency it takes at least {SHORTEST}: give more"
         )
-    longest = model.spec.max_length
-    if longest is not None and len(ids) > longest:
-        raise InputError(f"the {what} gives {len(ids)} tokens, {name} was made for {longest}; shorten it")
+    check_length(model, len(ids), f"the {what} gives {len(ids)} tokens", "shorten it")
     check_highest(model, max(ids))
     return ids, pieces, text, origin
 

@@ -364,12 +364,14 @@ def _closed(
 def _firsts(model: View, tokens: Int[Tensor, "prompt position"]) -> dict[str, Tensor]:
     """The prompts by what stands at position 0."""
     begin = tokens[:, 0].unique().tolist()
-    if model.bos is not None and begin == [model.bos]:
-        if tokens.shape[1] < 3:
+    first = model.first_ids
+    if first and (tokens[:, : len(first)] == tokens.new_tensor(first[: tokens.shape[1]])).all():
+        if tokens.shape[1] < len(first) + 2:
             raise InputError(
-                "tokens have 2 positions, BOS and one more; give at least 3, so that text has something after it"
+                f"tokens have {tokens.shape[1]} positions, BOS among them; give at least {len(first) + 2}, so that text "
+                "has something after it"
             )
-        return {"bos": tokens, "text": tokens[:, 1:]}
+        return {"bos": tokens, "text": tokens[:, len(first) :]}
     of_config = json.loads(model.identity.config).get("bos_token_id")
     if model.bos is None and model.tokenizer is None and begin == [of_config]:
         warnings.warn(

@@ -19,10 +19,9 @@ from torch import Tensor
 from ..run.precision import double
 from .view import Attention, Edit, View
 
-# (tokens, places, seen) -> the stream after the last block
-Continuation: TypeAlias = Callable[
-    [Int[Tensor, "row token"], Int[Tensor, "row token"], Bool[Tensor, "row token token"]], Float[Tensor, "row token d"]
-]
+# (tokens, places, seen) -> the stream after the last block, [row, token, d]. A fourth argument, [row], says how many tokens
+# the row's text has behind the context where these are not all of it: rotations may depend on it.
+Continuation: TypeAlias = Callable[..., Float[Tensor, "row token d"]]
 
 
 @runtime_checkable
@@ -100,8 +99,11 @@ class Row:
                     self.parents.append(nodes[answer[: n - 1]])
         self.nodes = nodes
 
-    def padded(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(tokens, places, seen); what is filled up sees itself alone and is read by nobody."""
+    def padded(self, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(tokens, places, seen, whole); what is filled up sees itself alone and is read by nobody.
+
+        The whole text is the question with its answer, the last token included, as a plain pass reads it.
+        """
         places, seen = torch.zeros(size, dtype=torch.long), torch.eye(size, dtype=torch.bool)
         for n, parent in enumerate(self.parents):
             if parent >= 0:
@@ -109,7 +111,8 @@ class Row:
                 seen[n] |= seen[parent]
         tokens = torch.zeros(size, dtype=torch.long)
         tokens[: len(self.tokens)] = torch.tensor(self.tokens)
-        return tokens, places, seen
+        whole = len(self.asked.question) + max(map(len, self.asked.answers))
+        return tokens, places, seen, torch.tensor(whole)
 
     def log_p(self, model: View, stream: Float[Tensor, "token d"]) -> tuple[Float[Tensor, " answer"], bool]:
         """Log probabilities of the answers, and whether the first is the greedy one, from the row's streams."""

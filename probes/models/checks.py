@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,14 +12,19 @@ from torch import Tensor
 from ..errors import InputError
 from .view import View
 
+PAD_REMEDY = "which would be read as text; give texts of one length, or measure them one by one"
+GUESSED = 3  # of an id in a row are padding where nothing but a config's BOS or EOS says so; else 2
+
 
 def check_tokens(model: View, tokens: object) -> None:
     """Check that `tokens` is an int64 tensor [prompt, position] that the model can read.
 
     Raises:
         InputError: another type, dtype or number of dimensions; no prompt; fewer than 2 positions, or more than the
-            model was made for; an id outside the vocabulary.
+            model was made for; an id outside the vocabulary; padding.
     """
+    if isinstance(tokens, Mapping):
+        check_mask(tokens.get("attention_mask"))
     if not isinstance(tokens, Tensor):
         raise InputError(f"tokens are a {type(tokens).__name__}; give a torch tensor of int64 [prompt, position]")
     if tokens.dtype != torch.int64:
@@ -27,13 +34,78 @@ def check_tokens(model: View, tokens: object) -> None:
         raise InputError(f"tokens have shape {shape}; give two dimensions, [prompt, position]")
     if shape[0] < 1 or shape[1] < 2:
         raise InputError(f"tokens have shape {shape}; give at least 1 prompt of at least 2 positions")
-    if model.spec.max_length is not None and shape[1] > model.spec.max_length:
-        raise InputError(
-            f"tokens have {shape[1]} positions, {model.identity.name} was made for {model.spec.max_length}; "
-            "give shorter prompts"
-        )
+    check_length(model, shape[1], f"tokens have {shape[1]} positions", "give shorter prompts")
     for token in (int(tokens.min()), int(tokens.max())):
         check_id(model, token)
+    _check_padding(model, tokens)
+
+
+def check_length(model: View, length: int, what: str, remedy: str) -> None:
+    """Check that a text is no longer than the model was made for, unless it was loaded for longer ones.
+
+    Raises:
+        InputError: it is; `what` and `remedy` are its words.
+    """
+    most = model.spec.max_length
+    if most is not None and length > most:
+        lifted = "learned" not in model.spec.positional and model.identity.backend != "toy"
+        more = ", or go beyond: --beyond, probes.load(..., beyond=True)" if lifted else ""
+        raise InputError(f"{what}, {model.identity.name} was made for {most}; {remedy}{more}")
+
+
+def check_mask(mask: Any) -> None:
+    """Check that an attention mask hides nothing.
+
+    Raises:
+        InputError: it has zeros.
+    """
+    if mask is not None and not (found := torch.as_tensor(mask).bool()).all():
+        row = int((~found.reshape(len(found), -1)).any(1).nonzero()[0])
+        raise InputError(f"attention_mask has zeros in prompt {row}: padding, {PAD_REMEDY}")
+
+
+def _check_padding(model: View, tokens: Tensor) -> None:
+    """Raise InputError where a prompt begins or ends with padding.
+
+    A tokenizer may pad with a token of its own, or with EOS or BOS, whatever the view's own tokenizer names. What the
+    tokenizer puts before every text is none, nor is one EOS at an end, or an id that stands twice in front of all prompts.
+    """
+    if (
+        tokens[:, 1:] == tokens[:, 1:2]
+    ).all():  # one id behind position 0 in all prompts: there is no text to be padded
+        return
+    for pad, surely, alone in _pads(model):
+        for edge, ids in (("begins", tokens), ("ends", tokens.flip(1))):
+            prefix = model.first_ids if edge == "begins" else ()
+            own = _run(prefix, pad)
+            runs = (ids == pad).long().cumprod(1).sum(1)
+            differ = surely and len(runs.unique()) > 1
+            for row, run in enumerate(runs.tolist()):
+                before_prefix = bool(prefix) and not own and ids[row, run : run + len(prefix)].tolist() == [*prefix]
+                some = run - own >= 1 and (run > 1 or alone or before_prefix)
+                if run - own >= (2 if surely else GUESSED) or (differ and some):
+                    raise InputError(
+                        f"prompt {row} {edge} with {run - own} pad{'s' * (run - own > 1)} (id {pad}), {PAD_REMEDY}"
+                    )
+
+
+def _pads(model: View) -> Iterator[tuple[int, bool, bool]]:
+    """Ids that a batch may be padded with: (id, whether two of them are padding, whether it serves nothing else)."""
+    config, tokenizer = json.loads(model.identity.config), model.tokenizer
+    named: dict[str, set[int]] = {}
+    for name in ("pad", "eos", "bos", "unk"):
+        found = [getattr(tokenizer, f"{name}_token_id", None), config.get(f"{name}_token_id")]
+        flat = [one for some in found for one in (some if isinstance(some, list) else [some])]
+        named[name] = {one for one in flat if isinstance(one, int)}
+    others = named["eos"] | named["bos"] | named["unk"]
+    special = getattr(tokenizer, "all_special_ids", ())
+    for pad in sorted(named["pad"] | named["eos"] | named["bos"]):
+        yield pad, pad in named["pad"] or tokenizer is not None, pad in special and pad not in others
+
+
+def _run(ids: Sequence[int], one: int) -> int:
+    """How many of the first ids are this one."""
+    return next((n for n, other in enumerate(ids) if other != one), len(ids))
 
 
 def check_id(model: View, token: int, what: str = "token id") -> None:

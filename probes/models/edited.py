@@ -63,7 +63,7 @@ class Edited:
         self.before: View = model
         self.original: View = model.original if isinstance(model, Edited) else model
         self.changes: tuple[Change, ...] = (*model.changes, change) if isinstance(model, Edited) else (change,)
-        self.spec, self.tokenizer = model.spec, model.tokenizer
+        self.spec, self.tokenizer, self.first_ids, self.bos = model.spec, model.tokenizer, model.first_ids, model.bos
         self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
         self.watching, self.norm, self.unembed = model.watching, model.norm, model.unembed
         self.output_weights = model.output_weights
@@ -79,10 +79,6 @@ class Edited:
     def identity(self) -> Identity:
         own = self.original.identity
         return replace(own, name=f"{own.name} ({self.said})") if self.said else own
-
-    @property
-    def bos(self) -> int | None:
-        return self.original.bos
 
     @property
     def replacement(self) -> int | str | None:

@@ -6,7 +6,7 @@ The code elsewhere has no branches by family.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -357,6 +357,17 @@ def family_of(config: Any) -> Family:
     if why is not None:
         raise InputError(f"this {kind} is not supported: {why}")
     return FAMILIES[kind]
+
+
+def beyond(spec: Spec, name: str) -> Spec:
+    """The same for texts longer than the checkpoint was made for.
+
+    Raises:
+        InputError: positions are learned, and there are no more.
+    """
+    if "learned" in spec.positional:
+        raise InputError(f"beyond: {name} has {spec.max_length} learned positions and no more; leave it out")
+    return replace(spec, max_length=None)
 
 
 def spec_of(config: Any) -> Spec:

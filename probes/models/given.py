@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .ambient import left
+from .checks import check_mask
 from .load import load
 from .view import View
 
@@ -16,11 +17,15 @@ Returned = TypeVar("Returned")
 
 
 def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callable[Concatenate[Any, Rest], Returned]:
-    """The function of a view (its argument `model`), which now also takes a name, a folder or a model in memory."""
+    """The function of a view (its argument `model`), which now also takes a name, a folder or a model in memory.
+
+    It also takes an attention mask that hides nothing.
+    """
 
     @wraps(function)
     @left
     def call(*args: Any, **kwargs: Any) -> Any:
+        check_mask(kwargs.pop("attention_mask", None))
         if not args and "model" not in kwargs:
             return function(**kwargs)  # type: ignore[call-arg]
         view = _view(args[0] if args else kwargs.pop("model"))

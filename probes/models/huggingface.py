@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from . import split
 from .behind import Continuation, Past
-from .families import family_of, spec_of
+from .families import beyond, family_of, spec_of
 from .fresh import fresh_model, initialization_of
 from .fused import check_edits
 from .hooks import Origin, callers, obstacle, own_forward, version
@@ -33,7 +33,9 @@ from .identity import weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening, refuse_other_attention
 from .recorders import Recorders
+from .rotations import depend_on_length, follow_length, of_text
 from .structure import moved, output_head, running_blocks, structure
+from .tokens import first_ids
 from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched
 from .wrappers import unwrap_within
 
@@ -72,6 +74,7 @@ class Described:
     weights_file: str | None = None
     condition: str = "pretrained"  # "init" or "init-nope" with fresh weights
     initialization: Initialization | None = None  # what fresh weights were drawn from
+    beyond: bool = False  # whether texts may be longer than the model was made for
 
 
 class HuggingFaceView(Watched):
@@ -115,7 +118,8 @@ class HuggingFaceView(Watched):
         self.initialization, self.tokenizer = described.initialization, described.tokenizer
         self.origin: Origin | None = None  # the caller's model, where there is one
         self._identified: tuple[tuple[int, ...], Identity] | None = None
-        self.spec = spec_of(config)
+        self.spec = beyond(spec_of(config), self._name) if described.beyond else spec_of(config)
+        follow_length(model)
         parameter = next(model.parameters())
         self._split = split.is_split(model)
         self.device: torch.device = split.execution_device(self._blocks[0]) if self._split else parameter.device
@@ -163,18 +167,14 @@ class HuggingFaceView(Watched):
             weights_file=self._described.weights_file,
         )
 
-    @property
-    def bos(self) -> int | None:
-        """The token that the tokenizer puts first, as training did.
+    @cached_property
+    def first_ids(self) -> tuple[int, ...]:
+        """What the tokenizer puts before a text, as training did.
 
         Many tokenizers name a BOS that they never put there: GPT-2 and Pythia the token between texts, SmolLM2 and Qwen2.5
-        a token of their chats.
+        a token of their chats. Others put one there without a name for it, or several tokens.
         """
-        tokenizer = self._as_trained()
-        if tokenizer is None or tokenizer.bos_token_id is None:
-            return None
-        bos = int(tokenizer.bos_token_id)
-        return bos if tokenizer("a").input_ids[:1] == [bos] else None
+        return first_ids(self._as_trained())
 
     def _as_trained(self) -> Any | None:
         """The tokenizer as it was when the model was trained."""
@@ -252,24 +252,40 @@ class HuggingFaceView(Watched):
 
     def behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
         """As `Continues`."""
-        kept: dict[tuple[str, int], Tensor] = {}
-
-        def keep(site: str, layer: int, tensor: Tensor) -> Tensor:
-            kept[site, layer] = tensor[0]
-            return tensor
-
         layers = range(self.spec.blocks)
         sites: tuple[Literal["key"], Literal["value"]] = ("key", "value")
-        keeping = [Edit(site, layer, partial(keep, site, layer)) for layer in layers for site in sites]
-        self.residual(embeddings, edits=[*edits, *keeping])
-        keys, values = (tuple(kept[site, layer] for layer in layers) for site in sites)
 
-        def run(tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
+        @lru_cache(maxsize=2)  # few lengths occur together: those of one template's questions
+        def context(length: int | None) -> list[tuple[Tensor, ...]]:
+            kept: dict[tuple[str, int], Tensor] = {}
+
+            def keep(site: str, layer: int, tensor: Tensor) -> Tensor:
+                kept[site, layer] = tensor[0]
+                return tensor
+
+            keeping = [Edit(site, layer, partial(keep, site, layer)) for layer in layers for site in sites]
+            with of_text(length):
+                self.residual(embeddings, edits=[*edits, *keeping])
+            return [tuple(kept[site, layer] for layer in layers) for site in sites]
+
+        def of_length(length: int | None, tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
+            keys, values = context(length)
             past = Past(keys, values, places.to(self.device), seen)
             embedded = self._embedded(tokens, position_ids=past.positions)
-            with self._passing(embedded, edits, None, record=False, past=past) as (_, last):
+            with of_text(length), self._passing(embedded, edits, None, record=False, past=past) as (_, last):
                 self._forward(embedded, position_ids=past.positions)
             return last.value(self.spec.family)
+
+        def run(tokens: Tensor, places: Tensor, seen: Tensor, whole: Tensor | None = None) -> Tensor:
+            if not depend_on_length(self._model):
+                return of_length(None, tokens, places, seen)
+            whole = embeddings.shape[1] + (places.amax(1) + 1 if whole is None else whole)
+            found: dict[int, Tensor] = {}
+            for length in whole.unique().tolist():
+                rows = (whole == length).nonzero()[:, 0]
+                streams = of_length(length, tokens[rows], places[rows], seen[rows])
+                found |= dict(zip(rows.tolist(), streams, strict=True))
+            return torch.stack([found[n] for n in range(len(found))])
 
         return run
 

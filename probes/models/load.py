@@ -21,6 +21,7 @@ from .gguf.header import is_gguf, read_header
 from .initialization import ASSUMED, CONFIG, Rule
 from .named import CHECKPOINTS as CHECKPOINTS
 from .named import DTYPES, DType, Found, Reading, bundled, check_finite, config_fields, find, located, read_tokenizer
+from .tokens import check_tokenizer
 from .view import Birth, View
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def load(
     device_map: str | Mapping[str, Any] | None = None,
     max_memory: Mapping[Any, Any] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
+    beyond: bool = False,
 ) -> View:
     """A view of a model.
 
@@ -68,12 +70,14 @@ def load(
         max_memory: with a policy of accelerate's: bytes, or a size as "10GiB", by accelerator's number and "cpu".
         offload_folder: for weights on disk that cannot be read from the checkpoint as they are, and those of
             `reinitialized`; a temporary folder if not given.
+        beyond: take texts longer than the model was made for (`max_position_embeddings`).
 
     Raises:
         InputError: the source cannot be found, reached, read or is of an unsupported family; weights are missing, of the
             wrong shape, not finite, or not in safetensors; a GGUF file is damaged, states what cannot be followed, or
             contradicts its config.json; an option has an unknown value, or comes with a view; a device map has an unknown
-            module or device or leaves weights out, or a split model would have to be moved.
+            module or device or leaves weights out, or a split model would have to be moved; `beyond` with learned
+            positions.
     """
     from .split import placement
 
@@ -90,15 +94,17 @@ def load(
     place = None if device == "auto" else named(device)
     if isinstance(tokenizer, (str, os.PathLike)) and not isinstance(source, View):
         tokenizer = read_tokenizer(tokenizer)
+    if tokenizer is not None and not isinstance(source, View):
+        check_tokenizer(tokenizer)
     if isinstance(source, (str, os.PathLike)):
         reading = Reading(dtype, trust_remote_code, split, config, tokenizer)
         found = find(os.fspath(source), revision, reading)
         if split is None:
             found.model.to(place or _usual_device())
-        return _view(found, backend, own=True)
+        return _view(found, backend, own=True, beyond=beyond)
     if isinstance(source, View):
         given: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
-        for option, value in (given | {"device_map": device_map, "config": config}).items():
+        for option, value in (given | {"device_map": device_map, "config": config, "beyond": beyond or None}).items():
             if value is not None and (option in ("device_map", "config") or value != "auto"):
                 raise InputError(
                     f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out"
@@ -110,7 +116,7 @@ def load(
         )
     if config is not None:
         raise InputError(f"config={type(config).__name__} goes with a GGUF file; leave it out")
-    return _from_memory(source, backend, place, dtype, tokenizer, revision)
+    return _from_memory(source, backend, place, dtype, tokenizer, revision, beyond)
 
 
 # What transformers still takes and stores elsewhere, and what `load` adds.
@@ -256,7 +262,13 @@ def _usual_device() -> str:
 
 
 def _from_memory(
-    source: Any, backend: Backend, place: torch.device | None, dtype: DType, tokenizer: Any, revision: str | None
+    source: Any,
+    backend: Backend,
+    place: torch.device | None,
+    dtype: DType,
+    tokenizer: Any,
+    revision: str | None,
+    beyond: bool,
 ) -> View:
     from transformers import PreTrainedModel
 
@@ -290,10 +302,10 @@ def _from_memory(
     if is_bridge:
         from .lens import LensView
 
-        view = LensView(source, tokenizer=tokenizer, revision=revision)  # type: ignore[arg-type]
+        view = LensView(source, tokenizer=tokenizer, revision=revision, beyond=beyond)  # type: ignore[arg-type]
     else:
         name = source.config.name_or_path or f"in-memory {source.config.model_type}"
-        view = _view(Found(source, tokenizer, name, revision), backend, own=moves)
+        view = _view(Found(source, tokenizer, name, revision), backend, own=moves, beyond=beyond)
     for asked, found, option in ((place, view.device, "device"), (wanted, view.dtype, "dtype")):
         if asked is not None and asked != found:
             raise InputError(
@@ -306,10 +318,11 @@ def _from_memory(
     return view
 
 
-def _view(found: Found, backend: Backend, *, own: bool) -> HuggingFaceView:
+def _view(found: Found, backend: Backend, *, own: bool, beyond: bool) -> HuggingFaceView:
     from .huggingface import HuggingFaceView, shadow
 
     model, described = found.model, {name: value for name, value in found._asdict().items() if name != "model"}
+    described["beyond"] = beyond
     family_of(model.config)
     if backend == "transformers":
         return HuggingFaceView(model, **described)

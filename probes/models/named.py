@@ -21,6 +21,7 @@ import torch
 
 from ..errors import InputError, reason
 from ..run.files import what_is
+from . import hub
 from .checkpoint import ADAPTER, CONFIG, check_fields, check_weights, read_object, refuse_pointers, unwrapping
 from .families import family_of
 from .gguf.header import SUFFIX, Header, is_gguf, read_header
@@ -289,27 +290,22 @@ def _from_adapter(folder: Path, name: str, how: Reading) -> Found:
 
 
 def _from_hub(source: str, revision: str | None, how: Reading) -> Found:
-    """A hub id: from the local cache if it is there, else over the network, asked once before the long way round."""
-    import huggingface_hub
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-
-    commit = revision
+    """A hub id: from the local cache if it is all there, else over the network."""
+    folder, found, missing = hub.cached(source, revision), None, "is not in the local cache"
+    if folder is not None:
+        if hub.whole(folder):
+            found = Found(*_read(str(folder), None, how, source), source, folder.name)
+        if found is not None and found.tokenizer is not None:
+            return found
+        missing = f"is in the local cache without its {'weights' if found is None else 'tokenizer'}"
     try:
-        cached = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=revision)
-        if not isinstance(cached, str):
-            commit = huggingface_hub.HfApi().model_info(source, revision=revision, timeout=10).sha
-    except HFValidationError:
-        raise InputError(f"'{source}' is no hub id; they are written owner/name, as Qwen/Qwen2.5-0.5B") from None
-    except RevisionNotFoundError:
-        raise InputError(f"'{source}' has no revision '{revision}'; look up its branches and tags") from None
-    except RepositoryNotFoundError:
-        raise InputError(f"'{source}' is not on the hub, or private; check the name, or log in") from None
-    except Exception as error:  # whatever the network does
-        raise InputError(
-            f"'{source}' is not in the local cache and the hub cannot be reached ({type(error).__name__}); "
-            "check the network, or give a folder"
-        ) from None
-    model, tokenizer = _read(source, revision, how, source)
+        commit = hub.asked(source, revision, missing)
+    except hub.UnreachableError:
+        if found is None:
+            raise
+        return found
+    with hub.saying(f"reading {source} from the hub"):
+        model, tokenizer = _read(source, revision, how, source)
     return Found(model, tokenizer, source, getattr(model.config, "_commit_hash", None) or commit)
 
 

@@ -319,9 +319,12 @@ class View(Protocol):
         ...
 
     @property
+    def first_ids(self) -> tuple[int, ...]:
+        """The ids that training put before every text: BOS, none (Qwen2), or several, whatever they are called."""
+
+    @property
     def bos(self) -> int | None:
-        """The id that training put first, or None where there was none (Qwen2), whatever token is called BOS."""
-        ...
+        """The first of them, or None."""
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
         """The input of block 0: token embeddings, scaled if the family scales them, plus added positional ones."""
@@ -427,7 +430,10 @@ _watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("headwater_wa
 
 
 class Watched:
-    """`View.watching` for a view whose passes ask for `_watcher`."""
+    """`View.watching` for a view whose passes ask for `_watcher`, and `View.bos`."""
+
+    first_ids: tuple[int, ...]
+    bos = property(lambda self: self.first_ids[0] if self.first_ids else None)
 
     @contextmanager
     def watching(self, watcher: Watcher) -> Iterator[None]:

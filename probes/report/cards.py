@@ -149,7 +149,7 @@ def _mask(config: Mapping[str, Any]) -> str:
 def _first(ds: xr.Dataset | None) -> str:
     if ds is None:
         return ""
-    policy, token = str(ds.attrs["first_policy"]), ds.attrs.get("first_id")
+    policy, token = str(ds.attrs["first_policy"]), ds.attrs.get("first_ids", ds.attrs.get("first_id"))
     if policy == "none":
         return "text (no BOS)"
     return f"{'BOS' if policy == 'bos' else 'a chosen token'}, id {token}"

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from . import processes
+from .alone import Alone
 from .files import remove_cut_short, require_writable, together
 from .progress import Advance
 from .resume import RESULT, Stores, keeping, store_files
@@ -36,7 +37,7 @@ class Unfinished(Generic[Result]):
 
     Raises:
         InputError: the folder cannot be made or written to (tried here, before long work, and nothing is left behind), or
-            another version has left work there.
+            another version has left work there, or another run is writing to it.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class Unfinished(Generic[Result]):
         older = [file for ending in ("*.nc", "*.part[0-9]*") for file in self.folder.glob(ending)]
         if older:
             raise InputError(f"'{older[0]}' is unfinished work of an older version; remove '{self.folder}'")
-        self._stores = Stores(self.folder / kind)
+        self._stores, self._alone = Stores(self.folder / kind), Alone(self.folder / kind)
+        if processes.first():
+            self._alone.check()
 
     def has(self, label: str) -> bool:
         """Whether something of a unit is there, measured with whatever."""
@@ -105,8 +108,19 @@ class Unfinished(Generic[Result]):
         """The unit as it was measured before, or as it is measured and kept now; `advance` hears that it was before.
 
         Raises:
-            InputError: as in `check`, or the folder cannot be written to.
+            InputError: as in `check`, the folder cannot be written to, or another run is writing to it.
         """
+        if processes.first():
+            self._alone.take()
+        try:
+            return self._unit(label, key, measure, advance)
+        except BaseException:
+            self._alone.release()
+            raise
+
+    def _unit(
+        self, label: str, key: Mapping[str, Any], measure: Callable[[], Result], advance: Advance | None
+    ) -> Result:
         self.check(label, key)
         if processes.agreed(self.done(label)):
             if advance is not None:
@@ -126,10 +140,13 @@ class Unfinished(Generic[Result]):
 
     def finish(self, write: Callable[[], object]) -> None:
         """Write what came of all units, in one process and all of it or nothing; then the units go."""
-        if processes.first():
-            with together():
-                write()
-        self.clear()
+        try:
+            if processes.first():
+                with together():
+                    write()
+            self.clear()
+        finally:
+            self._alone.release()
 
     def clear(self) -> None:
         """Remove all units of this kind, those of an older number of seeds, too; other files stay."""

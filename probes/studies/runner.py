@@ -51,6 +51,7 @@ class Loading:
     device: str = "auto"
     dtype: DType = "auto"
     split_over: Mapping[str, Any] | None = None  # device_map, max_memory, offload_folder: more than one device
+    beyond: bool = False  # texts longer than the model was made for
     ablate: tuple[Sequence[Head], How] | None = None  # heads that are taken out, and how (`probes.ablated`)
 
     def load(self, source: str) -> View:
@@ -61,7 +62,8 @@ class Loading:
         """
         if (held := _held.get()) is not None and held[:2] == (self, source):
             return held[2]
-        model = load(source, self.backend, device=self.device, dtype=self.dtype, **self.split_over or {})
+        how: Any = {"device": self.device, "dtype": self.dtype, "beyond": self.beyond}
+        model = load(source, self.backend, **how, **self.split_over or {})
         return model if self.ablate is None else ablated(model, *self.ablate)
 
 
@@ -391,7 +393,7 @@ class Untouched:
     def __init__(self, model: View) -> None:
         self.spec, self.tokenizer = model.spec, model.tokenizer
         self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
-        self.identity, self.bos = model.identity, model.bos
+        self.identity, self.first_ids, self.bos = model.identity, model.first_ids, model.bos
 
     def _reached(self, *_: Any, **__: Any) -> Any:
         raise self.Reached

@@ -1,0 +1,80 @@
+"""Two runs never write to one folder at once: the second is refused by name, and a killed one leaves no lock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from commands import bad_input, listing
+from toy_runs import MIXED
+from transformers import LlamaConfig
+
+from probes.data.documents import Document
+from probes.run.alone import alone
+from probes.run.unfinished import Unfinished
+from toy.pretrain import Options, pretrain
+from toy.train import train
+
+TEXTS = [Document(str(n), "def area(width, height):\n    return width * height\n" * 20) for n in range(20)]
+CONFIG = LlamaConfig(vocab_size=280, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+OPTIONS = Options(steps=2, batch=2, length=16, warmup=1)
+HOLD = "import sys, pathlib; from probes.run.alone import alone\n"
+HOLD += "with alone(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
+
+
+@contextmanager
+def another_run(path):
+    """A process that writes at a path."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def units(out):
+    return Unfinished(out, "kind", pack=lambda x: x, unpack=bytes)
+
+
+def test_the_second_run_is_refused_and_the_folder_is_free_after_a_kill(tmp_path):
+    early = units(tmp_path)
+    with another_run(tmp_path / "unfinished/kind") as process:
+        before = listing(tmp_path)
+        says = bad_input(f"another run (process {process.pid} on ")
+        with says:
+            units(tmp_path)
+        with says:  # which began before the other
+            early.unit("one", {}, lambda: b"1")
+        with alone(tmp_path / "unfinished/another"):
+            pass
+        assert listing(tmp_path) == before
+    assert early.unit("one", {}, lambda: b"1") == b"1"
+    assert units(tmp_path).unit("one", {}, lambda: b"2") == b"1"  # of this process, which goes on
+    early.finish(lambda: None)
+    assert listing(tmp_path) == {}
+
+
+def test_a_run_that_fails_leaves_the_folder_to_others(tmp_path):
+    def fail():
+        raise ValueError("no")
+
+    failed = units(tmp_path)
+    with pytest.raises(ValueError, match="no") as kept:  # and with it the frames that hold the lock
+        failed.unit("one", {}, fail)
+    with another_run(tmp_path / "unfinished/kind"):
+        pass
+    assert kept is not None
+
+
+def test_toys_and_pretraining_are_kept_apart_too(tmp_path):
+    with another_run(tmp_path / "training"), bad_input("another run (process"):
+        train(MIXED, 2, folder=tmp_path)
+    out = tmp_path / "model"
+    with another_run(out / "state/pretrain"):
+        before = listing(out)
+        with bad_input("another run (process"):
+            pretrain(CONFIG, out, training=TEXTS, heldout=TEXTS, options=OPTIONS)
+        assert listing(out) == before

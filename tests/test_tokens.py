@@ -1,0 +1,132 @@
+"""Ids as tokenizers make them: what they put before a text, padding, and what is no tokenizer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+
+import probes
+from probes import InputError
+from probes.data.prompts import draw
+from probes.models.named import CHECKPOINTS
+from probes.models.tokens import first_ids
+
+TEXTS = (
+    "def f(x):\n    return x + 1\n",
+    "class A:\n    pass\n",
+    "import os\nfor name in os.listdir('.'):\n    print(name)\n",
+)
+BOS, EOS = "<|bos|>", "<|eos|>"
+TEXT = [475, 70, 401, 401, 72, 505, 33, 44, 55, 66]
+
+
+def tokenizer(before=(BOS,), after=(), **named):
+    """tiny-llama's, which surrounds texts with these tokens, and names those special tokens alone."""
+    built = json.loads((CHECKPOINTS / "tiny-llama/tokenizer.json").read_text())
+    put = [[{"SpecialToken": {"id": one, "type_id": 0}} for one in some] for some in (before, after)]
+    known = {one: {"id": one, "ids": [n], "tokens": [one]} for n, one in enumerate((BOS, EOS))}
+    single = [*put[0], {"Sequence": {"id": "A", "type_id": 0}}, *put[1]]
+    built["post_processor"] |= {"single": single, "special_tokens": known}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(built)), **named)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return probes.load("tiny-llama")._model
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ((BOS,), (), {}),
+        ((BOS,), (), {"bos_token": EOS}),
+        ((BOS, BOS), (), {"bos_token": BOS}),
+        ((EOS, BOS), (EOS,), {"bos_token": BOS}),
+        ((), (EOS,), {"bos_token": BOS, "eos_token": EOS}),
+        ((), (), {"bos_token": BOS}),
+    ],
+)
+def test_prompts_begin_as_the_tokenizer_begins_texts(model, tmp_path, before, after, named):
+    own = tokenizer(before, after, **named)
+    expected = tuple([BOS, EOS].index(one) for one in before)
+    view = probes.load(model, tokenizer=own)
+    assert view.first_ids == expected
+    assert view.bos == (expected[0] if expected else None)
+    text = tmp_path / "text.txt"
+    text.write_text("".join(TEXTS) * 4)
+    found, plain = (draw(view, n=2, length=12, text=text, first=first) for first in ("auto", "none"))
+    assert found.tokens[:, : len(before)].tolist() == [[*expected]] * 2
+    assert torch.equal(found.tokens[:, len(before) :], plain.tokens[:, : 12 - len(before)])
+    assert json.loads(found.attributes.get("first_ids", "[]")) == ([*expected] if len(before) > 1 else [])
+    told = probes.inspect(view, TEXTS[0], baseline="none")
+    assert told["tokens"].values[0].tolist() == [*expected, *own(TEXTS[0], add_special_tokens=False).input_ids]
+
+
+def test_a_slow_tokenizer_that_ends_texts_puts_nothing_first(model):
+    assert first_ids(ByT5Tokenizer()) == ()
+    view = probes.load(model, tokenizer=ByT5Tokenizer())
+    assert probes.prompts(view, n=2, length=8)[:, 0].min() > 2  # no special id
+
+
+@pytest.mark.parametrize("pad", [BOS, EOS])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_batches_are_refused_and_texts_of_one_length_are_not(pad, side, unchecked):
+    own = AutoTokenizer.from_pretrained(CHECKPOINTS / "tiny-llama", padding_side=side)
+    own.pad_token = pad
+    batch = own(list(TEXTS), padding=True, return_tensors="pt")
+    hidden = (batch.attention_mask == 0).sum(1)
+    row = int(hidden.nonzero()[0])
+    says = f"prompt {row} {'begins' if side == 'left' else 'ends'} with {hidden[row]} pads .id {own.pad_token_id}."
+    for probe in (probes.sinks, probes.jacobian, probes.trajectory):
+        with pytest.raises(InputError, match=says):
+            probe("tiny-llama", batch.input_ids)
+    with pytest.raises(InputError, match=says):
+        probes.inspect("tiny-llama", batch.input_ids[row])
+    for given in ({"tokens": batch}, {"tokens": batch.input_ids, "attention_mask": batch.attention_mask}):
+        with pytest.raises(InputError, match=f"attention_mask has zeros in prompt {row}"):
+            probes.sinks("tiny-llama", **given)
+    short = batch.input_ids[:, :7] if side == "right" else batch.input_ids[:, -7:]
+    probes.sinks("tiny-llama", short, attention_mask=torch.ones_like(short))
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([[0, *TEXT]], None),
+        ([[0, 0, *TEXT]] * 2, None),  # BOS twice, as a template and a tokenizer put it together
+        ([[0, 0, *TEXT[:9]], [0, *TEXT]], "prompt 0 begins with 1 pad .id 0"),
+        ([[0, *TEXT], [1, 0, *TEXT[:9]]], "prompt 1 begins with 1 pad .id 1"),
+        ([[0, *TEXT[:9], 1], [0, *TEXT]], None),  # a text that has ended
+        ([[0, *TEXT[:9], 2], [0, *TEXT]], "prompt 0 ends with 1 pad .id 2"),  # a token that does nothing but pad
+        ([[2, *TEXT]] * 2, None),
+        ([[0] * 9], None),
+        ([[0, *[1] * 9]], None),
+        ([[1] * 11, [0, *TEXT]], "prompt 0 begins with 11 pads"),
+    ],
+)
+def test_where_a_run_begins_to_be_padding(model, rows, says):
+    own = tokenizer(eos_token=EOS, bos_token=BOS)
+    own.pad_token = own.convert_ids_to_tokens(2)
+    view = probes.load(model, tokenizer=own)
+    if says is None:
+        probes.sinks(view, torch.tensor(rows))
+    else:
+        with pytest.raises(InputError, match=says):
+            probes.sinks(view, torch.tensor(rows))
+
+
+def test_what_is_no_tokenizer_or_not_the_models(model):
+    for wrong in (42, {"a": 1}, tokenizer().backend_tokenizer, lambda text, **_: {"input_ids": [1]}):
+        with pytest.raises(InputError, match=rf"a {type(wrong).__name__} is no tokenizer of transformers"):
+            probes.load(model, tokenizer=wrong)
+    large = tokenizer()
+    large.add_tokens([" code", " word"])
+    view = probes.load(model, tokenizer=large)
+    asks = (lambda: probes.inspect(view, " word" * 9), lambda: probes.retrieval(view, pairs=4, keys="apart", digits=4))
+    for asked in asks:
+        with pytest.raises(InputError, match=r"the tokenizer gives id 102[45], but .* has 1024 embeddings"):
+            asked()
