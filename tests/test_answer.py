@@ -19,6 +19,7 @@ from probes.results.dataset import combine
 from probes.results.folder import Collected
 from probes.results.profiles import shape
 from probes.results.statistics import Interval
+from probes.results.tables import variance
 
 SAID = {"id": "a", "source": "[X]", "claim": "it is so", "rule": "above 1", "population": "pretrained"}
 CLAIM = Claim(**SAID, published="1", measured="2", verdict="holds", model="ape", command="headwater x")
@@ -168,6 +169,26 @@ def test_position_zero():
     assert re.search(rf"leak, V\(X\), from {ends[0]}[^;]* nat² to {ends[1]}[^;]* nat²", said)
     other = told(trajectory={"ape": closed(0.1), "bee": closed(0.0)})[1]
     assert other == "Its own residual stream is the same whatever text follows, bit for bit in 1 of 2 models."
+
+
+def test_a_variance_within_noise_is_no_number():
+    assert variance(0.2, 0.1, 0.3) == "0.2 [0.1, 0.3]"
+    assert variance(0.1, -0.1, 0.3) == "within noise [-0.1, 0.3]"
+    assert variance(-0.2, -0.3, -0.1) == "within noise [-0.3, -0.1]"
+    assert (variance(-0.137), variance(0.137)) == ("within noise", "0.137")
+    swap = several("mean", 17)
+    for at in ("before", "after"):
+        swap[f"sink_rate_{at}"] = ("replacement", "layer"), np.full((2, 3), 0.3)
+    for end, value in (("", -0.137), ("_low", -0.2), ("_high", 0.1)):
+        swap[f"residual_after_of_model{end}"] = swap["residual_after_of_model"] * 0 + value
+        swap[f"residual_before_of_model{end}"] = swap["residual_before_of_model"] * 0 + value + 1
+    assert told(bos_swap={"ape": swap})[1].endswith(
+        "V(X), from 0.863 [0.8, 1.1] nat² to within noise [-0.2, 0.1] nat²."
+    )
+    sure = swap.copy()
+    for end in ("", "_low", "_high"):
+        sure[f"residual_after_of_model{end}"] = swap[f"residual_before_of_model{end}"]
+    assert "nat² to 0.863 [0.8, 1.1] (within noise in 1 of 2) nat²." in told(bos_swap={"ape": swap, "bee": sure})[1]
 
 
 def test_claims_are_counted_by_population_and_verdict():

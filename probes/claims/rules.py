@@ -31,7 +31,7 @@ import xarray as xr
 from ..results.curves import estimate
 from ..results.folder import Collected
 from ..results.statistics import Interval, between_runs, over_runs
-from ..results.tables import interval
+from ..results.tables import interval, variance
 from ..results.tables import range_told as range_told
 from .claim import Judged, Verdict, verdict_of
 
@@ -317,6 +317,11 @@ def estimated(ds: xr.Dataset, name: str, **where: object) -> Interval:
 def told(found: Interval, form: str = ".3g", change: Callable[[float], float] = float) -> str:
     """In words; `change` undoes a logarithm."""
     return interval(*(change(end) for end in found[:3]), form=form)
+
+
+def variances(values: Sequence[float]) -> str:
+    """As `listed`, of `variance`s."""
+    return listed(values, ".3g") if len(values) > LISTED else ", ".join(map(variance, values))
 
 
 def listed(values: Sequence[float] | np.ndarray, form: str = ".2f") -> str:

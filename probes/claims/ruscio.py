@@ -14,7 +14,7 @@ from ..measures.roles import LARGE, REACTS
 from ..results.curves import spearman
 from ..results.folder import Collected
 from ..results.statistics import Interval, apart, units
-from ..results.tables import interval, number
+from ..results.tables import interval, number, variance
 from .claim import Judged
 from .rules import (
     Results,
@@ -39,6 +39,7 @@ from .rules import (
     over_training,
     some,
     told,
+    variances,
 )
 
 STREAM = "steady_stream_of_model"  # V(X), the constant sink on the mask's side
@@ -67,7 +68,7 @@ def _at_early(ds: xr.Dataset, variable: str, **where: str) -> Interval:
 def absolute_position_leaks(ds: xr.Dataset) -> Told:
     total = _at_early(ds, "log_form_of_model", part="total")
     null = float(ds["null_shuffled"].sel(band=_early(ds))) if "null_shuffled" in ds else 0.0
-    return f"{told(total)} nat² at queries {_early(ds)} (shuffled {number(null)})", above(total, null)
+    return f"{variance(*total[:3])} nat² at queries {_early(ds)} (shuffled {number(null)})", above(total, null)
 
 
 @leaking()
@@ -76,7 +77,7 @@ def components(ds: xr.Dataset, parts: Sequence[str]) -> Told | None:
     if not all(COMPONENTS[part][0] in ds for part in parts):
         return None
     found = {part: _at_early(ds, variable, **where) for part in parts for variable, where in [COMPONENTS[part]]}
-    said = ", ".join(f"V({part[0]}) {told(one)} nat²" for part, one in found.items())
+    said = ", ".join(f"V({part[0]}) {variance(*one[:3])} nat²" for part, one in found.items())
     return said, every(above(one, 0) for one in found.values())
 
 
@@ -104,7 +105,7 @@ def stream_rises(found: list[Results], models: Sequence[str]) -> Summed:
     """Whether the residual component rises from model to model."""
     values = [_of_runs(one, STREAM) for one in found]
     steps = [above(over_training(after, before), 0) for before, after in pairwise(values)]
-    said = ", ".join(f"{name} {listed(own, '.3g')}" for name, own in zip(models, values, strict=True))
+    said = ", ".join(f"{name} {variances(own)}" for name, own in zip(models, values, strict=True))
     return f"V(X) {said} nat²", steps
 
 
@@ -113,7 +114,7 @@ def both_in_all_architectures(found: list[Results], models: Sequence[str]) -> Su
     said, tests = [], []
     for name, one in zip(models, found, strict=True):
         own = {part: _of_runs(one, variable, **where) for part in "MX" for variable, where in [COMPONENTS[part]]}
-        said.append(f"{name} " + ", ".join(f"V({part}) {listed(values, '.3g')}" for part, values in own.items()))
+        said.append(f"{name} " + ", ".join(f"V({part}) {variances(values)}" for part, values in own.items()))
         tests += [above(over_training(values), 0) for values in own.values()]
     return f"{'; '.join(said)} nat²", tests
 
@@ -231,7 +232,7 @@ def sinks_stabilize(ds: xr.Dataset) -> Told | None:
         # Of single blocks alone there are intervals; their mean's is no wider than the mean of theirs.
         at = one[names].sel(part="total", band=_early(one)).mean()
         before, after, *change = (float(at[of]) for of in names)
-        said.append(f"{number(before)} to {number(after)} nat² ({name})")
+        said.append(f"{variance(before)} to {variance(after)} nat² ({name})")
         tests.append(above(Interval(*change), 0))
     return ", ".join(said), every(tests)
 

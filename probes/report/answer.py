@@ -23,6 +23,7 @@ from ..results.dataset import options_of
 from ..results.folder import Collected
 from ..results.profiles import change, shape
 from ..results.statistics import Interval
+from ..results.tables import NOISE, variance
 
 Results = Mapping[str, xr.Dataset]
 
@@ -149,7 +150,7 @@ def _swapped(swaps: Results, naming: Naming) -> str:
     said = f"With the {' or '.join(put)} embedding at position 0 of {naming(first)} "
     said += f"the sink rate goes from {before} to {after} ({_length(first)})"
     form = "residual_steady" if all("residual_steady_before_of_model" in ds for ds in first.values()) else "residual"
-    stream = " nat² to ".join(_of(first, f"{form}_{when}_of_model") for when in ("before", "after"))
+    stream = " nat² to ".join(_of(first, f"{form}_{when}_of_model", of_variance=True) for when in ("before", "after"))
     return f"{said}, and what the residual stream alone would leak, V(X), from {stream} nat²"
 
 
@@ -272,13 +273,22 @@ def listed(words: Iterable[str]) -> str:
     return " and ".join(filter(None, (", ".join(rest), last)))
 
 
-def _of(results: Results, name: str, form: str = ".3g", **where: object) -> str:
-    """An estimate of early queries: of one model with its interval, of several as a range."""
+def _of(results: Results, name: str, form: str = ".3g", *, of_variance: bool = False, **where: object) -> str:
+    """An estimate of early queries: of one model with its interval, of several as a range.
+
+    Of a `variance`, those within noise are counted apart.
+    """
     found = []
     for ds in results.values():
         at = where | ({"band": _early(ds)} if "band" in ds[name].dims else {})
         found.append(Interval(*estimate(ds, name, **at)))
-    return _told(found, form)
+    if not of_variance:
+        return _told(found, form)
+    if len(found) == 1:
+        return variance(*found[0][:3])
+    sure = [one for one in found if not variance(*one[:3]).startswith(NOISE)]
+    noise = f"{NOISE} in {len(found) - len(sure)} of {len(found)}"
+    return noise if not sure else _told(sure, form) + (f" ({noise})" if len(sure) < len(found) else "")
 
 
 def _told(found: Sequence[Interval], form: str = ".3g") -> str:

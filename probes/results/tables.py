@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,30 @@ def interval(value: Any, low: Any = math.nan, high: Any = math.nan, form: str = 
     return f"{number(value, form)} [{', '.join(number(end, form) for end in ends)}]"
 
 
-def estimated(ds: xr.Dataset, name: str, form: str = ".3g", scale: float | int = 1, **where: object) -> str:
+NOISE = "within noise"
+
+
+def variance(value: Any, low: Any = math.nan, high: Any = math.nan, form: str = ".3g") -> str:
+    """As `interval`, of a variance that is taken across two halves of the prompts: their noise may make it negative.
+
+    Where it is, or its interval holds 0, it is no number, "within noise [-0.2, 0.1]".
+    """
+    if not (float(value) < 0 or float(low) <= 0):
+        return interval(value, low, high, form)
+    ends = [float(low), float(high)]
+    return f"{NOISE} [{', '.join(number(end, form) for end in ends)}]" if np.isfinite(ends).all() else NOISE
+
+
+def estimated(
+    ds: xr.Dataset,
+    name: str,
+    form: str = ".3g",
+    scale: float | int = 1,
+    said: Callable[..., str] = interval,
+    **where: object,
+) -> str:
     """A result's variable at a place, `scale` times, with the interval that the result holds."""
-    return interval(*(scale * end for end in estimate(ds, name, **where)), form=form)
+    return said(*(scale * end for end in estimate(ds, name, **where)), form=form)
 
 
 def range_told(values: ArrayLike, form: str = ".3g") -> str:

@@ -9,7 +9,7 @@ import xarray as xr
 
 from ..results.curves import estimate, relative_error
 from ..results.dataset import options_of
-from ..results.tables import Report, Table, estimated, number
+from ..results.tables import Report, Table, estimated, number, variance
 from .reports import Results, measured
 
 
@@ -94,7 +94,7 @@ def _published(both: Mapping[tuple[str, str], xr.Dataset]) -> list[str]:
 
 
 def _removed(ds: xr.Dataset, sink: str, band: str) -> list[str]:
-    sizes = [estimated(ds, f"residual{sink}_{when}_of_model", band=band) for when in ("before", "after")]
+    sizes = [estimated(ds, f"residual{sink}_{when}_of_model", said=variance, band=band) for when in ("before", "after")]
     return [*sizes, estimated(ds, f"removed{sink}_of_model", ".0%", band=band)]
 
 

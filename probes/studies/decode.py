@@ -11,7 +11,7 @@ import xarray as xr
 from ..measures.decode import erases_nothing
 from ..results.curves import estimate
 from ..results.dataset import options_of
-from ..results.tables import Report, Table, estimated, number
+from ..results.tables import Report, Table, estimated, number, variance
 from .reports import measured
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
@@ -48,8 +48,8 @@ def decode_report(results: Results) -> Report:
                 if not low > high:
                     lines.append(f"{name}: {done}: costs not clearly more than its control ({control}): no sign of use")
             for band in ds["band"].values if "residual" in ds else ():
-                both = (estimated(at, one, band=band) for one in ("residual", "residual_change"))
-                components.append([name, done, str(band), *both])
+                left = estimated(at, "residual", said=variance, band=band)
+                components.append([name, done, str(band), left, estimated(at, "residual_change", band=band)])
     options = options_of(next(iter(results.values())))
     described = (
         f"{measured(results)}. R^2 of log(1 + i) by ridge regression on the stream, on documents other than those it was "

@@ -27,7 +27,7 @@ from ..measures.trajectory import rows
 from ..results.curves import estimate, spearman
 from ..results.dataset import options_of, quickly
 from ..results.statistics import jackknifed, units
-from ..results.tables import Report, Table, estimated, interval, number, ranges
+from ..results.tables import Report, Table, estimated, interval, number, ranges, variance
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
 
@@ -263,9 +263,11 @@ def _by_positional(name: str, ds: xr.Dataset) -> list[str]:
     mean, said = ds.isel(band=0).groupby("positional").mean(), []
     for kind in map(str, mean["positional"].values):
         at, blocks = mean.sel(positional=kind), int((ds["positional"] == kind).sum())
-        total, stream = at["log_form_by_block"].sel(part="total"), at["steady_stream_by_block"]
+        total, stream = (
+            variance(one) for one in (at["log_form_by_block"].sel(part="total"), at["steady_stream_by_block"])
+        )
         where = {"none": "without rotation", "rope": "with rotation"}.get(kind, f"with {kind} positions")
-        said.append(f"{where} (blocks: {blocks}) total {number(total)}, residual component {number(stream)}")
+        said.append(f"{where} (blocks: {blocks}) total {total}, residual component {stream}")
     return [f"{name}, means over blocks: {'; '.join(said)} nat²"]
 
 
@@ -274,12 +276,13 @@ def _by_band(results: Results) -> list[Table]:
     totals, steady, left_in, own, weights = ([] for _ in range(5))
     for name, band, ds in ((name, str(band), one) for name, one in results.items() for band in one["band"].values):
         head, say = [name, band], partial(estimated, ds, band=band)
-        totals.append([*head, say("log_form_of_model", part="total"), *(say(f"null_{null}") for null in NULLS)])
+        none = partial(say, said=variance)
+        totals.append([*head, none("log_form_of_model", part="total"), *(say(f"null_{null}") for null in NULLS)])
         for form, found in (("steady", steady), ("log", left_in)):
-            found.append([*head, *_shares(ds, form, band), say(f"{form}_stream_of_model")])
-        own.append([*head, *(say(f"{term}_of_model") for term in OWN_TERMS.values())])
+            found.append([*head, *_shares(ds, form, band), none(f"{form}_stream_of_model")])
+        own.append([*head, *(none(f"{term}_of_model") for term in OWN_TERMS.values())])
         for form, mask in (("weight", "denominator"), ("terms", "terms")):
-            total = say(f"{form}_form_of_model", scale=MILLION, cell="both")
+            total = none(f"{form}_form_of_model", scale=MILLION, cell="both")
             weights.append([*head, mask, total, *_shares(ds, form, band)])
     at, sources, last = ("model", "band"), "Sources, log form, the constant sink", ("residual", "residual component")
     return [
@@ -299,12 +302,14 @@ def _by_block(results: Results) -> list[Table]:
         at = ds.sel(layer=layer)
         bare = "positional" in at.coords and at["positional"] == "none"
         head = [name, f"{layer}, no rotation" if bare else str(layer)]
-        parts = map(number, at["log_form_by_block"].sel(part=list(PARTS)))
+        parts = map(variance, at["log_form_by_block"].sel(part=list(PARTS)))
         logs.append([*head, *parts, number(at["log_noise_by_block"], ".2g")])
-        components.append([*head, *(estimated(at, f"{form}_stream_by_block") for form in COMPONENTS)])
-        sources = at["weight_source_by_block"].sel(source=list(SOURCES))
-        found = (at["weight_form_by_block"].sel(cell="both"), *sources)
-        weights.append([*head, *(number(MILLION * one) for one in found)])
+        components.append([*head, *(estimated(at, f"{form}_stream_by_block", said=variance) for form in COMPONENTS)])
+        total, sources = (
+            at["weight_form_by_block"].sel(cell="both"),
+            at["weight_source_by_block"].sel(source=list(SOURCES)),
+        )
+        weights.append([*head, variance(MILLION * total), *(number(MILLION * one) for one in sources)])
     at = ("model", "block")
     return [
         Table("Blocks, log form", (*at, *PARTS, "noise"), logs),
