@@ -3,9 +3,12 @@
 import dataclasses
 import inspect
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from commands import call
 import probes
 from probes.cli import main as cli
 from probes.errors import InputError
+from probes.results.dataset import load
 from probes.studies.map import Place
 from probes.studies.runner import Given, Loading
 from probes.studies.study import Settings, study
@@ -219,3 +223,37 @@ def test_defaults_are_those_of_the_library():
         library = defaults(survey, Given) | defaults(PROBES[probe].measure)
         agree(probe, library, others, prompts={"leakage": 256, "bos-swap": 128}.get(probe, 32), **own)
     assert defaults(PROBES["leakage"].measure)["lags"] == tuple(range(1, 9))
+
+
+@pytest.mark.parametrize("function", cli.COMMANDS, ids=lambda function: function.__name__)
+def test_help_breaks_lines_where_the_terminal_does(function, monkeypatch, capsys):
+    width = 70
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
+    call(monkeypatch, function.__name__.rstrip("_").replace("_", "-"), "--help")
+    text = capsys.readouterr().out.partition("Usage:")[2].partition("╭")[0]
+    for paragraph in re.split(r"\n\s*\n", text)[1:]:
+        for line, following in pairwise(paragraph.strip("\n").splitlines()):
+            assert len(line.rstrip()) + 1 + len(following.split()[0]) > width - 2, line
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "says"),
+    [
+        (">/dev/full", 2, "headwater: cannot write to stdout (No space left on device); files are written whole\n"),
+        (">&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+        ("2>/dev/full", 0, ""),
+        ("| head -1", 0, ""),
+    ],
+)
+def test_whoever_stops_listening_gets_whole_files_and_no_traceback(target, code, says, tmp_path):
+    words = f"sinks tiny-llama --prompts 2 --length 16 --out {tmp_path}" if "full" in target else "families"
+    command = f"( {sys.executable} -m probes {words}; echo $? >{tmp_path}/code ) {target}"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment, check=False)
+    assert (tmp_path / "code").read_text() == f"{code}\n"
+    assert "".join(line for line in done.stderr.splitlines(True) if "cannot" in line or "rror" in line) == says
+    if "full" in target:
+        written = {"sinks.nc", "sinks.png", "sinks.svg", "sinks.md", "sinks-heads.csv", "code"}
+        assert {file.name for file in tmp_path.iterdir()} == written
+        assert load(tmp_path / "sinks.nc").sizes["prompt"] == 2

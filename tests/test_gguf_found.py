@@ -268,6 +268,23 @@ def test_bad_files_get_their_one_line(content, says, tmp_path):
     assert said.startswith("GGUF file 'tiny.gguf'")
 
 
+def test_names_that_are_no_utf_8_do_no_harm_and_tokens_do(tmp_path):
+    for sentencepiece in (False, True):
+        path = write(
+            tmp_path / "tiny.gguf",
+            gguf_files.original("llama"),
+            keys={"general.name": "CafXX"},
+            sentencepiece=sentencepiece,
+        )
+        before = probes.load(path)
+        path.write_bytes(path.read_bytes().replace(b"CafXX", b"Caf\xe9\xff"))
+        after = probes.load(path)
+        assert after.identity.weights == before.identity.weights
+        assert after.tokenizer("the 11 an").input_ids == before.tokenizer("the 11 an").input_ids
+    path.write_bytes(path.read_bytes().replace(b"<unk>", b"<un\xff>"))
+    assert "has a damaged header (text that is no UTF-8)" in refused(path)
+
+
 def test_a_truncated_file(tiny):
     content = tiny.read_bytes()
     header = read_header(tiny)

@@ -133,7 +133,7 @@ class _Reading:
 
     def __init__(self, file: IO[bytes], size: int, blank: Header) -> None:
         self._file, self._size, self._at, self._refuse = file, size, 0, blank.refuse
-        self._path = blank.path
+        self._path, self._errors = blank.path, "strict"
 
     def header(self) -> Header:
         self._begin()
@@ -144,7 +144,9 @@ class _Reading:
             key = self._text(LONGEST_NAME)
             if key in values:
                 raise self._damaged(f"{key!r:.60} occurs twice")
+            self._errors = "replace" if key.startswith("general.") else "strict"  # names and descriptions do no harm
             values[key] = self._value(self._number("<I"))
+        self._errors = "strict"
         self._fits(tensors, 24, "tensors")
         described = [self._tensor() for _ in range(tensors)]
         return Header(self._path, MappingProxyType(values), MappingProxyType(self._placed(values, described)))
@@ -190,7 +192,7 @@ class _Reading:
         length = self._number("<Q")
         if length > longest:
             raise self._damaged(f"a name of {length:,} bytes")
-        return self._take(length).decode("utf-8")
+        return self._take(length).decode("utf-8", self._errors)
 
     def _value(self, kind: int, *, within: bool = False) -> Any:
         if kind in _NUMBERS:

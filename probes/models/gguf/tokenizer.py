@@ -60,13 +60,16 @@ REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside the fi
 def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> Any:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer, get_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
     special = {name: _special(header, tokens, key) for name, key in SPECIAL.items()}
     if kind == SENTENCEPIECE and special["bos"] is None:
         special["bos"] = tokens[SENTENCEPIECE_BOS]
-    architecture, found, _ = get_gguf_tokenizer(str(header.path))
-    built = json.loads(convert_gguf_tokenizer(architecture, found)[0].to_str())
+    found = {}
+    for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items():
+        if (value := header.values.get(f"tokenizer.{key}")) is not None:  # as transformers' own reader gives them
+            found[name] = len(value) if isinstance(value, list) and name not in ("tokens", "merges") else value
+    built = json.loads(convert_gguf_tokenizer(header.architecture, found)[0].to_str())
     built["added_tokens"] = [token for token in built["added_tokens"] if token["id"] < len(tokens)]
     if rules in WHOLE_WORDS:
         built["model"]["ignore_merges"] = True
