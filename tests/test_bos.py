@@ -18,8 +18,8 @@ from torch.nn import functional
 
 import probes
 from probes.measures import consequences
+from probes.measures.bos_swap import DEFINITIONS, State, removed, state
 from probes.measures.bos_swap import bos_swap as checked_bos_swap
-from probes.measures.bos_swap import removed, state
 from probes.measures.leakage import leakage
 from probes.measures.sinks import sinks
 from probes.measures.trajectory import trajectory
@@ -215,6 +215,18 @@ def test_fraction_removed_by_hand():
     assert np.isnan(one[1]).all()
     unchanged = removed(before, before)
     assert all((part == 0).all() for part in unchanged)
+
+
+def test_nothing_is_removed_of_weights_that_are_none():
+    """Bands [1]: one head of one block varies by more than a number in [0, 1] can."""
+    before, after = (
+        State({}, {"weight": np.full((3, 3, 2, 2, 2), by)}, xr.Dataset(), np.zeros((1, 1)), None, None, None)
+        for by in (0.02, 0.01)
+    )
+    before.leaks["weight"][:, 0, 1, 1, 1], before.leaks["weight"][:, 1, 1, 1, 1] = 1e95, -1e95
+    for name in ("source of the stream, weights", "all of leakage, weights"):
+        estimate, low, high = removed(DEFINITIONS[name](before), DEFINITIONS[name](after))
+        np.testing.assert_allclose([estimate, low, high], [[0.5, np.nan]] * 3)
 
 
 def test_result_is_complete(tmp_path):

@@ -65,7 +65,7 @@ from ..run.resume import within
 from .consequences import RECALLED, check_recall, consequences, recalled
 from .jacobian import PRODUCTS, jacobian
 from .jacobian import memory as of_jacobian
-from .leakage import LAGS, PARTS, SOURCES, band_coordinates, check, held
+from .leakage import BOUND, LAGS, PARTS, SOURCES, band_coordinates, check, held
 from .leakage_forms import resampling, splits
 from .retrieval import retrieval
 from .sinks import THRESHOLD, sinks
@@ -376,9 +376,15 @@ DEFINITIONS: dict[str, Callable[[State], Float[np.ndarray, "resample band"]]] = 
     "its share of leakage": lambda side: (
         DEFINITIONS["source of the stream, log form"](side) / DEFINITIONS["V(S), all of leakage"](side)
     ),
-    "source of the stream, weights": lambda side: side.leaks["weight"][:, 1].mean((1, 2)),
-    "all of leakage, weights": lambda side: side.leaks["weight"].sum(1).mean((1, 2)),
+    "source of the stream, weights": lambda side: _weights(side)[:, 1].mean((1, 2)),
+    "all of leakage, weights": lambda side: _weights(side).sum(1).mean((1, 2)),
 }
+
+
+def _weights(side: State) -> Float[np.ndarray, "resample source layer head band"]:
+    """The weight form, NaN in bands where some head's variances are none of weights; see `probes.measures.leakage`."""
+    found = side.leaks["weight"]
+    return np.where(np.abs(found[:1]).max((1, 2, 3), keepdims=True) > BOUND, np.nan, found)
 
 
 def _by_definition(before: State, after: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
