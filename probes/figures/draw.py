@@ -301,7 +301,7 @@ def outliers(parts: xr.DataArray) -> tuple[float | None, str]:
     Args:
         parts: [part, layer], which may be stacked.
     """
-    size = np.maximum(parts.clip(min=0).sum(parts.dims[0]).values, -parts.clip(max=0).sum(parts.dims[0]).values)
+    size = np.maximum(np.nansum(parts.clip(min=0), 0), -np.nansum(parts.clip(max=0), 0))
     usual = OUTLIER * np.quantile(size, 0.75)
     beyond = (size > usual) & (usual > 0)
     if not beyond.any():

@@ -121,7 +121,7 @@ def _entries(panels: Iterable[Axes]) -> Iterator[tuple[Text, float]]:
         if not cell.axison and (legend := cell.get_legend()) is not None:
             title, *texts = legend.get_title(), *legend.get_texts()
             lengths = legend.handlelength + legend.handletextpad + 2 * legend.borderpad  # in sizes of the font
-            beside = lengths * texts[0].get_fontsize() * cell.figure.dpi / 72
+            beside = lengths * float(texts[0].get_fontsize()) * cell.figure.dpi / 72
             yield from ((text, cell.bbox.width - beside * (text is not title)) for text in (title, *texts))
 
 
@@ -140,7 +140,7 @@ def _thinned(axis: Axis) -> bool:
     )
     if every <= 1:
         return False
-    tilted = axis.axis_name == "x" and not all(NUMBER.fullmatch(label.get_text()) for label in labels)
+    tilted = axis is axis.axes.xaxis and not all(NUMBER.fullmatch(label.get_text()) for label in labels)
     for n, label in enumerate(labels):
         if tilted:
             label.set(**TILTED)

@@ -123,7 +123,8 @@ def _stacked(ds: xr.Dataset, name: str) -> xr.DataArray:
     early = ds.isel(band=0)
     if "part" in early[name].dims:
         return early[name].sel(part=list(PARTS))
-    return np.maximum(*(np.abs(early.get(f"{name}_{end}", early[name])) for end in ("low", "high")))
+    low, high = (abs(early.get(f"{name}_{end}", early[name])) for end in ("low", "high"))
+    return low.where(low > high, high)
 
 
 def _beyond(ds: xr.Dataset, follows: Mapping[str, str]) -> str:

@@ -280,12 +280,12 @@ def overflow(ds: xr.Dataset, form: str = "weight") -> xr.DataArray:
     Without the mask every query has the same log Z. A query whose logits reach far above that has "weights" far above 1,
     10^40 and more where logits are of hundreds. Of a result without numbers by head, where some head's may be above it.
     """
+    above: list[xr.DataArray] = []
     for level, times in (("", 1), ("_by_block", ds.sizes.get("head", 1)), ("_of_model", 1)):
-        held = [times * np.abs(ds[name]) for what in ("form", "source") if (name := f"{form}_{what}{level}") in ds]
-        if held:
-            break
-    above = [one.max([dim for dim in one.dims if dim not in ("layer", "band")]) > BOUND for one in held]
-    return xr.concat(above, "of", coords="minimal", compat="override").any("of")
+        held = [ds[name] for what in ("form", "source") if (name := f"{form}_{what}{level}") in ds]
+        apart = ("layer", "band")
+        above = above or [(times * abs(one) > BOUND).any([dim for dim in one.dims if dim not in apart]) for one in held]
+    return above[0] | above[-1]
 
 
 def within_bound(ds: xr.Dataset) -> xr.Dataset:
