@@ -236,3 +236,84 @@ def test_hooks_hand_things_to_each_other_and_follow_their_caller():
         found = view.unembed(view.norm(view.residual(view.embed(IDS)))).detach()
         assert (found - expected).abs().max() < 1e-3 * expected.std()
     assert held == []
+
+
+# ------------------------------------------------------------------------------------------- modules around modules
+
+
+class Around(nn.Module):
+    """What a caller puts in a module's place: it calls it, once or more often, and keeps count."""
+
+    def __init__(self, inner: nn.Module, times: int = 1) -> None:
+        super().__init__()
+        self.inner, self.times, self.calls, self.recorder = inner, times, 0, Recorder()
+
+    def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        self.recorder.kept.append(x)
+        for _ in range(self.times):
+            x = self.inner(x, *args, **kwargs) if x is not None else self.inner(*args, **kwargs)
+        return x
+
+
+def put_around(module: Any) -> None:
+    """A forward pass around the module's own, which its closure holds."""
+    own = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output = own(*args, **kwargs)
+        return (output[0] / 2, *output[1:]) if isinstance(output, tuple) else output / 2
+
+    module.forward = forward
+
+
+def replaced(place: str) -> Callable[[Any], None]:
+    def act(model: Any) -> None:
+        block = blocks(model)[1]
+        if place == "block":
+            blocks(model)[1] = Around(block)
+        else:
+            holder = block if place == "self_attn" else block.self_attn
+            setattr(holder, place, Around(getattr(holder, place)))
+
+    return act
+
+
+AROUND: dict[str, Callable[[Any], None]] = {
+    "block": replaced("block"),
+    "attention": replaced("self_attn"),
+    "projection": replaced("o_proj"),
+    "forward of a block": lambda model: put_around(blocks(model)[1]),
+    "forward of attention": lambda model: put_around(blocks(model)[1].self_attn),
+    "one feed-forward in two blocks": lambda model: setattr(blocks(model)[1], "mlp", blocks(model)[0].mlp),
+    "one norm at two places": lambda model: setattr(model.model, "norm", blocks(model)[2].input_layernorm),
+    "Sequential": lambda model: setattr(model.model, "layers", nn.Sequential(*blocks(model))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:jacobian takes the slower engine")
+@pytest.mark.parametrize("around", AROUND)
+def test_modules_of_a_caller_s_around_those_of_a_model(around):
+    pair = [families.model("llama", dtype=torch.float64) for _ in range(2)]
+    for model in pair:
+        AROUND[around](model)
+    agrees(*pair)
+    for module in pair[0].modules():
+        assert not isinstance(module, Around) or (module.calls, module.recorder.kept) == (0, [])
+    agrees(nn.DataParallel(pair[0]), pair[1])
+
+
+def test_blocks_that_probes_have_no_place_for_are_refused_by_number():
+    for block, says in (
+        (lambda own: nn.Identity(), r"block 1 is a Identity without attention"),
+        (lambda own: Around(own, 2), r"block 1 attends twice in one pass"),
+    ):
+        model = families.model("llama")
+        blocks(model)[1] = block(blocks(model)[1])
+        with pytest.raises(probes.InputError, match=says):
+            probes.sinks(model, IDS)
+    model: Any = families.model("llama")
+    listed = list(blocks(model))
+    del model.model.layers
+    model.model.layers = listed
+    assert "put them into a torch.nn.ModuleList" in refused(probes.load, model)

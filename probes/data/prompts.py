@@ -97,7 +97,7 @@ def prompts(
     drawn = draw(model, n=n, length=length, **source, first=first, seed=seed)
     if chat is None:  # that there were fewer or shorter conversations is seen in the shape
         for line in drawn.remarks:
-            warnings.warn(line, stacklevel=3)
+            warnings.warn(line, stacklevel=4)
     return drawn.tokens
 
 

@@ -125,7 +125,7 @@ def jacobian(
     width, length = model.spec.width, tokens.shape[1]
     apart = Apart(model, layers[0], engine)
     if apart.obstacle is not None:
-        warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=3)
+        warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=4)
     # No query that leads to the readout sees what follows.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
     pace, report = paced(model, end, apart.lowest, chunk), Report(progress)

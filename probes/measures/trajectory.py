@@ -377,7 +377,7 @@ def _firsts(model: View, tokens: Int[Tensor, "prompt position"]) -> dict[str, Te
         warnings.warn(
             f"all prompts begin with id {begin[0]}, the BOS of the config of {model.identity.name}; whether training put it "
             "first is known from a tokenizer: without probes.load(model, tokenizer=...) there is no comparison with BOS",
-            stacklevel=4,
+            stacklevel=5,
         )
     return {"id" if len(begin) == 1 and len(tokens) > 1 else "text": tokens}
 

@@ -45,12 +45,6 @@ def hooks_on(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield kind, given.get(key, function)
 
 
-def callers(model: nn.Module) -> list[Any]:
-    """The caller's functions on a model: hooks, and forward passes in the place of a class's own."""
-    hooks = [function for module in model.modules() for _, function in hooks_on(module)]
-    return hooks + [forward for module in model.modules() if (forward := own_forward(module)) is not None]
-
-
 def own_forward(module: nn.Module) -> Any:
     """A forward pass put in the place of the class's own, or None; neither accelerate's nor a compiled one counts."""
     found = vars(module).get("forward")

@@ -28,13 +28,13 @@ from .behind import Continuation, Past
 from .families import beyond, family_of, spec_of
 from .fresh import fresh_model, initialization_of
 from .fused import check_edits
-from .hooks import Origin, callers, obstacle, own_forward, version
+from .hooks import Origin, obstacle, own_forward, version
 from .identity import weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening, refuse_other_attention
 from .recorders import Recorders
 from .rotations import depend_on_length, follow_length, of_text
-from .structure import moved, output_head, running_blocks, structure
+from .structure import attention_of, moved, output_head, running_blocks, structure
 from .tokens import first_ids
 from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched
 from .wrappers import unwrap_within
@@ -102,8 +102,7 @@ class HuggingFaceView(Watched):
         for module in self._model.modules():  # blocks of other models have other configurations
             if isinstance(config := vars(module).get("config"), PreTrainedConfig):
                 config._attn_implementation = ATTENTION
-        for block, window in zip(self._blocks, self.spec.windows, strict=True):
-            attention: Any = getattr(block, self._family.attention)
+        for attention, window in zip(map(self._attention, range(self.spec.blocks)), self.spec.windows, strict=True):
             if hasattr(attention, "sliding_window"):  # of a block in another's place; masks go by the place
                 attention.sliding_window = window
 
@@ -126,7 +125,7 @@ class HuggingFaceView(Watched):
         self.dtype: torch.dtype = parameter.dtype
         if self.dtype == torch.float64 and getattr(config, "_experts_implementation", None) is not None:
             model.set_experts_implementation("eager")  # the grouped products that are usual know no float64
-        self.recorders = Recorders(callers(model))
+        self.recorders = Recorders(model)
         self.offloaded: bool = any(parameter.device != self.device for parameter in self._blocks.parameters())
 
     def __repr__(self) -> str:
@@ -371,7 +370,7 @@ class HuggingFaceView(Watched):
     @contextmanager
     def _connected(self, listener: Listening, layers: Sequence[int]) -> Iterator[None]:
         """Inside, the attention of `layers` is heard by the listener."""
-        listener.modules = {id(getattr(self._blocks[layer], self._family.attention)): layer for layer in layers}
+        listener.modules = {id(self._attention(layer)): layer for layer in layers}
         token = listening.set(listener)
         try:
             yield
@@ -389,7 +388,10 @@ class HuggingFaceView(Watched):
         return (all_of_it - nothing)[0].unflatten(0, heads).to(self.device)
 
     def _output_projection(self, layer: int) -> nn.Module:
-        return getattr(getattr(self._blocks[layer], self._family.attention), self._family.output)
+        return getattr(self._attention(layer), self._family.output)
+
+    def _attention(self, layer: int) -> Any:
+        return attention_of(self._blocks[layer], layer, self._family)
 
     # -- taking apart and starting afresh
 

@@ -25,7 +25,6 @@ from transformers import AutoTokenizer
 from ..errors import InputError, reason
 from .families import family_of, spec_of
 from .fused import attend
-from .hooks import callers
 from .huggingface import Described, HuggingFaceView, shadow
 from .listening import Listening
 from .recorders import Recorders
@@ -248,7 +247,7 @@ def boot(model: Any, name: str) -> TransformerBridge:
     try:
         with redirect_stdout(StringIO()), torch.random.fork_rng(devices=[]):
             model.set_attn_implementation("eager")  # under others its hooks on scores and patterns never fire
-            with Recorders(callers(model)).kept():
+            with Recorders(model).kept():
                 before = _logits(model)
                 bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config, model_name=name)
                 off = float((_logits(model) - before).norm() / before.norm())

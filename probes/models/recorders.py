@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .hooks import hooks_on, own_forward
+
 DEPTH = 6  # what hooks keep is nearer than so many containers within containers
 COPIED = 1 << 26  # numbers of a tensor or array of the hooks' own that may be changed in place, such as a running sum
 NEAR = 3  # how far such a one is from its hook: an object, its dictionary, the sum
@@ -33,19 +35,24 @@ FOREIGN = {"torch", "transformers", "accelerate", "peft", "transformer_lens", "p
 
 
 class Recorders:
-    """What these functions keep, as it was when the outermost `kept` was entered."""
+    """What a caller's functions and objects on a model keep, as it was when the outermost `kept` was entered."""
 
-    def __init__(self, functions: Sequence[Any]) -> None:
-        self._functions, self._passing = functions, False
+    def __init__(self, model: nn.Module) -> None:
+        modules, self._passing = list(model.modules()), False
+        self._roots = [function for module in modules for _, function in hooks_on(module)]
+        self._roots += [forward for module in modules if (forward := own_forward(module)) is not None]
+        self._roots += [
+            x for module in modules for x in vars(module).values() if _own(x) and not isinstance(x, nn.Module)
+        ]
         self._before: list[Callable[[], None]] | None = None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Inside, functions may record; on leaving, what they keep is what it was before."""
-        if not self._functions or self._before is not None:
+        if not self._roots or self._before is not None:
             yield
             return
-        self._before = _remembered(self._functions)
+        self._before = _remembered(self._roots)
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ import functools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from enum import Enum
-from types import MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -91,6 +91,24 @@ class _Copy:
             return made
         return x
 
+    def _function(self, x: FunctionType) -> FunctionType:
+        """A forward pass that a caller put around a module's own: it calls the copy's modules. Other cells are shared."""
+        cells = []
+        for cell in x.__closure__ or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:  # not bound yet
+                held = None
+            runs = isinstance(held, (nn.Module, MethodType, FunctionType, functools.partial)) and held is not x
+            made = self._function(held) if isinstance(held, FunctionType) else self.of(held) if runs else held
+            cells.append(CellType(made) if runs and made != held else cell)
+        if all(a is b for a, b in zip(cells, x.__closure__ or (), strict=True)):
+            return x
+        made = FunctionType(x.__code__, x.__globals__, x.__name__, x.__defaults__, tuple(cells))
+        made.__kwdefaults__, made.__qualname__, made.__module__ = x.__kwdefaults__, x.__qualname__, x.__module__
+        vars(made).update(vars(x))
+        return self._keep(x, made)
+
     def _keep(self, x: Any, made: Any) -> Any:
         self._made[id(x)] = x, made
         return made
@@ -114,7 +132,10 @@ class _Copy:
             if buffer is not None and not buffer.is_meta and id(buffer) not in self._made:
                 self._keep(buffer, self._tensor(buffer))
         # What `module.compile()` keeps is bound to the original, and not in a module's state either.
-        return self._filled(module, {key: x for key, x in vars(module).items() if key != "_compiled_call_impl"})
+        made = self._filled(module, {key: x for key, x in vars(module).items() if key != "_compiled_call_impl"})
+        if isinstance(forward := vars(made).get("forward"), FunctionType):
+            vars(made)["forward"] = self._function(forward)
+        return made
 
 
 def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
@@ -127,6 +148,8 @@ def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
         InputError: no block, or the model itself does not run with this list.
     """
     listed, config = getattr(decoder, family.blocks), decoder.config
+    if not isinstance(listed, nn.Module):
+        raise InputError(f"the model's blocks are in a {type(listed).__name__}; put them into a torch.nn.ModuleList")
     seen: set[int] = set()
     for name, block in listed._modules.items():
         if seen & set(map(id, block.modules())):
@@ -139,10 +162,28 @@ def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
     if kinds is not None:
         config.layer_types = kinds[: len(called)]
     if family.rotated is not None:  # blocks keep that wherever they stand
-        attentions = [getattr(block, family.attention) for block in called]
+        attentions = [attention_of(block, n, family) for n, block in enumerate(called)]
         flags = [int(getattr(one, "original_component", one).use_rope) for one in attentions]
         setattr(config, family.rotated, flags)
-    return listed if len(called) == len(listed) else nn.ModuleList(called)
+    whole = isinstance(listed, nn.ModuleList) and len(called) == len(listed)
+    return listed if whole else nn.ModuleList(called)
+
+
+def attention_of(block: nn.Module, layer: int, family: Family) -> Any:
+    """A block's attention itself, whatever modules of a caller's are around block or attention.
+
+    Raises:
+        InputError: the block has none.
+    """
+    outer = next((part for part in block.modules() if family.attention in part._modules), None)
+    within = () if outer is None else getattr(outer, family.attention).modules()
+    found = next((part for part in within if {family.output, "o"} & set(part._modules)), None)
+    if found is None:
+        raise InputError(
+            f"block {layer} is a {type(block).__qualname__} without attention ('{family.attention}'); take what does "
+            "nothing out of the model's list, or give a model whose blocks have attention"
+        )
+    return found
 
 
 def _called(decoder: Any, blocks: nn.ModuleList) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""The transformers model inside other packages' wrappers: `torch.compile` and PEFT.
+"""The transformers model inside other packages' wrappers: `torch.compile`, data parallelism and PEFT.
 
 Compiled code is ignored, since a view runs the modules themselves. PEFT adapters are merged into weights that belong to the
 view: they count, and blocks can be taken apart like those of a plain model. The caller's model stays as it is.
@@ -22,6 +22,8 @@ def unwrapped(model: Any) -> Any:
     """
     if _is_compiled(model):
         return unwrapped(model._orig_mod)
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return unwrapped(model.module)
     if not (_is_adapter(model) and hasattr(model, "get_base_model")):
         return model
     for name, config in model.peft_config.items():
