@@ -65,10 +65,8 @@ def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> A
     special = {name: _special(header, tokens, key) for name, key in SPECIAL.items()}
     if kind == SENTENCEPIECE and special["bos"] is None:
         special["bos"] = tokens[SENTENCEPIECE_BOS]
-    found = {}
-    for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items():
-        if (value := header.values.get(f"tokenizer.{key}")) is not None:  # as transformers' own reader gives them
-            found[name] = len(value) if isinstance(value, list) and name not in ("tokens", "merges") else value
+    keys = GGUF_TOKENIZER_MAPPING["tokenizer"].items()
+    found = {name: header.values[f"tokenizer.{key}"] for key, name in keys if f"tokenizer.{key}" in header.values}
     built = json.loads(convert_gguf_tokenizer(header.architecture, found)[0].to_str())
     built["added_tokens"] = [token for token in built["added_tokens"] if token["id"] < len(tokens)]
     if rules in WHOLE_WORDS:
