@@ -115,7 +115,7 @@ def with_intervals(variables: dict[str, tuple[Any, np.ndarray]], width: float) -
     return {f"{name}{end}": (dims, x + by) for name, (dims, x) in variables.items() for end, by in ends.items()}
 
 
-def leakage_result(*, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
+def leakage_result(*, layers: int = LAYERS) -> xr.Dataset:
     random, bands = np.random.default_rng(2), 2
     parts = random.normal(0, 0.1, (5, layers, bands))
     parts[0] = parts[1:].sum(0)
@@ -134,7 +134,7 @@ def leakage_result(*, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
         },
         0.02,
     )
-    variables["log_noise"] = (("layer", "head", "band"), random.uniform(0.01, 0.02, (layers, heads, bands)))
+    variables["log_noise_by_block"] = (("layer", "band"), random.uniform(0.01, 0.02, (layers, bands)))
     coords = {"cell": ["both", "mask", "residual", "neither"], "part": list(PARTS), "source": list(SOURCES), **BANDS}
     return made(variables, coords | {"layer": range(layers)})
 

@@ -49,7 +49,7 @@ def results_of(size: str) -> dict[Any, xr.Dataset]:
     """A result for each figure."""
     blocks, heads = SIZES[size]
     sizes = {"layers": blocks, "heads": heads}
-    made = (sinks_result(**sizes), trajectory_result(layers=blocks), leakage_result(**sizes), bos_result(**sizes))
+    made = (sinks_result(**sizes), trajectory_result(layers=blocks), leakage_result(layers=blocks), bos_result(**sizes))
     return dict(zip((draw for draw, *_ in DRAWN), made, strict=True))
 
 
@@ -260,7 +260,7 @@ def test_parts_are_stacked_up_to_the_total_and_negative_ones_hang_down():
     bare = ds.drop_vars([name for name in ds if str(name).endswith(("_low", "_high"))])  # bootstrap=0
     assert not labelled(leakage_figure(bare), "leakage (nat²)").collections[1:]  # noise alone, no intervals
     noise_lines, intervals = (ends_of(lines)[..., 1] for lines in cell.collections[:2])
-    np.testing.assert_allclose(noise_lines[:, 0], early["log_noise"].mean("head").values)
+    np.testing.assert_allclose(noise_lines[:, 0], early["log_noise_by_block"].values)
     np.testing.assert_allclose(intervals, np.stack([total - 0.02, total + 0.02], -1))
     cell = labelled(figure, "leakage (weight²)")
     for source, color in SOURCES.items():

@@ -32,7 +32,7 @@ NEEDS = {
     "log_form_by_block": ("part", "layer", "band"),
     "log_form_of_model": ("part", "band"),
     "weight_form_of_model": ("cell", "band"),
-    "log_noise": ("layer", "head", "band"),
+    "log_noise_by_block": ("layer", "band"),
     "log_stream_by_block": ("layer", "band"),
     "weight_source_by_block": ("source", "layer", "band"),
     "weight_share_of_model": ("source", "band"),
@@ -82,7 +82,7 @@ def leakage_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str 
 
 def _log_form(ds: xr.Dataset) -> list[Curve]:
     early = ds.isel(band=0)
-    curves, noise = log_form_curves(early), early["log_noise"].mean("head").values
+    curves, noise = log_form_curves(early), early["log_noise_by_block"].values
     look: dict[str, Any] = {"kind": "steps", "label": NOISE.label, "width": 2.2, "alpha": 0.6}
     shown = [curve for part in (TOTAL, "steady", "log") for curve in having(curves, part=part)]
     return [Curve(early["layer"].values, noise, NOISE, **look), *along_blocks(shown), *null_curves(early)]
