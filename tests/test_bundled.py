@@ -1,6 +1,9 @@
 """The bundled models: what their cards claim is measured again, from the files in the repository alone."""
 
 import json
+import lzma
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +12,9 @@ from transformers import AutoModelForCausalLM
 
 import probes
 from probes.data.documents import HELDOUT, read_documents
+from probes.errors import InputError
 from probes.models.load import CHECKPOINTS
+from probes.models.packed import unpacked
 from toy import recipes
 from toy.corpus import Windows, pack
 from toy.evaluation import validation_loss
@@ -22,7 +27,8 @@ RECIPES = {name: recipe for name, recipe in recipes.RECIPES.items() if recipe.bu
 
 def heldout_windows(name: str) -> tuple[Windows, Any]:
     tokenizer: Any = probes.load(name, device="cpu").tokenizer
-    model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / name, dtype=torch.float32).eval()
+    with unpacked(CHECKPOINTS / name, name, None, lasting=False) as folder:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     stream = pack(tokenizer, read_documents(HELDOUT))
     return Windows(stream, length=256, seed=0, bos=tokenizer.bos_token_id), model
 
@@ -34,9 +40,24 @@ def training(name: str) -> dict[str, Any]:
 def test_all_recipes_are_bundled_and_small_and_their_tokenizers_split_as_in_training():
     assert set(probes.bundled()) == set(RECIPES)
     size = sum(file.stat().st_size for file in CHECKPOINTS.rglob("*") if file.is_file())
-    assert size < 25 * MEGABYTE
+    assert size < 12 * MEGABYTE
     for name in RECIPES:
         assert len(heldout_windows(name)[0].stream) == training(name)["heldout_tokens"]
+
+
+def test_weights_that_are_not_those_that_were_trained_are_refused(monkeypatch, tmp_path):
+    """A damaged file, and random numbers that are drawn otherwise."""
+    monkeypatch.setenv("HEADWATER_CACHE", str(tmp_path / "cache"))
+    folder = Path(shutil.copytree(CHECKPOINTS / "tiny-llama", tmp_path / "tiny"))
+    whole = (folder / "step100.safetensors.xz").read_bytes()
+    (folder / "step100.safetensors.xz").write_bytes(lzma.compress(lzma.decompress(whole)[:-1] + b"x"))
+    (folder / "step300.safetensors.xz").write_bytes(whole[:1000])
+    said = json.loads((folder / "packed.json").read_text())
+    (folder / "packed.json").write_text(json.dumps(said | {"seed": 1}))
+    for step, why in (("step100", "is damaged"), ("step300", "is damaged"), ("step0", "seed 1 draws others here")):
+        with pytest.raises(InputError, match=rf"'tiny@{step}' is not what was trained \(.*{why}\); install"):
+            probes.load(folder, revision=step)
+    assert probes.load(folder).identity.weights == probes.load("tiny-llama").identity.weights
 
 
 def test_they_differ_in_the_named_thing_alone():

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 import probes
 from probes.claims import liu
-from probes.claims.claim import SLUG, Claim, Statement, claims_table, merged, origin
+from probes.claims.claim import SLUG, Claim, Statement, beside, claims_table, merged, origin
 from probes.claims.sources import STATED, claims, stated
 from probes.cli.main import app
 from probes.results.folder import Collected, collect
@@ -219,6 +219,30 @@ def test_merged_keeps_what_was_decided():
     assert merged([]) == []
     unknown = replace(row("c", None), measured="-")
     assert merged([unknown, row("c", None)])[0].measured == "5"  # what is known of it, though it decides nothing
+
+
+def test_rows_for_which_more_was_measured_are_kept(tmp_path):
+    """What an earlier table knew of models whose results are gone stays; what was measured anew does not."""
+    told = {"source": "[Gu] 1", "claim": "a | b.", "rule": "r", "command": "headwater x", "model": "fresh models"}
+
+    def row(name: str, measured: str = "-", verdict: Any = "not measured", **more: str) -> Claim:
+        return Claim(name, **told | more, measured=measured, verdict=verdict)
+
+    gone = row("gone", "tiny: 1 | 2 nat", "undecided", model="tiny")
+    tiny = row("tiny", "big: 1", "holds", model="big", tiny="ape: 0.5 [0.1, 0.9]; bee: 0.7")
+    fewer = row("fewer", "ape: 1; bee: 2", "holds", model="ape, bee", command="headwater x && headwater y")
+    anew = row("anew", "ape: 1", "holds", model="ape")
+    second = row("anew-2", "bee: 1", "does not hold", model="bee")
+    write_report(claims_table([gone, tiny, fewer, anew, second]), tmp_path / "claims.md", "c")
+    now = [row("gone"), replace(tiny, measured="big: 2", tiny="ape: 0.4 [0.1, 0.8]"), row("new")]
+    now += [replace(fewer, measured="ape: 3", model="ape"), replace(anew, measured="ape: 9", verdict="undecided")]
+    found, kept = beside(now, tmp_path / "claims.md")
+    assert kept == ["gone", "tiny", "fewer", "anew-2"]
+    assert {claim.id: claim for claim in found} == {
+        one.id: one for one in (gone, tiny, row("new"), fewer, now[-1], second)
+    }
+    assert beside(found, tmp_path / "claims.md")[1] == []
+    assert beside(now, tmp_path / "none.md") == (now, [])
 
 
 def test_the_table_is_sorted_counted_and_escaped(tmp_path):

@@ -25,7 +25,6 @@ import probes
 from probes.models import hub
 from probes.models.huggingface import HuggingFaceView
 from probes.models.lens import LensView
-from probes.models.load import CHECKPOINTS
 
 IDS = torch.arange(3, 15)[None]
 
@@ -220,11 +219,12 @@ def test_bundled_models(name, monkeypatch, tmp_path):
     tokens = probes.prompts(model, n=2, length=32)
     assert (model.bos is None) == (name == "tiny-qwen2")
     assert model.bos is None or (tokens[:, 0] == model.bos).all()
-    for step in sorted(path.parent.name for path in (CHECKPOINTS / name).glob("*/config.json")):
+    steps = ["step0", "step100", "step300", "step1000"] if name == "tiny-llama" else ["step0"]
+    for step in steps:
         early = probes.load(f"{name}@{step}")
         assert (early.identity.name, early.identity.revision) == (name, step)
         assert early.identity.weights != model.identity.weights
-    assert f"'{name}' has no revision 'step1'; it has " in refused(f"{name}@step1")
+    assert f"'{name}' has no revision 'step1'; it has {', '.join(steps)}" in refused(f"{name}@step1")
 
 
 # --------------------------------------------------------------------------------------------------- bad input

@@ -224,7 +224,7 @@ def test_recall_by_depth_is_ranked_beside_the_toys(done):
 def test_recall_of_other_weights_is_refused_before_training(folder, tmp_path):
     with pytest.raises(InputError, match="no retrieval"):
         run(folder, tmp_path, "ape", advance=never, recall=tmp_path)
-    (path,) = (COMMITTED.parent / "llm" / "retrieval").glob("*smollm2*.nc")
+    (path,) = (COMMITTED.parent / "llm" / "retrieval").glob("*smollm2*.nc.xz")
     with pytest.raises(InputError, match="none of these models' weights; give results of ape"):
         run(folder, tmp_path, "ape", advance=never, recall=path)
 
@@ -324,7 +324,9 @@ def test_report_is_made_from_results_alone(done):
 @pytest.fixture(scope="module")
 def committed() -> dict[str, xr.Dataset]:
     """Results of the repository."""
-    return {path.stem.removeprefix("match-"): load_result(path) for path in sorted(COMMITTED.glob("match-*.nc"))}
+    return {
+        path.name[len("match-") : -len(".nc.xz")]: load_result(path) for path in sorted(COMMITTED.glob("match-*.nc.xz"))
+    }
 
 
 def test_committed_table_is_that_of_the_committed_results(committed):

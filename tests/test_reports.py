@@ -27,7 +27,7 @@ REPORTED = Path(__file__).resolve().parent.parent / "reports" / "llm"
 def committed(folder: str) -> dict[str, xr.Dataset]:
     """Results of the repository, in the order of their table."""
     written = next((REPORTED / folder).glob("*.md")).read_text(encoding="utf-8")
-    results = {ds.attrs["model"]: ds for ds in map(load, (REPORTED / folder).glob("*.nc"))}
+    results = {ds.attrs["model"]: ds for ds in map(load, (REPORTED / folder).glob("*.nc.xz"))}
     return dict(sorted(results.items(), key=lambda item: written.index(f"| {item[0]} |")))
 
 

@@ -297,7 +297,7 @@ def test_a_study_of_theories(whole, folder, settings, tmp_path):
 
 def test_committed_agreements_are_those_of_the_committed_results():
     reported = Path(__file__).resolve().parent.parent / "reports" / "llm" / "theory"
-    result = probes.load_result(next(reported.glob("*.nc")))
+    result = probes.load_result(next(reported.glob("*.nc.xz")))
     found = agreements({result.attrs["model"]: result})
     written = (reported / "theory.md").read_text(encoding="utf-8")
     rows = ["| " + " | ".join(agreement_cells(row)) + " |" for row in found]

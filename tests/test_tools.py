@@ -2,6 +2,8 @@
 
 import ast
 import importlib.util
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,9 +17,14 @@ from typer.main import get_command
 
 import probes
 from probes.cli.main import app
+from probes.errors import InputError
 from probes.models.load import CHECKPOINTS
+from probes.models.packed import unpacked
+from probes.results import dataset as results
+from probes.results.folder import collect
 
-TOOLS = Path(__file__).resolve().parent.parent / "tools"
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ROOT / "tools"
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +32,8 @@ def _on_the_path(monkeypatch):
     """Scripts import each other by their bare names, as those of one folder do."""
     monkeypatch.syspath_prepend(str(TOOLS))
     yield
-    sys.modules.pop("size", None)
+    for name in ("size", "slim"):
+        sys.modules.pop(name, None)
 
 
 def tool(name: str):
@@ -78,8 +86,9 @@ def test_sigmoid_attention_looks_back_with_weights_of_each_key_alone():
 
 def test_both_attentions_are_measured_as_probes_measure():
     sigmoid = tool("sigmoid")
-    model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "tiny-llama", dtype=torch.float64)
     view = probes.load("tiny-llama")
+    with unpacked(CHECKPOINTS / "tiny-llama", "tiny-llama", None, lasting=False) as folder:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     tokens = torch.randint(view.spec.vocabulary, (16, 128), generator=torch.Generator().manual_seed(0))
     exact = probes.jacobian(view, tokens[:1, :32])["elasticity"].values[0]
     np.testing.assert_allclose(sigmoid.elasticity(model, tokens[0, :32]), exact, rtol=1e-3)
@@ -172,3 +181,59 @@ def test_test_files_come_in_the_order_of_their_distance():
     reach = tool("mutants").reaching(TOOLS.parent)
     assert reach["probes.measures.sinks"][0] == "tests/test_sinks.py"
     assert reach["toy.train"].index("tests/test_toy_train.py") < reach["toy.train"].index("tests/test_tools.py")
+
+
+def tracked() -> list[str]:
+    found = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    return [name for name in found.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")
+def test_a_checkout_is_small_and_holds_the_pictures_that_its_pages_name():
+    names = tracked()
+    assert sum((ROOT / name).stat().st_size for name in names) < 25 * 2**20
+    assert sum(tool("size").tracked(ROOT).values()) == sum((ROOT / name).stat().st_size for name in names)
+    pictures = {name for name in names if name.startswith("reports/") and name.endswith((".png", ".svg", ".gif"))}
+    named = set()
+    for page in (name for name in names if name.endswith((".md", ".ipynb")) and name != "CHANGELOG.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        named |= {name for name in re.findall(r"reports/[\w./@-]+\.(?:png|svg|gif)", text) if "*" not in name}
+        beside = re.findall(r"!\[[^\]]*\]\((?!https?:|data:)([^)]+)\)", text)
+        named |= {str((ROOT / page).parent.joinpath(link).resolve().relative_to(ROOT)) for link in beside}
+    assert pictures == {name for name in named if name.startswith("reports/")}
+    assert all((ROOT / name).is_file() for name in named)
+
+
+def test_a_slim_result_is_read_in_the_place_of_the_whole_one_and_says_what_it_lacks(tmp_path):
+    slim, values = tool("slim"), np.array([1 / 3, -1e-7, 0, np.nan, np.inf, *np.geomspace(1e-9, 123456.789, 95)])
+    variables = {
+        "attends": (("layer",), values),
+        "over_tau": (("layer",), values),
+        "large": (("layer",), values * 1e200),
+        "count": (("layer",), np.arange(100)),
+        "share": (("head",), np.arange(13) / 12),
+        "pattern": (("picture", "layer"), values[None]),
+    }
+    coords = {"picture_head": (("picture",), [3]), "document": (("prompt",), ["a", "ä"])}
+    whole = results.dataset(
+        variables, tokens=torch.ones(2, 3, dtype=torch.long), coords=coords, attrs={"headwater": "1"}
+    )
+    folder = tmp_path / "sinks"
+    results.save(whole, folder / "sinks-ape.nc")
+    (written,) = slim.made(folder / "sinks-ape.nc")
+    assert collect(tmp_path)["sinks"]["ape"].identical(results.load(folder / "sinks-ape.nc"))  # the whole one
+    (folder / "sinks-ape.nc").unlink()
+    small = results.load(folder / "sinks-ape.nc")
+    assert list(collect(tmp_path).files.values()) == [folder / "sinks-ape.nc"]
+    assert written.stat().st_size < 3000
+    assert small.attrs["left_out"] == "over_tau, pattern, tokens"
+    assert set(small.data_vars) == {"attends", "large", "count", "share"}
+    assert set(small.coords) == {"document", "prompt", "position"}
+    assert list(small["document"].values) == ["a", "ä"]
+    for name, scale in (("attends", 1), ("large", 1e200)):
+        np.testing.assert_allclose(small[name], values * scale, rtol=2.0**-18)
+    for name in ("count", "share"):  # few different values, and whole numbers, are exact
+        np.testing.assert_array_equal(small[name], whole[name])
+    written.write_bytes(written.read_bytes()[:100])
+    with pytest.raises(InputError, match="cannot be read"):
+        results.load(folder / "sinks-ape.nc")

@@ -28,6 +28,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import xarray as xr
+from slim import slim
 
 from probes.claims.commands import MEASURED
 from probes.data.documents import BUNDLED, read_documents
@@ -38,7 +39,7 @@ from probes.measures.roles import ATTENDS, counts
 from probes.models.named import located
 from probes.report.measuring import draw
 from probes.results.curves import estimate
-from probes.results.dataset import options_of
+from probes.results.dataset import load, options_of, save, stored
 from probes.results.folder import COMMANDS, collect
 from probes.results.profiles import change, shape
 from probes.results.statistics import jackknifed, units
@@ -58,7 +59,7 @@ TEXTS = {
     "names": "When Mary and John went to the store, John gave the book to Mary. Then Mary thanked",
     "code": "assert sum([1, 2, 3]) == 6; assert sum([4, 5]) == 9; assert sum([1, 2, 3, 4]) ==",
 }
-LARGEST = 2_000_000  # bytes of a result
+LARGEST = 600_000  # bytes of a result as it is kept
 CONVERGED = 3  # the block before which streams of different tokens at position 0 have not met yet
 
 
@@ -82,9 +83,9 @@ class Step(NamedTuple):
 
     @property
     def result(self) -> Path:
-        """The file that it leaves."""
+        """The file that it leaves: what `tools/slim.py` keeps; all of it stays under `runs`."""
         drawn_by = "" if self.kind == "paths" else f"{self.command}-"
-        return OUT / self.variant / self.kind / f"{drawn_by}{Path(self.model).stem}.nc"
+        return OUT / self.variant / self.kind / f"{drawn_by}{Path(self.model).stem}.nc.xz"
 
     @property
     def arguments(self) -> list[str]:
@@ -202,13 +203,13 @@ def measure(step: Step) -> bool:
     if done.returncode or not made.is_file():
         print(f"{step.name}: not measured (exit code {done.returncode})", flush=True)
         return False
-    if made.stat().st_size > LARGEST:
-        print(f"{step.name}: {made} has {made.stat().st_size:,} bytes, above {LARGEST:,}; it stays there", flush=True)
+    save(slim(load(made), step.kind), step.result)
+    if (size := step.result.stat().st_size) > LARGEST:
+        print(f"{step.name}: {step.result} has {size:,} bytes, above {LARGEST:,}; it stays in {made}", flush=True)
+        step.result.unlink()
         return False
-    step.result.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(made, step.result)
     if step.kind == "paths":  # drawn by the command itself
-        shutil.copyfile(made.with_suffix(".png"), step.result.with_suffix(".png"))
+        shutil.copyfile(made.with_suffix(".png"), step.result.with_suffix("").with_suffix(".png"))
     return True
 
 
@@ -239,9 +240,9 @@ def drawn(steps: Iterable[Step]) -> None:
 def left_out() -> list[str]:
     """What of recall by depth carries over to lists of a length that was left out, in a sentence."""
     files = [OUT / variant / f"retrieval/retrieval-{SMOL}.nc" for variant in ("pairs-12", "", "pairs-72")]
-    if not all(file.is_file() for file in files):
+    if not all(stored(file).is_file() for file in files):
         return []
-    lists = [xr.load_dataset(file) for file in files]
+    lists = [load(file) for file in files]
     found = "; ".join(f"{by} {interval(*carries_over(lists, by)[:3], form='.2f')}" for by in PLACES)
     said = f"{SMOL}, recall (log p) of 12, 36 and 72 pairs by depth, the variance of one curve explained by the others:"
     return ["", f"{said} {found}."]

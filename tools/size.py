@@ -2,11 +2,11 @@
 
     python tools/size.py [--of CHECKOUT] [--no-times]
 
-Prints lines and syntax-tree statements by package, files over 450 lines, circles of files that import each other, floors,
-and import times. A room is a folder of `probes`, a file directly in `probes`, or `toy`; the floors are the longest chain of
-rooms by imports. Imports inside functions count. Those for type checkers do not, and neither does `probes/__init__.py`,
-which names modules of every layer. Rooms in a circle share a floor. Only the standard library is needed; for times, the
-packages that the code imports.
+Prints lines and statements by package, files over 450 lines, sizes of what git tracks, circles of files that import each
+other, floors, and import times. A room is a folder of `probes`, a file directly in `probes`, or `toy`; the floors are the
+longest chain of rooms by imports. Imports inside functions count. Those for type checkers do not, and neither does
+`probes/__init__.py`, which names modules of every layer. Rooms in a circle share a floor. Only the standard library is
+needed; for times, the packages that the code imports.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 PACKAGES = ("probes", "toy", "benchmarks", "tools", "tests")
 TEXT = (".toml", ".j2", ".html", ".js", ".css")  # counted in lines beside Python
 LONG = 450  # lines
+MIB = 1 << 20
 RUNS = 5  # of each command whose time is taken; the best one counts
 TIMED = {"import probes": ["-c", "import probes"], "headwater --help": ["-m", "probes", "--help"]}
 
@@ -120,6 +121,16 @@ def milliseconds(root: Path, words: list[str]) -> float:
     return 1000 * min(times)
 
 
+def tracked(root: Path) -> dict[str, int]:
+    """Bytes of the files that git tracks, by the folder at the top; nothing outside a checkout."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False).stdout
+    found: dict[str, int] = defaultdict(int)
+    for name in filter(None, listed.split("\0")):
+        if (root / name).is_file():
+            found[name.partition("/")[0] if "/" in name else "."] += (root / name).stat().st_size
+    return dict(found)
+
+
 def report(root: Path) -> list[str]:
     """What is printed, but for times."""
     sizes = {package: counted(files(root, package)) for package in PACKAGES}
@@ -130,6 +141,9 @@ def report(root: Path) -> list[str]:
     long = {file: size for file, size in sorted(long.items(), key=lambda item: -item[1]) if size > LONG}
     lines += ["", f"{len(long)} files over {LONG} lines"]
     lines += [f"  {size:5,}  {file.relative_to(root)}" for file, size in long.items()]
+    bytes_of = tracked(root)
+    lines += ["", f"{sum(bytes_of.values()) / MIB:.2f} MiB in files that git tracks"]
+    lines += [f"  {size / MIB:6.2f}  {name}" for name, size in sorted(bytes_of.items(), key=lambda one: -one[1])]
     graph = imports(root)
     circles = [group for group in components(graph) if len(group) > 1]
     lines += ["", f"{len(rooms(graph))} rooms on {floors(rooms(graph))} floors", f"{len(circles)} circles"]

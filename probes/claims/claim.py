@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..results.tables import Report, Table
@@ -126,6 +127,41 @@ def merged(found: Iterable[Claim]) -> list[Claim]:
         for number, claim in enumerate(decided or (known or same)[:1], start=1):
             rows.append(claim if number == 1 else replace(claim, id=f"{name}-{number}"))
     return rows
+
+
+def beside(found: Sequence[Claim], file: Path) -> tuple[list[Claim], list[str]]:
+    """What an earlier table of claims knew and these results do not have: (the rows, the ids of those that are kept).
+
+    A row is kept where now nothing was measured for it, or less: fewer models, of any size. Texts of statements and their
+    rules are those of today.
+    """
+    earlier = {cells[0].strip("`"): dict(zip(COLUMNS, cells, strict=True)) for cells in _rows(file)}
+    by_id = {claim.id: claim for claim in found}
+    several = [name for name in earlier if name not in by_id and name.rpartition("-")[0] in by_id]
+    rows, kept = [], []
+    for claim in [*found, *(replace(by_id[name.rpartition("-")[0]], id=name) for name in several)]:
+        before = earlier.get(claim.id, {})
+        known = {name: before.get(name, "-").strip("`") for name in ("measured", "tiny", "model", "verdict", "command")}
+        less = any(getattr(claim, name) == "-" != known[name] for name in ("measured", "tiny"))
+        less |= any(_models(getattr(claim, name)) < _models(known[name]) for name in ("tiny", "model"))
+        if known["verdict"] in VERDICTS and (less or claim.id in several):
+            claim = replace(claim, **known)
+            kept.append(claim.id)
+        rows.append(claim)
+    return rows, kept
+
+
+def _rows(file: Path) -> Iterator[list[str]]:
+    """The cells of a table as `claims_table` is written; of another file, or where there is none, nothing."""
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) == len(COLUMNS) and cells[0].startswith("`"):
+            yield cells
+
+
+def _models(cell: str) -> set[str]:
+    """Who is spoken of, as in "a: 1 [0, 2]; b: 3" and "a, b"."""
+    return set(re.findall(r"(?:^|; |, )([\w./@-]+)(?=: |, |; |$)", cell))
 
 
 def claims_table(found: Sequence[Claim]) -> Report:

@@ -75,7 +75,7 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Write the page of all results under a folder; return its sentences, and the files, the page first."""
     from toy.experiments.experiment import EXPERIMENTS, claims_of, report_of
 
-    from ..claims.claim import claims_table, headline, merged
+    from ..claims.claim import beside, claims_table, headline, merged
     from ..claims.sources import claims
     from ..figures.overview import overview_figure
     from ..report import build
@@ -93,6 +93,10 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
     files = [(kind, name) for kind in collected if kind.split("/")[0] == "toy" for name in collected[kind]]
     toys = [(name, collected[kind][name], collected.files[kind, name]) for kind, name in files if name in EXPERIMENTS]
     found = merged([*claims(collected), *(claim for name, ds, _ in toys for claim in claims_of(name, ds))])
+    found, kept = beside(found, out / "claims.md")
+    if kept:
+        told = f"kept {len(kept)} rows of {out / 'claims.md'} for which more was measured than is in {out}"
+        remark(f"{told} (remove the file to judge by that alone): {', '.join(kept)}")
     written = [out / "index.html", out / "claims.md"]
     picture = None
     said = sentences(collected, found)

@@ -78,7 +78,7 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI, largest: in
         with atomic(saved[0]) as temporary:
             figure.savefig(temporary, format="png", dpi=dpi)
             if largest is not None and temporary.stat().st_size > largest:
-                _reduce_colors(temporary)
+                reduce_colors(temporary)
         with atomic(saved[1]) as temporary:
             figure.savefig(temporary, format="svg", metadata={"Date": None})
             for image_dpi in (dpi, COARSE):
@@ -89,7 +89,7 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI, largest: in
     return saved
 
 
-def _reduce_colors(path: Path) -> None:
+def reduce_colors(path: Path) -> None:
     """Replace a PNG by one of 256 colours, among them the house's own, so that rare ones do not become others."""
     house = [BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW, GREY, FAINT, "#ffffff"]
     with Image.open(path) as opened:

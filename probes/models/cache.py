@@ -13,8 +13,8 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,31 @@ def keep(name: str, write: Callable[[Path], None]) -> Path | None:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return kept(name)
+
+
+@contextmanager
+def made(
+    name: str, write: Callable[[Path], None], refuse: Callable[[str], InputError], *, lasting: bool
+) -> Iterator[Path]:
+    """The folder that `write` fills: kept under that name, else, where nothing can be kept, a temporary one.
+
+    Raises:
+        InputError: `refuse` makes it of a reason. There is no room, or a folder that has to be `lasting`, since models read
+            weights from it later, could only be temporary.
+    """
+    found = keep(name, write)
+    if found is None and lasting:
+        raise refuse(
+            f"is unpacked to disk for a device map, and {cache_folder()} cannot be written; set HEADWATER_CACHE"
+        )
+    with nullcontext(found) if found is not None else tempfile.TemporaryDirectory(prefix="headwater-") as place:
+        try:
+            if found is None:
+                write(Path(place))
+        except OSError as error:
+            reason = error.strerror or error
+            raise refuse(f"cannot be unpacked to disk ({reason}); set HEADWATER_CACHE to a larger one") from None
+        yield Path(place)
 
 
 def _sums(file: Path) -> list[int]:

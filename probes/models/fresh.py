@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,6 +104,14 @@ def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: boo
     elif not positional:
         decoder.rotary_emb.register_forward_hook(unrotated)
     return model
+
+
+def start_of(folder: Path, seed: int) -> dict[str, Tensor]:
+    """The weights that training a folder's configuration begins with, as its files name them: fresh, rounded to bfloat16."""
+    config = AutoConfig.from_pretrained(folder)
+    model = fresh_model(config, seed, initialization_of(config))
+    tied = (model._tied_weights_keys or ()) if config.tie_word_embeddings else ()
+    return {name: one.bfloat16().contiguous() for name, one in model.state_dict().items() if name not in tied}
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ def load(
         backend: what runs it. Both give the same numbers; TransformerLens is for models with a lens user's hooks.
         device: "auto" takes CUDA if there is any, and leaves a model in memory where it is.
         dtype: "auto" is float32, to which a GGUF file's weights are dequantized, and a model in memory stays as it is.
-        revision: of a hub id; of a bundled model or folder, the subfolder that holds that step.
+        revision: of a hub id; of a bundled model, a step; of a folder, the subfolder that holds that step.
         tokenizer: in the place of the model's own, and for models in memory, which have none; or a folder that has one.
         config: for a GGUF file, in the place of the config.json beside it: a transformers configuration, a dictionary or
             config.json of one, or a folder that holds that file.

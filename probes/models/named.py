@@ -26,6 +26,7 @@ from .checkpoint import ADAPTER, CONFIG, check_fields, check_weights, read_objec
 from .families import family_of
 from .gguf.header import SUFFIX, Header, is_gguf, read_header
 from .initialization import ASSUMED
+from .packed import packed, unpacked
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
@@ -226,6 +227,15 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Any:
 
 
 def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) -> Found:
+    steps = packed(folder)
+    if steps is not None:
+        if revision not in (None, *steps):
+            raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps)}")
+        with unpacked(folder, name, revision, lasting=how.split is not None) as place:
+            model, tokenizer = _read(str(place), None, how, name)
+        for one in (model.config, tokenizer):
+            one.name_or_path = str(folder)
+        return Found(model, tokenizer, name, revision)
     if revision is not None:
         steps = sorted((path.parent.name for path in folder.glob("*/config.json")), key=lambda step: (len(step), step))
         if revision not in steps:

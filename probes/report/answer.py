@@ -303,7 +303,7 @@ def _told(found: Sequence[Interval], form: str = ".3g") -> str:
 
 def _length(results: Results) -> str:
     """Of the prompts."""
-    lengths = {float(ds["tokens"].sizes["position"]) for ds in results.values() if "tokens" in ds}
+    lengths = {float(ds.sizes["position"]) for ds in results.values() if "position" in ds.sizes}
     return f"T = {over(sorted(lengths), ',.0f')}" if lengths else "T not kept"
 
 

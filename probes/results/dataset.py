@@ -2,7 +2,8 @@
 
 A measurement is an `xarray.Dataset` with named dimensions; its attributes say which model, prompts, options and
 versions it came from (`provenance`), and the token ids are stored inside it. `combine` joins the conditions and seeds of
-one model.
+one model. Results that are kept in a repository may lack some of it, which their attribute `left_out` names
+(`tools/slim.py`): such a file is called NAME.nc.xz, and is read wherever NAME.nc is asked for and not there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
 import math
 import os
 import platform
@@ -34,6 +36,9 @@ from ..run.files import atomic, what_is
 
 CONDITIONS = ("pretrained", "init", "init-nope")  # the order in combined results and on figures
 QUICK = "quick"  # the attribute of results that `headwater report --quick` made
+PACKED = ".xz"  # what a compressed file's name ends in
+SIGNATURE = b"\x89HDF\r\n\x1a\n"  # the first bytes of a NetCDF-4 file
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 0, "lp": 2, "pb": 2}]  # for numbers of four or eight bytes
 COMPRESSION = 4  # zlib's level; above it files of float noise get no smaller, only slower
 
 _command = ""  # how the command line was called; empty for results made from Python
@@ -134,13 +139,21 @@ def by_block(spec: Any, layers: Iterable[int] | None = None) -> dict[str, Any]:
 def save(ds: xr.Dataset, path: str | Path) -> None:
     """Write one NetCDF-4 file, floats compressed; an interruption or a full disk leaves what was there before.
 
+    To a path that ends in .xz: NetCDF-3, all of it compressed, which takes less room where a result has many variables.
+
     Raises:
         InputError: the path cannot be written to.
     """
     # Through memory: on a full disk HDF5 itself raises once and then crashes the interpreter when it closes its file.
-    content = to_bytes(ds)
+    content = to_bytes(ds) if Path(path).suffix != PACKED else _packed(ds)
     with atomic(path) as temporary:
         temporary.write_bytes(content)
+
+
+def _packed(ds: xr.Dataset) -> bytes:
+    ds = ds.copy()
+    ds.attrs = attributes(ds.attrs)
+    return lzma.compress(bytes(ds.to_netcdf(engine="scipy", format="NETCDF3_64BIT")), filters=FILTERS)
 
 
 def to_bytes(ds: xr.Dataset) -> bytes:
@@ -153,12 +166,8 @@ def to_bytes(ds: xr.Dataset) -> bytes:
 
 
 def from_bytes(content: bytes) -> xr.Dataset:
-    """The result that `to_bytes` made this of."""
-    return _read(io.BytesIO(content))
-
-
-def _read(file: Path | io.BytesIO) -> xr.Dataset:
-    ds = xr.load_dataset(file, engine="h5netcdf")
+    """The result that a file's content holds."""
+    ds = xr.load_dataset(io.BytesIO(content), engine="h5netcdf" if content.startswith(SIGNATURE) else "scipy")
     ds.attrs = {name: value.item() if isinstance(value, np.generic) else value for name, value in ds.attrs.items()}
     return ds
 
@@ -176,28 +185,42 @@ def opened(result: Result) -> xr.Dataset:
     return result
 
 
+def stored(path: str | Path) -> Path:
+    """Where the result of that name is: the path itself, else the compressed file beside it, if that is there."""
+    path = Path(path)
+    packed = path.with_name(path.name + PACKED)
+    return packed if what_is(path) == "nothing" and what_is(packed) == "file" else path
+
+
 def load(path: str | Path) -> xr.Dataset:
-    """Read a result; everything is in memory and the file is closed.
+    """Read a result, or what NAME.nc.xz keeps of it; everything is in memory and the file is closed.
 
     Raises:
         InputError: there is no such file, it is damaged, or it is not a result of this package.
     """
-    path = Path(path)
+    path = stored(path)
     found = what_is(path)
     if found != "file":
         missing = {"neither": "is a pipe or a device", "folder": "is a folder"}.get(found, "does not exist")
         raise InputError(f"result '{path}' {missing}; give a NetCDF file that headwater wrote")
-    if not h5py.is_hdf5(path):
+    try:
+        content = path.read_bytes()
+        content = lzma.decompress(content) if path.suffix == PACKED else content
+    except (lzma.LZMAError, EOFError, OSError) as error:
+        raise InputError(f"result '{path}' cannot be read ({reason(error)}); make it again") from None
+    if not content.startswith((SIGNATURE, b"CDF")):
         raise InputError(f"result '{path}' cannot be read: it is no NetCDF file; give one that headwater wrote")
     try:
-        with h5py.File(path) as file:  # first, since h5netcdf leaves noise behind when it fails halfway
-            ours = "headwater" in dict(file.attrs)
+        ours = content.startswith(b"CDF")
+        if not ours:
+            with h5py.File(io.BytesIO(content)) as file:  # first: h5netcdf leaves noise behind when it fails halfway
+                ours = "headwater" in dict(file.attrs)
         with warnings.catch_warnings():
             warnings.simplefilter("error", xr.SerializationWarning)  # values that contradict each other
-            ds = _read(path) if ours else xr.Dataset()
+            ds = from_bytes(content) if ours else xr.Dataset()
     except Exception as error:  # each reader raises its own
         raise InputError(f"result '{path}' cannot be read ({reason(error)}); make it again") from None
-    if not ours:
+    if "headwater" not in ds.attrs:
         raise InputError(f"'{path}' was not written by headwater (no such attribute); give a result of this package")
     return ds
 

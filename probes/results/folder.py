@@ -3,7 +3,7 @@
 A result's kind is the folder it lies in, relative to the root ("jacobian", "leakage", "toy", "toy/long", ...); its name is
 the model's, or the file's where the file is none of `COMMAND.nc`, `COMMAND-MODEL.nc`. The map of theory is a kind of its
 own. Real language models have a folder of their own, `llm`, which is left out of the kind: "llm/leakage" is "leakage" too,
-and "llm/code/leakage", the same on another text, is "code/leakage".
+and "llm/code/leakage", the same on another text, is "code/leakage". NAME.nc.xz counts as NAME.nc where there is none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import xarray as xr
 from ..errors import InputError
 from ..run.files import file_name
 from ..run.unfinished import FOLDER
-from .dataset import load
+from .dataset import PACKED, load
 
 MAP = "map"
 REAL = "llm"  # folder of results of real language models
@@ -53,7 +53,8 @@ def collect(root: str | Path) -> Collected:
     if not root.is_dir():
         raise InputError(f"'{root}' is no folder; give the one that results were written to")
     found = Collected(root)
-    for file in sorted(root.rglob("*.nc")):
+    files = {*root.rglob("*.nc"), *(file.with_suffix("") for file in root.rglob(f"*.nc{PACKED}"))}
+    for file in sorted(files):
         within = file.relative_to(root).parts
         if any(part.startswith(".") or part == FOLDER for part in within):
             continue

@@ -173,14 +173,12 @@ def _change(row: Row) -> str:
 
 def pairing(a: xr.Dataset, b: xr.Dataset) -> tuple[str, Unit, Unit]:
     """How two results belong together, and each one's units; paired units have the same numbers in both."""
+    same = recorded(a, "tokens_sha256") == recorded(b, "tokens_sha256")
+    if all("tokens" in ds for ds in (a, b)):
+        same = np.array_equal(a["tokens"], b["tokens"])
     if "context" in a.dims:
-        return (
-            "by prompt" if a.attrs["tokens_sha256"] == b.attrs["tokens_sha256"] else "unpaired",
-            couples(a),
-            couples(b),
-        )
-    tokens = [ds["tokens"].values for ds in (a, b)]
-    if np.array_equal(tokens[0], tokens[1]):
+        return "by prompt" if same else "unpaired", couples(a), couples(b)
+    if same:
         unit = units(a if "document" in a.coords else b)
         return "by prompt", unit, unit
     if all("document" in ds.coords for ds in (a, b)):

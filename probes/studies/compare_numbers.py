@@ -54,7 +54,7 @@ def measurement(ds: xr.Dataset) -> str:
     """
     named = str(options_of(ds).get("measurement", "leakage" if "log_form_of_model" in ds else "another kind"))
     kind = named.replace("_", "-")
-    if kind not in MEASUREMENTS or not ("tokens" in ds or kind == "retrieval"):
+    if kind not in MEASUREMENTS or not ("position" in ds.sizes or kind == "retrieval"):
         raise InputError(f"a result of {kind} holds no numbers to compare; give two of {', '.join(MEASUREMENTS)}")
     return kind
 

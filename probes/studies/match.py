@@ -209,7 +209,7 @@ def recalls(path: str | Path) -> dict[str, Variables]:
         InputError: nothing of that kind.
     """
     path, found = Path(path), {}
-    for file in sorted(path.glob("retrieval*.nc")) if path.is_dir() else [path]:
+    for file in sorted(path.glob("retrieval*.nc*")) if path.is_dir() else [path]:
         ds = load(file)
         if "gain" not in ds or "depth" not in ds["gain"].dims:
             raise InputError(f"'{file}' is no result of `headwater retrieval`; give one, or a folder of them")

@@ -39,7 +39,7 @@ def measured(results: Results) -> str:
     """Prompts, their length, dtype and device; the same for all models but for the dtype of models in memory."""
     ds = next(iter(results.values()))
     found = [*quickly(results.values()), f"{ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}"]
-    found += [f"T = {ds['tokens'].sizes['position']}", *(ds.attrs[name] for name in ("backend", "dtype", "device"))]
+    found += [f"T = {ds.sizes['position']}", *(ds.attrs[name] for name in ("backend", "dtype", "device"))]
     return ", ".join(found)
 
 

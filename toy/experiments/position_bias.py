@@ -29,7 +29,7 @@ import xarray as xr
 
 from probes.errors import InputError
 from probes.measures.sinks import TAU
-from probes.results.dataset import load, made_with
+from probes.results.dataset import load, made_with, stored
 
 from ..checks import one_of
 from ..model import Architecture, Mask, initial
@@ -209,7 +209,7 @@ def before(settings: Settings, file: Path) -> xr.Dataset | None:
     Raises:
         InputError: it was made with other settings than those of the grid.
     """
-    if not file.exists():
+    if not stored(file).exists():
         return None
     ds = load(file)
     made = json.loads(ds.attrs["settings"])

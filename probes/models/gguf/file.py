@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,19 +70,6 @@ def converted(
         if own is not None:
             own.save_pretrained(folder)
 
-    folder = cache.keep(name, write)
-    if folder is None and lasting:
-        raise header.refuse(
-            f"is dequantized to disk for a device map, and {cache.cache_folder()} cannot be written; set HEADWATER_CACHE"
-        )
-    with nullcontext(folder) if folder is not None else tempfile.TemporaryDirectory(prefix="headwater-") as place:
-        try:
-            if folder is None:
-                write(Path(place))
-        except OSError as error:
-            reason = error.strerror or error
-            raise header.refuse(
-                f"cannot be dequantized to disk ({reason}); set HEADWATER_CACHE to a larger one"
-            ) from None
+    with cache.made(name, write, header.refuse, lasting=lasting) as place:
         tensors.clear()  # a model is read from the folder next: not both at once
-        yield Path(place)
+        yield place
