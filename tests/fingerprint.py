@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from probes.models import split
 
@@ -16,6 +17,8 @@ from probes.models import split
 def _of_tensor(tensor: torch.Tensor | None) -> Any:
     if tensor is None:
         return None
+    if is_traceable_wrapper_subclass(tensor) and len(keys := tensor.__tensor_flatten__()[0]) > 1:  # codes and scales
+        return [id(tensor), *(_of_tensor(getattr(tensor, key)) for key in keys)]
     data = None if tensor.is_meta or not tensor.numel() else tensor.detach().cpu().reshape(-1).contiguous()
     content = hashlib.sha256(b"" if data is None else data.view(torch.uint8).numpy().tobytes()).hexdigest()
     kept = (id(tensor), tensor.data_ptr(), tensor._version, tensor.requires_grad, str(tensor.dtype), str(tensor.device))

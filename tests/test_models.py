@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,7 +11,7 @@ import families
 import numpy as np
 import pytest
 import torch
-from families import BLOCKS, VOCABULARY, attention
+from families import BLOCKS, FAMILIES, VOCABULARY, attention
 from measured import BACKENDS
 from torch import Tensor
 from transformers import (
@@ -19,6 +20,8 @@ from transformers import (
 
 import probes
 from probes.errors import InputError
+from probes.models.families import FAMILIES as ROWS
+from probes.models.identity import weights_hash
 from probes.models.lens import boot
 from probes.models.view import Edit
 
@@ -56,6 +59,26 @@ def test_one_changed_number_changes_the_weights_hash(name, backend):
         query.view(-1)[7] += 1e-3
         bridge.blocks[0].attn.q.original_component.weight[0, 0] += 1
     assert before not in (probes.load(model, backend).identity.weights, probes.load(bridge).identity.weights)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_weights_hash_says_which_matrix_stands_where(name):
+    """Matrices of one shape exchanged, within a block (gate and up, keys and values) and between blocks."""
+    model = families.model(name)
+    seen: Any = probes.load(model)
+    before = seen.identity.weights
+    if ROWS[name].no_lens is None:
+        assert probes.load(model, "transformer_lens").identity.weights == before
+    shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
+    for parameter in model.parameters():
+        shapes.setdefault(parameter.shape, []).append(parameter)
+    pairs = [pair for alike in shapes.values() for pair in itertools.pairwise(alike)]
+    assert len(pairs) >= 2 * families.BLOCKS
+    for a, b in pairs:
+        a.data, b.data = b.data, a.data
+        assert weights_hash(seen.stored()) != before
+        a.data, b.data = b.data, a.data
+    assert weights_hash(seen.stored()) == before
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -60,8 +60,8 @@ def test_spec_and_identity():
     assert (identity.name, identity.revision, identity.condition) == ("mine", None, "pretrained")
     assert (identity.backend, identity.dtype, identity.device) == ("toy", "float32", "cpu")
     assert json.loads(identity.config) == json.loads(json.dumps(toy.architecture.described()))
-    said = [f"{w.dtype} {tuple(w.shape)}\n".encode() + w.numpy().tobytes() for w in weights.values()]
-    digests = sorted(hashlib.sha256(one).digest() for one in said)
+    said = {n: f"{w.dtype} {tuple(w.shape)}\n".encode() + w.numpy().tobytes() for n, w in weights.items()}
+    digests = sorted(name.encode() + b"\n" + hashlib.sha256(one).digest() for name, one in said.items())
     assert identity.weights == hashlib.sha256(b"".join(digests)).hexdigest()
     weights["0.q"][0, 0] += 1
     assert Toy(toy.architecture, weights).identity.weights != identity.weights

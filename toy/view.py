@@ -150,13 +150,14 @@ class Toy(Watched):
 
     @cached_property
     def _identity(self) -> Identity:
-        tensors = [tensor[0] for tensor in self._weights.values()]
+        # What ids stand for belongs to what a table's toy is.
+        table = {} if self._table is None else {"table": self._table}
+        stored = {name: tensor[0] for name, tensor in self._weights.items()} | table
         return Identity(
             name=self._name,
             revision=None,
             condition=self._condition,
-            # What ids stand for belongs to what a table's toy is.
-            weights=weights_hash(tensors if self._table is None else [*tensors, self._table]),
+            weights=weights_hash(stored.items()),
             config=json.dumps(self.architecture.described(), sort_keys=True),
             backend=self.backend,
             dtype=str(self.dtype).removeprefix("torch."),

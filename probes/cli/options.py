@@ -112,7 +112,7 @@ class Running(Options):
     offload_folder: Path | None = option(
         "With --device-map: folder for weights that are kept on disk in another form than their own."
     )
-    dtype: Literal["auto", "float32", "float64", "bfloat16"] = option("auto is float32.", "auto")
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = option("auto is float32.", "auto")
     beyond: bool = flag("--beyond", "Texts longer than the model was made for; not where positions are learned.")
     ablate: str | None = option("Heads that are taken out, BLOCK.HEAD, as in 18.8,26.2.")
     ablate_how: Literal["zero", "from-0"] = option(

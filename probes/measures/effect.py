@@ -27,6 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..models.checks import not_finite
 from ..models.view import Attention, Edit, View
 from ..run.memory import Retry, share_of
 from ..run.precision import double, precise
@@ -122,7 +123,10 @@ def effects(
         return retry(lambda: _of_prompt(model, tokens[n : n + 1], by_layer, report))
 
     pieces = each("effect", len(tokens), measured, before=before)
-    return {name: pieces.stacked(name) for name in ("effect", "loss_change")}
+    found = {name: pieces.stacked(name) for name in ("effect", "loss_change")}
+    if not all(np.isfinite(found["effect"][:, layer, head]).all() for layer, head in heads):
+        raise not_finite(model, "logits")
+    return found
 
 
 @torch.no_grad()

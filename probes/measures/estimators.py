@@ -43,7 +43,7 @@ from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from ..models.pullback import Prompt
-from ..run.precision import double, total
+from ..run.precision import double, total, wide
 from ..run.reporting import Report
 from ..run.resume import OWN, Piece, Pieces, each
 
@@ -132,7 +132,7 @@ class Estimate:
         self.basis = torch.cat([self.basis, directions], 1) if self.basis.shape[1] else directions
         kept: list[Tensor] = []
         for pulled in self._pull(prompt, directions, report):
-            squared = total(pulled.pow(2), (1, 3)).cpu()
+            squared = total(wide(pulled).pow(2), (1, 3)).cpu()
             self.exact = squared if self.exact is None else self.exact + squared
             room = KEPT_BYTES // (pulled[:, 0].numel() * pulled.element_size()) - sum(x.shape[1] for x in kept)
             if keep and (room > 0 or not kept):
@@ -148,7 +148,7 @@ class Estimate:
     def add_scalar(self, prompt: Prompt, report: Report) -> None:
         """The sum of the readout's entries alone; its gradient's squared norm stands for the whole."""
         self.scalar, self.products = True, 1.0
-        self.exact = total(prompt.pull(prompt.ones()).pow(2), (1, 3)).cpu()
+        self.exact = total(wide(prompt.pull(prompt.ones())).pow(2), (1, 3)).cpu()
         report(1)
 
     def add_probes(self, prompt: Prompt, count: int, report: Report) -> None:
@@ -156,7 +156,7 @@ class Estimate:
         fresh = _orthonormal_to(torch.cat([self.basis, self.probes], 1), count, self.generator)
         self.probes = torch.cat([self.probes, fresh], 1)
         for pulled in self._pull(prompt, fresh, report):
-            own = total(pulled.pow(2), (1, 3)).cpu()
+            own = total(wide(pulled).pow(2), (1, 3)).cpu()
             self.probed = own if self.probed is None else self.probed + own
             # Pairs within the chunk (each once) and with earlier chunks: Gram matrices at every layer and position.
             within = _gram_squares(pulled, pulled) - double(pulled).pow(2).sum(-1).pow(2).sum(1).cpu()
@@ -205,7 +205,7 @@ class Estimate:
 
 def _gram_squares(a: Tensor, b: Tensor) -> Float[Tensor, "layer position"]:
     """Sum over k, m of (a_k . b_m)^2 at every layer and position, of [layer, k, position, d] each."""
-    return double(torch.einsum("lkpd,lmpd->lpkm", a, b)).pow(2).sum((-2, -1)).cpu()
+    return double(torch.einsum("lkpd,lmpd->lpkm", wide(a), wide(b))).pow(2).sum((-2, -1)).cpu()
 
 
 def _orthonormal_to(known: Float[Tensor, "d m"], count: int, generator: torch.Generator) -> Float[Tensor, "d count"]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from . import split
+from .foreign import unknown
 
 # Modules whose hooks are no caller's. Those by which transformers collects `output_hidden_states` and `output_attentions`
 # are set when these are first asked for, stay for good, and change nothing that passes; TransformerLens's belong to its
@@ -28,7 +29,6 @@ KINDS = {
     "_backward_pre_hooks": "backward pre-hook",
     "_backward_hooks": "backward hook",
 }
-KNOWN = ("torch", "transformers")  # packages whose modules a family's blocks are made of
 ADAPTERS = ("_active_adapter", "_disable_adapters", "merged_adapters")  # what a layer of PEFT's keeps about its own
 
 
@@ -63,9 +63,8 @@ def obstacle(block: nn.Module) -> str | None:
         forward = own_forward(module)
         if forward is not None:
             return f"forward pass '{named(forward)}' on its {name or kind.__name__}"
-        # Quantized layers are linear in another way than nn.Linear; layers of other packages are not known here.
-        if kind.__module__.partition(".")[0] not in KNOWN or (isinstance(module, nn.Linear) and kind is not nn.Linear):
-            return f"module '{kind.__module__}.{kind.__qualname__}' as its {name}"
+        if (other := unknown(module)) is not None:
+            return f"{other} {name}"
     return None
 
 
@@ -107,6 +106,11 @@ class Origin:
     def __init__(self, model: nn.Module, *, shared: bool) -> None:
         self._model, self._shared = weakref.ref(model), shared
         self._before = self._noted(model)
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The caller's model, as long as the caller keeps it."""
+        return self._model()
 
     def _noted(self, model: nn.Module) -> dict[str, _Noted]:
         return {name: _Noted.of(module, self._shared) for name, module in model.named_modules()}

@@ -12,8 +12,8 @@ block 0 runs, whichever device a block ran on.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
@@ -25,19 +25,22 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from . import split
 from .behind import Continuation, Past
+from .calls import hidden, recorded_block, with_hidden
 from .families import beyond, family_of, spec_of
+from .foreign import check_passes, differentiable, unknown
 from .fresh import fresh_model, initialization_of
 from .fused import check_edits
 from .hooks import Origin, obstacle, own_forward, version
-from .identity import weights_hash
+from .identity import Stored, weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening, refuse_other_attention
 from .recorders import Recorders
 from .rotations import depend_on_length, follow_length, of_text
+from .stored import stored
 from .structure import attention_of, moved, output_head, running_blocks, structure
 from .tokens import first_ids
 from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched
-from .wrappers import unwrap_within
+from .wrappers import unpack, unwrap_within
 
 
 def shadow(model: Any) -> Any:
@@ -52,6 +55,7 @@ def shadow(model: Any) -> Any:
     split.unbind(copied)
     unwrap_within(copied)
     for module in copied.modules():
+        unpack(module)
         if "forward" in vars(module) and not split.hooks(module) and own_forward(module) is None:
             del module.forward  # compiled, and bound to the caller's module
     return copied
@@ -116,6 +120,9 @@ class HuggingFaceView(Watched):
         self._name = described.name or config.name_or_path or f"in-memory {config.model_type}"
         self.initialization, self.tokenizer = described.initialization, described.tokenizer
         self.origin: Origin | None = None  # the caller's model, where there is one
+        found = ((name, unknown(module)) for name, module in model.named_modules())
+        self._unknown = next((f"{what} {name}" for name, what in found if what is not None), None)
+        self._tried = self._unknown is None
         self._identified: tuple[tuple[int, ...], Identity] | None = None
         self.spec = beyond(spec_of(config), self._name) if described.beyond else spec_of(config)
         follow_length(model)
@@ -157,7 +164,7 @@ class HuggingFaceView(Watched):
             name=self._name,
             revision=self._described.revision,
             condition=self._described.condition,
-            weights=weights_hash(self._weights()),
+            weights=weights_hash(self.stored()),
             config=json.dumps(described, sort_keys=True, default=str),
             backend=self.backend,
             dtype=str(self.dtype).removeprefix("torch."),
@@ -179,9 +186,9 @@ class HuggingFaceView(Watched):
         """The tokenizer as it was when the model was trained."""
         return self.tokenizer
 
-    def _weights(self) -> Iterable[Tensor]:
-        """What the weights' hash is taken over."""
-        return split.distinct(self._model) if self._split else self._model.parameters()
+    def stored(self) -> Stored:
+        """All numbers of the model by transformers' names, which its hash is taken over."""
+        return stored(self._model)
 
     def _check_origin(self) -> None:
         if self.origin is not None:
@@ -190,14 +197,31 @@ class HuggingFaceView(Watched):
     # -- forward passes
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
-        return self._embedded(tokens)
+        embedded = self._embedded(tokens)
+        if not self._tried:
+            self._tried = True
+            given: Any = None if self.origin is None else self.origin.model
+            if type(given) is not type(self._whole) or next(given.parameters()).dtype != self.dtype:
+                given = self._whole  # which was made for this view
+            check_passes(lambda: type(self)(given).residual, embedded[:1], f"'{self._name}'", str(self._unknown))
+        return embedded
+
+    @property
+    def _whole(self) -> nn.Module:
+        """What a view like this one can be made of."""
+        return self._model
+
+    def _deriving(self, module: nn.Module, given: Tensor) -> AbstractContextManager[None]:
+        """Within it, modules that cut a derivative that is asked for are refused."""
+        asked = self._unknown is not None and given.requires_grad and torch.is_grad_enabled()
+        return differentiable(module) if asked else nullcontext()
 
     def _embedded(self, tokens: Tensor, **more: Tensor) -> Tensor:
         self._check_origin()
         seen: Site[Tensor] = Site("residual", 0)
 
         def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen.fired.append(_hidden(args, kwargs))
+            seen.fired.append(hidden(args, kwargs))
             raise _Reached
 
         handle = self._blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
@@ -211,7 +235,10 @@ class HuggingFaceView(Watched):
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
     ) -> Float[Tensor, "batch position d"]:
-        with self._passing(embeddings, edits, None, record=False) as (_, last):
+        with (
+            self._passing(embeddings, edits, None, record=False) as (_, last),
+            self._deriving(self._decoder, embeddings),
+        ):
             self._forward(embeddings)
         return last.value(self.spec.family)
 
@@ -229,7 +256,7 @@ class HuggingFaceView(Watched):
         streams, blocks, rotary = [], [], []
         for layer, call in enumerate(calls):
             args, kwargs = call.fired[-1]
-            stream, block, rotation = _recorded_block(self._blocks[layer], args, kwargs, self.device)
+            stream, block, rotation = recorded_block(self._blocks[layer], args, kwargs, self.device)
             if rotation is not None and self._family.planes:
                 rotation = (torch.cat([rotation[0]] * 2, -1), torch.cat([rotation[1]] * 2, -1))
             streams.append(stream)
@@ -244,7 +271,7 @@ class HuggingFaceView(Watched):
         """A recorded block that keeps the pass's edits of its queries, keys, values and output, and can be watched."""
 
         def listened(stream: Tensor) -> Tensor:
-            with self._attending(None, edits, (layer,)):
+            with self._attending(None, edits, (layer,)), self._deriving(self._blocks[layer], stream):
                 return block(stream)
 
         return listened
@@ -293,8 +320,9 @@ class HuggingFaceView(Watched):
             return self._final_norm(residual).to(self.device)
 
     def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
-        with self.recorders.kept():
-            logits = output_head(self._model)(normed).to(self.device)
+        head = output_head(self._model)
+        with self.recorders.kept(), self._deriving(head, normed):
+            logits = head(normed).to(self.device)
         cap = getattr(self._model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -327,10 +355,10 @@ class HuggingFaceView(Watched):
             changes = [edit for edit in changes if past is None or edit.position is None]
 
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-                stream = embeddings if layer == 0 else _hidden(args, kwargs)
+                stream = embeddings if layer == 0 else hidden(args, kwargs)
                 for edit in changes:
                     stream = edit(stream.to(self.device))
-                call = _with_hidden(stream, args, kwargs)
+                call = with_hidden(stream, args, kwargs)
                 calls[layer].fired[:] = [call if record else None]
                 return call
 
@@ -422,26 +450,3 @@ class HuggingFaceView(Watched):
 
     def _twin(self, model: Any, described: dict[str, Any]) -> HuggingFaceView:
         return type(self)(model, **described)
-
-
-def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return args[0] if args else kwargs["hidden_states"]
-
-
-def _with_hidden(stream: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    return ((stream, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": stream})
-
-
-def _recorded_block(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
-    """(the stream it read, the block as a function of its stream, its rotation), taken and given on that device."""
-    recorded = _hidden(args, kwargs).detach().to(device)
-    args, kwargs = _with_hidden(recorded.new_empty(0), args, kwargs)  # so that a kept block does not keep its stream
-
-    def block(stream: Tensor) -> Tensor:
-        given, named = _with_hidden(stream, args, kwargs)
-        output = module(*given, **named)
-        return (output[0] if isinstance(output, tuple) else output).to(device)
-
-    pair = kwargs.get("position_embeddings")
-    rotation = None if pair is None else (pair[0][0].to(recorded), pair[1][0].to(recorded))  # OLMo's are in float32
-    return recorded, block, rotation

@@ -10,6 +10,7 @@ Weights must be as loaded: folding layer norms or centring weights changes the r
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
@@ -26,6 +27,7 @@ from ..errors import InputError, reason
 from .families import family_of, spec_of
 from .fused import attend
 from .huggingface import Described, HuggingFaceView, shadow
+from .identity import Stored
 from .listening import Listening
 from .recorders import Recorders
 from .split import is_split
@@ -33,6 +35,7 @@ from .structure import output_head
 from .view import Attention, Parts, Site
 
 LEAST, MOST = 8, 64  # tokens of the text on which a bridge is held against its model
+ORIGINAL = "._original_component"  # under which a bridge keeps the module in whose place it stands
 ROTATION = "_apply_rotary_pos_emb"  # the method by which bridges of fused projections rotate queries and keys
 
 
@@ -64,8 +67,15 @@ class LensView(HuggingFaceView):
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
         self._wrap(self._bridge.original_model, Described(tokenizer, **described))
 
-    def _weights(self) -> Iterable[Tensor]:
-        """Without a bridge's copies of fused projections, as long as they are copies: as transformers has the weights."""
+    @property
+    def _whole(self) -> nn.Module:
+        return self._bridge
+
+    def stored(self) -> Stored:
+        """By transformers' names: a bridge's own modules hold the weights of the original ones a second time.
+
+        Of fused projections it runs copies, which count beside these names as soon as they are copies no more.
+        """
         copies: set[int] = set()
         for block in self._blocks:
             attention: Any = block.attn
@@ -79,7 +89,15 @@ class LensView(HuggingFaceView):
                 fused = [tensor for part in parts for tensor in part.parameters()]
                 if all(torch.equal(a, b) for a, b in zip(own, fused, strict=True)):
                     copies |= {id(tensor) for tensor in own}
-        return (tensor for tensor in super()._weights() if id(tensor) not in copies)
+        held = dict(super().stored())
+        zeros = getattr(self._model.get_output_embeddings().original_component, "bias", None)
+        if not isinstance(zeros, nn.Parameter):  # a buffer that a bridge adds, as if the unembedding had a bias
+            held = {name: tensor for name, tensor in held.items() if tensor is not zeros}
+        bridges = {name[: at.start()] for name in held for at in re.finditer(re.escape(ORIGINAL), name)}
+        within = {name: name.replace(ORIGINAL, "") for name in held if not _beside(name, bridges)}
+        yield from ((plain, held[name]) for name, plain in within.items())
+        seen = copies | {id(held[name]) for name in within}
+        yield from ((name, tensor) for name, tensor in held.items() if id(tensor) not in seen)
 
     def parts(self, layer: int) -> Parts | None:
         """None: derivatives go through the bridge's own modules, with whatever hooks they carry."""
@@ -212,6 +230,11 @@ def _unwired(copied: TransformerBridge) -> TransformerBridge:
                 for key in wired & set(held):
                     del held[key]
     return copied
+
+
+def _beside(name: str, bridges: set[str]) -> bool:
+    """Whether a tensor is held by one of the bridges' own modules, not by the one that it stands for."""
+    return any(name.startswith(f"{bridge}.") and not name.startswith(bridge + ORIGINAL) for bridge in bridges)
 
 
 def refuse_family(config: Any, dtype: torch.dtype) -> None:

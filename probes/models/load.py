@@ -274,7 +274,7 @@ def _from_memory(
 
     from .hooks import Origin
     from .split import is_split, weights
-    from .structure import moved, structure
+    from .structure import keeps_state, moved, structure
     from .wrappers import has_adapters, unwrapped
 
     source = given = unwrapped(source)
@@ -294,11 +294,15 @@ def _from_memory(
         refuse_split(source)
     whole = not is_split(source)
     moves = (place is not None and place != parameter.device) or (wanted is not None and wanted != parameter.dtype)
+    if moves and (fixed := next((name for name, x in source.named_parameters() if keeps_state(x)), None)) is not None:
+        raise InputError(
+            f"the {kind} is quantized ({fixed}), and is neither moved nor cast to {place or wanted}; "
+            "leave device and dtype out, or load it so"
+        )
     if moves and whole:
         target = place or parameter.device
         source = structure(source, partial(moved, target, wanted or parameter.dtype))
         source.to(target)  # a bridge takes note of it
-    check_finite(source, kind)
     if is_bridge:
         from .lens import LensView
 
@@ -306,6 +310,7 @@ def _from_memory(
     else:
         name = source.config.name_or_path or f"in-memory {source.config.model_type}"
         view = _view(Found(source, tokenizer, name, revision), backend, own=moves, beyond=beyond)
+    check_finite(view.stored(), kind)
     for asked, found, option in ((place, view.device, "device"), (wanted, view.dtype, "dtype")):
         if asked is not None and asked != found:
             raise InputError(

@@ -25,6 +25,7 @@ from . import hub
 from .checkpoint import ADAPTER, CONFIG, check_fields, check_weights, read_object, refuse_pointers, unwrapping
 from .families import family_of
 from .gguf.header import SUFFIX, Header, is_gguf, read_header
+from .identity import Stored
 from .initialization import ASSUMED
 from .packed import packed, unpacked
 
@@ -35,8 +36,9 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 FETCHED = (".json", ".safetensors", ".model", ".txt", ".jinja")  # files of a folder that a model is made of
 WITH_HEAD = ("CausalLM", "LMHead")  # in names of classes that give next-token logits
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of which every tokenizer has
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-DType = Literal["auto", "float32", "float64", "bfloat16"]
+DEQUANTIZED = ("fp8", "mxfp4")  # of which transformers makes plain weights on request, scales applied
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
 
 class Packaged(NamedTuple):
@@ -171,7 +173,7 @@ def _from_gguf(path: Path, name: str, how: Reading) -> Found:
             header,
             provenance,
             given=config_fields(path if how.config is None else how.config),
-            dtype=torch.bfloat16 if how.dtype == "bfloat16" else torch.float32,  # which float64 holds exactly
+            dtype=min(how.torch_dtype, torch.float32, key=lambda one: one.itemsize),  # float64 holds float32's exactly
             tokenizer=how.tokenizer is None and not beside,
             lasting=how.split is not None,
         ) as folder,
@@ -323,6 +325,8 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
     from .split import disjoint
+    from .stored import stored
+    from .structure import keeps_state
 
     given: dict[str, Any] = {"revision": revision} if revision is not None else {}
     folder = Path(path) if Path(path).is_dir() else None
@@ -338,6 +342,9 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
             if folder is not None:
                 check_weights(folder)
                 where["key_mapping"] = unwrapping(folder)
+            quantized = getattr(config, "quantization_config", None)
+            if isinstance(quantized, dict) and quantized.get("quant_method") in DEQUANTIZED:
+                quantized["dequantize"] = True
             if isinstance(where.get("device_map"), Mapping):
                 with torch.device("meta"):
                     structure = AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
@@ -372,7 +379,10 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
             found = f"has {len(unread)} weights that its config has no place for ({unread[0]})" if unread else ""
             lacks = f"lacks {len(wrong)} of its weights, or has them in another shape ({wrong[0]})" if wrong else ""
             raise InputError(f"model '{name}' {lacks or found}; the files do not fit the config")
-        check_finite(model, name)
+        for parameter in model.parameters() if quantized else ():  # what it has beside its codes keeps its dtype
+            if parameter.is_floating_point() and not keeps_state(parameter):
+                parameter.data = parameter.data.to(how.torch_dtype)
+        check_finite(stored(model), name)
         if how.tokenizer is not None:
             return model, how.tokenizer
         try:
@@ -416,14 +426,15 @@ def _unread(model: Any, names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if module(name) in known)
 
 
-def check_finite(model: Any, name: str) -> None:
-    from .split import weights
-
-    for weight in weights(model):
-        value = weight.value()
+def check_finite(weights: Stored, name: str) -> None:
+    for key, value in weights:
+        if not value.is_floating_point() or not value.numel():  # codes, of which the scales are checked
+            continue
+        value = value.float() if value.dtype.itemsize == 1 else value  # torch compares no numbers of 8 bits
         # Least and greatest pass on what is not a number, in a tenth of the time that a look at every weight takes.
-        if value.numel() and not torch.stack(torch.aminmax(value)).isfinite().all():
-            raise InputError(f"model '{name}' has weights that are not finite ({weight.name}); check the checkpoint")
+        if not torch.stack(torch.aminmax(value)).isfinite().all():
+            ends = "float16 ends at 65504, use another dtype, or " if value.dtype == torch.float16 else ""
+            raise InputError(f"model '{name}' has weights that are not finite ({key}); {ends}check the checkpoint")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..run.precision import wide
 from .view import Norm
 
 
@@ -22,10 +23,9 @@ class Normalized:
         self.weight = norm.weight if len(self.over) == 1 else norm.weight.view(-1, 1, stream.shape[-1])
         self.size = norm.weight.numel()
         centred = stream - stream.mean(-1, keepdim=True) if self.layer else stream
-        self.inverse = torch.rsqrt(
-            centred.pow(2).mean(self.over, keepdim=True) + norm.eps
-        )  # [B, T, 1] or [B, H or 1, T, 1]
-        self.unit = centred * self.inverse  # [B, T, d]
+        inverse = torch.rsqrt(wide(centred).pow(2).mean(self.over, keepdim=True) + norm.eps)
+        self.inverse = inverse.to(stream.dtype)  # [B, T, 1] or [B, H or 1, T, 1]
+        self.unit = (centred * inverse).to(stream.dtype)  # [B, T, d]
         self.output = self.unit * self.weight if norm.bias is None else self.unit * self.weight + norm.bias
 
     def add_pullback(self, total: Tensor, weighted: Tensor, rows: slice | Tensor = slice(None)) -> None:
@@ -46,8 +46,8 @@ class Normalized:
 
     def _along(self, x: Tensor, unit: Tensor) -> Tensor:
         """-<x, unit> / d, over all heads where the norm is."""
-        along = torch.linalg.vecdot(x, unit).unsqueeze(-1)
-        return (along if len(self.over) == 1 else along.sum(-3, keepdim=True)).div_(-self.size)
+        along = torch.linalg.vecdot(wide(x), wide(unit)).unsqueeze(-1)
+        return (along if len(self.over) == 1 else along.sum(-3, keepdim=True)).div_(-self.size).to(x.dtype)
 
     def pullback(self, cotangent: Tensor, rows: slice = slice(None)) -> Tensor:
         """The whole derivative's transpose, weight included, into a new tensor."""

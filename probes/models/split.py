@@ -138,24 +138,6 @@ def weights(module: nn.Module, prefix: str = "", holder: tuple[Any, int] | None 
             yield from weights(child, f"{prefix}{key}.", holder)
 
 
-def distinct(model: nn.Module) -> Iterator[Tensor]:
-    """The values of every weight, tied ones once, read one after another.
-
-    Of offloaded weights a tie shows in the model's own list of them alone: accelerate makes a new "meta" parameter per
-    module in every pass.
-    """
-    found = {weight.name: weight for weight in weights(model)}
-    ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    seen: set[int] = set()
-    for weight in found.values():
-        if id(weight.parameter) in seen:
-            continue
-        seen.add(id(weight.parameter))
-        twin = found.get(ties.get(weight.name, ""), weight)
-        if twin.parameter is weight.parameter or not torch.equal(weight.value().cpu(), twin.value().cpu()):
-            yield weight.value()
-
-
 # ------------------------------------------------------------------------------------------------ copies and parts
 
 

@@ -1,8 +1,9 @@
 """Structural copies: modules, their dictionaries of hooks and the configuration are the copy's own, tensors are the model's.
 
 A copy costs no memory and isolates what a view changes. Only what a forward pass is made of is copied: modules, the
-containers on them, bound methods of modules, the configuration, and the objects by which accelerate and TransformerLens
-run modules. Whatever else a caller keeps on a module (a lock, an open file, a recorder) is the very same object.
+containers on them, bound methods of modules, the configuration, and the objects by which accelerate, and packages with
+modules of their own (TransformerLens, bitsandbytes, PEFT), run modules. Whatever else a caller keeps on a module (a lock, an
+open file, a recorder) is the very same object.
 """
 
 from __future__ import annotations
@@ -11,29 +12,41 @@ import copy
 import functools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from enum import Enum
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from accelerate.hooks import ModelHook
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import InputError, reason
 from .families import Family
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
-RUNNERS = ("transformer_lens",)  # a package whose objects hold modules, beside accelerate's hooks
+KNOWN = ("torch", "transformers")  # packages whose modules a family's blocks are made of
+PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # tensors that are their numbers and no more
+FLAGS = (bool, int, float, str, type(None))  # what may be noted on such a tensor
 
 
-def structure(root: Any, tensor: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """The structural copy of a module, or of what holds modules.
+def structure(root: nn.Module, tensor: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """The structural copy of a module.
 
     Args:
         root: stays as it is.
         tensor: what stands in the place of each parameter and buffer that has values; `usable` unless given.
     """
-    return _Copy(usable if tensor is None else tensor).of(root)
+    return _Copy(root, usable if tensor is None else tensor).of(root)
+
+
+def keeps_state(tensor: Tensor) -> bool:
+    """Whether a tensor has more to it than its own numbers, such as the scales of its codes.
+
+    Packages that quantize keep that on the tensor, some until the first pass, which moves it to the module.
+    """
+    if is_traceable_wrapper_subclass(tensor):
+        return len(tensor.__tensor_flatten__()[0]) > 1
+    return type(tensor) not in PLAIN or not all(isinstance(value, FLAGS) for value in vars(tensor).values())
 
 
 def usable(tensor: Tensor) -> Tensor:
@@ -60,8 +73,10 @@ def moved(device: torch.device, dtype: torch.dtype, tensor: Tensor) -> Tensor:
 class _Copy:
     """What was copied already, by id; the originals are kept, so that no id is used twice."""
 
-    def __init__(self, tensor: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, root: nn.Module, tensor: Callable[[Tensor], Tensor]) -> None:
         self._tensor = tensor
+        packages = {type(module).__module__.partition(".")[0] for module in root.modules()}
+        self._packages = tuple(f"{package}." for package in packages.difference(KNOWN))
         self._made: dict[int, tuple[Any, Any]] = {}
 
     def of(self, x: Any) -> Any:
@@ -75,8 +90,8 @@ class _Copy:
         if getattr(kind, "model_type", None) is not None and hasattr(x, "to_dict"):  # transformers' configuration
             return self._keep(x, copy.deepcopy(x))
         if isinstance(x, nn.Parameter):  # accelerate makes new "meta" parameters in every pass: the copy has its own
-            return self._keep(x, copy.deepcopy(x) if x.is_meta else self._tensor(x))
-        runs = kind.__module__.startswith(RUNNERS) and hasattr(x, "__dict__") and not isinstance(x, Enum)
+            return self._keep(x, copy.deepcopy(x)) if x.is_meta else self._stored(x)
+        runs = f"{kind.__module__}.".startswith(self._packages) and kind.__new__ is object.__new__
         if isinstance(x, ModelHook) or runs:
             return self._filled(x, vars(x))
         if kind is tuple:
@@ -113,6 +128,15 @@ class _Copy:
         self._made[id(x)] = x, made
         return made
 
+    def _stored(self, x: Tensor) -> Tensor:
+        """A parameter or buffer: of one with state, another one over the same memory, whose state is the copy's own."""
+        made = self._tensor(x)
+        if made is not x or is_traceable_wrapper_subclass(x) or not keeps_state(x):
+            return self._keep(x, made)
+        self._keep(x, made := Tensor._make_subclass(type(x), x.detach(), x.requires_grad))
+        vars(made).update({key: self.of(y) for key, y in vars(x).items()})
+        return made
+
     def _container(self, x: Any) -> Any:
         made = self._keep(x, copy.copy(x))
         if isinstance(x, dict):
@@ -130,7 +154,7 @@ class _Copy:
     def _module(self, module: nn.Module) -> nn.Module:
         for buffer in vars(module)["_buffers"].values():
             if buffer is not None and not buffer.is_meta and id(buffer) not in self._made:
-                self._keep(buffer, self._tensor(buffer))
+                self._stored(buffer)
         # What `module.compile()` keeps is bound to the original, and not in a module's state either.
         made = self._filled(module, {key: x for key, x in vars(module).items() if key != "_compiled_call_impl"})
         if isinstance(forward := vars(made).get("forward"), FunctionType):

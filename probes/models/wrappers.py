@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, reason
+from .foreign import unknown
 
 
 def unwrapped(model: Any) -> Any:
@@ -54,6 +55,23 @@ def unwrap_within(copied: nn.Module, prefix: str = "") -> None:
             unwrap_within(inner, f"{prefix}{name}.")
 
 
+def unpack(module: Any) -> None:
+    """A 4-bit layer of bitsandbytes in a structural copy comes to compute as it does on any device.
+
+    Its packed form for some CPUs, made in the first pass, rounds to bfloat16 and has no derivative.
+    """
+    if not getattr(module, "support_avx512bf16_for_cpu", False):
+        return
+    module.support_avx512bf16_for_cpu = False
+    weight, state = module.weight, module.weight.quant_state
+    if getattr(state, "packing_format_for_cpu", False):
+        state.original_nested = False  # scales stay as they are instead of being rounded again
+        module._save_to_state_dict(
+            {}, "", keep_vars=True
+        )  # the package's own way back, but for the order of its scales
+        weight.quant_state.absmax = weight.quant_state.absmax.T.reshape(-1).float()
+
+
 def _is_compiled(module: Any) -> bool:
     return isinstance(module, nn.Module) and "_orig_mod" in module._modules
 
@@ -64,10 +82,12 @@ def _is_adapter(module: Any) -> bool:
 
 def _merged(layer: Any, name: str) -> nn.Module:
     """The layer that adapters are on, with weights of its own that hold the active ones, as the wrapped layer runs now."""
+    bases = [part.base_layer for part in layer.modules() if hasattr(part, "base_layer")]
+    if any(unknown(base) is not None for base in bases):  # codes would have to be rounded anew: it runs as it is
+        return layer
     try:
-        for part in layer.modules():
-            if hasattr(part, "base_layer"):
-                _own(part.base_layer)
+        for base in bases:
+            _own(base)
         if hasattr(layer, "unload_and_optionally_merge_module"):  # a second layer in the place of the first
             if layer.disable_adapters:
                 return layer.original_module

@@ -29,6 +29,11 @@ def double(x: Tensor) -> Tensor:
     return x.to(precise(x.device)).double()
 
 
+def wide(x: Tensor) -> Tensor:
+    """A tensor in float32 at least: float16 holds no square of a number above 256, and bfloat16 three digits of it."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def total(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Its sum over some axes in float64, at its device's `precise` place."""
     return x.to(precise(x.device)).sum(dim, dtype=torch.float64)

@@ -1,0 +1,150 @@
+"""Small models whose layers other packages, or a caller, have quantized, and what plain layers make of their weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import families
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+LEVELS = 127  # of 8 bits and a sign
+
+
+class Codes(nn.Module):
+    """A linear layer that holds codes and scales as buffers, as GPTQ and AWQ have it."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        weight = plain.weight.detach()
+        scales = weight.abs().amax(1) / LEVELS
+        self.register_buffer("codes", (weight / scales[:, None]).round().to(torch.int8))
+        self.register_buffer("scales", scales)
+
+    def dequantized(self) -> Tensor:
+        return self.codes.to(self.scales) * self.scales[:, None]  # type: ignore[operator, return-value, arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.dequantized().to(x).T
+
+
+class Moving(nn.Linear):
+    """A linear layer whose scales the first pass moves from the weight to the module, as that of bitsandbytes in 8 bits."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__(plain.in_features, plain.out_features, bias=False)
+        self.weight = nn.Parameter(plain.weight.detach() / 3)
+        self.weight.scale, self.scale = torch.full((plain.out_features, 1), 3.0), None  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.scale is not None:  # type: ignore[attr-defined]
+            self.scale, self.weight.scale = self.weight.scale, None  # type: ignore[attr-defined]
+        return x @ (self.weight * self.scale).T
+
+
+class Fading(nn.Linear):
+    """A linear layer whose every pass changes its weights."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__(plain.in_features, plain.out_features, bias=False)
+        self.weight = nn.Parameter(plain.weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = super().forward(x)
+        self.weight.data.mul_(0.9)
+        return made
+
+
+def replaced(made: Callable[[nn.Linear], nn.Module]) -> Any:
+    """A Llama with such layers in the place of its blocks' linear ones."""
+    model = families.model("llama")
+    for name, module in list(families.blocks(model).named_modules()):
+        if isinstance(module, nn.Linear):
+            families.blocks(model).set_submodule(name, made(module))
+    return model
+
+
+def dynamic(_: Path) -> Any:
+    return torch.ao.quantization.quantize_dynamic(families.model("llama"), {nn.Linear}, dtype=torch.qint8)
+
+
+def of_bitsandbytes(folder: Path, **config: Any) -> Any:
+    pytest.importorskip("bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    families.model("llama").save_pretrained(folder)
+    asked = BitsAndBytesConfig(**config)
+    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=asked, dtype=torch.float32)
+
+
+def in_4_bits(folder: Path, kind: str = "nf4") -> Any:
+    asked = {"load_in_4bit": True, "bnb_4bit_quant_type": kind, "bnb_4bit_compute_dtype": torch.float32}
+    return of_bitsandbytes(folder, **asked)
+
+
+def in_8_bits(folder: Path) -> Any:
+    return of_bitsandbytes(folder, load_in_8bit=True)
+
+
+def of_torchao(_: Path) -> Any:
+    found = pytest.importorskip("torchao.quantization")
+    model = families.model("llama")
+    found.quantize_(model, found.Int8WeightOnlyConfig())
+    return model
+
+
+def adapted(model: Any) -> Any:
+    """The model with LoRA on some of its layers, whose matrices depend on nothing else."""
+    made = get_peft_model(model, LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj", "up_proj"])).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return made
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "codes": lambda _: replaced(Codes),
+    "moving": lambda _: replaced(Moving),
+    "dynamic": dynamic,
+    "nf4": in_4_bits,
+    "fp4": lambda folder: in_4_bits(folder, "fp4"),
+    "int8": in_8_bits,
+    "torchao": of_torchao,
+    "LoRA on nf4": lambda folder: adapted(in_4_bits(folder)),
+    "LoRA on int8": lambda folder: adapted(in_8_bits(folder)),
+    "LoRA": lambda _: adapted(families.model("llama")),
+}
+
+
+def plain(kind: str, model: Any) -> Any:
+    """The Llama that the weights of a model of this kind stand for, dequantized by the package that made them."""
+    made = families.model("llama")
+    for name, module in model.named_modules():
+        if not isinstance(weight := vars(module).get("_parameters", {}).get("weight"), Tensor) and kind != "codes":
+            continue
+        if isinstance(module, Codes):
+            full = module.dequantized()
+        elif isinstance(module, Moving):
+            full = module.weight.detach() * 3
+        elif "4" in kind and hasattr(weight, "quant_state"):
+            from bitsandbytes.functional import dequantize_4bit
+
+            full = dequantize_4bit(weight.data, copy.deepcopy(weight.quant_state)).float()
+        elif hasattr(weight, "dequantize") and kind == "torchao":
+            full = weight.dequantize()
+        else:
+            continue
+        inner = name.removeprefix("base_model.model.").removesuffix(".base_layer")
+        if isinstance(made.get_submodule(inner), nn.Linear):
+            made.get_submodule(inner).weight = nn.Parameter(
+                full.detach().float().reshape(made.get_submodule(inner).weight.shape)
+            )
+    return adapted(made) if "LoRA" in kind else made
