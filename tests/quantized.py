@@ -17,6 +17,11 @@ from transformers import AutoModelForCausalLM
 LEVELS = 127  # of 8 bits and a sign
 
 
+def llama() -> Any:
+    """Widths in multiples of 64, which bitsandbytes in 4 bits needs on some CPUs."""
+    return families.build(families.small("llama", intermediate_size=128))
+
+
 class Codes(nn.Module):
     """A linear layer that holds codes and scales as buffers, as GPTQ and AWQ have it."""
 
@@ -63,7 +68,7 @@ class Fading(nn.Linear):
 
 def replaced(made: Callable[[nn.Linear], nn.Module]) -> Any:
     """A Llama with such layers in the place of its blocks' linear ones."""
-    model = families.model("llama")
+    model = llama()
     for name, module in list(families.blocks(model).named_modules()):
         if isinstance(module, nn.Linear):
             families.blocks(model).set_submodule(name, made(module))
@@ -71,14 +76,14 @@ def replaced(made: Callable[[nn.Linear], nn.Module]) -> Any:
 
 
 def dynamic(_: Path) -> Any:
-    return torch.ao.quantization.quantize_dynamic(families.model("llama"), {nn.Linear}, dtype=torch.qint8)
+    return torch.ao.quantization.quantize_dynamic(llama(), {nn.Linear}, dtype=torch.qint8)
 
 
 def of_bitsandbytes(folder: Path, **config: Any) -> Any:
     pytest.importorskip("bitsandbytes")
     from transformers import BitsAndBytesConfig
 
-    families.model("llama").save_pretrained(folder)
+    llama().save_pretrained(folder)
     asked = BitsAndBytesConfig(**config)
     return AutoModelForCausalLM.from_pretrained(folder, quantization_config=asked, dtype=torch.float32)
 
@@ -94,7 +99,7 @@ def in_8_bits(folder: Path) -> Any:
 
 def of_torchao(_: Path) -> Any:
     found = pytest.importorskip("torchao.quantization")
-    model = families.model("llama")
+    model = llama()
     found.quantize_(model, found.Int8WeightOnlyConfig())
     return model
 
@@ -120,13 +125,13 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "torchao": of_torchao,
     "LoRA on nf4": lambda folder: adapted(in_4_bits(folder)),
     "LoRA on int8": lambda folder: adapted(in_8_bits(folder)),
-    "LoRA": lambda _: adapted(families.model("llama")),
+    "LoRA": lambda _: adapted(llama()),
 }
 
 
 def plain(kind: str, model: Any) -> Any:
     """The Llama that the weights of a model of this kind stand for, dequantized by the package that made them."""
-    made = families.model("llama")
+    made = llama()
     for name, module in model.named_modules():
         if not isinstance(weight := vars(module).get("_parameters", {}).get("weight"), Tensor) and kind != "codes":
             continue

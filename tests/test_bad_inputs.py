@@ -199,7 +199,7 @@ VALUES: dict[str, list[Row]] = {
         ("--seed -1", "seed=-1"),
         (f"--seed {2**70}", f"--seed {2**70}"),
         ("--device cuda:99", "device 'cuda:99' cannot be used"),
-        ("--dtype float16", "float16"),
+        ("--dtype float8", "float8"),
     ],
     "theory SMALL": [
         ("--initialization 0", "'uniform 0' has deviation 0"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import families
@@ -15,10 +16,13 @@ import numpy as np
 import pytest
 import torch
 from fingerprint import difference, fingerprint
+from quantized import KINDS
+from transformers import AutoModelForCausalLM
 
 import probes
 from probes.errors import InputError
 from probes.models.lens import boot
+from probes.models.named import CHECKPOINTS
 from probes.models.view import View
 from probes.theory.kernel import second_moment
 
@@ -196,3 +200,55 @@ def test_nothing_is_left_changed_by_an_interruption_within_a_block(tokens, kind)
             ANYWHERE[name](view, tokens, Stop())
         armed.clear()
         assert difference(before, fingerprint(model)) == [], name
+
+
+# ------------------------------------------------------------------------------------------- every kind of model there is
+
+
+def _bridged(family: str) -> Any:
+    return boot(families.model(family), family)
+
+
+def _tiny(_: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "tiny-llama")
+
+
+MODELS: dict[str, Callable[[Path], Any]] = {
+    **{family: lambda _, family=family: families.model(family) for family in families.FAMILIES},
+    **{
+        f"{family}, bridge": lambda _, family=family: _bridged(family)
+        for family, row in families.ROWS.items()
+        if row.no_lens is None
+    },
+    "tiny-llama": _tiny,
+    "compiled": lambda _: torch.compile(families.model("llama")),
+    **KINDS,
+}
+FAST = ("llama", "gpt2, bridge", "moving", "dynamic", "int8", "LoRA on nf4")
+PASSES = ("jacobian, autograd", "jacobian, all pathways", "sinks", "trajectory", "leakage", "bos swap", "inspect")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS]
+)
+def test_every_kind_of_model_is_what_it_was_after_every_probe(kind, tokens, tmp_path):
+    """Outputs bit for bit, and all that a fingerprint holds."""
+    model = MODELS[kind](tmp_path).eval()
+    _logits(model, tokens)  # some packages arrange their weights in a first pass
+    logits, view, refused = _logits(model, tokens), probes.load(model, tokenizer=families.tokenizer()), []
+    before = fingerprint(model)
+    for name in ("sinks",) if kind == "tiny-llama" else PASSES:
+        try:
+            ANYWHERE[name](view, tokens, Stop())
+        except InputError as error:
+            refused.append(str(error))
+        assert difference(before, fingerprint(model)) == [], name
+    assert all("no derivative" in said or "window" in said for said in refused)
+    assert torch.equal(_logits(model, tokens), logits)
+
+
+@torch.no_grad()
+def _logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    found = model(tokens)
+    return getattr(found, "logits", found)

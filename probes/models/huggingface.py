@@ -123,6 +123,7 @@ class HuggingFaceView(Watched):
         found = ((name, unknown(module)) for name, module in model.named_modules())
         self._unknown = next((f"{what} {name}" for name, what in found if what is not None), None)
         self._tried = self._unknown is None
+        self._whole: nn.Module = model  # what a view like this one can be made of
         self._identified: tuple[tuple[int, ...], Identity] | None = None
         self.spec = beyond(spec_of(config), self._name) if described.beyond else spec_of(config)
         follow_length(model)
@@ -205,11 +206,6 @@ class HuggingFaceView(Watched):
                 given = self._whole  # which was made for this view
             check_passes(lambda: type(self)(given).residual, embedded[:1], f"'{self._name}'", str(self._unknown))
         return embedded
-
-    @property
-    def _whole(self) -> nn.Module:
-        """What a view like this one can be made of."""
-        return self._model
 
     def _deriving(self, module: nn.Module, given: Tensor) -> AbstractContextManager[None]:
         """Within it, modules that cut a derivative that is asked for are refused."""

@@ -66,10 +66,7 @@ class LensView(HuggingFaceView):
         self._bridge, self._lens_tokenizer = _unwired(shadow(bridge)), tokenizer is None
         tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
         self._wrap(self._bridge.original_model, Described(tokenizer, **described))
-
-    @property
-    def _whole(self) -> nn.Module:
-        return self._bridge
+        self._whole = self._bridge
 
     def stored(self) -> Stored:
         """By transformers' names: a bridge's own modules hold the weights of the original ones a second time.
