@@ -36,7 +36,7 @@ from jaxtyping import Float, Int
 
 from ..errors import InputError
 from ..measures.mechanism_numbers import couples
-from ..results.dataset import Result, number_types, opened, options_of, recorded
+from ..results.dataset import Result, number_types, opened, options_of, recorded, stored
 from ..results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
 from ..results.tables import Report, Table, interval, number
 from .compare_numbers import MEASUREMENTS, Number, Sample, alone, measurement
@@ -100,7 +100,7 @@ def compare_results(a: Result, b: Result) -> Comparison:
     """
     paths = [x for x in (a, b) if isinstance(x, (str, os.PathLike))]
     a, b = opened(a), opened(b)
-    if len(paths) == 2 and os.path.samefile(*paths):
+    if len(paths) == 2 and os.path.samefile(*map(stored, paths)):
         raise InputError(f"'{paths[0]}' and '{paths[1]}' are the same file; give two results")
     kinds = [measurement(ds) for ds in (a, b)]
     if kinds[0] != kinds[1]:
