@@ -41,9 +41,10 @@ class Recorders:
         modules, self._passing = list(model.modules()), False
         self._roots = [function for module in modules for _, function in hooks_on(module)]
         self._roots += [forward for module in modules if (forward := own_forward(module)) is not None]
-        self._roots += [
-            x for module in modules for x in vars(module).values() if _own(x) and not isinstance(x, nn.Module)
-        ]
+        # Objects of packages that modules come from are the copy's own (see `structure`), and what quantized layers hold.
+        packages = {type(module).__module__.partition(".")[0] for module in modules}
+        objects = [x for module in modules for x in vars(module).values() if _own(x) and not isinstance(x, nn.Module)]
+        self._roots += [x for x in objects if type(x).__module__.partition(".")[0] not in packages]
         self._before: list[Callable[[], None]] | None = None
 
     @contextmanager
