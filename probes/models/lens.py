@@ -81,7 +81,8 @@ class LensView(HuggingFaceView):
                 apart: Any = getattr(module, "split_qkv_matrix", None) or getattr(module, "split_gate_up_matrix", None)
                 if apart is None or (module is attention and not hasattr(module, "qkv")):
                     continue
-                parts = apart(module.original_component)
+                with torch.random.fork_rng(devices=[]):  # layers are made for them, which draw their weights first
+                    parts = apart(module.original_component)
                 own = [tensor for name in names for tensor in getattr(module, name).parameters()]
                 fused = [tensor for part in parts for tensor in part.parameters()]
                 if all(torch.equal(a, b) for a, b in zip(own, fused, strict=True)):
