@@ -24,10 +24,11 @@ of the same over the other lines; "position 0". (Where no first token is put fir
 Holding A_i0. With r_i = logsumexp_{j>0} s_ij, the logit s_i0 becomes `stop(s_i0 - r_i) + r_i`. No weight changes, and
 A_i0 = sigmoid(s_i0 - r_i) has no derivative; it stays exact where A_i0 is 1 in float32.
 
-Profiles by depth, root mean squares over the tokens of a pair's line: `norm_profile`, of `norm` over all lines, contexts and
-questions; `profile` and `profile_init`, of `probes.jacobian` (elasticity, geometric mean over prompts) at the question's
-place behind ordinary text of the same length, pretrained and with fresh weights; `kernel`, what the second-moment kernel
-predicts for the same text from the pretrained weights' own scales and patterns (`probes.theory.second_moment`).
+Profiles by depth, root mean squares over the tokens of a pair's line: `norm_profile`, of `norm` behind the questions for all
+other pairs, the asked pair's own line left out (`behind_lists`); `profile` and `profile_init`, of `probes.jacobian`
+(elasticity, geometric mean over prompts) at the question's place behind ordinary text of the same length, pretrained and
+with fresh weights; `kernel`, what the second-moment kernel predicts for the same text from the pretrained weights' own
+scales and patterns (`probes.theory.second_moment`).
 
 Sources: science of the measurement, sections 8 and 11; [Chowdhury] for the Jacobian norm.
 """
@@ -35,6 +36,7 @@ Sources: science of the measurement, sections 8 and 11; [Chowdhury] for the Jaco
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -57,7 +59,7 @@ from ..run.resume import Piece
 from ..theory.kernel import second_moment
 from .jacobian import jacobian
 
-DEPTHS, PRODUCTS = 5, 4  # of a context that are traced; directions of each question
+DEPTHS, PRODUCTS = 5, 4  # of a context that are traced; directions of each question, and splits of all questions
 PASS = 4  # plain questions behind a context that take as long as one backward pass, about
 PROFILE_PROMPTS, PROFILE_PRODUCTS = 4, 24
 PARTS = ("pair", "others", "position 0")
@@ -96,9 +98,9 @@ def check(mechanism: int, depths: int, profile_prompts: int, *, contexts: int, c
         raise InputError(f"candidates={candidates} leaves no value to compare with; give at least 2 with mechanism")
 
 
-def cost(fisher: bool) -> int:
-    """Of tracing one question, in plain questions: each of its backward passes takes about as long as `PASS` of them."""
-    return PASS * (3 + PRODUCTS * (1 + fisher))
+def cost(depths: int, fisher: bool) -> int:
+    """Of tracing one context, in plain questions: each of its backward passes takes about as long as `PASS` of them."""
+    return PASS * (depths * (3 + PRODUCTS * (1 + fisher)) + 2 * PRODUCTS)
 
 
 def constant_first(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,6 +121,7 @@ class Differentiable:
         self.model, self.context, self.edits = model, list(context), edits
         self.x = model.embed(torch.tensor([self.context])).detach().requires_grad_()
         self.unit = float(double(self.x.detach()[0, 1:]).pow(2).mean().sqrt())
+        self.continues = isinstance(model, Continues)
         self._run = model.behind(self.x, edits=edits) if isinstance(model, Continues) else None
 
     def streams(self, row: Row) -> Float[Tensor, "token d"]:
@@ -134,6 +137,14 @@ class Differentiable:
                 stream = self.model.residual(torch.cat([self.x, behind], 1), edits=self.edits)
                 found |= dict(zip(nodes, stream[0, len(self.context) : -1], strict=True))
         return torch.stack([found[n] for n in range(len(found))])
+
+    def ends(self, questions: Sequence[tuple[int, ...]]) -> Float[Tensor, "question d"]:
+        """The stream after the last block at the last token of each question; all have one length."""
+        rows = [Row(Asked(one, ((0,),))) for one in questions]  # an answer of one token adds none
+        if self._run is None:
+            return torch.stack([self.streams(row)[-1] for row in rows])
+        padded = zip(*(row.padded(len(row.tokens)) for row in rows), strict=True)
+        return self._run(*(torch.stack(tensors) for tensors in padded))[:, -1]
 
     def odds(self, row: Row, streams: Float[Tensor, "token d"]) -> Float[Tensor, ""]:
         """Log odds of the row's first answer against the others."""
@@ -156,7 +167,7 @@ def traced(
     seed: Sequence[int],
     report: Report,
 ) -> Piece:
-    """All variables of one context: [place], [place, part], and `lines` [place, line], squares of `norm` by line.
+    """All variables of one context: [place], [place, part].
 
     Args:
         couple, side: which context.
@@ -174,11 +185,44 @@ def traced(
     squares |= {"through_first": (whole - cut).pow(2).sum(-1), "sensitivity_control": control.pow(2).sum(-1)}
     squares |= {name: found[name] for name in ("norm", "fisher") if name in found}
     piece = {name: _parts(values.cpu().numpy(), couple, depths) for name, values in squares.items()}
-    piece["lines"] = _by_line(found["norm"].cpu().numpy(), couple).mean(-1)
     piece |= {"odds": found["odds"].numpy(), "odds_control": odds_control.numpy()}
     if not all(np.isfinite(values).all() for values in piece.values()):
         raise not_finite(model, "gradients of log odds")
     return piece
+
+
+def behind_lists(
+    model: View, couple: Couple, side: int, depths: np.ndarray, *, seed: Sequence[int], report: Report
+) -> Piece:
+    """Of one context `lines` [depth]: the mean square of `norm` at a line over the questions for all others of the depths.
+
+    A line's own question reads that very line. `PRODUCTS` times, the questions are split into random halves. One product per
+    half, of independent directions z_k, gives E |sum_k z_k^T J_kj|^2 = sum_k ||J_kj||_F^2, which counts for the lines that
+    the other half asks for. So any two pairs meet equally often, and the mean over splits is unbiased.
+
+    Args:
+        model, couple, side, seed, report: as in `traced`.
+        depths: the pairs, two or more.
+    """
+    draw, count = np.random.default_rng(seed), len(depths)
+    half = np.stack([draw.permutation(count) % 2 for _ in range(PRODUCTS)])  # [split, question]
+    with torch.enable_grad():
+        ran = Differentiable(model, couple.contexts[side])
+        total = torch.zeros(PRODUCTS, 2, *ran.x.shape[1:], dtype=torch.float64, device=precise(model.device))
+        for some in [np.arange(count)] if ran.continues else np.arange(count)[:, None]:
+            h = ran.ends([couple.questions[side][depths[n]] for n in some])
+            z = torch.stack([torch.stack([direction(draw, one) for _ in range(PRODUCTS)]) for one in h], 1)
+            dots = (z * h / h.detach().norm(dim=-1, keepdim=True)).sum(-1)  # [split, question]
+            for split, which in product(range(PRODUCTS), (0, 1)):
+                if (own := half[split, some] == which).any():
+                    total[split, which] += ran.gradient(dots[split, torch.from_numpy(own)].sum()).to(total)
+                    report(PASS)
+    squares = _by_line(total.pow(2).sum(-1).cpu().numpy(), couple).mean(-1)[..., depths]  # [split, half, depth]
+    squares /= np.stack([(half == which).sum(1) for which in (0, 1)], 1)[..., None]
+    lines = np.take_along_axis(squares, 1 - half[:, None], 1).mean((0, 1))
+    if not np.isfinite(lines).all():
+        raise not_finite(model, "gradients behind lists")
+    return {"lines": lines}
 
 
 def _of_odds(

@@ -157,7 +157,7 @@ def retrieval(
     query = len(ask.couple(0).contexts[0]) + len(ask.couple(0).questions[0][0]) - 1
     chosen = asked_depths(len(ask.depths), mechanism_depths)
     text = mechanisms.text(model, profile_prompts, query + 1, first, seed) if mechanism else None
-    report.expect(contexts * len(ask.depths) + mechanism * len(chosen) * mechanisms.cost(fisher))
+    report.expect(contexts * len(ask.depths) + mechanism * mechanisms.cost(len(chosen), fisher))
     found = ask.run("contexts", contexts)
     more, missing = ask.explain(mechanism, chosen, fisher, text, initialization) if mechanism else ({}, {})
     report.finish()
@@ -323,12 +323,22 @@ class _Asking:
         pieces = each("mechanism", contexts, lambda number: self.retry(lambda: one(number)))
         names = [name for name in mechanisms.VARIABLES if name in pieces[0]]
         found = {name: pieces.stacked(name) for name in names}
-        found["norm_profile"] = np.sqrt(pieces.stacked("lines").mean((0, 1)))[self.depths]
+        found["norm_profile"] = self.norm_profile(contexts)
         if text is None:
             return found, {}
         how: Any = {"initialization": initialization, "seed": self.seed}
         curves, missing = mechanisms.profiles(self.model, text, self.couple(0), self.depths, **how)
         return found | curves, missing
+
+    def norm_profile(self, contexts: int) -> np.ndarray:
+        """`norm` by depth, behind the questions for all other depths of the first contexts."""
+
+        def one(number: int) -> Piece:
+            couple, seed = self.couple(number // 2), [self.seed, number, 1]
+            return mechanisms.behind_lists(self.model, couple, number % 2, self.depths, seed=seed, report=self.report)
+
+        lines = each("behind lists", contexts, lambda number: self.retry(lambda: one(number))).stacked("lines")
+        return np.sqrt(lines.mean(0))
 
     def _asked(self, couple: Couple, number: int, side: int) -> list[Asked]:
         """The questions of one context, each with the values that are compared, its own first."""
